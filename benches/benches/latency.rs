@@ -22,14 +22,15 @@
 //! Envoy that works alone is warmer, as with `turn=50`.
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
+use foreword_benches::variant::Variant;
 use foreword_benches::{chats, number};
 use foreword_ordering::random::Random;
 use foreword_tests::artifacts::{dynamic_module, wasm_module};
-use foreword_tests::http::{Client, post};
-use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
+use foreword_tests::http::post;
+use foreword_tests::{GatewayOptions, Shell, Upstream};
 use serde_json::json;
 
 const REQUESTS: usize = 6_000;
@@ -153,58 +154,4 @@ fn main() -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
-}
-
-struct Variant {
-    name: &'static str,
-    /// Text that each report must contain, because a filter that does nothing would be fast.
-    report: &'static str,
-    client: Client,
-    times: Vec<Duration>,
-    _gateway: Gateway,
-}
-
-impl Variant {
-    fn start(name: &'static str, options: &GatewayOptions, report: &'static str) -> Result<Self> {
-        let gateway = Gateway::start(options).context(name)?;
-        Ok(Self {
-            name,
-            report,
-            client: Client::connect(gateway.address())?,
-            times: Vec::new(),
-            _gateway: gateway,
-        })
-    }
-
-    /// Sends one request; its time is kept if it `counts`.
-    fn ask(&mut self, body: &[u8], counts: bool) -> Result<()> {
-        let start = Instant::now();
-        self.client.send(body)?;
-        let head = self.client.head()?;
-        let first = self.client.piece(&head)?;
-        let elapsed = start.elapsed();
-        ensure!(
-            head.status == 200 && first.is_some_and(|event| event.starts_with(b"data: ")),
-            "{}: no event, status {}",
-            self.name,
-            head.status
-        );
-        ensure!(
-            head.report().contains(self.report),
-            "{}: report {:?}",
-            self.name,
-            head.report()
-        );
-        while self.client.piece(&head)?.is_some() {}
-        if counts {
-            self.times.push(elapsed);
-        }
-        Ok(())
-    }
-
-    fn quantile(&mut self, share: f64) -> Duration {
-        self.times.sort_unstable();
-        let at = (self.times.len() as f64 * share) as usize;
-        self.times.get(at).copied().unwrap_or_default()
-    }
 }

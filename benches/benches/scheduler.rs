@@ -4,6 +4,7 @@
 //! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench scheduler
 //! cargo bench -p foreword-benches --bench scheduler -- cost      a decision with 32 running, 1,000 waiting, 100,000 nodes
 //! cargo bench -p foreword-benches --bench scheduler -- order     time to first token by queue order and cache size
+//! cargo bench -p foreword-benches --bench scheduler -- groups    what is cached under overload, by queue order and window
 //! cargo bench -p foreword-benches --bench scheduler -- real      the same on the CPU backend, for once
 //! ```
 //!
@@ -18,11 +19,16 @@ use foreword_engine::engine::{
     Engine, EngineConfig, Event, Generation, Kind, Request, Rule, SubmitError,
 };
 use foreword_engine::models::{Checkpoint, Element, ModelConfig};
+use foreword_ordering::policy::{PolicyKind, PolicyOptions};
 use foreword_ordering::random::Random;
-use foreword_simulation::{Trace, workload};
+use foreword_simulation::{Capacity, Replay, Retrieved, Trace, workload};
 use std::time::{Duration, Instant};
 
 const WINDOW: Rule = Rule::CachedFirst {
+    window: Rule::WINDOW,
+};
+
+const GROUPS: Rule = Rule::Grouped {
     window: Rule::WINDOW,
 };
 
@@ -33,6 +39,9 @@ fn main() {
     }
     if tables.has("order") {
         order();
+    }
+    if tables.has("groups") {
+        groups();
     }
     if tables.has("real") {
         real();
@@ -51,7 +60,7 @@ fn cost() {
     for (name, rule) in [
         ("arrival", Rule::Arrival),
         ("cached first", WINDOW),
-        ("grouped", Rule::PathGroups),
+        ("grouped", GROUPS),
     ] {
         // Long answers: nobody is admitted. Short ones: about one a step.
         for (tenants, answer) in [(1, 100_000), (1, 32), (100, 32)] {
@@ -155,7 +164,7 @@ fn last(generation: &mut Generation) -> Option<Event> {
 const RULES: [(&str, Rule); 3] = [
     ("arrival", Rule::Arrival),
     ("cached first", WINDOW),
-    ("grouped", Rule::PathGroups),
+    ("grouped", GROUPS),
 ];
 
 /// Requests of a trace.
@@ -194,30 +203,9 @@ fn order() {
 }
 
 fn sweep(name: &str, trace: &Trace, longer: u32, caches: [u32; 3]) {
-    let requests: Vec<Request> = (0..)
-        .zip(trace.iter().take(REQUESTS))
-        .map(|(question, asked)| {
-            let documents = asked.documents.iter();
-            let documents: Vec<(u64, u32)> = documents
-                .map(|document| (document.fingerprint.0, document.tokens * longer))
-                .collect();
-            request(&documents, ANSWER, question)
-        })
-        .collect();
+    let requests = requests(trace.iter().map(|asked| &asked.documents[..]), longer);
     for cache in caches {
-        let rate = LOAD * throughput(&requests, cache);
-        let mut random = Random::new(7);
-        let mut at = 0.0;
-        let arrivals: Vec<Arrival> = requests
-            .iter()
-            .map(|request| {
-                at -= (1.0 - random.unit()).ln() / rate;
-                Arrival {
-                    at: Duration::from_secs_f64(at),
-                    request: request.clone(),
-                }
-            })
-            .collect();
+        let (rate, arrivals) = arrivals(&requests, cache, LOAD);
         let mut baseline = None;
         for (order, rule) in RULES {
             let mut house = House::new(Costs::MISTRAL_7B_A10G, cache, &saturated(rule));
@@ -225,7 +213,7 @@ fn sweep(name: &str, trace: &Trace, longer: u32, caches: [u32; 3]) {
             let mean = mean(&served);
             let baseline = *baseline.get_or_insert(mean);
             let overtaken = served.iter().map(|one| one.overtaken).max().unwrap_or(0);
-            if rule == WINDOW {
+            if rule != Rule::Arrival {
                 assert!(overtaken <= Rule::WINDOW, "{overtaken} went before one");
             }
             println!(
@@ -236,6 +224,96 @@ fn sweep(name: &str, trace: &Trace, longer: u32, caches: [u32; 3]) {
             );
         }
     }
+}
+
+/// The first [`REQUESTS`], with documents that are `longer` times as long.
+fn requests<'a>(asked: impl Iterator<Item = &'a [Retrieved]>, longer: u32) -> Vec<Request> {
+    (0..)
+        .zip(asked.take(REQUESTS))
+        .map(|(question, documents)| {
+            let documents: Vec<(u64, u32)> = documents
+                .iter()
+                .map(|document| (document.fingerprint.0, document.tokens * longer))
+                .collect();
+            request(&documents, ANSWER, question)
+        })
+        .collect()
+}
+
+/// Requests at random times, `load` times as many a second as first come, first served can serve; and how many these are.
+fn arrivals(requests: &[Request], cache: u32, load: f64) -> (f64, Vec<Arrival>) {
+    let rate = load * throughput(requests, cache);
+    let mut random = Random::new(7);
+    let mut at = 0.0;
+    let arrivals = requests.iter().map(|request| {
+        at -= (1.0 - random.unit()).ln() / rate;
+        Arrival {
+            at: Duration::from_secs_f64(at),
+            request: request.clone(),
+        }
+    });
+    (rate, arrivals.collect())
+}
+
+/// What is cached when requests that the gateway has ordered come three times as fast as they can be served, by queue
+/// order and window: RAGBoost's scheduling (section 5.2, figure 7).
+fn groups() {
+    const K: u32 = 5;
+    const OVERLOAD: f64 = 3.0;
+    println!(
+        "Cached tokens at {OVERLOAD} times the throughput of first come, first served; {REQUESTS} ordered requests, k = {K}\n"
+    );
+    println!(
+        "| trace | cache, prompts | order | window | cached | mean, s | 99th, s | overtaken, most |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    let mut traces = vec![(
+        "Zipf topics",
+        workload::zipf_topics(1, REQUESTS, 1_000, K as usize),
+    )];
+    match xquad::traces(&[K as usize]) {
+        Ok(found) => traces.extend(found.into_iter().map(|trace| ("XQuAD", trace))),
+        Err(reason) => println!("skipped: XQuAD ({reason})"),
+    }
+    for (name, trace) in &traces {
+        for prompts in [10, 40] {
+            let capacity = Capacity::of_prompts(prompts, trace);
+            let mut gateway =
+                Replay::new(PolicyKind::Foresight, &PolicyOptions::default(), capacity);
+            let ordered: Vec<Vec<Retrieved>> = trace
+                .iter()
+                .map(|asked| {
+                    let order = gateway.decide(asked);
+                    let documents = order
+                        .iter()
+                        .filter_map(|&rank| asked.documents.get(usize::from(rank)));
+                    documents.cloned().collect()
+                })
+                .collect();
+            let requests = requests(ordered.iter().map(Vec::as_slice), 1);
+            let cache = prompts * K * 200;
+            let (_, arrivals) = arrivals(&requests, cache, OVERLOAD);
+            for (order, window, rule) in [
+                ("cached first", 32, Rule::CachedFirst { window: 32 }),
+                ("cached first", 512, Rule::CachedFirst { window: 512 }),
+                ("grouped", 32, Rule::Grouped { window: 32 }),
+                ("grouped", 128, Rule::Grouped { window: 128 }),
+                ("grouped", 512, Rule::Grouped { window: 512 }),
+            ] {
+                let mut house = House::new(Costs::MISTRAL_7B_A10G, cache, &saturated(rule));
+                let (served, stats) = simulated::serve(&mut house, &arrivals);
+                let overtaken = served.iter().map(|one| one.overtaken).max().unwrap_or(0);
+                assert!(overtaken <= window, "{overtaken} went before one");
+                println!(
+                    "| {name} | {prompts} | {order} | {window} | {:.1} % | {:.2} | {:.2} | {overtaken} |",
+                    100.0 * stats.cached_tokens as f64 / stats.prompt_tokens as f64,
+                    mean(&served),
+                    late(&served),
+                );
+            }
+        }
+    }
+    println!();
 }
 
 /// RAGCache's batches of 4; room for everybody.

@@ -92,7 +92,10 @@ fn policies(picked: &[String]) {
         for policy in EvictionPolicy::ALL {
             print!(" {policy} |");
         }
-        println!(" pgdsf / best other |\n|{}", " --- |".repeat(6));
+        println!(
+            " pgdsf / best other |\n|{}",
+            " --- |".repeat(EvictionPolicy::ALL.len() + 2)
+        );
         for host_prompts in HOST_PROMPTS {
             print!("| {host_prompts} |");
             let mut shares = Vec::new();

@@ -2,6 +2,7 @@
 
 pub mod embedded;
 pub mod simulated;
+pub mod variant;
 pub mod xquad;
 
 use foreword_simulation::workload;

@@ -2,7 +2,8 @@
 
 A user message is its documents' blocks, maybe an order hint, an empty line and the question. The blocks stand in any
 order, for that is what the gateway changes; a document that an earlier turn holds may be replaced by a location hint.
-The words are the defaults of `wasm-module/ordering/src/config.rs`, the blocks those of `body/edit.rs`, the frame around a
+The order hint has RAGBoost's words, which were the gateway's defaults when the reader was trained. The location hint's are the
+defaults of `wasm-module/ordering/src/config.rs`, the blocks those of `body/edit.rs`, the frame around a
 message that of `chat_template.jinja`.
 """
 

@@ -3,9 +3,12 @@
 use crate::hostile;
 use crate::seeds;
 use crate::settings::{self, Settings};
+use foreword_ordering::cuts::{CacheKind, CacheRules, CutOptions, Cutter};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::path::Locator;
-use foreword_ordering::{Config, Orderer, Skip, Tenant, documents_of, parse, question, salted};
+use foreword_ordering::{
+    Config, EngineId, Orderer, Skip, Tenant, documents_of, parse, question, salted,
+};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -15,9 +18,13 @@ pub(crate) fn run(input: &[u8]) {
     };
     let config = settings.config();
     let mut orderer = Orderer::new(config.clone());
+    let mut cutter = Cutter::new();
     for body in bodies.split(|byte| *byte == 0).take(8) {
         hostile::is_linear(&config, body);
         rewritten(&mut orderer, settings, body);
+        for kind in CacheKind::ALL {
+            marked(&mut cutter, &config, kind, body);
+        }
         asked(&config, body);
         with_salt(body);
         if settings.is_bounded() {
@@ -85,6 +92,31 @@ fn rewritten(orderer: &mut Orderer, settings: Settings, body: &[u8]) {
         assert!(ends.clone().is_sorted() && ends.clone().all(|end| prompt.is_char_boundary(end)));
     }
     assert!(documents(&config, body).is_some() || report.documents == 0);
+}
+
+/// A body is marked as often as it comes, within the provider's bound, and stays what JSON it was.
+fn marked(cutter: &mut Cutter, config: &Config, kind: CacheKind, body: &[u8]) {
+    let rules = CacheRules {
+        minimum_tokens: 1,
+        ..kind.rules("")
+    };
+    for now_ms in 0..12 {
+        let options = CutOptions {
+            rules,
+            tenant: Tenant::default(),
+            model: "",
+            engine: EngineId(kind as u16),
+            now_ms,
+        };
+        let Ok(cut) = cutter.cut(&options, config, body) else {
+            return;
+        };
+        assert!(cut.markers == 0 || cut.markers + cut.client_markers <= 4);
+        assert!(kind.has_markers() || cut.body.is_none());
+        if let Some(sent) = cut.body {
+            assert!(is_json(body) && is_json(&sent), "JSON stays JSON");
+        }
+    }
 }
 
 /// The documents of each group of a body, in no order; `None`: it has none.

@@ -5,6 +5,7 @@
 //! | `bodies` | bodies for one orderer, of any configuration | JSON stays JSON; only documents move; bounds are kept; reading is linear, by count |
 //! | `texts` | what users write in chats that go on | earlier messages stay as they were sent; a message keeps its text; reading is linear, by count |
 //! | `heads` | system texts of one tenant | a report changes no byte; words move, and none is lost or repeated |
+//! | `wandering` | the steps of a client that sends contexts with the newest question alone | what the slow model says that keeps all that was ever sent |
 //! | `chats` | a client's steps | what the slow model of the property tests says |
 //! | `json` | a value | the core's scanner takes what `serde_json` takes, and reading is linear, by count |
 //! | `configurations` | a configuration of the filter or of the core | one that is taken works |
@@ -14,6 +15,8 @@
 //! | `answers` | an engine's answer | its usage does not depend on where it is cut |
 //! | `filter` | a configuration, and what client, engine, retriever and other workers send | salts hold; lengths agree |
 //! | `kv_events` | vLLM's events | what is read is no larger than its bytes |
+//! | `grammars` | a JSON schema, or a regular expression | the budget holds, by count; a refusal says why; an answer that follows it is JSON |
+//! | `requests` | HTTP requests to the host | no failure of the server's; salts hold; answers are bounded; every place comes back |
 //!
 //! A target is a function of bytes. libFuzzer calls it in `cargo xtask fuzz` and follows its coverage; the ordinary tests
 //! call it with its seeds, with what fuzzing once found (`found/TARGET/`), with what is kept of where it has been (`corpus/TARGET/`), and with
@@ -25,10 +28,13 @@ mod chats;
 mod configurations;
 mod feed;
 mod filter;
+mod grammars;
 mod heads;
+mod host;
 mod hostile;
 mod json;
 mod records;
+mod requests;
 // Its tests, which the host compiles, need the host around them.
 #[cfg(not(test))]
 mod kv_events;
@@ -37,6 +43,7 @@ mod seeds;
 mod settings;
 mod texts;
 mod updates;
+mod wandering;
 
 pub use mutate::mutated;
 
@@ -56,6 +63,7 @@ pub const TARGETS: &[Target] = &[
     target("bodies", bodies::run, bodies::seeds),
     target("texts", texts::run, texts::seeds),
     target("heads", heads::run, heads::seeds),
+    target("wandering", wandering::run, wandering::seeds),
     target("chats", chats::run, chats::seeds),
     target("json", json::run, json::seeds),
     target("configurations", configurations::run, configurations::seeds),
@@ -66,6 +74,8 @@ pub const TARGETS: &[Target] = &[
     target("filter", filter::run, filter::seeds),
     #[cfg(not(test))]
     target("kv_events", kv_events::run, kv_events::seeds),
+    target("grammars", grammars::run, grammars::seeds),
+    target("requests", requests::run, requests::seeds),
 ];
 
 const fn target(name: &'static str, run: fn(&[u8]), seeds: fn() -> Vec<Vec<u8>>) -> Target {

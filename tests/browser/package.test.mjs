@@ -18,10 +18,10 @@ const { embed, Orderer, policies, Replay, SimilarityCache, Trace } = foreword;
 // As a server sends what `gzip -9` has packed; Node's own zlib is another one, and packs 0.7 % worse.
 // It was 150,000 until bodies were read in linear time, labels were checked, a request's segments were kept, and Responses and
 // contexts that wander went through the same reader, which took
-// 161,825; to be brought back.
-const LIMIT = 162_000;
+// 161,825, and 164,715 with short hints; to be brought back.
+const LIMIT = 165_000;
 
-test("module and JavaScript take less than 162 KB gzipped", (context) => {
+test("module and JavaScript take less than 165 KB gzipped", (context) => {
   for (const target of ["bundler", "web"]) {
     const files = readdirSync(join(folder, target)).filter((name) => /\.(js|wasm)$/.test(name));
     const sizes = files.map((name) => execFileSync("gzip", ["-9", "-c", join(folder, target, name)]).length);
@@ -76,7 +76,7 @@ test("a configuration with every field of the types is accepted, and no other fi
   const config = {
     policy: "longest",
     policy_options: { seed: 1, window: 16, max_displacement: 3, max_contexts: 16, block_tokens: 16 },
-    hint: { enabled: true, template: "{order}", label: "{label}", separator: " ", location: "{document}" },
+    hint: { enabled: true, template: "{order}", label: "{label}", short: "{order};", separator: " ", location: "{document}" },
     documents: {
       field: "render", tags: ["doc"], loose_tags: ["context"], max: 8,
       blocks: true, results: true, clients: true, numbered: false, rules: false, headings: false,

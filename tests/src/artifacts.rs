@@ -1,8 +1,8 @@
 //! The programs and modules that the harness starts: where they are, and how they are built.
 //!
 //! Cargo itself reports where it put a build's result, so profiles and target folders need no guessing. An environment
-//! variable names what has already been built: `FOREWORD_ENVOY`, `FOREWORD_FILTER`, `FOREWORD_HOST` (of the dev
-//! profile). `cargo xtask test` uses the last two, because a package alone has other features than the workspace, so
+//! variable names what has already been built: `FOREWORD_ENVOY`, `FOREWORD_FILTER`, `FOREWORD_HOST` and `FOREWORD_EXT_PROC` (of
+//! the dev profile). `cargo xtask test` uses the last three, because a package alone has other features than the workspace, so
 //! cargo would build the host's dependencies again.
 
 use std::ffi::OsString;
@@ -66,6 +66,16 @@ pub fn host_binary(profile: &str) -> Result<PathBuf> {
         &["--profile", profile, "-p", "foreword", "--bin", "foreword"],
         "",
     )
+}
+
+/// Returns the `foreword-gateway` binary, which `foreword ext-proc` runs, built in the given cargo profile (`dev`,
+/// `release`).
+pub fn ext_proc_binary(profile: &str) -> Result<PathBuf> {
+    if let ("dev", Some(path)) = (profile, given("FOREWORD_EXT_PROC")?) {
+        return Ok(path);
+    }
+    let package = ["-p", "foreword-gateway", "--bin", "foreword-gateway"];
+    build(&[&["--profile", profile], &package[..]].concat(), "")
 }
 
 /// Returns the path that an environment variable names, if it is set.

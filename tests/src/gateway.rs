@@ -1,21 +1,22 @@
 //! Real Envoy, with or without the filter.
 //!
-//! Its configuration is the file that users start, `gateway-config/envoy/envoy.yaml` or `dynamic-module.yaml` beside
-//! it. Ports, paths and the plugin's JSON are replaced in it. Each replacement must fit exactly once, so a change of
+//! Its configuration is the file that users start, `gateway-config/envoy/envoy.yaml`, or `dynamic-module.yaml` or
+//! `ext-proc.yaml` beside it. Ports, paths and the plugin's JSON are replaced in it. Each replacement must fit exactly once, so a change of
 //! the files cannot go unnoticed.
 
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::artifacts::{dynamic_module, envoy_binary, filter_module, repository};
+use crate::artifacts::{dynamic_module, envoy_binary, ext_proc_binary, filter_module, repository};
+use crate::ext_proc::ExtProc;
 use crate::http::{self, Client};
 use crate::process::{Process, Watch};
 use crate::wait::until;
@@ -27,11 +28,15 @@ pub enum Shell {
     Wasm,
     /// As a dynamic module, in Envoy's process.
     Dynamic,
+    /// As an external processor, a process of its own, with buffered bodies.
+    ExtProc,
+    /// The same with bodies that are streamed both ways.
+    ExtProcDuplex,
 }
 
 impl Shell {
-    /// Returns the shell that the environment variable `FOREWORD_SHELL` names: `wasm` (the default) or `dynamic`. So
-    /// one suite of tests runs against both.
+    /// Returns the shell that the environment variable `FOREWORD_SHELL` names: `wasm` (the default), `dynamic`,
+    /// `ext-proc` or `ext-proc-duplex`. So one suite of tests runs against all.
     ///
     /// # Panics
     /// Panics when the variable names another shell.
@@ -39,7 +44,11 @@ impl Shell {
         match std::env::var("FOREWORD_SHELL").as_deref() {
             Err(_) | Ok("wasm") => Self::Wasm,
             Ok("dynamic") => Self::Dynamic,
-            Ok(other) => panic!("FOREWORD_SHELL is {other:?}, not \"wasm\" or \"dynamic\""),
+            Ok("ext-proc") => Self::ExtProc,
+            Ok("ext-proc-duplex") => Self::ExtProcDuplex,
+            Ok(other) => panic!(
+                "FOREWORD_SHELL is {other:?}, not \"wasm\", \"dynamic\", \"ext-proc\" or \"ext-proc-duplex\""
+            ),
         }
     }
 
@@ -47,7 +56,13 @@ impl Shell {
         match self {
             Self::Wasm => "gateway-config/envoy/envoy.yaml",
             Self::Dynamic => "gateway-config/envoy/dynamic-module.yaml",
+            Self::ExtProc | Self::ExtProcDuplex => EXT_PROC_TEMPLATE,
         }
+    }
+
+    /// Returns whether the filter runs in a process of its own.
+    pub fn is_ext_proc(self) -> bool {
+        matches!(self, Self::ExtProc | Self::ExtProcDuplex)
     }
 
     fn module(self) -> Result<PathBuf> {
@@ -58,14 +73,20 @@ impl Shell {
                 let build = || dynamic_module("dev").map_err(|error| format!("{error:#}"));
                 BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
             }
+            Self::ExtProc | Self::ExtProcDuplex => {
+                static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+                let build = || ext_proc_binary("dev").map_err(|error| format!("{error:#}"));
+                BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
+            }
         }
     }
 
-    /// Returns the module's path as the template has it.
-    fn module_path(self) -> &'static str {
+    /// Returns the module's path as the template has it; `None`: it names none.
+    fn module_path(self) -> Option<&'static str> {
         match self {
-            Self::Wasm => "target/wasm32-wasip1/wasm/foreword_filter.wasm",
-            Self::Dynamic => "target/release/libforeword_dynamic.so",
+            Self::Wasm => Some("target/wasm32-wasip1/wasm/foreword_filter.wasm"),
+            Self::Dynamic => Some("target/release/libforeword_dynamic.so"),
+            Self::ExtProc | Self::ExtProcDuplex => None,
         }
     }
 
@@ -74,6 +95,7 @@ impl Shell {
         match self {
             Self::Wasm => "wasmcustom.",
             Self::Dynamic => "dynamicmodulescustom.",
+            Self::ExtProc | Self::ExtProcDuplex => "",
         }
     }
 }
@@ -121,8 +143,12 @@ pub struct GatewayOptions {
     pub shell: Shell,
     /// A regular expression of the origins whose web pages may call the gateway; `None`: none may.
     pub pages: Option<String>,
-    /// The filter's module; `None` builds it.
+    /// The filter's module, or the external processor's program; `None` builds it.
     pub module: Option<PathBuf>,
+    /// An external processor that other gateways use too; `None` starts one, if the shell needs it.
+    pub ext_proc: Option<Arc<ExtProc>>,
+    /// Further replacements in Envoy's configuration, each of which must fit once.
+    pub edits: Vec<(&'static str, String)>,
     /// Whether the filter's configuration is a file of its own that Envoy watches, as [`Gateway::reload`] needs.
     pub reloadable: bool,
     /// Whether Envoy lets the filter hold headers (`allow_on_headers_stop_iteration`). The resources of Istio and
@@ -152,6 +178,8 @@ impl GatewayOptions {
             shell: Shell::chosen(),
             pages: None,
             module: None,
+            ext_proc: None,
+            edits: Vec::new(),
             reloadable: false,
             headers_may_wait: true,
             filters_before: None,
@@ -169,6 +197,8 @@ pub struct Gateway {
     admin: SocketAddr,
     folder: TempDir,
     shell: Shell,
+    /// The external processor, if the filter runs in one.
+    ext_proc: Option<Arc<ExtProc>>,
     /// The watched file's text, with [`PLUGIN`] where the plugin's configuration goes.
     watched: Option<String>,
 }
@@ -189,9 +219,24 @@ impl Gateway {
             .prefix("foreword-gateway-")
             .tempdir()?;
         let config = folder.path().join("envoy.yaml");
+        let ext_proc = match (&options.plugin, &module, &options.ext_proc) {
+            (Some(_), _, Some(running)) => Some(Arc::clone(running)),
+            (Some(plugin), Some(program), None) if options.shell.is_ext_proc() => {
+                let clusters = processor_clusters(options);
+                let environment = &options.environment;
+                Some(ExtProc::start(program, plugin, &clusters, environment)?)
+            }
+            _ => None,
+        };
         let mut text = configuration(&template, options, module.as_deref())?;
+        if let Some(ext_proc) = &ext_proc {
+            text.push_str(&ext_proc_cluster(ext_proc.address())?);
+        }
+        for (from, to) in &options.edits {
+            text = replace_once(&text, from, to)?;
+        }
         let mut watched = None;
-        if let (true, Some(plugin)) = (options.reloadable, &options.plugin) {
+        if let (true, Some(plugin), None) = (options.reloadable, &options.plugin, &ext_proc) {
             let (with_discovery, filter) = discovered(&text, folder.path())?;
             let plugin = Value::from(plugin.to_string());
             let value = format!("value: {plugin}\n");
@@ -201,7 +246,11 @@ impl Gateway {
         }
         fs::write(&config, text)?;
         let gateway = Self::launch(folder, options)?;
-        Ok(Self { watched, ..gateway })
+        Ok(Self {
+            watched,
+            ext_proc,
+            ..gateway
+        })
     }
 
     /// Starts Envoy with a recipe, a file of `gateway-config/`. The filter's module, free ports and `replacements` are
@@ -210,11 +259,8 @@ impl Gateway {
         let text = shipped(file)?;
         let module = Shell::Wasm.module()?;
         let module = module.to_str().context("the module's path is not UTF-8")?;
-        let mut text = replace_once(
-            &text,
-            Shell::Wasm.module_path(),
-            &Value::from(module).to_string(),
-        )?;
+        let path = Shell::Wasm.module_path().unwrap_or_default();
+        let mut text = replace_once(&text, path, &Value::from(module).to_string())?;
         let ports = ["port_value: 9901 ", "port_value: 10000 "];
         let ports = ports.map(|port| (port, "port_value: 0 ".to_owned()));
         for (from, to) in ports.iter().chain(replacements) {
@@ -262,8 +308,10 @@ impl Gateway {
             // Whoever has configuration delivered, be it by a file, must have a name.
             .args(["--service-node", "gateway", "--service-cluster", "gateways"])
             // Several Envoys of one user would otherwise meet in shared memory.
-            .arg("--disable-hot-restart")
-            .envs(options.environment.iter().cloned());
+            .arg("--disable-hot-restart");
+        if !options.shell.is_ext_proc() {
+            command.envs(options.environment.iter().cloned());
+        }
         if options.verbose {
             command.args(["--component-log-level", "wasm:trace,dynamic_modules:trace"]);
         }
@@ -285,6 +333,7 @@ impl Gateway {
             admin,
             folder,
             shell: options.shell,
+            ext_proc: None,
             watched: None,
         })
     }
@@ -292,6 +341,9 @@ impl Gateway {
     /// Gives the filter another configuration. Returns when Envoy has taken it, or the error when Envoy refuses it.
     pub fn reload(&self, plugin: &Value) -> Result<()> {
         const STATS: &str = "extension_config_discovery.http_filter.foreword.";
+        if let Some(ext_proc) = &self.ext_proc {
+            return ext_proc.reload(plugin);
+        }
         let watched = self.watched.as_ref().context("not `reloadable`")?;
         let plugin = Value::from(plugin.to_string());
         let text = replace_once(watched, PLUGIN, &format!("value: {plugin}\n"))?;
@@ -353,6 +405,9 @@ impl Gateway {
 
     /// Returns a counter of the filter's own, e.g. `foreword_requests_total`, as [`Gateway::stat`] does.
     pub fn metric(&self, name: &str) -> Result<Option<u64>> {
+        if let Some(ext_proc) = &self.ext_proc {
+            return ext_proc.metric(name);
+        }
         self.stat(&format!("{}{name}", self.shell.metric_prefix()))
     }
 
@@ -378,7 +433,7 @@ impl Gateway {
     pub fn failures(&self) -> Result<u64> {
         let words = match self.shell {
             Shell::Wasm => "Uncaught RuntimeError",
-            Shell::Dynamic => "foreword panicked",
+            Shell::Dynamic | Shell::ExtProc | Shell::ExtProcDuplex => "foreword panicked",
         };
         Ok(self.log()?.matches(words).count() as u64)
     }
@@ -388,9 +443,27 @@ impl Gateway {
         admin_get(self.admin, path)
     }
 
+    /// Returns all metrics, Envoy's and the filter's, as Prometheus reads them.
+    pub fn prometheus(&self) -> Result<String> {
+        let mut text = self.admin_get("/stats/prometheus")?;
+        if let Some(ext_proc) = &self.ext_proc {
+            text.push_str(&ext_proc.metrics()?);
+        }
+        Ok(text)
+    }
+
+    /// Returns the external processor, if the filter runs in one.
+    pub fn ext_proc(&self) -> Option<&Arc<ExtProc>> {
+        self.ext_proc.as_ref()
+    }
+
     /// Returns all that Envoy and the filter have logged.
     pub fn log(&self) -> Result<String> {
-        self.process.log()
+        let mut log = self.process.log()?;
+        if let Some(ext_proc) = &self.ext_proc {
+            log.push_str(&ext_proc.log()?);
+        }
+        Ok(log)
     }
 
     /// Returns the YAML, without indentation, of Foreword's own lines in Envoy's configuration.
@@ -412,27 +485,17 @@ impl Gateway {
         Ok(fs::read_to_string(self.folder.path().join("stdout.log"))?)
     }
 
-    /// Returns the processor time that Envoy has used so far, in user and kernel mode, in steps of 10 ms.
+    /// Returns the processor time that Envoy has used so far, and the external processor if there is one, in user and
+    /// kernel mode, in steps of 10 ms.
     pub fn cpu_time(&self) -> Result<Duration> {
-        let path = format!("/proc/{}/stat", self.process.id());
-        let stat = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        // After the name, which is in parentheses, fields 14 and 15 are utime and stime, in ticks: proc(5).
-        let (_, fields) = stat.rsplit_once(')').context("no process name")?;
-        let ticks = fields.split_whitespace().skip(11).take(2);
-        let ticks: u64 = ticks.map(str::parse::<u64>).sum::<Result<_, _>>()?;
-        // USER_HZ is 100 on every Linux that Envoy is built for.
-        Ok(Duration::from_millis(ticks * 10))
+        let others = self.ext_proc.as_ref().map(|ext_proc| ext_proc.cpu_time());
+        Ok(self.process.cpu_time()? + others.transpose()?.unwrap_or_default())
     }
 
-    /// Returns the resident memory of the Envoy process in bytes.
+    /// Returns the resident memory, in bytes, of the Envoy process, and of the external processor if there is one.
     pub fn resident_bytes(&self) -> Result<u64> {
-        let path = format!("/proc/{}/status", self.process.id());
-        let status = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        let kibibytes = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"))
-            .context("no VmRSS")?;
-        Ok(kibibytes.trim().parse::<u64>()? * 1024)
+        let others = (self.ext_proc.as_ref()).map(|ext_proc| ext_proc.resident_bytes());
+        Ok(self.process.resident_bytes()? + others.transpose()?.unwrap_or_default())
     }
 }
 
@@ -460,6 +523,10 @@ fn with_shell(text: &str, shell: Shell) -> Result<String> {
         return Ok(text.to_owned());
     }
     let other = shipped(shell.template())?;
+    let text = &match shell.is_ext_proc() {
+        true => with_metadata(text),
+        false => text.to_owned(),
+    };
     let (_, filter) = other.split_once(FILTER_BEGIN).context("no filter")?;
     let (filter, _) = filter.split_once(FILTER_END).context("no filter's end")?;
     replace_between(
@@ -470,6 +537,36 @@ fn with_shell(text: &str, shell: Shell) -> Result<String> {
     )
 }
 
+/// Returns a configuration whose access log has the fields from where an external processor writes them.
+fn with_metadata(text: &str) -> String {
+    text.replace(
+        "%FILTER_STATE(wasm.foreword.",
+        "%DYNAMIC_METADATA(foreword:",
+    )
+    .replace(":PLAIN)%", ")%")
+}
+
+/// Returns the lines of the processor's cluster, which end `ext-proc.yaml`, with its address.
+fn ext_proc_cluster(address: SocketAddr) -> Result<String> {
+    let template = shipped(EXT_PROC_TEMPLATE)?;
+    let (_, cluster) = (template.split_once(EXT_PROC_CLUSTER)).context("no cluster")?;
+    let port = format!("port_value: {} ", address.port());
+    let cluster = replace_once(cluster, "port_value: 9002 ", &port)?;
+    Ok(format!("{EXT_PROC_CLUSTER}{cluster}"))
+}
+
+/// Returns the clusters that an external processor may call, which Envoy has among its own for the other shells.
+fn processor_clusters(options: &GatewayOptions) -> Vec<(String, SocketAddr)> {
+    let feeds = options.feeds.or(options.engines);
+    let feeds = ["feed-a", "feed-b", "feed-c"]
+        .into_iter()
+        .zip(feeds.into_iter().flatten());
+    let more = options.clusters.iter().copied();
+    let all = feeds.chain(more);
+    all.map(|(name, address)| (name.to_owned(), address))
+        .collect()
+}
+
 /// Returns the users' configuration with this run's addresses, module and plugin configuration.
 fn configuration(
     template: &str,
@@ -477,7 +574,10 @@ fn configuration(
     module: Option<&Path>,
 ) -> Result<String> {
     let upstream = options.upstream;
-    let mut text = template.to_owned();
+    let (before, _) = template
+        .split_once(EXT_PROC_CLUSTER)
+        .unwrap_or((template, ""));
+    let mut text = before.to_owned();
     for (from, to) in [
         ("port_value: 9901 ", "port_value: 0 ".to_owned()),
         ("port_value: 10000 ", "port_value: 0 ".to_owned()),
@@ -539,7 +639,14 @@ fn configuration(
     };
     // JSON strings are YAML strings.
     let module = Value::from(module.to_str().context("the module's path is not UTF-8")?);
-    text = replace_once(&text, options.shell.module_path(), &module.to_string())?;
+    if let Some(path) = options.shell.module_path() {
+        text = replace_once(&text, path, &module.to_string())?;
+    }
+    if options.shell == Shell::ExtProcDuplex {
+        for (from, to) in DUPLEX {
+            text = replace_once(&text, from, to)?;
+        }
+    }
     if !options.environment.is_empty() && options.shell == Shell::Wasm {
         let names = options.environment.iter().map(|(name, _)| *name);
         let names = names.collect::<Vec<_>>().join(", ");
@@ -555,13 +662,15 @@ fn configuration(
     if !options.headers_may_wait && options.shell == Shell::Wasm {
         text = replace_once(&text, "allow_on_headers_stop_iteration: true", "")?;
     }
-    let plugin = Value::from(plugin.to_string());
-    text = replace_between(
-        &text,
-        "value: |\n",
-        FILTER_END,
-        &format!("value: {plugin}\n"),
-    )?;
+    if !options.shell.is_ext_proc() {
+        let plugin = Value::from(plugin.to_string());
+        text = replace_between(
+            &text,
+            "value: |\n",
+            FILTER_END,
+            &format!("value: {plugin}\n"),
+        )?;
+    }
     match &options.filters_before {
         None => Ok(text),
         Some(filters) => {
@@ -695,6 +804,26 @@ fn replace_between(text: &str, begin: &str, end: &str, to: &str) -> Result<Strin
 }
 
 const ENGINES_TEMPLATE: &str = "gateway-config/envoy/engines.yaml";
+const EXT_PROC_TEMPLATE: &str = "gateway-config/envoy/ext-proc.yaml";
+
+/// The line that the processor's cluster begins with, the last one of `ext-proc.yaml`.
+const EXT_PROC_CLUSTER: &str = "  # The processor.";
+
+/// What `ext-proc.yaml` says of streaming bodies both ways.
+const DUPLEX: [(&str, &str); 3] = [
+    (
+        "request_body_mode: BUFFERED\n",
+        "request_body_mode: FULL_DUPLEX_STREAMED\n",
+    ),
+    (
+        "response_body_mode: STREAMED\n",
+        "response_body_mode: FULL_DUPLEX_STREAMED\n",
+    ),
+    (
+        "allow_mode_override: true\n",
+        "allow_mode_override: false\n",
+    ),
+];
 
 /// Marks the place of a plugin's configuration.
 const PLUGIN: &str = "{{plugin}}\n";

@@ -1,4 +1,5 @@
-//! The end-to-end harness: starts real Envoy with the built filter (as a Wasm or a dynamic module), the host, and
+//! The end-to-end harness: starts real Envoy with the built filter (as a Wasm or a dynamic module, or as
+//! an external processor), the host, and
 //! upstreams that follow a script. Used by the tests beside it, by the load bench and by `cargo xtask demo`.
 //!
 //! ```text
@@ -10,6 +11,7 @@
 
 pub mod artifacts;
 mod bridge;
+mod ext_proc;
 mod gateway;
 mod host;
 pub mod http;
@@ -20,6 +22,7 @@ mod upstream;
 mod wait;
 
 pub use bridge::Bridge;
+pub use ext_proc::ExtProc;
 pub use gateway::{Fallback, Gateway, GatewayOptions, Paths, Shell};
 pub use host::Host;
 pub use starlette::{RawRequest, Routed, Starlette, over_http2};

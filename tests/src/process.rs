@@ -123,8 +123,36 @@ impl Process {
         read_lossy(&self.files[self.watched])
     }
 
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
+    /// Returns the processor time that the process has used so far, in user and kernel mode, in steps of 10 ms.
+    pub(crate) fn cpu_time(&self) -> Result<Duration> {
+        let path = format!("/proc/{}/stat", self.child.id());
+        let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        // After the name, which is in parentheses, fields 14 and 15 are utime and stime, in ticks: proc(5).
+        let (_, fields) = stat.rsplit_once(')').context("no process name")?;
+        let ticks = fields.split_whitespace().skip(11).take(2);
+        let ticks: u64 = ticks.map(str::parse::<u64>).sum::<Result<_, _>>()?;
+        // USER_HZ is 100 on every Linux that Envoy is built for.
+        Ok(Duration::from_millis(ticks * 10))
+    }
+
+    /// Returns the resident memory of the process in bytes.
+    pub(crate) fn resident_bytes(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status =
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let kibibytes = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB"))
+            .context("no VmRSS")?;
+        Ok(kibibytes.trim().parse::<u64>()? * 1024)
+    }
+
+    /// Sends the process a signal, by its name: `TERM`, `HUP`.
+    pub(crate) fn signal(&self, name: &str) -> Result<()> {
+        let id = self.child.id().to_string();
+        let status = Command::new("kill").args(["-s", name, &id]).status()?;
+        anyhow::ensure!(status.success(), "kill -s {name} failed ({status})");
+        Ok(())
     }
 }
 

@@ -110,7 +110,10 @@ const VALUES: [&[&str]; 5] = [
 
 #[test]
 fn the_plain_manifests_follow_their_schemas() {
-    for object in plain() {
+    let ext_proc = repository().join("gateway-config/kubernetes/ext-proc.yaml");
+    let ext_proc = objects(&fs::read_to_string(ext_proc).unwrap());
+    assert_eq!(ext_proc.len(), 3);
+    for object in plain().into_iter().chain(ext_proc) {
         assert_eq!(faults(&object), [""; 0], "{}", object["kind"]);
     }
 }

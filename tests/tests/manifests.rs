@@ -168,6 +168,88 @@ fn envoy_accepts_what_the_envoy_filters_patch_in() {
     Gateway::validate(&bootstrap.to_string()).unwrap();
 }
 
+#[test]
+fn envoy_accepts_the_external_processor_of_an_envoy_filter_and_it_is_the_shipped_one() {
+    let filter = patch(&manifest("istio/ext-proc.yaml"), "HTTP_FILTER");
+    let shipped = fs::read_to_string(repository().join("gateway-config/envoy/ext-proc.yaml"));
+    let shipped: Value = serde_saphyr::from_str(&shipped.unwrap()).unwrap();
+    let filters = shipped.pointer(
+        "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters/1",
+    );
+    let mut own = filters.unwrap()["typed_config"].clone();
+    let place = "/grpc_service/envoy_grpc/cluster_name";
+    let cluster = filter["typed_config"].pointer(place).unwrap().clone();
+    *own.pointer_mut(place).unwrap() = cluster.clone();
+    // All but its cluster, which the tests of the gateway run with.
+    assert_eq!(filter["typed_config"], own);
+    let manager = json!({
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "gateway",
+        "route_config": {},
+        "http_filters": [filter, {"name": "envoy.filters.http.router", "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router",
+        }}],
+    });
+    let bootstrap = json!({"static_resources": {
+        "clusters": [{"name": cluster}],
+        "listeners": [{
+            "name": "gateway",
+            "address": {"socket_address": {"address": "127.0.0.1", "port_value": 0}},
+            "filter_chains": [{"filters": [{
+                "name": "envoy.filters.network.http_connection_manager",
+                "typed_config": manager,
+            }]}],
+        }],
+    }});
+    Gateway::validate(&bootstrap.to_string()).unwrap();
+}
+
+#[test]
+fn the_shipped_configurations_of_the_external_processor_are_one_and_the_filters_defaults() {
+    let read = |file: &str| {
+        let path = repository().join("gateway-config").join(file);
+        fs::read_to_string(path).unwrap()
+    };
+    let file: Value = serde_json::from_str(&read("envoy/ext-proc.json")).unwrap();
+    Config::from_json(file.to_string().as_bytes()).unwrap();
+    let envoy = read("envoy/envoy.yaml");
+    let (_, wasm) = envoy.split_once("value: |\n").unwrap();
+    let (wasm, _) = wasm.split_once("          # Foreword: end.").unwrap();
+    assert_eq!(file, serde_json::from_str::<Value>(wasm).unwrap());
+    let objects: Vec<Value> =
+        serde_saphyr::from_multiple(&read("kubernetes/ext-proc.yaml")).unwrap();
+    let map = objects.iter().find(|object| object["kind"] == "ConfigMap");
+    let map = map.unwrap()["data"]["foreword.json"].as_str().unwrap();
+    assert_eq!(file, serde_json::from_str::<Value>(map).unwrap());
+}
+
+/// `ext-proc.yaml` is `envoy.yaml` but for its first lines, the filter, the access log and the processor's cluster.
+#[test]
+fn the_external_processors_envoy_is_the_others_line_for_line() {
+    let read = |file: &str| fs::read_to_string(repository().join(file)).unwrap();
+    let plain = |text: String| {
+        let (_, body) = text.split_once("\nadmin:\n").unwrap();
+        let (before, rest) = body.split_once("          # Foreword: begin.").unwrap();
+        let (_, after) = rest.split_once("          # Foreword: end.").unwrap();
+        let (after, _) = after
+            .split_once("\n  # The processor.")
+            .unwrap_or((after, ""));
+        let lines = before.lines().chain(after.trim_end().lines());
+        let kept = lines.filter(|line| !line.trim_start().starts_with('#'));
+        let kept: Vec<String> = kept
+            .map(|line| {
+                line.replace("FILTER_STATE(wasm.foreword.", "DYNAMIC_METADATA(foreword:")
+                    .replace(":PLAIN)%", ")%")
+            })
+            .collect();
+        kept.join("\n")
+    };
+    assert_eq!(
+        plain(read("gateway-config/envoy/ext-proc.yaml")),
+        plain(read("gateway-config/envoy/envoy.yaml"))
+    );
+}
+
 /// The configuration of the filter that an EnvoyFilter adds.
 fn extension(manifest: &Value) -> Value {
     patch(manifest, "EXTENSION_CONFIG")["typed_config"].clone()

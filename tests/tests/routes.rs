@@ -34,9 +34,10 @@ fn manager(file: &str) -> Value {
     manager.unwrap().clone()
 }
 
-const ENVOY: [&str; 6] = [
+const ENVOY: [&str; 7] = [
     "gateway-config/envoy/envoy.yaml",
     "gateway-config/envoy/dynamic-module.yaml",
+    "gateway-config/envoy/ext-proc.yaml",
     "gateway-config/envoy/engines.yaml",
     "gateway-config/envoy/retrieval.yaml",
     "gateway-config/vllm/envoy.yaml",

@@ -1,4 +1,5 @@
-//! `cargo xtask build`: the filter, as a Wasm module and as a dynamic module, and the host.
+//! `cargo xtask build`: the filter, as a Wasm module, as a dynamic module and as an external processor, and the host with its
+//! programs.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,6 +11,26 @@ use clap::Args;
 use crate::setup;
 use crate::step::Step;
 use crate::workspace::Workspace;
+
+/// The programs that `foreword` runs for some of its subcommands, each with a package of its name, and the folder of that:
+/// the external processor, then the rehearsal.
+pub(crate) const PROGRAMS: [Program; 2] = [
+    Program {
+        name: "foreword-gateway",
+        folder: "host/gateway",
+    },
+    Program {
+        name: "foreword-rehearse",
+        folder: "host/rehearse",
+    },
+];
+
+/// A program that `foreword` runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Program {
+    pub(crate) name: &'static str,
+    pub(crate) folder: &'static str,
+}
 
 /// The target triple that the Proxy-Wasm filter is compiled for.
 pub(crate) const FILTER_TARGET: &str = "wasm32-wasip1";
@@ -27,6 +48,12 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     println!("{}", filter(workspace)?.display());
     println!("{}", dynamic(workspace, &options.profile)?.display());
     println!("{}", host(workspace, &options.profile)?.display());
+    for program in PROGRAMS {
+        println!(
+            "{}",
+            native_program(workspace, &options.profile, program)?.display()
+        );
+    }
     Ok(())
 }
 
@@ -36,13 +63,20 @@ pub(crate) struct Built {
     pub(crate) filter: PathBuf,
     /// Path of the `foreword` binary.
     pub(crate) host: PathBuf,
+    /// Path of the `foreword-gateway` binary; `None`: it was not built.
+    pub(crate) ext_proc: Option<PathBuf>,
 }
 
 impl Built {
-    /// Tells a step's tests of it, which else build both by themselves.
+    /// Tells a step's tests of it, which else build all by themselves.
     pub(crate) fn given_to(&self, step: Step) -> Step {
-        step.env("FOREWORD_FILTER", &self.filter.to_string_lossy())
-            .env("FOREWORD_HOST", &self.host.to_string_lossy())
+        let step = step
+            .env("FOREWORD_FILTER", &self.filter.to_string_lossy())
+            .env("FOREWORD_HOST", &self.host.to_string_lossy());
+        match &self.ext_proc {
+            Some(program) => step.env("FOREWORD_EXT_PROC", &program.to_string_lossy()),
+            None => step,
+        }
     }
 }
 
@@ -122,16 +156,41 @@ pub(crate) fn host(workspace: &Workspace, profile: &str) -> Result<PathBuf> {
     built(workspace.artifacts(profile).join("foreword"))
 }
 
+/// Builds the external processor, which `foreword ext-proc` runs, and returns its path.
+pub(crate) fn ext_proc(workspace: &Workspace, profile: &str) -> Result<PathBuf> {
+    native_program(workspace, profile, PROGRAMS[0])
+}
+
+/// Builds a program that `foreword` runs, and returns its path.
+fn native_program(workspace: &Workspace, profile: &str, program: Program) -> Result<PathBuf> {
+    let name = program.name;
+    native(
+        workspace,
+        name,
+        profile,
+        &["--package", name, "--bin", name],
+    )?;
+    built(workspace.artifacts(profile).join(name))
+}
+
 /// Builds for this machine.
 fn native(workspace: &Workspace, name: &str, profile: &str, target: &[&str]) -> Result<()> {
     let arguments = [&["build", "--locked", "--profile", profile], target].concat();
     Step::cargo(name, workspace.root(), &arguments).run()
 }
 
-/// Builds the dynamic module and the host as a release ships them, without the builder's paths, and returns their paths.
+/// What a release ships of native code.
+pub(crate) struct Shipped {
+    pub(crate) dynamic: PathBuf,
+    pub(crate) host: PathBuf,
+    /// In the order of [`PROGRAMS`].
+    pub(crate) programs: [PathBuf; PROGRAMS.len()],
+}
+
+/// Builds the dynamic module, the host and its programs as a release ships them, without the builder's paths.
 ///
 /// They have a profile, and so a folder, of their own: other flags would make cargo build everything twice.
-pub(crate) fn for_release(workspace: &Workspace) -> Result<[PathBuf; 2]> {
+pub(crate) fn for_release(workspace: &Workspace) -> Result<Shipped> {
     const PROFILE: &str = "dist";
     let mut folders = sources()?;
     folders.push(workspace.root().to_owned());
@@ -142,7 +201,8 @@ pub(crate) fn for_release(workspace: &Workspace) -> Result<[PathBuf; 2]> {
         .iter()
         .map(|folder| format!("-ffile-prefix-map={}=/", folder.display()))
         .collect();
-    for package in ["foreword-dynamic", "foreword"] {
+    let programs = PROGRAMS.map(|program| program.name);
+    for package in ["foreword-dynamic", "foreword"].into_iter().chain(programs) {
         let arguments = [
             "build",
             "--locked",
@@ -158,10 +218,12 @@ pub(crate) fn for_release(workspace: &Workspace) -> Result<[PathBuf; 2]> {
             .run()?;
     }
     let folder = workspace.artifacts(PROFILE);
-    Ok([
-        built(folder.join("libforeword_dynamic.so"))?,
-        built(folder.join("foreword"))?,
-    ])
+    let [gateway, rehearse] = programs.map(|name| built(folder.join(name)));
+    Ok(Shipped {
+        dynamic: built(folder.join("libforeword_dynamic.so"))?,
+        host: built(folder.join("foreword"))?,
+        programs: [gateway?, rehearse?],
+    })
 }
 
 /// The target that this machine's compiler builds for.

@@ -4,7 +4,8 @@
 //! (<https://github.com/solo-io/wasm/tree/master/spec>), which Istio's agent and Envoy Gateway fetch: the last layer is
 //! an ordinary one and holds a file `plugin.wasm`.
 //!
-//! The host's image has no base image: it holds the program and the shared libraries that it is linked with, as the
+//! The host's image has no base image: it holds `foreword`, the external processor that `foreword ext-proc` runs, and the
+//! shared libraries that they are linked with, as the
 //! machine that built it has them. A GPU's driver comes from the node (NVIDIA's container toolkit puts it there).
 
 use std::borrow::Cow;
@@ -38,7 +39,7 @@ pub(crate) struct Options {
 enum Program {
     /// The Wasm module, as Istio and Envoy Gateway fetch it
     Filter,
-    /// `foreword`, for Kubernetes and Podman
+    /// `foreword`, with `foreword ext-proc`, for Kubernetes and Podman
     Host,
 }
 
@@ -50,7 +51,11 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                 fs::read(&module).with_context(|| format!("cannot read {}", module.display()))?;
             ("filter", filter(&module)?)
         }
-        Program::Host => ("host", host(&build::host(workspace, "release")?)?),
+        Program::Host => {
+            let foreword = build::host(workspace, "release")?;
+            let ext_proc = build::ext_proc(workspace, "release")?;
+            ("host", host(&foreword, Some(&ext_proc))?)
+        }
     };
     let folder = workspace.root().join(&options.output);
     let digest = image.write(&folder, &options.tag)?;
@@ -82,8 +87,9 @@ pub(crate) fn filter(module: &[u8]) -> Result<Image> {
     })
 }
 
-/// The host's image, for the processor that `program` was built for: this machine's.
-pub(crate) fn host(program: &Path) -> Result<Image> {
+/// The host's image, for the processor that `program` was built for: this machine's. It holds the external processor too,
+/// if there is one.
+pub(crate) fn host(program: &Path, ext_proc: Option<&Path>) -> Result<Image> {
     let read =
         |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let mut entries = vec![
@@ -103,7 +109,18 @@ pub(crate) fn host(program: &Path) -> Result<Image> {
             mode: 0o755,
         },
     ];
-    for library in libraries(program)? {
+    let mut needed = libraries(program)?;
+    if let Some(ext_proc) = ext_proc {
+        entries.push(Entry {
+            path: "usr/local/bin/foreword-gateway".to_owned(),
+            bytes: read(ext_proc)?.into(),
+            mode: 0o755,
+        });
+        needed.extend(libraries(ext_proc)?);
+        needed.sort();
+        needed.dedup();
+    }
+    for library in needed {
         entries.push(Entry {
             path: library.trim_start_matches('/').to_owned(),
             bytes: read(Path::new(&library))?.into(),
@@ -236,7 +253,7 @@ mod tests {
     #[test]
     fn a_hosts_image_runs_by_itself() {
         let root = tempfile::tempdir().unwrap();
-        let image = host(Path::new("/bin/echo")).unwrap();
+        let image = host(Path::new("/bin/echo"), Some(Path::new("/bin/cat"))).unwrap();
         tar::Archive::new(&*image.layer)
             .unpack(root.path())
             .unwrap();
@@ -261,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_linked_here_is_named() {
-        let error = host(Path::new("/no/such/program")).err().unwrap();
+        let error = host(Path::new("/no/such/program"), None).err().unwrap();
         assert!(format!("{error:#}").contains("/no/such/program"));
     }
 

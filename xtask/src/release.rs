@@ -1,7 +1,7 @@
 //! `cargo xtask release`: what a release consists of, in one folder.
 //!
 //! ```text
-//! foreword-VERSION-ARCH-linux.tar.gz   host, filter, dynamic module, gateway-config, documents
+//! foreword-VERSION-ARCH-linux.tar.gz   host and its programs, filter, dynamic module, gateway-config, documents
 //! foreword-filter-VERSION.oci.tar      the filter as an OCI image, for Istio and Envoy Gateway
 //! foreword-host-VERSION-ARCH.oci.tar   the host as an OCI image
 //! foreword-VERSION.cdx.json            what the host was built from (CycloneDX)
@@ -46,7 +46,11 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
 
     let filter = read(&build::filter(workspace)?)?;
-    let [dynamic, host] = build::for_release(workspace)?;
+    let build::Shipped {
+        dynamic,
+        host,
+        programs,
+    } = build::for_release(workspace)?;
     let host_components = components(workspace, "host/daemon", &build::host_triple()?)?;
     let filter_components = components(workspace, "wasm-module/filter", build::FILTER_TARGET)?;
 
@@ -56,6 +60,11 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         file("foreword_filter.wasm", filter.clone(), 0o644),
         file("libforeword_dynamic.so", read(&dynamic)?, 0o755),
     ];
+    for (program, path) in build::PROGRAMS.into_iter().zip(&programs) {
+        let list = components(workspace, program.folder, &build::host_triple()?)?;
+        entries.push(file(program.name, read(path)?, 0o755));
+        entries.push(file(&format!("{}.cdx.json", program.name), list, 0o644));
+    }
     for path in documents(workspace)? {
         let bytes = read(&workspace.root().join(&path))?;
         entries.push(file(&path, bytes, 0o644));
@@ -80,7 +89,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         ),
         (
             format!("foreword-host-{VERSION}-{arch}"),
-            image::host(&host)?,
+            image::host(&host, Some(&programs[0]))?,
         ),
     ];
     for (name, image) in images {

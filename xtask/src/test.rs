@@ -42,6 +42,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         filter,
         // Built with the tests, before they run.
         host: workspace.artifacts("dev").join("foreword"),
+        ext_proc: Some(workspace.artifacts("dev").join("foreword-gateway")),
     };
     let tests = ["test", "--locked", "--workspace"];
     plan.step(built.given_to(Step::cargo("tests", workspace.root(), &tests)))?;

@@ -6,7 +6,7 @@
 mod cli;
 
 use clap::{Parser, Subcommand};
-use cli::{check_config, evaluate, explain, ingest, kv_bridge, measure, rehearse, replay, serve};
+use cli::{check_config, evaluate, explain, ingest, kv_bridge, measure, program, replay, serve};
 use std::process::ExitCode;
 
 /// Foreword's host, which serves a language model and reuses what its prompts have in common, and the gateway's tools.
@@ -36,12 +36,14 @@ enum Command {
     /// Make an index of a folder's texts, or bring one up to date
     Ingest(ingest::Arguments),
     /// Measure what a device takes for prefill, decode and cached prefixes, without a server
-    Measure(measure::Arguments),
+    Measure(Box<measure::Arguments>),
     /// Check whether the gateway's filter would accept a configuration
     #[command(after_help = check_config::HELP)]
     CheckConfig(check_config::Arguments),
     /// Play a log of requests through the filter's module under wasmtime, and tell what it would do
-    Rehearse(rehearse::Arguments),
+    Rehearse(program::Arguments),
+    /// Serve the gateway's filter over Envoy's external-processing protocol
+    ExtProc(program::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Ingest(arguments) => ingest::run(&arguments),
         Command::Measure(arguments) => measure::run(&arguments),
         Command::CheckConfig(arguments) => check_config::run(&arguments),
-        Command::Rehearse(arguments) => rehearse::run(arguments),
+        Command::Rehearse(arguments) => program::REHEARSE.run(arguments),
+        Command::ExtProc(arguments) => program::EXT_PROC.run(arguments),
     }
 }

@@ -31,6 +31,7 @@ fn the_shipped_configurations_are_taken_and_the_place_is_told() {
     let files = [
         "envoy/envoy.yaml",
         "envoy/dynamic-module.yaml",
+        "envoy/ext-proc.json",
         "envoy/retrieval.yaml",
         "istio/wasmplugin.yaml",
         "istio/envoyfilter.yaml",

@@ -223,3 +223,114 @@ fn what_cannot_be_done_is_told_with_its_code() {
         assert!(error_of(&output).contains(words), "{}", error_of(&output));
     }
 }
+
+/// A chat with two documents of some 500 tokens each, in the order of `names`.
+fn chat(names: [&str; 2], question: usize) -> String {
+    let document = |name: &str| {
+        let text = format!("{name} is told here. ").repeat(110);
+        format!("<document id=\"{name}\">{text}</document>\n")
+    };
+    let documents: String = names.iter().map(|name| document(name)).collect();
+    json!({"model": "claude-opus-5-5", "system": "Be brief.", "messages": [
+        {"role": "user", "content": format!("{documents}What of {question}?")}]})
+    .to_string()
+}
+
+fn arm(json: &Value, name: &str) -> Value {
+    let arms = json["boundary"]["arms"].as_array().unwrap();
+    let found = arms.iter().find(|found| found["name"] == name);
+    found
+        .unwrap_or_else(|| panic!("{arms:?} lack {name}"))
+        .clone()
+}
+
+#[test]
+fn a_cache_with_boundaries_is_priced_by_who_marks() {
+    let lines: Vec<String> = (0..40)
+        .map(|at| {
+            let names = if at % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
+            format!(
+                r#"{{"time":{},"request":{}}}"#,
+                1_000 + at * 5,
+                chat(names, at)
+            )
+        })
+        .collect();
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    let log = Log::new(&lines);
+    let prices =
+        r#"{"currency":"EUR","models":[{"name":"opus-5-5","kind":"anthropic","input":10.0}]}"#;
+    log.add("prices.json", &[prices]);
+    let asked = [
+        "--cache-kind",
+        "anthropic",
+        "--prices",
+        "prices.json",
+        "log.jsonl",
+    ];
+    let json = log.json(&asked);
+    let boundary = &json["boundary"];
+    assert_eq!(boundary["kind"], "anthropic");
+    assert_eq!(
+        (&boundary["currency"], &boundary["requests"]),
+        (&json!("EUR"), &json!(40))
+    );
+    let plain = arm(&json, "no-caching");
+    let tokens = plain["plain_tokens"].as_f64().unwrap();
+    let cost = plain["cost"].as_f64().unwrap();
+    assert!((cost - tokens * 10.0 / 1e6).abs() < 1e-6, "{plain}");
+    assert_eq!(arm(&json, "client")["of_no_caching"], 1.0);
+    assert_eq!(arm(&json, "automatic")["of_no_caching"], 1.25);
+    assert_eq!(arm(&json, "automatic")["read_tokens"], 0);
+    let ours = arm(&json, "foreword");
+    assert!(ours["of_no_caching"].as_f64().unwrap() < 0.5, "{ours}");
+    assert!(ours["read_tokens"].as_u64() > Some(0) && ours["markers"].as_u64() > Some(0));
+
+    let table = log.replay(&[&["--report", "out.html"][..], &asked].concat());
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(
+        table.contains("anthropic cache") && table.contains("EUR"),
+        "{table}"
+    );
+    let page = std::fs::read_to_string(log.folder.path().join("out.html")).unwrap();
+    assert!(page.contains("the cache kind <code>anthropic</code>"));
+    assert!(log.json(&["log.jsonl"])["boundary"].is_null());
+
+    let units = log.json(&["--cache-kind", "units", "--page-tokens", "64", "log.jsonl"]);
+    let [client, ours] =
+        ["client", "foreword"].map(|name| arm(&units, name)["read_tokens"].as_u64());
+    assert!(ours > client, "{ours:?} {client:?}");
+}
+
+#[test]
+fn a_wrong_cache_or_price_is_named() {
+    let log = Log::new(&[&chat(["a", "b"], 0)]);
+    log.add(
+        "prices.json",
+        &[r#"{"currency":"EUR","models":[{"name":"m","kind":"openai","input":-1}]}"#],
+    );
+    for (arguments, code, words) in [
+        (
+            &["--cache-kind", "claude"][..],
+            2,
+            "prefix, anthropic, openai",
+        ),
+        (&["--cache-kind", "units"], 2, "--page-tokens"),
+        (&["--prices", "prices.json"], 2, "--cache-kind"),
+        (
+            &["--cache-kind", "openai", "--prices", "prices.json"],
+            1,
+            "prices.json: models[0].input: -1 is not a price above 0",
+        ),
+        (
+            &["--cache-kind", "openai", "--prices", "none.json"],
+            1,
+            "cannot read the prices in none.json",
+        ),
+    ] {
+        let output = log.replay(&[arguments, &["--no-report", "log.jsonl"]].concat());
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+        let error = error_of(&output);
+        assert!(error.contains(words), "{error} lacks {words}");
+    }
+}

@@ -41,22 +41,28 @@ PYTHON
 )
 export LD_LIBRARY_PATH="${libraries:+$libraries:}${LD_LIBRARY_PATH:-}"
 
-# Shapes: Qwen2.5-7B, or one that a CPU computes in seconds.
+# Shapes: Qwen2.5-7B (examples/shapes/7b), or one that a CPU computes in seconds.
 model=$out/model && mkdir -p "$model"
 if [ -n "$tiny" ]; then
     hidden=128 layers=2 heads=4 kv_heads=2 inner=256 vocabulary=512
-    prompt=256 context=128 batches=1,4 runs=2 more=(--queries 4 --seeds 1 --overlaps 0.6 --groups 1)
+    prompt=256 context=128 batches=1,4 runs=2
+    more=(--queries 4 --seeds 1 --arms none,greedy,foresight+hint --arm-kv-tokens 8192 --sweep-queries 4 --overlaps 0.6
+        --groups 1 --ks 5 --pools 4096 --answers 2)
 else
-    hidden=3584 layers=28 heads=28 kv_heads=4 inner=18944 vocabulary=152064
-    prompt=4096 context=2048 batches=1,8,32 runs=9 more=()
+    prompt=4096 context=2048 batches=1,8,32 runs=9 more=(--pools 8192,16384,32768)
 fi
-cat >"$model/config.json" <<JSON
+if [ -z "$tiny" ]; then
+    cp "$here/../../../examples/shapes/7b/config.json" "$model"
+else
+    cat >"$model/config.json" <<JSON
 {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": $hidden, "num_hidden_layers": $layers,
  "num_attention_heads": $heads, "num_key_value_heads": $kv_heads, "intermediate_size": $inner, "vocab_size": $vocabulary,
  "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
  "tie_word_embeddings": false, "torch_dtype": "bfloat16"}
 JSON
-sizes=(--model "$model" --random-weights 1 --prompt $prompt --context $context --batches $batches --runs $runs "${more[@]}")
+fi
+sizes=(--model "$model" --random-weights 1 --prompt $prompt --context $context --batches $batches --runs $runs "${more[@]}"
+    --json --report "$out/measure.html")
 
 # part NAME SECONDS COMMAND…: runs it, says what became of it, goes on.
 part() {
@@ -90,7 +96,7 @@ if command -v nvidia-smi >/dev/null; then
 fi
 
 if asked measure; then
-    part measure 420 "$foreword" measure --device "$device" "${sizes[@]}"
+    part measure 1500 "$foreword" measure --device "$device" "${sizes[@]}"
     cat "$out/measure.out"
 fi
 

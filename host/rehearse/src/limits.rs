@@ -27,10 +27,12 @@ impl Default for Limits {
 /// Bytes that one callback may hand to the proxy: it keeps some of them, outside the VM's memory.
 pub(crate) const HANDED_OVER: usize = 256 << 20;
 
-/// Watches a VM's memory.
+/// Watches a VM's memory: that of all its memories together, and of all its tables, since a module may have many.
 #[derive(Debug)]
 pub(crate) struct MemoryWatch {
     limit: u64,
+    held: u64,
+    table_entries: usize,
     /// The most that it was.
     pub(crate) peak: u64,
 }
@@ -55,7 +57,12 @@ pub(crate) struct Exited(pub(crate) i32);
 
 impl MemoryWatch {
     pub(crate) fn new(limit: u64) -> Self {
-        Self { limit, peak: 0 }
+        Self {
+            limit,
+            held: 0,
+            table_entries: 0,
+            peak: 0,
+        }
     }
 }
 
@@ -64,11 +71,11 @@ impl ResourceLimiter for MemoryWatch {
     /// that says nothing of memory.
     fn memory_growing(
         &mut self,
-        _current: usize,
+        current: usize,
         desired: usize,
         _maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        let wanted = desired as u64;
+        let wanted = self.held + desired.saturating_sub(current) as u64;
         if wanted > self.limit {
             return Err(MemoryExceeded {
                 wanted,
@@ -76,17 +83,23 @@ impl ResourceLimiter for MemoryWatch {
             }
             .into());
         }
+        self.held = wanted;
         self.peak = self.peak.max(wanted);
         Ok(true)
     }
 
     fn table_growing(
         &mut self,
-        _current: usize,
+        current: usize,
         desired: usize,
         _maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        Ok(desired <= TABLE_ENTRIES)
+        let wanted = self.table_entries + desired.saturating_sub(current);
+        if wanted > TABLE_ENTRIES {
+            return Ok(false);
+        }
+        self.table_entries = wanted;
+        Ok(true)
     }
 }
 

@@ -132,6 +132,20 @@ fn a_memory_hog_is_told_what_it_wanted() {
 }
 
 #[test]
+fn many_memories_are_bounded_together() {
+    let memories = "(memory 4)".repeat(10);
+    let module = compiled(&memories, LIMITS).unwrap();
+    let Err(StartError::Fault(fault)) = start(&module) else {
+        panic!("a module has more memory than it may");
+    };
+    let FaultKind::Memory { wanted, limit } = fault.kind else {
+        panic!("{fault}");
+    };
+    assert_eq!(limit, LIMITS.memory_bytes);
+    assert!(wanted > limit && wanted <= limit + (4 << 16), "{wanted}");
+}
+
+#[test]
 fn who_hands_the_proxy_more_and_more_is_stopped() {
     let limits = Limits {
         fuel: 1_000_000_000,

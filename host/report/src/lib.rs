@@ -30,8 +30,9 @@ pub fn page(title: &str, style: &str, template: &str, values: &[(&str, String)])
 }
 
 /// Returns `template` with every `{{name}}` replaced by its value, in one pass: placeholders within values are not
-/// replaced.
-fn filled(template: &str, values: &[(&str, String)]) -> String {
+/// replaced. A part of a page that may be absent is filled apart, and is then a value of the page.
+#[must_use]
+pub fn filled(template: &str, values: &[(&str, String)]) -> String {
     let mut pieces = template.split("{{");
     let mut page = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {

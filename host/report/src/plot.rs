@@ -68,6 +68,33 @@ pub fn drawn(
 /// The points of a line as `(x, y)`, from left to right.
 pub type Points = Vec<(f64, f64)>;
 
+/// Returns the nearest-rank quantile of ascending values; 0 if there are none.
+#[must_use]
+pub fn quantile(ascending: &[f64], share: f64) -> f64 {
+    let rank = (share * ascending.len() as f64).ceil() as usize;
+    ascending
+        .get(rank.saturating_sub(1))
+        .copied()
+        .unwrap_or(0.0)
+}
+
+/// Returns the line of a distribution up to `end`: the percentage of the ascending values that are at most `x`, in steps.
+#[must_use]
+pub fn distribution(ascending: &[f64], end: f64) -> Points {
+    let share = |rank: usize| 100.0 * rank as f64 / ascending.len() as f64;
+    let shown = ascending
+        .iter()
+        .enumerate()
+        .take_while(|(_, value)| **value <= end);
+    let mut steps: Points = shown
+        .flat_map(|(rank, &value)| [(value, share(rank)), (value, share(rank + 1))])
+        .collect();
+    if let Some(&(_, reached)) = steps.last() {
+        steps.push((end, reached));
+    }
+    steps
+}
+
 /// Draws lines in their colours over axes that begin at 0 and are labelled `x_words` and `y_words`. The [`BEST`] line
 /// is on top, and [`OTHERS`] are thin and at the bottom.
 ///

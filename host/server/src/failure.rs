@@ -240,6 +240,9 @@ impl Failure {
     pub fn from_engine(failure: engine::Failure, limit: Duration) -> Self {
         match failure {
             engine::Failure::Expired => Self::Timeout { limit },
+            engine::Failure::Grammar(reason) => {
+                Self::invalid("response_format", format!("response_format: {reason}"))
+            }
             other => Self::internal(other),
         }
     }
@@ -406,6 +409,18 @@ mod tests {
         for (milliseconds, seconds) in [(0, "1"), (900, "1"), (2000, "2"), (2001, "3")] {
             assert_eq!(header(milliseconds), seconds);
         }
+    }
+
+    #[test]
+    fn a_grammar_that_costs_too_much_within_an_answer_is_its_requests_fault() {
+        let reason = "the answer's grammar failed: too many items".to_owned();
+        let failure = Failure::from_engine(engine::Failure::Grammar(reason), SOON);
+        assert_eq!(failure.status(), StatusCode::BAD_REQUEST);
+        let message = "response_format: the answer's grammar failed: too many items";
+        assert_eq!(failure.to_string(), message);
+        let failure = engine::Failure::Sampling("not a number".to_owned());
+        let failure = Failure::from_engine(failure, SOON);
+        assert_eq!(failure.status(), StatusCode::INTERNAL_SERVER_ERROR);
     }
 
     #[test]

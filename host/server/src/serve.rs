@@ -1,7 +1,7 @@
 //! A server's life: it listens at once, opens when the model is loaded, and drains when told to stop.
 
 use crate::api::drop_in::DropIn;
-use crate::api::grammars::Room;
+use crate::api::grammars::Admission;
 use crate::api::{self, App, Canary, Limits, router};
 use crate::connections::{self, Book, Bounds, Listening};
 use crate::gate::{Gate, Phase};
@@ -134,7 +134,7 @@ impl Server {
             canary: Canary::default(),
             locator: Locator::new(config.ordering),
             gate,
-            grammars: Room::new(cores, metrics.grammars.clone()),
+            grammars: Admission::new(cores, metrics.grammars.clone()),
             metrics,
             model,
             retriever: Arc::new(Retriever::new(config.retrieval)),

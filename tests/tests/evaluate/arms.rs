@@ -39,7 +39,7 @@ fn arms_order_by_themselves_alone_and_have_caches_of_their_own() {
         assert_eq!(requests.len(), 2, "{name}");
         (
             ids(requests[1]),
-            asked(requests[1]).contains("[d2] > [s0] > [t]"),
+            asked(requests[1]).contains("first: d2>s0>t."),
         )
     };
     assert_eq!(second("retrieval"), ("d2 s0 t".into(), false));
@@ -110,6 +110,54 @@ fn chats_go_on_with_their_own_answers_and_say_documents_once_where_they_are_dedu
     );
     assert_eq!(arm(&figures, "dedup+hint")["deduplicated"], 1);
     assert_eq!(arm(&figures, "retrieval")["exact_match"]["value"], 100.0);
+}
+
+#[test]
+fn a_head_that_changes_is_made_alike_in_the_arms_that_stabilise_it() {
+    let upstream = reader();
+    let lines: Vec<Value> = (0..6).map(|number| question(number, 1)).collect();
+    let evaluation = Evaluation::of(&lines);
+    let arms = "retrieval,stabilised,stabilised:tools,stabilised:words";
+    evaluation.figures(&upstream, &["--changing-head", "--arms", arms]);
+    let received = upstream.received();
+    let distinct = |name: &str, part: &dyn Fn(&Value) -> String| {
+        let bodies = of(&received, name);
+        assert_eq!(bodies.len(), lines.len(), "{name}");
+        let parts = bodies
+            .iter()
+            .map(|request| part(&serde_json::from_slice(&request.body).unwrap()));
+        parts.collect::<std::collections::BTreeSet<String>>().len()
+    };
+    let tools = |body: &Value| body["tools"].to_string();
+    let system = |body: &Value| body["messages"][0]["content"].to_string();
+    let heads = [
+        "retrieval",
+        "stabilised",
+        "stabilised:tools",
+        "stabilised:words",
+    ]
+    .map(|name| (distinct(name, &tools) > 1, distinct(name, &system) > 1));
+    assert_eq!(
+        heads,
+        [(true, true), (false, false), (false, true), (true, false)]
+    );
+    // The clock stands behind the documents, and each question has the same one in every arm.
+    for (came, sent) in of(&received, "retrieval")
+        .iter()
+        .zip(of(&received, "stabilised:words"))
+    {
+        let body: Value = serde_json::from_slice(&came.body).unwrap();
+        let system = body["messages"][0]["content"].as_str().unwrap();
+        let moved = asked(sent);
+        let question = asked(came).lines().next_back().unwrap().to_owned();
+        assert!(moved.ends_with(&question), "{moved}");
+        for line in system.lines().take(2) {
+            let is_theirs = of(&received, "stabilised:words")
+                .iter()
+                .any(|sent| asked(sent).contains(line));
+            assert!(is_theirs, "{line}");
+        }
+    }
 }
 
 #[test]

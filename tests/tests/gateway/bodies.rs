@@ -1,7 +1,7 @@
 //! Every way in which a body can arrive: whole, in chunks, late, byte by byte, encoded, absent.
 
 use foreword_tests::http::{Client, exchange, post, post_chunked, post_head, post_with};
-use foreword_tests::{Gateway, GatewayOptions, Paths, Upstream, until};
+use foreword_tests::{Gateway, GatewayOptions, Paths, Shell, Upstream, until};
 
 use crate::{gateway, send, tagged, tagged_texts, without_hint};
 
@@ -154,7 +154,14 @@ fn http_1_0_is_refused_by_envoy_itself() {
     let upstream = Upstream::start().unwrap();
     let gateway = gateway(&upstream);
     let request = b"POST /v1/chat/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}";
-    assert_eq!(exchange(gateway.address(), request).unwrap().status, 426);
+    match exchange(gateway.address(), request) {
+        Ok(response) => assert_eq!(response.status, 426),
+        Err(error) => {
+            // Envoy closes the connection at once, and its answer still waits for the processor.
+            assert!(Shell::chosen().is_ext_proc(), "{error:?}");
+            println!("an external processor: closed without an answer");
+        }
+    }
     assert!(upstream.received().is_empty());
 }
 

@@ -206,7 +206,7 @@ fn every_request_is_counted_once_by_what_became_of_it() {
     assert_eq!(count("matched_documents"), 4);
     assert!(count("matched_tokens") > 0 && count("matched_tokens") < count("document_tokens"));
 
-    let prometheus = gateway.admin_get("/stats/prometheus").unwrap();
+    let prometheus = gateway.prometheus().unwrap();
     assert!(
         prometheus.contains("foreword_requests_total"),
         "{prometheus}"

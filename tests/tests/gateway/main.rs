@@ -22,7 +22,7 @@ mod tenants;
 mod workers;
 
 use foreword_tests::http::{Response, exchange, post};
-use foreword_tests::{Gateway, GatewayOptions, Upstream};
+use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
 use serde_json::{Value, json};
 
 /// A gateway with the filter's defaults.
@@ -42,6 +42,20 @@ fn configured(upstream: &Upstream, plugin: Value) -> Gateway {
 /// A gateway that moves documents and writes no hint, so that what it sends can be foretold to the byte.
 fn without_hint(upstream: &Upstream) -> Gateway {
     configured(upstream, json!({"ordering": {"hint": {"enabled": false}}}))
+}
+
+/// Asserts that the last request states its body's length. A gateway that streams bodies both ways states none and sends
+/// chunks, since nobody would check it.
+fn assert_length(upstream: &Upstream) {
+    let last = upstream.last().unwrap();
+    let stated = last.header("content-length").map(str::to_owned);
+    match Shell::chosen() {
+        Shell::ExtProcDuplex => {
+            assert_eq!(stated, None);
+            assert_eq!(last.header("transfer-encoding"), Some("chunked"));
+        }
+        _ => assert_eq!(stated, Some(last.body.len().to_string())),
+    }
 }
 
 /// Sends one body on a connection of its own.

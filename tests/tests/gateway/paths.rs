@@ -142,7 +142,9 @@ impl Tenants {
     fn gateway(self, engine: SocketAddr, paths: Paths) -> Gateway {
         // A dynamic module cannot read claims.
         let tenant = match (self, Shell::chosen()) {
-            (Self::Token, Shell::Wasm) => json!({"claim": "tenant", "payload": "jwt"}),
+            (Self::Token, Shell::Wasm | Shell::ExtProc | Shell::ExtProcDuplex) => {
+                json!({"claim": "tenant", "payload": "jwt"})
+            }
             _ => json!({"header": "x-tenant"}),
         };
         let options = GatewayOptions {
@@ -481,8 +483,10 @@ fn a_body_that_cannot_be_read_and_a_method_in_disguise_do_not_go_on_either() {
             gateway.address(),
             &http1(method, path.as_bytes(), headers, body),
         );
+        // What Envoy itself refuses it answers and closes at once, and the answer may still wait for a processor.
+        let is_cut = Shell::chosen().is_ext_proc() && answered == 0;
         assert!(
-            answered == status || (400..500).contains(&answered),
+            is_cut || answered == status || (400..500).contains(&answered),
             "{method} {path} {headers:?}: {answered}"
         );
     }

@@ -10,7 +10,7 @@ use foreword_tests::http::{Client, Response, exchange, post, post_chunked, post_
 use foreword_tests::{Gateway, GatewayOptions, Received, Upstream, under_traffic, until};
 use serde_json::{Value, json};
 
-use crate::{send, workers};
+use crate::{assert_length, send, workers};
 
 /// Returns the vector of a question: its first number, as an angle.
 fn vector(question: &str) -> [f64; 2] {
@@ -106,12 +106,7 @@ fn the_first_question_is_searched_for_and_one_like_it_is_answered_from_the_cache
         text,
         "<document id=\"Why 40?-a\">\nWhat a says.\n</document>\n<document id=\"Why 40?-b\">\nWhat b says.\n</document>\n\nWhy 40?"
     );
-    let length = engine
-        .last()
-        .unwrap()
-        .header("content-length")
-        .map(str::parse);
-    assert_eq!(length, Some(Ok(engine.last().unwrap().body.len())));
+    assert_length(&engine);
 
     let second = send(&gateway, &chat("Why 41?"));
     assert!(

@@ -6,7 +6,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde_json::{Value, json};
 use sha2::Sha256;
 
-use crate::{configured, tagged, with_array};
+use crate::{assert_length, configured, tagged, with_array};
 
 pub(crate) const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
@@ -59,12 +59,7 @@ fn every_request_reaches_the_engine_with_its_tenants_salt_whatever_the_client_se
         let sent = upstream.last().unwrap().text();
         assert_eq!(salt(&upstream), red, "{sent}");
         assert!(!sent.contains(&blue), "{sent}");
-        let length = upstream
-            .last()
-            .unwrap()
-            .header("content-length")
-            .map(str::to_owned);
-        assert_eq!(length, Some(sent.len().to_string()));
+        assert_length(&upstream);
     }
 }
 

@@ -22,12 +22,14 @@ export interface Config {
   hint?: {
     /** Tell the model the retriever's ranking when documents were moved. */
     enabled?: boolean;
-    /** The order hint; `{order}` stands for the labels, best first. */
+    /** The order hint where `short` does not serve; `{order}` stands for the labels, best first. */
     template?: string;
     /** A label in a hint; `{label}` stands for the document's id. */
     label?: string;
     /** Text between two labels. */
     separator?: string;
+    /** The order hint where all documents have short names: labels of up to three letters or digits, or else their places in the prompt (not where one label among others is a number). `{order}` stands for these, best first; where a document is only referred to, there is no order hint. Empty: `template` serves for all. */
+    short?: string;
     /** Stands where a document of an earlier turn would stand again. */
     location?: string;
   };

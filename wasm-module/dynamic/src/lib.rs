@@ -16,7 +16,6 @@
 mod abi;
 mod clock;
 mod hooks;
-mod shared;
 mod stream;
 #[cfg(test)]
 mod tests;

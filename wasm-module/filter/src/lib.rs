@@ -56,6 +56,8 @@ mod proxy;
 mod retrieval;
 mod salt;
 mod shared;
+#[cfg(not(target_arch = "wasm32"))]
+mod shared_data;
 #[cfg(test)]
 mod tests;
 mod usage;
@@ -67,3 +69,5 @@ pub use exchange::{Exchange, Flow};
 pub use host::{Host, HostError, LogLevel, MetricId};
 pub use outcome::RequestOutcome;
 pub use plugin::Plugin;
+#[cfg(not(target_arch = "wasm32"))]
+pub use shared_data::SharedData;

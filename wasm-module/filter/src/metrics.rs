@@ -9,6 +9,7 @@
 //!
 //! No metric is kept by tenant: its readers see all tenants as one, and tenants must not read it.
 
+use foreword_ordering::cuts::Cut;
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{Arm, Skip};
 
@@ -17,7 +18,7 @@ use crate::counter::{Counter, record};
 use crate::exchange::Unlisted;
 use crate::host::{Host, MetricId};
 use crate::misses;
-use crate::outcome::{RequestOutcome, head_counts, reason};
+use crate::outcome::{HEAD_COUNTS, RequestOutcome, cut_counts, head_counts, reason};
 use crate::usage::PromptUsage;
 
 /// The metrics of one plugin.
@@ -48,7 +49,9 @@ pub(crate) struct Metrics {
     heads_applied: Counter,
     heads_reported: Counter,
     /// In the order of [`head_counts`].
-    heads: [Counter; 10],
+    heads: [Counter; HEAD_COUNTS],
+    /// In the order of [`cut_counts`].
+    cuts: [Counter; 5],
     /// Requests and tokens lost, in the order of [`misses::COUNTED`].
     misses: Vec<[Counter; 2]>,
     engine_prompt_tokens: Counter,
@@ -116,6 +119,8 @@ impl Metrics {
             heads_applied: Counter::define(host, "foreword_heads_applied_total"),
             heads_reported: Counter::define(host, "foreword_heads_reported_total"),
             heads: head_counts(&HeadReport::default())
+                .map(|(name, _)| Counter::define(host, &format!("foreword_{name}_total"))),
+            cuts: cut_counts(&Cut::default())
                 .map(|(name, _)| Counter::define(host, &format!("foreword_{name}_total"))),
             misses: misses::COUNTED
                 .into_iter()
@@ -217,6 +222,14 @@ impl Metrics {
         }
     }
 
+    /// Counts what was marked in a prompt.
+    pub(crate) fn marked(&self, host: &impl Host, cut: Option<&Cut>) {
+        let Some(cut) = cut else { return };
+        for (counter, (_, count)) in self.cuts.iter().zip(cut_counts(cut)) {
+            counter.add(host, count);
+        }
+    }
+
     /// Counts why a request could not begin like an earlier one.
     pub(crate) fn missed(&self, host: &impl Host, diagnosis: &Diagnosis) {
         let counters = misses::counted(diagnosis).and_then(|at| self.misses.get(at));
@@ -226,7 +239,8 @@ impl Metrics {
         }
     }
 
-    /// Records the time the core took for one request, whatever it answered.
+    /// Records the time the core took for one request, whatever it answered: from the reading of its body on, with what
+    /// it waited for other requests and learned from other workers.
     pub(crate) fn time(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.ordering_microseconds, nanoseconds / 1_000);
     }

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use foreword_ordering::cuts::Cut;
 use foreword_ordering::head::HeadReport;
 use foreword_ordering::{Arm, Report, Skip};
 
@@ -135,8 +136,31 @@ pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
     fields
 }
 
+/// Counts of a report on a head.
+pub(crate) const HEAD_COUNTS: usize = 12;
+
+/// Returns the fields of what was marked, for header and log: counts that are not 0.
+pub(crate) fn cut_fields(cut: &Cut) -> Vec<(&'static str, String)> {
+    let counts = cut_counts(cut).into_iter();
+    let counts = counts.filter(|(_, count)| *count > 0);
+    counts
+        .map(|(name, count)| (name, count.to_string()))
+        .collect()
+}
+
+/// The counts of what was marked, by their names in header, log and metrics.
+pub(crate) fn cut_counts(cut: &Cut) -> [(&'static str, u64); 5] {
+    [
+        ("cut_markers", cut.markers.into()),
+        ("cut_client_markers", cut.client_markers.into()),
+        ("cut_splits", cut.splits.into()),
+        ("cut_read_tokens", cut.read_tokens),
+        ("cut_written_tokens", cut.written_tokens),
+    ]
+}
+
 /// The counts of a report on a head, by their names in header and log.
-pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); 10] {
+pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); HEAD_COUNTS] {
     [
         ("head_tools", head.tools_moved),
         ("head_schemas", head.tools_reformed),
@@ -148,6 +172,8 @@ pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); 10] {
         ("head_restored", head.restored),
         ("head_relocated", head.relocated),
         ("head_doubtful", head.doubtful),
+        ("head_numbered", head.numbered),
+        ("head_scored", head.scored),
     ]
 }
 

@@ -80,6 +80,11 @@ impl PendingResponse {
         self.usage_reader = (status == Some(b"200")).then(UsageReader::default);
     }
 
+    /// Returns whether the response's body is to be read.
+    pub(crate) fn wants_body(&self) -> bool {
+        self.usage_reader.is_some()
+    }
+
     /// Handles a chunk of the response of `size` bytes.
     pub(crate) fn on_body(
         &mut self,

@@ -9,6 +9,13 @@ pub fn push(text: &mut String, bytes: &[u8]) {
     }
 }
 
+/// Returns the byte that two digits stand for, of either case; `None` if one of them is no digit.
+#[must_use]
+pub fn byte([high, low]: [u8; 2]) -> Option<u8> {
+    let digit = |digit: u8| u8::try_from(char::from(digit).to_digit(16)?).ok();
+    Some(digit(high)? << 4 | digit(low)?)
+}
+
 /// Returns a hash as 16 digits.
 #[must_use]
 pub fn hash(bits: u64) -> String {

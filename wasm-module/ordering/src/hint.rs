@@ -5,8 +5,21 @@
 //! Both use the client's labels for documents, where these are fit to stand outside every document: a label is data,
 //! and a hint is an instruction. Unfit is whatever could be taken for more than a name: control characters, line ends,
 //! quotes, angle brackets, the template's own end of a label, and anything over [`MAX_LABEL_BYTES`]. If a label is
-//! unfit, the order hint calls all documents by their places, `document 3` being the third one before it, and a
-//! document that an earlier turn holds is sent again instead of referred to.
+//! unfit, the order hint calls all documents by their places, and a document that an earlier turn holds is sent again
+//! instead of referred to.
+//!
+//! A hint must cost less than the order brings, and it is computed for every prompt, cached or not. So where the prompt has
+//! short names for all documents, few words and these names say the same:
+//!
+//! | documents | the hint | such as |
+//! | --- | --- | --- |
+//! | all labelled by up to three letters or digits | few words, their labels | `c>a>b`, `12>7` |
+//! | with longer labels | few words, their places; the third one before the hint is 3 | `3>1>2` |
+//! | with longer labels, of which one is a number, which a place could be taken for | the template, their labels | `[2024] > [a-report]` |
+//! | of which one is only referred to, and has no place | none | |
+//!
+//! In the last row few words with labels cost answers, and no hint costs none that could be told from chance
+//! (`benches/README.md`, *The hint*).
 
 use crate::body::escape::is_control;
 use crate::body::unescaped;
@@ -15,6 +28,8 @@ use crate::sort::sort_by_key;
 /// A checked template of order hints, its words escaped for the inside of a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintTemplate {
+    /// The words around short names, if these are used.
+    short: Option<[String; 2]>,
     before: String,
     after: String,
     label_before: String,
@@ -49,6 +64,8 @@ pub enum TemplateError {
     NoOrder,
     /// `{label}` does not occur exactly once.
     NoLabel,
+    /// `{order}` does not occur exactly once in the words for short names.
+    NoShortOrder,
     /// `{document}` does not occur exactly once.
     NoDocument,
 }
@@ -57,14 +74,28 @@ pub enum TemplateError {
 pub const MAX_LABEL_BYTES: usize = 64;
 
 impl HintTemplate {
-    /// Checks the words of a hint: `{order}` occurs once in `template`, and `{label}` once in `label`.
+    /// Checks the words of a hint: `{order}` occurs once in `template`, `{label}` once in `label`, and `{order}` once in
+    /// `short`, the words for short names. If `short` is empty, there are no short names.
     ///
     /// # Errors
     /// Returns a [`TemplateError`] for another number of occurrences.
-    pub fn new(template: &str, label: &str, separator: &str) -> Result<Self, TemplateError> {
+    pub fn new(
+        template: &str,
+        label: &str,
+        separator: &str,
+        short: &str,
+    ) -> Result<Self, TemplateError> {
+        let short = match short {
+            "" => None,
+            short => {
+                let (before, after) = once(short, "{order}").ok_or(TemplateError::NoShortOrder)?;
+                Some([escape(before), escape(after)])
+            }
+        };
         let (before, after) = once(template, "{order}").ok_or(TemplateError::NoOrder)?;
         let (label_before, label_after) = once(label, "{label}").ok_or(TemplateError::NoLabel)?;
         Ok(Self {
+            short,
             before: escape(before),
             after: escape(after),
             label_before: escape(label_before),
@@ -78,20 +109,22 @@ impl HintTemplate {
     /// they are copied from the body. `places` gives the place of each among the documents sent, from 1 on; `None`: it
     /// is not sent. If a label is not fit for a hint, all documents are called by their places.
     ///
-    /// Returns `None` if a label is missing or not unique, or a place is missing that is needed: a hint that cannot
-    /// name every document would mislead.
+    /// Returns `None` if a label is missing or not unique, or a place is missing where places or short labels are told: a
+    /// hint that cannot name every document would mislead.
     #[must_use]
     pub fn render(&self, labels: &[&str], places: &[Option<u32>]) -> Option<OrderHint> {
         if labels.iter().any(|label| label.is_empty()) || labels.len() != places.len() {
             return None;
         }
         let numbered = !labels.iter().all(|label| is_name(label, &self.mark));
+        let places: Option<Vec<u32>> = places.iter().copied().collect();
+        let numbers = |places: Vec<u32>| places.into_iter().map(|place| place.to_string());
         if numbered {
-            let names = places
-                .iter()
-                .map(|place| Some(format!("document {}", (*place)?)));
-            let names: Vec<String> = names.collect::<Option<_>>()?;
-            let words = self.words(names.iter().map(String::as_str));
+            let places = places?;
+            let words = match &self.short {
+                Some(short) => brief(short, numbers(places)),
+                None => self.words(places.iter().map(|place| format!("document {place}"))),
+            };
             return Some(OrderHint { words, numbered });
         }
         let mut sorted = labels.to_vec();
@@ -100,18 +133,30 @@ impl HintTemplate {
         if sorted.len() != labels.len() {
             return None;
         }
-        let words = self.words(labels.iter().copied());
+        let is_number = |label: &&str| label.bytes().all(|byte| byte.is_ascii_digit());
+        let words = match (&self.short, places) {
+            // Few words cannot call what has no place.
+            (Some(_), None) => return None,
+            (Some(short), Some(_)) if labels.iter().all(|label| is_short(label)) => {
+                brief(short, labels.iter())
+            }
+            (Some(short), Some(places)) if !labels.iter().any(is_number) => {
+                brief(short, numbers(places))
+            }
+            _ => self.words(labels.iter()),
+        };
         Some(OrderHint { words, numbered })
     }
 
-    fn words<'n>(&self, names: impl Iterator<Item = &'n str>) -> String {
+    /// Returns the hint of the template, with names that are marked as labels.
+    fn words(&self, names: impl Iterator<Item = impl AsRef<str>>) -> String {
         let mut hint = self.before.clone();
         for (at, name) in names.enumerate() {
             if at > 0 {
                 hint.push_str(&self.separator);
             }
             hint.push_str(&self.label_before);
-            hint.push_str(name);
+            hint.push_str(name.as_ref());
             hint.push_str(&self.label_after);
         }
         hint.push_str(&self.after);
@@ -119,10 +164,29 @@ impl HintTemplate {
     }
 }
 
+/// Returns the hint of few words, with names that stand as they are.
+fn brief([before, after]: &[String; 2], names: impl Iterator<Item = impl AsRef<str>>) -> String {
+    let mut hint = before.clone();
+    for (at, name) in names.enumerate() {
+        if at > 0 {
+            hint.push_str(BRIEF_SEPARATOR);
+        }
+        hint.push_str(name.as_ref());
+    }
+    hint.push_str(after);
+    hint
+}
+
+/// The text between two short names: a token with the usual tokenizers, and no space that would be another.
+const BRIEF_SEPARATOR: &str = ">";
+
 impl HintTemplate {
     /// Returns the length of the hint that `words`, as between the quotes of a JSON string, begin with. Returns `None`
     /// if they begin with none, or if nothing in the template marks the end of one.
     pub(crate) fn length(&self, words: &str) -> Option<usize> {
+        if let Some(length) = self.brief_length(words) {
+            return Some(length);
+        }
         let labels = words.strip_prefix(&*self.before)?;
         let labels = labels.strip_prefix(&*self.label_before)?;
         let end = [&*self.label_after, &*self.after].concat();
@@ -132,7 +196,29 @@ impl HintTemplate {
         let at = labels.find(&end)?;
         Some(words.len() - labels.len() + at + end.len())
     }
+
+    /// Returns the length of the hint of few words that `words` begin with.
+    fn brief_length(&self, words: &str) -> Option<usize> {
+        let [before, after] = self.short.as_ref().filter(|[_, after]| !after.is_empty())?;
+        let mut rest = words.strip_prefix(&**before)?;
+        loop {
+            let name = rest.bytes().take_while(u8::is_ascii_alphanumeric).count();
+            rest = rest.get(name..).filter(|_| name > 0)?;
+            if let Some(behind) = rest.strip_prefix(&**after) {
+                return Some(words.len() - behind.len());
+            }
+            rest = rest.strip_prefix(BRIEF_SEPARATOR)?;
+        }
+    }
 }
+
+/// Returns whether a label is so short that no place is shorter: up to three letters or digits, nothing escaped.
+fn is_short(label: &str) -> bool {
+    label.len() <= SHORT_LABEL_BYTES && label.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+/// Most bytes of a label that stands in a hint as it is.
+const SHORT_LABEL_BYTES: usize = 3;
 
 impl LocationTemplate {
     /// Checks the words of a hint: `{document}` occurs once in `template`, and `{label}` once in `label`.
@@ -159,7 +245,7 @@ impl LocationTemplate {
 
 /// Returns whether a document can be called by the label, escaped as in a JSON string, outside of every document and
 /// before `mark`.
-fn is_name(label: &str, mark: &str) -> bool {
+pub(crate) fn is_name(label: &str, mark: &str) -> bool {
     // An escape of six bytes stands for one byte at least.
     if label.is_empty() || label.len() > 6 * MAX_LABEL_BYTES {
         return false;
@@ -209,7 +295,7 @@ mod tests {
     use super::*;
 
     fn template() -> HintTemplate {
-        HintTemplate::new("Read {order}.", "[{label}]", " > ").unwrap()
+        HintTemplate::new("Read {order}.", "[{label}]", " > ", "").unwrap()
     }
 
     /// The hint for labels whose documents stand in the reverse order.
@@ -289,8 +375,49 @@ mod tests {
             Some(hint.len())
         );
         assert_eq!(template().length("Read on [b]."), None);
-        let open = HintTemplate::new("Read {order}", "[{label}]", " > ").unwrap();
+        let open = HintTemplate::new("Read {order}", "[{label}]", " > ", "");
+        let open = open.unwrap();
         assert_eq!(open.length("Read [b] Why?"), None);
+    }
+
+    #[test]
+    fn the_shortest_names_are_used_that_mean_one_document_each() {
+        let template = HintTemplate::new("Rank {order}.", "[{label}]", " > ", "Read {order}.");
+        let template = template.unwrap();
+        /// Labels, places, and the hint.
+        type Case<'a> = (&'a [&'a str], &'a [Option<u32>], Option<&'a str>);
+        let cases: [Case<'_>; 9] = [
+            (
+                &["c", "a", "D42"],
+                &[Some(3), Some(1), Some(2)],
+                Some("Read c>a>D42."),
+            ),
+            (&["12", "7"], &[Some(2), Some(1)], Some("Read 12>7.")),
+            (&["tug/2.md", "b"], &[Some(2), Some(1)], Some("Read 2>1.")),
+            // A place could be taken for the document of that number.
+            (
+                &["2", "tug.md"],
+                &[Some(2), Some(1)],
+                Some("Rank [2] > [tug.md]."),
+            ),
+            // One of them is not sent, so it has no place.
+            (&["tug.md", "ferry.md"], &[None, Some(1)], None),
+            (&["<x", "ferry.md"], &[Some(2), Some(1)], Some("Read 2>1.")),
+            (&["<x", "ferry.md"], &[None, Some(1)], None),
+            (&["same.md", "same.md"], &[Some(2), Some(1)], None),
+            (&["", "same.md"], &[Some(2), Some(1)], None),
+        ];
+        for (labels, places, words) in cases {
+            let hint = template.render(labels, places).map(|hint| hint.words);
+            assert_eq!(hint.as_deref(), words, "{labels:?}");
+            if let Some(hint) = hint {
+                let length = template.length(&(hint.clone() + " Why 1>2.?"));
+                assert_eq!(length, Some(hint.len()), "{hint}");
+            }
+        }
+        for others in ["Read on, 1.", "Read 1>.", "Read .", "Read 1-2."] {
+            assert_eq!(template.length(others), None, "{others}");
+        }
     }
 
     #[test]
@@ -309,7 +436,8 @@ mod tests {
 
     #[test]
     fn its_words_are_escaped_and_labels_are_not_escaped_again() {
-        let template = HintTemplate::new("\"{order}\"\n", "{label}", "\t").unwrap();
+        let template = HintTemplate::new("\"{order}\"\n", "{label}", "\t", "");
+        let template = template.unwrap();
         let hint = template.render(&[r"a\u00e9", "b"], &[Some(1), Some(2)]);
         assert_eq!(hint.unwrap().words, r#"\"a\u00e9\tb\"\n"#);
     }

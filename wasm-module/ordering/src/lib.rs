@@ -29,7 +29,7 @@
 //! let rewrite = orderer.rewrite(Tenant::default(), next.as_bytes())?;
 //! assert_eq!(rewrite.report.matched, 2);
 //! let body = String::from_utf8(rewrite.body.expect("it was changed")).expect("it is text");
-//! let order = ["id=\\\"a", "id=\\\"b", "id=\\\"c", "[c] > [b] > [a]", "Which?"].map(|part| body.find(part));
+//! let order = ["id=\\\"a", "id=\\\"b", "id=\\\"c", "c>b>a", "Which?"].map(|part| body.find(part));
 //! assert!(order.is_sorted() && order[0].is_some());
 //! # Ok::<(), Skip>(())
 //! ```
@@ -50,6 +50,7 @@ mod body;
 mod bytes;
 pub mod config;
 mod conversation;
+pub mod cuts;
 pub mod document;
 mod engines;
 mod experiment;

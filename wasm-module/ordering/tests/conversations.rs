@@ -100,7 +100,7 @@ fn the_order_hint_of_an_earlier_turn_stays_too() {
     let first = tagged(&["a", "b"], "Why?");
     let (sent, report) = send(&mut orderer, &json!({"messages": [first]}));
     assert!(
-        report.hinted && sent[0].contains("[a] > [b]"),
+        report.hinted && sent[0].contains("first: a>b."),
         "{}",
         sent[0]
     );
@@ -152,7 +152,7 @@ fn a_document_of_an_earlier_turn_is_referred_to() {
 
 #[test]
 fn an_order_hint_names_the_documents_that_are_referred_to_as_well() {
-    let mut orderer = orderer(json!({}));
+    let mut orderer = orderer(json!({"hint": {"short": ""}}));
     let first = tagged(&["a"], "Why?");
     let turn = |ids: &[&str]| json!({"messages": [first, answer("So."), tagged(ids, "And?")]});
     send(&mut orderer, &turn(&["b", "a", "c"]));

@@ -238,6 +238,36 @@ fn a_broken_head_that_is_stabilised_reuses_nine_tenths_of_an_unbroken_one() {
     }
 }
 
+/// The tools of a request: five that all requests offer, and some of seven others.
+fn offered(random: &mut Random) -> Vec<usize> {
+    let all = [2, 3, 7, 8, 11];
+    (0..12)
+        .filter(|tool| random.below(2) == 0 || all.contains(tool))
+        .collect()
+}
+
+#[test]
+fn tools_that_every_request_offers_are_shared_though_others_differ() {
+    let mut random = Random(3);
+    let mut bodies: Vec<String> = Vec::new();
+    for body in trace(Broken::No, 200) {
+        let mut value: Value = serde_json::from_str(&body).unwrap();
+        let tools = value["tools"].take();
+        let offered = offered(&mut random).into_iter();
+        value["tools"] = offered.map(|tool| tools[tool].clone()).collect();
+        bodies.push(value.to_string());
+    }
+    // The client's tools stand by name.
+    let by_name = reuse(&json!({"mode": "off"}), &bodies);
+    let learned = reuse(&json!({"mode": "apply"}), &bodies);
+    println!(
+        "tools differ: by name {:.1} %, learned {:.1} %",
+        by_name * 100.0,
+        learned * 100.0
+    );
+    assert!(learned > by_name + 0.03, "{learned} {by_name}");
+}
+
 /// The mean time of a decision, in microseconds.
 fn microseconds(head: &Value, bodies: &[String]) -> f64 {
     let config = json!({"head": head}).to_string();

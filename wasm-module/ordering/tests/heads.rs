@@ -74,9 +74,10 @@ fn tools_stand_by_name_in_the_form_that_was_first_seen() {
         one.replace(r#"["b","a"]"#, r#"["a","b"]"#),
         one.replace(r#"{"type":"null"},{"a":1}"#, r#"{"a":1},{"type":"null"}"#),
     ] {
+        // The tool that is known already comes first.
         assert_eq!(
             sent(&mut orderer, &body(&[&changed, two])),
-            body(&[&changed, two])
+            body(&[two, &changed])
         );
     }
 }
@@ -110,7 +111,7 @@ fn a_clock_moves_behind_the_documents_and_stays_there() {
     assert_eq!(first[0], "You are Ada.\nBe brief.");
     assert_eq!(
         first[1],
-        format!("Read:\n{DOCUMENTS}\nCurrent time: 12:00\nWhy?")
+        format!("Read:\n{DOCUMENTS}\n<context>\nCurrent time: 12:00\n</context>\nWhy?")
     );
     let turns = [("user", &*ask), ("assistant", "So."), ("user", "And?")];
     let second = contents(&sent(&mut orderer, &chat(&system("12:05"), &turns)));
@@ -185,7 +186,9 @@ fn what_no_pattern_knows_is_learned_by_the_third_request() {
         let sent = contents(&sent(&mut orderer, &ask(user)));
         assert_eq!(sent[0], "You are Ada.\nAnswer from the documents.");
         assert!(
-            sent[1].contains(&format!("\nThe user is {user}.\nWhy?")),
+            sent[1].contains(&format!(
+                "\n<context>\nThe user is {user}.\n</context>\nWhy?"
+            )),
             "{}",
             sent[1]
         );

@@ -64,7 +64,7 @@ fn what_the_engine_holds_comes_first_and_the_hint_tells_the_rank() {
     let text = text(&sent.body.unwrap(), 1);
     let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("{what}: {text}"));
     assert!(at("id=\"a\"") < at("id=\"b\"") && at("id=\"b\"") < at("id=\"c\""));
-    assert!(at("End.") < at("[c] > [b] > [a]") && at("[a] ") < at("Wh oy?"));
+    assert!(at("End.") < at("c>b>a.") && at("a.") < at("Wh oy?"));
 }
 
 #[test]

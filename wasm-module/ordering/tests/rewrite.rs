@@ -80,8 +80,7 @@ fn tagged_documents_follow_the_cached_path_and_every_other_byte_stays() {
     let mut orderer = orderer(json!({}));
     rewrite(&mut orderer, &tagged(&["a", "b", "c"]));
     let (out, report) = rewrite(&mut orderer, &tagged(&["c", "d", "b", "a"]));
-    let hint = "\\nPlease read the context in the following priority order: [c] > [d] > [b] > [a] and answer the \
-                question.";
+    let hint = "\\nBest documents first: c>d>b>a.";
     let expected = tagged(&["a", "b", "c", "d"])
         .replace("</doc>\\n\\nWhy?", &format!("</doc>{hint}\\n\\nWhy?"));
     assert_eq!(out, expected);
@@ -108,11 +107,8 @@ fn a_hint_stands_behind_the_documents_wrapper() {
     let (a, b) = ("<doc id='a'>A</doc>", "<doc id='b'>B</doc>");
     rewrite(&mut orderer, &body(&format!("{a}{b}")));
     let (out, _) = rewrite(&mut orderer, &body(&format!("{b}{a}")));
-    assert!(out.contains("</doc></documents>\\nPlease read"), "{out}");
-    assert!(
-        out.contains("[b] > [a] and answer the question.\\nWhy?"),
-        "{out}"
-    );
+    assert!(out.contains("</doc></documents>\\nBest documents"), "{out}");
+    assert!(out.contains("first: b>a.\\nWhy?"), "{out}");
 }
 
 #[test]
@@ -133,7 +129,7 @@ fn a_documents_array_is_written_before_the_question() {
     assert_eq!((report.documents, report.moved), (2, 0));
 
     let (out, report) = rewrite(&mut orderer, &with_array(&["c", "b", "a"]));
-    let hint = "Please read the context in the following priority order: [c] > [b] > [a] and answer the question.\n";
+    let hint = "Best documents first: c>b>a.\n";
     assert_eq!(
         user_text(&out),
         format!("{}{}{}{hint}\nWhy?", block("a"), block("b"), block("c"))
@@ -182,7 +178,7 @@ fn in_reorder_mode_the_elements_change_places() {
         out["messages"][1]["content"]
             .as_str()
             .unwrap()
-            .starts_with("Please read")
+            .starts_with("Best documents")
     );
 }
 

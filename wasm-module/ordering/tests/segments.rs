@@ -253,7 +253,7 @@ fn a_hint_that_the_body_holds_is_a_segment_of_its_own() {
     );
     let hint = told(&sent)[4].1;
     assert!(
-        hint.starts_with("Please read") && hint.ends_with("the question."),
+        hint.starts_with("Best documents") && hint.ends_with("b>a."),
         "{hint}"
     );
 }

@@ -24,6 +24,7 @@
 
 mod batch;
 mod bound;
+mod boundary;
 mod cache;
 mod compact;
 mod lines;
@@ -31,10 +32,15 @@ mod log;
 mod logged;
 mod prompts;
 mod replay;
+mod time;
 pub mod workload;
 
 pub use batch::{Planned, batch};
 pub use bound::Bound;
+pub use boundary::{
+    BoundaryArm, BoundaryCache, BoundaryOutcome, BoundaryReplay, BoundaryUsage, CachePrice,
+    CachePrices, FIRST_TOKEN_MS,
+};
 pub use cache::{Capacity, EngineCache};
 pub use compact::CompactTrace;
 pub use lines::Lines;

@@ -7,10 +7,10 @@
 //!
 //! `body` is another name for `request`; either holds the body as an object, or as a string, which access logs write.
 //! `usage` may stand beside the request, in the words of any API; `upstream` is another name for `engine`, and
-//! `cached_tokens` and `prompt_tokens`, the fields of the gateway's access log, may stand by themselves, and so may `path`. What
-//! else there is (times, headers) is passed over.
+//! `cached_tokens` and `prompt_tokens`, the fields of the gateway's access log, may stand by themselves, and so may `path`. A
+//! line's time is its `time` or `timestamp`. What else there is (headers, durations) is passed over.
 
-use super::BadLine;
+use super::{BadLine, time};
 use foreword_ordering::scan::{self, Bad};
 use foreword_ordering::string;
 use std::borrow::Cow;
@@ -30,6 +30,8 @@ pub struct Logged<'a> {
     pub prompt_tokens: Option<u64>,
     /// Prompt tokens that the engine had cached.
     pub cached_tokens: Option<u64>,
+    /// Milliseconds since 1970, if the line states its `time` (or `timestamp`).
+    pub at_ms: Option<u64>,
 }
 
 /// The kind of a logged body.
@@ -65,6 +67,8 @@ impl<'a> Logged<'a> {
             "path",
             "prompt_tokens",
             "cached_tokens",
+            "time",
+            "timestamp",
         ];
         let [
             messages,
@@ -80,6 +84,8 @@ impl<'a> Logged<'a> {
             path,
             prompt,
             cached,
+            time,
+            timestamp,
         ] = scan::fields(text, names).map_err(|Bad(at)| BadLine::NotAnObject { column: at + 1 })?;
         let inner = request
             .or(body)
@@ -106,6 +112,7 @@ impl<'a> Logged<'a> {
             path: words(path),
             prompt_tokens: used_prompt.or(prompt.and_then(number)),
             cached_tokens: used_cached.or(cached.and_then(number)),
+            at_ms: (time.or(timestamp)).and_then(time::milliseconds),
         })
     }
 
@@ -117,6 +124,7 @@ impl<'a> Logged<'a> {
             path: Cow::default(),
             prompt_tokens: None,
             cached_tokens: None,
+            at_ms: None,
         }
     }
 
@@ -223,6 +231,7 @@ mod tests {
         assert_eq!((&*logged.tenant, &*logged.engine), ("a", "e:1"));
         assert_eq!(logged.path, "/v1/messages");
         assert_eq!(logged.usage(), Some((9, 4)));
+        assert_eq!(logged.at_ms, Some(1_000));
         let logged = read(r#"{"body":"{\"messages\":[]}","prompt_tokens":"12","cached_tokens":8}"#);
         assert_eq!(
             (&*logged.body, logged.usage()),

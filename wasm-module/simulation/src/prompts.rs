@@ -184,6 +184,11 @@ impl PromptReplay {
         self.reuse.reused_tokens += found;
     }
 
+    /// Returns the configuration that bodies are ordered by.
+    pub(crate) fn config(&self) -> &Config {
+        self.orderer.config()
+    }
+
     /// Returns the result so far.
     #[must_use]
     pub fn reuse(&self) -> PromptReuse {

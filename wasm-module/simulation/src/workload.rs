@@ -1,4 +1,4 @@
-//! Generates traces from a seed: the workloads of RAGCache++ (section 4) and three more.
+//! Generates traces from a seed: the workloads of RAGCache++ (section 4) and four more.
 //!
 //! Documents have the paper's 200 tokens. A request's documents stand in random order, so that no policy can exploit
 //! what a ranking reveals of later requests; the geospatial trace is also available with a telling ranking.
@@ -168,6 +168,24 @@ pub fn conversations(seed: u64, requests: usize, k: usize) -> Trace {
     trace
 }
 
+/// Generates requests without any locality: each draws `k` distinct documents of the corpus, all alike. What requests
+/// share is chance, so this shows what a policy brings at the least.
+#[must_use]
+pub fn uniform(seed: u64, requests: usize, documents: u64, k: usize) -> Trace {
+    let mut random = Random::new(seed);
+    let k = k.min(usize::try_from(documents).unwrap_or(usize::MAX));
+    (0..requests)
+        .map(|_| {
+            let mut chosen = Vec::with_capacity(k);
+            while chosen.len() < k {
+                let document = random.below(documents);
+                fill(&mut chosen, vec![document], k);
+            }
+            request(&chosen)
+        })
+        .collect()
+}
+
 /// Generates requests that share no document, which shows what a policy costs when there is nothing to gain.
 #[must_use]
 pub fn disjoint(requests: usize, k: usize) -> Trace {
@@ -244,6 +262,7 @@ mod tests {
                 (geospatial(seed, 200, 5, Ranking::Telling), 5),
                 (zipf_topics(seed, 200, 5_000, 15), 15),
                 (conversations(seed, 200, 10), 10),
+                (uniform(seed, 200, 500, 5), 5),
             ]
         };
         for ((trace, k), (other, _)) in of(1).into_iter().zip(of(2)) {
@@ -284,6 +303,7 @@ mod tests {
         assert_eq!(bursty(1, 20, shape)[19].documents.len(), 10);
         assert_eq!(zipf_topics(1, 3, 10, 200)[0].documents.len(), 100);
         assert_eq!(geospatial(1, 3, 0, Ranking::Random)[0].documents.len(), 0);
+        assert_eq!(uniform(1, 2, 3, 9)[0].documents.len(), 3);
         assert_eq!(disjoint(2, 3)[1].documents[0].fingerprint.0, 3);
     }
 }

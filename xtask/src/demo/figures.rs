@@ -5,11 +5,13 @@ use std::fmt::Write as _;
 use std::fs;
 use std::time::Duration;
 
+use foreword_report::plot::quantile;
 use serde_json::{Value, json};
 
 use super::answers::Comparison;
 use super::arm::Arm;
 use super::replay::{Said, Sample};
+use super::time::Times;
 use crate::workspace::Workspace;
 
 /// The circumstances of a measurement.
@@ -29,6 +31,8 @@ pub(super) struct Figures {
     pub(super) answers: Comparison,
     /// The first answers of both arms, question by question.
     pub(super) said: [Vec<Said>; 2],
+    /// The second part's requests, to a larger model.
+    pub(super) time: Times,
 }
 
 /// Sums and quantiles of one arm.
@@ -36,6 +40,7 @@ pub(super) struct Summary {
     pub(super) requests: usize,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
+    pub(super) ttft_mean_ms: f64,
     pub(super) ttft_p50_ms: f64,
     pub(super) ttft_p95_ms: f64,
     pub(super) total_p95_ms: f64,
@@ -43,6 +48,26 @@ pub(super) struct Summary {
 }
 
 impl Summary {
+    pub(super) fn of(samples: &[Sample]) -> Self {
+        let times = sorted_ms(samples);
+        let totals = sorted(samples.iter().map(|sample| sample.total));
+        Self {
+            requests: samples.len(),
+            prompt_tokens: samples.iter().map(|sample| sample.prompt_tokens).sum(),
+            cached_tokens: samples.iter().map(|sample| sample.cached_tokens).sum(),
+            ttft_mean_ms: times.iter().sum::<f64>() / times.len().max(1) as f64,
+            ttft_p50_ms: quantile(&times, 0.50),
+            ttft_p95_ms: quantile(&times, 0.95),
+            total_p95_ms: quantile(&totals, 0.95),
+            right: samples.iter().filter(|sample| sample.is_right).count(),
+        }
+    }
+
+    /// Returns the number of prompt tokens that were not cached.
+    pub(super) fn computed(&self) -> u64 {
+        self.prompt_tokens.saturating_sub(self.cached_tokens)
+    }
+
     /// Returns the share of questions with a right answer.
     pub(super) fn exact_match(&self) -> f64 {
         self.right as f64 / self.requests.max(1) as f64
@@ -69,6 +94,7 @@ impl Figures {
             ordered: Vec::new(),
             answers: Comparison::default(),
             said: Default::default(),
+            time: Times::default(),
         }
     }
 
@@ -88,18 +114,7 @@ impl Figures {
     }
 
     pub(super) fn summary(&self, arm: Arm) -> Summary {
-        let samples = self.samples(arm);
-        let times = sorted_ms(samples);
-        let totals = sorted(samples.iter().map(|sample| sample.total));
-        Summary {
-            requests: samples.len(),
-            prompt_tokens: samples.iter().map(|sample| sample.prompt_tokens).sum(),
-            cached_tokens: samples.iter().map(|sample| sample.cached_tokens).sum(),
-            ttft_p50_ms: quantile(&times, 0.50),
-            ttft_p95_ms: quantile(&times, 0.95),
-            total_p95_ms: quantile(&totals, 0.95),
-            right: samples.iter().filter(|sample| sample.is_right).count(),
-        }
+        Summary::of(self.samples(arm))
     }
 
     /// Returns the tokens reused in the ordered arm over those in retrieval order.
@@ -113,6 +128,7 @@ impl Figures {
     /// `prompt_tokens` is that of the retrieval arm, whose prompts contain the documents and no order hint.
     pub(super) fn to_json(&self) -> String {
         let (retrieval, ordered) = (self.summary(Arm::Retrieval), self.summary(Arm::Ordered));
+        let [time_retrieval, time_ordered] = self.time_summaries();
         let Setting {
             commit,
             machine,
@@ -129,8 +145,19 @@ impl Figures {
             "ordered.ttft_p50_ms": milliseconds(ordered.ttft_p50_ms),
             "retrieval.exact_match": rounded(retrieval.exact_match(), 10_000.0),
             "ordered.exact_match": rounded(ordered.exact_match(), 10_000.0),
+            "time.retrieval.ttft_mean_ms": milliseconds(time_retrieval.ttft_mean_ms),
+            "time.retrieval.ttft_p50_ms": milliseconds(time_retrieval.ttft_p50_ms),
+            "time.retrieval.ttft_p95_ms": milliseconds(time_retrieval.ttft_p95_ms),
+            "time.ordered.ttft_mean_ms": milliseconds(time_ordered.ttft_mean_ms),
+            "time.ordered.ttft_p50_ms": milliseconds(time_ordered.ttft_p50_ms),
+            "time.ordered.ttft_p95_ms": milliseconds(time_ordered.ttft_p95_ms),
             "retrieval": nested(&retrieval),
             "ordered": nested(&ordered),
+            "time": {
+                "retrieval": timed(&time_retrieval),
+                "ordered": timed(&time_ordered),
+                "sooner": rounded(self.time.sooner(), 1000.0),
+            },
             "gain": rounded(self.gain(), 1000.0),
             "answers_checked": self.answers.checked,
             "answers_equal": self.answers.equal,
@@ -180,8 +207,67 @@ impl Figures {
             self.answers.equal,
             self.answers.checked
         );
+        if !self.time.ordered.is_empty() {
+            self.write_time(&mut table);
+        }
         table
     }
+
+    /// Returns both orders' sums of the second part: retrieval order, then ordered.
+    pub(super) fn time_summaries(&self) -> [Summary; 2] {
+        [Arm::Retrieval, Arm::Ordered].map(|arm| self.time.summary(arm))
+    }
+
+    /// Adds the second part's table.
+    fn write_time(&self, table: &mut String) {
+        let summaries = self.time_summaries();
+        let _ = writeln!(
+            table,
+            "\n{:10}{:>9}{:>15}{:>15}{:>9}{:>12}{:>12}{:>12}   (0.1B, random weights)",
+            "time",
+            "requests",
+            "prompt tokens",
+            "cached tokens",
+            "reused",
+            "TTFT mean",
+            "p50",
+            "p95"
+        );
+        for (arm, summary) in [Arm::Retrieval, Arm::Ordered].iter().zip(&summaries) {
+            let _ = writeln!(
+                table,
+                "{:10}{:>9}{:>15}{:>15}{:>8.1}%{:>9.1} ms{:>9.1} ms{:>9.1} ms",
+                arm.key(),
+                summary.requests,
+                summary.prompt_tokens,
+                summary.cached_tokens,
+                100.0 * summary.share(),
+                summary.ttft_mean_ms,
+                summary.ttft_p50_ms,
+                summary.ttft_p95_ms
+            );
+        }
+        let [retrieval, ordered] = &summaries;
+        let _ = writeln!(
+            table,
+            "\nthe first token comes {:.0} % sooner on the average, and sooner for {:.0} % of the requests",
+            100.0 * (1.0 - ordered.ttft_mean_ms / retrieval.ttft_mean_ms.max(f64::MIN_POSITIVE)),
+            100.0 * self.time.sooner()
+        );
+    }
+}
+
+/// Returns the second part's figures of one order; its answers are neither right nor wrong.
+fn timed(summary: &Summary) -> Value {
+    json!({
+        "requests": summary.requests,
+        "prompt_tokens": summary.prompt_tokens,
+        "cached_tokens": summary.cached_tokens,
+        "share": rounded(summary.share(), 10_000.0),
+        "ttft_mean_ms": milliseconds(summary.ttft_mean_ms),
+        "ttft_p50_ms": milliseconds(summary.ttft_p50_ms),
+        "ttft_p95_ms": milliseconds(summary.ttft_p95_ms),
+    })
 }
 
 fn nested(summary: &Summary) -> Value {
@@ -206,15 +292,6 @@ fn sorted(times: impl Iterator<Item = Duration>) -> Vec<f64> {
     let mut times: Vec<f64> = times.map(|time| 1000.0 * time.as_secs_f64()).collect();
     times.sort_by(f64::total_cmp);
     times
-}
-
-/// Returns the nearest-rank quantile of ascending values; 0 if there are none.
-pub(super) fn quantile(ascending: &[f64], share: f64) -> f64 {
-    let rank = (share * ascending.len() as f64).ceil() as usize;
-    ascending
-        .get(rank.saturating_sub(1))
-        .copied()
-        .unwrap_or(0.0)
 }
 
 fn milliseconds(value: f64) -> f64 {
@@ -243,7 +320,7 @@ pub(super) mod tests {
 
     /// Returns a plausible replay: retrieval reuses little, ordering about half.
     pub(in crate::demo) fn example(requests: u64) -> Figures {
-        let samples = |reused_percent: u64| {
+        let samples = |reused_percent: u64| -> Vec<Sample> {
             (0..requests)
                 .map(|index| {
                     let prompt_tokens = 700 + (index * 37) % 200;
@@ -269,6 +346,10 @@ pub(super) mod tests {
             },
             retrieval: samples(20),
             ordered: samples(50),
+            time: Times {
+                retrieval: samples(20),
+                ordered: samples(50),
+            },
             answers: Comparison {
                 checked: 10,
                 equal: 10,

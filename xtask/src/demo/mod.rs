@@ -8,6 +8,9 @@
 //!
 //! Each arm sends the same questions with the same retrieved documents, one after another; answers are compared with
 //! the right ones. Afterwards some requests are repeated with a cold cache, and the answers must be the same bytes.
+//!
+//! The reader is too small for time to show. So a second part ([`time`]) sends a bursty trace to a larger model of random
+//! weights, in both orders in turns.
 
 mod answers;
 mod arm;
@@ -19,6 +22,8 @@ mod replay;
 mod report;
 mod right;
 mod stack;
+mod time;
+mod trace;
 
 use std::fs;
 
@@ -29,7 +34,7 @@ use self::arm::Arm;
 use self::figures::Figures;
 use self::interrupt::Interrupt;
 use self::replay::Question;
-use self::stack::Stack;
+use self::stack::{Serving, Stack};
 use crate::build::{self, Built};
 use crate::setup;
 use crate::workspace::Workspace;
@@ -52,6 +57,10 @@ pub(crate) struct Options {
     /// Size of the host's KV cache in tokens
     #[arg(long, value_name = "N", default_value_t = DEFAULT_KV_TOKENS)]
     kv_tokens: u32,
+    /// Requests of the second part, which shows time: about one a second in each order, for two and a half minutes at
+    /// most. 0: leave it out
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_TIME_REQUESTS)]
+    time_requests: usize,
     /// Cargo profile of the host; `dev` optimises the engine and shares the tests' build
     #[arg(long, default_value = "dev")]
     profile: String,
@@ -59,6 +68,19 @@ pub(crate) struct Options {
 
 /// The host's own default: room for about fifty of the replay's prompts.
 const DEFAULT_KV_TOKENS: u32 = 65_536;
+
+/// Ten bursts of ten.
+const DEFAULT_TIME_REQUESTS: usize = 100;
+
+/// Enough for the work to be counted.
+const CHECKED_TIME_REQUESTS: usize = 40;
+
+/// The reader: a small model, trained by the scripts beside it.
+const READER: &str = "examples/reader";
+
+/// Most prompt tokens to compute in the second part, as a share of those in retrieval order. What time that saves
+/// depends on the machine; the work does not.
+const MOST_COMPUTED: f64 = 0.75;
 
 /// Least gain of ordering, as a multiple of the reuse in retrieval order.
 const LEAST_GAIN: f64 = 1.5;
@@ -97,6 +119,7 @@ pub(crate) fn check(workspace: &Workspace, built: &Built) -> Result<()> {
         requests: None,
         top_k: 5,
         kv_tokens: DEFAULT_KV_TOKENS,
+        time_requests: CHECKED_TIME_REQUESTS,
         profile: "dev".into(),
     };
     let (figures, _) = replay_both(workspace, &options, built, &Interrupt::install()?)?;
@@ -123,6 +146,13 @@ pub(crate) fn check(workspace: &Workspace, built: &Built) -> Result<()> {
             summary.requests
         );
     }
+    let computed = figures.time.summary(Arm::Ordered).computed() as f64
+        / figures.time.summary(Arm::Retrieval).computed().max(1) as f64;
+    ensure!(
+        computed <= MOST_COMPUTED,
+        "on the bursty trace, ordered prompts leave {computed:.2} of the retrieval order's tokens to compute, more than \
+         {MOST_COMPUTED}"
+    );
     ensure!(
         figures.answers.checked > 0 && figures.answers.equal == figures.answers.checked,
         "{} of {} sampled answers were the same bytes warm and cold",
@@ -133,7 +163,7 @@ pub(crate) fn check(workspace: &Workspace, built: &Built) -> Result<()> {
 }
 
 /// The keys that `--json` promises at its top level.
-const PROMISED_KEYS: [&str; 8] = [
+const PROMISED_KEYS: [&str; 14] = [
     "requests",
     "prompt_tokens",
     "retrieval.cached_tokens",
@@ -142,6 +172,12 @@ const PROMISED_KEYS: [&str; 8] = [
     "ordered.ttft_p50_ms",
     "retrieval.exact_match",
     "ordered.exact_match",
+    "time.retrieval.ttft_mean_ms",
+    "time.retrieval.ttft_p50_ms",
+    "time.retrieval.ttft_p95_ms",
+    "time.ordered.ttft_mean_ms",
+    "time.ordered.ttft_p50_ms",
+    "time.ordered.ttft_p95_ms",
 ];
 
 /// Sets up and builds, before signals are caught, because cargo handles them by itself.
@@ -150,6 +186,7 @@ fn prepare(workspace: &Workspace, options: &Options) -> Result<Built> {
     Ok(Built {
         filter: build::filter(workspace)?,
         host: build::host(workspace, &options.profile)?,
+        ext_proc: None,
     })
 }
 
@@ -168,18 +205,36 @@ fn replay_both(
         options.kv_tokens,
         &options.profile,
     );
+    let checkpoint = workspace.root().join(READER);
+    ensure!(
+        checkpoint.join("config.json").is_file(),
+        "the model {READER} is missing; restore it with `git checkout -- {READER}`"
+    );
+    let serving = Serving {
+        checkpoint: &checkpoint,
+        arguments: &["--kv-tokens", &options.kv_tokens.to_string()],
+    };
     let mut running = None;
     for arm in [Arm::Retrieval, Arm::Ordered] {
         // The first arm's processes end before the second's start, so the arms share nothing, not even the processor.
         drop(running.take());
         interrupt.check()?;
-        let stack = Stack::start(workspace, arm, built, options.kv_tokens)?;
+        let stack = Stack::start(arm, built, &serving)?;
         let outcome = replay_arm(&stack, arm, &questions, interrupt, &mut figures);
         // A signal from the terminal ends host and Envoy too; their ends are then not the error to report.
         interrupt.check()?;
         outcome.with_context(|| format!("replaying in {} order", arm.key()))?;
         running = Some(stack);
     }
+    let time = time::measure(
+        workspace,
+        built,
+        options.kv_tokens,
+        options.time_requests,
+        interrupt,
+    );
+    interrupt.check()?;
+    figures.time = time.context("measuring the time on a larger model")?;
     report::write(workspace, &figures)?;
     let Some(stack) = running else {
         bail!("no arm ran")

@@ -1,10 +1,11 @@
 //! The report's plots as SVG text: the retrieval order beside the ordered arm.
 
 use anyhow::Result;
-use foreword_report::plot::{BASELINE, BEST, Points, Width, lines};
+use foreword_report::plot::{self, BASELINE, BEST, Points, Width, lines, quantile};
 
 use super::arm::Arm;
-use super::figures::{Figures, quantile, sorted_ms};
+use super::figures::{Figures, sorted_ms};
+use super::replay::Sample;
 
 /// Plots the share of prompt tokens found in the cache, over all requests so far, in percent.
 pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
@@ -23,24 +24,32 @@ pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
 /// Plots the share of requests whose first token came within a time. The slowest hundredth of an arm may be off the
 /// plot.
 pub(super) fn time_to_first_token(figures: &Figures, width: Width) -> Result<String> {
-    let times = |arm| sorted_ms(figures.samples(arm));
+    distribution(|arm| figures.samples(arm), width)
+}
+
+/// Plots the same for the second part, on a larger model.
+pub(super) fn time_on_shape(figures: &Figures, width: Width) -> Result<String> {
+    distribution(|arm| figures.time.samples(arm), width)
+}
+
+/// Plots the seconds that a client has waited for first tokens in the second part, summed up.
+pub(super) fn waited(figures: &Figures, width: Width) -> Result<String> {
+    let line = |arm| {
+        let mut sum = 0.0;
+        let sums = figures.time.samples(arm).iter().map(move |sample| {
+            sum += sample.ttft.as_secs_f64();
+            sum
+        });
+        numbered(sums)
+    };
+    both_arms(width, "requests so far", "seconds", line)
+}
+
+fn distribution<'a>(samples: impl Fn(Arm) -> &'a [Sample], width: Width) -> Result<String> {
+    let times = |arm| sorted_ms(samples(arm));
     let slow = |arm| quantile(&times(arm), 0.99);
     let end = 1.05 * slow(Arm::Retrieval).max(slow(Arm::Ordered));
-    let line = |arm| {
-        let times = times(arm);
-        let share = |rank: usize| 100.0 * rank as f64 / times.len() as f64;
-        let shown = times
-            .iter()
-            .enumerate()
-            .take_while(|(_, time)| **time <= end);
-        let mut steps: Points = shown
-            .flat_map(|(rank, &time)| [(time, share(rank)), (time, share(rank + 1))])
-            .collect();
-        if let Some(&(_, reached)) = steps.last() {
-            steps.push((end, reached));
-        }
-        steps
-    };
+    let line = |arm| plot::distribution(&times(arm), end);
     both_arms(
         width,
         "milliseconds to the first token",
@@ -89,7 +98,7 @@ mod tests {
     fn every_plot_draws_both_arms_at_both_widths() {
         let figures = example(40);
         for width in [Width::Desktop, Width::Phone] {
-            for plot in [reuse, time_to_first_token, computed] {
+            for plot in [reuse, time_to_first_token, computed, time_on_shape, waited] {
                 let svg = plot(&figures, width).unwrap();
                 assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
                 assert!(svg.contains("#C26A0B") && svg.contains("#1F5FD0"));

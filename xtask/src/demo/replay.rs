@@ -18,10 +18,12 @@ use crate::workspace::Workspace;
 
 /// A question with the documents that were retrieved for it, best first.
 pub(super) struct Question {
-    text: String,
+    pub(super) text: String,
     /// The right answer; `None` if no document contains it and the model should say so.
-    answer: Option<String>,
-    documents: Vec<Document>,
+    pub(super) answer: Option<String>,
+    pub(super) documents: Vec<Document>,
+    /// Most tokens of an answer.
+    pub(super) max_tokens: u32,
 }
 
 impl Question {
@@ -40,7 +42,7 @@ impl Question {
                 },
             ],
             documents: &self.documents,
-            max_tokens: 32,
+            max_tokens: self.max_tokens,
             temperature: 0.0,
             stream: true,
             stream_options: StreamOptions {
@@ -108,6 +110,7 @@ pub(super) fn questions(
                 text: question.text.clone(),
                 answer: question.answer.clone(),
                 documents: found.collect::<Result<_>>()?,
+                max_tokens: ANSWER_TOKENS,
             })
         })
         .collect()
@@ -147,6 +150,8 @@ impl Said {
     }
 }
 
+/// Most tokens of an answer of the reader's.
+const ANSWER_TOKENS: u32 = 32;
 const WARM_EVERY: usize = 10;
 const SHOWN: usize = 8;
 
@@ -257,11 +262,12 @@ impl Core {
 
 /// Sends a first request that is not counted, to open the connections and touch the weights. It has no documents, so
 /// afterwards only the system message is in the cache and the tree.
-fn warm_up(client: &Client, model: &str) -> Result<()> {
+pub(super) fn warm_up(client: &Client, model: &str) -> Result<()> {
     let question = Question {
         text: "Are you ready?".into(),
         answer: None,
         documents: Vec::new(),
+        max_tokens: ANSWER_TOKENS,
     };
     client.ask(&question.body(model)?).map(drop)
 }

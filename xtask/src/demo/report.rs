@@ -41,8 +41,12 @@ fn page(figures: &Figures) -> Result<String> {
     );
     let setting = &figures.setting;
     let command = format!(
-        "cargo xtask demo --requests {} --top-k {} --kv-tokens {} --profile {}",
-        retrieval.requests, setting.top_k, setting.kv_tokens, setting.profile
+        "cargo xtask demo --requests {} --top-k {} --kv-tokens {} --time-requests {} --profile {}",
+        retrieval.requests,
+        setting.top_k,
+        setting.kv_tokens,
+        figures.time.ordered.len(),
+        setting.profile
     );
     let values = [
         ("requests", retrieval.requests.to_string()),
@@ -59,6 +63,7 @@ fn page(figures: &Figures) -> Result<String> {
         ),
         ("ordered_p50", milliseconds(ordered.ttft_p50_ms)),
         ("retrieval_p50", milliseconds(retrieval.ttft_p50_ms)),
+        ("time", time(figures)?),
         ("legend", LEGEND.to_owned()),
         (
             "reuse",
@@ -94,6 +99,59 @@ fn page(figures: &Figures) -> Result<String> {
 }
 
 const LEGEND: &str = r#"<div class="legend"><span class="baseline">retrieval order</span><span class="best">ordered</span></div>"#;
+
+/// Returns the second part: what the same filter saves in time where a prompt takes long. Empty if it was left out.
+fn time(figures: &Figures) -> Result<String> {
+    if figures.time.ordered.is_empty() {
+        return Ok(String::new());
+    }
+    let [retrieval, ordered] = figures.time_summaries();
+    let row = |name: &str, cell: fn(&Summary) -> String| {
+        format!(
+            "<tr><th>{name}</th><td>{}</td><td>{}</td></tr>\n",
+            cell(&retrieval),
+            cell(&ordered)
+        )
+    };
+    let rows = [
+        row("time to first token, mean", |summary| {
+            milliseconds(summary.ttft_mean_ms)
+        }),
+        row("time to first token, median", |summary| {
+            milliseconds(summary.ttft_p50_ms)
+        }),
+        row("time to first token, 95th percentile", |summary| {
+            milliseconds(summary.ttft_p95_ms)
+        }),
+        row("prompt tokens", |summary| grouped(summary.prompt_tokens)),
+        row("of these computed", |summary| grouped(summary.computed())),
+        row("share reused", |summary| percent(summary.share())),
+    ];
+    let values = [
+        ("requests", retrieval.requests.to_string()),
+        ("legend", LEGEND.to_owned()),
+        (
+            "saved",
+            percent(1.0 - ordered.ttft_mean_ms / retrieval.ttft_mean_ms.max(f64::MIN_POSITIVE)),
+        ),
+        ("sooner", percent(figures.time.sooner())),
+        ("rows", rows.concat()),
+        (
+            "ttft",
+            both_widths(
+                "Distribution of times to first token, larger model",
+                |width| plots::time_on_shape(figures, width),
+            )?,
+        ),
+        (
+            "waited",
+            both_widths("Seconds waited for first tokens, summed up", |width| {
+                plots::waited(figures, width)
+            })?,
+        ),
+    ];
+    Ok(foreword_report::filled(include_str!("time.html"), &values))
+}
 
 /// Returns the table's body: a line per figure and a column per arm, so that it fits a phone.
 fn rows(retrieval: &Summary, ordered: &Summary) -> String {
@@ -167,7 +225,7 @@ mod tests {
         assert!(page.contains("Some &lt;Processor&gt;"));
         assert!(page.contains("KT-47</span> <span class=\"right\">"));
         assert!(page.contains("&lt;none&gt;</span> <span class=\"wrong\">"));
-        assert_eq!(page.matches("<svg").count(), 6);
+        assert_eq!(page.matches("<svg").count(), 10);
         let links = page.replace("http://www.w3.org/2000/svg", "");
         assert!(!links.contains("http:") && !links.contains("https:") && !links.contains("src="));
     }

@@ -1,12 +1,13 @@
 //! Host and Envoy of one arm: started for it, and ended with it.
 
-use anyhow::{Context, Result, ensure};
+use std::path::Path;
+
+use anyhow::{Context, Result};
 use foreword_tests::{Gateway, GatewayOptions, Host};
 use serde_json::{Value, json};
 
 use super::arm::Arm;
 use crate::build::Built;
-use crate::workspace::Workspace;
 
 /// A running host with Envoy in front of it.
 pub(super) struct Stack {
@@ -16,24 +17,18 @@ pub(super) struct Stack {
     model: String,
 }
 
-/// The checkpoint that the host serves: a small reader, trained by the scripts beside it.
-const MODEL: &str = "examples/reader";
+/// What the host serves.
+pub(super) struct Serving<'a> {
+    /// Folder of the checkpoint.
+    pub(super) checkpoint: &'a Path,
+    /// Further arguments of `foreword serve`.
+    pub(super) arguments: &'a [&'a str],
+}
 
 impl Stack {
     /// Starts both on free ports, the host with an empty cache and the filter with an empty tree.
-    pub(super) fn start(
-        workspace: &Workspace,
-        arm: Arm,
-        built: &Built,
-        kv_tokens: u32,
-    ) -> Result<Self> {
-        let checkpoint = workspace.root().join(MODEL);
-        ensure!(
-            checkpoint.join("config.json").is_file(),
-            "the model {MODEL} is missing; restore it with `git checkout -- {MODEL}`"
-        );
-        let arguments = ["--kv-tokens", &kv_tokens.to_string()];
-        let host = Host::start_binary(&built.host, &checkpoint, &arguments)?;
+    pub(super) fn start(arm: Arm, built: &Built, serving: &Serving<'_>) -> Result<Self> {
+        let host = Host::start_binary(&built.host, serving.checkpoint, serving.arguments)?;
         let gateway = Gateway::start(&GatewayOptions {
             plugin: Some(json!({ "ordering": arm.ordering() })),
             module: Some(built.filter.clone()),

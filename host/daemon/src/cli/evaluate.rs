@@ -15,7 +15,8 @@ pub(crate) const HELP: &str = "Data:
               or {\"turns\": [{\"question\", \"documents\", \"answers\"}, …]} on each line
 
 Arms: retrieval, ordered, ordered+hint, dedup, dedup+hint (what the filter does), random, reversed, gateway;
-  first, middle, last: where the answer's document stands
+  first, middle, last: where the answer's document stands;
+  stabilised, stabilised:tools, stabilised:words: what stands before the documents is made alike
 
 DIR/answers.jsonl holds the answers' texts, readable by its owner alone: a run that was stopped goes on from it.
 
@@ -65,6 +66,10 @@ pub(crate) struct Arguments {
     /// System message; empty for none
     #[arg(long, value_name = "TEXT", default_value = SYSTEM)]
     system: String,
+    /// Let what stands before the documents differ in each request: a clock and an id in the system message, tools in
+    /// another order; adds the arm stabilised
+    #[arg(long)]
+    changing_head: bool,
     /// Most tokens of an answer
     #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
@@ -114,6 +119,7 @@ impl Arguments {
             concurrency: self.concurrency.into(),
             seed: self.seed,
             system: self.system,
+            changing_head: self.changing_head,
             max_tokens: self.max_tokens,
             extra: self.extra.0,
             ordering: ordering(self.ordering.as_deref())?,

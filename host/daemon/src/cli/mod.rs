@@ -8,7 +8,7 @@ pub(crate) mod ingest;
 pub(crate) mod kv_bridge;
 pub(crate) mod listener;
 pub(crate) mod measure;
-pub(crate) mod rehearse;
+pub(crate) mod program;
 pub(crate) mod replay;
 pub(crate) mod serve;
 

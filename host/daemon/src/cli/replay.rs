@@ -1,9 +1,10 @@
 //! The arguments of `foreword replay`.
 
+use foreword_ordering::cuts::CacheKind;
 use foreword_ordering::policy::PolicyKind;
 use foreword_simulation::Capacity;
 use foreword_tools::replay;
-use foreword_tools::replay::EmptyTrace;
+use foreword_tools::replay::{BoundaryOptions, EmptyTrace};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -41,6 +42,20 @@ pub(crate) struct Arguments {
     /// are stabilised by its `head` and `conversation`, with `report` counting as `apply` [default: every safe part]
     #[arg(long, value_name = "FILE")]
     ordering: Option<PathBuf>,
+    /// Also say what the prompts would have cost at an upstream with that kind of cache: anthropic, openai (from
+    /// GPT-5.6 on) and bedrock match up to marked boundaries, units whole units of --page-tokens, prefix any prefix
+    #[arg(long, value_name = "KIND", value_parser = cache_kind)]
+    cache_kind: Option<CacheKind>,
+    /// Prices by model, in JSON, as examples/cache-prices.json has them [default: published factors of a plain token's
+    /// price]
+    #[arg(long, value_name = "FILE", requires = "cache_kind")]
+    prices: Option<PathBuf>,
+    /// The model whose rules and prices count for every line [default: the one that the line names]
+    #[arg(long, value_name = "NAME", requires = "cache_kind")]
+    cache_model: Option<String>,
+    /// Requests a minute where lines state no `time`
+    #[arg(long, value_name = "N", requires = "cache_kind", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    cache_rate: u32,
     /// Seed of the random policy and of samples
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -64,6 +79,16 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     if policies.is_empty() {
         policies = PolicyKind::ALL.to_vec();
     }
+    if arguments.cache_kind == Some(CacheKind::Units) && arguments.page_tokens == 1 {
+        let error = anyhow::anyhow!("--cache-kind units needs the unit's size: --page-tokens");
+        return super::failed(&error, 2);
+    }
+    let boundary = arguments.cache_kind.map(|kind| BoundaryOptions {
+        kind,
+        prices: arguments.prices,
+        model: arguments.cache_model,
+        per_minute: arguments.cache_rate,
+    });
     let options = replay::Options {
         files: arguments.files,
         capacity: Capacity {
@@ -76,6 +101,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
         document_tokens: arguments.document_tokens,
         strict: arguments.strict,
         ordering: arguments.ordering,
+        boundary,
         report: (!arguments.no_report).then_some(arguments.report),
         json: arguments.json,
     };
@@ -83,6 +109,11 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => super::failed(&error, if error.is::<EmptyTrace>() { 2 } else { 1 }),
     }
+}
+
+fn cache_kind(name: &str) -> Result<CacheKind, String> {
+    let names = CacheKind::ALL.map(CacheKind::name).join(", ");
+    CacheKind::by_name(name).ok_or(format!("it must be one of {names}"))
 }
 
 fn policy(name: &str) -> Result<PolicyKind, String> {

@@ -294,10 +294,13 @@ fn a_shape_without_weights_is_measured_in_every_part() {
         "num_key_value_heads": 1, "intermediate_size": 64, "vocab_size": 256, "max_position_embeddings": 2048,
     });
     std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-    let sizes = "--device cpu --random-weights 1 --kv-tokens 16384 --prompt 64 --context 32 --batches 1,2 --runs 1 \
-                 --queries 4 --seeds 1 --overlaps 0.6,0.2 --groups 1,2";
+    let report = folder.path().join("report.html");
+    let sizes = "--device cpu --random-weights 1 --prompt 64 --context 32 --batches 1,2 --runs 1 --queries 14 --seeds 2 \
+                 --arms none,foresight,foresight+hint --arm-kv-tokens 16384 --sweep-queries 4 --overlaps 0.2,0.6 --groups 2 \
+                 --ks 3 --pools 4096 --answers 2 --json --report";
     let mut arguments = vec!["measure", "--model", folder.path().to_str().unwrap()];
     arguments.extend(sizes.split_ascii_whitespace());
+    arguments.push(report.to_str().unwrap());
     let output = foreword(&arguments);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{error}");
@@ -315,20 +318,57 @@ fn a_shape_without_weights_is_measured_in_every_part() {
         positive(&found["host_tier"]["question_with_loads_s"]),
         "{found}"
     );
-    let runs = found["ragcache"].as_array().unwrap();
-    let shapes: Vec<_> = runs
-        .iter()
-        .map(|run| (&run["overlap"], &run["at_once"]))
+    // Retrieval order is always measured: the others are compared with it.
+    let arms = ["none", "retrieval", "foresight", "foresight+hint"];
+    for part in ["all", "steady"] {
+        let rows = found["orders"][part].as_array().unwrap();
+        let names: Vec<&str> = rows
+            .iter()
+            .map(|row| row["arm"].as_str().unwrap())
+            .collect();
+        assert_eq!(names, arms);
+        for row in rows {
+            assert!(positive(&row["ttft_p95_ms"]["mean"]), "{row}");
+            assert!(positive(&row["ttft_mean_ms"]["within"]), "{row}");
+        }
+        // Work, not time: what ordering saves does not depend on the machine.
+        let saved = |at: usize| rows[at]["saved_tokens"].as_f64().unwrap();
+        assert!(saved(0) == 0.0 && saved(2) > 1.5 * saved(1), "{rows:?}");
+        let hint = rows[3]["hint_tokens"].as_f64().unwrap();
+        assert!(hint > 0.0 && hint <= 0.015 * 1_000.0, "{hint}");
+    }
+    assert_eq!(found["orders"]["all"][0]["requests"], 2 * (14 - 5));
+    let sweeps = found["sweeps"].as_array().unwrap();
+    let points: Vec<String> = (sweeps.iter())
+        .map(|point| {
+            format!(
+                "{} {}",
+                point["name"].as_str().unwrap(),
+                point["value"].as_str().unwrap()
+            )
+        })
         .collect();
     assert_eq!(
-        shapes,
+        points,
         [
-            (&json!(0.6), &json!(1)),
-            (&json!(0.6), &json!(2)),
-            (&json!(0.2), &json!(1))
+            "overlap 0.2",
+            "overlap 0.6",
+            "at once 2",
+            "k 3",
+            "trace bursty",
+            "trace geospatial",
+            "trace uniform",
+            "pool 4,096"
         ]
     );
-    for arm in ["none", "retrieval", "ordered"] {
-        assert!(positive(&runs[0]["ttft_p50_s"][arm][0]), "{found}");
-    }
+    assert_eq!(sweeps[7]["kv_tokens"], 4_096);
+    let throughput = found["throughput"].as_array().unwrap();
+    assert_eq!(throughput.len(), 8);
+    assert!(
+        throughput
+            .iter()
+            .all(|row| positive(&row["requests_per_s"]))
+    );
+    let page = std::fs::read_to_string(report).unwrap();
+    assert!(page.contains("<svg") && page.contains("foresight+hint"));
 }

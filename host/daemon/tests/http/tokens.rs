@@ -1,6 +1,7 @@
 //! `/tokenize`, `/detokenize`, the renderers, and roles that a template does not know.
 
-use crate::support::client::post;
+use crate::support::client::{post, post_bytes};
+use crate::support::parrot::MAX_POSITIONS;
 use crate::support::{MODEL, Options, TestServer};
 use serde_json::{Value, json};
 
@@ -30,6 +31,13 @@ async fn texts_and_chats_are_tokenised_as_they_would_be_computed() {
     assert_eq!(back, json!({"prompt": "<|user|>hi<|assistant|>"}));
     let wrong = post(address, "/detokenize", &json!({"tokens": [1, 99_999]})).await;
     wrong.error(400, "invalid_value", Some("tokens"));
+    let many = format!(r#"{{"tokens":[1{}]}}"#, ",1".repeat(MAX_POSITIONS as usize));
+    let many = post_bytes(address, "/detokenize", many.as_bytes()).await;
+    let told = many.error(400, "invalid_value", Some("tokens"));
+    assert!(
+        told.ends_with(&format!("more than the model's {MAX_POSITIONS}")),
+        "{told}"
+    );
     let wrong = post(
         address,
         "/tokenize",
@@ -63,6 +71,9 @@ async fn prompts_are_rendered_without_an_answer() {
         .json();
     assert_eq!(several[1]["token_ids"], json!([0x68]));
     assert_eq!(several.as_array().unwrap().len(), 2);
+    let wrong = json!({"prompt": ["hi", 7]});
+    let wrong = post(address, "/v1/completions/render", &wrong).await;
+    wrong.error(400, "invalid_value", Some("prompt"));
     assert_eq!(house.stats().finished, 0);
 }
 

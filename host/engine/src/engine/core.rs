@@ -489,7 +489,7 @@ impl Core {
         let sequence = &mut active.sequence;
         match choice {
             Err(error @ SamplingError::Constraint { .. }) => {
-                let failure = Failure::Sampling(error.to_string());
+                let failure = Failure::Grammar(error.to_string());
                 let sequence = self.close(active);
                 self.end(&sequence, Event::Failed(failure));
             }

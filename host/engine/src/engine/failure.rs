@@ -24,6 +24,9 @@ pub enum Failure {
     /// No token can be chosen from the model's output, for instance because it is not numbers.
     #[error("{0}")]
     Sampling(String),
+    /// The grammar that the answer must follow costs more than the bound on one step: the request asked for too much.
+    #[error("{0}")]
+    Grammar(String),
     /// The engine stopped before the request was complete.
     #[error("the engine stopped before the answer was complete")]
     Stopped,

@@ -21,6 +21,7 @@ mod admission;
 mod core;
 mod failure;
 pub mod feed;
+mod parking;
 pub mod profile;
 mod stepper;
 #[cfg(test)]

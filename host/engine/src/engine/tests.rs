@@ -266,7 +266,7 @@ fn tokens_depend_on_the_request_alone() {
             max_retries: u32::MAX,
             order: [
                 Rule::Arrival,
-                Rule::PathGroups,
+                Rule::Grouped { window: 2 },
                 Rule::CachedFirst { window: 2 },
             ][random.below(3) as usize],
             ..EngineConfig::default()

@@ -14,6 +14,7 @@
 use super::admission::Admission;
 use super::core::{Core, Sequence};
 use super::feed::Feed;
+use super::parking::Parking;
 use super::work::Answers;
 use super::{Bounds, EngineConfig, Failure, Generation, Request, Stats, SubmitError};
 use crate::backend::{Backend, BackendError};
@@ -65,20 +66,10 @@ struct Inbox {
     /// The core's counters as last published.
     stats: Stats,
     /// The core, while the device computes.
-    parked: Option<Parked>,
+    parking: Parking<Box<Core>, ThreadId>,
     health: Health,
     /// The thread that the engine runs on now.
     thread: Option<JoinHandle<()>>,
-}
-
-/// A core whose device is computing.
-struct Parked {
-    core: Box<Core>,
-    since: Instant,
-    /// The thread that owns the device; no other thread may take the core back.
-    thread: ThreadId,
-    /// Why the thread has given the device up, if it has.
-    given_up: Option<Failure>,
 }
 
 /// Losses without a computed step in between after which the device is given up. The first call after a loss either
@@ -102,7 +93,7 @@ impl Shared {
             clears: Vec::new(),
             stopping: false,
             stats,
-            parked: None,
+            parking: Parking::default(),
             health: Health::Good,
             thread: None,
         };
@@ -212,20 +203,11 @@ impl Shared {
             if matches!(inbox.health, Health::Ended { .. }) {
                 return None;
             }
-            let now = self.now();
-            let failure = inbox.parked.as_ref().and_then(|parked| {
-                let elapsed = now.saturating_duration_since(parked.since);
-                let stuck = patience.filter(|patience| elapsed > *patience);
-                let stuck = stuck.map(|patience| Failure::Stuck { patience });
-                parked.given_up.clone().or(stuck)
-            });
-            if let Some(failure) = failure
-                && let Some(parked) = inbox.parked.take()
-            {
+            if let Some(given_up) = inbox.parking.take_given_up(self.now(), patience) {
                 inbox.health = Health::Recovering;
                 // The thread is not joined, because it may never end.
                 inbox.thread = None;
-                return Some((parked.core, failure));
+                return Some(given_up);
             }
             // A quarter of `patience` notices in time. The upper bound keeps tests with their own clock from waiting.
             let look_again = patience.map_or(LONG, |patience| {
@@ -254,33 +236,19 @@ impl Shared {
 
     fn park(&self, core: Box<Core>) {
         let since = self.now();
-        let thread = std::thread::current().id();
-        self.lock().parked = Some(Parked {
-            core,
-            since,
-            thread,
-            given_up: None,
-        });
+        let own = std::thread::current().id();
+        self.lock().parking.park(core, own, since);
     }
 
     /// Leaves the core to the watchdog.
     fn give_up(&self, core: Box<Core>, failure: Failure) {
-        let since = self.now();
-        let mut inbox = self.lock();
-        inbox.parked = Some(Parked {
-            core,
-            since,
-            thread: std::thread::current().id(),
-            given_up: Some(failure),
-        });
+        self.lock().parking.give_up(core, failure);
         self.ended.notify_all();
     }
 
     fn unpark(&self) -> Option<Box<Core>> {
         let own = std::thread::current().id();
-        let mut inbox = self.lock();
-        let parked = inbox.parked.take_if(|parked| parked.thread == own);
-        parked.map(|parked| parked.core)
+        self.lock().parking.take_back(&own)
     }
 
     /// Refuses further requests, and returns those that the thread has not taken in yet.

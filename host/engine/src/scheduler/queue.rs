@@ -21,8 +21,11 @@ use super::Rule;
 use super::order::{self, Queued};
 use super::shares::{GENERATED_COST, Shares};
 use foreword_ordering::document::Fingerprint;
+use fxhash::{FxHashMap, FxHasher};
 use std::cmp::Reverse;
+use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::hash::{Hash, Hasher};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -32,7 +35,7 @@ pub struct Queue<T> {
     /// Requests that were put back, in the order in which they resume.
     returned: VecDeque<T>,
     /// Waiting requests by tenant, each lane in order of arrival; no lane is empty.
-    lanes: BTreeMap<Arc<str>, VecDeque<Waiter<T>>>,
+    lanes: BTreeMap<Arc<str>, Lane<T>>,
     shares: Shares,
     /// Requests in all lanes together.
     arrived: usize,
@@ -53,13 +56,24 @@ pub struct Entry {
     pub documents: Box<[(Fingerprint, u32)]>,
 }
 
+/// The waiting requests of one tenant.
+struct Lane<T> {
+    waiting: VecDeque<Waiter<T>>,
+    /// How many of them open with the documents of a prefix; kept for [`Rule::Grouped`] alone.
+    opening_with: FxHashMap<PrefixHash, u32>,
+}
+
+/// A hash of the documents that a prompt opens with, in their order, as far as one of them. Two prefixes that share it by
+/// chance are ranked wrongly and nothing else.
+type PrefixHash = u64;
+
 struct Waiter<T> {
     arrival: u64,
     /// Boxed, so that a lane's entries lie close together in memory: ranking reads all of them.
     item: Box<T>,
     tokens: u32,
-    path: Box<[Fingerprint]>,
-    ends: Box<[u32]>,
+    /// The documents that the prompt opens with: the prefix as far as each, with the token index after it.
+    prefixes: Box<[(PrefixHash, u32)]>,
     /// Tokens found in the cache by the last lookup.
     cached: u32,
     /// How many later requests of the same tenant were taken before this one.
@@ -113,23 +127,25 @@ impl<T> Queue<T> {
         self.shares.arrive(&entry.tenant);
         self.arrivals += 1;
         self.arrived += 1;
-        let (path, ends) = entry
+        let grouped = matches!(self.rule, Rule::Grouped { .. });
+        let mut hash: PrefixHash = 0;
+        let prefixes = entry
             .documents
             .iter()
-            .copied()
-            .unzip::<_, _, Vec<_>, Vec<_>>();
-        self.lanes
-            .entry(entry.tenant)
-            .or_default()
-            .push_back(Waiter {
-                arrival: self.arrivals,
-                item: Box::new(item),
-                tokens: entry.tokens,
-                path: path.into(),
-                ends: ends.into(),
-                cached: 0,
-                overtaken: 0,
+            .filter(|_| grouped)
+            .map(|(document, end)| {
+                hash = extended(hash, *document);
+                (hash, *end)
             });
+        let waiter = Waiter {
+            arrival: self.arrivals,
+            item: Box::new(item),
+            tokens: entry.tokens,
+            prefixes: prefixes.collect(),
+            cached: 0,
+            overtaken: 0,
+        };
+        self.lanes.entry(entry.tenant).or_default().push(waiter);
     }
 
     /// Puts a request that was taken back at the head of the queue, before all others.
@@ -173,13 +189,13 @@ impl<T> Queue<T> {
         // The lane with the smallest counter is on top. The counters are copies, which grow here as tickets are given
         // out.
         let mut turns: BinaryHeap<Reverse<(u64, u64, usize)>> = BinaryHeap::new();
-        let mut lanes: Vec<Lane<'_, T>> = Vec::new();
-        for (tenant, waiting) in &mut self.lanes {
-            let oldest = waiting.front().map_or(0, |waiter| waiter.arrival);
+        let mut lanes: Vec<RankedLane<'_, T>> = Vec::new();
+        for (tenant, lane) in &mut self.lanes {
+            let oldest = lane.waiting.front().map_or(0, |waiter| waiter.arrival);
             turns.push(Reverse((self.shares.served(tenant), oldest, lanes.len())));
-            lanes.push(Lane {
+            lanes.push(RankedLane {
                 tenant,
-                waiting,
+                lane,
                 order: Vec::new(),
                 next: 0,
             });
@@ -208,8 +224,8 @@ impl<T> Queue<T> {
             QueuePosition::Returned => self.returned.front(),
             QueuePosition::Arrived { tenant, arrival } => {
                 let lane = self.lanes.get(tenant)?;
-                let at = position(lane, *arrival)?;
-                lane.get(at).map(|waiter| &*waiter.item)
+                let at = lane.position(*arrival)?;
+                lane.waiting.get(at).map(|waiter| &*waiter.item)
             }
         }
     }
@@ -221,8 +237,8 @@ impl<T> Queue<T> {
             QueuePosition::Returned => self.returned.pop_front(),
             QueuePosition::Arrived { tenant, arrival } => {
                 let lane = self.lanes.get_mut(tenant)?;
-                let at = position(lane, *arrival)?;
-                for earlier in lane.range_mut(..at) {
+                let at = lane.position(*arrival)?;
+                for earlier in lane.waiting.range_mut(..at) {
                     earlier.overtaken += 1;
                 }
                 let waiter = lane.remove(at)?;
@@ -239,8 +255,9 @@ impl<T> Queue<T> {
         for _ in 0..most.min(self.arrived) {
             let (tenant, after) = &self.swept;
             let here = self.lanes.get(tenant).and_then(|lane| {
-                let at = lane.partition_point(|waiter| waiter.arrival <= *after);
-                (at < lane.len()).then(|| (tenant.clone(), at))
+                let waiting = &lane.waiting;
+                let at = waiting.partition_point(|waiter| waiter.arrival <= *after);
+                (at < waiting.len()).then(|| (tenant.clone(), at))
             });
             let next = || {
                 let later = (Bound::Excluded(tenant.clone()), Bound::Unbounded);
@@ -251,7 +268,7 @@ impl<T> Queue<T> {
                 return;
             };
             let lane = self.lanes.get_mut(&tenant);
-            if let Some(waiter) = lane.and_then(|lane| lane.get_mut(at)) {
+            if let Some(waiter) = lane.and_then(|lane| lane.waiting.get_mut(at)) {
                 waiter.cached = look(&mut waiter.item).unwrap_or(waiter.cached);
                 self.swept = (tenant, waiter.arrival);
             }
@@ -267,16 +284,18 @@ impl<T> Queue<T> {
         let mut out: Vec<T> = Vec::from(out);
         let mut left: Vec<(Arc<str>, u32)> = Vec::new();
         for (tenant, lane) in &mut self.lanes {
-            if !lane.iter().any(|waiter| gone(&waiter.item)) {
+            if !lane.waiting.iter().any(|waiter| gone(&waiter.item)) {
                 continue;
             }
-            let before = lane.len();
-            let (leaving, staying): (VecDeque<_>, _) = std::mem::take(lane)
+            let (leaving, staying): (VecDeque<_>, _) = std::mem::take(&mut lane.waiting)
                 .into_iter()
                 .partition(|waiter| gone(&waiter.item));
-            *lane = staying;
-            out.extend(leaving.into_iter().map(|waiter| *waiter.item));
-            left.push((tenant.clone(), (before - lane.len()) as u32));
+            lane.waiting = staying;
+            left.push((tenant.clone(), leaving.len() as u32));
+            for waiter in leaving {
+                lane.forget(&waiter);
+                out.push(*waiter.item);
+            }
         }
         for (tenant, count) in left {
             self.left(&tenant, count);
@@ -286,7 +305,8 @@ impl<T> Queue<T> {
 
     /// Iterates over all waiting requests: those that were put back first, then the others by arrival.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
-        let mut arrived: Vec<&Waiter<T>> = self.lanes.values().flatten().collect();
+        let lanes = self.lanes.values().flat_map(|lane| &lane.waiting);
+        let mut arrived: Vec<&Waiter<T>> = lanes.collect();
         arrived.sort_unstable_by_key(|waiter| waiter.arrival);
         self.returned
             .iter()
@@ -295,7 +315,7 @@ impl<T> Queue<T> {
 
     /// Iterates over all waiting requests, in no particular order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        let arrived = self.lanes.values_mut().flatten();
+        let arrived = self.lanes.values_mut().flat_map(|lane| &mut lane.waiting);
         self.returned
             .iter_mut()
             .chain(arrived.map(|waiter| &mut *waiter.item))
@@ -312,23 +332,23 @@ impl<T> Queue<T> {
         for _ in 0..count {
             self.shares.leave(tenant);
         }
-        if self.lanes.get(tenant).is_some_and(VecDeque::is_empty) {
+        if (self.lanes.get(tenant)).is_some_and(|lane| lane.waiting.is_empty()) {
             self.lanes.remove(tenant);
         }
     }
 }
 
 /// A tenant's lane while [`Queue::head`] gives out tickets.
-struct Lane<'q, T> {
+struct RankedLane<'q, T> {
     tenant: &'q Arc<str>,
-    waiting: &'q mut VecDeque<Waiter<T>>,
-    /// Positions in `waiting` in the rule's order; empty until the lane has been ranked.
+    lane: &'q mut Lane<T>,
+    /// Positions in the lane in the rule's order; empty until the lane has been ranked.
     order: Vec<usize>,
     /// How many entries of `order` already have a ticket.
     next: usize,
 }
 
-impl<T> Lane<'_, T> {
+impl<T> RankedLane<'_, T> {
     /// Returns the lane's next request: its arrival number, the tokens to compute, and the detail that `look` returned.
     ///
     /// If the first request has lost cached tokens since it was ranked, the whole lane is ranked again, at most
@@ -343,11 +363,11 @@ impl<T> Lane<'_, T> {
         let mut rankings = 0;
         loop {
             if self.order.is_empty() {
-                self.order = ranked(self.waiting, rule, most);
+                self.order = self.lane.ranked(rule, most);
                 rankings += 1;
             }
             let at = *self.order.get(self.next)?;
-            let waiter = self.waiting.get_mut(at)?;
+            let waiter = self.lane.waiting.get_mut(at)?;
             let (cached, detail) = look(&waiter.item);
             let lost = cached < std::mem::replace(&mut waiter.cached, cached);
             if lost && self.next == 0 && rankings < RANKINGS && rule != Rule::Arrival {
@@ -361,37 +381,77 @@ impl<T> Lane<'_, T> {
     }
 }
 
-/// Returns the positions of the first `most` requests of `waiting` in the order of `rule`.
-fn ranked<T>(waiting: &VecDeque<Waiter<T>>, rule: Rule, most: usize) -> Vec<usize> {
-    if rule == Rule::Arrival {
-        return (0..waiting.len().min(most)).collect();
+impl<T> Default for Lane<T> {
+    fn default() -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            opening_with: FxHashMap::default(),
+        }
     }
-    let queue: Vec<Queued<'_>> = waiting
-        .iter()
-        .map(|waiter| Queued {
-            path: match rule {
-                Rule::PathGroups => waiter.live_path(),
-                Rule::Arrival | Rule::CachedFirst { .. } => &[],
-            },
+}
+
+impl<T> Lane<T> {
+    fn push(&mut self, waiter: Waiter<T>) {
+        for (prefix, _) in &waiter.prefixes {
+            *self.opening_with.entry(*prefix).or_default() += 1;
+        }
+        self.waiting.push_back(waiter);
+    }
+
+    fn remove(&mut self, at: usize) -> Option<Waiter<T>> {
+        let waiter = self.waiting.remove(at)?;
+        self.forget(&waiter);
+        Some(waiter)
+    }
+
+    /// Forgets the prefixes of a request that waits no longer.
+    fn forget(&mut self, waiter: &Waiter<T>) {
+        for (prefix, _) in &waiter.prefixes {
+            if let MapEntry::Occupied(mut count) = self.opening_with.entry(*prefix) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
+    }
+
+    fn position(&self, arrival: u64) -> Option<usize> {
+        self.waiting
+            .binary_search_by_key(&arrival, |waiter| waiter.arrival)
+            .ok()
+    }
+
+    /// Returns the positions of the first `most` requests in the order of `rule`.
+    fn ranked(&self, rule: Rule, most: usize) -> Vec<usize> {
+        if rule == Rule::Arrival {
+            return (0..self.waiting.len().min(most)).collect();
+        }
+        let queued = |waiter: &Waiter<T>| Queued {
             cached_tokens: u64::from(waiter.cached),
             computed_tokens: u64::from(waiter.tokens.saturating_sub(waiter.cached)),
+            mates: self.mates(waiter),
             overtaken: waiter.overtaken,
-        })
-        .collect();
-    order::first(&queue, rule, most)
-}
+        };
+        let queue: Vec<Queued> = self.waiting.iter().map(queued).collect();
+        order::first(&queue, rule, most)
+    }
 
-impl<T> Waiter<T> {
-    /// Returns the leading documents of the prompt that are cached to their last token.
-    fn live_path(&self) -> &[Fingerprint] {
-        let live = self.ends.partition_point(|&end| end <= self.cached);
-        self.path.get(..live).unwrap_or_default()
+    /// Returns how many others open with the same documents, the first one that is not cached to its last token included.
+    fn mates(&self, waiter: &Waiter<T>) -> u32 {
+        let prefixes = &waiter.prefixes;
+        let cached = prefixes.partition_point(|(_, end)| *end <= waiter.cached);
+        let next = prefixes.get(cached);
+        let all = next.and_then(|(prefix, _)| self.opening_with.get(prefix));
+        all.map_or(0, |all| all - 1)
     }
 }
 
-fn position<T>(lane: &VecDeque<Waiter<T>>, arrival: u64) -> Option<usize> {
-    lane.binary_search_by_key(&arrival, |waiter| waiter.arrival)
-        .ok()
+/// The hash of a prefix and the document after it.
+fn extended(prefix: PrefixHash, document: Fingerprint) -> PrefixHash {
+    let mut hasher = FxHasher::default();
+    (prefix, document.0).hash(&mut hasher);
+    hasher.finish()
 }
 
 #[cfg(test)]

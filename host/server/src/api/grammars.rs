@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 
 /// Admission of requests whose grammar is being prepared, with places apart from all other requests.
 #[derive(Debug)]
-pub struct Room {
+pub struct Admission {
     places: Arc<Semaphore>,
     /// Requests that have a place or wait for one.
     entered: Arc<Semaphore>,
@@ -24,7 +24,7 @@ pub struct Room {
     counts: Outcomes,
 }
 
-impl Room {
+impl Admission {
     /// Returns one place for four cores, at least one. `counts` counts the outcomes.
     pub(crate) fn new(cores: usize, counts: Outcomes) -> Self {
         Self::with(cores.div_ceil(4), WAITING, counts)
@@ -108,16 +108,16 @@ mod tests {
     use std::sync::mpsc;
 
     #[tokio::test]
-    async fn who_finds_no_room_is_told_to_come_back() {
-        let room = Room::with(1, 1, Outcomes::default());
+    async fn who_is_not_admitted_is_told_to_come_back() {
+        let admission = Admission::with(1, 1, Outcomes::default());
         let (done, wait) = mpsc::channel::<()>();
-        let first = room.run(move |_| {
+        let first = admission.run(move |_| {
             let _ = wait.recv();
             Ok(1)
         });
-        let second = room.run(|_| Ok(2));
+        let second = admission.run(|_| Ok(2));
         let third = async {
-            let failure = room.run(|_| Ok(3)).await.unwrap_err();
+            let failure = admission.run(|_| Ok(3)).await.unwrap_err();
             assert!(
                 matches!(failure, Failure::QueueFull { limit: 2, .. }),
                 "{failure}"
@@ -130,10 +130,10 @@ mod tests {
 
     #[tokio::test]
     async fn who_leaves_cancels_the_work_and_frees_the_place() {
-        let room = Room::with(1, 1, Outcomes::default());
+        let admission = Admission::with(1, 1, Outcomes::default());
         let (started, begun) = tokio::sync::oneshot::channel();
         let (ended, end) = tokio::sync::oneshot::channel();
-        let work = room.run(move |cancel| {
+        let work = admission.run(move |cancel| {
             let _ = started.send(());
             while !cancel.is_cancelled() {
                 std::thread::yield_now();
@@ -146,6 +146,6 @@ mod tests {
             _ = begun => {}
         }
         end.await.unwrap();
-        room.run(|_| Ok(())).await.unwrap();
+        admission.run(|_| Ok(())).await.unwrap();
     }
 }

@@ -101,7 +101,7 @@ pub struct App {
     /// Requests being parsed, rendered and tokenised at once: one per core.
     pub preparing: Arc<Semaphore>,
     /// Grammars being prepared, apart from everything else.
-    pub grammars: grammars::Room,
+    pub grammars: grammars::Admission,
     /// Whether somebody still gets to prepare.
     pub canary: Canary,
     /// The connections of clients.

@@ -6,18 +6,20 @@ use super::{App, RequestId};
 use crate::failure::{Failure, clip};
 use crate::model::Model;
 use crate::request::{
-    Chat, Detokenize, ResponsesRequest, Tokenize, Tokenized, completions_to_render, responses,
+    Chat, Detokenize, Rendering, ResponsesRequest, Tokenize, Tokenized, responses,
 };
-use axum::Json;
 use axum::extract::{Extension, Request, State};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
 use foreword_engine::TokenId;
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::json;
 use std::sync::Arc;
 
 pub(super) async fn tokenize(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Response, Failure> {
     work(&app, request, |model, body| {
         let asked = Tokenize::parse(body)?;
         check_name(model, asked.model.as_deref())?;
@@ -25,19 +27,13 @@ pub(super) async fn tokenize(
             Tokenized::Text(text, special) => model.text_tokens(&text, special)?,
             Tokenized::Chat(chat) => model.chat_tokens(&chat)?,
         };
-        let text = |token: &TokenId| {
-            let bytes = model.bytes_of(*token).unwrap_or_default();
-            String::from_utf8_lossy(&bytes).into_owned()
-        };
-        let strings = asked
-            .strings
-            .then(|| tokens.iter().map(text).collect::<Vec<_>>());
-        Ok(json!({
-            "count": tokens.len(),
-            "max_model_len": model.max_positions(),
-            "tokens": tokens,
-            "token_strs": strings,
-        }))
+        let strings = asked.strings.then_some(Strings(model, &tokens));
+        told(&Tokens {
+            count: tokens.len(),
+            max_model_len: model.max_positions(),
+            tokens: &tokens,
+            token_strs: strings,
+        })
     })
     .await
 }
@@ -45,11 +41,16 @@ pub(super) async fn tokenize(
 pub(super) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Response, Failure> {
     work(&app, request, |model, body| {
         let asked = Detokenize::parse(body)?;
         check_name(model, asked.model.as_deref())?;
-        Ok(json!({"prompt": model.text_of(&asked.tokens)?}))
+        let (found, limit) = (asked.tokens.len(), model.max_positions());
+        if found > limit as usize {
+            let message = format!("tokens has {found} tokens, more than the model's {limit}");
+            return Err(Failure::invalid("tokens", message));
+        }
+        told(&json!({"prompt": model.text_of(&asked.tokens)?}))
     })
     .await
 }
@@ -58,12 +59,12 @@ pub(super) async fn render_chat(
     State(app): State<Arc<App>>,
     Extension(id): Extension<RequestId>,
     request: Request,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Response, Failure> {
     work(&app, request, move |model, body| {
         let chat = Chat::parse(body)?;
         check_name(model, chat.options.model.as_deref())?;
         let tokens = model.chat_tokens(&chat)?;
-        Ok(rendered(model, &format!("chatcmpl-{}", id.0), &tokens))
+        told(&Rendered::new(model, format!("chatcmpl-{}", id.0), tokens))
     })
     .await
 }
@@ -72,7 +73,7 @@ pub(super) async fn render_response(
     State(app): State<Arc<App>>,
     Extension(id): Extension<RequestId>,
     request: Request,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Response, Failure> {
     let rendered = work(&app, request, move |model, body| {
         let response = ResponsesRequest::parse(body)?;
         if response.previous.is_some() {
@@ -83,7 +84,7 @@ pub(super) async fn render_response(
         let chat = response.chat(&[])?;
         check_name(model, chat.options.model.as_deref())?;
         let tokens = model.chat_tokens(&chat)?;
-        Ok(rendered(model, &format!("resp-{}", id.0), &tokens))
+        told(&Rendered::new(model, format!("resp-{}", id.0), tokens))
     })
     .await;
     rendered.map_err(|failure| failure.renamed(responses::NAMES))
@@ -93,22 +94,68 @@ pub(super) async fn render_completion(
     State(app): State<Arc<App>>,
     Extension(id): Extension<RequestId>,
     request: Request,
-) -> Result<Json<Value>, Failure> {
+) -> Result<Response, Failure> {
     work(&app, request, move |model, body| {
-        let prompts = completions_to_render(body)?.into_iter().enumerate();
-        let prompts = prompts.map(|(index, completion)| {
-            check_name(model, completion.options.model.as_deref())?;
-            let tokens = model.completion_request(&completion)?.prompt;
-            Ok(rendered(model, &format!("cmpl-{}-{index}", id.0), &tokens))
-        });
-        prompts.collect::<Result<_, _>>().map(Value::Array)
+        let rendering = Rendering::parse(body)?;
+        check_name(model, rendering.model())?;
+        let mut index = 0..;
+        told(&rendering.each(|completion| {
+            let tokens = model.completion_request(completion)?.prompt;
+            let index = index.next().unwrap_or_default();
+            Ok(Rendered::new(
+                model,
+                format!("cmpl-{}-{index}", id.0),
+                tokens,
+            ))
+        })?)
     })
     .await
 }
 
-/// Returns a prompt's tokens in the form of vLLM's renderer.
-fn rendered(model: &Model, id: &str, tokens: &[TokenId]) -> Value {
-    json!({"request_id": id, "model": model.name(), "token_ids": tokens})
+/// What `/tokenize` answers. It is written as it stands: as values, the tokens of a long text would take hundreds of times
+/// its bytes.
+#[derive(Serialize)]
+struct Tokens<'a> {
+    count: usize,
+    max_model_len: u32,
+    tokens: &'a [TokenId],
+    token_strs: Option<Strings<'a>>,
+}
+
+/// The text of each of these tokens.
+struct Strings<'a>(&'a Model, &'a [TokenId]);
+
+impl Serialize for Strings<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(model, tokens) = self;
+        serializer.collect_seq(tokens.iter().map(|token| {
+            let bytes = model.bytes_of(*token).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        }))
+    }
+}
+
+/// A prompt's tokens in the form of vLLM's renderer.
+#[derive(Serialize)]
+struct Rendered<'a> {
+    request_id: String,
+    model: &'a str,
+    token_ids: Vec<TokenId>,
+}
+
+impl<'a> Rendered<'a> {
+    fn new(model: &'a Model, request_id: String, token_ids: Vec<TokenId>) -> Self {
+        Self {
+            request_id,
+            model: model.name(),
+            token_ids,
+        }
+    }
+}
+
+/// An answer as JSON.
+fn told(answer: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    serde_json::to_vec(answer).map_err(Failure::internal)
 }
 
 fn check_name(model: &Model, asked: Option<&str>) -> Result<(), Failure> {
@@ -121,14 +168,16 @@ fn check_name(model: &Model, asked: Option<&str>) -> Result<(), Failure> {
     }
 }
 
-/// Runs `read` on the request's body, on a thread that may block.
+/// Answers with the JSON that `read` makes of the request's body, on a thread that may block.
 async fn work(
     app: &Arc<App>,
     request: Request,
-    read: impl FnOnce(&Model, &[u8]) -> Result<Value, Failure> + Send + 'static,
-) -> Result<Json<Value>, Failure> {
+    read: impl FnOnce(&Model, &[u8]) -> Result<Vec<u8>, Failure> + Send + 'static,
+) -> Result<Response, Failure> {
     let Admitted { body, pass, time } = admit(app, request).await?;
     let model = app.model.get().cloned().ok_or(Failure::Loading)?;
     let work = app.blocking(move || read(&model, &body));
-    time.within(pass, work).await.map(Json)
+    let answer = time.within(pass, work).await?;
+    let kind = HeaderValue::from_static("application/json");
+    Ok(([(header::CONTENT_TYPE, kind)], answer).into_response())
 }

@@ -52,7 +52,7 @@ const MAX_TOP_LOGPROBS: i64 = 5;
 
 /// Checks a prompt: a string, an array of tokens, or an array with one of these. OpenAI's several prompts in one
 /// request are not supported, since they share nothing that several requests would not share.
-fn check_prompt(value: Value) -> Result<Prompt, Failure> {
+pub(super) fn check_prompt(value: Value) -> Result<Prompt, Failure> {
     match value {
         Value::String(text) => Ok(Prompt::Text(text)),
         Value::Array(items) => match items.as_slice() {

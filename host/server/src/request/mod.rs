@@ -31,5 +31,5 @@ pub use options::{Delivery, Options};
 pub use prompt::ChatPrompt;
 pub use responses::ResponsesRequest;
 pub use retrieve::{Retrieve, Retrieving, SearchQuery};
-pub use tokens::{Detokenize, Tokenize, Tokenized, completions_to_render};
+pub use tokens::{Detokenize, Rendering, Tokenize, Tokenized};
 pub use tools::{ToolChoice, Tools};

@@ -1,6 +1,6 @@
 //! `POST /tokenize` and `POST /detokenize`, as vLLM has them: the fields that ask for tokens, and for their text.
 
-use super::completion::{Prompt, check_tokens};
+use super::completion::{Prompt, check_prompt, check_tokens};
 use super::fields::{Fields, wrong_type};
 use super::{Chat, Completion};
 use crate::failure::Failure;
@@ -104,38 +104,106 @@ impl Detokenize {
     }
 }
 
-/// A text completion whose prompt shall only be rendered: vLLM takes several prompts at once there, and so is each of
-/// them read here.
-///
-/// # Errors
-/// [`Failure::Invalid`].
-pub fn completions_to_render(body: &[u8]) -> Result<Vec<Completion>, Failure> {
-    let mut fields = Fields::parse(body)?;
-    let several = match fields.get("prompt") {
-        Some(Value::Array(prompts)) => {
-            matches!(prompts.first(), Some(Value::String(_) | Value::Array(_)))
+/// A text completion whose prompt shall only be rendered: vLLM takes several prompts at once there. All else that it says
+/// is there once, however many prompts there are.
+#[derive(Debug)]
+pub struct Rendering {
+    first: Completion,
+    others: Vec<Value>,
+}
+
+impl Rendering {
+    /// # Errors
+    /// [`Failure::Invalid`].
+    pub fn parse(body: &[u8]) -> Result<Self, Failure> {
+        let mut fields = Fields::parse(body)?;
+        let mut others = match fields.take("prompt") {
+            Some(Value::Array(prompts))
+                if matches!(prompts.first(), Some(Value::String(_) | Value::Array(_))) =>
+            {
+                prompts
+            }
+            prompt => Vec::from_iter(prompt),
+        };
+        let found = others.len();
+        if found > MAX_PROMPTS {
+            let message =
+                format!("prompt holds {found} prompts, more than the limit of {MAX_PROMPTS}");
+            return Err(Failure::invalid("prompt", message));
         }
-        _ => false,
-    };
-    if !several {
-        return Completion::parse(body).map(|completion| vec![completion]);
+        let mut fields = fields.rest();
+        if !others.is_empty() {
+            fields.insert("prompt".to_owned(), others.remove(0));
+        }
+        Ok(Self {
+            first: Completion::take(Fields::of(fields))?,
+            others,
+        })
     }
-    let prompts = match fields.take("prompt") {
-        Some(Value::Array(prompts)) => prompts,
-        _ => Vec::new(),
-    };
-    if prompts.len() > MAX_PROMPTS {
-        let found = prompts.len();
-        let message = format!("prompt holds {found} prompts, more than the limit of {MAX_PROMPTS}");
-        return Err(Failure::invalid("prompt", message));
+
+    /// The model asked for; `None`: whichever is served.
+    #[must_use]
+    pub fn model(&self) -> Option<&str> {
+        self.first.options.model.as_deref()
     }
-    let rest = fields.rest();
-    let completion = |prompt: Value| {
-        let mut fields = rest.clone();
-        fields.insert("prompt".to_owned(), prompt);
-        Completion::take(Fields::of(fields))
-    };
-    prompts.into_iter().map(completion).collect()
+
+    /// Calls `render` with each completion, in their order.
+    ///
+    /// # Errors
+    /// Those of `render`, and [`Failure::Invalid`] for a prompt that is none.
+    pub fn each<T>(
+        self,
+        mut render: impl FnMut(&Completion) -> Result<T, Failure>,
+    ) -> Result<Vec<T>, Failure> {
+        let Self {
+            first: mut completion,
+            others,
+        } = self;
+        let mut rendered = vec![render(&completion)?];
+        for prompt in others {
+            completion.prompt = check_prompt(prompt)?;
+            rendered.push(render(&completion)?);
+        }
+        Ok(rendered)
+    }
 }
 
 const MAX_PROMPTS: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn prompts_are_rendered_in_their_order_with_what_is_said_once() {
+        let render = |prompt: Value| {
+            let body = json!({"model": "m", "prompt": prompt, "stop": ["x"]});
+            let rendering = Rendering::parse(body.to_string().as_bytes()).unwrap();
+            assert_eq!(rendering.model(), Some("m"));
+            rendering.each(|completion| {
+                assert_eq!(completion.options.stop, ["x"]);
+                Ok(completion.prompt.clone())
+            })
+        };
+        let text = |text: &str| Prompt::Text(text.to_owned());
+        let tokens = |tokens: &[TokenId]| Prompt::Tokens(tokens.to_vec());
+        for (prompt, expected) in [
+            (json!("a"), vec![text("a")]),
+            (json!([1, 2]), vec![tokens(&[1, 2])]),
+            (json!([]), vec![tokens(&[])]),
+            (
+                json!(["a", [1], "b"]),
+                vec![text("a"), tokens(&[1]), text("b")],
+            ),
+        ] {
+            assert_eq!(render(prompt.clone()).unwrap(), expected, "{prompt}");
+        }
+        assert!(render(json!(["a", 7])).is_err());
+        let many = json!({"prompt": vec!["a"; MAX_PROMPTS + 1]}).to_string();
+        let failure = Rendering::parse(many.as_bytes()).unwrap_err();
+        let message = "prompt holds 257 prompts, more than the limit of 256";
+        assert_eq!(failure.to_string(), message);
+        assert!(Rendering::parse(b"{}").is_err());
+    }
+}

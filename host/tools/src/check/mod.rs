@@ -8,9 +8,10 @@
 //!            the filter itself, what a schema cannot say ◄┘
 //! ```
 //!
-//! It reports every error, with path, value and limit; of what may be a secret it shows only the path. It reads no
+//! It also warns of a chain of filters in which Envoy loses bytes (`chain`). It reports every error, with path, value and limit; of what may be a secret it shows only the path. It reads no
 //! environment, so it cannot tell whether a key is there.
 
+mod chain;
 mod find;
 
 use std::fmt::Write;
@@ -41,7 +42,8 @@ pub fn run(files: &[PathBuf]) -> anyhow::Result<Verdict> {
     let validator = jsonschema::validator_for(&schema)?;
     let mut verdict = Verdict::Accepted;
     for file in files {
-        for found in find::configurations(&read(file)?)
+        let text = read(file)?;
+        for found in find::configurations(&text)
             .with_context(|| format!("cannot read {}", file.display()))?
         {
             let errors = errors(&schema, &validator, &found.configuration);
@@ -53,6 +55,9 @@ pub fn run(files: &[PathBuf]) -> anyhow::Result<Verdict> {
             if !errors.is_empty() {
                 verdict = Verdict::Refused;
             }
+        }
+        for warning in chain::warnings(&text) {
+            println!("{}: warning: {warning}", file.display());
         }
     }
     Ok(verdict)

@@ -11,13 +11,19 @@
 //! | `random` | best first | chance | no | sent again |
 //! | `reversed` | worst first | nothing | no | sent again |
 //! | `first`, `middle`, `last` | the answer's document there | nothing | no | sent again |
+//! | `stabilised` | best first | nothing | no | sent again; the head is stabilised |
+//! | `stabilised:tools`, `stabilised:words` | best first | nothing | no | the same, tools or system text alone |
 //! | `gateway` | best first | (the gateway does) | | |
+//!
+//! The head goes as the client sends it, except in the arms that stabilise it, and in `dedup+hint` if the configuration
+//! does. Whether that is worth while shows where it changes: see [`head`](super::head).
 //!
 //! `dedup+hint` is what the filter does with the unchanged configuration. The core replaces a document by words that
 //! contain its label, never by nothing, so `dedup`, the arm without hints, has the label alone.
 
 use super::data::{Document, Turn};
 use anyhow::{Context, Result};
+use foreword_ordering::head::config::{HeadMode, RawHead, RawPatterns};
 use foreword_ordering::{Config, RawConfig};
 use std::sync::Arc;
 
@@ -44,13 +50,19 @@ pub enum Arm {
     Middle,
     /// The answer's document last.
     Last,
+    /// The retriever's order behind a stabilised head.
+    Stabilised,
+    /// As `Stabilised`, the tools alone.
+    StabilisedTools,
+    /// As `Stabilised`, the system text alone.
+    StabilisedWords,
     /// The retriever's order, through a gateway that orders.
     Gateway,
 }
 
 impl Arm {
     /// All arms, in the order of tables.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::Retrieval,
         Self::Ordered,
         Self::OrderedHint,
@@ -61,6 +73,9 @@ impl Arm {
         Self::First,
         Self::Middle,
         Self::Last,
+        Self::Stabilised,
+        Self::StabilisedTools,
+        Self::StabilisedWords,
         Self::Gateway,
     ];
 
@@ -81,6 +96,9 @@ impl Arm {
             Self::First => "first",
             Self::Middle => "middle",
             Self::Last => "last",
+            Self::Stabilised => "stabilised",
+            Self::StabilisedTools => "stabilised:tools",
+            Self::StabilisedWords => "stabilised:words",
             Self::Gateway => "gateway",
         }
     }
@@ -108,6 +126,7 @@ impl Arm {
         };
         raw.hint.enabled = hints;
         raw.conversation.deduplicate = deduplicates;
+        raw.head = self.head(&base.head);
         match self {
             Self::Ordered | Self::OrderedHint | Self::Dedup | Self::DedupHint => {}
             Self::Random => {
@@ -121,6 +140,31 @@ impl Arm {
         }
         let name = self.name();
         Config::try_from(raw).with_context(|| format!("the configuration for the arm {name}"))
+    }
+
+    /// Returns what the core does with the head in this arm.
+    fn head(self, base: &RawHead) -> RawHead {
+        let mut head = base.clone();
+        match self {
+            Self::DedupHint => return head,
+            Self::Stabilised | Self::StabilisedTools | Self::StabilisedWords => {
+                head.mode = HeadMode::Apply;
+            }
+            _ => head.mode = HeadMode::Off,
+        }
+        if self == Self::StabilisedTools {
+            head.volatile.patterns = RawPatterns::Table(false);
+            head.volatile.add.clear();
+            head.volatile.learn = false;
+        }
+        if self == Self::StabilisedWords {
+            (head.tools.order, head.tools.schemas) = (false, false);
+        }
+        if matches!(self, Self::StabilisedTools | Self::StabilisedWords) {
+            (head.documents.numbers, head.documents.scores) = (false, false);
+            (head.contexts.restore, head.contexts.relocate) = (false, false);
+        }
+        head
     }
 
     /// Returns the documents of a turn, as this arm's client sends them.

@@ -215,7 +215,7 @@ pub(super) mod tests {
         let cases = cases(count);
         let mut records = Vec::new();
         for (at, &arm) in arms.iter().enumerate() {
-            let mut answers = answered(arm, count, count - count * at / 12);
+            let mut answers = answered(arm, count, count - count * at / 16);
             for (question, answer) in answers.iter_mut().enumerate() {
                 answer.ttft_us = 20_000 + 1_000 * (question as u64 * 7 % 50) - 900 * at as u64;
                 answer.cached_tokens = Some(10 + 7 * at as u64);

@@ -20,6 +20,7 @@ mod client;
 mod compare;
 mod data;
 mod figures;
+mod head;
 mod journal;
 mod plots;
 mod prompt;
@@ -72,6 +73,8 @@ pub struct Options {
     pub seed: u64,
     /// The system message; empty: none.
     pub system: String,
+    /// Whether what stands before the documents differs from request to request.
+    pub changing_head: bool,
     /// Most tokens of an answer.
     pub max_tokens: u32,
     /// More members of every body, which replace the standard ones.
@@ -124,6 +127,7 @@ pub fn run(options: &Options) -> Result<()> {
         extra: options.extra.clone(),
         salt: None,
         tag: Prompts::tag(&options.ordering)?,
+        changing_head: options.changing_head.then_some(options.seed),
     };
     let base = Config::try_from(options.ordering.clone()).context("the ordering configuration")?;
     for case in &data.cases {
@@ -204,6 +208,9 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
         if has_chats {
             arms.extend([Arm::Dedup, Arm::DedupHint]);
         }
+        if options.changing_head {
+            arms.insert(Arm::Stabilised);
+        }
         arms.extend(options.gateway.as_ref().map(|_| Arm::Gateway));
     }
     if options.positions {
@@ -238,6 +245,7 @@ fn parameters(
         ("seed", json!(options.seed)),
         ("concurrency", json!(options.concurrency)),
         ("system", json!(options.system)),
+        ("changing_head", json!(options.changing_head)),
         ("max_tokens", json!(options.max_tokens)),
         ("extra", json!(options.extra)),
         ("ordering", json!(format!("{:?}", options.ordering))),

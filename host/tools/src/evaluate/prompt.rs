@@ -7,6 +7,7 @@
 
 use super::arm::Arm;
 use super::data::{Case, Document};
+use super::head::ChangingHead;
 use anyhow::{Result, anyhow, ensure};
 use foreword_ordering::{Config, RawConfig, documents_of};
 use fxhash::FxHashSet;
@@ -25,6 +26,8 @@ pub(super) struct Prompts {
     pub(super) salt: Option<String>,
     /// The tag around a document.
     pub(super) tag: String,
+    /// Seed of heads that change from request to request; `None`: all requests have the same.
+    pub(super) changing_head: Option<u64>,
 }
 
 impl Prompts {
@@ -40,8 +43,11 @@ impl Prompts {
     /// Returns the request for the turn after those that `answers` answered.
     pub(super) fn body(&self, case: &Case, arm: Arm, answers: &[&str]) -> Vec<u8> {
         let mut messages = Vec::new();
-        if !self.system.is_empty() {
-            messages.push(json!({"role": "system", "content": self.system}));
+        let head = (self.changing_head).map(|seed| ChangingHead::of(seed, &case.id, answers.len()));
+        let lines = head.as_ref().map_or("", |head| &head.lines);
+        let system = [lines, &self.system].concat();
+        if !system.is_empty() {
+            messages.push(json!({"role": "system", "content": system}));
         }
         for (at, turn) in case.turns.iter().take(answers.len() + 1).enumerate() {
             let mut content = String::new();
@@ -64,6 +70,9 @@ impl Prompts {
         body.insert("max_tokens".into(), self.max_tokens.into());
         body.insert("stream".into(), true.into());
         body.insert("stream_options".into(), json!({"include_usage": true}));
+        if let Some(head) = head {
+            body.insert("tools".into(), head.tools.into());
+        }
         if let Some(salt) = &self.salt {
             let salt = format!("{salt}-{}", arm.name());
             body.insert("cache_salt".into(), salt.into());
@@ -139,6 +148,7 @@ pub(super) mod tests {
             extra: Map::new(),
             salt: Some("run".into()),
             tag: "document".into(),
+            changing_head: None,
         }
     }
 

@@ -37,6 +37,7 @@ impl Part {
             "mode": "apply",
             "tools": {"order": false, "schemas": false},
             "volatile": {"patterns": false, "learn": false},
+            "documents": {"numbers": false, "scores": false},
         });
         let head = |change: Value| {
             let mut head = off.clone();
@@ -49,7 +50,7 @@ impl Part {
             Self::Tools => head(json!({"tools": {"order": true, "schemas": true}})),
             Self::Patterns => head(json!({"volatile": {"patterns": true, "learn": false}})),
             Self::Learned => head(json!({"volatile": {"patterns": true, "learn": true}})),
-            Self::Documents => head(json!({})),
+            Self::Documents => head(json!({"documents": {"numbers": true, "scores": true}})),
             Self::Pin => json!({"head": off, "conversation": {"pin": true}}),
             Self::Policy => json!({"head": {"mode": "off"}, "conversation": {"pin": false}}),
         }
@@ -67,7 +68,9 @@ impl Part {
             Self::Learned => {
                 r#""ordering": {"head": {"mode": "apply", "volatile": {"patterns": true, "learn": true}}}"#
             }
-            Self::Documents => r#""ordering": {"head": {"mode": "apply"}}"#,
+            Self::Documents => {
+                r#""ordering": {"head": {"mode": "apply", "documents": {"numbers": true, "scores": true}}}"#
+            }
             Self::Pin => {
                 r#""ordering": {"conversation": {"pin": true}, "head": {"mode": "apply"}}"#
             }
@@ -136,7 +139,7 @@ impl Remedy {
                 Some(Part::Policy),
             ),
             Cause::DocumentText => (
-                "Leave scores, ranks and positional ids out of documents' blocks, or let the gateway know the tags that they stand in.",
+                "Leave scores, ranks and positional ids out of documents' blocks; the gateway can say them behind the documents.",
                 Some(Part::Documents),
             ),
             Cause::QuestionFirst => (

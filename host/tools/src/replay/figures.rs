@@ -1,5 +1,6 @@
 //! The results of a replay, as JSON and as a table.
 
+use super::boundary::Boundary;
 use super::simulate::PolicyOutcome;
 use crate::explain::causes::Causes;
 use foreword_ordering::policy::PolicyKind;
@@ -26,6 +27,8 @@ pub(super) struct Figures {
     pub(super) stabilised: Vec<PolicyOutcome>,
     /// The causes that broke prefixes.
     pub(super) causes: Causes,
+    /// What the prompts would have cost at a cache with boundaries, if it was asked for.
+    pub(super) boundary: Option<Boundary>,
 }
 
 impl Figures {
@@ -43,7 +46,7 @@ impl Figures {
 
     /// Returns the results as one JSON object.
     pub(super) fn to_json(&self) -> String {
-        json!({
+        let mut figures = json!({
             "trace": self.trace,
             "requests": self.requests,
             "documents": self.documents,
@@ -55,8 +58,11 @@ impl Figures {
             "policies": entries(&self.outcomes),
             "causes": self.causes.to_json(),
             "stabilised": {"policies": entries(&self.stabilised)},
-        })
-        .to_string()
+        });
+        if let Some(boundary) = &self.boundary {
+            figures["boundary"] = boundary.to_json();
+        }
+        figures.to_string()
     }
 
     /// Returns the results as lines for a terminal.
@@ -94,6 +100,7 @@ impl Figures {
         );
         table.push_str(&self.prompts_table());
         table.push_str(&self.causes.to_table());
+        table.extend(self.boundary.as_ref().map(Boundary::to_table));
         table
     }
 
@@ -200,6 +207,7 @@ pub(super) mod tests {
                 .collect(),
             stabilised: Vec::new(),
             causes: Causes::default(),
+            boundary: None,
         }
     }
 

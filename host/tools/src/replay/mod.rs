@@ -3,7 +3,8 @@
 //! ```text
 //!  FILE… ──lines──▶ read ──▶ trace ──┬─▶ bound                    ┌─▶ table or JSON
 //!            │                       └─▶ simulate, per policy ────┼─▶ report (plots)
-//!            └──bodies─▶ whole prompts, per policy, and causes ───┘
+//!            ├──bodies─▶ whole prompts, per policy, and causes ───┤
+//!            └──bodies─▶ caches with boundaries, if asked for ────┘
 //! ```
 //!
 //! [`foreword_simulation`] determines the meaning of lines, the orders and the engine's cache, so decisions here equal
@@ -11,12 +12,16 @@
 //! stay, and the output contains no document's text. Whole prompts read the log once more for each policy (`whole`).
 //! No model, engine or network is involved.
 
+mod boundary;
 mod figures;
 mod plots;
+mod prices;
 mod read;
 mod report;
 pub(crate) mod simulate;
 pub(crate) mod whole;
+
+pub use boundary::BoundaryOptions;
 
 use crate::log;
 use anyhow::{Context, Result};
@@ -47,6 +52,8 @@ pub struct Options {
     pub strict: bool,
     /// File with the gateway's `ordering`, for stabilised prompts.
     pub ordering: Option<PathBuf>,
+    /// The cache with boundaries that the log is replayed against as well; `None`: none.
+    pub boundary: Option<BoundaryOptions>,
     /// File for the report.
     pub report: Option<PathBuf>,
     /// Whether standard output gets JSON instead of a table.
@@ -106,6 +113,9 @@ pub fn run(options: &Options) -> Result<()> {
     for (outcome, prompts) in outcomes.iter_mut().zip(whole.came) {
         outcome.prompts = Some(prompts);
     }
+    let boundary = options.boundary.as_ref();
+    let boundary = boundary.map(|boundary| boundary::replay(options, boundary));
+    let boundary = boundary.transpose()?;
     if let Some(window) = options.batch {
         let window = usize::try_from(window.get())?;
         outcomes.push(simulate::replay_batches(&trace, window, options.capacity)?);
@@ -120,6 +130,7 @@ pub fn run(options: &Options) -> Result<()> {
         outcomes,
         stabilised: whole.stabilised,
         causes: whole.causes,
+        boundary,
     };
     let printed = if options.json {
         figures.to_json() + "\n"

@@ -1,5 +1,6 @@
 //! The report: one self-contained HTML file, filled from the figures. It looks like the demo's.
 
+use super::boundary::Boundary;
 use super::figures::{Figures, cells, microseconds};
 use super::plots;
 use anyhow::Result;
@@ -37,6 +38,13 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
             })?,
         ),
         ("rows", rows(figures)),
+        (
+            "boundary",
+            figures
+                .boundary
+                .as_ref()
+                .map_or_else(String::new, Boundary::to_html),
+        ),
     ];
     let template = include_str!("report.html");
     Ok(foreword_report::page(TITLE, "", template, &values))

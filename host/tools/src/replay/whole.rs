@@ -208,6 +208,11 @@ impl Ordered {
         Ok(found)
     }
 
+    /// Returns whether there was a file.
+    pub(crate) fn is_given(&self) -> bool {
+        self.is_given
+    }
+
     /// Returns the policy that it names.
     ///
     /// # Errors

@@ -21,10 +21,9 @@ mod state;
 use std::marker::PhantomData;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use foreword_filter::{Host, HostError, LogLevel, MetricId};
+use foreword_filter::{Host, HostError, LogLevel, MetricId, SharedData};
 
 use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
-use crate::shared;
 
 /// The objects of the running hook. It lives no longer than the hook.
 pub(crate) struct Envoy<'hook> {
@@ -125,7 +124,7 @@ impl Host for Envoy<'_> {
     }
 
     fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
-        Ok(shared::get(key))
+        Ok(DATA.get(key))
     }
 
     fn set_shared_data(
@@ -134,7 +133,7 @@ impl Host for Envoy<'_> {
         value: &[u8],
         unchanged_since: Option<u32>,
     ) -> Result<bool, HostError> {
-        Ok(shared::set(key, value, unchanged_since))
+        Ok(DATA.set(key, value, unchanged_since))
     }
 
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
@@ -245,6 +244,9 @@ pub(crate) unsafe fn bytes(buffer: &EnvoyBuffer) -> &[u8] {
 fn refused(call: &'static str, status: u32) -> HostError {
     HostError { call, status }
 }
+
+/// Shared data of the whole process, as Envoy has it for Wasm.
+static DATA: SharedData = SharedData::new();
 
 /// Status of a call that Envoy refused without a reason.
 const NO_SUCH_THING: u32 = 100;

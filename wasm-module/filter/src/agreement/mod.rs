@@ -85,6 +85,22 @@ impl Agreement {
         limit: u64,
         mut learn: impl FnMut(&PeerUpdate),
     ) -> Result<LearnResult, HostError> {
+        self.read_on(host, limit, |entry| match PeerUpdate::decode(entry) {
+            Ok(update) => {
+                learn(&update);
+                true
+            }
+            Err(_) => false,
+        })
+    }
+
+    /// As [`Agreement::catch_up`], with the entries' bytes; `take` returns whether it understands them.
+    fn read_on(
+        &mut self,
+        host: &impl Host,
+        limit: u64,
+        mut take: impl FnMut(&[u8]) -> bool,
+    ) -> Result<LearnResult, HostError> {
         let mut learnt = LearnResult::default();
         let seen = self.ring.head(host)?;
         self.head = Some(seen);
@@ -109,13 +125,10 @@ impl Agreement {
                 _ if is_own => {}
                 Slot::Unwritten if head.saturating_sub(self.next) <= PATIENCE => break,
                 Slot::Unwritten | Slot::Lost => learnt.lost = learnt.lost.saturating_add(1),
-                Slot::Holds(entry) => match PeerUpdate::decode(&entry) {
-                    Ok(update) => {
-                        learn(&update);
-                        learnt.entries = learnt.entries.saturating_add(1);
-                    }
-                    Err(_) => learnt.lost = learnt.lost.saturating_add(1),
-                },
+                Slot::Holds(entry) if take(&entry) => {
+                    learnt.entries = learnt.entries.saturating_add(1);
+                }
+                Slot::Holds(_) => learnt.lost = learnt.lost.saturating_add(1),
             }
             self.next = self.next.saturating_add(1);
         }
@@ -340,6 +353,77 @@ mod tests {
             .tell(&one.host, &rewrite.unwrap().record.encode());
         assert_eq!(update, Ok(false));
         assert_eq!(one.agreement.ring.head(&one.host).unwrap().next, 0);
+    }
+
+    /// A worker of a model, which has a small stack: entries are bytes.
+    struct ModelWorker {
+        host: ScriptedHost,
+        agreement: Agreement,
+        known: Vec<Vec<u8>>,
+    }
+
+    impl ModelWorker {
+        fn beside(host: &ScriptedHost) -> Self {
+            let host = ScriptedHost::beside(host);
+            Self {
+                agreement: Agreement::open(&host, "r", 8).unwrap(),
+                host,
+                known: Vec::new(),
+            }
+        }
+
+        fn read_on(&mut self) {
+            let known = &mut self.known;
+            let learnt = self.agreement.read_on(&self.host, u64::MAX, |entry| {
+                known.push(entry.to_vec());
+                true
+            });
+            assert_eq!(learnt.unwrap().lost, 0, "an entry was lost");
+        }
+    }
+
+    /// Two workers tell one entry each and read on, while a third reads, in every order of their calls: each learns what
+    /// others told, once.
+    fn in_every_order(host: fn() -> ScriptedHost) {
+        const TOLD: [&[u8]; 2] = [b"one", b"two"];
+        let mut model = loom::model::Builder::new();
+        // More would take minutes, and a mistake that three cannot show is none that is known.
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let host = host();
+            let workers = [(); 2].map(|()| ModelWorker::beside(&host));
+            let mut third = ModelWorker::beside(&host);
+            let tellers = workers.into_iter().zip(TOLD).map(|(mut worker, entry)| {
+                loom::thread::spawn(move || {
+                    let told = worker.agreement.tell(&worker.host, entry);
+                    assert_eq!(told, Ok(true));
+                    worker.read_on();
+                    worker
+                })
+            });
+            let tellers: Vec<_> = tellers.collect();
+            third.read_on();
+            let workers = tellers.into_iter().map(|teller| teller.join().unwrap());
+            let workers: Vec<_> = workers.collect();
+            for (mut worker, others) in workers.into_iter().zip([TOLD[1], TOLD[0]]) {
+                worker.read_on();
+                assert_eq!(worker.known, [others], "an entry was lost");
+            }
+            third.read_on();
+            third.known.sort();
+            assert_eq!(third.known, TOLD, "an entry was lost");
+        });
+    }
+
+    #[test]
+    fn in_every_order_of_calls_each_worker_learns_what_others_told() {
+        in_every_order(ScriptedHost::interleaved);
+    }
+
+    #[test]
+    #[should_panic(expected = "an entry was lost")]
+    fn the_model_finds_a_position_that_was_given_out_twice() {
+        in_every_order(|| ScriptedHost::interleaved().forget_conditions());
     }
 
     /// Writers that take a position and write it later, readers that come whenever they like: everybody learns what

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use foreword_ordering::MAX_ENGINES;
+use foreword_ordering::cuts::CacheKind;
 use serde_json::Value;
 
 use super::fields::{Fields, invalid, name, number};
@@ -18,6 +19,8 @@ pub(crate) struct EngineConfig {
     pub(crate) feed: Option<FeedConfig>,
     /// Tokens in a block of the engine's cache; `None`: unknown.
     pub(crate) block_tokens: Option<u32>,
+    /// How its cache matches, which decides whether prompts are marked for it.
+    pub(crate) cache: CacheKind,
 }
 
 /// The feed by which an engine reports what it holds.
@@ -47,6 +50,7 @@ pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, Config
             address: None,
             feed: None,
             block_tokens: None,
+            cache: CacheKind::default(),
         }]);
     };
     let list = value
@@ -83,7 +87,7 @@ pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, Config
 }
 
 fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
-    let known = ["name", "address", "feed", "block_tokens"];
+    let known = ["name", "address", "feed", "block_tokens", "cache"];
     // The value may hold a feed's token.
     let fields = Fields::secret("engines", value, &known)?;
     let address = fields.given("engines.address").map(address).transpose()?;
@@ -91,6 +95,15 @@ fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
         let range = 1..=MAX_BLOCK_TOKENS;
         number("engines.block_tokens", value, range)
     });
+    let block_tokens = block_tokens.transpose()?;
+    let cache = fields.get("engines.cache").map(cache).transpose()?;
+    let cache = cache.unwrap_or_default();
+    if cache == CacheKind::Units && block_tokens.is_none() {
+        return Err(ConfigError::Conflict {
+            field: "engines.cache",
+            rule: "\"units\" are stored in the size that `block_tokens` states, so it needs `block_tokens`",
+        });
+    }
     Ok(EngineConfig {
         name: name(
             "engines.name",
@@ -98,7 +111,20 @@ fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
         )?,
         address,
         feed: fields.given("engines.feed").map(feed).transpose()?,
-        block_tokens: block_tokens.transpose()?,
+        block_tokens,
+        cache,
+    })
+}
+
+fn cache(value: &Value) -> Result<CacheKind, ConfigError> {
+    let kind = value.as_str().and_then(CacheKind::by_name);
+    kind.ok_or_else(|| {
+        let names = CacheKind::ALL.map(|kind| format!("\"{}\"", kind.name()));
+        invalid(
+            "engines.cache",
+            value,
+            format!("one of {}", names.join(", ")),
+        )
     })
 }
 
@@ -178,6 +204,24 @@ mod tests {
     }
 
     #[test]
+    fn caches_are_told_apart_and_units_need_their_size() {
+        let cache = |fields: Value| engines(Some(&json!([fields]))).map(|engines| engines[0].cache);
+        let of = |fields| cache(fields).unwrap();
+        assert_eq!(of(json!({"name": "a"})), CacheKind::Prefix);
+        assert!(cache(json!({"name": "a", "cache": null})).is_err());
+        assert_eq!(
+            of(json!({"name": "a", "cache": "anthropic"})),
+            CacheKind::Anthropic
+        );
+        assert_eq!(
+            of(json!({"name": "a", "cache": "units", "block_tokens": 528})),
+            CacheKind::Units
+        );
+        let error = cache(json!({"name": "a", "cache": "units"})).unwrap_err();
+        assert!(error.to_string().contains("block_tokens"));
+    }
+
+    #[test]
     fn a_wrong_value_is_named_with_its_limit_and_a_secret_is_not() {
         let one = json!({"name": "a", "address": "10.0.0.1:1"});
         let many: Vec<Value> = (0..65).map(|_| one.clone()).collect();
@@ -200,6 +244,10 @@ mod tests {
             (
                 json!([{"name": "a", "address": "host:1"}]),
                 ["engines.address: \"host:1\"", "IP address"],
+            ),
+            (
+                json!([{"name": "a", "cache": "claude"}]),
+                ["engines.cache: \"claude\"", "\"prefix\", \"anthropic\""],
             ),
             (json!([one, {"name": "b"}]), ["engines: {", "an address"]),
             (

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use foreword_ordering::hexadecimal;
 use serde_json::Value;
 
 use super::ConfigError;
@@ -34,12 +35,7 @@ impl SaltKey {
         if !rest.is_empty() || !(MIN_KEY_BYTES..=MAX_KEY_BYTES).contains(&pairs.len()) {
             return None;
         }
-        let digit = |byte: u8| char::from(byte).to_digit(16)?.try_into().ok();
-        let byte = |[high, low]: [u8; 2]| -> Option<u8> {
-            let high: u8 = digit(high)?;
-            Some(high << 4 | digit(low)?)
-        };
-        pairs.iter().copied().map(byte).collect()
+        pairs.iter().copied().map(hexadecimal::byte).collect()
     }
 }
 

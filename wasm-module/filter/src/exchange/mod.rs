@@ -24,6 +24,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
+use foreword_ordering::cuts::Cut;
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{OrderingRecord, Retrieved, Rewrite};
 
@@ -59,6 +60,8 @@ pub struct Exchange {
     ended: Option<SearchReport>,
     /// What was done with the head, or would be.
     head: Option<HeadReport>,
+    /// What was marked, if the engine's cache knows markers.
+    cut: Option<Cut>,
     /// Why the request could not begin like an earlier one, if that is known.
     miss: Option<Box<Diagnosis>>,
 }
@@ -116,6 +119,8 @@ impl BufferedRequest {
 #[derive(Default)]
 struct Noted {
     head: Option<HeadReport>,
+    /// Without the body.
+    cut: Option<Cut>,
     miss: Option<Box<Diagnosis>>,
 }
 
@@ -140,6 +145,7 @@ impl Exchange {
             search: None,
             ended: None,
             head: None,
+            cut: None,
             miss: None,
         }
     }
@@ -206,6 +212,30 @@ impl Exchange {
             Phase::Holding(_) => self.finish(host),
             _ => self.settled_flow(),
         }
+    }
+
+    /// Returns whether the request's body is still to be read. A shell that lets headers go before the body needs to
+    /// know, because it cannot see it from [`Flow`].
+    pub fn wants_request_body(&self) -> bool {
+        matches!(self.phase, Phase::Holding(_))
+    }
+
+    /// Returns whether the request waits for a response to a [`Host::call_for_request`].
+    pub fn waits_for_answer(&self) -> bool {
+        matches!(self.phase, Phase::Searching(_))
+    }
+
+    /// Returns whether the response's headers are to be read or changed.
+    pub fn wants_response_headers(&self) -> bool {
+        let is_reported = self.plugin.config().report_header.is_some();
+        self.pending.is_some() || is_reported && matches!(self.phase, Phase::Settled(_))
+    }
+
+    /// Returns whether the response's body is to be read. Known once the response's headers were handled.
+    pub fn wants_response_body(&self) -> bool {
+        self.pending
+            .as_ref()
+            .is_some_and(PendingResponse::wants_body)
     }
 
     /// Handles the response's headers, from the upstream or from the proxy itself.
@@ -302,6 +332,7 @@ impl Exchange {
     ) -> Vec<(&'static str, String)> {
         let mut fields = outcome.fields();
         fields.extend(self.head.iter().flat_map(outcome::head_fields));
+        fields.extend(self.cut.iter().flat_map(outcome::cut_fields));
         fields.extend(self.miss.iter().flat_map(|miss| misses::fields(miss)));
         if let Some(ended) = self.ended {
             fields.push(("retrieval", ended.word.to_owned()));
@@ -546,6 +577,7 @@ impl Exchange {
         let mut noted = Noted::default();
         let sent = self.send(host, held, came, known, &mut pending, &mut noted);
         (self.pending, self.head, self.miss) = (pending, noted.head, noted.miss);
+        self.cut = noted.cut;
         match sent {
             Ok(outcome) => {
                 self.settle(host, outcome);
@@ -581,16 +613,20 @@ impl Exchange {
                 answer,
                 route,
                 head,
+                cut,
                 miss,
             } = (self.plugin)
                 .rewrite(host, &held.identity, &body, known, self.model.as_deref())
                 .ok_or(Fault::Busy)?;
             noted.head = (!head.is_empty()).then_some(head);
+            noted.cut = cut;
+            let mut marked = noted.cut.as_mut().and_then(|cut| cut.body.take());
             noted.miss = miss.map(Box::new);
             let (record, arm, answer) = match answer {
                 Ok(rewrite) => {
                     let arm = rewrite.arm;
-                    let (record, sent) = self.sent(rewrite);
+                    let (record, mut sent) = self.sent(rewrite);
+                    sent.body = marked.take().or(sent.body);
                     (Some(record), arm, Ok(sent))
                 }
                 Err(skip) => (None, None, Err(skip)),
@@ -606,7 +642,9 @@ impl Exchange {
                     if self.refusal_status(&fault).is_some() {
                         return Err(fault);
                     }
-                    salted(&body, held, reason)?
+                    let mut sent = salted(marked.as_deref().unwrap_or(&body), held, reason)?;
+                    sent.body = sent.body.or(marked);
+                    sent
                 }
             }
         };
@@ -695,6 +733,9 @@ impl Exchange {
     fn report(&self, outcome: &RequestOutcome) -> String {
         let mut report = outcome.to_string();
         for (name, value) in self.head.iter().flat_map(outcome::head_fields) {
+            report.push_str(&format!("; {name}={value}"));
+        }
+        for (name, value) in self.cut.iter().flat_map(outcome::cut_fields) {
             report.push_str(&format!("; {name}={value}"));
         }
         if let Some(ended) = self.ended {

@@ -11,6 +11,8 @@
 
 use std::borrow::Cow;
 
+use foreword_ordering::hexadecimal;
+
 /// The first of the `routes` that `path` is one of, and the part of it that stands for `{model}`.
 pub(super) fn route_of<'c>(
     path: &[u8],
@@ -61,7 +63,7 @@ fn decoded(path: &[u8]) -> Option<Cow<'_, [u8]>> {
     let mut rest = path;
     while let [first, behind @ ..] = rest {
         let (byte, behind) = match (first, behind) {
-            (b'%', [high, low, behind @ ..]) => (digit(*high)? << 4 | digit(*low)?, behind),
+            (b'%', [high, low, behind @ ..]) => (hexadecimal::byte([*high, *low])?, behind),
             (b'%', _) => return None,
             (byte, behind) => (*byte, behind),
         };
@@ -69,10 +71,6 @@ fn decoded(path: &[u8]) -> Option<Cow<'_, [u8]>> {
         rest = behind;
     }
     Some(Cow::Owned(all))
-}
-
-fn digit(byte: u8) -> Option<u8> {
-    char::from(byte).to_digit(16)?.try_into().ok()
 }
 
 #[cfg(test)]

@@ -45,9 +45,11 @@ impl Lease {
     pub(super) fn hold(&self, host: &impl Host, now_ms: u64) -> Result<bool, HostError> {
         let (term, number) = read(host, &self.key)?;
         let is_ours = term.holder == self.holder;
-        // A clock that was set back would make a dead worker's lease last, so a lease that ends after more than a term
-        // counts as over.
-        let is_over = term.until_ms <= now_ms || term.until_ms > now_ms.saturating_add(TERM_MS);
+        // A clock that was set back would make a dead worker's lease last, so a lease that ends after more than two terms
+        // counts as over. One term is not enough: a worker that read its clock before another took the lease, and the
+        // lease after, would take it too.
+        let is_over = term.until_ms <= now_ms
+            || term.until_ms > now_ms.saturating_add(TERM_MS.saturating_mul(2));
         if !is_ours && !is_over {
             return Ok(false);
         }
@@ -127,6 +129,34 @@ mod tests {
         // Somebody else changes it after it was read.
         host.interfere("foreword/lease/1/x");
         assert_eq!(one.hold(&host, 1_000), Ok(false));
+    }
+
+    /// Two workers whose clocks differ look at a lease that has just ended or is about to, in every order of their calls:
+    /// one of them holds it at most, and once both have looked again, one does.
+    fn in_every_order(host: fn() -> ScriptedHost) {
+        loom::model(move || {
+            let host = host();
+            let [mine, other] = [0, 1].map(|_| Lease::claim(&host, "x").unwrap());
+            assert_eq!(mine.hold(&host, 1_000), Ok(true));
+            let end = 1_000 + TERM_MS;
+            let beside = ScriptedHost::beside(&host);
+            let second = loom::thread::spawn(move || other.hold(&beside, end).unwrap());
+            let first = mine.hold(&host, end - 1).unwrap();
+            let second = second.join().unwrap();
+            assert!(!(first && second), "two hold it");
+            assert!(first || second, "nobody holds it");
+        });
+    }
+
+    #[test]
+    fn in_every_order_of_calls_one_holds_it() {
+        in_every_order(ScriptedHost::interleaved);
+    }
+
+    #[test]
+    #[should_panic(expected = "two hold it")]
+    fn the_model_finds_a_lease_that_is_taken_unseen() {
+        in_every_order(|| ScriptedHost::interleaved().forget_conditions());
     }
 
     #[test]

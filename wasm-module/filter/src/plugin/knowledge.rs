@@ -1,6 +1,7 @@
 //! The knowledge that a plugin's requests share: the orderer, and the worker's part in the agreement
 //! ([`crate::agreement`]).
 
+use foreword_ordering::cuts::Cutter;
 use foreword_ordering::{Orderer, PeerUpdate};
 
 use crate::agreement::Agreement;
@@ -11,6 +12,8 @@ use crate::misses::Misses;
 
 pub(super) struct Knowledge {
     pub(super) orderer: Orderer,
+    /// What is known of marked prompts, for upstreams that cache only up to markers.
+    pub(super) cutter: Cutter,
     /// The indexes that explain why requests could not begin like earlier ones.
     pub(super) misses: Misses,
     /// The worker's part in the ring; `None`: it publishes and learns nothing.
@@ -27,6 +30,7 @@ impl Knowledge {
     pub(super) fn new(config: &Config) -> Self {
         Self {
             orderer: Orderer::new(config.ordering.clone()),
+            cutter: Cutter::new(),
             misses: misses_of(config),
             agreement: None,
             reporting: 0,
@@ -37,6 +41,7 @@ impl Knowledge {
     /// Begins anew after a panic, which left the knowledge half changed.
     pub(super) fn begin_anew(&mut self, config: &Config) {
         self.orderer = Orderer::new(config.ordering.clone());
+        self.cutter = Cutter::new();
         self.misses = misses_of(config);
         if let Some(agreement) = &mut self.agreement {
             agreement.forget();

@@ -11,6 +11,7 @@ mod load;
 
 use std::sync::MutexGuard;
 
+use foreword_ordering::cuts::{Cut, CutOptions};
 use foreword_ordering::feed::TenantKey;
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{
@@ -56,6 +57,8 @@ pub(crate) struct Rewritten {
     pub(crate) route: Route,
     /// What was done with the body's head, or would be.
     pub(crate) head: HeadReport,
+    /// What was marked, and the body with markers; `None`: the engine's cache knows none, or the body cannot be read.
+    pub(crate) cut: Option<Cut>,
     /// Why it could not begin like an earlier one; `None`: this is not explained, or the body cannot be read.
     pub(crate) miss: Option<Diagnosis>,
 }
@@ -150,7 +153,7 @@ impl Plugin {
         self.salts.is_some()
     }
 
-    /// Asks the core and times it, for the model that the request's path names; learns before what other workers did, and tells them afterwards. `None` if this very
+    /// Asks the core and times it, with what it waits for other requests, for the model that the request's path names; learns before what other workers did, and tells them afterwards. `None` if this very
     /// thread is using the orderer, which no known proxy can bring about.
     pub(crate) fn rewrite<'b>(
         &self,
@@ -160,23 +163,30 @@ impl Plugin {
         known: RequestDocuments<'b>,
         model: Option<&str>,
     ) -> Option<Rewritten> {
+        // A body is read before anything is locked: in a shell whose requests share a plugin, several read at once.
+        let start = host.now_ns();
+        let parsed = known.parsed(body, &self.config.ordering);
+        let parsed = parsed.and_then(|parsed| for_model(parsed, model));
         let mut knowledge = self.knowledge()?;
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_REQUEST);
         let now_ms = self.now_ms(host);
         knowledge.request_number = knowledge.request_number.wrapping_add(1);
         let choices = self.engines.choices(host, now_ms, knowledge.request_number);
-        let start = host.now_ns();
         let trial = match (self.config.mode, &self.config.experiment) {
             (Mode::DryRun, _) => Trial::DryRun,
             (Mode::Order, Some(experiment)) => Trial::Experiment(experiment),
             (Mode::Order, None) => Trial::None,
         };
         let Knowledge {
-            orderer, misses, ..
+            orderer,
+            cutter,
+            misses,
+            ..
         } = &mut *knowledge;
-        let parsed = known.parsed(body, orderer.config());
-        let parsed = parsed.and_then(|parsed| for_model(parsed, model));
         let response = parsed.as_ref().ok().and_then(Parsed::previous_response);
+        let named = parsed
+            .as_ref()
+            .map_or_else(|_| String::new(), |parsed| parsed.model().to_owned());
         let tenant = identity.tenant().name;
         let choices = (self.engines).keeping(host, choices, tenant, response.as_deref());
         let options = RewriteOptions {
@@ -186,8 +196,11 @@ impl Plugin {
             choices: &choices,
         };
         let mut miss = None;
+        let mut head = HeadReport::default();
         let answer = parsed.and_then(|mut parsed| {
             let answer = orderer.rewrite_parsed(&options, identity.tenant(), &mut parsed);
+            // Only here: the orderer still has the head of an earlier request, perhaps of another tenant.
+            head.clone_from(orderer.last_head());
             let rewritten = answer.as_ref().ok();
             let engine = match rewritten {
                 Some(rewrite) => rewrite.record.engine(),
@@ -203,11 +216,34 @@ impl Plugin {
             }
             answer
         });
+        let engine = match &answer {
+            Ok(rewrite) => Some(rewrite.record.engine()),
+            Err(Skip::NoDocuments) => Some(least_loaded(&choices)),
+            Err(_) => None,
+        };
+        let is_control = matches!(&answer, Ok(rewrite) if rewrite.arm == Some(Arm::Control));
+        let kind = engine.and_then(|engine| self.config.engines.get(usize::from(engine.0)));
+        let kind = kind.map(|engine| engine.cache);
+        let kind = kind.filter(|kind| kind.has_markers() && !is_control);
+        let kind = kind.filter(|_| self.config.mode == Mode::Order);
+        let cut = engine.zip(kind).and_then(|(engine, kind)| {
+            let options = CutOptions {
+                rules: kind.rules(&named),
+                tenant: identity.tenant(),
+                model: &named,
+                engine,
+                now_ms: host.now_ms(),
+            };
+            let sent = answer.as_ref().ok();
+            let sent = sent.and_then(|rewrite| rewrite.body.as_deref());
+            let cut = cutter.cut(&options, orderer.config(), sent.unwrap_or(body));
+            cut.ok()
+        });
         // This saturates, since Envoy's clock is the wall clock, which may step back.
         let elapsed = host.now_ns().saturating_sub(start);
         self.metrics.time(host, elapsed);
-        let head = orderer.last_head().clone();
         self.metrics.head(host, &head);
+        self.metrics.marked(host, cut.as_ref());
         let (engine, tokens) = match &answer {
             Ok(rewrite) => {
                 knowledge.tell(host, &self.metrics, &rewrite.record.encode());
@@ -223,6 +259,7 @@ impl Plugin {
             answer,
             route,
             head,
+            cut,
             miss,
         })
     }

@@ -4,10 +4,21 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicUsize, Ordering};
+
 use crate::host::{Host, HostError, LogLevel, MetricId};
 
 #[derive(Default)]
-pub(crate) struct ScriptedHost(RefCell<ScriptedState>, SharedData);
+pub(crate) struct ScriptedHost(RefCell<ScriptedState>, SharedData, Interleaving);
+
+/// How calls of several workers for shared data take turns.
+#[derive(Clone, Default)]
+struct Interleaving {
+    /// Counts them, where a model decides whose comes next: see [`ScriptedHost::interleaved`].
+    calls: Option<Arc<AtomicUsize>>,
+    is_unconditional: bool,
+}
 
 /// Values with their compare-and-swap numbers, by key; several hosts may share them, as workers do.
 type SharedData = Rc<RefCell<BTreeMap<String, (Vec<u8>, u32)>>>;
@@ -43,7 +54,27 @@ struct ScriptedState {
 impl ScriptedHost {
     /// Another worker of the same proxy.
     pub(crate) fn beside(other: &Self) -> Self {
-        Self(RefCell::default(), Rc::clone(&other.1))
+        Self(RefCell::default(), Rc::clone(&other.1), other.2.clone())
+    }
+
+    /// A host for a model of [`loom`], which runs it with the calls of workers in every order: whoever is about to make one
+    /// may be interrupted.
+    pub(crate) fn interleaved() -> Self {
+        let calls = Some(Arc::new(AtomicUsize::new(0)));
+        Self(
+            RefCell::default(),
+            SharedData::default(),
+            Interleaving {
+                calls,
+                is_unconditional: false,
+            },
+        )
+    }
+
+    /// From now on, workers beside this one too forget to say what a change depends on: a mistake that a model must find.
+    pub(crate) fn forget_conditions(mut self) -> Self {
+        self.2.is_unconditional = true;
+        self
     }
 
     /// What is in shared data, for tests that look at it or damage it.
@@ -186,6 +217,13 @@ impl ScriptedHost {
             .unwrap_or_default()
     }
 
+    /// Another worker may come first.
+    fn take_turns(&self) {
+        if let Some(calls) = &self.2.calls {
+            calls.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
     fn allow(&self, call: &'static str) -> Result<(), HostError> {
         let mut state = self.0.borrow_mut();
         *state.made.entry(call).or_default() += 1;
@@ -304,6 +342,7 @@ impl Host for ScriptedHost {
 
     fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
         self.allow("shared_data")?;
+        self.take_turns();
         let mut data = self.1.borrow_mut();
         let found = data.get(key).cloned();
         if self
@@ -326,6 +365,8 @@ impl Host for ScriptedHost {
         unchanged_since: Option<u32>,
     ) -> Result<bool, HostError> {
         self.allow("set_shared_data")?;
+        self.take_turns();
+        let unchanged_since = unchanged_since.filter(|_| !self.2.is_unconditional);
         let mut data = self.1.borrow_mut();
         let number = data.get(key).map_or(0, |(_, number)| *number);
         // As in Envoy, there is nothing to compare with where there is no value yet.

@@ -11,7 +11,7 @@ use super::escape::{attribute, enclosed};
 use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Source};
 use super::json::{elements, fields, inner, range_in};
 use super::scan;
-use super::text::Text;
+use super::text::unescaped;
 use crate::config::DocumentsField;
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
@@ -68,7 +68,7 @@ impl<'a> RawDocument<'a> {
 /// The text of an element of a `documents` array, without escapes; `None` if it has none.
 pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
     if let Some(text) = inner(element) {
-        return Some(Text::new(text).plain);
+        return Some(unescaped(text, None));
     }
     let read = |object| {
         let fields = scan::fields(object, RawDocument::NAMES).ok()?;
@@ -79,7 +79,7 @@ pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
         Some(data) => read(data)?,
         None => raw,
     };
-    Some(Text::new(fields.text?).plain)
+    Some(unescaped(fields.text?, None))
 }
 
 impl<'a> Finder<'a, '_> {

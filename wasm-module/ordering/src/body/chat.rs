@@ -514,7 +514,7 @@ impl MessageReader {
 }
 
 /// What stands before and behind the content of a message; all of it, if it has none.
-pub(super) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
+pub(crate) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
     if content.is_empty() {
         return (raw, "");
     }

@@ -8,7 +8,7 @@
 //! Everything else stays as it is written, so an ordinary document's block keeps its bytes. The document's fingerprint
 //! covers the escaped text.
 
-use super::search::find_bracket;
+use super::search::{find_bracket, pass};
 use super::text::characters;
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -16,35 +16,36 @@ use std::fmt::Write;
 /// Escapes an id, as between the quotes of a JSON string, for the quotes of an attribute in such a string: no quote,
 /// no angle bracket, no control character or line end.
 pub(super) fn attribute(id: &str) -> Cow<'_, str> {
-    if !id.bytes().any(is_suspect) {
-        return Cow::Borrowed(id);
-    }
-    let mut escaped = String::with_capacity(id.len() + 16);
-    let mut is_changed = false;
-    for (character, range) in characters(id) {
+    let mut escaped = String::new();
+    let mut copied = 0;
+    let mut at = 0;
+    loop {
+        let found = pass(id, at, |byte| !is_suspect(byte));
+        let Some((character, bytes)) = characters(id.get(found..).unwrap_or_default()).next()
+        else {
+            break;
+        };
+        at = found + bytes.len();
         let entity = match character {
             '"' => "&quot;",
             '<' => "&lt;",
             '>' => "&gt;",
-            control if is_control(control) => {
-                // Writing to a string does not fail.
-                let _ = write!(escaped, "&#{};", u32::from(control));
-                is_changed = true;
-                continue;
-            }
-            _ => {
-                escaped.push_str(id.get(range).unwrap_or_default());
-                continue;
-            }
+            control if is_control(control) => "",
+            _ => continue,
         };
-        is_changed = true;
+        escaped.push_str(id.get(copied..found).unwrap_or_default());
         escaped.push_str(entity);
+        if entity.is_empty() {
+            // Writing to a string does not fail.
+            let _ = write!(escaped, "&#{};", u32::from(character));
+        }
+        copied = at;
     }
-    if is_changed {
-        Cow::Owned(escaped)
-    } else {
-        Cow::Borrowed(id)
+    if copied == 0 {
+        return Cow::Borrowed(id);
     }
+    escaped.push_str(id.get(copied..).unwrap_or_default());
+    Cow::Owned(escaped)
 }
 
 /// Escapes the closing tag of the block in a title or a text, as between the quotes of a JSON string.

@@ -36,6 +36,8 @@ mod numbered;
 mod numbered;
 mod parse;
 mod question;
+#[cfg(feature = "head")]
+mod ranks;
 mod rebase;
 pub(crate) mod render;
 mod results;
@@ -53,7 +55,7 @@ use std::borrow::Cow;
 pub use array::Retrieved;
 pub(crate) use array::element_text;
 pub use chat::Role;
-pub(crate) use chat::{Chain, Entry, PARAMETERS, Wrap};
+pub(crate) use chat::{Chain, Entry, PARAMETERS, Wrap, around};
 #[cfg(feature = "head")]
 pub(crate) use contexts::{context_range, last_text};
 pub(crate) use formats::PartStyle;
@@ -62,6 +64,8 @@ pub(crate) use json::{inner as inner_of, offset_in, range_in};
 pub(crate) use numbered::NumberedBlock;
 pub use parse::{Parsed, parse, parse_with};
 pub use question::{Question, question};
+#[cfg(feature = "head")]
+pub(crate) use ranks::Ranks;
 pub use salt::salted;
 
 /// A body as text.
@@ -74,7 +78,7 @@ fn text_of(body: &[u8]) -> Result<&str, Skip> {
 
 /// A piece of a JSON string without its escapes.
 pub(crate) fn unescaped(piece: &str) -> Cow<'_, str> {
-    text::Text::new(piece).plain
+    text::unescaped(piece, None)
 }
 
 /// The text of a JSON string, as written; `None` if it is another value, or an escape stands for no character.

@@ -14,6 +14,7 @@ use super::tags::Span;
 use super::text::Text;
 use crate::document::Fingerprint;
 use crate::work::hashed;
+use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Where a document's number stands in its block, and its words. Not of a block without words.
@@ -26,6 +27,8 @@ pub(crate) struct Numbered {
     /// Where the number stands a second time.
     again: Option<Range<u32>>,
     words: Range<u32>,
+    /// Whether its words are passages with no marks between them.
+    is_joined: bool,
 }
 
 /// A block of a numbered document.
@@ -101,7 +104,19 @@ impl Numbered {
                 None => None,
             },
             words: within(&words).filter(|words| !words.is_empty())?,
+            is_joined: block.starts_with(JOINED),
         })
+    }
+}
+
+impl Numbered {
+    /// Where the number stands in the block, the second place too; none: it has no number.
+    pub(super) fn numbers(&self) -> SmallVec<[Range<usize>; 2]> {
+        let numbers = [Some(self.number.clone()), self.again.clone()].into_iter();
+        let numbers = numbers.flatten().filter(|number| !number.is_empty());
+        numbers
+            .map(|number| number.start as usize..number.end as usize)
+            .collect()
     }
 }
 
@@ -123,6 +138,12 @@ impl<'a> NumberedBlock<'a> {
     /// Whether the other block is this one but for its number.
     pub(crate) fn is(&self, other: &NumberedBlock<'_>) -> bool {
         self.parts() == other.parts()
+    }
+
+    /// Its words, if they are passages with no marks between them.
+    pub(crate) fn passages(&self) -> Option<&'a str> {
+        let words = self.part(&self.numbered.words);
+        self.numbered.is_joined.then_some(words)
     }
 
     /// The block with other words; `None`: it would not be shorter.
@@ -153,6 +174,9 @@ impl<'a> NumberedBlock<'a> {
         self.whole.get(range).unwrap_or_default()
     }
 }
+
+/// What stands around passages that their client joins: Dify.
+const JOINED: &str = "<context>\n";
 
 /// Of a number.
 const MAX_DIGITS: usize = 4;

@@ -68,6 +68,11 @@ impl<'a> Parsed<'a> {
         Ok(())
     }
 
+    /// Whether its messages are those of `messages`.
+    pub(crate) fn is_chat_completion(&self) -> bool {
+        self.is_chat
+    }
+
     /// The id of the response that the request continues, which the engine keeps: `previous_response_id`.
     #[must_use]
     pub fn previous_response(&self) -> Option<Cow<'a, str>> {

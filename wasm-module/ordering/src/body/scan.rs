@@ -11,7 +11,7 @@
 //! ```
 
 use super::search::{has, special};
-use super::text::Text;
+use super::text::unescaped;
 use crate::work::looked;
 use std::borrow::Cow;
 
@@ -355,7 +355,7 @@ pub(super) fn say(fields: &mut [Option<&str>]) {
 /// What stands between the quotes of a string that was passed over, without its escapes; `None` where one of them stands
 /// for no character, or for the one that is put in such a place.
 pub(super) fn decoded(inner: &str) -> Option<Cow<'_, str>> {
-    let text = Text::new(inner).plain;
+    let text = unescaped(inner, None);
     let is_certain = matches!(text, Cow::Borrowed(_)) || !has(&text, "\u{fffd}");
     is_certain.then_some(text)
 }

@@ -58,27 +58,38 @@ struct Tags<'t> {
     /// Marks in the order of the text.
     marks: Vec<Mark>,
     /// Numbers of opening tags, by name.
-    openings: SmallVec<[usize; 8]>,
+    openings: SmallVec<[u32; 8]>,
     /// The first mark that closes each name.
-    closings: SmallVec<[usize; 8]>,
+    closings: SmallVec<[u32; 8]>,
 }
 
-/// A tag in a text.
+/// A tag in a text. A text may be nothing but tags, so a mark is as small as it can be: what stands behind the first 4 GiB
+/// of a text is text.
 #[derive(Clone, Copy)]
 struct Mark {
     /// Position of its `<`.
-    at: usize,
+    at: u32,
     /// End of an opening tag's name, or of a closing tag.
-    end: usize,
+    end: u32,
+    /// For a closing tag, the next mark that closes the same name, or [`NONE`].
+    next: u32,
     /// Index of its name; the loose names follow the others.
     name: u16,
     is_closing: bool,
-    /// For a closing tag, the next mark that closes the same name, or [`NONE`].
-    next: usize,
 }
 
-/// Stands for no mark. It is not an `Option`, which would make marks larger by a third.
-const NONE: usize = usize::MAX;
+impl Mark {
+    fn at(&self) -> usize {
+        self.at as usize
+    }
+
+    fn end(&self) -> usize {
+        self.end as usize
+    }
+}
+
+/// Stands for no mark. It is not an `Option`, which would make marks larger by a quarter.
+const NONE: u32 = u32::MAX;
 
 /// Most bytes of a tag's name that configurations allow.
 const MAX_NAME_BYTES: usize = 64;
@@ -112,25 +123,30 @@ impl<'t> Tags<'t> {
             if !is_ended && (is_closing || close == word.end) {
                 continue;
             }
-            let here = tags.marks.len();
+            let end = if is_closing { close + 1 } else { word.end };
+            let place = |at: usize| u32::try_from(at);
+            let (Ok(start), Ok(end), Ok(here)) = (place(open), place(end), place(tags.marks.len()))
+            else {
+                break;
+            };
             if !is_closing {
                 if let Some(count) = tags.openings.get_mut(name) {
                     *count += 1;
                 }
             } else if let Some(last) = last.get_mut(name) {
                 let before = std::mem::replace(last, here);
-                if let Some(mark) = tags.marks.get_mut(before) {
+                if let Some(mark) = tags.marks.get_mut(before as usize) {
                     mark.next = here;
                 } else if let Some(first) = tags.closings.get_mut(name) {
                     *first = here;
                 }
             }
             tags.marks.push(Mark {
-                at: open,
-                end: if is_closing { close + 1 } else { word.end },
+                at: start,
+                end,
+                next: NONE,
                 name: u16::try_from(name).unwrap_or(u16::MAX),
                 is_closing,
-                next: NONE,
             });
         }
         tags
@@ -145,14 +161,14 @@ impl<'t> Tags<'t> {
         let mut at = 0;
         for (place, mark) in self.marks.iter().enumerate() {
             let name = usize::from(mark.name);
-            if mark.at < at || mark.is_closing || !is_wanted(name) {
+            if mark.at() < at || mark.is_closing || !is_wanted(name) {
                 continue;
             }
             let Some(closing) = closings.get_mut(name) else {
                 continue;
             };
             // A tag that is never closed need not be read.
-            while self.closes_before(*closing, mark.end) {
+            while self.closes_before(*closing, mark.end()) {
                 *closing = self.next(*closing);
             }
             if *closing == NONE {
@@ -164,12 +180,12 @@ impl<'t> Tags<'t> {
             while self.closes_before(*closing, opening.end) {
                 *closing = self.next(*closing);
             }
-            let Some(end) = self.marks.get(*closing).map(|closing| closing.end) else {
+            let Some(end) = self.mark(*closing).map(Mark::end) else {
                 continue;
             };
-            let (open, id) = match self.innermost(place, opening.end, *closing) {
-                Some((inner, opening)) => (inner.at, opening.id),
-                None => (mark.at, opening.id),
+            let (open, id) = match self.innermost(place, opening.end, *closing as usize) {
+                Some((inner, opening)) => (inner.at(), opening.id),
+                None => (mark.at(), opening.id),
             };
             found.push(Span {
                 whole: open..end,
@@ -181,12 +197,16 @@ impl<'t> Tags<'t> {
     }
 
     /// Returns whether there is such a closing tag, and it stands before the byte at `at`.
-    fn closes_before(&self, closing: usize, at: usize) -> bool {
-        self.marks.get(closing).is_some_and(|mark| mark.at < at)
+    fn closes_before(&self, closing: u32, at: usize) -> bool {
+        self.mark(closing).is_some_and(|mark| mark.at() < at)
     }
 
-    fn next(&self, closing: usize) -> usize {
-        self.marks.get(closing).map_or(NONE, |mark| mark.next)
+    fn next(&self, closing: u32) -> u32 {
+        self.mark(closing).map_or(NONE, |mark| mark.next)
+    }
+
+    fn mark(&self, place: u32) -> Option<&Mark> {
+        self.marks.get(place as usize)
     }
 
     /// Returns the last opening tag between `place` and `closing`, of the same name, that begins a line after `from`.
@@ -194,10 +214,10 @@ impl<'t> Tags<'t> {
     fn innermost(&self, place: usize, from: usize, closing: usize) -> Option<(&Mark, Opening)> {
         let name = self.marks.get(place)?.name;
         let between = self.marks.get(place + 1..closing)?.iter().enumerate();
-        let mut candidates = between.rev().take_while(|(_, mark)| mark.at >= from);
+        let mut candidates = between.rev().take_while(|(_, mark)| mark.at() >= from);
         candidates.find_map(|(nth, mark)| {
             let begins =
-                !mark.is_closing && mark.name == name && begins_line(self.text, from, mark.at);
+                !mark.is_closing && mark.name == name && begins_line(self.text, from, mark.at());
             let opening = begins.then(|| self.opening(place + 1 + nth))?;
             Some((mark, opening?))
         })
@@ -208,10 +228,8 @@ impl<'t> Tags<'t> {
     fn opening(&self, place: usize) -> Option<Opening> {
         let behind = self.marks.get(place + 1..)?.iter();
         let limit = behind.filter(|mark| !mark.is_closing).nth(1);
-        let text = self
-            .text
-            .get(..limit.map_or(self.text.len(), |mark| mark.at))?;
-        read_attributes(text, self.marks.get(place)?.end)
+        let text = self.text.get(..limit.map_or(self.text.len(), Mark::at))?;
+        read_attributes(text, self.marks.get(place)?.end())
     }
 }
 

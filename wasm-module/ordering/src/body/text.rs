@@ -12,55 +12,123 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(crate) struct Text<'a> {
     pub(crate) plain: Cow<'a, str>,
-    /// For every escape, the end of its character in `plain`, and the end of the escape between the quotes. Between
-    /// two escapes both offsets advance alike.
-    escapes: Vec<(usize, usize)>,
+    places: Places,
 }
 
 impl<'a> Text<'a> {
     /// Returns the text of `inner`, the bytes between the quotes of a valid JSON string.
     pub(crate) fn new(inner: &'a str) -> Self {
-        let mut next = find(inner, 0, b'\\');
-        if next.is_none() {
-            return Self {
-                plain: Cow::Borrowed(inner),
-                escapes: Vec::new(),
-            };
-        }
-        let mut plain = String::with_capacity(inner.len());
-        let mut escapes = Vec::new();
-        let mut copied = 0;
-        while let Some(at) = next {
-            plain.push_str(inner.get(copied..at).unwrap_or_default());
-            let (character, after) = unescape(inner.get(at + 1..).unwrap_or_default());
-            plain.push(character);
-            copied = inner.len() - after.len();
-            looked(copied - at);
-            escapes.push((plain.len(), copied));
-            next = find(inner, copied, b'\\');
-        }
-        plain.push_str(inner.get(copied..).unwrap_or_default());
+        let mut places = Places::default();
         Self {
-            plain: Cow::Owned(plain),
-            escapes,
+            plain: unescaped(inner, Some(&mut places)),
+            places,
         }
     }
 
     /// Returns the bytes between the quotes that `range` of the plain text came from.
     pub(crate) fn source(&self, range: &Range<usize>) -> Range<usize> {
-        self.source_of(range.start)..self.source_of(range.end)
+        self.places.behind(range.start)..self.places.behind(range.end)
+    }
+}
+
+/// Which bytes of a source stand for a byte of the plain text: an escape has one for each byte of its character, and they
+/// are its last ones. So both are mapped by counting, in a bit for each byte of the source, however many escapes it has.
+///
+/// ```text
+///   source   a \ n b \ u 0 0 e 9 c        plain   a ⏎ b é é c
+///   bits     1 0 1 1 0 0 0 0 1 1 1
+/// ```
+#[derive(Debug, Default)]
+pub(super) struct Places(Vec<Word>);
+
+/// 64 bytes of a source.
+#[derive(Clone, Debug)]
+struct Word {
+    bits: u64,
+    /// Bytes of the plain text before them.
+    before: usize,
+}
+
+impl Places {
+    /// Every one of `bytes` bytes stands for itself.
+    fn all(&mut self, bytes: usize) {
+        let word = Word {
+            bits: u64::MAX,
+            before: 0,
+        };
+        self.0 = vec![word; bytes / BITS + 1];
     }
 
-    fn source_of(&self, offset: usize) -> usize {
-        let passed = self.escapes.partition_point(|&(plain, _)| plain <= offset);
-        match passed
-            .checked_sub(1)
-            .and_then(|last| self.escapes.get(last))
-        {
-            Some(&(plain, source)) => source + (offset - plain),
-            None => offset,
+    /// These bytes stand for nothing.
+    fn skip(&mut self, bytes: Range<usize>) {
+        for at in bytes {
+            if let Some(word) = self.0.get_mut(at / BITS) {
+                word.bits &= !(1 << (at % BITS));
+            }
         }
     }
+
+    /// Counts; nothing is skipped after that.
+    fn count(&mut self) {
+        let mut before = 0;
+        for word in &mut self.0 {
+            word.before = before;
+            before += word.bits.count_ones() as usize;
+        }
+    }
+
+    /// The place in the source behind so many bytes of the plain text.
+    fn behind(&self, plain: usize) -> usize {
+        let passed = self.0.partition_point(|word| word.before < plain);
+        let Some((at, word)) = passed
+            .checked_sub(1)
+            .and_then(|at| Some((at, self.0.get(at)?)))
+        else {
+            return plain;
+        };
+        let mut bits = word.bits;
+        for _ in 1..plain - word.before {
+            bits &= bits.wrapping_sub(1);
+        }
+        at * BITS + bits.trailing_zeros() as usize + 1
+    }
+}
+
+const BITS: usize = u64::BITS as usize;
+
+/// Returns the text between the quotes of a JSON string without its escapes, and where each part of it came from in `places`.
+pub(super) fn unescaped<'a>(inner: &'a str, mut places: Option<&mut Places>) -> Cow<'a, str> {
+    let mut next = find(inner, 0, b'\\');
+    if next.is_none() {
+        return Cow::Borrowed(inner);
+    }
+    if let Some(places) = &mut places {
+        places.all(inner.len());
+    }
+    let mut plain = String::with_capacity(inner.len());
+    let mut copied = 0;
+    while let Some(at) = next {
+        if at > copied {
+            plain.push_str(inner.get(copied..at).unwrap_or_default());
+        }
+        let (character, after) = unescape(inner.get(at + 1..).unwrap_or_default());
+        plain.push(character);
+        copied = inner.len() - after.len();
+        looked(copied - at);
+        if let Some(places) = &mut places {
+            places.skip(at..copied.saturating_sub(character.len_utf8()));
+        }
+        // Escapes often stand side by side.
+        next = match after.as_bytes().first() {
+            Some(b'\\') => Some(copied),
+            _ => find(inner, copied, b'\\'),
+        };
+    }
+    plain.push_str(inner.get(copied..).unwrap_or_default());
+    if let Some(places) = places {
+        places.count();
+    }
+    Cow::Owned(plain)
 }
 
 /// Iterates over the characters that a piece of a JSON string stands for, with the place of each in it.

@@ -15,9 +15,11 @@
 //!   proves that they are the same. Only documents that the filter itself wrote into a message are kept as text.
 //! - [`memory`]: the trie, bounded in messages and bytes.
 //! - [`prompt_documents`]: the documents that already stand in the prompt, which need not be sent again.
+//! - [`passages`]: the same for passages that their client joins into one text.
 //!
 //! This module decides no order, reads no body and knows no tenant.
 
 pub(crate) mod memory;
+pub(crate) mod passages;
 pub(crate) mod prompt_documents;
 pub(crate) mod sent;

@@ -3,6 +3,7 @@
 //! Identity is by bytes: a fingerprint only finds the block to compare with. So no collision, deliberate or not, can
 //! hide a document behind another one.
 
+use super::passages::Passages;
 use crate::body::NumberedBlock;
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
@@ -17,6 +18,8 @@ pub(crate) struct PromptDocuments<'a> {
     /// Documents that their client numbers, by what they are without the number: the turn and the question with which one
     /// first stands.
     numbered: FxHashMap<Fingerprint, (u32, u32, NumberedBlock<'a>)>,
+    /// Passages that nothing parts.
+    passages: Passages<'a>,
 }
 
 impl<'a> PromptDocuments<'a> {
@@ -43,8 +46,25 @@ impl<'a> PromptDocuments<'a> {
 
     /// A document that its client numbers is sent in `turn`, with the chat's question of that number.
     pub(crate) fn add_numbered(&mut self, turn: u32, question: u32, block: NumberedBlock<'a>) {
+        if let Some(text) = block.passages() {
+            self.passages.add(turn, question, text);
+        }
         let known = self.numbered.entry(block.identity());
         known.or_insert((turn, question, block));
+    }
+
+    /// A block whose words are passages that nothing parts, with those that a turn before `turn` holds replaced by what
+    /// `refer` makes of their names; `None`: it would not be shorter.
+    pub(crate) fn without_known(
+        &self,
+        turn: u32,
+        block: &NumberedBlock<'_>,
+        refer: impl Fn(&str) -> Option<String>,
+    ) -> Option<String> {
+        let words = self
+            .passages
+            .without_known(turn, block.passages()?, refer)?;
+        block.with_words(&words)
     }
 
     /// The question with which a turn before `turn` holds the document, and what it is called there.

@@ -18,11 +18,13 @@ pub struct RawHead {
     pub max_moved_bytes: u32,
     /// What is done with contexts that a client writes into the newest request alone.
     pub contexts: RawContexts,
+    /// What is done with what documents say of one request.
+    pub documents: RawHeadDocuments,
     /// What stands behind the gateway.
     pub upstream: Upstream,
 }
 
-object!(impl<'de> RawHead { mode, tools, volatile, max_moved_bytes, contexts, upstream });
+object!(impl<'de> RawHead { mode, tools, volatile, max_moved_bytes, contexts, documents, upstream });
 
 /// Whether the head is changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -51,7 +53,8 @@ pub enum Upstream {
 /// What is done with tools, as written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawHeadTools {
-    /// Whether tools are put in order, by name.
+    /// Whether tools are put in order: by name, and where requests offer different ones, so that those which most offer
+    /// come first.
     pub order: bool,
     /// Whether a tool that equals an earlier one but for the order of its keys takes that one's order.
     pub schemas: bool,
@@ -71,6 +74,27 @@ pub struct RawContexts {
 }
 
 object!(impl<'de> RawContexts { restore, relocate });
+
+/// What is done with what documents in a message say of one request, as written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawHeadDocuments {
+    /// Whether documents that are numbered by their places have a number that follows from their words instead; words
+    /// behind them say which number to cite each by.
+    pub numbers: bool,
+    /// Whether a score, rank or distance in a document stands behind the documents instead.
+    pub scores: bool,
+}
+
+object!(impl<'de> RawHeadDocuments { numbers, scores });
+
+impl Default for RawHeadDocuments {
+    fn default() -> Self {
+        Self {
+            numbers: true,
+            scores: true,
+        }
+    }
+}
 
 /// What is done with words that change, as written.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,6 +151,7 @@ impl Default for RawHead {
             volatile: RawVolatile::default(),
             max_moved_bytes: 2_048,
             contexts: RawContexts::default(),
+            documents: RawHeadDocuments::default(),
             upstream: Upstream::Tokens,
         }
     }
@@ -191,6 +216,7 @@ pub struct Head {
     pub(crate) learn: bool,
     pub(crate) max_moved_bytes: usize,
     pub(crate) contexts: RawContexts,
+    pub(crate) documents: RawHeadDocuments,
     pub(crate) upstream: Upstream,
 }
 
@@ -222,6 +248,7 @@ impl Head {
             learn: raw.volatile.learn,
             max_moved_bytes: raw.max_moved_bytes as usize,
             contexts: raw.contexts,
+            documents: raw.documents,
             upstream: raw.upstream,
         })
     }

@@ -33,6 +33,8 @@ mod marks;
 pub(crate) mod outline;
 #[cfg(feature = "head")]
 pub mod patterns;
+#[cfg(feature = "head")]
+mod ranks;
 mod report;
 pub mod segments;
 #[cfg(feature = "head")]
@@ -44,6 +46,8 @@ pub(crate) mod stabilise;
 mod texts;
 #[cfg(feature = "head")]
 mod tools;
+#[cfg(feature = "head")]
+mod toolsets;
 
 pub use cause::{Cause, Volatile};
 pub use diagnosis::{Asked, Diagnosis, Index, Limits};

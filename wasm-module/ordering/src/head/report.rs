@@ -23,6 +23,10 @@ pub struct HeadReport {
     pub restored: u32,
     /// Groups of contexts that moved out of the system text to the question that they were found for.
     pub relocated: u32,
+    /// Documents whose number follows from their words.
+    pub numbered: u32,
+    /// Scores, ranks and distances of documents that stand behind them.
+    pub scored: u32,
     /// Earlier messages that go without contexts, for these may be another chat's.
     pub doubtful: u32,
     /// Volatile spans that stay as they are: they look like instructions, or there is no room or place for them.
@@ -57,6 +61,10 @@ pub enum ChangeKind {
     Context,
     /// A message's content that stands there as it was sent before, contexts included.
     Restored,
+    /// A document's number: another one stands there, and words behind the documents say which it was.
+    Number,
+    /// A document's score, rank or distance, which stands behind the documents.
+    Score,
 }
 
 impl HeadReport {

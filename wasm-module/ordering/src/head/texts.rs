@@ -201,6 +201,16 @@ fn sentences(line: &str) -> Vec<Range<usize>> {
     let byte = |at: usize| bytes.get(at).copied().unwrap_or_default();
     let first = start;
     for at in first..end {
+        // Behind these marks no space stands.
+        let behind = at + IDEOGRAPHIC_BYTES;
+        let mark = bytes.get(at..behind).unwrap_or_default();
+        let is_lead = matches!(byte(at), 0xe3 | 0xef);
+        if is_lead && behind < end && IDEOGRAPHIC.iter().any(|known| known.as_bytes() == mark) {
+            found.push(start..behind);
+            let rest = line.get(behind..).unwrap_or_default();
+            start = line.len() - rest.trim_start().len();
+            continue;
+        }
         let ends = matches!(byte(at), b'.' | b'!' | b'?') && byte(at + 1) == b' ' && at + 2 < end;
         if !ends {
             continue;
@@ -229,6 +239,10 @@ pub(super) fn element_in(body: &str, element: &str) -> Option<Range<usize>> {
     let start = before.strip_suffix(',').map(str::len)?;
     Some(start..range.end)
 }
+
+/// What ends a sentence in Chinese and Japanese.
+const IDEOGRAPHIC: [&str; 3] = ["。", "！", "？"];
+const IDEOGRAPHIC_BYTES: usize = 3;
 
 /// Units of one text that are looked at; what follows stays as it is.
 const MAX_UNITS: usize = 4_096;
@@ -262,6 +276,10 @@ mod tests {
                 "It is 3.5 km.",
                 "End"
             ]]
+        );
+        assert_eq!(
+            texts(r#""你是助手。现在是14:03。 请回答！好吗？""#),
+            [["你是助手。", "现在是14:03。", "请回答！", "好吗？"]]
         );
         assert_eq!(
             texts(r#"[{"type":"text","text":"a"},{"type":"text","text":""}]"#).len(),

@@ -6,6 +6,8 @@
 //!   sent        search {"name", "parameters"}   weather {…}      by name, in the first form
 //! ```
 //!
+//! Where requests offer different tools, [`super::toolsets`] says which order is best.
+//!
 //! A **layout** is what the parser finds in a tool: its objects and set-like arrays, their members as ranges, and the order
 //! in which these stand. Sorted by their keys, tools of equal content have equal layouts, so a **form** is nothing but the
 //! order of the members of each list, and taking it moves ranges of the client's own bytes: nothing is printed, and no
@@ -18,6 +20,7 @@
 //! where its prefix ends.
 
 use super::decision::Form;
+use super::toolsets::{self, SetTool, ToolSets};
 use crate::body::scan::{Scan, fields};
 use crate::recency::Recency;
 use crate::sort::sort_by_key;
@@ -34,6 +37,8 @@ pub(crate) struct Tools {
     forms: Lru<Box<[u8]>>,
     /// Tools by the hash of their bytes.
     known: Lru<Known>,
+    /// The orders of sets of tools.
+    sets: ToolSets,
     /// Forms that were made since they were last told to other workers.
     told: Vec<Form>,
     /// Grows with every form.
@@ -85,6 +90,7 @@ impl Tools {
         let mut names: Vec<(&str, usize)> = Vec::with_capacity(tools.len());
         let mut arranged = Arranged::default();
         let mut texts: Vec<Cow<'a, str>> = Vec::with_capacity(tools.len());
+        let mut ids: Vec<SetTool> = Vec::with_capacity(tools.len());
         for (at, tool) in tools.iter().enumerate() {
             let raw = xxh3_64_with_seed(tool.as_bytes(), 0);
             if self.known.get(raw).is_none() {
@@ -102,6 +108,10 @@ impl Tools {
             let other = form.filter(|form| xxh3_64_with_seed(form, 0) != order);
             let text = other.and_then(|form| reformed(tool, form));
             arranged.reformed += u32::from(text.is_some());
+            ids.push(SetTool {
+                id: canonical.filter(|_| wanted.schemas).unwrap_or(raw),
+                bytes: tool.len(),
+            });
             texts.push(text.map_or(Cow::Borrowed(*tool), Cow::Owned));
         }
         if wanted.order {
@@ -111,7 +121,9 @@ impl Tools {
                     [(one, _), (next, _)] => one != next,
                     _ => true,
                 });
-            if !is_certain {
+            if is_certain {
+                names = self.in_set_order(names, &ids);
+            } else {
                 // A name that comes twice, or none: which of them is meant may depend on their order.
                 sort_by_key(&mut names, |(_, at)| *at);
             }
@@ -127,6 +139,39 @@ impl Tools {
             .filter_map(|(_, at)| Some((at, texts.get_mut(at).map(std::mem::take)?)))
             .collect();
         Some(arranged)
+    }
+
+    /// Tools, given by name with their indices among `ids`, in the order of their set.
+    fn in_set_order<'a>(
+        &mut self,
+        names: Vec<(&'a str, usize)>,
+        ids: &[SetTool],
+    ) -> Vec<(&'a str, usize)> {
+        if names.len() > MAX_SET_TOOLS {
+            return names;
+        }
+        let by_name = names.iter().filter_map(|(_, at)| ids.get(*at).copied());
+        let by_name: SmallVec<[SetTool; 32]> = by_name.collect();
+        let key = toolsets::key_of(&by_name);
+        let told = self.forms.get(key).map(|order| &**order);
+        let is_told = told.is_some();
+        let order = self.sets.order(key, &by_name, told);
+        if !is_told {
+            self.tell(toolsets::form_of(key, &order));
+        }
+        let order = order.iter();
+        order
+            .filter_map(|rank| names.get(usize::from(*rank)).copied())
+            .collect()
+    }
+
+    /// Remembers a form that was first seen here, and that other workers are to be told.
+    fn tell(&mut self, form: Form) {
+        self.version += 1;
+        self.forms
+            .insert(form.canonical, form.order.clone(), MAX_FORMS);
+        self.told.truncate(MAX_TOLD);
+        self.told.push(form);
     }
 
     /// The forms that were first seen here since this was last asked.
@@ -165,14 +210,10 @@ impl Tools {
         let hash = xxh3_64_with_seed(&order, 0);
         let canonical = layout.canonical;
         if order.len() <= MAX_FORM_BYTES && self.forms.get(canonical).is_none() {
-            let order: Box<[u8]> = order.into();
-            self.told.truncate(MAX_TOLD);
-            self.told.push(Form {
+            self.tell(Form {
                 canonical,
-                order: order.clone(),
+                order: order.into(),
             });
-            self.version += 1;
-            self.forms.insert(canonical, order, MAX_FORMS);
         }
         Known {
             name,
@@ -601,6 +642,9 @@ const MAX_FORMS: usize = 512;
 
 /// Bytes of a form, a byte a key.
 const MAX_FORM_BYTES: usize = 2_048;
+
+/// Tools of a set whose order is learned: a rank is a byte. Larger sets stand by name.
+const MAX_SET_TOOLS: usize = 255;
 
 /// Tools of one tenant and model that were looked at.
 const MAX_KNOWN: usize = 2_048;

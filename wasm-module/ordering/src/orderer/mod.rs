@@ -130,6 +130,7 @@ impl Orderer {
         report.restored = u32::try_from(plan.claims.len()).unwrap_or(u32::MAX);
         report.relocated = plan.moved;
         report.doubtful = plan.doubtful;
+        (report.numbered, report.scored) = (plan.numbered, plan.scored);
         report.changes.extend(plan.changes());
         let newest = plan.newest(&self.config, read.as_ref().unwrap_or(parsed));
         let mut rewrite = match &mut read {

@@ -1,10 +1,10 @@
-//! Rewrites one request for the engine with the least pending prefill.
+//! Rewrites one request for the engine where it costs least.
 //!
 //! ```text
 //!   recall ─▶ choose ─▶ write ─▶ remember
 //!     │         │         │         └─ the tree and the memory of chats learn what is sent, and nothing that was weighed
 //!     │         │         └─ edits and salt become a body
-//!     │         └─ sent to each engine for trial: fewest tokens to compute, with those that wait there, wins
+//!     │         └─ sent to each engine for trial: the one with the lowest cost wins
 //!     └─ which messages of the chat are known, and where it was before
 //! ```
 
@@ -16,7 +16,7 @@ use crate::body::{Parsed, Skip};
 use crate::config::Config;
 use crate::conversation::memory::{AddedMessage, Memory, Moving, Path};
 use crate::document::estimate_tokens;
-use crate::engines::{self, EngineCandidate, EngineId};
+use crate::engines::{self, EngineCandidate, EngineId, RoutingCost};
 use crate::experiment::Arm;
 use crate::head::HeadReport;
 use crate::head::decision::Decision;
@@ -28,7 +28,7 @@ use crate::tenant::Tenant;
 use crate::trees::Trees;
 use smallvec::SmallVec;
 
-/// One request on its way to the engine with the least pending prefill.
+/// One request on its way to the engine where it costs least.
 pub(super) struct Rewriting<'r> {
     config: &'r Config,
     options: &'r RewriteOptions<'r>,
@@ -202,7 +202,7 @@ impl<'r> Rewriting<'r> {
         request::arrange(config, parsed, head, tree, policy, memory, path, mode)
     }
 
-    /// Returns the engine with the least pending prefill, the first of equals, and how the request is sent there.
+    /// Returns the engine where the request costs least, the first of equals, and how the request is sent there.
     fn choose<'a>(
         &self,
         choices: &[EngineCandidate],
@@ -213,12 +213,13 @@ impl<'r> Rewriting<'r> {
         } else {
             OrderingMode::Ordered
         };
+        let costs = RoutingCost::among(choices);
         let mut best: Option<(u64, EngineId, request::ArrangedRequest<'_>)> = None;
         for choice in choices {
             let sent = send(choice.engine, mode);
-            let cost = (sent.report.document_tokens)
-                .saturating_sub(sent.report.matched_tokens)
-                .saturating_add(choice.outstanding);
+            let documents = sent.report.document_tokens;
+            let uncached = documents.saturating_sub(sent.report.matched_tokens);
+            let cost = costs.of(choice.outstanding, uncached, documents);
             if (best.as_ref()).is_none_or(|(lowest, ..)| cost < *lowest) {
                 best = Some((cost, choice.engine, sent));
             }

@@ -197,7 +197,8 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// What is sent in the place of a document that its client numbers, where an earlier turn holds it under whatever number:
-    /// its block, under the number that it has now, with words that say where it stands.
+    /// its block, under the number that it has now, with words that say where it stands. Of passages that nothing parts,
+    /// those that an earlier turn holds are replaced.
     pub(super) fn reference_by_number(
         &self,
         found: &FoundDocument<'a>,
@@ -206,7 +207,10 @@ impl<'a> Request<'_, 'a> {
         let template = self.config.deduplicate.as_ref();
         let template = template.filter(|_| self.config.keeps_contexts())?;
         let block = found.numbered_block()?;
-        let (question, name) = self.shown.place_of(turn, &block)?;
+        let Some((question, name)) = self.shown.place_of(turn, &block) else {
+            let refer = |name: &str| template.render(name);
+            return self.shown.without_known(turn, &block, refer);
+        };
         let words = template.render(&format!("{name} of question {question}"))?;
         block.with_words(&words)
     }

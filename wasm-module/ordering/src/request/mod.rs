@@ -380,10 +380,13 @@ impl<'a> Request<'_, 'a> {
         (arrangement, listed, rendering)
     }
 
-    /// Returns a hint, and words behind it, as they stand behind a group's documents.
+    /// Returns a hint, and words that moved behind it, as they stand behind a group's documents. An element says where
+    /// the words begin and end: they are part of no document, and not of the question that follows.
     fn behind(&self, group: &Group<'_>, hint: Option<String>, words: &str) -> String {
         let mut all = hint.map_or_else(String::new, |hint| hint + r"\n");
-        all.push_str(words);
+        for piece in [MOVED_OPEN, words, MOVED_CLOSE] {
+            all.push_str(piece);
+        }
         let next = (group.hint.as_ref())
             .filter(|_| !group.is_rendered())
             .and_then(|place| self.text.get(place.at..));
@@ -483,6 +486,10 @@ impl<'a> Request<'_, 'a> {
         self.sent = narrowed(Scope(digest), self.sent).0;
     }
 }
+
+/// What stands around words that moved behind documents, as between the quotes of a JSON string.
+const MOVED_OPEN: &str = r"<context>\n";
+const MOVED_CLOSE: &str = r"\n</context>";
 
 /// Returns words as they are inserted before a message's text.
 fn before_text(wrap: Wrap, words: &str) -> String {

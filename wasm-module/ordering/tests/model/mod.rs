@@ -255,8 +255,8 @@ impl Model {
         }
         let labels: Vec<&str> = distinct.iter().map(|d| DOCUMENTS[*d].0).collect();
         if let Some(hint) = &group.hint {
-            let order: Vec<String> = labels.iter().map(|label| format!("[{label}]")).collect();
-            assert_eq!(*hint, order.join(" > "), "a hint tells the client's order");
+            let order: Vec<String> = labels.iter().map(|label| (*label).to_owned()).collect();
+            assert_eq!(*hint, order.join(">"), "a hint tells the client's order");
         }
         let mut all = group.documents.clone();
         for reference in &group.references {
@@ -521,9 +521,9 @@ fn referred(text: &str) -> String {
     referred
 }
 
+/// The labels that a hint tells, and what stands behind the hint.
 fn order_hint(text: &str) -> Option<(&str, &str)> {
-    text.strip_prefix("Please read the context in the following priority order: ")?
-        .split_once(" and answer the question.")
+    text.strip_prefix("Best documents first: ")?.split_once('.')
 }
 
 /// Labels and texts: two documents share a label, one has none, one is shorter than a hint.

@@ -1,30 +1,43 @@
-//! `foreword measure`: measures the parts of an answer on a device, without a server: prefill, decode, cached
-//! prefixes, and pages from the host's memory. On a CUDA device it also measures what the device could do at best.
+//! `foreword measure`: measures on a device, without a server, what an answer takes and what ordering saves of it.
 //!
-//! Last come RAGCache++'s workload ([`workload`]) and its [`pipelining`], through the whole engine.
+//! ```text
+//!   steps        prefill, decode, cached prefixes, pages from the host's memory; on CUDA the device's own ceilings too
+//!   orders       RAGCache++'s workload under every arm: time to the first token, tokens saved, cost of ordering
+//!   sweeps       the same under a few arms: overlap, requests at once, k, KV pool, kinds of traces
+//!   throughput   answers of 50 tokens, one after another and eight at once
+//!   pipelining   retrieval beside the system prompt's prefill
+//! ```
 //!
-//! Every figure is the median of several runs of the backend's own steps. The output is one JSON object.
+//! Each part is a module. All but the first go through the whole engine: cache, scheduler and backend. The command prints a
+//! table or one JSON object, and writes a page with distributions.
 
+mod arm;
+mod figures;
 mod pipelining;
-mod workload;
+mod plots;
+mod prompt;
+mod replay;
+mod report;
+mod results;
+mod steps;
 
 use super::LogFormat;
 use super::start_log;
 use crate::cli::device;
-use anyhow::{Context, ensure};
-use clap::CommandFactory;
+use anyhow::Context;
+use arm::Arm;
 use clap::error::ErrorKind;
-use foreword_engine::TokenId;
-use foreword_engine::backend::cuda::{self, Ceilings};
-use foreword_engine::backend::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store};
+use clap::{CommandFactory, ValueEnum};
+use foreword_engine::backend::cuda;
 use foreword_engine::engine::{EngineConfig, Stepper};
 use foreword_engine::models::ModelConfig;
-use foreword_engine::sampling::Sampling;
-use serde_json::{Value, json};
+use foreword_report::progress;
+use indicatif::ProgressBar;
+use replay::{Kind, Workload};
+use results::{Experiment, Results, Setting};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
-use workload::Workload;
+use steps::Sizes;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -33,6 +46,9 @@ pub(crate) struct Arguments {
     model: PathBuf,
     #[command(flatten)]
     device: device::Arguments,
+    /// Parts to measure, with commas between [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    parts: Vec<Part>,
     /// Tokens of the prompt whose prefill is measured
     #[arg(long, value_name = "TOKENS", default_value_t = 4_096, value_parser = clap::value_parser!(u32).range(64..))]
     prompt: u32,
@@ -42,22 +58,66 @@ pub(crate) struct Arguments {
     /// Numbers of sequences that decode side by side, with commas between
     #[arg(long, value_name = "SEQUENCES", value_delimiter = ',', default_values_t = [1, 32])]
     batches: Vec<u32>,
-    /// Queries of RAGCache++'s workload; 0 for none
-    #[arg(long, default_value_t = 200)]
+    /// Runs per median, of steps and of pipelining
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    runs: u32,
+    /// Queries of the workload for each seed
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(2..))]
     queries: u32,
     /// Number of runs of the workload, each with a seed of its own
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     seeds: u32,
-    /// Shares of documents that a query has in common with the one before, with commas between; the first is also run
-    /// with several queries at once
-    #[arg(long, value_delimiter = ',', default_values_t = [0.6, 0.0, 0.2, 0.4, 0.8])]
+    /// Arms to compare, with commas between: none, retrieval, random, sorted, recency, greedy, longest, foresight; all but
+    /// the first two also with +hint [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = Arm::by_name)]
+    arms: Vec<Arm>,
+    /// Share of documents that a query has in common with the one before
+    #[arg(long, default_value_t = 0.6, value_parser = share)]
+    overlap: f64,
+    /// Documents in a query, at most 10
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=10))]
+    k: u32,
+    /// Tokens of KV state for each arm; all arms share one pool [default: what the device's pool gives each]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1_024..), conflicts_with = "kv_tokens")]
+    arm_kv_tokens: Option<u32>,
+    /// Queries of each run of a sweep, which has one seed and the arms none, retrieval, greedy and foresight+hint
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..))]
+    sweep_queries: u32,
+    /// Sweep: shares of documents in common, with commas between
+    #[arg(long, value_delimiter = ',', default_values_t = [0.0, 0.2, 0.4, 0.6, 0.8], value_parser = share)]
     overlaps: Vec<f64>,
-    /// Numbers of queries at once, with commas between
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
+    /// Sweep: numbers of queries at once, with commas between
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8], value_parser = clap::value_parser!(u32).range(1..=64))]
     groups: Vec<u32>,
-    /// Runs per median
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1_000))]
-    runs: u32,
+    /// Sweep: numbers of documents in a query, with commas between
+    #[arg(long, value_delimiter = ',', default_values_t = [3, 5, 8], value_parser = clap::value_parser!(u32).range(1..=10))]
+    ks: Vec<u32>,
+    /// Sweep: tokens of KV state for each arm, with commas between
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_values_t = [4_096, 8_192, 16_384],
+          value_parser = clap::value_parser!(u32).range(2_048..))]
+    pools: Vec<u32>,
+    /// Answers of the throughput's part, for each arm and way
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
+    answers: u32,
+    /// File for the report in HTML
+    #[arg(long, value_name = "FILE", default_value = "measure-report.html")]
+    report: PathBuf,
+    /// Write no report
+    #[arg(long, conflicts_with = "report")]
+    no_report: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// A part of the measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Steps,
+    Orders,
+    Sweeps,
+    Throughput,
+    Pipelining,
 }
 
 impl Arguments {
@@ -65,9 +125,23 @@ impl Arguments {
     pub(crate) fn conflict(&self) -> Option<String> {
         self.device.conflict()
     }
+
+    fn measures(&self, part: Part) -> bool {
+        self.parts.is_empty() || self.parts.contains(&part)
+    }
+
+    /// Returns the arms of the main experiment. Retrieval order is among them, since all others are compared with it.
+    fn arms(&self) -> Vec<Arm> {
+        if self.arms.is_empty() {
+            return Arm::all();
+        }
+        let all = Arm::all().into_iter();
+        all.filter(|arm| *arm == Arm::RETRIEVAL || self.arms.contains(arm))
+            .collect()
+    }
 }
 
-/// Prints the figures; progress goes to the log.
+/// Measures, prints the figures and writes the report; progress goes to standard error.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if let Some(message) = arguments.conflict() {
         crate::Arguments::command()
@@ -81,254 +155,238 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     })
 }
 
-/// Measures, and prints the figures.
 fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let config = ModelConfig::load(&arguments.model)?;
-    let (context, prompt) = (arguments.context, arguments.prompt);
-    ensure!(
-        prompt <= config.max_positions && context < config.max_positions,
-        "the model has {} positions: --prompt {prompt} and --context {context} do not fit",
-        config.max_positions
-    );
-    let device = arguments
-        .device
-        .config(context.next_multiple_of(arguments.device.page_tokens));
+    let device = arguments.device.config(0);
     let ceilings = match device.ordinal()? {
-        None => None,
-        Some(ordinal) => {
+        Some(ordinal) if arguments.measures(Part::Steps) => {
             Some(cuda::ceilings(ordinal).context("measuring what the device could do at best")?)
         }
+        _ => None,
     };
-    let opened = device.open(&arguments.model)?;
-    let mut bench = Bench {
-        backend: opened.backend,
-        max_step_tokens: opened.max_step_tokens,
-        runs: arguments.runs,
-        logits: Vec::new(),
-    };
-    let prefill = bench.prefill(prompt, &config, ceilings.as_ref())?;
-    let mut decode = Vec::new();
-    for batch in &arguments.batches {
-        decode.push(bench.decode(*batch, context, &config, ceilings.as_ref())?);
-    }
-    let host = bench.host_tier(context)?;
-    let config = EngineConfig {
-        max_step_tokens: bench.max_step_tokens,
-        max_running: 32,
-        ..EngineConfig::default()
-    };
-    let mut engine = Stepper::new(bench.backend, &config);
-    let workload = match arguments.queries {
-        0 => Value::Null,
-        queries => workload::run(
-            &mut engine,
-            &Workload {
-                queries: queries as usize,
-                seeds: arguments.seeds.into(),
-                overlaps: arguments.overlaps.clone(),
-                groups: arguments
-                    .groups
-                    .iter()
-                    .map(|group| *group as usize)
-                    .collect(),
-            },
-        )?,
-    };
-    let pipelining = pipelining::run(&mut engine, arguments.runs)?;
-    let result = json!({
-        "device": opened.machine,
-        "ceilings": ceilings.map(|c| json!({"matrix_tflops": c.matrix_flops / 1e12, "copy_tb_s": c.copy_bytes / 1e12})),
-        "prefill": prefill,
-        "decode": decode,
-        "host_tier": host,
-        "ragcache": workload,
-        "pipelining": pipelining,
+    let mut results = Results::new(Setting {
+        model: super::folder_name(&arguments.model),
+        queries: arguments.queries,
+        seeds: arguments.seeds,
+        overlap: arguments.overlap,
+        k: arguments.k,
     });
-    println!("{result:#}");
+    if arguments.measures(Part::Steps) {
+        let context = arguments.context;
+        let device = arguments
+            .device
+            .config(context.next_multiple_of(arguments.device.page_tokens));
+        let opened = device.open(&arguments.model)?;
+        let sizes = Sizes {
+            prompt: arguments.prompt,
+            context,
+            batches: arguments.batches.clone(),
+            runs: arguments.runs,
+        };
+        let steps = steps::run(
+            opened.backend,
+            opened.max_step_tokens,
+            &sizes,
+            &config,
+            ceilings.as_ref(),
+        )?;
+        results.device = opened.machine;
+        results.ceilings = ceilings;
+        results.steps = Some(steps);
+    }
+    let arms = arguments.arms();
+    if [
+        Part::Orders,
+        Part::Sweeps,
+        Part::Throughput,
+        Part::Pipelining,
+    ]
+    .iter()
+    .any(|part| arguments.measures(*part))
+    {
+        let (mut engine, kv_tokens) =
+            open(arguments, arguments.arm_kv_tokens, arms.len(), &mut results)?;
+        let bar = progress::bar("measure", requests(arguments, arms.len()))?;
+        through_engine(arguments, &mut engine, kv_tokens, &arms, &mut results, &bar)?;
+        // The pool is as large as it is: another one needs another engine, and there is memory for one.
+        drop(engine);
+        if arguments.measures(Part::Sweeps) {
+            for pool in &arguments.pools {
+                let (mut engine, kv_tokens) =
+                    open(arguments, Some(*pool), Arm::FEW.len(), &mut results)?;
+                let workload = sweep(arguments, kv_tokens);
+                let experiment =
+                    Experiment::sweep("pool", f64::from(*pool), &mut engine, workload, &bar)?;
+                results.sweeps.push(experiment);
+            }
+        }
+        bar.finish_and_clear();
+    }
+    if !arguments.no_report {
+        let page = report::page(&results)?;
+        std::fs::write(&arguments.report, page)
+            .with_context(|| format!("cannot write {}", arguments.report.display()))?;
+    }
+    if arguments.json {
+        println!("{:#}", results.to_json());
+    } else {
+        print!("{}", results.to_table());
+        if !arguments.no_report {
+            println!("report: {}", arguments.report.display());
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 
-struct Bench {
-    backend: Box<dyn Backend>,
-    max_step_tokens: u32,
-    runs: u32,
-    /// Buffer that is reused for its memory.
-    logits: Vec<f32>,
-}
-
-impl Bench {
-    /// Measures prefill: cold, with three quarters of the prompt cached, and with everything but a question of 32
-    /// tokens cached.
-    fn prefill(
-        &mut self,
-        tokens: u32,
-        config: &ModelConfig,
-        ceilings: Option<&Ceilings>,
-    ) -> anyhow::Result<Value> {
-        let cold = self.time(|bench| bench.compute(0, tokens, 0))?;
-        let rate = config.flops(0, u64::from(tokens), 1) / cold;
-        let mut cached = Vec::new();
-        for start in [tokens / 4 * 3, tokens - 32] {
-            let seconds = self.time(|bench| bench.compute(start, tokens - start, 0))?;
-            cached.push(json!({
-                "cached_tokens": start, "new_tokens": tokens - start, "seconds": seconds, "of_cold": seconds / cold,
-            }));
-        }
-        Ok(json!({
-            "tokens": tokens,
-            "seconds": cold,
-            "tokens_per_s": f64::from(tokens) / cold,
-            "tflops": rate / 1e12,
-            "of_matrix_rate": ceilings.map(|ceilings| rate / ceilings.matrix_flops),
-            "cached": cached,
-        }))
-    }
-
-    /// Measures decoding of several sequences, each with its own context.
-    fn decode(
-        &mut self,
-        batch: u32,
-        context: u32,
-        config: &ModelConfig,
-        ceilings: Option<&Ceilings>,
-    ) -> anyhow::Result<Value> {
-        let pages = (context + 1).div_ceil(self.backend.page_tokens());
-        if u64::from(pages) * u64::from(batch) > u64::from(self.backend.pages()) {
-            return Ok(
-                json!({"batch": batch, "skipped": "the pool has no room for so many sequences"}),
-            );
-        }
-        for sequence in 0..batch {
-            self.compute(0, context, sequence * pages)?;
-        }
-        let draws = self.backend.draws();
-        let seconds = self.time(|bench| {
-            let segments = (0..batch).map(|sequence| Segment {
-                tokens: vec![token(sequence)],
-                start: context,
-                pages: (sequence * pages..(sequence + 1) * pages)
-                    .map(PageId)
-                    .collect(),
-                output: if draws {
-                    Output::Token(Sampling::greedy().draw(0))
-                } else {
-                    Output::Last
-                },
-            });
-            bench.step(Step {
-                segments: segments.collect(),
-                ..Step::default()
-            })
-        })?;
-        // Every weight is read once, and every sequence's keys and values.
-        let bytes = config.decode_bytes(u64::from(batch), u64::from(context));
-        Ok(json!({
-            "batch": batch,
-            "context": context,
-            "seconds": seconds,
-            "tokens_per_s": f64::from(batch) / seconds,
-            "weight_bound_share": ceilings.map(|c| config.decode_bytes(0, 0) as f64 / c.copy_bytes / seconds),
-            "byte_bound_share": ceilings.map(|c| bytes as f64 / c.copy_bytes / seconds),
-        }))
-    }
-
-    /// Measures loading a prefix from the host's memory, against computing it.
-    fn host_tier(&mut self, context: u32) -> anyhow::Result<Value> {
-        let page_tokens = self.backend.page_tokens();
-        let (context, question) = (context / page_tokens * page_tokens, 32);
-        let pages = context / page_tokens;
-        if self.backend.host_pages() < pages {
-            return Ok(json!({"skipped": "there is no host pool"}));
-        }
-        self.compute(0, context, 0)?;
-        let stores: Vec<Store> = (0..pages)
-            .map(|page| Store {
-                from: PageId(page),
-                to: HostPageId(page),
-            })
-            .collect();
-        self.backend.store(&stores)?;
-        let computed = self.time(|bench| bench.compute(0, context, 0))?;
-        let resident = self.time(|bench| bench.question(context, question, Vec::new()))?;
-        let loads: Vec<Load> = (0..pages)
-            .map(|page| Load {
-                from: HostPageId(page),
-                to: PageId(page),
-            })
-            .collect();
-        let loaded = self.time(|bench| bench.question(context, question, loads.clone()))?;
-        Ok(json!({
-            "tokens": context,
-            "computed_s": computed,
-            "question_s": resident,
-            "question_with_loads_s": loaded,
-            "loads_of_computing": (loaded - resident) / computed,
-        }))
-    }
-
-    fn question(&mut self, start: u32, tokens: u32, loads: Vec<Load>) -> anyhow::Result<()> {
-        let step = Step {
-            segments: vec![self.segment(start, tokens, 0, Output::Last)],
-            loads,
+/// Measures what needs no engine of its own.
+fn through_engine(
+    arguments: &Arguments,
+    engine: &mut Stepper,
+    kv_tokens: u64,
+    arms: &[Arm],
+    results: &mut Results,
+    bar: &ProgressBar,
+) -> anyhow::Result<()> {
+    if arguments.measures(Part::Orders) {
+        let workload = Workload {
+            queries: arguments.queries as usize,
+            seeds: arguments.seeds.into(),
+            ..sweep(arguments, kv_tokens)
         };
-        self.step(step)
+        results.orders = Some(Experiment::run("orders", 0.0, engine, workload, arms, bar)?);
     }
-
-    /// Computes tokens from `start` on, in the largest steps that the backend accepts, on pages from `page` on.
-    fn compute(&mut self, start: u32, tokens: u32, page: u32) -> anyhow::Result<()> {
-        let end = start + tokens;
-        let mut at = start;
-        while at < end {
-            let share = self.max_step_tokens.min(end - at);
-            let output = if at + share == end {
-                Output::Last
-            } else {
-                Output::None
+    if arguments.measures(Part::Sweeps) {
+        let base = sweep(arguments, kv_tokens);
+        let overlaps = arguments.overlaps.iter().map(|overlap| {
+            (
+                "overlap",
+                *overlap,
+                Workload {
+                    overlap: *overlap,
+                    ..base
+                },
+            )
+        });
+        let groups = arguments.groups.iter().map(|group| {
+            (
+                "at once",
+                f64::from(*group),
+                Workload {
+                    at_once: *group as usize,
+                    ..base
+                },
+            )
+        });
+        let ks = arguments.ks.iter().map(|k| {
+            (
+                "k",
+                f64::from(*k),
+                Workload {
+                    k: *k as usize,
+                    ..base
+                },
+            )
+        });
+        let kinds = Kind::ALL
+            .into_iter()
+            .zip(0..)
+            .map(|(kind, at)| ("trace", f64::from(at), Workload { kind, ..base }));
+        let all: Vec<_> = overlaps.chain(groups).chain(ks).chain(kinds).collect();
+        for (name, value, workload) in all {
+            results
+                .sweeps
+                .push(Experiment::sweep(name, value, engine, workload, bar)?);
+        }
+    }
+    if arguments.measures(Part::Throughput) {
+        for (at_once, value) in [(1, 1.0), (8, 8.0)] {
+            let workload = Workload {
+                at_once,
+                answer: ANSWER_TOKENS,
+                queries: arguments.answers as usize,
+                ..sweep(arguments, kv_tokens)
             };
-            let segments = vec![self.segment(at, share, page, output)];
-            self.step(Step {
-                segments,
-                ..Step::default()
-            })?;
-            at += share;
-        }
-        Ok(())
-    }
-
-    fn segment(&self, start: u32, tokens: u32, page: u32, output: Output) -> Segment {
-        let pages = (start + tokens).div_ceil(self.backend.page_tokens());
-        Segment {
-            tokens: (start..start + tokens).map(token).collect(),
-            start,
-            pages: (page..page + pages).map(PageId).collect(),
-            output,
+            results.throughput.push(Experiment::sweep(
+                "throughput",
+                value,
+                engine,
+                workload,
+                bar,
+            )?);
         }
     }
-
-    fn step(&mut self, step: Step) -> anyhow::Result<()> {
-        self.backend.run(&step, &mut self.logits)?;
-        Ok(())
+    if arguments.measures(Part::Pipelining) {
+        results.pipelining = Some(pipelining::run(engine, arguments.runs)?);
     }
+    Ok(())
+}
 
-    /// Returns the median, after two runs that do not count: the backend may record the second one.
-    fn time(
-        &mut self,
-        mut work: impl FnMut(&mut Self) -> anyhow::Result<()>,
-    ) -> anyhow::Result<f64> {
-        let mut seconds = Vec::new();
-        for run in 0..self.runs + 2 {
-            let start = Instant::now();
-            work(self)?;
-            if run >= 2 {
-                seconds.push(start.elapsed().as_secs_f64());
-            }
-        }
-        seconds.sort_by(f64::total_cmp);
-        Ok(seconds[seconds.len() / 2])
+/// Tokens of the throughput's answers (RAGCache++, table 4).
+const ANSWER_TOKENS: u32 = 50;
+
+/// Returns the workload of sweeps.
+fn sweep(arguments: &Arguments, kv_tokens: u64) -> Workload {
+    Workload {
+        kind: Kind::Bursty,
+        overlap: arguments.overlap,
+        k: arguments.k as usize,
+        at_once: 1,
+        answer: 1,
+        queries: arguments.sweep_queries as usize,
+        seeds: 1,
+        kv_tokens,
     }
 }
 
-/// Returns a token for a position. There are few of them, so that every vocabulary has them.
-fn token(position: u32) -> TokenId {
-    position.wrapping_mul(2_654_435_761) >> 25
+/// Returns the number of requests of all parts together.
+fn requests(arguments: &Arguments, arms: usize) -> usize {
+    let mut requests = 0;
+    if arguments.measures(Part::Orders) {
+        requests += (arguments.queries * arguments.seeds) as usize * arms;
+    }
+    if arguments.measures(Part::Sweeps) {
+        let runs = arguments.overlaps.len()
+            + arguments.groups.len()
+            + arguments.ks.len()
+            + arguments.pools.len()
+            + Kind::ALL.len();
+        requests += runs * arguments.sweep_queries as usize * Arm::FEW.len();
+    }
+    if arguments.measures(Part::Throughput) {
+        requests += 2 * arguments.answers as usize * Arm::FEW.len();
+    }
+    requests
+}
+
+/// Opens an engine for so many arms, and returns the tokens of KV state that each has.
+fn open(
+    arguments: &Arguments,
+    arm_tokens: Option<u32>,
+    arms: usize,
+    results: &mut Results,
+) -> anyhow::Result<(Stepper, u64)> {
+    let mut device = arguments.device.config(0);
+    let arms = u32::try_from(arms.max(1))?;
+    if let Some(tokens) = arm_tokens {
+        device.kv_tokens = Some(tokens.saturating_mul(arms));
+    }
+    let opened = device.open(&arguments.model)?;
+    let pool = u64::from(opened.backend.pages()) * u64::from(opened.backend.page_tokens());
+    let config = EngineConfig {
+        max_step_tokens: opened.max_step_tokens,
+        max_running: 32,
+        ..EngineConfig::default()
+    };
+    results.device = opened.machine;
+    Ok((
+        Stepper::new(opened.backend, &config),
+        pool / u64::from(arms),
+    ))
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("it must be from 0 to 1".to_owned()),
+    }
 }

@@ -7,11 +7,14 @@
 //!               system prompt ▶
 //! ```
 //!
-//! The retrieval is a wait. The prompts are those of [`workload`](super::workload), and nothing of them is cached when
-//! the clock starts. So the saving is that of a cold start, or of an evicted system prompt.
+//! The retrieval is a wait. The prompts have the sizes of the workload's ([`prompt`](super::prompt)), and nothing of them is
+//! cached when the clock starts. So the saving is that of a cold start, or of an evicted system prompt.
 
-use super::workload::{QUESTION, SYSTEM, SYSTEM_TEXT, first_tokens, median, text};
+use super::figures::median;
+use super::prompt::{QUESTION, SYSTEM};
+use super::replay::answers;
 use anyhow::Context;
+use foreword_engine::TokenId;
 use foreword_engine::engine::{Kind, Request, Stepper};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -19,7 +22,7 @@ use std::time::{Duration, Instant};
 /// Times of retrieval in milliseconds, those of the paper's table 6.
 const RETRIEVAL_MS: [u64; 3] = [20, 50, 100];
 /// Tokens of system prompts: the workload's, and one that describes tools.
-const SYSTEMS: [u64; 2] = [SYSTEM, 1_000];
+const SYSTEMS: [u64; 2] = [SYSTEM as u64, 1_000];
 /// Number of documents in a prompt of the workload.
 const DOCUMENTS: u64 = 5;
 const DOCUMENT: u64 = 200;
@@ -42,10 +45,10 @@ pub(super) fn run(engine: &mut Stepper, runs: u32) -> anyhow::Result<Value> {
                 pipelined.push(token);
                 alone.push(warm);
             }
-            let (serial, pipelined) = (median(serial)?, median(pipelined)?);
+            let (serial, pipelined) = (median(serial), median(pipelined));
             results.push(json!({
                 "system_tokens": system,
-                "system_s": median(alone.clone())?,
+                "system_s": median(alone.clone()),
                 "retrieval_s": retrieval as f64 / 1e3,
                 "serial_s": serial,
                 "pipelined_s": pipelined,
@@ -81,7 +84,7 @@ impl Chat {
             cache_salt: self.salt.clone(),
             ..Request::default()
         };
-        first_tokens(engine, vec![warm_up])?;
+        answers(engine, vec![warm_up])?;
         let warm = start.elapsed();
         std::thread::sleep(self.retrieval.saturating_sub(warm));
         Ok((self.answer(engine, start)?, warm.as_secs_f64()))
@@ -92,7 +95,7 @@ impl Chat {
         for document in 0..DOCUMENTS {
             prompt.extend(text(SYSTEM_TEXT + 1 + document, DOCUMENT));
         }
-        prompt.extend(text(u64::MAX, QUESTION));
+        prompt.extend(text(u64::MAX, QUESTION as u64));
         let request = Request {
             prompt,
             max_tokens: 1,
@@ -100,7 +103,21 @@ impl Chat {
             ..Request::default()
         };
         let asked = start.elapsed().as_secs_f64();
-        let token = first_tokens(engine, vec![request])?;
-        Ok(asked + token.first().context("no token came")?)
+        let answered = answers(engine, vec![request])?;
+        Ok(asked + answered.first().context("no token came")?.first_token)
     }
+}
+
+/// Number of the system prompt's text; documents have higher ones.
+const SYSTEM_TEXT: u64 = 1;
+
+/// Returns the tokens of the text with this number.
+fn text(number: u64, tokens: u64) -> Vec<TokenId> {
+    (0..tokens).map(|at| token(number, at)).collect()
+}
+
+/// Returns a token of a text: below 128, so that every vocabulary has it.
+fn token(text: u64, at: u64) -> TokenId {
+    let mixed = (text.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed >> 57) as TokenId
 }

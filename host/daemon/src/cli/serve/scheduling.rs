@@ -10,7 +10,7 @@ pub(crate) struct Arguments {
     /// Order of one tenant's waiting requests; between tenants shares are always fair
     #[arg(long, value_enum, default_value_t = Order::CachedFirst)]
     queue_order: Order,
-    /// Most later requests of its tenant that may overtake a request, with `cached-first`
+    /// Most later requests of its tenant that may overtake a request; with `arrival` none does
     #[arg(long, value_name = "REQUESTS", default_value_t = Rule::WINDOW, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     queue_window: u32,
     /// Most requests of one tenant that wait; more are refused with 429 [default: the bound of all tenants]
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
 enum Order {
     /// The largest cached share first
     CachedFirst,
-    /// Requests that begin with the same documents together
+    /// The largest cached share first, then the requests whose documents most others open with
     Grouped,
     /// First come, first served
     Arrival,
@@ -42,7 +42,9 @@ impl Arguments {
                 Order::CachedFirst => Rule::CachedFirst {
                     window: self.queue_window,
                 },
-                Order::Grouped => Rule::PathGroups,
+                Order::Grouped => Rule::Grouped {
+                    window: self.queue_window,
+                },
                 Order::Arrival => Rule::Arrival,
             },
             // The bound of all requests applies as well.

@@ -285,7 +285,7 @@ fn random_leases_over_three_small_tiers_never_see_a_wrong_slot() {
     for seed in 0..80 {
         let mut random = Seeded::new(seed);
         let config = CacheConfig {
-            policy: EvictionPolicy::ALL[seed as usize % 4],
+            policy: EvictionPolicy::ALL[seed as usize % EvictionPolicy::ALL.len()],
             replicated_share: f64::from(random.below(3)) / 4.0,
             ..CacheConfig::default()
         };

@@ -68,7 +68,7 @@ fn tokens_are_the_same_from_every_tier_whatever_fails() {
             page_tokens,
             10 + random.below(30),
         );
-        let policy = EvictionPolicy::ALL[random.below(4) as usize];
+        let policy = EvictionPolicy::ALL[random.below(EvictionPolicy::ALL.len() as u32) as usize];
         let share = [0.0, 0.3][random.below(2) as usize];
         let mut load = Load::with(backend, &config(&disk, policy, share));
         for _ in 0..200 {

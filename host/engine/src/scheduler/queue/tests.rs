@@ -104,27 +104,72 @@ fn whoever_lost_its_prefix_loses_its_rank() {
     assert_eq!(numbers(&serve(&mut queue, 2)), [1, 2]);
 }
 
-#[test]
-fn groups_by_path_run_together() {
-    let mut queue = Queue::new(Rule::PathGroups);
-    let paths: [&[u64]; 4] = [&[1, 2], &[7, 8], &[1, 3], &[7]];
-    for (number, path) in paths.iter().enumerate() {
-        let documents = path.iter().zip(1..).map(|(&d, n)| (Fingerprint(d), n * 10));
-        let entry = Entry {
-            tenant: Arc::default(),
-            tokens: 30,
-            documents: documents.collect(),
-        };
-        let item = Item {
-            number: number as u64,
-            tenant: Arc::default(),
-            tokens: 30,
-            cached: 29,
-        };
-        queue.push(entry, item);
+/// A request with these documents of 10 tokens each.
+fn push_with(queue: &mut Queue<Item>, number: u64, path: &[u64]) {
+    let documents = path.iter().zip(1..).map(|(&d, n)| (Fingerprint(d), n * 10));
+    let tokens = path.len() as u32 * 10 + 1;
+    let entry = Entry {
+        tenant: Arc::default(),
+        tokens,
+        documents: documents.collect(),
+    };
+    let item = Item {
+        number,
+        tenant: Arc::default(),
+        tokens,
+        cached: 0,
+    };
+    queue.push(entry, item);
+}
+
+/// Serves one request after another; the cache has room for one of them.
+fn served_one_by_one(queue: &mut Queue<Item>, paths: &[&[u64]]) -> Vec<u64> {
+    let mut order = Vec::new();
+    while let Some(item) = serve(queue, 1).pop() {
+        let served = paths[item.number as usize];
+        for waiting in queue.iter_mut() {
+            let path = paths[waiting.number as usize].iter();
+            let shared = path.zip(served).take_while(|(a, b)| a == b).count();
+            waiting.cached = shared as u32 * 10;
+        }
+        sweep_all(queue);
+        order.push(item.number);
     }
-    sweep_all(&mut queue);
-    assert_eq!(numbers(&serve(&mut queue, 4)), [0, 2, 1, 3]);
+    order
+}
+
+#[test]
+fn requests_that_open_alike_run_together_cached_or_not() {
+    const GROUPED: Rule = Rule::Grouped {
+        window: Rule::WINDOW,
+    };
+    for (paths, expected) in [
+        // RAGBoost's figure 6: C6, C3, C7, C8 run as C6, C8, C3, C7.
+        ([&[1, 2, 4][..], &[1], &[5, 7, 8], &[1, 2]], [0, 3, 1, 2]),
+        // The larger group begins, although nothing is cached and another request came first.
+        ([&[9, 8], &[7, 1], &[7, 2], &[3]], [1, 2, 0, 3]),
+        // What shares more follows at once.
+        ([&[1, 2, 3], &[1, 4, 5], &[1, 2, 6], &[2]], [0, 2, 1, 3]),
+    ] {
+        let mut queue = Queue::new(GROUPED);
+        for (number, path) in (0..).zip(&paths) {
+            push_with(&mut queue, number, path);
+        }
+        assert_eq!(served_one_by_one(&mut queue, &paths), expected);
+    }
+}
+
+#[test]
+fn a_group_is_as_large_as_those_of_it_that_wait() {
+    let mut queue = Queue::new(Rule::Grouped { window: 9 });
+    for (number, first) in (0..).zip([1, 2, 2, 2, 1, 1]) {
+        push_with(&mut queue, number, &[first, 10 + number]);
+    }
+    // One of each group leaves: two are left of the first and three of the second are not.
+    let gone = queue.extract(|item| item.number == 2 || item.number == 3);
+    assert_eq!(gone.len(), 2);
+    assert_eq!(numbers(&serve(&mut queue, 4)), [0, 4, 5, 1]);
+    assert!(queue.is_empty());
 }
 
 #[test]
@@ -152,7 +197,8 @@ fn nobody_is_overtaken_by_more_later_ones_than_the_window_says() {
     for seed in 0..60 {
         let mut random = Random::new(seed);
         let window = [0, 3, Rule::WINDOW][random.below(3) as usize];
-        let mut queue = Queue::new(Rule::CachedFirst { window });
+        let rules = [Rule::CachedFirst { window }, Rule::Grouped { window }];
+        let mut queue = Queue::new(rules[seed as usize % 2]);
         let mut overtaken: HashMap<u64, u32> = HashMap::new();
         let mut arrivals = 0;
         for round in 0..400 {
@@ -229,7 +275,7 @@ fn tenants_that_keep_waiting_get_equal_shares_whatever_they_send() {
 fn as_long_as_something_waits_something_is_proposed() {
     for seed in 0..40 {
         let mut random = Random::new(seed);
-        let rules = [Rule::Arrival, Rule::PathGroups, CACHED_FIRST];
+        let rules = [Rule::Arrival, Rule::Grouped { window: 3 }, CACHED_FIRST];
         let mut queue = Queue::new(rules[random.below(3) as usize]);
         let mut waiting = Vec::new();
         for number in 0..200 {
@@ -258,7 +304,7 @@ fn as_long_as_something_waits_something_is_proposed() {
             }
             assert_eq!(queue.len(), waiting.len());
             assert_eq!(queue.iter().count(), waiting.len());
-            assert!(queue.lanes.values().all(|lane| !lane.is_empty()));
+            assert!(queue.lanes.values().all(|lane| !lane.waiting.is_empty()));
         }
     }
 }

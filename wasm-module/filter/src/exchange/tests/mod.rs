@@ -2,6 +2,7 @@
 
 mod answers;
 mod formats;
+mod marks;
 mod retrieval;
 
 use super::*;

@@ -11,6 +11,7 @@
 //! What is made here is the body that a client would send which keeps what it sent. All else happens to that body: its
 //! earlier messages are known by their chains and go as they went, its documents are ordered, and what stands in an earlier
 //! turn is referred to. Nothing is printed anew; a [`Plan`] is ranges of the client's body and what stands there instead.
+//! What documents say of one request, their numbers and scores, goes behind them on the way ([`ranks`](super::ranks)).
 //!
 //! A message is known without its contexts by the chain of the client's own messages before it and by a line of its question;
 //! the rest of its words must be those that were sent. [`memory`] says when that is not enough.
@@ -22,6 +23,7 @@ pub(crate) use self::memory::ContextMemory;
 
 use super::config::HeadMode;
 use super::decision::{Claim, ContextMessage, Decision};
+use super::ranks::{self, Unranked};
 use super::report::{Change, ChangeKind};
 use crate::body::{Chain, GroupLayout, Message, Parsed, Role, context_range, last_text};
 use crate::config::Config;
@@ -40,8 +42,14 @@ pub(crate) struct Plan<'a> {
     pub(crate) doubtful: u32,
     /// Contexts that move out of the system text.
     pub(crate) moved: u32,
-    /// Documents in these.
+    /// Documents whose number is a key.
+    pub(crate) numbered: u32,
+    /// Scores that stand behind their documents.
+    pub(crate) scored: u32,
+    /// Documents that move out of the system text.
     documents: usize,
+    /// All documents in messages.
+    all_documents: usize,
     changes: Vec<Change>,
     /// The newest user message, if the body ends with it, and what it is known by.
     target: Option<(usize, Chain)>,
@@ -49,16 +57,21 @@ pub(crate) struct Plan<'a> {
     tokens: u64,
 }
 
-/// How `parsed` is read on; `None`: nobody asked. O(messages + bytes of the messages concerned).
+/// How `parsed` is read on; `None`: nobody asked. O(messages + documents + bytes of the messages concerned).
 pub(crate) fn plan<'a>(
     config: &Config,
     parsed: &Parsed<'a>,
     decision: &Decision<'a>,
     memory: Option<&ContextMemory>,
 ) -> Option<Plan<'a>> {
-    let contexts = config.head.contexts;
-    let is_asked = config.head.mode() != HeadMode::Off && (contexts.restore || contexts.relocate);
-    if !is_asked || config.pin.is_none() {
+    let mut contexts = config.head.contexts;
+    if config.pin.is_none() {
+        (contexts.restore, contexts.relocate) = (false, false);
+    }
+    let documents = config.head.documents;
+    let keeps = contexts.restore || contexts.relocate;
+    let is_asked = keeps || documents.numbers || documents.scores;
+    if !is_asked || config.head.mode() == HeadMode::Off {
         return None;
     }
     // An array's documents are written into their message, and stay there.
@@ -68,8 +81,12 @@ pub(crate) fn plan<'a>(
         .iter()
         .rposition(|message| message.role == Role::User && message.entry.is_some())?;
     let mut plan = Plan::default();
+    let mut unranked = plan.unrank(config, parsed);
     if contexts.relocate && !has_array {
-        plan.relocate(parsed, target, decision);
+        plan.relocate(parsed, target, decision, &mut unranked);
+    }
+    for unranked in unranked {
+        plan.write_behind(parsed, unranked);
     }
     let chains = chains(parsed);
     if contexts.restore {
@@ -85,9 +102,69 @@ pub(crate) fn plan<'a>(
     Some(plan)
 }
 
+/// Documents without what their blocks say of one request, and where they stand.
+struct UnrankedGroup<'a> {
+    /// The byte of the body at which the first one begins.
+    start: usize,
+    /// Where the words that say it stand.
+    behind: usize,
+    documents: Unranked<'a>,
+}
+
 impl<'a> Plan<'a> {
-    /// Moves contexts out of the system text into the message at `target`.
-    fn relocate(&mut self, parsed: &Parsed<'a>, target: usize, decision: &Decision<'a>) {
+    /// Takes out of documents what they say of one request.
+    fn unrank(&mut self, config: &Config, parsed: &Parsed<'a>) -> Vec<UnrankedGroup<'a>> {
+        let mut all = Vec::new();
+        let wanted = config.head.documents;
+        for message in &parsed.messages {
+            for group in &message.groups {
+                self.all_documents += group.found.len();
+                if !(wanted.numbers || wanted.scores) {
+                    continue;
+                }
+                let room = config.head.max_moved_bytes;
+                let documents = ranks::unranked(wanted, room, parsed, message.role, group);
+                let Some((documents, hint)) = documents.zip(group.hint) else {
+                    continue;
+                };
+                if message.raw.contains("\"cache_control\"") {
+                    continue;
+                }
+                self.numbered += documents.numbered;
+                self.scored += documents.scored;
+                all.push(UnrankedGroup {
+                    start: group.place.start(),
+                    behind: hint.at,
+                    documents,
+                });
+            }
+        }
+        all
+    }
+
+    /// Writes what documents say of one request behind them.
+    fn write_behind(&mut self, parsed: &Parsed<'a>, unranked: UnrankedGroup<'a>) {
+        let UnrankedGroup {
+            behind, documents, ..
+        } = unranked;
+        let next = parsed.text.get(behind..).unwrap_or_default();
+        let is_apart = next.starts_with(r"\n") || next.starts_with(r"\r") || next.starts_with('"');
+        let end = if is_apart { "" } else { r"\n" };
+        let words = [r"\n", &documents.words, end].concat();
+        self.edits.push((behind..behind, words.into()));
+        self.edits.extend(documents.edits);
+        self.changes.extend(documents.changes);
+    }
+
+    /// Moves contexts out of the system text into the message at `target`. What is taken out of their documents is gone
+    /// from `unranked`.
+    fn relocate(
+        &mut self,
+        parsed: &Parsed<'a>,
+        target: usize,
+        decision: &Decision<'a>,
+        unranked: &mut Vec<UnrankedGroup<'a>>,
+    ) {
         let mut cuts: Vec<Range<usize>> = Vec::new();
         let Some(place) = parsed.messages.get(target) else {
             return;
@@ -117,7 +194,17 @@ impl<'a> Plan<'a> {
                 let Some(cut) = parsed.text.get(hull.clone()).filter(|_| !is_touched) else {
                     continue;
                 };
-                words.push_str(cut);
+                let within = |group: &UnrankedGroup<'_>| hull.contains(&group.start);
+                match unranked.iter().position(within) {
+                    Some(at) => {
+                        let documents = unranked.swap_remove(at).documents;
+                        words.push_str(&documents.written(parsed.text, hull.clone()));
+                        words.push_str(if words.ends_with(r"\n") { "" } else { r"\n" });
+                        words.push_str(&documents.words);
+                        self.changes.extend(documents.changes);
+                    }
+                    None => words.push_str(cut),
+                }
                 words.push_str(r"\n\n");
                 self.moved += 1;
                 self.documents += group.found.len();
@@ -206,15 +293,16 @@ impl<'a> Plan<'a> {
         out
     }
 
-    /// Whether the body that is read on still has every document that moved.
+    /// Whether the body that is read on still has every document, and those that moved where they moved.
     pub(crate) fn is_whole(&self, read: &Parsed<'_>) -> bool {
+        let found = |message: &Message<'_>| -> usize {
+            message.groups.iter().map(|group| group.found.len()).sum()
+        };
         let newest = read.messages.iter().rev();
         let mut newest =
             newest.filter(|message| message.role == Role::User && message.entry.is_some());
-        let found = newest.next().map_or(0, |message| {
-            message.groups.iter().map(|group| group.found.len()).sum()
-        });
-        found >= self.documents
+        newest.next().map_or(0, found) >= self.documents
+            && read.messages.iter().map(found).sum::<usize>() >= self.all_documents
     }
 
     /// Makes the ranges of a decision on the client's body those of the body that is read on.

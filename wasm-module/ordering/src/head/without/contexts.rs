@@ -37,6 +37,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) claims: Vec<Claim>,
     pub(crate) doubtful: u32,
     pub(crate) moved: u32,
+    pub(crate) numbered: u32,
+    pub(crate) scored: u32,
     body: PhantomData<&'a str>,
 }
 

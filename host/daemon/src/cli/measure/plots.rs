@@ -1,0 +1,75 @@
+//! The report's plots as SVG text.
+
+use super::arm::Arm;
+use super::figures::Part;
+use super::results::{Experiment, distribution};
+use anyhow::Result;
+use foreword_report::plot::{self, BASELINE, BEST, OTHERS, Points, Width, lines, quantile};
+use plotters::style::RGBColor;
+
+/// Plots the share of requests whose first token came within a time, for every arm. The slowest hundredth may be off the
+/// plot.
+pub(super) fn distributions(experiment: &Experiment, width: Width) -> Result<String> {
+    let arms: Vec<_> = (experiment.outcomes.iter())
+        .map(|outcome| (outcome.arm, distribution(experiment, outcome.arm)))
+        .collect();
+    let end = arms
+        .iter()
+        .map(|(_, times)| quantile(times, 0.99))
+        .fold(1.0, f64::max)
+        * 1.05;
+    let drawn = arms
+        .iter()
+        .map(|(arm, times)| (colour(*arm), plot::distribution(times, end)));
+    lines(
+        drawn.collect(),
+        "milliseconds to the first token",
+        "% of requests",
+        width,
+    )
+}
+
+/// Plots the mean time to the first token over the values of one sweep, for every arm.
+pub(super) fn sweep(points: &[&Experiment], what: &str, width: Width) -> Result<String> {
+    let line = |arm: Arm| -> Points {
+        let means = points.iter().filter_map(|experiment| {
+            let rows = experiment.rows(Part::All);
+            let row = rows.iter().find(|row| row.arm == arm)?;
+            Some((experiment.value, 1e3 * row.mean.mean))
+        });
+        means.collect()
+    };
+    let drawn = Arm::FEW.map(|arm| (colour(arm), line(arm)));
+    lines(drawn.to_vec(), what, "milliseconds, mean", width)
+}
+
+/// Returns the colour of an arm: the gateway as it comes, retrieval order, and all others.
+fn colour(arm: Arm) -> RGBColor {
+    match arm {
+        Arm::SHIPPED => BEST,
+        Arm::RETRIEVAL => BASELINE,
+        _ => OTHERS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::results::tests::example;
+    use super::*;
+
+    #[test]
+    fn every_plot_draws_the_gateway_and_retrieval_order() {
+        let results = example();
+        let orders = results.orders.as_ref().unwrap();
+        for width in [Width::Desktop, Width::Phone] {
+            for svg in [
+                distributions(orders, width).unwrap(),
+                sweep(&[&results.sweeps[0], &results.sweeps[0]], "overlap", width).unwrap(),
+            ] {
+                assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+                assert!(svg.contains("#C26A0B") && svg.contains("#1F5FD0"));
+                assert!(!svg.contains("NaN"));
+            }
+        }
+    }
+}

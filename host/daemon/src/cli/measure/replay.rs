@@ -1,0 +1,243 @@
+//! RAGCache++'s workload on a real engine: the time until the first token, by what stands in front of the engine.
+//!
+//! ```text
+//!   trace ──▶ arm 1: gateway ──▶ prompt ─┐
+//!         ──▶ arm 2: gateway ──▶ prompt ─┼─▶ one engine; each arm under a salt of its own
+//!         ──▶ …                          ┘
+//! ```
+//!
+//! The arms are sent **in turns**: request by request, or group by group, each arm in its turn goes first. So whatever
+//! else the machine does falls on all arms alike, and their ratios hold where their times do not. All arms share one
+//! pool of KV pages, and no page among each other. The pool is as many times larger as there are arms. An arm that
+//! computes less also stores less; so an arm's share of the pool is not exact.
+
+use super::arm::Arm;
+use super::prompt::{Gateway, body};
+use anyhow::{Context, bail};
+use foreword_engine::engine::{Event, Request, Stepper};
+use foreword_simulation::Trace;
+use foreword_simulation::workload::{self, Bursty, Ranking};
+use std::time::Instant;
+
+/// A kind of trace.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Kind {
+    /// Bursts of ten requests for one region (RAGCache++, section 4.1).
+    Bursty,
+    /// Places around cities (section 4.7), in random order.
+    Geospatial,
+    /// Each request draws its documents from the whole corpus, all alike.
+    Uniform,
+}
+
+/// The workload that is sent to every arm.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Workload {
+    pub(super) kind: Kind,
+    /// Share of documents that a request has in common with the one before; of bursty traces.
+    pub(super) overlap: f64,
+    /// Documents in a request.
+    pub(super) k: usize,
+    /// Requests submitted at once; the next group comes when all answers of a group have ended.
+    pub(super) at_once: usize,
+    /// Tokens of an answer.
+    pub(super) answer: u32,
+    /// Number of requests for each seed.
+    pub(super) queries: usize,
+    /// Number of runs, each of which draws its workload from a seed of its own.
+    pub(super) seeds: u64,
+    /// Tokens of KV state for each arm.
+    pub(super) kv_tokens: u64,
+}
+
+/// The measurements of one request.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sample {
+    /// Seconds of ordering, of building the prompt, and in the engine until the first token.
+    pub(super) ordering: f64,
+    pub(super) building: f64,
+    pub(super) prefill: f64,
+    pub(super) prompt_tokens: u32,
+    pub(super) cached_tokens: u32,
+}
+
+impl Sample {
+    /// Returns the seconds until the first token.
+    pub(super) fn ttft(&self) -> f64 {
+        self.ordering + self.building + self.prefill
+    }
+}
+
+/// What one arm did: the samples of each seed, and the seconds that all its answers took.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    pub(super) arm: Arm,
+    pub(super) seeds: Vec<Vec<Sample>>,
+    pub(super) seconds: f64,
+}
+
+impl Kind {
+    /// All kinds, in the order of tables.
+    pub(super) const ALL: [Self; 3] = [Self::Bursty, Self::Geospatial, Self::Uniform];
+
+    /// Returns the kind's name.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Bursty => "bursty",
+            Self::Geospatial => "geospatial",
+            Self::Uniform => "uniform",
+        }
+    }
+}
+
+impl Workload {
+    /// Returns the trace of a seed.
+    fn trace(&self, seed: u64) -> Trace {
+        match self.kind {
+            Kind::Bursty => {
+                let shape = Bursty {
+                    overlap: self.overlap,
+                    k: self.k,
+                    ..Bursty::default()
+                };
+                workload::bursty(seed, self.queries, shape)
+            }
+            Kind::Geospatial => workload::geospatial(seed, self.queries, self.k, Ranking::Random),
+            Kind::Uniform => {
+                workload::uniform(seed, self.queries, Bursty::default().documents, self.k)
+            }
+        }
+    }
+}
+/// Sends the workload under every arm; `name` keeps its salts apart from those of other workloads, and `done` is told of
+/// every request.
+pub(super) fn run(
+    engine: &mut Stepper,
+    name: &str,
+    workload: &Workload,
+    arms: &[Arm],
+    mut done: impl FnMut(),
+) -> anyhow::Result<Vec<Outcome>> {
+    let outcome = |arm: &Arm| Outcome {
+        arm: *arm,
+        seeds: Vec::new(),
+        seconds: 0.0,
+    };
+    let mut outcomes: Vec<Outcome> = arms.iter().map(outcome).collect();
+    for seed in 0..workload.seeds {
+        let mut gateways = Vec::new();
+        for outcome in &mut outcomes {
+            outcome.seeds.push(Vec::with_capacity(workload.queries));
+            gateways.push(Gateway::new(outcome.arm, workload.kv_tokens)?);
+        }
+        let trace = workload.trace(seed);
+        let mut number = 0;
+        for (turn, requests) in trace.chunks(workload.at_once.max(1)).enumerate() {
+            let bodies: Vec<Vec<u8>> = (number..)
+                .zip(requests)
+                .map(|(at, request)| body(request, at))
+                .collect();
+            for at in 0..arms.len() {
+                let at = (at + turn) % arms.len();
+                let (outcome, gateway) = (&mut outcomes[at], &mut gateways[at]);
+                let salt = format!("{name}, {seed}, {}", outcome.arm.name());
+                let sent = group(
+                    engine,
+                    gateway,
+                    &bodies,
+                    |member| match outcome.arm {
+                        Arm::NoCache => format!("{salt}, {}", number + member),
+                        Arm::Gateway { .. } => salt.clone(),
+                    },
+                    workload.answer,
+                )?;
+                outcome.seconds += sent.1;
+                if let Some(samples) = outcome.seeds.last_mut() {
+                    samples.extend(sent.0);
+                }
+                bodies.iter().for_each(|_| done());
+            }
+            number += requests.len() as u64;
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Sends requests at once, and returns their samples and the seconds until the last answer has ended.
+fn group(
+    engine: &mut Stepper,
+    gateway: &mut Gateway,
+    bodies: &[Vec<u8>],
+    salt: impl Fn(u64) -> String,
+    answer: u32,
+) -> anyhow::Result<(Vec<Sample>, f64)> {
+    let start = Instant::now();
+    let mut prompts = Vec::with_capacity(bodies.len());
+    let mut requests = Vec::with_capacity(bodies.len());
+    for (body, member) in bodies.iter().zip(0..) {
+        let prompt = gateway.prompt(body)?;
+        requests.push(Request {
+            prompt: prompt.tokens.clone(),
+            max_tokens: answer,
+            cache_salt: salt(member),
+            ..Request::default()
+        });
+        prompts.push(prompt);
+    }
+    let answers = answers(engine, requests)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let samples = prompts.iter().zip(answers).map(|(prompt, answer)| {
+        gateway.learn(prompt, answer.cached_tokens);
+        Sample {
+            ordering: prompt.ordering.as_secs_f64(),
+            building: prompt.building.as_secs_f64(),
+            prefill: answer.first_token,
+            prompt_tokens: prompt.tokens.len() as u32,
+            cached_tokens: answer.cached_tokens,
+        }
+    });
+    Ok((samples.collect(), seconds))
+}
+
+/// An answer: seconds until its first token, and the prompt tokens that it found in the cache.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Answered {
+    pub(super) first_token: f64,
+    pub(super) cached_tokens: u32,
+}
+
+/// Submits requests at once and computes until none is left.
+pub(super) fn answers(
+    engine: &mut Stepper,
+    requests: Vec<Request>,
+) -> anyhow::Result<Vec<Answered>> {
+    let start = Instant::now();
+    let submitted = requests
+        .into_iter()
+        .map(|request| engine.submit(request, start));
+    let mut generations: Vec<_> = submitted
+        .collect::<Result<_, _>>()
+        .context("the engine is full")?;
+    let mut answers: Vec<Option<Answered>> = vec![None; generations.len()];
+    let mut cached: Vec<u32> = vec![0; generations.len()];
+    while !engine.is_idle() {
+        engine.step(Instant::now());
+        for (at, generation) in generations.iter_mut().enumerate() {
+            while let Some(event) = generation.try_next() {
+                match event {
+                    Event::Started { cached_tokens } => cached[at] = cached_tokens,
+                    Event::Token { .. } if answers[at].is_none() => {
+                        answers[at] = Some(Answered {
+                            first_token: start.elapsed().as_secs_f64(),
+                            cached_tokens: cached[at],
+                        });
+                    }
+                    Event::Failed(failure) => bail!("a request failed: {failure}"),
+                    _ => {}
+                }
+            }
+        }
+    }
+    // A warm-up has no token.
+    Ok(answers.into_iter().map(Option::unwrap_or_default).collect())
+}

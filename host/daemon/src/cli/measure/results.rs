@@ -1,0 +1,474 @@
+//! Everything that was measured, and its forms as a table and as JSON.
+
+use super::arm::Arm;
+use super::figures::{Estimate, Part, Row, counted, rows};
+use super::prompt::SYSTEM;
+use super::replay::{self, Kind, Outcome, Workload};
+use super::steps::Steps;
+use foreword_engine::backend::cuda::Ceilings;
+use foreword_engine::engine::Stepper;
+use foreword_report::words::{grouped, percent};
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// What was asked for.
+pub(super) struct Setting {
+    pub(super) model: String,
+    pub(super) queries: u32,
+    pub(super) seeds: u32,
+    pub(super) overlap: f64,
+    pub(super) k: u32,
+}
+
+/// Everything that was measured; absent is what was not asked for.
+pub(super) struct Results {
+    pub(super) setting: Setting,
+    /// The device, in words.
+    pub(super) device: String,
+    pub(super) ceilings: Option<Ceilings>,
+    pub(super) steps: Option<Steps>,
+    pub(super) orders: Option<Experiment>,
+    pub(super) sweeps: Vec<Experiment>,
+    pub(super) throughput: Vec<Experiment>,
+    pub(super) pipelining: Option<Value>,
+}
+
+/// One workload under several arms.
+pub(super) struct Experiment {
+    /// What is varied, and its value.
+    pub(super) name: &'static str,
+    pub(super) value: f64,
+    pub(super) workload: Workload,
+    pub(super) outcomes: Vec<Outcome>,
+}
+
+impl Experiment {
+    /// Sends the workload under these arms.
+    pub(super) fn run(
+        name: &'static str,
+        value: f64,
+        engine: &mut Stepper,
+        workload: Workload,
+        arms: &[Arm],
+        bar: &ProgressBar,
+    ) -> anyhow::Result<Self> {
+        bar.set_message(format!("{name} {}", label(name, value)));
+        let salt = format!("{name} {value}");
+        let outcomes = replay::run(engine, &salt, &workload, arms, || bar.inc(1))?;
+        Ok(Self {
+            name,
+            value,
+            workload,
+            outcomes,
+        })
+    }
+
+    /// Sends the workload under the arms of sweeps.
+    pub(super) fn sweep(
+        name: &'static str,
+        value: f64,
+        engine: &mut Stepper,
+        workload: Workload,
+        bar: &ProgressBar,
+    ) -> anyhow::Result<Self> {
+        Self::run(name, value, engine, workload, &Arm::FEW, bar)
+    }
+
+    /// Returns a row for each arm.
+    pub(super) fn rows(&self, part: Part) -> Vec<Row> {
+        // What every prompt begins with: the system text, and the rest of its last page.
+        rows(&self.outcomes, part, SYSTEM as u32 + 15)
+    }
+
+    /// Returns the value of what is varied, in words.
+    pub(super) fn label(&self) -> String {
+        label(self.name, self.value)
+    }
+
+    /// Returns requests, and tokens of prompts and answers, of each second.
+    pub(super) fn rates(&self, outcome: &Outcome) -> (f64, f64) {
+        let samples = outcome.seeds.iter().flatten();
+        let (mut requests, mut tokens) = (0.0, 0.0);
+        for sample in samples {
+            requests += 1.0;
+            tokens += f64::from(sample.prompt_tokens + self.workload.answer);
+        }
+        let seconds = outcome.seconds.max(f64::MIN_POSITIVE);
+        (requests / seconds, tokens / seconds)
+    }
+
+    fn to_json(&self) -> Value {
+        let mut json = json!({
+            "name": self.name,
+            "value": self.label(),
+            "trace": self.workload.kind.name(),
+            "overlap": self.workload.overlap,
+            "k": self.workload.k,
+            "at_once": self.workload.at_once,
+            "answer_tokens": self.workload.answer,
+            "kv_tokens": self.workload.kv_tokens,
+            "queries": self.workload.queries,
+            "seeds": self.workload.seeds,
+        });
+        for part in Part::ALL {
+            let rows = self.rows(part);
+            json[part.name()] = rows.iter().map(Row::to_json).collect();
+        }
+        json
+    }
+}
+
+fn label(name: &str, value: f64) -> String {
+    match name {
+        "trace" => Kind::ALL
+            .get(value as usize)
+            .map_or("", |kind| kind.name())
+            .to_owned(),
+        "orders" => String::new(),
+        "pool" => grouped(value as u64),
+        _ => format!("{value}"),
+    }
+}
+
+impl Results {
+    /// Returns results without any figure yet.
+    pub(super) fn new(setting: Setting) -> Self {
+        Self {
+            setting,
+            device: String::new(),
+            ceilings: None,
+            steps: None,
+            orders: None,
+            sweeps: Vec::new(),
+            throughput: Vec::new(),
+            pipelining: None,
+        }
+    }
+
+    /// Returns all figures as the object that `--json` prints.
+    pub(super) fn to_json(&self) -> Value {
+        let throughput = self.throughput.iter().flat_map(|experiment| {
+            experiment.outcomes.iter().map(|outcome| {
+                let (requests, tokens) = experiment.rates(outcome);
+                json!({
+                    "arm": outcome.arm.name(),
+                    "at_once": experiment.workload.at_once,
+                    "answer_tokens": experiment.workload.answer,
+                    "requests_per_s": requests,
+                    "tokens_per_s": tokens,
+                })
+            })
+        });
+        let steps = self.steps.as_ref();
+        json!({
+            "model": self.setting.model,
+            "device": self.device,
+            "ceilings": self.ceilings.as_ref()
+                .map(|c| json!({"matrix_tflops": c.matrix_flops / 1e12, "copy_tb_s": c.copy_bytes / 1e12})),
+            "prefill": steps.map(|steps| &steps.prefill),
+            "decode": steps.map(|steps| &steps.decode),
+            "host_tier": steps.map(|steps| &steps.host_tier),
+            "orders": self.orders.as_ref().map(Experiment::to_json),
+            "sweeps": self.sweeps.iter().map(Experiment::to_json).collect::<Vec<_>>(),
+            "throughput": throughput.collect::<Vec<_>>(),
+            "pipelining": self.pipelining,
+        })
+    }
+
+    /// Returns the figures as tables, for a terminal.
+    pub(super) fn to_table(&self) -> String {
+        let mut table = format!("{} on {}\n", self.setting.model, self.device);
+        if let Some(steps) = &self.steps {
+            write_steps(&mut table, steps);
+        }
+        if let Some(orders) = &self.orders {
+            self.write_orders(&mut table, orders);
+        }
+        write_sweeps(&mut table, &self.sweeps);
+        if !self.throughput.is_empty() {
+            let _ = writeln!(
+                table,
+                "\n{:<18}{:>9}{:>14}{:>12}",
+                "throughput", "at once", "requests/s", "tokens/s"
+            );
+        }
+        for experiment in &self.throughput {
+            for outcome in &experiment.outcomes {
+                let (requests, tokens) = experiment.rates(outcome);
+                let _ = writeln!(
+                    table,
+                    "{:<18}{:>9}{requests:>14.2}{tokens:>12.0}",
+                    outcome.arm.name(),
+                    experiment.workload.at_once
+                );
+            }
+        }
+        for run in self.pipelining.iter().filter_map(Value::as_array).flatten() {
+            let number = |key: &str| run[key].as_f64().unwrap_or_default();
+            let _ = writeln!(
+                table,
+                "pipelining, {} system tokens, retrieval of {:.0} ms: serial {:.1} ms, pipelined {:.1} ms, {} less",
+                run["system_tokens"],
+                1e3 * number("retrieval_s"),
+                1e3 * number("serial_s"),
+                1e3 * number("pipelined_s"),
+                percent(number("below_serial"))
+            );
+        }
+        table
+    }
+
+    fn write_orders(&self, table: &mut String, orders: &Experiment) {
+        let Setting {
+            queries,
+            seeds,
+            overlap,
+            k,
+            ..
+        } = &self.setting;
+        let _ = writeln!(
+            table,
+            "\n{queries} queries, {seeds} seeds, {k} documents of 200 tokens, overlap {overlap}, {} KV tokens an arm",
+            grouped(orders.workload.kv_tokens)
+        );
+        for part in Part::ALL {
+            let _ = writeln!(
+                table,
+                "\n{:<15}{:>16}{:>16}{:>9}{:>16}{:>16}{:>8}{:>9}{:>11}{:>7}{:>10}{:>10}",
+                part.name(),
+                "mean, ms",
+                "p50, ms",
+                "p95",
+                "mean below",
+                "p50 below",
+                "faster",
+                "saved",
+                "benefit",
+                "hint",
+                "order, µs",
+                "build, µs"
+            );
+            for row in orders.rows(part) {
+                let cells = cells(&row);
+                let _ = writeln!(
+                    table,
+                    "{:<15}{:>16}{:>16}{:>9}{:>16}{:>16}{:>8}{:>9}{:>11}{:>7}{:>10}{:>10}",
+                    cells[0],
+                    cells[1],
+                    cells[2],
+                    cells[3],
+                    cells[4],
+                    cells[5],
+                    cells[6],
+                    cells[7],
+                    cells[8],
+                    cells[9],
+                    cells[10],
+                    cells[11]
+                );
+            }
+        }
+    }
+}
+
+/// Returns a row's cells: name, mean, median, 95th percentile, mean and median below retrieval order, share faster,
+/// tokens saved, requests that benefited, tokens of the hint, and what ordering and building take.
+pub(super) fn cells(row: &Row) -> [String; 12] {
+    let none = || "".to_owned();
+    [
+        row.arm.name(),
+        estimate(row.mean, 1e3, ""),
+        estimate(row.p50, 1e3, ""),
+        format!("{:.1}", 1e3 * row.p95.mean),
+        row.mean_below
+            .map_or_else(none, |below| estimate(below, 100.0, " %")),
+        row.p50_below
+            .map_or_else(none, |below| estimate(below, 100.0, " %")),
+        row.faster
+            .map_or_else(none, |share| format!("{:.0} %", 100.0 * share)),
+        percent(row.saved_tokens),
+        format!("{}/{}", row.benefiting, row.requests),
+        row.hint_tokens
+            .map_or_else(none, |tokens| format!("{tokens:.1}")),
+        format!("{:.0}", 1e6 * row.ordering),
+        format!("{:.0}", 1e6 * row.building),
+    ]
+}
+
+/// Formats an estimate with its interval, such as `12.3 ± 0.4 %`.
+fn estimate(value: Estimate, scale: f64, unit: &str) -> String {
+    match value.within {
+        Some(within) => format!("{:.1} ± {:.1}{unit}", scale * value.mean, scale * within),
+        None => format!("{:.1}{unit}", scale * value.mean),
+    }
+}
+
+fn write_steps(table: &mut String, steps: &Steps) {
+    let number = |value: &Value, key: &str| value[key].as_f64().unwrap_or_default();
+    let prefill = &steps.prefill;
+    let _ = writeln!(
+        table,
+        "\nprefill of {} tokens: {:.1} ms, {:.0} tokens/s",
+        prefill["tokens"],
+        1e3 * number(prefill, "seconds"),
+        number(prefill, "tokens_per_s")
+    );
+    for cached in prefill["cached"].as_array().into_iter().flatten() {
+        let _ = writeln!(
+            table,
+            "  with {} of these cached: {} of that",
+            cached["cached_tokens"],
+            percent(number(cached, "of_cold"))
+        );
+    }
+    for decode in &steps.decode {
+        let _ = match &decode["skipped"] {
+            Value::String(why) => writeln!(table, "decode, {} at once: {why}", decode["batch"]),
+            _ => writeln!(
+                table,
+                "decode, {} at once: {:.2} ms a token, {:.0} tokens/s",
+                decode["batch"],
+                1e3 * number(decode, "seconds"),
+                number(decode, "tokens_per_s")
+            ),
+        };
+    }
+    if steps.host_tier["skipped"].is_null() {
+        let _ = writeln!(
+            table,
+            "loading {} tokens from the host's memory: {} of computing them",
+            steps.host_tier["tokens"],
+            percent(number(&steps.host_tier, "loads_of_computing"))
+        );
+    }
+}
+
+fn write_sweeps(table: &mut String, sweeps: &[Experiment]) {
+    if sweeps.is_empty() {
+        return;
+    }
+    let _ = write!(table, "\n{:<20}", "sweep: p50, ms");
+    for arm in Arm::FEW {
+        let _ = write!(table, "{:>16}", arm.name());
+    }
+    let _ = writeln!(
+        table,
+        "{:>18}{:>14}{:>16}",
+        "p50 below retr.", "mean below", "saved tokens"
+    );
+    for experiment in sweeps {
+        let rows = experiment.rows(Part::All);
+        let _ = write!(
+            table,
+            "{:<20}",
+            format!("{} {}", experiment.name, experiment.label())
+        );
+        for row in &rows {
+            let _ = write!(table, "{:>16.1}", 1e3 * row.p50.mean);
+        }
+        if let Some(shipped) = rows.iter().find(|row| row.arm == Arm::SHIPPED) {
+            let below = |below: Option<Estimate>| {
+                below.map_or_else(String::new, |below| percent(below.mean))
+            };
+            let _ = write!(
+                table,
+                "{:>18}{:>14}{:>16}",
+                below(shipped.p50_below),
+                below(shipped.mean_below),
+                percent(shipped.saved_tokens)
+            );
+        }
+        table.push('\n');
+    }
+}
+
+/// Returns the times of an arm's requests until the first token, in milliseconds, ascending; nothing if the arm was not
+/// measured.
+pub(super) fn distribution(experiment: &Experiment, arm: Arm) -> Vec<f64> {
+    let outcome = experiment
+        .outcomes
+        .iter()
+        .find(|outcome| outcome.arm == arm);
+    let mut times: Vec<f64> = outcome
+        .into_iter()
+        .flat_map(|outcome| counted(outcome, Part::All))
+        .map(|sample| 1e3 * sample.ttft())
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::figures;
+    use super::*;
+
+    /// Results with two arms and one point of a sweep.
+    pub(in crate::cli::measure) fn example() -> Results {
+        let experiment = |name, value| Experiment {
+            name,
+            value,
+            workload: Workload {
+                kind: Kind::Bursty,
+                overlap: 0.6,
+                k: 5,
+                at_once: 1,
+                answer: 50,
+                queries: 10,
+                seeds: 2,
+                kv_tokens: 16_384,
+            },
+            outcomes: figures::tests::example(),
+        };
+        Results {
+            device: "a <device>".into(),
+            orders: Some(experiment("orders", 0.0)),
+            sweeps: vec![
+                experiment("overlap", 0.4),
+                experiment("trace", 1.0),
+                experiment("pool", 4_096.0),
+            ],
+            throughput: vec![experiment("throughput", 8.0)],
+            ..Results::new(Setting {
+                model: "0.1b".into(),
+                queries: 10,
+                seeds: 2,
+                overlap: 0.6,
+                k: 5,
+            })
+        }
+    }
+
+    #[test]
+    fn the_table_names_every_arm_and_every_sweep() {
+        let table = example().to_table();
+        for words in [
+            "foresight+hint",
+            "overlap 0.4",
+            "trace geospatial",
+            "pool 4,096",
+            "steady",
+            "throughput",
+            "±",
+        ] {
+            assert!(table.contains(words), "{words}: {table}");
+        }
+    }
+
+    #[test]
+    fn json_has_each_arm_in_each_part() {
+        let json = example().to_json();
+        for part in ["all", "steady"] {
+            let rows = json["orders"][part].as_array().unwrap();
+            assert_eq!(rows.len(), 3);
+            assert_eq!(rows[2]["arm"], "foresight+hint");
+            assert!(rows[2]["mean_below_retrieval"]["mean"].as_f64().unwrap() > 0.49);
+        }
+        assert_eq!(json["sweeps"][2]["value"], "4,096");
+        // Ten requests of two seeds, with 1,000 and 50 tokens each, in half a second.
+        assert_eq!(json["throughput"][2]["requests_per_s"], 40.0);
+        assert_eq!(json["throughput"][2]["tokens_per_s"], 42_000.0);
+        assert!(json["prefill"].is_null());
+    }
+}

@@ -1,0 +1,178 @@
+//! The place where the engine's thread leaves the core while the device computes, and who may take it from there.
+//!
+//! ```text
+//!   thread    park ──────────────▶ take back            only the core that it parked itself
+//!                    │    └▶ give up ──┐
+//!   watchdog         └ too long ago ───┴▶ take given up  whoever's it is
+//! ```
+//!
+//! It knows neither locks nor threads: [`Shared`](super::worker::Shared) has it behind its mutex, and the models below let
+//! [`loom`] try every order in which thread and watchdog can come.
+
+use super::Failure;
+use std::time::{Duration, Instant};
+
+/// A place for one core, of those that own devices.
+#[derive(Debug)]
+pub(super) struct Parking<Core, Owner>(Option<Parked<Core, Owner>>);
+
+#[derive(Debug)]
+struct Parked<Core, Owner> {
+    core: Core,
+    state: State<Owner>,
+}
+
+#[derive(Debug)]
+enum State<Owner> {
+    /// The owner's device has been computing since `since`; only the owner may take the core back.
+    Computing { owner: Owner, since: Instant },
+    /// The owner has given its device up, and does not come back.
+    GivenUp(Failure),
+}
+
+impl<Core, Owner> Default for Parking<Core, Owner> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<Core, Owner: PartialEq> Parking<Core, Owner> {
+    /// Leaves the core while the owner's device computes.
+    pub(super) fn park(&mut self, core: Core, owner: Owner, since: Instant) {
+        let state = State::Computing { owner, since };
+        self.0 = Some(Parked { core, state });
+    }
+
+    /// Leaves the core to the watchdog.
+    pub(super) fn give_up(&mut self, core: Core, failure: Failure) {
+        let state = State::GivenUp(failure);
+        self.0 = Some(Parked { core, state });
+    }
+
+    /// Returns the core that this owner parked; `None` if another has taken it, even if it is parked again.
+    pub(super) fn take_back(&mut self, own: &Owner) -> Option<Core> {
+        let is_own = |parked: &mut Parked<Core, Owner>| matches!(&parked.state, State::Computing { owner, .. } if owner == own);
+        self.0.take_if(is_own).map(|parked| parked.core)
+    }
+
+    /// Returns the core, and why, if its owner has given it up or has been computing for longer than `patience`.
+    pub(super) fn take_given_up(
+        &mut self,
+        now: Instant,
+        patience: Option<Duration>,
+    ) -> Option<(Core, Failure)> {
+        let failure = match &self.0.as_ref()?.state {
+            State::GivenUp(failure) => failure.clone(),
+            State::Computing { since, .. } => {
+                let elapsed = now.saturating_duration_since(*since);
+                let patience = patience.filter(|patience| elapsed > *patience)?;
+                Failure::Stuck { patience }
+            }
+        };
+        self.0.take().map(|parked| (parked.core, failure))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use loom::sync::{Arc, Condvar, Mutex};
+    use loom::thread;
+
+    /// A core that counts its steps, and owners by their numbers.
+    type Place = Parking<u32, u32>;
+
+    const PATIENCE: Duration = Duration::from_secs(1);
+
+    /// How a thread takes its core back.
+    type TakeBack = fn(&mut Place, &u32) -> Option<u32>;
+
+    /// A step of the device of `own`: the core behind it, if it is still that owner's.
+    fn step(place: &Mutex<Place>, core: u32, own: u32, take_back: TakeBack) -> Option<u32> {
+        let begun = Instant::now();
+        place.lock().unwrap().park(core, own, begun);
+        // The device computes, and the watchdog may find that it takes too long.
+        let back = take_back(&mut place.lock().unwrap(), &own);
+        back.map(|core| core + 1)
+    }
+
+    /// A thread whose step may be stuck, and a watchdog that goes on with the core and a fresh device.
+    fn a_step_is_given_up(take_back: TakeBack) {
+        loom::model(move || {
+            let place = Arc::new(Mutex::new(Place::default()));
+            let first = thread::spawn({
+                let place = Arc::clone(&place);
+                move || step(&place, 0, 1, take_back)
+            });
+            let late = Instant::now() + 2 * PATIENCE;
+            let given_up = place.lock().unwrap().take_given_up(late, Some(PATIENCE));
+            let second = given_up.map(|(core, failure)| {
+                assert_eq!(failure, Failure::Stuck { patience: PATIENCE });
+                step(&place, core, 2, take_back)
+                    .expect("another thread took the fresh device's core")
+            });
+            let first = first.join().unwrap();
+            // One of them has the core, whose step was computed once.
+            assert_eq!([first, second].iter().flatten().sum::<u32>(), 1);
+            assert!(first.is_none() || second.is_none(), "both have the core");
+            assert!(place.lock().unwrap().0.is_none());
+        });
+    }
+
+    #[test]
+    fn in_every_order_one_thread_has_the_core() {
+        a_step_is_given_up(Place::take_back);
+    }
+
+    #[test]
+    #[should_panic(expected = "another thread took the fresh device's core")]
+    fn the_model_finds_a_thread_that_takes_a_core_that_is_not_its_own() {
+        a_step_is_given_up(|place, _| place.0.take().map(|parked| parked.core));
+    }
+
+    /// A thread that gives its core up, and a watchdog that waits for that. `tell`: how it does.
+    fn a_device_is_given_up(tell: fn(&Mutex<Place>, &Condvar)) {
+        loom::model(move || {
+            let shared = Arc::new((Mutex::new(Place::default()), Condvar::new()));
+            let lost = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || {
+                    let (place, given_up) = &*shared;
+                    tell(place, given_up);
+                }
+            });
+            let (place, given_up) = &*shared;
+            let mut guard = place.lock().unwrap();
+            let (core, failure) = loop {
+                match guard.take_given_up(Instant::now(), None) {
+                    Some(taken) => break taken,
+                    None => guard = given_up.wait(guard).unwrap(),
+                }
+            };
+            assert_eq!((core, failure), (7, failure_of_the_device()));
+            drop(guard);
+            lost.join().unwrap();
+        });
+    }
+
+    fn failure_of_the_device() -> Failure {
+        Failure::Device("lost".to_owned())
+    }
+
+    #[test]
+    fn in_every_order_the_watchdog_hears_of_a_device_that_is_given_up() {
+        a_device_is_given_up(|place, given_up| {
+            place.lock().unwrap().give_up(7, failure_of_the_device());
+            given_up.notify_all();
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn the_model_finds_a_watchdog_that_is_told_too_early() {
+        a_device_is_given_up(|place, given_up| {
+            given_up.notify_all();
+            place.lock().unwrap().give_up(7, failure_of_the_device());
+        });
+    }
+}

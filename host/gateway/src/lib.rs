@@ -1,0 +1,32 @@
+//! Foreword's filter behind Envoy's external-processing protocol (`envoy.service.ext_proc.v3`): a third shell around
+//! [`foreword_filter`], beside the Wasm module and the dynamic module.
+//!
+//! ```text
+//!   gateway 1: worker, worker, …  ┐                      ┌─ ProcessingStream ─ Exchange ┐
+//!                                 ├─ gRPC, a stream ─────┼─ ProcessingStream ─ Exchange ┼─ Plugin: one set of trees,
+//!   gateway 2: worker, worker, …  ┘  for each request    └─ ProcessingStream ─ Exchange ┘  one similarity cache
+//! ```
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | [`service`] | the gRPC service: admission of streams, their order of events, their errors |
+//! | `stream` | one request: what the protocol's messages mean to the filter, and its decisions in the protocol's words |
+//! | `proxy` | the filter's [`Host`](foreword_filter::Host), for a request and for the plugin |
+//! | [`processor`] | what all streams share: the plugin and its reload, bounds, clusters, metrics |
+//! | `calls` | HTTP calls that the filter makes: retrieval, engines' feeds |
+//! | [`metrics`] | counters and histograms, as Prometheus reads them |
+//! | [`server`] | a process's life: listeners, probes, reload, drain |
+//!
+//! It decides nothing about requests: decisions are the filter's and the core's. All gateways' requests meet in one
+//! [`Plugin`](foreword_filter::Plugin), whose knowledge is behind a mutex for the microseconds that an order takes;
+//! parsing, rendering of refusals and the protocol itself run beside it, on all cores.
+
+#![forbid(unsafe_code)]
+
+mod calls;
+pub mod metrics;
+pub mod processor;
+mod proxy;
+pub mod server;
+pub mod service;
+mod stream;

@@ -1,0 +1,216 @@
+//! The `foreword-gateway` binary, which `foreword ext-proc` runs: arguments, logging, signals and exit codes.
+//! Everything else is the library's.
+//!
+//! Exit codes: 0 after a graceful stop, 1 for a failure or a stop that cut streams short, 2 for bad arguments.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{CommandFactory, Parser, ValueEnum, ValueHint, error::ErrorKind};
+use foreword_gateway::processor::{Bounds, Processor};
+use foreword_gateway::server::{Options, Place, Server, Tls};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+const HELP: &str = "The configuration is the JSON that the filter takes in every gateway; its fields stand in
+gateway-config/envoy/README.md, and `foreword check-config` checks it. The file is watched: a change is taken within a second, or
+at once after SIGHUP; one that is refused is logged, and the old one goes on.
+
+Environment:
+  FOREWORD_LOG  Level of the log: warn, say, or foreword_gateway=debug [default: info]";
+
+/// Serve the filter over Envoy's external-processing protocol, for all workers of any number of gateways
+#[derive(Parser)]
+#[command(name = "foreword ext-proc", version, after_help = HELP)]
+struct Arguments {
+    /// The filter's configuration, a file with JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    config: PathBuf,
+    /// Where gateways connect to: an address with a port, or unix:PATH
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9002", value_parser = place)]
+    listen: Place,
+    /// Address for /metrics, /live and /ready, or `none`
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9003", value_parser = internal)]
+    internal_listen: Internal,
+    /// A cluster that the configuration names, for retrieval or an engine's feed, and where it is: NAME=HOST:PORT
+    #[arg(long, value_name = "NAME=HOST:PORT", value_parser = cluster)]
+    cluster: Vec<(String, String)>,
+    /// The chain of certificates to show to gateways, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key", value_hint = ValueHint::FilePath)]
+    tls_certificate: Option<PathBuf>,
+    /// The key of --tls-certificate, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_certificate", value_hint = ValueHint::FilePath)]
+    tls_key: Option<PathBuf>,
+    /// The authority whose certificates gateways must show, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_certificate", value_hint = ValueHint::FilePath)]
+    tls_client_authority: Option<PathBuf>,
+    /// Most streams at once: requests that gateways have under way, while their responses are watched
+    #[arg(long, value_name = "STREAMS", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    max_streams: u32,
+    /// Most memory for bodies that are held, in MiB; a request beyond it fails as the gateway's `failure_mode_allow` says
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    max_held_mib: u32,
+    /// Most bytes of one message, in MiB: at least what the gateway buffers of a body
+    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    max_message_mib: u32,
+    /// Seconds that streams have after SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=3_600))]
+    grace_s: u64,
+    /// Format of the log
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Copy)]
+enum Internal {
+    None,
+    At(SocketAddr),
+}
+
+fn place(text: &str) -> Result<Place, String> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        return Ok(Place::Unix(path.into()));
+    }
+    let address = text.parse().map_err(
+        |_| "it must be an IP address with a port, as 127.0.0.1:9002 is, or unix: and a path",
+    )?;
+    Ok(Place::Tcp(address))
+}
+
+fn internal(text: &str) -> Result<Internal, String> {
+    if text == "none" {
+        return Ok(Internal::None);
+    }
+    let address = text
+        .parse()
+        .map_err(|_| "it must be an IP address with a port, as 127.0.0.1:9003 is, or none")?;
+    Ok(Internal::At(address))
+}
+
+fn cluster(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=');
+    let is_address = |address: &str| {
+        let port = address
+            .rsplit_once(':')
+            .map(|(host, port)| (host, port.parse::<u16>()));
+        matches!(port, Some((host, Ok(1..))) if !host.is_empty())
+    };
+    match parts {
+        Some((name, address)) if !name.is_empty() && is_address(address) => {
+            Ok((name.to_owned(), address.to_owned()))
+        }
+        _ => Err("it must be a name and an address, as retriever=127.0.0.1:8000 is".to_owned()),
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Err(error) = start_log(arguments.log_format) {
+        Arguments::command()
+            .error(ErrorKind::ValueValidation, format!("FOREWORD_LOG: {error}"))
+            .exit();
+    }
+    // A panic's message may quote a request, so only its place is logged.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string);
+        tracing::error!("foreword panicked at {}", place.unwrap_or_default());
+    }));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start threads");
+    match runtime.and_then(|runtime| runtime.block_on(run(arguments))) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
+            eprintln!("error: the grace is over, and streams were cut short");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Serves until a signal. Returns whether all streams have ended by themselves.
+async fn run(arguments: Arguments) -> anyhow::Result<bool> {
+    let bounds = Bounds {
+        streams: arguments.max_streams as usize,
+        held_bytes: (arguments.max_held_mib as usize) << 20,
+        message_bytes: (arguments.max_message_mib as usize) << 20,
+    };
+    let read = |path: PathBuf| {
+        std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let tls = match (arguments.tls_certificate, arguments.tls_key) {
+        (Some(certificate), Some(key)) => Some(Tls {
+            certificate: read(certificate)?,
+            key: read(key)?,
+            client_authority: arguments.tls_client_authority.map(read).transpose()?,
+        }),
+        _ => None,
+    };
+    let clusters: BTreeMap<_, _> = arguments.cluster.into_iter().collect();
+    let processor = Processor::load(&arguments.config, clusters, bounds)?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let hang_up = signal(SignalKind::hangup())?;
+    let options = Options {
+        listen: arguments.listen,
+        tls,
+        internal: match arguments.internal_listen {
+            Internal::None => None,
+            Internal::At(address) => Some(address),
+        },
+        grace: Duration::from_secs(arguments.grace_s),
+    };
+    let server = Server::bind(std::sync::Arc::clone(&processor), options).await?;
+    announce(&server);
+    let watching = tokio::spawn(processor.watch(hang_up));
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("draining");
+    };
+    let has_drained = server.serve(stop).await;
+    watching.abort();
+    has_drained
+}
+
+/// Says on standard output where the process listens. A closed output is no reason not to serve.
+fn announce(server: &Server) {
+    let mut lines = format!("listening on {}\n", server.place());
+    if let Some(internal) = server.internal() {
+        lines.push_str(&format!("probes and metrics on http://{internal}\n"));
+    }
+    let mut out = std::io::stdout();
+    let written = out.write_all(lines.as_bytes()).and_then(|()| out.flush());
+    if let Err(error) = written {
+        tracing::warn!(%error, "nobody reads standard output");
+    }
+}
+
+fn start_log(format: LogFormat) -> anyhow::Result<()> {
+    let wanted = std::env::var("FOREWORD_LOG").unwrap_or_else(|_| "info".to_owned());
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_new(wanted)?)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(false).init(),
+        LogFormat::Json => log.json().init(),
+    }
+    Ok(())
+}

@@ -1,0 +1,221 @@
+//! Counters and histograms: the filter's, which it names itself, and the processor's own.
+//!
+//! ```text
+//!   foreword_requests_total, foreword_ordering_microseconds, …    the filter's, the same names as in every shell
+//!   foreword_ext_proc_…                                           the processor's own: streams, bytes, reloads
+//! ```
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{PoisonError, RwLock};
+
+use foreword_filter::MetricId;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// All metrics of a process.
+pub struct Metrics {
+    filter: RwLock<FilterMetrics>,
+    /// Streams that are open.
+    pub(crate) open_streams: Gauge,
+    /// Streams that were accepted.
+    pub(crate) streams: Counter,
+    /// Streams that were not accepted, because too many were open.
+    pub(crate) refused_streams: Counter,
+    /// Streams that ended with an error, whether the gateway's or the processor's.
+    pub(crate) failed_streams: Counter,
+    /// Bytes of requests' bodies that are held.
+    pub(crate) held_bytes: Gauge,
+    /// Configurations that were loaded in the place of another.
+    pub(crate) reloads: Counter,
+    /// Configurations that were refused.
+    pub(crate) refused_configurations: Counter,
+}
+
+/// The metrics that the filter defines.
+struct FilterMetrics {
+    registry: Registry,
+    /// Positions in `metrics`, by name.
+    names: HashMap<String, u32>,
+    metrics: Vec<FilterMetric>,
+}
+
+enum FilterMetric {
+    Counter(Counter<u64, AtomicU64>),
+    Histogram(Histogram),
+}
+
+impl Metrics {
+    /// Returns the processor's own metrics, and none of the filter's yet.
+    pub(crate) fn new() -> Self {
+        let mut registry = Registry::default();
+        let counter = |registry: &mut Registry, name: &str, help: &str| {
+            let counter = Counter::default();
+            registry.register(format!("foreword_ext_proc_{name}"), help, counter.clone());
+            counter
+        };
+        let gauge = |registry: &mut Registry, name: &str, help: &str| {
+            let gauge = Gauge::default();
+            registry.register(format!("foreword_ext_proc_{name}"), help, gauge.clone());
+            gauge
+        };
+        Self {
+            open_streams: gauge(&mut registry, "open_streams", "Streams that are open"),
+            streams: counter(&mut registry, "streams", "Streams accepted"),
+            refused_streams: counter(
+                &mut registry,
+                "refused_streams",
+                "Streams refused because too many were open",
+            ),
+            failed_streams: counter(
+                &mut registry,
+                "failed_streams",
+                "Streams that ended with an error",
+            ),
+            held_bytes: gauge(
+                &mut registry,
+                "held_bytes",
+                "Bytes of requests' bodies that are held",
+            ),
+            reloads: counter(&mut registry, "reloads", "Configurations reloaded"),
+            refused_configurations: counter(
+                &mut registry,
+                "refused_configurations",
+                "Configurations refused",
+            ),
+            filter: RwLock::new(FilterMetrics {
+                registry,
+                names: HashMap::new(),
+                metrics: Vec::new(),
+            }),
+        }
+    }
+
+    /// Returns the counter of that name, which is defined if it is new. `None` if the name is a histogram's.
+    pub(crate) fn counter(&self, name: &str) -> Option<MetricId> {
+        self.define(name, || FilterMetric::Counter(Counter::default()))
+    }
+
+    /// Returns the histogram of that name, which is defined if it is new. `None` if the name is a counter's.
+    pub(crate) fn histogram(&self, name: &str) -> Option<MetricId> {
+        self.define(name, || {
+            FilterMetric::Histogram(Histogram::new(buckets(name).iter().copied()))
+        })
+    }
+
+    /// Returns the metric of that name, unless it is of another kind than the one that `new` makes.
+    fn define(&self, name: &str, new: impl FnOnce() -> FilterMetric) -> Option<MetricId> {
+        let mut filter = self.filter.write().unwrap_or_else(PoisonError::into_inner);
+        let metric = new();
+        if let Some(at) = filter.names.get(name).copied() {
+            let known = filter.metrics.get(usize::try_from(at).ok()?)?;
+            let alike = std::mem::discriminant(known) == std::mem::discriminant(&metric);
+            return alike.then_some(MetricId(at));
+        }
+        let at = u32::try_from(filter.metrics.len()).ok()?;
+        let help = help(name);
+        match &metric {
+            FilterMetric::Counter(counter) => {
+                // The format adds the suffix.
+                let stem = name.strip_suffix("_total").unwrap_or(name).to_owned();
+                filter.registry.register(stem, help, counter.clone());
+            }
+            FilterMetric::Histogram(histogram) => {
+                filter.registry.register(name, help, histogram.clone());
+            }
+        }
+        filter.metrics.push(metric);
+        filter.names.insert(name.to_owned(), at);
+        Some(MetricId(at))
+    }
+
+    /// Adds to a counter. Returns `false` if there is no such counter.
+    pub(crate) fn add(&self, counter: MetricId, amount: u64) -> bool {
+        let filter = self.filter.read().unwrap_or_else(PoisonError::into_inner);
+        match filter.metrics.get(counter.0 as usize) {
+            Some(FilterMetric::Counter(counter)) => {
+                counter.inc_by(amount);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Records a sample in a histogram. Returns `false` if there is no such histogram.
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "a sample is far below 2^53: microseconds, per cent, documents"
+    )]
+    pub(crate) fn record(&self, histogram: MetricId, value: u64) -> bool {
+        let filter = self.filter.read().unwrap_or_else(PoisonError::into_inner);
+        match filter.metrics.get(histogram.0 as usize) {
+            Some(FilterMetric::Histogram(histogram)) => {
+                histogram.observe(value as f64);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns all metrics in the text format of OpenMetrics, which Prometheus reads.
+    pub(crate) fn text(&self) -> String {
+        let filter = self.filter.read().unwrap_or_else(PoisonError::into_inner);
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = encode(&mut text, &filter.registry);
+        text
+    }
+}
+
+/// Returns a metric's description: its name in words.
+fn help(name: &str) -> String {
+    let words = name.strip_prefix("foreword_").unwrap_or(name);
+    let words = words.strip_suffix("_total").unwrap_or(words);
+    format!("The filter's {}", words.replace('_', " "))
+}
+
+/// Returns a histogram's buckets, as `gateway-config/envoy/envoy.yaml` gives them to Envoy.
+fn buckets(name: &str) -> &'static [f64] {
+    if name.ends_with("_microseconds") {
+        &[
+            10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1e3, 2.5e3, 5e3, 1e4, 5e4,
+        ]
+    } else if name.ends_with("_percent") {
+        &[
+            1.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0,
+        ]
+    } else {
+        &[
+            1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 250.0, 500.0, 1e3,
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_metric_however_often_it_is_defined() {
+        let metrics = Metrics::new();
+        let one = metrics.counter("foreword_requests_total").unwrap();
+        assert_eq!(metrics.counter("foreword_requests_total"), Some(one));
+        assert_eq!(metrics.histogram("foreword_requests_total"), None);
+        let time = metrics.histogram("foreword_ordering_microseconds").unwrap();
+        assert_ne!(one, time);
+        assert!(metrics.add(one, 2) && metrics.add(one, 3) && metrics.record(time, 30));
+        assert!(!metrics.add(time, 1) && !metrics.record(one, 1) && !metrics.add(MetricId(9), 1));
+        let text = metrics.text();
+        for line in [
+            "foreword_requests_total 5\n",
+            "foreword_ordering_microseconds_bucket{le=\"25.0\"} 0\n",
+            "foreword_ordering_microseconds_bucket{le=\"50.0\"} 1\n",
+            "foreword_ext_proc_streams_total 0\n",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! What all streams of a process share: the plugin, its reload, and the bounds.
+//!
+//! ```text
+//!   file ──▶ load ──▶ accepted ─▶ the plugin of streams that begin from now on; those under way keep theirs
+//!                └──▶ refused ──▶ a line in the log, a count; the old plugin goes on
+//! ```
+//!
+//! A new plugin learns from the shared data what the old one knew, as in every shell.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use anyhow::Context;
+use foreword_filter::{Plugin, SharedData};
+use tokio::signal::unix::Signal;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+
+use crate::calls::{Answer, Clusters};
+use crate::metrics::Metrics;
+use crate::proxy::{PluginCalls, Proxy};
+
+/// The bounds of a process.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Most streams at once; each is a request that some gateway has under way.
+    pub streams: usize,
+    /// Most bytes of requests' bodies that all streams hold together.
+    pub held_bytes: usize,
+    /// Most bytes of one message of the protocol: a whole body where the gateway buffers.
+    pub message_bytes: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            streams: 16_384,
+            held_bytes: 1 << 30,
+            message_bytes: 32 << 20,
+        }
+    }
+}
+
+/// What all streams of a process share.
+pub struct Processor {
+    plugin: RwLock<Arc<Plugin>>,
+    /// The path of the file that holds the filter's configuration.
+    file: PathBuf,
+    pub(crate) shared_data: SharedData,
+    pub(crate) metrics: Metrics,
+    pub(crate) clusters: Clusters,
+    pub(crate) bounds: Bounds,
+    places: Arc<Semaphore>,
+    held_bytes: AtomicUsize,
+}
+
+impl Processor {
+    /// Loads the configuration in `file`: the JSON that the filter takes in every shell. `clusters` has the address of
+    /// each cluster that it may call.
+    ///
+    /// # Errors
+    /// Fails when the file cannot be read or the filter refuses it; the error has the filter's own words.
+    pub fn load(
+        file: &Path,
+        clusters: BTreeMap<String, String>,
+        bounds: Bounds,
+    ) -> anyhow::Result<Arc<Self>> {
+        let configuration = read(file)?;
+        let shared_data = SharedData::new();
+        let metrics = Metrics::new();
+        let clusters = Clusters::new(clusters);
+        let calls = PluginCalls::default();
+        let proxy = Proxy::of_plugin(&shared_data, &metrics, &clusters, &calls);
+        let plugin = Plugin::load(&proxy, &configuration)
+            .with_context(|| format!("{} is refused", file.display()))?;
+        Ok(Arc::new(Self {
+            plugin: RwLock::new(Arc::new(plugin)),
+            file: file.to_owned(),
+            shared_data,
+            metrics,
+            clusters,
+            bounds,
+            places: Arc::new(Semaphore::new(bounds.streams)),
+            held_bytes: AtomicUsize::new(0),
+        }))
+    }
+
+    /// Loads the configuration's file again.
+    ///
+    /// # Errors
+    /// Fails as [`Processor::load`] does; then the old configuration stays.
+    pub fn reload(&self) -> anyhow::Result<()> {
+        let calls = PluginCalls::default();
+        let loaded = read(&self.file).and_then(|configuration| {
+            Plugin::load(&self.proxy(&calls), &configuration)
+                .with_context(|| format!("{} is refused", self.file.display()))
+        });
+        match loaded {
+            Ok(plugin) => {
+                let mut place = self.plugin.write().unwrap_or_else(PoisonError::into_inner);
+                *place = Arc::new(plugin);
+                self.metrics.reloads.inc();
+                Ok(())
+            }
+            Err(error) => {
+                self.metrics.refused_configurations.inc();
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the plugin for a stream that begins now.
+    pub(crate) fn plugin(&self) -> Arc<Plugin> {
+        let plugin = self.plugin.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&plugin)
+    }
+
+    /// Reloads the configuration whenever its file has changed, or `asked` (SIGHUP) comes; runs until it is dropped. The
+    /// bytes are compared, so a file that is moved into place and a Kubernetes volume are noticed alike.
+    pub async fn watch(self: Arc<Self>, mut asked: Signal) {
+        let mut seen = read(&self.file).ok();
+        let mut clock = tokio::time::interval(LOOK);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let is_asked = tokio::select! {
+                _ = clock.tick() => false,
+                _ = asked.recv() => true,
+            };
+            let now = read(&self.file).ok();
+            // A file that is gone, or half written, is looked at again.
+            if !is_asked && (now.is_none() || now == seen) {
+                continue;
+            }
+            seen = now;
+            match self.reload() {
+                Ok(()) => tracing::info!(file = %self.file.display(), "configuration reloaded"),
+                Err(error) => {
+                    tracing::error!("the old configuration goes on: {error:#}");
+                }
+            }
+        }
+    }
+
+    /// Has the plugin tick, and makes its calls to engines' feeds; runs until it is dropped.
+    pub async fn tick(self: Arc<Self>) {
+        let mut clock = tokio::time::interval(TICK);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let calls = PluginCalls::default();
+        // A response belongs to the plugin that asked, though another one may have taken its place.
+        let mut under_way: JoinSet<(Arc<Plugin>, Answer)> = JoinSet::new();
+        loop {
+            let plugin = tokio::select! {
+                _ = clock.tick() => {
+                    let plugin = self.plugin();
+                    caught(|| plugin.on_tick(&self.proxy(&calls)));
+                    plugin
+                }
+                Some(Ok((plugin, answer))) = under_way.join_next() => {
+                    if let Ok(id) = u32::try_from(answer.id) {
+                        let Answer { status, body, .. } = &answer;
+                        let proxy = self.proxy(&calls);
+                        caught(|| plugin.on_answer(&proxy, id, *status, body.as_deref()));
+                    }
+                    plugin
+                }
+            };
+            for call in calls.take() {
+                let plugin = Arc::clone(&plugin);
+                let answer = self.clusters.make(call, Plugin::MAX_ANSWER_BYTES);
+                under_way.spawn(async move { (plugin, answer.await) });
+            }
+        }
+    }
+
+    fn proxy<'a>(&'a self, calls: &'a PluginCalls) -> Proxy<'a> {
+        Proxy::of_plugin(&self.shared_data, &self.metrics, &self.clusters, calls)
+    }
+
+    /// Takes a stream's place; `None`: all are taken.
+    pub(crate) fn admit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.places).try_acquire_owned().ok()
+    }
+
+    /// Counts bytes that a stream holds from now on. Returns `false`, and counts nothing, if they are too many.
+    pub(crate) fn hold(&self, bytes: usize) -> bool {
+        let limit = self.bounds.held_bytes;
+        let more = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= limit);
+        let order = Ordering::Relaxed;
+        let is_held = self.held_bytes.fetch_update(order, order, more).is_ok();
+        if is_held {
+            (self.metrics.held_bytes).inc_by(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+        is_held
+    }
+
+    /// Counts bytes that a stream no longer holds.
+    pub(crate) fn release(&self, bytes: usize) {
+        self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        (self.metrics.held_bytes).dec_by(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+}
+
+/// Catches a panic, which would else end the ticks for ever; the next tick finds everything else as it was.
+fn caught(work: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(work));
+}
+
+fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+/// The interval of ticks, the same as a Wasm VM's.
+const TICK: Duration = Duration::from_millis(100);
+/// The interval at which the configuration's file is looked at.
+const LOOK: Duration = Duration::from_secs(1);

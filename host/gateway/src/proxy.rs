@@ -1,0 +1,375 @@
+//! The proxy as the filter sees it: [`Host`], for a request by what the gateway has sent of it, and for the plugin.
+//!
+//! ```text
+//!   the protocol's messages ─▶ RequestState ─▶ Exchange reads headers, body, attributes
+//!   the protocol's answers  ◀─ RequestState ◀─ Exchange changes headers, replaces the body, responds, logs
+//! ```
+//!
+//! A header that was changed reads as changed, as it does in Envoy. Nothing is sent here: `stream` takes the changes
+//! and writes them into the answer that is due.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use envoy_types::pb::google::protobuf::Struct;
+use envoy_types::pb::google::protobuf::value::Kind;
+use foreword_filter::{Host, HostError, LogLevel, MetricId, SharedData};
+
+use crate::calls::{Call, Clusters};
+use crate::metrics::Metrics;
+use crate::processor::Processor;
+
+/// The proxy around one request, or around the plugin.
+pub(crate) struct Proxy<'a> {
+    shared_data: &'a SharedData,
+    metrics: &'a Metrics,
+    clusters: &'a Clusters,
+    scope: Scope<'a>,
+}
+
+enum Scope<'a> {
+    Plugin(&'a PluginCalls),
+    Request(&'a RefCell<RequestState>),
+}
+
+/// The plugin's HTTP calls that are still to be made.
+#[derive(Default)]
+pub(crate) struct PluginCalls {
+    asked: RefCell<Vec<Call>>,
+    last: Cell<u32>,
+}
+
+impl PluginCalls {
+    pub(crate) fn take(&self) -> Vec<Call> {
+        self.asked.take()
+    }
+}
+
+/// What is known of a request and its response, and what the filter wants of them.
+#[derive(Default)]
+pub(crate) struct RequestState {
+    pub(crate) request: Headers,
+    pub(crate) response: Headers,
+    /// What has arrived of the request's body.
+    pub(crate) body: Vec<u8>,
+    /// What takes the body's place.
+    pub(crate) new_body: Option<Vec<u8>>,
+    /// The current chunk of the response's body.
+    pub(crate) chunk: Vec<u8>,
+    /// The filter's own response.
+    pub(crate) reply: Option<Reply>,
+    /// Whether the filter has let go a request that it had held.
+    pub(crate) resumed: bool,
+    /// Fields for access logs that were not sent yet.
+    pub(crate) log_fields: Vec<(String, String)>,
+    /// Attributes of the request, by the filter that they were sent for.
+    pub(crate) attributes: Vec<Struct>,
+    /// Dynamic metadata by its namespace.
+    pub(crate) metadata: BTreeMap<String, Struct>,
+    /// Calls that were asked for and not made yet.
+    pub(crate) asked: Vec<Call>,
+    calls: u64,
+    logged: bool,
+}
+
+/// A response of the filter's own.
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+}
+
+/// Headers as they came, with what was changed since the last answer.
+#[derive(Default)]
+pub(crate) struct Headers {
+    fields: Vec<(String, Vec<u8>)>,
+    /// The new value by name; `None`: the header is removed.
+    changes: BTreeMap<String, Option<String>>,
+}
+
+impl Headers {
+    pub(crate) fn new(fields: Vec<(String, Vec<u8>)>) -> Self {
+        Self {
+            fields,
+            changes: BTreeMap::new(),
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<Vec<u8>> {
+        let mut fields = self.fields.iter();
+        let (_, value) = fields.find(|(known, _)| known == name)?;
+        Some(value.clone())
+    }
+
+    fn set(&mut self, name: &str, value: &str) {
+        self.fields.retain(|(known, _)| known != name);
+        self.fields
+            .push((name.to_owned(), value.as_bytes().to_vec()));
+        self.changes.insert(name.to_owned(), Some(value.to_owned()));
+    }
+
+    pub(crate) fn remove(&mut self, name: &str) {
+        self.fields.retain(|(known, _)| known != name);
+        self.changes.insert(name.to_owned(), None);
+    }
+
+    /// Returns what was changed since the last time: names with their new values, or none where they are removed.
+    pub(crate) fn take_changes(&mut self) -> BTreeMap<String, Option<String>> {
+        std::mem::take(&mut self.changes)
+    }
+}
+
+impl<'a> Proxy<'a> {
+    /// Returns the proxy around the plugin.
+    pub(crate) fn of_plugin(
+        shared_data: &'a SharedData,
+        metrics: &'a Metrics,
+        clusters: &'a Clusters,
+        calls: &'a PluginCalls,
+    ) -> Self {
+        Self {
+            shared_data,
+            metrics,
+            clusters,
+            scope: Scope::Plugin(calls),
+        }
+    }
+
+    /// Returns the proxy around a request.
+    pub(crate) fn of_request(processor: &'a Processor, state: &'a RefCell<RequestState>) -> Self {
+        Self {
+            shared_data: &processor.shared_data,
+            metrics: &processor.metrics,
+            clusters: &processor.clusters,
+            scope: Scope::Request(state),
+        }
+    }
+
+    /// Returns the request's state. Nothing is called while it is borrowed.
+    fn state(&self, call: &'static str) -> Result<std::cell::RefMut<'_, RequestState>, HostError> {
+        match &self.scope {
+            Scope::Request(state) => state.try_borrow_mut().map_err(|_| refused(call, NESTED)),
+            Scope::Plugin(_) => Err(refused(call, NO_REQUEST)),
+        }
+    }
+}
+
+impl Host for Proxy<'_> {
+    fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
+        Ok(self.state("request_header")?.request.get(name))
+    }
+
+    fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError> {
+        let mut state = self.state("set_request_header")?;
+        state.request.set(name, value);
+        Ok(())
+    }
+
+    fn remove_request_header(&self, name: &str) -> Result<(), HostError> {
+        let mut state = self.state("remove_request_header")?;
+        state.request.remove(name);
+        Ok(())
+    }
+
+    fn set_response_header(&self, name: &str, value: &str) -> Result<(), HostError> {
+        let mut state = self.state("set_response_header")?;
+        state.response.set(name, value);
+        Ok(())
+    }
+
+    fn response_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
+        Ok(self.state("response_header")?.response.get(name))
+    }
+
+    fn response_body(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError> {
+        let state = self.state("response_body")?;
+        let rest = state.chunk.get(from..).unwrap_or_default();
+        Ok(rest.get(..size).unwrap_or(rest).to_vec())
+    }
+
+    fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError> {
+        let state = self.state("request_body")?;
+        let body = &state.body;
+        Ok(body.get(..size).unwrap_or(body).to_vec())
+    }
+
+    fn replace_request_body(&self, _size: usize, body: &[u8]) -> Result<(), HostError> {
+        // The filter always replaces the whole.
+        self.state("replace_request_body")?.new_body = Some(body.to_vec());
+        Ok(())
+    }
+
+    fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        self.state("respond")?.reply = Some(Reply {
+            status,
+            headers: headers.iter().map(own).collect(),
+            body: body.to_vec(),
+        });
+        Ok(())
+    }
+
+    fn has_metadata(&self) -> bool {
+        true
+    }
+
+    fn environment(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+
+    fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
+        let mut state = self.state("set_log_fields")?;
+        if !state.logged {
+            state.logged = true;
+            let own = |(name, value): &(&str, String)| ((*name).to_owned(), value.clone());
+            state.log_fields = fields.iter().map(own).collect();
+        }
+        Ok(())
+    }
+
+    fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
+        Ok(self.shared_data.get(key))
+    }
+
+    fn set_shared_data(
+        &self,
+        key: &str,
+        value: &[u8],
+        unchanged_since: Option<u32>,
+    ) -> Result<bool, HostError> {
+        Ok(self.shared_data.set(key, value, unchanged_since))
+    }
+
+    /// Returns an attribute that the gateway sends (`request_attributes`, `response_attributes`), or dynamic metadata
+    /// that it forwards (`metadata_options.forwarding_namespaces`). Only texts can be read.
+    fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
+        const CALL: &str = "property";
+        if matches!(self.scope, Scope::Plugin(_)) {
+            return Ok(None);
+        }
+        let state = self.state(CALL)?;
+        let kind = match path {
+            ["metadata", "filter_metadata", namespace, rest @ ..] => state
+                .metadata
+                .get(*namespace)
+                .and_then(|it| within(it, rest)),
+            _ => {
+                let name = path.join(".");
+                let mut found = state.attributes.iter();
+                found.find_map(|attributes| within(attributes, &[&name]))
+            }
+        };
+        match kind {
+            None | Some(Kind::NullValue(_)) => Ok(None),
+            Some(Kind::StringValue(text)) => Ok(Some(text.clone().into_bytes())),
+            Some(_) => Err(refused(CALL, NO_TEXT)),
+        }
+    }
+
+    fn call_for_plugin(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        limit_ms: u64,
+    ) -> Result<u32, HostError> {
+        let Scope::Plugin(calls) = &self.scope else {
+            return Err(refused("call", NO_PLUGIN));
+        };
+        let id = calls.last.get().wrapping_add(1);
+        let call = self
+            .clusters
+            .prepare(id.into(), cluster, headers, &[], limit_ms)?;
+        calls.last.set(id);
+        calls.asked.borrow_mut().push(call);
+        Ok(id)
+    }
+
+    fn call_for_request(
+        &self,
+        cluster: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+        limit_ms: u64,
+    ) -> Result<u64, HostError> {
+        let mut state = self.state("call")?;
+        let id = state.calls + 1;
+        let call = self
+            .clusters
+            .prepare(id, cluster, headers, body, limit_ms)?;
+        state.calls = id;
+        state.asked.push(call);
+        Ok(id)
+    }
+
+    fn resume(&self) -> Result<(), HostError> {
+        self.state("resume")?.resumed = true;
+        Ok(())
+    }
+
+    fn memory_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    fn define_counter(&self, name: &str) -> Result<MetricId, HostError> {
+        const CALL: &str = "define_counter";
+        self.metrics.counter(name).ok_or(refused(CALL, NO_METRIC))
+    }
+
+    fn define_histogram(&self, name: &str) -> Result<MetricId, HostError> {
+        const CALL: &str = "define_histogram";
+        self.metrics.histogram(name).ok_or(refused(CALL, NO_METRIC))
+    }
+
+    fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError> {
+        let added = self.metrics.add(counter, amount);
+        added.then_some(()).ok_or(refused("add", NO_METRIC))
+    }
+
+    fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError> {
+        let recorded = self.metrics.record(histogram, value);
+        recorded.then_some(()).ok_or(refused("record", NO_METRIC))
+    }
+
+    fn now_ns(&self) -> u64 {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .ok()
+            .and_then(|since| u64::try_from(since.as_nanos()).ok())
+            .unwrap_or_default()
+    }
+
+    fn log(&self, level: LogLevel, message: &str) {
+        match level {
+            LogLevel::Info => tracing::info!("{message}"),
+            LogLevel::Warn => tracing::warn!("{message}"),
+            LogLevel::Error => tracing::error!("{message}"),
+        }
+    }
+}
+
+/// Returns what stands in a structure at a path of names.
+fn within<'s>(structure: &'s Struct, path: &[&str]) -> Option<&'s Kind> {
+    let (name, rest) = path.split_first()?;
+    let kind = structure.fields.get(*name)?.kind.as_ref()?;
+    match kind {
+        Kind::StructValue(inner) if !rest.is_empty() => within(inner, rest),
+        _ if rest.is_empty() => Some(kind),
+        _ => None,
+    }
+}
+
+fn refused(call: &'static str, status: u32) -> HostError {
+    HostError { call, status }
+}
+
+/// Status of a request's call where there is none.
+const NO_REQUEST: u32 = 10;
+/// Status of a plugin's call in a request.
+const NO_PLUGIN: u32 = 11;
+/// Status of a call within another one.
+const NESTED: u32 = 12;
+/// Status of a property that is no text.
+const NO_TEXT: u32 = 13;
+/// Status of a metric that is unknown, or of another kind.
+const NO_METRIC: u32 = 14;

@@ -1,0 +1,253 @@
+//! A process's life: listeners, probes, and the drain.
+//!
+//! ```text
+//!   --listen           gRPC: the external-processing service, and the health service      TCP, TLS or a Unix socket
+//!   --internal-listen  HTTP: /metrics, /live, /ready                                      for operators alone
+//!
+//!   SIGTERM ─▶ not ready any more, gateways are told to go elsewhere (GOAWAY) ─▶ streams end, or their grace does
+//! ```
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::routing::get;
+use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::SERVICE_NAME;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::oneshot;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Certificate, Identity, Server as GrpcServer, ServerTlsConfig};
+use tonic_health::ServingStatus;
+
+use crate::processor::Processor;
+use crate::service::Service;
+
+/// Where a process listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A TCP port; port 0 picks a free one.
+    Tcp(SocketAddr),
+    /// A socket in the file system, for gateways on the same machine.
+    Unix(PathBuf),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Certificates of a TCP listener, in PEM.
+pub struct Tls {
+    /// The server's chain of certificates.
+    pub certificate: Vec<u8>,
+    /// The key of its first certificate.
+    pub key: Vec<u8>,
+    /// The authority whose certificates gateways must show; `None`: they need none.
+    pub client_authority: Option<Vec<u8>>,
+}
+
+/// The configuration of a process.
+pub struct Options {
+    /// Where gateways connect to.
+    pub listen: Place,
+    /// Certificates; `None`: connections are not encrypted.
+    pub tls: Option<Tls>,
+    /// Address for probes and metrics; `None`: there is none.
+    pub internal: Option<SocketAddr>,
+    /// Time that streams have after a signal to stop.
+    pub grace: Duration,
+}
+
+/// A process that listens.
+pub struct Server {
+    processor: Arc<Processor>,
+    incoming: Incoming,
+    place: Place,
+    tls: Option<Tls>,
+    internal: Option<(TcpListener, SocketAddr)>,
+    grace: Duration,
+}
+
+enum Incoming {
+    Tcp(TcpIncoming),
+    Unix(UnixListenerStream),
+}
+
+impl Server {
+    /// Binds the listeners; connections are accepted only once the server serves.
+    ///
+    /// # Errors
+    /// Fails when a place cannot be listened on.
+    pub async fn bind(processor: Arc<Processor>, options: Options) -> anyhow::Result<Self> {
+        let listening = || format!("cannot listen on {}", options.listen);
+        let (incoming, place) = match &options.listen {
+            Place::Tcp(address) => {
+                let listener = TcpListener::bind(address).await.with_context(listening)?;
+                let address = listener.local_addr()?;
+                if options.tls.is_none() && !address.ip().is_loopback() {
+                    tracing::warn!(%address, "prompts cross the network unencrypted: give --tls-certificate and --tls-key");
+                }
+                let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+                (Incoming::Tcp(incoming), Place::Tcp(address))
+            }
+            Place::Unix(path) => {
+                if options.tls.is_some() {
+                    bail!("a Unix socket has no TLS");
+                }
+                // A process that was killed leaves its socket behind. One that still listens keeps its own.
+                if tokio::net::UnixStream::connect(path).await.is_ok() {
+                    bail!("{} is in use", path.display());
+                }
+                let _ = std::fs::remove_file(path);
+                let listener = UnixListener::bind(path).with_context(listening)?;
+                let incoming = Incoming::Unix(UnixListenerStream::new(listener));
+                (incoming, options.listen.clone())
+            }
+        };
+        let internal = match options.internal {
+            Some(address) => {
+                let listener = TcpListener::bind(address)
+                    .await
+                    .with_context(|| format!("cannot listen on {address}"))?;
+                let address = listener.local_addr()?;
+                Some((listener, address))
+            }
+            None => None,
+        };
+        Ok(Self {
+            processor,
+            incoming,
+            place,
+            tls: options.tls,
+            internal,
+            grace: options.grace,
+        })
+    }
+
+    /// Returns where gateways connect to.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Returns the address for probes and metrics.
+    pub fn internal(&self) -> Option<SocketAddr> {
+        self.internal.as_ref().map(|(_, address)| *address)
+    }
+
+    /// Serves until `stop` is over, and then until all streams have ended, at most for the grace. Returns whether all
+    /// have ended.
+    ///
+    /// # Errors
+    /// Fails when a certificate cannot be read.
+    pub async fn serve(self, stop: impl Future<Output = ()>) -> anyhow::Result<bool> {
+        let is_ready = Arc::new(AtomicBool::new(true));
+        let (health, health_service) = tonic_health::server::health_reporter();
+        for name in HEALTH_NAMES {
+            (health.set_service_status(name, ServingStatus::Serving)).await;
+        }
+        let bounds = self.processor.bounds;
+        let mut server = GrpcServer::builder()
+            .max_concurrent_streams(u32::try_from(bounds.streams).ok())
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            // Clients that leave make gateways reset their streams, perhaps many at once.
+            .http2_max_pending_accept_reset_streams(Some(bounds.streams));
+        if let Some(tls) = self.tls {
+            let mut config =
+                ServerTlsConfig::new().identity(Identity::from_pem(tls.certificate, tls.key));
+            if let Some(authority) = tls.client_authority {
+                config = config.client_ca_root(Certificate::from_pem(authority));
+            }
+            server = server.tls_config(config).context("TLS")?;
+        }
+        let router = server
+            .add_service(health_service)
+            .add_service(Service::over(Arc::clone(&self.processor)));
+        let (drain, draining) = oneshot::channel::<()>();
+        let draining = async move {
+            // An error means that the sender is gone, which also ends the serving.
+            let _ = draining.await;
+        };
+        let mut serving = tokio::spawn(async move {
+            match self.incoming {
+                Incoming::Tcp(incoming) => {
+                    router
+                        .serve_with_incoming_shutdown(incoming, draining)
+                        .await
+                }
+                Incoming::Unix(incoming) => {
+                    router
+                        .serve_with_incoming_shutdown(incoming, draining)
+                        .await
+                }
+            }
+        });
+        let ticking = tokio::spawn(Arc::clone(&self.processor).tick());
+        let internal = self.internal.map(|(listener, _)| {
+            let router = internal(Arc::clone(&self.processor), Arc::clone(&is_ready));
+            tokio::spawn(async move { axum::serve(listener, router).await })
+        });
+        tokio::select! {
+            () = stop => {}
+            ended = &mut serving => {
+                ended?.context("the listener failed")?;
+                bail!("the listener ended");
+            }
+        }
+        is_ready.store(false, Ordering::Relaxed);
+        for name in HEALTH_NAMES {
+            (health.set_service_status(name, ServingStatus::NotServing)).await;
+        }
+        let _ = drain.send(());
+        let has_drained = tokio::time::timeout(self.grace, &mut serving).await.is_ok();
+        serving.abort();
+        ticking.abort();
+        if let Some(internal) = internal {
+            internal.abort();
+        }
+        if let Place::Unix(path) = &self.place {
+            let _ = std::fs::remove_file(path);
+        }
+        Ok(has_drained)
+    }
+}
+
+/// Returns the routes for probes and scrapers.
+fn internal(processor: Arc<Processor>, is_ready: Arc<AtomicBool>) -> Router {
+    const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let metrics = move || async move {
+        let text = processor.metrics.text();
+        ([(header::CONTENT_TYPE, OPENMETRICS)], text)
+    };
+    let ready = move || async move {
+        match is_ready.load(Ordering::Relaxed) {
+            true => (StatusCode::OK, "ready\n"),
+            false => (StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
+        }
+    };
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/live", get(async || "live\n"))
+        .route("/ready", get(ready))
+}
+
+/// The services that the health service knows: the whole server, the service itself, and the names by which the
+/// Gateway API's inference extension asks endpoint pickers.
+const HEALTH_NAMES: [&str; 4] = ["", SERVICE_NAME, "liveness", "readiness"];
+/// Bytes of a stream that may be under way: a body of common size without waiting.
+const STREAM_WINDOW: u32 = 1 << 20;
+/// Bytes of a connection that may be under way; a gateway's worker has one for all its streams.
+const CONNECTION_WINDOW: u32 = 16 << 20;
+/// The interval at which silent connections are checked.
+const KEEPALIVE: Duration = Duration::from_secs(30);

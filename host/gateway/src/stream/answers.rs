@@ -1,0 +1,174 @@
+//! The processor's messages: answers to the gateway's, one function each.
+
+use std::collections::{BTreeMap, HashMap};
+
+use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
+use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::ProcessingMode;
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::{
+    BodySendMode, HeaderSendMode,
+};
+use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    BodyMutation, BodyResponse, CommonResponse, HeaderMutation, HeadersResponse, ImmediateResponse,
+    ProcessingResponse, StreamedBodyResponse, TrailersResponse,
+};
+use envoy_types::pb::envoy::r#type::v3::HttpStatus;
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Struct, Value};
+
+use crate::proxy::Reply;
+
+/// Whose message is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Request,
+    Response,
+}
+
+/// Changes of headers: names with their new values, or none where they are removed.
+pub(super) type Changes = BTreeMap<String, Option<String>>;
+
+/// Returns the answer to headers, which go on.
+pub(super) fn headers(side: Side, changes: Changes) -> ProcessingResponse {
+    let answer = HeadersResponse {
+        response: Some(CommonResponse {
+            header_mutation: mutation(changes),
+            ..CommonResponse::default()
+        }),
+    };
+    of(match side {
+        Side::Request => Response::RequestHeaders(answer),
+        Side::Response => Response::ResponseHeaders(answer),
+    })
+}
+
+/// Returns the answer to a body, or a piece of one, which goes on as it came, or as `new`.
+pub(super) fn body(side: Side, changes: Changes, new: Option<Vec<u8>>) -> ProcessingResponse {
+    of_body(
+        side,
+        CommonResponse {
+            header_mutation: mutation(changes),
+            body_mutation: new.map(|body| BodyMutation {
+                mutation: Some(Mutation::Body(body)),
+            }),
+            ..CommonResponse::default()
+        },
+    )
+}
+
+/// Returns a piece of a body that is streamed both ways.
+pub(super) fn piece(side: Side, body: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
+    let piece = StreamedBodyResponse {
+        body,
+        end_of_stream,
+        ..StreamedBodyResponse::default()
+    };
+    of_body(
+        side,
+        CommonResponse {
+            body_mutation: Some(BodyMutation {
+                mutation: Some(Mutation::StreamedResponse(piece)),
+            }),
+            ..CommonResponse::default()
+        },
+    )
+}
+
+/// Returns the answer to trailers, which go on.
+pub(super) fn trailers(side: Side) -> ProcessingResponse {
+    let answer = TrailersResponse::default();
+    of(match side {
+        Side::Request => Response::RequestTrailers(answer),
+        Side::Response => Response::ResponseTrailers(answer),
+    })
+}
+
+/// Returns a response to the client; the request goes no further.
+pub(super) fn immediate(reply: Reply) -> ProcessingResponse {
+    let headers = reply.headers.into_iter();
+    let headers = headers.map(|(name, value)| (name, Some(value))).collect();
+    of(Response::ImmediateResponse(ImmediateResponse {
+        status: Some(HttpStatus {
+            code: reply.status.into(),
+        }),
+        headers: mutation(headers),
+        body: reply.body,
+        grpc_status: None,
+        details: DETAILS.to_owned(),
+    }))
+}
+
+/// Returns the mode of a stream whose bodies need not be sent any more. Gateways heed it where `allow_mode_override`
+/// is on, and never where bodies are streamed both ways.
+pub(super) fn without_bodies(wants_response_headers: bool) -> ProcessingMode {
+    let response_headers = match wants_response_headers {
+        true => HeaderSendMode::Send,
+        false => HeaderSendMode::Skip,
+    };
+    ProcessingMode {
+        request_header_mode: HeaderSendMode::Send.into(),
+        response_header_mode: response_headers.into(),
+        request_body_mode: BodySendMode::None.into(),
+        response_body_mode: BodySendMode::None.into(),
+        request_trailer_mode: HeaderSendMode::Skip.into(),
+        response_trailer_mode: HeaderSendMode::Skip.into(),
+    }
+}
+
+/// Returns dynamic metadata: texts by name under one namespace.
+pub(super) fn metadata(namespace: &str, fields: Vec<(String, String)>) -> Struct {
+    let text = |text| Value {
+        kind: Some(Kind::StringValue(text)),
+    };
+    let fields = fields.into_iter();
+    let inner = Struct {
+        fields: fields.map(|(name, value)| (name, text(value))).collect(),
+    };
+    let inner = Value {
+        kind: Some(Kind::StructValue(inner)),
+    };
+    Struct {
+        fields: HashMap::from([(namespace.to_owned(), inner)]),
+    }
+}
+
+fn of(response: Response) -> ProcessingResponse {
+    ProcessingResponse {
+        response: Some(response),
+        ..ProcessingResponse::default()
+    }
+}
+
+fn of_body(side: Side, response: CommonResponse) -> ProcessingResponse {
+    let answer = BodyResponse {
+        response: Some(response),
+    };
+    of(match side {
+        Side::Request => Response::RequestBody(answer),
+        Side::Response => Response::ResponseBody(answer),
+    })
+}
+
+fn mutation(changes: Changes) -> Option<HeaderMutation> {
+    let mut mutation = HeaderMutation::default();
+    for (name, value) in changes {
+        match value {
+            Some(value) => mutation.set_headers.push(HeaderValueOption {
+                header: Some(HeaderValue {
+                    key: name,
+                    raw_value: value.into_bytes(),
+                    ..HeaderValue::default()
+                }),
+                append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
+                ..HeaderValueOption::default()
+            }),
+            None => mutation.remove_headers.push(name),
+        }
+    }
+    (!mutation.set_headers.is_empty() || !mutation.remove_headers.is_empty()).then_some(mutation)
+}
+
+/// The response-code details of the filter's own responses, the same as the dynamic module's.
+const DETAILS: &str = "foreword";

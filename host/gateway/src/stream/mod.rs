@@ -1,0 +1,484 @@
+//! One request and its response: what the protocol's messages mean to the filter, and what its decisions mean in the
+//! protocol.
+//!
+//! ```text
+//!   gateway                     BUFFERED                               FULL_DUPLEX_STREAMED
+//!   request headers ─▶   ◀─ headers, with what changed so far     (the answer waits)
+//!   request body ────▶   ◀─ body, new headers and new body        (each piece is kept)
+//!   its last piece ──▶                                             ◀─ headers with all changes, then the body in pieces
+//!   response headers ▶   ◀─ headers with the report                ◀─ the same
+//!   response pieces ─▶   ◀─ each one as it came                    ◀─ each one as it came
+//!   the last of them ▶   ◀─ and dynamic metadata for access logs   ◀─ and dynamic metadata for access logs
+//! ```
+//!
+//! A request that the filter refuses is answered at once (`ImmediateResponse`). One that it does not watch, or has let
+//! go, costs as little as the mode allows: a stream that is not needed any more is closed, where that loses nothing,
+//! or asked to be sent no more bodies (`mode_override`).
+//!
+//! `content-length` is right or absent. Where the gateway buffers, the filter sets it with the body. Where bodies are
+//! streamed both ways nobody would check it, and a stale one lets a body's tail pass for the next request; there it is
+//! removed with every change of the body.
+
+mod answers;
+mod mode;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::config::core::v3::HeaderMap;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
+};
+use foreword_filter::Exchange;
+use tonic::Status;
+
+use self::answers::Side;
+use self::mode::{BodyMode, Modes};
+use crate::calls::{Answer, Call};
+use crate::processor::Processor;
+use crate::proxy::{Headers, Proxy, Reply, RequestState};
+
+/// One request and its response, from the stream's first message to its end.
+pub(crate) struct ProcessingStream {
+    processor: Arc<Processor>,
+    exchange: Exchange,
+    state: RefCell<RequestState>,
+    modes: Option<Modes>,
+    request: RequestPhase,
+    /// Whether the filter has been told that everything is over.
+    is_done: bool,
+    /// Answers that were not sent yet.
+    out: VecDeque<ProcessingResponse>,
+    /// Whether the stream is closed once `out` is sent.
+    is_closed: bool,
+    /// Bytes that are counted as held.
+    held: usize,
+}
+
+/// How far the request has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RequestPhase {
+    /// No message has arrived yet.
+    New,
+    /// The body is being collected.
+    Collecting,
+    /// All has come, and the filter waits for answers to its calls.
+    Waiting(End),
+    /// What still comes goes on as it comes.
+    Passing,
+}
+
+/// The message that completed a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Its body, or the last piece of it.
+    Body,
+    /// The request's trailers.
+    Trailers,
+    /// None yet: the filter has let the request go in mid-body.
+    Open,
+}
+
+impl ProcessingStream {
+    /// Returns a stream of which nothing has arrived yet.
+    pub(crate) fn new(processor: Arc<Processor>) -> Self {
+        let exchange = Exchange::new(processor.plugin());
+        Self {
+            processor,
+            exchange,
+            state: RefCell::default(),
+            modes: None,
+            request: RequestPhase::New,
+            is_done: false,
+            out: VecDeque::new(),
+            is_closed: false,
+            held: 0,
+        }
+    }
+
+    /// Handles a message of the gateway's.
+    ///
+    /// # Errors
+    /// Returns the status that the stream is to end with: the gateway then goes on without the filter, or refuses the
+    /// request, as its `failure_mode_allow` says.
+    pub(crate) fn on_message(&mut self, message: ProcessingRequest) -> Result<(), Status> {
+        self.guarded(|stream| stream.handle(message))
+    }
+
+    /// Handles the result of a call.
+    ///
+    /// # Errors
+    /// As [`ProcessingStream::on_message`].
+    pub(crate) fn on_answer(&mut self, answer: &Answer) -> Result<(), Status> {
+        self.guarded(|stream| {
+            let Answer { id, status, body } = answer;
+            stream.with(|exchange, proxy| {
+                exchange.on_answer(proxy, *id, *status, body.as_deref());
+            });
+            if let RequestPhase::Waiting(end) = stream.request
+                && !stream.exchange.waits_for_answer()
+            {
+                stream.go_on(end);
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns the next answer to be sent.
+    pub(crate) fn next_answer(&mut self) -> Option<ProcessingResponse> {
+        self.out.pop_front()
+    }
+
+    /// Returns whether the stream is to be closed, now that all answers are sent.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    /// Returns the calls that the filter has asked for.
+    pub(crate) fn take_calls(&mut self) -> Vec<Call> {
+        std::mem::take(&mut self.state.get_mut().asked)
+    }
+
+    /// Returns how many bytes of a call's response are read.
+    pub(crate) fn max_answer_bytes(&self) -> usize {
+        self.exchange.max_answer_bytes()
+    }
+
+    /// Catches a panic, which would else end the connection and all its streams. A request that has not gone on is
+    /// answered with 500.
+    fn guarded(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        let result = catch_unwind(AssertUnwindSafe(|| work(self)));
+        result.unwrap_or_else(|_| {
+            if self.request == RequestPhase::Passing || self.is_closed {
+                return Err(Status::internal("the filter failed"));
+            }
+            let reply = Reply {
+                status: 500,
+                headers: vec![("content-type".to_owned(), "application/json".to_owned())],
+                body: self.exchange.failure(),
+            };
+            self.out.clear();
+            self.out.push_back(answers::immediate(reply));
+            self.is_closed = true;
+            Ok(())
+        })
+    }
+
+    /// Calls the filter with the request's proxy.
+    fn with<T>(&mut self, call: impl FnOnce(&mut Exchange, &Proxy<'_>) -> T) -> T {
+        let proxy = Proxy::of_request(&self.processor, &self.state);
+        call(&mut self.exchange, &proxy)
+    }
+
+    fn handle(&mut self, message: ProcessingRequest) -> Result<(), Status> {
+        if message.observability_mode {
+            return Err(Status::failed_precondition(OBSERVABILITY));
+        }
+        let config = message.protocol_config.as_ref();
+        let modes = *self.modes.get_or_insert_with(|| Modes::of(config));
+        let state = self.state.get_mut();
+        state.attributes.extend(message.attributes.into_values());
+        let metadata = message.metadata_context.map(|it| it.filter_metadata);
+        state.metadata.extend(metadata.into_iter().flatten());
+        match message.request {
+            Some(Request::RequestHeaders(headers)) => self.on_request_headers(modes, headers),
+            Some(Request::RequestBody(body)) => self.on_request_body(modes, body),
+            Some(Request::RequestTrailers(_)) => {
+                self.on_request_trailers();
+                Ok(())
+            }
+            Some(Request::ResponseHeaders(headers)) => {
+                self.on_response_headers(modes, headers);
+                Ok(())
+            }
+            Some(Request::ResponseBody(body)) => {
+                self.on_response_body(modes, body);
+                Ok(())
+            }
+            Some(Request::ResponseTrailers(_)) => {
+                self.with(|exchange, proxy| exchange.on_response_trailers(proxy));
+                self.answer_last(answers::trailers(Side::Response));
+                Ok(())
+            }
+            None => Err(Status::invalid_argument("a message without a request")),
+        }
+    }
+
+    fn on_request_headers(&mut self, modes: Modes, headers: HttpHeaders) -> Result<(), Status> {
+        if self.request != RequestPhase::New {
+            return Err(Status::invalid_argument("headers came twice"));
+        }
+        self.state.get_mut().request = fields(headers.headers);
+        let ends = headers.end_of_stream;
+        self.with(|exchange, proxy| exchange.on_request_headers(proxy, ends));
+        if self.refuse() {
+            return Ok(());
+        }
+        if self.exchange.wants_request_body() {
+            let words = match modes.request {
+                BodyMode::Buffered | BodyMode::Partial | BodyMode::Duplex => None,
+                BodyMode::None => Some("NONE"),
+                BodyMode::Streamed => Some("STREAMED"),
+                BodyMode::Unknown => Some("unknown"),
+            };
+            if let Some(words) = words {
+                return Err(Status::failed_precondition(format!(
+                    "request_body_mode is {words}: prompts cannot be ordered; use BUFFERED or FULL_DUPLEX_STREAMED"
+                )));
+            }
+            self.request = RequestPhase::Collecting;
+            if modes.request != BodyMode::Duplex {
+                let changes = self.request_changes();
+                self.out.push_back(answers::headers(Side::Request, changes));
+            }
+            return Ok(());
+        }
+        self.request = RequestPhase::Passing;
+        let changes = self.request_changes();
+        let mut answer = answers::headers(Side::Request, changes);
+        let wants_response = self.exchange.wants_response_headers();
+        // Of a streamed body pieces may be on their way, and what is not sent back is lost.
+        let is_over = ends || modes.request != BodyMode::Duplex;
+        self.is_closed = is_over && !wants_response && modes.may_close();
+        if wants_response && modes.request != BodyMode::Duplex {
+            answer.mode_override = Some(answers::without_bodies(true));
+        }
+        if self.is_closed {
+            self.finish();
+            self.describe(&mut answer);
+        }
+        self.out.push_back(answer);
+        Ok(())
+    }
+
+    fn on_request_body(&mut self, modes: Modes, body: HttpBody) -> Result<(), Status> {
+        let (mut body, ends) = (body.body, body.end_of_stream);
+        match self.request {
+            RequestPhase::Collecting => {}
+            RequestPhase::Passing => {
+                let answer = match modes.request {
+                    BodyMode::Duplex => answers::piece(Side::Request, body, ends),
+                    _ => answers::body(Side::Request, answers::Changes::new(), None),
+                };
+                self.out.push_back(answer);
+                if ends {
+                    self.after_request();
+                }
+                return Ok(());
+            }
+            RequestPhase::New | RequestPhase::Waiting(_) => {
+                return Err(Status::invalid_argument("a body out of turn"));
+            }
+        }
+        if !self.processor.hold(body.len()) {
+            return Err(Status::resource_exhausted(
+                "too many bytes of requests are held",
+            ));
+        }
+        self.held += body.len();
+        let state = self.state.get_mut();
+        if state.body.is_empty() {
+            state.body = body;
+        } else {
+            state.body.append(&mut body);
+        }
+        let (size, is_whole) = match (modes.request, ends) {
+            // Trailers may follow, but nothing more of the body.
+            (BodyMode::Buffered, _) => (state.body.len(), true),
+            // There is more, which the gateway will not show: more than any bound.
+            (BodyMode::Partial, false) => (usize::MAX, false),
+            _ => (state.body.len(), ends),
+        };
+        self.with(|exchange, proxy| exchange.on_request_body(proxy, size, is_whole));
+        self.go_on(match ends || modes.request != BodyMode::Duplex {
+            true => End::Body,
+            false => End::Open,
+        });
+        Ok(())
+    }
+
+    fn on_request_trailers(&mut self) {
+        if self.request == RequestPhase::Collecting {
+            self.with(|exchange, proxy| exchange.on_request_trailers(proxy));
+            self.go_on(End::Trailers);
+        } else {
+            self.out.push_back(answers::trailers(Side::Request));
+            self.after_request();
+        }
+    }
+
+    /// Sends what the filter has made of a request that has come up to `end`, unless it wants more of it, or waits.
+    fn go_on(&mut self, end: End) {
+        if self.refuse() {
+            return;
+        }
+        if self.exchange.wants_request_body() {
+            return;
+        }
+        if self.exchange.waits_for_answer() {
+            self.request = RequestPhase::Waiting(end);
+            return;
+        }
+        self.request = RequestPhase::Passing;
+        let is_duplex = (self.modes).is_some_and(|modes| modes.request == BodyMode::Duplex);
+        let changes = self.request_changes();
+        let state = self.state.get_mut();
+        let new = state.new_body.take();
+        let old = std::mem::take(&mut state.body);
+        self.processor.release(std::mem::take(&mut self.held));
+        if !is_duplex {
+            self.out.push_back(match end {
+                End::Trailers => answers::trailers(Side::Request),
+                End::Body | End::Open => answers::body(Side::Request, changes, new),
+            });
+            // The gateway may hold trailers back until this is answered.
+            return self.after_request();
+        }
+        let mut changes = changes;
+        if new.is_some() || changes.contains_key("content-length") {
+            changes.insert("content-length".to_owned(), None);
+        }
+        self.out.push_back(answers::headers(Side::Request, changes));
+        let body = new.unwrap_or(old);
+        let mut pieces = body.chunks(PIECE_BYTES).peekable();
+        if pieces.peek().is_none() && end == End::Body {
+            self.out
+                .push_back(answers::piece(Side::Request, Vec::new(), true));
+        }
+        while let Some(piece) = pieces.next() {
+            let ends = end == End::Body && pieces.peek().is_none();
+            self.out
+                .push_back(answers::piece(Side::Request, piece.to_vec(), ends));
+        }
+        if end == End::Trailers {
+            self.out.push_back(answers::trailers(Side::Request));
+        }
+        if end != End::Open {
+            self.after_request();
+        }
+    }
+
+    /// Closes the stream after the request's last answer, if the response is not needed.
+    fn after_request(&mut self) {
+        let may_close = self.modes.is_some_and(Modes::may_close);
+        if may_close && !self.exchange.wants_response_headers() {
+            self.close();
+        }
+    }
+
+    fn on_response_headers(&mut self, modes: Modes, headers: HttpHeaders) {
+        self.state.get_mut().response = fields(headers.headers);
+        self.with(|exchange, proxy| exchange.on_response_headers(proxy));
+        let changes = self.state.get_mut().response.take_changes();
+        let mut answer = answers::headers(Side::Response, changes);
+        let wants_body = self.exchange.wants_response_body();
+        if headers.end_of_stream || modes.response == BodyMode::None || !wants_body {
+            if !wants_body && modes.may_close() {
+                answer.mode_override = Some(answers::without_bodies(true));
+            }
+            self.answer_last(answer);
+        } else {
+            self.out.push_back(answer);
+        }
+    }
+
+    fn on_response_body(&mut self, modes: Modes, body: HttpBody) {
+        let (size, ends) = (body.body.len(), body.end_of_stream);
+        self.state.get_mut().chunk = body.body;
+        self.with(|exchange, proxy| exchange.on_response_body(proxy, size, ends));
+        let chunk = std::mem::take(&mut self.state.get_mut().chunk);
+        let answer = match modes.response {
+            BodyMode::Duplex | BodyMode::Unknown => answers::piece(Side::Response, chunk, ends),
+            _ => answers::body(Side::Response, answers::Changes::new(), None),
+        };
+        if ends {
+            self.answer_last(answer);
+        } else {
+            self.out.push_back(answer);
+        }
+    }
+
+    /// Sends the filter's own response, if it has one, and closes the stream.
+    fn refuse(&mut self) -> bool {
+        let Some(reply) = self.state.get_mut().reply.take() else {
+            return false;
+        };
+        self.finish();
+        let mut answer = answers::immediate(reply);
+        self.describe(&mut answer);
+        self.out.push_back(answer);
+        self.is_closed = true;
+        true
+    }
+
+    /// Sends an answer with everything that is left to say.
+    fn answer_last(&mut self, mut answer: ProcessingResponse) {
+        self.finish();
+        self.describe(&mut answer);
+        self.out.push_back(answer);
+    }
+
+    /// Closes the stream after the answers that are due, the last of which says what is left to say.
+    fn close(&mut self) {
+        self.finish();
+        self.is_closed = true;
+        if let Some(mut last) = self.out.pop_back() {
+            self.describe(&mut last);
+            self.out.push_back(last);
+        }
+    }
+
+    /// Tells the filter, once, that everything is over.
+    fn finish(&mut self) {
+        if !std::mem::replace(&mut self.is_done, true) {
+            self.with(|exchange, proxy| exchange.on_done(proxy));
+        }
+    }
+
+    /// Adds dynamic metadata for access logs, if there is any that was not sent.
+    fn describe(&mut self, answer: &mut ProcessingResponse) {
+        let fields = std::mem::take(&mut self.state.get_mut().log_fields);
+        if !fields.is_empty() {
+            answer.dynamic_metadata = Some(answers::metadata(NAMESPACE, fields));
+        }
+    }
+
+    fn request_changes(&mut self) -> answers::Changes {
+        self.state.get_mut().request.take_changes()
+    }
+}
+
+impl Drop for ProcessingStream {
+    fn drop(&mut self) {
+        // The client or the gateway has gone in the middle.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.finish()));
+        self.processor.release(self.held);
+    }
+}
+
+/// Returns headers as the filter reads them.
+fn fields(headers: Option<HeaderMap>) -> Headers {
+    let headers = headers.unwrap_or_default().headers.into_iter();
+    let field = headers.map(|header| {
+        let value = match header.raw_value.is_empty() {
+            true => header.value.into_bytes(),
+            false => header.raw_value,
+        };
+        (header.key, value)
+    });
+    Headers::new(field.collect())
+}
+
+/// Most bytes of a piece that is sent back: what Envoy advises.
+const PIECE_BYTES: usize = 62_000;
+/// The namespace of the dynamic metadata for access logs: `%DYNAMIC_METADATA(foreword:outcome)%`.
+const NAMESPACE: &str = "foreword";
+const OBSERVABILITY: &str = "observability_mode is on, in which nothing can be changed: use mode \"dry-run\" in the filter's configuration";

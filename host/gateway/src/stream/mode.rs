@@ -1,0 +1,68 @@
+//! How the gateway sends bodies, as it says in a stream's first message.
+//!
+//! | mode | of a request | of a response |
+//! | --- | --- | --- |
+//! | NONE | only what has no body is served | nothing is read |
+//! | BUFFERED | the default: one message, one answer | one message, one answer |
+//! | BUFFERED_PARTIAL | as BUFFERED while the whole body came, else too large | as BUFFERED |
+//! | FULL_DUPLEX_STREAMED | pieces; all of it is held, then sent back | each piece is sent back at once |
+//! | STREAMED | refused: the whole is never held, so nothing can be ordered | each piece is answered |
+//! | GRPC | refused | each piece is sent back at once |
+
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
+use envoy_types::pb::envoy::service::ext_proc::v3::ProtocolConfiguration;
+
+/// How bodies are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Modes {
+    pub(super) request: BodyMode,
+    pub(super) response: BodyMode,
+}
+
+/// How one body is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BodyMode {
+    None,
+    /// One message with the whole body.
+    Buffered,
+    /// One message with the body's beginning, which may be all of it.
+    Partial,
+    /// Pieces, each of which waits for its answer.
+    Streamed,
+    /// Pieces that all come, and what is sent back takes their place.
+    Duplex,
+    /// A mode that this processor does not know.
+    Unknown,
+}
+
+impl Modes {
+    /// Returns the modes of a stream. A gateway that does not tell them is taken to buffer requests.
+    pub(super) fn of(config: Option<&ProtocolConfiguration>) -> Self {
+        let mode = |mode| match BodySendMode::try_from(mode) {
+            Ok(BodySendMode::None) => BodyMode::None,
+            Ok(BodySendMode::Buffered) => BodyMode::Buffered,
+            Ok(BodySendMode::BufferedPartial) => BodyMode::Partial,
+            Ok(BodySendMode::Streamed) => BodyMode::Streamed,
+            Ok(BodySendMode::FullDuplexStreamed) => BodyMode::Duplex,
+            _ => BodyMode::Unknown,
+        };
+        match config {
+            Some(config) => Self {
+                request: mode(config.request_body_mode),
+                response: mode(config.response_body_mode),
+            },
+            // A piece that is not the last shows that the body is longer than the buffer.
+            None => Self {
+                request: BodyMode::Partial,
+                response: BodyMode::Streamed,
+            },
+        }
+    }
+
+    /// Returns whether a stream may be closed before its response has passed. Where responses are streamed both ways it
+    /// may not: a gateway may have sent pieces of one already, which nobody would send back. The request's own end is no
+    /// sign, since a gateway may answer before it has read all.
+    pub(super) fn may_close(self) -> bool {
+        !matches!(self.response, BodyMode::Duplex | BodyMode::Unknown)
+    }
+}

@@ -1,0 +1,269 @@
+//! What a log would have cost at an upstream whose cache matches only up to marked or stored boundaries.
+//!
+//! [`foreword_simulation`] has the caches and the arms. A line's time is its own if it states one; other lines follow
+//! the one before at an even rate.
+
+use super::Options;
+use super::prices;
+use super::whole::{self, Input, Ordered};
+use crate::log::{self, OnBad};
+use anyhow::Result;
+use foreword_ordering::Skip;
+use foreword_ordering::cuts::CacheKind;
+use foreword_ordering::policy::PolicyKind;
+use foreword_report::words::{escaped, grouped, percent, rounded};
+use foreword_simulation::{
+    BadLine, BoundaryArm, BoundaryOutcome, BoundaryReplay, BoundaryUsage, CachePrices, Capacity,
+    Logged, LoggedKind,
+};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// The options of a replay against a cache with boundaries.
+#[derive(Clone, Debug)]
+pub struct BoundaryOptions {
+    /// How the upstream's cache matches.
+    pub kind: CacheKind,
+    /// File with prices; `None`: the published rules, in plain tokens.
+    pub prices: Option<PathBuf>,
+    /// The model whose rules and prices count for all lines; `None`: each line's own.
+    pub model: Option<String>,
+    /// Requests a minute where lines state no time.
+    pub per_minute: u32,
+}
+
+/// The results of a replay against a cache with boundaries.
+#[derive(Debug)]
+pub(super) struct Boundary {
+    kind: CacheKind,
+    model: Option<String>,
+    currency: String,
+    /// Number of bodies that were served.
+    requests: u64,
+    /// Number of rankings, which have no body to be marked.
+    rankings: u64,
+    /// Outcomes by arm, the one without caching first.
+    outcomes: Vec<BoundaryOutcome>,
+}
+
+/// Replays the log of `options`.
+///
+/// # Errors
+/// Returns an error if a file cannot be read.
+pub(super) fn replay(options: &Options, boundary: &BoundaryOptions) -> Result<Boundary> {
+    let prices = prices::read(boundary.prices.as_deref())?;
+    let ordering = Ordered::read(options.ordering.as_deref())?;
+    let policy = if ordering.is_given() {
+        ordering.policy()?
+    } else {
+        PolicyKind::Foresight
+    };
+    let found = Boundary {
+        kind: boundary.kind,
+        model: boundary.model.clone(),
+        currency: prices.currency.clone(),
+        requests: 0,
+        rankings: 0,
+        outcomes: Vec::new(),
+    };
+    if boundary.kind.has_markers() {
+        marked(options, boundary, &ordering, policy, prices, found)
+    } else {
+        stored(options, boundary, &ordering, policy, &prices, found)
+    }
+}
+
+/// Serves bodies by caches that know markers.
+fn marked(
+    options: &Options,
+    boundary: &BoundaryOptions,
+    ordering: &Ordered,
+    policy: PolicyKind,
+    prices: CachePrices,
+    mut found: Boundary,
+) -> Result<Boundary> {
+    let (kind, model) = (boundary.kind, boundary.model.clone());
+    let mut replay = BoundaryReplay::new(ordering.as_came()?, policy, kind, prices, model)?;
+    let step = 60_000 / u64::from(boundary.per_minute.max(1));
+    let mut now_ms = 0_u64;
+    log::read(&options.files, "boundaries", OnBad::Count, |_, line| {
+        let logged = Logged::read(line)?;
+        if logged.kind()? == LoggedKind::Ranking {
+            found.rankings += 1;
+            return Ok(());
+        }
+        now_ms = logged.at_ms.unwrap_or(now_ms + step);
+        match replay.serve(&logged, now_ms) {
+            Ok(()) => found.requests += 1,
+            Err(Skip::NoUserMessage) => {}
+            Err(skip) => return Err(BadLine::Body(skip)),
+        }
+        Ok(())
+    })?;
+    found.outcomes = replay.outcomes();
+    Ok(found)
+}
+
+/// Serves prompts by a cache that stores units, or any prefix: the client's order and ours.
+fn stored(
+    options: &Options,
+    boundary: &BoundaryOptions,
+    ordering: &Ordered,
+    policy: PolicyKind,
+    prices: &CachePrices,
+    mut found: Boundary,
+) -> Result<Boundary> {
+    let price = prices.of(boundary.kind, boundary.model.as_deref().unwrap_or_default());
+    let page_tokens = match boundary.kind {
+        CacheKind::Units => options.capacity.page_tokens,
+        _ => 1,
+    };
+    let input = Input {
+        files: &options.files,
+        capacity: Capacity {
+            page_tokens,
+            ..options.capacity
+        },
+        document_tokens: options.document_tokens,
+    };
+    let raw = ordering.as_came()?;
+    let mut arms = Vec::new();
+    for (arm, policy) in [
+        (BoundaryArm::Client, PolicyKind::Retrieval),
+        (BoundaryArm::Foreword, policy),
+    ] {
+        let outcome = whole::prompts(&input, policy, &raw, false)?;
+        let reuse = outcome.prompts.unwrap_or_default();
+        let usage = BoundaryUsage {
+            read: reuse.reused_tokens,
+            plain: reuse.computed_tokens(),
+            ..BoundaryUsage::default()
+        };
+        if arms.is_empty() {
+            let plain = BoundaryUsage {
+                plain: usage.tokens(),
+                ..BoundaryUsage::default()
+            };
+            arms.push((BoundaryArm::NoCaching, plain));
+        }
+        arms.push((arm, usage));
+    }
+    let outcomes = arms.into_iter().map(|(arm, usage)| BoundaryOutcome {
+        arm,
+        usage,
+        cost: usage.plain_tokens_worth(&price.rules) * price.input / 1e6,
+        markers: 0,
+        refused: 0,
+    });
+    found.outcomes = outcomes.collect();
+    Ok(found)
+}
+
+impl Boundary {
+    fn plain_cost(&self) -> f64 {
+        self.outcomes.first().map_or(0.0, |outcome| outcome.cost)
+    }
+
+    fn share(&self, outcome: &BoundaryOutcome) -> f64 {
+        match self.plain_cost() {
+            0.0 => 0.0,
+            plain => outcome.cost / plain,
+        }
+    }
+
+    /// Returns the results as JSON.
+    pub(super) fn to_json(&self) -> Value {
+        let arms = self.outcomes.iter().map(|outcome| {
+            json!({
+                "name": outcome.arm.name(),
+                "read_tokens": outcome.usage.read,
+                "written_tokens": outcome.usage.written,
+                "written_long_tokens": outcome.usage.written_long,
+                "plain_tokens": outcome.usage.plain,
+                "markers": outcome.markers,
+                "refused": outcome.refused,
+                "cost": rounded(outcome.cost, 1e9),
+                "of_no_caching": rounded(self.share(outcome), 1e6),
+            })
+        });
+        json!({
+            "kind": self.kind.name(),
+            "model": self.model,
+            "currency": self.currency,
+            "requests": self.requests,
+            "rankings_left_out": self.rankings,
+            "arms": arms.collect::<Vec<_>>(),
+        })
+    }
+
+    /// Returns the results as lines for a terminal.
+    pub(super) fn to_table(&self) -> String {
+        let mut table = format!(
+            "\n{:<12}{:>15}{:>15}{:>15}{:>9}{:>16}{:>15}\n",
+            format!("{} cache", self.kind.name()),
+            "tokens read",
+            "written",
+            "plain",
+            "markers",
+            self.currency,
+            "of no caching"
+        );
+        for outcome in &self.outcomes {
+            let [name, read, written, plain, markers, cost, share] = self.cells(outcome);
+            let _ = writeln!(
+                table,
+                "{name:<12}{read:>15}{written:>15}{plain:>15}{markers:>9}{cost:>16}{share:>15}"
+            );
+            if outcome.refused > 0 {
+                let refused = grouped(outcome.refused);
+                let _ = writeln!(
+                    table,
+                    "  {refused} with too many markers, which it would refuse"
+                );
+            }
+        }
+        if self.rankings > 0 {
+            let rankings = grouped(self.rankings);
+            let _ = writeln!(
+                table,
+                "{rankings} rankings have no body and do not count here"
+            );
+        }
+        table
+    }
+
+    /// Returns the results as a card of the report.
+    pub(super) fn to_html(&self) -> String {
+        let mut card = format!(
+            "<div class=\"card\">\n<h2>What prompts cost with the cache kind <code>{}</code></h2>\n<table>\n<thead><tr>\
+             <th>who marks</th><th class=\"wide\">tokens read</th><th class=\"wide\">written</th>\
+             <th class=\"wide\">plain</th><th>{}</th><th>of no caching</th></tr></thead>\n<tbody>\n",
+            self.kind.name(),
+            escaped(&self.currency)
+        );
+        for outcome in &self.outcomes {
+            let [name, read, written, plain, _, cost, share] = self.cells(outcome);
+            let _ = writeln!(
+                card,
+                "<tr><td>{name}</td><td class=\"wide\">{read}</td><td class=\"wide\">{written}</td>\
+                 <td class=\"wide\">{plain}</td><td>{cost}</td><td>{share}</td></tr>"
+            );
+        }
+        card.push_str("</tbody>\n</table>\n</div>\n");
+        card
+    }
+
+    fn cells(&self, outcome: &BoundaryOutcome) -> [String; 7] {
+        let usage = outcome.usage;
+        [
+            outcome.arm.name().to_owned(),
+            grouped(usage.read),
+            grouped(usage.written + usage.written_long),
+            grouped(usage.plain),
+            grouped(outcome.markers),
+            format!("{:.4}", outcome.cost),
+            percent(self.share(outcome)),
+        ]
+    }
+}

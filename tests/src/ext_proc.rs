@@ -1,0 +1,186 @@
+//! The filter as an external processor: `foreword-gateway`, which `foreword ext-proc` runs.
+
+use std::ffi::OsString;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::http::{self, Client};
+use crate::process::{Process, Watch};
+
+/// A running external processor, for one gateway or several; it ends when this is dropped.
+#[derive(Debug)]
+pub struct ExtProc {
+    address: SocketAddr,
+    internal: SocketAddr,
+    program: OsString,
+    arguments: Vec<OsString>,
+    environment: Vec<(&'static str, String)>,
+    folder: TempDir,
+    /// The process; `None` while it is killed.
+    process: Mutex<Option<Process>>,
+}
+
+impl ExtProc {
+    /// Starts the program on free ports, with the filter's configuration in a file. The error shows the end of its log.
+    pub fn start(
+        program: &Path,
+        plugin: &Value,
+        clusters: &[(String, SocketAddr)],
+        environment: &[(&'static str, String)],
+    ) -> Result<Arc<Self>> {
+        let folder = tempfile::Builder::new()
+            .prefix("foreword-ext-proc-")
+            .tempdir()?;
+        let file = folder.path().join("foreword.json");
+        fs::write(&file, plugin.to_string())?;
+        let mut arguments = vec![OsString::from("--config"), file.into()];
+        for (name, address) in clusters {
+            arguments.push("--cluster".into());
+            arguments.push(format!("{name}={address}").into());
+        }
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut ext_proc = Self {
+            address: any,
+            internal: any,
+            program: program.into(),
+            arguments,
+            environment: environment.to_vec(),
+            folder,
+            process: Mutex::new(None),
+        };
+        let (process, address, internal) = ext_proc.launch()?;
+        (ext_proc.address, ext_proc.internal) = (address, internal);
+        ext_proc.process = Mutex::new(Some(process));
+        Ok(Arc::new(ext_proc))
+    }
+
+    fn launch(&self) -> Result<(Process, SocketAddr, SocketAddr)> {
+        let mut command = Command::new(&self.program);
+        command
+            .args(["--listen", &self.address.to_string()])
+            .args(["--internal-listen", &self.internal.to_string()])
+            .args(&self.arguments)
+            .envs(self.environment.iter().cloned());
+        let mut process = Process::start(command, Watch::Stdout, self.folder.path())?;
+        let address = process.wait_for(|line| {
+            let address = line.strip_prefix("listening on ")?;
+            address.trim().parse().ok()
+        })?;
+        let internal = process.wait_for(|line| {
+            let address = line.strip_prefix("probes and metrics on http://")?;
+            address.trim().parse().ok()
+        })?;
+        Ok((process, address, internal))
+    }
+
+    /// Kills the process at once, as `kill -9` does.
+    pub fn kill(&self) {
+        *self.process() = None;
+    }
+
+    /// Starts the process again on the same addresses. Its log begins anew.
+    pub fn revive(&self) -> Result<()> {
+        let (process, ..) = self.launch()?;
+        *self.process() = Some(process);
+        Ok(())
+    }
+
+    /// Sends the process a signal, by its name: `TERM`, `HUP`.
+    pub fn signal(&self, name: &str) -> Result<()> {
+        self.of_process(|process| process.signal(name))
+    }
+
+    /// Waits until the process ends by itself; an error if it fails.
+    pub fn wait(&self) -> Result<()> {
+        let process = self.process().take();
+        process.context("the processor is killed")?.wait()
+    }
+
+    /// Writes another configuration. Returns when the processor has taken it, or the error when it refuses it.
+    pub fn reload(&self, plugin: &Value) -> Result<()> {
+        let count = |name: &str| -> Result<u64> {
+            let name = format!("foreword_ext_proc_{name}_total");
+            Ok(self.metric(&name)?.unwrap_or_default())
+        };
+        let before = [count("reloads")?, count("refused_configurations")?];
+        let new = self.folder.path().join("foreword.new");
+        fs::write(&new, plugin.to_string())?;
+        fs::rename(&new, self.folder.path().join("foreword.json"))?;
+        let deadline = Instant::now() + http::READ_LIMIT;
+        loop {
+            ensure!(
+                count("refused_configurations")? == before[1],
+                "the processor refuses the configuration"
+            );
+            if count("reloads")? > before[0] {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "the processor did not take the configuration"
+            );
+            std::thread::yield_now();
+        }
+    }
+
+    /// Returns the address that gateways connect to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns a page of the internal listener, with its status.
+    pub fn get(&self, path: &str) -> Result<(u16, String)> {
+        let mut client = Client::connect(self.internal)?;
+        client.send(format!("GET {path} HTTP/1.1\r\nhost: processor\r\n\r\n").as_bytes())?;
+        let response = client.response()?;
+        Ok((response.status, String::from_utf8(response.body)?))
+    }
+
+    /// Returns all metrics, as Prometheus reads them.
+    pub fn metrics(&self) -> Result<String> {
+        let (status, text) = self.get("/metrics")?;
+        ensure!(status == 200, "/metrics answered {status}");
+        Ok(text)
+    }
+
+    /// Returns a counter or a gauge by its full name, or `None` if there is none.
+    pub fn metric(&self, name: &str) -> Result<Option<u64>> {
+        let metrics = self.metrics()?;
+        let value = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = value.map(str::parse::<u64>);
+        value.transpose().with_context(|| name.to_owned())
+    }
+
+    /// Returns all that the process has logged.
+    pub fn log(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.folder.path().join("stderr.log"))?)
+    }
+
+    /// Returns the processor time that the process has used so far.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        self.of_process(Process::cpu_time)
+    }
+
+    /// Returns the resident memory of the process in bytes.
+    pub fn resident_bytes(&self) -> Result<u64> {
+        self.of_process(Process::resident_bytes)
+    }
+
+    fn of_process<T>(&self, of: impl FnOnce(&Process) -> Result<T>) -> Result<T> {
+        of(self.process().as_ref().context("the processor is killed")?)
+    }
+
+    fn process(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

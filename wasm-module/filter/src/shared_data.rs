@@ -1,0 +1,60 @@
+//! Shared data for shells in a process of their own: a key-value store, as Envoy has one for its VMs.
+//!
+//! Where all workers share a plugin, they already know each other's updates. But a plugin that replaces another one,
+//! when the configuration changes, learns from shared data what the other one knew.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A key-value store that any thread may use. Each value has the number of its last change.
+#[derive(Debug, Default)]
+pub struct SharedData(Mutex<Option<Data>>);
+
+type Data = HashMap<String, (Vec<u8>, u32)>;
+
+impl SharedData {
+    /// Returns an empty store.
+    pub const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Returns the value of a key, and the number of its last change.
+    pub fn get(&self, key: &str) -> Option<(Vec<u8>, u32)> {
+        self.lock().as_ref()?.get(key).cloned()
+    }
+
+    /// Sets a value; with `unchanged_since`, only if that is the number of its last change. Returns whether it was set.
+    pub fn set(&self, key: &str, value: &[u8], unchanged_since: Option<u32>) -> bool {
+        let mut data = self.lock();
+        let data = data.get_or_insert_default();
+        let number = data.get(key).map_or(0, |(_, number)| *number);
+        if unchanged_since.is_some_and(|since| since != number) {
+            return false;
+        }
+        let next = number.checked_add(1).unwrap_or(1);
+        data.insert(key.to_owned(), (value.to_vec(), next));
+        true
+    }
+
+    /// Locks the map. No call leaves it half changed, so a panic elsewhere spoils nothing.
+    fn lock(&self) -> MutexGuard<'_, Option<Data>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_replaced_only_by_who_has_seen_it() {
+        let data = SharedData::new();
+        assert_eq!(data.get("a key"), None);
+        assert!(data.set("a key", b"one", None));
+        let (value, number) = data.get("a key").unwrap();
+        assert_eq!(value, b"one");
+        assert!(data.set("a key", b"two", Some(number)));
+        assert!(!data.set("a key", b"three", Some(number)));
+        assert_eq!(data.get("a key").unwrap().0, b"two");
+    }
+}

@@ -1,0 +1,430 @@
+//! What a document's block says of one request: its number among those that were found, its rank, score or distance.
+//!
+//! ```text
+//!   <source id="2" score="0.71">Text.</source>     [CONTEXT 1]:\nText.\n[END CONTEXT 1]     <doc id="a">\nScore: 0.71\nText.</doc>
+//!               ^ number  ^^^^ score                        ^ number            ^ again                  ^^^^^^^^^^^ score
+//! ```
+//!
+//! The same document found for another question has others, so its block would be another one. Scores are looked for where
+//! templates write them: among the attributes of the opening tag, on the first lines, which say something of the document
+//! as `key: value` or `<key>value</key>`, and on the last line. Each is known by its name, and is a number: what else a
+//! document says is its own.
+
+use super::found::{FoundDocument, Source};
+use super::search::{find, find_last, find_words, pass, trimmed};
+use crate::work::looked;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// What a document's block says of one request. All ranges are of the block, as written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ranks<'a> {
+    /// The document's number, if its name is one or it has no name; empty if it has none.
+    pub(crate) number: &'a str,
+    /// Where the number stands.
+    pub(crate) numbers: SmallVec<[Range<usize>; 2]>,
+    /// What is cut so that a score is gone, and the words that are a score.
+    pub(crate) scores: SmallVec<[(Range<usize>, &'a str); 2]>,
+}
+
+impl<'a> Ranks<'a> {
+    /// Returns what the block of a document says of one request; `None` if the block is not in the body, or says nothing.
+    /// O(opening tag + first lines).
+    pub(crate) fn of(found: &FoundDocument<'a>) -> Option<Self> {
+        let Source::Whole(block) = found.source else {
+            return None;
+        };
+        let mut ranks = Self::default();
+        let words = if block.starts_with('<') {
+            let (attributes, end) = attributes(block)?;
+            ranks.take_attributes(block, &attributes);
+            // Without the closing tag.
+            end..find_last(block, b'<').filter(|last| *last >= end)?
+        } else {
+            let numbers = found.numbered.as_ref()?.numbers();
+            ranks.number = block.get(numbers.first()?.clone())?;
+            ranks.numbers = numbers;
+            // Behind the line that the number stands on.
+            let line = ranks.numbers.first()?.end;
+            let rest = block.get(line..)?;
+            first_break(rest).map_or(line, |end| line + end + BREAK.len())..block.len()
+        };
+        ranks.take_lines(block, words);
+        let says = !ranks.numbers.is_empty() || !ranks.scores.is_empty();
+        says.then_some(ranks)
+    }
+
+    fn take_attributes(&mut self, block: &'a str, attributes: &[Attribute]) {
+        let named = |names: &[&str]| {
+            let key = |attribute: &&Attribute| {
+                let key = block.get(attribute.key.clone()).unwrap_or_default();
+                names.iter().any(|name| name.eq_ignore_ascii_case(key))
+            };
+            attributes.iter().find(key)
+        };
+        // A name that is none of the numbers is the document's own.
+        let number = named(&["id"]).or_else(|| named(NUMBERS));
+        if let Some(number) = number
+            && let Some(digits) = block.get(number.value.clone())
+            && is_number(digits)
+        {
+            self.number = digits;
+            self.numbers.push(number.value.clone());
+        }
+        for attribute in attributes {
+            let key = block.get(attribute.key.clone()).unwrap_or_default();
+            let value = block.get(attribute.value.clone()).unwrap_or_default();
+            if is_score(key) && is_figure(value) {
+                let words = block.get(attribute.key.start..attribute.end);
+                let cut = attribute.start..attribute.end;
+                self.scores.push((cut, words.unwrap_or_default()));
+            }
+        }
+    }
+
+    fn take_lines(&mut self, block: &'a str, words: Range<usize>) {
+        let mut at = words.start;
+        // Where text follows the opening tag at once, it says nothing of the document.
+        let rest = block.get(pass_blanks(block, at)..).unwrap_or_default();
+        let lines = if rest.starts_with(BREAK) || !block.starts_with('<') {
+            MAX_LINES
+        } else {
+            0
+        };
+        for nth in 0..lines {
+            let end = words.end.min(at + MAX_LINE_BYTES);
+            let window = block.get(at..floor(block, end)).unwrap_or_default();
+            let Some(length) = first_break(window) else {
+                break;
+            };
+            let line = at..at + length;
+            let behind = line.end + BREAK.len();
+            match self.line(block, &line, behind) {
+                Line::Score | Line::Field => {}
+                // Behind the opening tag.
+                Line::Blank if nth == 0 => {}
+                Line::Blank | Line::Text => break,
+            }
+            at = behind;
+        }
+        // The last line, if it is not one of those.
+        let from = words.end.saturating_sub(MAX_LINE_BYTES).max(at);
+        let tail = block.get(ceil(block, from)..words.end).unwrap_or_default();
+        let text = trimmed_breaks(block, words.end - tail.len()..words.end);
+        let tail = block.get(text.clone()).unwrap_or_default();
+        // Most texts end with other marks.
+        if !tail.ends_with(|last: char| last.is_ascii_digit() || matches!(last, '%' | ')' | '>')) {
+            return;
+        }
+        if let Some(cut) = last_break(tail) {
+            let line = text.start + cut + BREAK.len()..text.end;
+            let words = block.get(line).unwrap_or_default();
+            if is_score_line(words) {
+                self.scores.push((text.start + cut..text.end, words));
+            }
+        }
+    }
+
+    /// Reads one of the first lines; what follows it begins at `behind`.
+    fn line(&mut self, block: &'a str, line: &Range<usize>, behind: usize) -> Line {
+        let words = trimmed(block, line.clone());
+        let text = block.get(words).unwrap_or_default();
+        if text.is_empty() {
+            return Line::Blank;
+        }
+        if is_score_line(text) {
+            self.scores.push((line.start..behind, text));
+            return Line::Score;
+        }
+        let is_field = field(text).is_some() || element(text).is_some();
+        if is_field { Line::Field } else { Line::Text }
+    }
+}
+
+/// What a line is.
+enum Line {
+    Blank,
+    Score,
+    /// `key: value`, or the like.
+    Field,
+    Text,
+}
+
+/// An attribute of an opening tag.
+#[derive(Debug)]
+struct Attribute {
+    /// Where the white space before it begins.
+    start: usize,
+    key: Range<usize>,
+    value: Range<usize>,
+    /// Behind its closing quote.
+    end: usize,
+}
+
+/// The attributes of the opening tag that a block begins with, and where it ends.
+fn attributes(block: &str) -> Option<(SmallVec<[Attribute; 4]>, usize)> {
+    let mut found = SmallVec::new();
+    let is_of_key = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+    let mut at = pass(block, 1, is_of_key);
+    loop {
+        let start = at;
+        at = pass_breaks(block, at);
+        let byte = *block.as_bytes().get(at)?;
+        if byte == b'>' {
+            return Some((found, at + 1));
+        }
+        let key = at..pass(block, at, is_of_key);
+        at = key.end;
+        if key.is_empty() || found.len() >= MAX_ATTRIBUTES {
+            return None;
+        }
+        if block.as_bytes().get(at) != Some(&b'=') {
+            // It has no value.
+            continue;
+        }
+        at += 1;
+        let rest = block.get(at..)?;
+        let quote = QUOTES.iter().find(|quote| rest.starts_with(**quote));
+        let (value, end) = match quote {
+            Some(quote) => {
+                let value = at + quote.len()..find_words(block, at + quote.len(), quote)?;
+                let end = value.end + quote.len();
+                (value, end)
+            }
+            None => {
+                let is_of_value =
+                    |byte: u8| byte != b'>' && byte != b'\\' && !byte.is_ascii_whitespace();
+                let value = at..pass(block, at, is_of_value);
+                let end = value.end;
+                (value, end)
+            }
+        };
+        at = end;
+        found.push(Attribute {
+            start,
+            key,
+            value,
+            end,
+        });
+    }
+}
+
+/// Whether a line is nothing but a score: `score: 0.71`, `- **Rank:** 2`, `(distance = 0.2)`, `<score>0.71</score>`.
+fn is_score_line(line: &str) -> bool {
+    let line = line
+        .strip_prefix('(')
+        .and_then(|line| line.strip_suffix(')'))
+        .unwrap_or(line);
+    let pair = field(line).or_else(|| element(line));
+    pair.is_some_and(|(key, value)| is_score(key) && is_figure(value))
+}
+
+/// The key and the value of a line `key: value` or `key = value`, which may be an item of a list, or bold.
+fn field(line: &str) -> Option<(&str, &str)> {
+    let line = line
+        .strip_prefix("- ")
+        .or_else(|| line.strip_prefix("* "))
+        .unwrap_or(line);
+    let (line, is_bold) = match line.strip_prefix("**") {
+        Some(line) => (line, true),
+        None => (line, false),
+    };
+    let is_of_key = |byte: u8| byte.is_ascii_alphanumeric() || b"_- ".contains(&byte);
+    let end = pass(line, 0, is_of_key);
+    let key = line.get(..end)?;
+    let rest = line.get(end..)?;
+    let rest = rest.strip_prefix("**").filter(|_| is_bold).unwrap_or(rest);
+    let value = rest.strip_prefix(':').or_else(|| rest.strip_prefix('='))?;
+    let value = value
+        .strip_prefix("**")
+        .filter(|_| is_bold)
+        .unwrap_or(value);
+    let key = key.get(trimmed(key, 0..key.len()))?;
+    let value = value.get(trimmed(value, 0..value.len()))?;
+    (!key.is_empty() && key.len() <= MAX_KEY_BYTES && !value.is_empty()).then_some((key, value))
+}
+
+/// The name and the text of a line `<name>text</name>`.
+fn element(line: &str) -> Option<(&str, &str)> {
+    let rest = line.strip_prefix('<')?;
+    let close = find(rest, 0, b'>')?;
+    let (name, text) = (rest.get(..close)?, rest.get(close + 1..)?);
+    let text = text
+        .strip_suffix('>')?
+        .strip_suffix(name)?
+        .strip_suffix("</")?;
+    let text = text.get(trimmed(text, 0..text.len()))?;
+    (!name.is_empty() && name.len() <= MAX_KEY_BYTES).then_some((name, text))
+}
+
+/// Whether a key names what a search says of a document. Words in it are parted by `_`, `-` or spaces.
+fn is_score(key: &str) -> bool {
+    looked(key.len());
+    let mut words: SmallVec<[&str; 4]> = SmallVec::new();
+    let mut start = 0;
+    for (at, byte) in key.bytes().enumerate() {
+        if matches!(byte, b'_' | b'-' | b' ') {
+            words.extend(key.get(start..at));
+            start = at + 1;
+        }
+    }
+    words.extend(key.get(start..));
+    let is = |names: &[&str], word: &&str| names.iter().any(|name| name.eq_ignore_ascii_case(word));
+    words.iter().any(|word| is(SCORES, word))
+        && words
+            .iter()
+            .all(|word| is(SCORES, word) || is(QUALIFIERS, word))
+}
+
+/// Whether a value is a number: `0.71`, `-1.5e-3`, `83 %`, `2/5`.
+fn is_figure(value: &str) -> bool {
+    looked(value.len());
+    let is_of_number = |byte: u8| byte.is_ascii_digit() || b".,-+eE%/ ".contains(&byte);
+    value.len() <= MAX_FIGURE_BYTES
+        && value.bytes().any(|byte| byte.is_ascii_digit())
+        && value.bytes().all(is_of_number)
+}
+
+fn is_number(digits: &str) -> bool {
+    !digits.is_empty()
+        && digits.len() <= MAX_DIGITS
+        && digits.bytes().all(|byte| byte.is_ascii_digit())
+        && (digits == "0" || !digits.starts_with('0'))
+}
+
+/// Where the first line ends.
+fn first_break(text: &str) -> Option<usize> {
+    let mut from = 0;
+    loop {
+        let at = find_words(text, from, BREAK)?;
+        if is_break(text, at) {
+            return Some(at);
+        }
+        from = at + 1;
+    }
+}
+
+/// Where the last line but one ends.
+fn last_break(text: &str) -> Option<usize> {
+    let mut end = text.len();
+    loop {
+        let at = find_last(text.get(..end)?, b'\\')?;
+        let is_one = text.get(at..)?.starts_with(BREAK) && is_break(text, at);
+        if is_one {
+            return Some(at);
+        }
+        end = at;
+    }
+}
+
+/// Whether the backslash at `at` is not escaped itself.
+fn is_break(text: &str, at: usize) -> bool {
+    let before = text.as_bytes().get(..at).unwrap_or_default();
+    let slashes = before.iter().rev().take_while(|byte| **byte == b'\\');
+    let slashes = slashes.count();
+    looked(slashes + 1);
+    slashes.is_multiple_of(2)
+}
+
+fn pass_blanks(text: &str, at: usize) -> usize {
+    pass(text, at, |byte| byte == b' ')
+}
+
+/// Where the white space at `at` ends, as between the quotes of a JSON string.
+fn pass_breaks(text: &str, mut at: usize) -> usize {
+    loop {
+        at = pass_blanks(text, at);
+        let rest = text.get(at..).unwrap_or_default();
+        if !SPACES.iter().any(|space| rest.starts_with(space)) {
+            return at;
+        }
+        at += BREAK.len();
+    }
+}
+
+/// `range` without white space at its end.
+fn trimmed_breaks(text: &str, mut range: Range<usize>) -> Range<usize> {
+    loop {
+        range = trimmed(text, range);
+        let rest = text.get(range.clone()).unwrap_or_default();
+        let cut = SPACES.iter().find_map(|space| rest.strip_suffix(space));
+        match cut.filter(|cut| !cut.ends_with('\\')) {
+            Some(cut) => range.end = range.start + cut.len(),
+            None => return range,
+        }
+    }
+}
+
+fn floor(text: &str, mut at: usize) -> usize {
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
+}
+
+fn ceil(text: &str, mut at: usize) -> usize {
+    while !text.is_char_boundary(at) {
+        at += 1;
+    }
+    at
+}
+
+/// Attributes, beside `id`, that hold a document's number.
+const NUMBERS: &[&str] = &["index", "number", "position", "idx", "n", "no"];
+
+/// What searches say of a document.
+const SCORES: &[&str] = &[
+    "score",
+    "rank",
+    "distance",
+    "similarity",
+    "relevance",
+    "relevancy",
+    "rerank",
+    "reranker",
+];
+
+/// What may stand beside it in a name.
+const QUALIFIERS: &[&str] = &[
+    "vector",
+    "search",
+    "retrieval",
+    "cosine",
+    "semantic",
+    "bm25",
+    "hybrid",
+    "rrf",
+    "final",
+    "match",
+    "l2",
+    "euclidean",
+    "dense",
+    "sparse",
+];
+
+/// Quotes as they stand between the quotes of a JSON string.
+const QUOTES: [&str; 2] = [r#"\""#, "'"];
+
+/// A line break, as between the quotes of a JSON string.
+const BREAK: &str = r"\n";
+
+/// White space that is escaped there.
+const SPACES: [&str; 3] = [BREAK, r"\r", r"\t"];
+
+/// Most attributes of an opening tag.
+const MAX_ATTRIBUTES: usize = 16;
+
+/// Most lines that are read before a document's text.
+const MAX_LINES: usize = 10;
+
+/// Most bytes of a line that says something of a document.
+const MAX_LINE_BYTES: usize = 160;
+
+/// Most bytes of the name of what is said.
+const MAX_KEY_BYTES: usize = 32;
+
+/// Most bytes of a score.
+const MAX_FIGURE_BYTES: usize = 24;
+
+/// Most digits of a document's number.
+const MAX_DIGITS: usize = 4;

@@ -1,0 +1,341 @@
+//! Passages that nothing parts: contexts which their client joins into one text, as Dify does.
+//!
+//! ```text
+//!   question 1, as it stands   A1 ⏎ A2 ⏎ B1 ⏎ C1 ⏎ C2
+//!   question 2, as it came     D1 ⏎ C1 ⏎ C2 ⏎ A1 ⏎ A2
+//!   as it is sent              D1 ⏎ see [C1… of question 1] ⏎ see [A1… of question 1]
+//! ```
+//!
+//! Where one passage ends and the next begins is not marked, so nothing is put in another order. But a run of lines that
+//! an earlier question's contexts hold need not be sent again: a location hint names the question and the run's opening
+//! words, which stand there once.
+//!
+//! A line is looked up where a chat has it first. There it was sent, since no earlier text has it; so a run whose lines
+//! all stand first in one text stands there in full.
+
+use crate::body::unescaped;
+use crate::work::{hashed, looked};
+use fxhash::FxHashMap;
+use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// The passages that a request's prompt holds so far, by their lines. It lives as long as one request.
+#[derive(Debug, Default)]
+pub(crate) struct Passages<'a> {
+    texts: Vec<PassageText<'a>>,
+    /// Where a line stands first: the index of the text, and the line's index in it.
+    first: FxHashMap<u64, (usize, usize)>,
+}
+
+/// A text that holds passages.
+#[derive(Debug)]
+struct PassageText<'a> {
+    turn: u32,
+    question: u32,
+    lines: Vec<&'a str>,
+    /// The text without its escapes.
+    plain: String,
+}
+
+impl<'a> Passages<'a> {
+    /// Adds a text, as between the quotes of a JSON string, that a chat's question of that number brings in `turn`.
+    pub(crate) fn add(&mut self, turn: u32, question: u32, text: &'a str) {
+        let lines: Vec<&str> = lines(text).collect();
+        let at = self.texts.len();
+        for (nth, line) in lines.iter().enumerate() {
+            if !is_blank(line) {
+                self.first.entry(hash(line)).or_insert((at, nth));
+            }
+        }
+        self.texts.push(PassageText {
+            turn,
+            question,
+            lines,
+            plain: unescaped(text).into_owned(),
+        });
+    }
+
+    /// Returns a text of `turn` with the runs of lines that texts before `turn` hold replaced by what `refer` makes of
+    /// a run's name. Returns `None` if there is none, or none whose replacement is shorter. O(bytes), for a bounded
+    /// number of runs.
+    pub(crate) fn without_known(
+        &self,
+        turn: u32,
+        text: &str,
+        refer: impl Fn(&str) -> Option<String>,
+    ) -> Option<String> {
+        if self.texts.is_empty() {
+            return None;
+        }
+        let all: Vec<&str> = lines(text).collect();
+        let mut out: Vec<&str> = Vec::with_capacity(all.len());
+        let mut references: Vec<(usize, String)> = Vec::new();
+        let mut at = 0;
+        while at < all.len() {
+            let rest = all.get(at..)?;
+            let run = (references.len() < MAX_REFERENCES)
+                .then(|| self.run(turn, rest))
+                .flatten();
+            let count = run.as_ref().map_or(1, |(_, count)| *count);
+            let lines = rest.get(..count)?;
+            let words = run.and_then(|(known, _)| refer(&known.name(lines)?));
+            let bytes = lines
+                .iter()
+                .map(|line| line.len() + BREAK.len())
+                .sum::<usize>();
+            match words.filter(|words| words.len() + BREAK.len() < bytes) {
+                Some(words) => {
+                    references.push((out.len(), words));
+                    out.push("");
+                }
+                None => out.extend(lines),
+            }
+            at += count;
+        }
+        if references.is_empty() {
+            return None;
+        }
+        for (at, words) in &references {
+            *out.get_mut(*at)? = words;
+        }
+        Some(out.join(BREAK))
+    }
+
+    /// Returns the text before `turn` that holds the first of `lines`, and how many of them stand there side by side.
+    fn run(&self, turn: u32, lines: &[&str]) -> Option<(&PassageText<'a>, usize)> {
+        let opening = lines.first().filter(|line| !is_blank(line))?;
+        let &(at, nth) = self.first.get(&hash(opening))?;
+        let known = self.texts.get(at).filter(|known| known.turn < turn)?;
+        let there = known.lines.get(nth..)?.iter();
+        let is_shown = |line: &str| {
+            is_blank(line) || (self.first.get(&hash(line))).is_some_and(|(first, _)| *first == at)
+        };
+        let same = there.zip(lines);
+        let same = same.take_while(|(known, line)| known == line && is_shown(line));
+        let count = same.count();
+        let end = lines.get(..count)?.iter().rposition(|line| !is_blank(line));
+        end.map(|end| (known, end + 1))
+    }
+}
+
+impl PassageText<'_> {
+    /// Returns what a run of lines of this text is called: the opening words of its first line that has any which stand
+    /// here once.
+    fn name(&self, lines: &[&str]) -> Option<String> {
+        lines.iter().take(MAX_OPENINGS).find_map(|line| {
+            let line = unescaped(line);
+            let opening = line.get(opening(&line))?;
+            looked(self.plain.len());
+            let is_name = opening.chars().count() >= MIN_OPENING_CHARACTERS
+                && self.plain.matches(opening).take(2).count() == 1;
+            is_name.then(|| format!("{opening}… of question {}", self.question))
+        })
+    }
+}
+
+/// The opening words of a line that may stand in a hint.
+fn opening(line: &str) -> Range<usize> {
+    let start = line.find(char::is_alphanumeric).unwrap_or(line.len());
+    let rest = line.get(start..).unwrap_or_default();
+    let is_word = |c: char| c.is_alphanumeric() || " ,.;:%-–_/'’&+".contains(c);
+    let end = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+    let mut end = end.min(MAX_OPENING_BYTES);
+    while !rest.is_char_boundary(end) {
+        end -= 1;
+    }
+    let words = rest.get(..end).unwrap_or_default();
+    // Half a word is no opening, where words are parted by spaces.
+    let is_cut = rest
+        .get(end..)
+        .is_some_and(|next| next.starts_with(char::is_alphanumeric));
+    let words = match words.rsplit_once(' ') {
+        Some((whole, _)) if is_cut => whole,
+        _ => words,
+    };
+    start..start + words.trim_end_matches(|c: char| !c.is_alphanumeric()).len()
+}
+
+/// The lines of a text as between the quotes of a JSON string, without their breaks.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    looked(text.len());
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let bytes = text.as_bytes();
+        let mut at = 0;
+        let end = loop {
+            match bytes.get(at) {
+                None => break None,
+                Some(b'\\') if bytes.get(at + 1) == Some(&b'n') => break Some(at),
+                Some(b'\\') => at += 2,
+                Some(_) => at += 1,
+            }
+        };
+        match end {
+            Some(end) => {
+                rest = text.get(end + BREAK.len()..);
+                text.get(..end)
+            }
+            None => {
+                rest = None;
+                Some(text)
+            }
+        }
+    })
+}
+
+fn is_blank(line: &str) -> bool {
+    line.trim_ascii().is_empty()
+}
+
+fn hash(line: &str) -> u64 {
+    hashed(line.len());
+    xxh3_64_with_seed(line.as_bytes(), 21)
+}
+
+/// A line break between the quotes of a JSON string.
+const BREAK: &str = r"\n";
+
+/// Most runs of one text that are replaced.
+const MAX_REFERENCES: usize = 32;
+
+/// Most bytes of the words by which a run is named.
+const MAX_OPENING_BYTES: usize = 40;
+
+/// Fewest characters of these.
+const MIN_OPENING_CHARACTERS: usize = 6;
+
+/// Most lines of a run whose opening words are tried.
+const MAX_OPENINGS: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn refer(name: &str) -> Option<String> {
+        Some(format!("see [{name}]"))
+    }
+
+    fn known(texts: &[&'static str]) -> Passages<'static> {
+        let mut passages = Passages::default();
+        for (nth, text) in (0..).zip(texts) {
+            passages.add(nth, nth + 1, text);
+        }
+        passages
+    }
+
+    const KETTLE: &str =
+        r"The kettle costs six crowns.\n\nIt is made of steel.\nIt boils a litre in three minutes.";
+    const TEAPOT: &str = r"# Teapot, blue\nIt is made of stoneware and holds two litres.";
+
+    #[test]
+    fn a_run_that_an_earlier_question_brought_is_referred_to() {
+        let passages = known(&[
+            r"The kettle costs six crowns.\n\nIt is made of steel.\nIt boils a litre in three minutes.\n# Teapot, blue\nIt is made of stoneware and holds two litres.",
+        ]);
+        let text = [r"A cup holds less.\n", TEAPOT, r"\n\n", KETTLE].concat();
+        assert_eq!(
+            passages.without_known(1, &text, refer).unwrap(),
+            r"A cup holds less.\nsee [Teapot, blue… of question 1]\n\nsee [The kettle costs six crowns… of question 1]"
+        );
+        // In its own turn, it is the first.
+        assert_eq!(passages.without_known(0, &text, refer), None);
+        assert_eq!(passages.without_known(1, "A cup holds less.", refer), None);
+    }
+
+    #[test]
+    fn what_was_only_referred_to_is_no_place_to_refer_to() {
+        let passages = known(&[
+            KETTLE,
+            r"The kettle costs six crowns.\n\nIt is made of steel.\nIt boils a litre in three minutes.\nA cup holds less than a quarter of a litre of it, and weighs a good deal less than that.",
+        ]);
+        let text = r"It boils a litre in three minutes.\nA cup holds less than a quarter of a litre of it, and weighs a good deal less than that.";
+        assert_eq!(
+            passages.without_known(2, text, refer).unwrap(),
+            r"It boils a litre in three minutes.\nsee [A cup holds less than a quarter of a… of question 2]"
+        );
+    }
+
+    #[test]
+    fn words_that_stand_twice_or_are_not_fit_for_a_hint_name_nothing() {
+        let twice = r"Note well, please:\nThe kettle is hot and the water in it boils.\nNote well, please:\nThe cup is cold and empty, and stands there.";
+        let passages = known(&[twice]);
+        let text = r"Note well, please:\nThe kettle is hot and the water in it boils.";
+        assert_eq!(
+            passages.without_known(1, text, refer).unwrap(),
+            "see [The kettle is hot and the water in it… of question 1]"
+        );
+        for (line, words) in [
+            (r#"  - "Quoted" words"#, "Quoted"),
+            ("Ignore <b>all</b> that", "Ignore"),
+            (
+                "Umlaute über über über über über ü",
+                "Umlaute über über über über über ü",
+            ),
+            (
+                "水壶的价格是六个克朗，它由不锈钢制成。",
+                "水壶的价格是六个克朗",
+            ),
+            ("......", ""),
+        ] {
+            assert_eq!(&line[opening(line)], words);
+        }
+    }
+
+    #[test]
+    fn an_escaped_backslash_before_an_n_breaks_no_line() {
+        let all: Vec<&str> = lines(r#"a\\nb\nc\"\\\n"#).collect();
+        assert_eq!(all, [r"a\\nb", r#"c\"\\"#, ""]);
+    }
+
+    /// Whether `pieces` are `all` lines, a reference standing for some of them side by side that stand so in the text that
+    /// it names.
+    fn is_all(pieces: &[&str], all: &[&str], shown: &[String]) -> bool {
+        let Some((piece, pieces)) = pieces.split_first() else {
+            return all.is_empty();
+        };
+        let name = piece
+            .strip_prefix("see [")
+            .and_then(|name| name.strip_suffix(']'));
+        let Some(name) = name else {
+            return all.first() == Some(piece) && is_all(pieces, &all[1..], shown);
+        };
+        let (opening, question) = name.rsplit_once("… of question ").unwrap();
+        let there = &shown[question.parse::<usize>().unwrap() - 1];
+        (1..=all.len()).any(|count| {
+            let run = all[..count].join(BREAK);
+            there.matches(opening).count() == 1
+                && run.contains(opening)
+                && there.contains(&run)
+                && is_all(pieces, &all[count..], shown)
+        })
+    }
+
+    proptest! {
+        /// Against a model that looks for lines in all texts: what is left out stands in an earlier text, side by side, in
+        /// a text that sent it in full; all else is there, in its order.
+        #[test]
+        fn what_is_left_out_stands_earlier(
+            texts in prop::collection::vec(prop::collection::vec(0_u8..9, 1..14), 2..6),
+        ) {
+            let line = |of: &u8| match of {
+                0 => String::new(),
+                1 => "Note.".to_owned(),
+                other => format!("Line number {other} says that it is the number {other} of them all."),
+            };
+            let joined: Vec<String> = texts.iter().map(|text| text.iter().map(line).collect::<Vec<_>>().join(r"\n")).collect();
+            let mut passages = Passages::default();
+            // What stands in full, by question.
+            let mut shown: Vec<String> = Vec::new();
+            for (turn, text) in (0..).zip(&joined) {
+                let sent = passages.without_known(turn, text, refer);
+                passages.add(turn, turn + 1, text);
+                let sent = sent.unwrap_or_else(|| text.clone());
+                let (pieces, all): (Vec<&str>, Vec<&str>) = (lines(&sent).collect(), lines(text).collect());
+                prop_assert!(is_all(&pieces, &all, &shown), "{:?} of {:?}", sent, text);
+                shown.push(sent);
+            }
+        }
+    }
+}

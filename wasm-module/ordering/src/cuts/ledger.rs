@@ -1,0 +1,422 @@
+//! What is known of positions: how likely one of its kind comes again while it would be kept, and whether the upstream
+//! is believed to hold it.
+//!
+//! ```text
+//!   position (hash) ── last seen, times seen, live until          bounded; the least recently seen is forgotten
+//!   class ── hits and passes, by age                              a class: part, documents so far, times seen
+//!
+//!   age      0 ──┬── 1/128 ──┬── 1/64 ── … ──┬── 1/2 ──┬── 1 lifetime
+//!   visits   came again here: hits; grew older than this: passes
+//! ```
+//!
+//! Each visit of a position is a trial of its class, which hits if the position comes again before its lifetime is over.
+//! A young trial has had little time to, so hits are counted by age, and the probability is one less the product of the
+//! shares that passed each age (E. Kaplan, P. Meier: Nonparametric estimation from incomplete observations, 1958). The
+//! ages' shares are those of all positions of the part; a class has a factor of its own on them, its hits by those that
+//! were to be expected, since most classes are too small to fill every age. So no marker is needed to learn that one is worth its
+//! price, and a log that shares nothing is never marked: what is not known yet counts as improbable.
+
+use super::choice::Choice;
+use super::layout::{Layout, MarkTtl, Part, Position};
+use super::rules::CacheRules;
+use crate::recency::Recency;
+use fxhash::FxHashMap;
+use std::collections::VecDeque;
+
+/// What is known of positions.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    most: u32,
+    slots: FxHashMap<u64, u32>,
+    seen: Vec<Seen>,
+    recency: Recency,
+    classes: FxHashMap<Class, Trials>,
+    /// Visits that may still hit, oldest first.
+    visits: VecDeque<Visit>,
+    /// For each age, the number of visits at the front of the queue that have passed it.
+    passed: [usize; AGES],
+}
+
+/// A position that came.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    hash: u64,
+    at_ms: u64,
+    times: u32,
+    class: Class,
+    live_until_ms: u64,
+}
+
+/// A position's last visit, or one before it.
+#[derive(Clone, Copy, Debug)]
+struct Visit {
+    slot: u32,
+    hash: u64,
+    at_ms: u64,
+    times: u32,
+}
+
+/// Positions that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Class {
+    part: Part,
+    depth: u8,
+    times: u8,
+}
+
+/// How often positions of a class came again, by age.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trials {
+    hits: [f64; AGES],
+    passes: [f64; AGES],
+}
+
+/// What is known of one position of a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Knowledge {
+    /// The estimated probability that a later request comes by while it would be kept.
+    pub(super) again: f64,
+    /// Until when the upstream is believed to hold it; 0: it does not.
+    pub(super) live_until_ms: u64,
+}
+
+impl Trials {
+    fn hit(&mut self, age: usize) {
+        if let Some(hits) = self.hits.get_mut(age) {
+            *hits += 1.0;
+        }
+    }
+
+    fn pass(&mut self, age: usize) {
+        if let Some(passes) = self.passes.get_mut(age) {
+            *passes += 1.0;
+        }
+        let [first, ..] = self.passes;
+        let [hits, ..] = self.hits;
+        if first + hits >= WINDOW {
+            for count in self.hits.iter_mut().chain(&mut self.passes) {
+                *count /= 2.0;
+            }
+        }
+    }
+
+    /// The share of those that reach each age that come again at it, with as much weight of [`FIRST_GUESS`] as
+    /// [`PRIOR_WEIGHT`] trials.
+    fn hazards(&self) -> [f64; AGES] {
+        let mut hazards = [FIRST_GUESS; AGES];
+        for ((hazard, hits), passes) in hazards.iter_mut().zip(self.hits).zip(self.passes) {
+            *hazard = (hits + *hazard * PRIOR_WEIGHT) / (hits + passes + PRIOR_WEIGHT);
+        }
+        hazards
+    }
+
+    /// How much more often these came again than at those hazards.
+    fn ratio(&self, hazards: &[f64; AGES]) -> f64 {
+        let at_risk = self
+            .hits
+            .iter()
+            .zip(self.passes)
+            .map(|(hits, passes)| hits + passes);
+        let expected: f64 = at_risk
+            .zip(hazards)
+            .map(|(count, hazard)| count * hazard)
+            .sum();
+        let hits: f64 = self.hits.iter().sum();
+        (hits + FIRST_RATIO * RATIO_WEIGHT) / (expected + RATIO_WEIGHT)
+    }
+}
+
+impl Class {
+    fn of(position: &Position, times: u32) -> Self {
+        Self {
+            part: position.part,
+            depth: u8::try_from(position.depth)
+                .unwrap_or(u8::MAX)
+                .min(MOST_DEPTH),
+            times: u8::try_from(times).unwrap_or(u8::MAX).min(MOST_TIMES),
+        }
+    }
+
+    /// The class of all positions of the part.
+    fn broad(part: Part) -> Self {
+        Self {
+            part,
+            depth: 0,
+            times: 0,
+        }
+    }
+}
+
+impl Ledger {
+    pub(super) fn new(most: u32) -> Self {
+        Self {
+            most,
+            slots: FxHashMap::default(),
+            seen: Vec::new(),
+            recency: Recency::default(),
+            classes: FxHashMap::default(),
+            visits: VecDeque::new(),
+            passed: [0; AGES],
+        }
+    }
+
+    fn seen(&self, hash: u64) -> Option<&Seen> {
+        self.seen.get(*self.slots.get(&hash)? as usize)
+    }
+
+    /// Returns what is known of each position of a prompt that comes now.
+    pub(super) fn of(&self, layout: &Layout, rules: &CacheRules, now_ms: u64) -> Vec<Knowledge> {
+        let mut least = 1.0_f64;
+        let positions = layout.positions.iter();
+        positions
+            .map(|position| {
+                let seen = self.seen(position.hash);
+                let recent = seen.filter(|seen| now_ms < seen.at_ms.saturating_add(rules.ttl_ms));
+                let times = recent.map_or(0, |seen| seen.times).saturating_add(1);
+                // What comes again has everything before it come again.
+                least = least.min(self.again(position, times));
+                let live = seen.map(|seen| seen.live_until_ms);
+                Knowledge {
+                    again: least,
+                    live_until_ms: live.filter(|live| *live > now_ms).unwrap_or(0),
+                }
+            })
+            .collect()
+    }
+
+    /// The estimated probability that a position that has come so many times comes again.
+    fn again(&self, position: &Position, times: u32) -> f64 {
+        let trials = |class| self.classes.get(&class).copied().unwrap_or_default();
+        let hazards = trials(Class::broad(position.part)).hazards();
+        let ratio = trials(Class::of(position, times)).ratio(&hazards);
+        let pass = |hazard: &f64| 1.0 - (ratio * hazard).min(1.0);
+        1.0 - hazards.iter().map(pass).product::<f64>()
+    }
+
+    /// Records that a prompt was sent with the chosen markers.
+    pub(super) fn take(
+        &mut self,
+        layout: &Layout,
+        choice: &Choice,
+        rules: &CacheRules,
+        now_ms: u64,
+    ) {
+        self.grow_older(rules, now_ms);
+        let mut marks = choice.all.iter().peekable();
+        for (at, position) in layout.positions.iter().enumerate() {
+            let marked = marks.next_if(|(marked, _)| *marked == at);
+            let is_kept = position.tokens >= u64::from(rules.minimum_tokens);
+            let until = marked
+                .map(|(_, ttl)| *ttl)
+                .or((choice.read == Some(at)).then_some(MarkTtl::Default))
+                .filter(|_| is_kept)
+                .map_or(0, |ttl| {
+                    now_ms.saturating_add(match ttl {
+                        MarkTtl::Default => rules.ttl_ms,
+                        MarkTtl::Long => rules.long_ttl_ms,
+                    })
+                });
+            self.visit(position, until, rules, now_ms);
+        }
+    }
+
+    /// Counts the visits that have passed an age without a hit.
+    fn grow_older(&mut self, rules: &CacheRules, now_ms: u64) {
+        for age in 0..AGES {
+            let end = ends_at(age, rules);
+            let mut passed = self.passed.get(age).copied().unwrap_or_default();
+            while let Some(visit) = self.visits.get(passed).copied()
+                && now_ms >= visit.at_ms.saturating_add(end)
+            {
+                passed += 1;
+                let seen = self.seen.get(visit.slot as usize).copied();
+                let seen = seen.filter(|seen| seen.hash == visit.hash && seen.times == visit.times);
+                if let Some(seen) = seen {
+                    for class in [seen.class, Class::broad(seen.class.part)] {
+                        self.classes.entry(class).or_default().pass(age);
+                    }
+                }
+            }
+            if let Some(place) = self.passed.get_mut(age) {
+                *place = passed;
+            }
+        }
+        // Those that have passed the last age are over, and so are the oldest of too many.
+        let over = self.passed.last().copied().unwrap_or_default();
+        let most = self.most as usize * VISITS_EACH;
+        let over = over.max(self.visits.len().saturating_sub(most));
+        self.visits.drain(..over.min(self.visits.len()));
+        for passed in &mut self.passed {
+            *passed = passed.saturating_sub(over);
+        }
+    }
+
+    fn visit(&mut self, position: &Position, until: u64, rules: &CacheRules, now_ms: u64) {
+        let slot = self.slots.get(&position.hash).copied();
+        let mut times = 1;
+        let mut live_until_ms = until;
+        if let Some(seen) = slot.and_then(|slot| self.seen.get(slot as usize).copied()) {
+            live_until_ms = until.max(seen.live_until_ms);
+            let old_ms = now_ms.saturating_sub(seen.at_ms);
+            if let Some(age) = (0..AGES).find(|age| old_ms < ends_at(*age, rules)) {
+                times = seen.times.saturating_add(1);
+                for class in [seen.class, Class::broad(seen.class.part)] {
+                    self.classes.entry(class).or_default().hit(age);
+                }
+            }
+        }
+        let slot = match slot {
+            Some(slot) => {
+                self.recency.touch(slot);
+                slot
+            }
+            None => self.room(position.hash),
+        };
+        if let Some(seen) = self.seen.get_mut(slot as usize) {
+            *seen = Seen {
+                hash: position.hash,
+                at_ms: now_ms,
+                times,
+                class: Class::of(position, times),
+                live_until_ms,
+            };
+        }
+        self.visits.push_back(Visit {
+            slot,
+            hash: position.hash,
+            at_ms: now_ms,
+            times,
+        });
+    }
+
+    /// A slot for a position that has none; the least recently seen one gives way if there are too many.
+    fn room(&mut self, hash: u64) -> u32 {
+        let oldest = self.recency.oldest();
+        let slot = match oldest.filter(|_| self.seen.len() >= self.most as usize) {
+            Some(oldest) => {
+                self.recency.remove(oldest);
+                if let Some(seen) = self.seen.get(oldest as usize) {
+                    self.slots.remove(&seen.hash);
+                }
+                oldest
+            }
+            None => {
+                self.seen.push(Seen {
+                    hash,
+                    at_ms: 0,
+                    times: 0,
+                    class: Class::broad(Part::Message),
+                    live_until_ms: 0,
+                });
+                u32::try_from(self.seen.len() - 1).unwrap_or(u32::MAX)
+            }
+        };
+        self.recency.add(slot);
+        self.slots.insert(hash, slot);
+        slot
+    }
+}
+
+/// Milliseconds at which an age ends.
+fn ends_at(age: usize, rules: &CacheRules) -> u64 {
+    rules.ttl_ms >> (AGES - 1).saturating_sub(age)
+}
+
+/// Number of ages; each is as long as all before it.
+const AGES: usize = 8;
+
+/// Trials of a class after which older ones count half.
+const WINDOW: f64 = 1_024.0;
+
+/// Trials that a broader class weighs as much as.
+const PRIOR_WEIGHT: f64 = 8.0;
+
+/// The share of hits at each age before anything is known: too low for any marker.
+const FIRST_GUESS: f64 = 0.01;
+
+/// The ratio of a class of which nothing is known, and the hits that it weighs as much as.
+const FIRST_RATIO: f64 = 0.25;
+const RATIO_WEIGHT: f64 = 2.0;
+
+/// Documents side by side beyond which depth makes no difference.
+const MOST_DEPTH: u8 = 24;
+
+/// Visits beyond which their number makes no difference.
+const MOST_TIMES: u8 = 4;
+
+/// Visits that are followed for each position that is remembered.
+const VISITS_EACH: usize = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuts::CacheKind;
+
+    fn position(hash: u64) -> Position {
+        Position {
+            hash,
+            tokens: 2_000,
+            part: Part::Document,
+            depth: 1,
+            step: 1,
+            mark: None,
+            ends_message: false,
+            place: None,
+        }
+    }
+
+    fn layout(hash: u64) -> Layout {
+        Layout {
+            positions: vec![position(hash)],
+            ..Layout::default()
+        }
+    }
+
+    fn take(ledger: &mut Ledger, hash: u64, now_ms: u64) {
+        let rules = CacheKind::Anthropic.rules("");
+        ledger.take(&layout(hash), &Choice::default(), &rules, now_ms);
+    }
+
+    #[test]
+    fn the_estimate_is_the_share_that_comes_again_in_time_even_while_most_are_young() {
+        // Every third position comes again, ten seconds later; a new one each second.
+        let mut ledger = Ledger::new(10_000);
+        for second in 0..1_200_u64 {
+            take(&mut ledger, second, second * 1_000);
+            if second >= 10 && second % 3 == 0 {
+                take(&mut ledger, second - 10, second * 1_000);
+            }
+            if [120, 600, 1_199].contains(&second) {
+                let again = ledger.again(&position(0), 1);
+                assert!((0.27..0.40).contains(&again), "{again} at {second} s");
+            }
+        }
+    }
+
+    #[test]
+    fn what_never_comes_again_or_comes_too_late_is_improbable() {
+        let mut ledger = Ledger::new(10_000);
+        let rules = CacheKind::Anthropic.rules("");
+        for hash in 0..500 {
+            take(&mut ledger, hash, hash * 1_000);
+        }
+        for hash in 0..500 {
+            take(&mut ledger, hash, hash * 1_000 + 2 * rules.ttl_ms);
+        }
+        assert!(ledger.again(&position(0), 1) < 0.1);
+        assert!(Ledger::new(9).again(&position(0), 1) < 0.2);
+    }
+
+    #[test]
+    fn memory_is_bounded_and_the_least_recently_seen_position_goes() {
+        let mut ledger = Ledger::new(100);
+        for hash in 0..1_000 {
+            take(&mut ledger, 7_777, hash);
+            take(&mut ledger, hash, hash);
+        }
+        assert_eq!((ledger.seen.len(), ledger.slots.len()), (100, 100));
+        assert!(ledger.visits.len() <= 200 + 2);
+        assert!(ledger.seen(7_777).is_some() && ledger.seen(0).is_none());
+        assert!(ledger.seen(999).is_some());
+    }
+}

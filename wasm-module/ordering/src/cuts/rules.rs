@@ -1,0 +1,193 @@
+//! What each kind of cache asks and charges: Anthropic's, OpenAI's and Bedrock's published rules of November 2026.
+
+/// How an upstream's cache matches a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CacheKind {
+    /// Any shared prefix: vLLM's dense models, SGLang, llama.cpp, Gemini, OpenAI before GPT-5.6. Nothing is marked.
+    #[default]
+    Prefix,
+    /// Boundaries that `cache_control` marks: Anthropic, and routers that translate it.
+    Anthropic,
+    /// Boundaries that `prompt_cache_breakpoint` marks: OpenAI from GPT-5.6 on.
+    OpenAi,
+    /// Boundaries that a `cachePoint` block marks: Bedrock Converse.
+    Bedrock,
+    /// Whole units of a fixed number of tokens: DeepSeek, vLLM's hybrid models. Nothing is marked.
+    Units,
+}
+
+impl CacheKind {
+    /// All kinds, the default first.
+    pub const ALL: [Self; 5] = [
+        Self::Prefix,
+        Self::Anthropic,
+        Self::OpenAi,
+        Self::Bedrock,
+        Self::Units,
+    ];
+
+    /// Returns the kind's name in configurations and on command lines.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefix => "prefix",
+            Self::Anthropic => "anthropic",
+            Self::OpenAi => "openai",
+            Self::Bedrock => "bedrock",
+            Self::Units => "units",
+        }
+    }
+
+    /// Returns the kind of that name.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Returns whether a cache of that kind knows markers.
+    #[must_use]
+    pub fn has_markers(self) -> bool {
+        matches!(self, Self::Anthropic | Self::OpenAi | Self::Bedrock)
+    }
+
+    /// Returns the published rules for a model of that name.
+    #[must_use]
+    pub fn rules(self, model: &str) -> CacheRules {
+        let anthropics = || {
+            let table =
+                (MINIMA.iter()).find(|(names, _)| names.iter().any(|name| model.contains(name)));
+            table.map_or(DEFAULT_MINIMUM, |(_, tokens)| *tokens)
+        };
+        let rules = CacheRules {
+            kind: self,
+            minimum_tokens: 0,
+            markers: MAX_MARKERS,
+            look_back: 20,
+            unit_tokens: 1,
+            write: 1.25,
+            write_long: 2.0,
+            read: 0.1,
+            ttl_ms: 5 * MINUTE_MS,
+            long_ttl_ms: 60 * MINUTE_MS,
+        };
+        match self {
+            Self::Prefix => CacheRules {
+                write: 1.0,
+                write_long: 1.0,
+                ..rules
+            },
+            Self::Anthropic => CacheRules {
+                minimum_tokens: anthropics(),
+                read: (READS.iter())
+                    .find(|(names, _)| names.iter().any(|name| model.contains(name)))
+                    .map_or(rules.read, |(_, read)| *read),
+                ..rules
+            },
+            Self::Bedrock => CacheRules {
+                minimum_tokens: anthropics().max(DEFAULT_MINIMUM),
+                ..rules
+            },
+            Self::OpenAi => CacheRules {
+                minimum_tokens: DEFAULT_MINIMUM,
+                look_back: 1,
+                write_long: 1.25,
+                ttl_ms: 30 * MINUTE_MS,
+                long_ttl_ms: 12 * 60 * MINUTE_MS,
+                ..rules
+            },
+            Self::Units => CacheRules {
+                unit_tokens: 64,
+                write: 1.0,
+                write_long: 1.0,
+                ..rules
+            },
+        }
+    }
+}
+
+/// The rules and relative prices of one upstream's cache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CacheRules {
+    /// How it matches.
+    pub kind: CacheKind,
+    /// Fewest tokens up to a boundary that is kept; a shorter one is silently not.
+    pub minimum_tokens: u32,
+    /// Most markers in a request.
+    pub markers: u32,
+    /// Positions that are looked at before a marker, itself counted. 1: only the marker's own.
+    pub look_back: u32,
+    /// Tokens in a stored unit; 1 where any prefix counts.
+    pub unit_tokens: u32,
+    /// Price of a token that is written, by that of a plain one.
+    pub write: f64,
+    /// The same for the longer lifetime.
+    pub write_long: f64,
+    /// Price of a token that is read.
+    pub read: f64,
+    /// Milliseconds that an unused boundary is kept.
+    pub ttl_ms: u64,
+    /// The same for the longer lifetime.
+    pub long_ttl_ms: u64,
+}
+
+/// Most markers in a request, whoever set them: Anthropic's, OpenAI's and Bedrock's bound.
+pub const MAX_MARKERS: u32 = 4;
+
+const MINUTE_MS: u64 = 60_000;
+
+/// Tokens below which nothing is kept, for models that no table names.
+const DEFAULT_MINIMUM: u32 = 1_024;
+
+/// Fewest tokens by parts of Anthropic's model names, the longer names first.
+const MINIMA: &[(&[&str], u32)] = &[
+    (
+        &["mythos-preview", "opus-4-7", "haiku-3-5", "3-5-haiku"],
+        2_048,
+    ),
+    (&["opus-4-6", "opus-4-5", "haiku-4-5"], 4_096),
+    (
+        &["fable-5", "mythos-5", "opus-5", "sonnet-5-5", "haiku-5-5"],
+        512,
+    ),
+];
+
+/// Prices of reading, by parts of Anthropic's model names.
+const READS: &[(&[&str], f64)] = &[
+    (&["opus-5-5", "sonnet-5-5"], 0.05),
+    (&["fable-5-1", "mythos-5-1"], 0.025),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn minima_and_prices_are_the_models() {
+        let of = |model: &str| {
+            let rules = CacheKind::Anthropic.rules(model);
+            (rules.minimum_tokens, rules.read)
+        };
+        assert_eq!(of("claude-opus-5-5"), (512, 0.05));
+        assert_eq!(of("claude-opus-5-20260724"), (512, 0.1));
+        assert_eq!(of("claude-sonnet-5"), (1_024, 0.1));
+        assert_eq!(of("claude-sonnet-5-5"), (512, 0.05));
+        assert_eq!(of("claude-fable-5-1"), (512, 0.025));
+        assert_eq!(of("claude-opus-4-6"), (4_096, 0.1));
+        assert_eq!(of("claude-opus-4-7"), (2_048, 0.1));
+        assert_eq!(of("claude-3-5-haiku-latest"), (2_048, 0.1));
+        assert_eq!(of(""), (1_024, 0.1));
+        let bedrock = CacheKind::Bedrock.rules("anthropic.claude-haiku-4-5-20251001-v1:0");
+        assert_eq!((bedrock.minimum_tokens, bedrock.look_back), (4_096, 20));
+        let openai = CacheKind::OpenAi.rules("gpt-5.6");
+        assert_eq!((openai.minimum_tokens, openai.look_back), (1_024, 1));
+    }
+
+    #[test]
+    fn every_kind_is_found_by_its_name() {
+        for kind in CacheKind::ALL {
+            assert_eq!(CacheKind::by_name(kind.name()), Some(kind));
+        }
+        assert_eq!(CacheKind::by_name("Anthropic"), None);
+        assert_eq!(CacheKind::default(), CacheKind::Prefix);
+    }
+}

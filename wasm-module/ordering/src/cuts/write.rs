@@ -1,0 +1,176 @@
+//! The edits that split texts into blocks and set markers.
+//!
+//! ```text
+//!   "content":"Read: <doc a><doc b> Why?"
+//!   "content":[{"type":"text","text":"Read: "},{"type":"text","text":"<doc a>"},
+//!              {"cache_control":{"type":"ephemeral"},"type":"text","text":"<doc b>"},{"type":"text","text":" Why?"}]
+//! ```
+//!
+//! A text's bytes stay as they are, escapes included. Texts behind the last marker stay whole: no boundary is looked for
+//! there. So a body in which nothing is marked, by us or the client, stays as it came, byte for byte.
+
+use super::Cut;
+use super::choice::Choice;
+use super::layout::{Layout, MarkPlace, MarkTtl, SplitText, TextWrap};
+use super::rules::{CacheKind, CacheRules};
+use crate::body::Parsed;
+use crate::body::edit::{self, Edit};
+use crate::hexadecimal;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+pub(super) fn write(
+    parsed: &Parsed<'_>,
+    layout: &Layout,
+    rules: &CacheRules,
+    choice: &Choice,
+) -> Cut {
+    let last = choice.all.last().map(|(at, _)| *at);
+    let clients = choice.all.len() - choice.markers.len();
+    let mut cut = Cut {
+        markers: u32::try_from(choice.markers.len()).unwrap_or(u32::MAX),
+        client_markers: u32::try_from(clients).unwrap_or(u32::MAX),
+        read_tokens: choice.read_tokens,
+        written_tokens: choice.written_tokens,
+        ..Cut::default()
+    };
+    let mut edits = Vec::new();
+    for (at, text) in layout.texts.iter().enumerate() {
+        let is_piece = |place: Option<MarkPlace>| matches!(place, Some(MarkPlace::Piece(text, _)) if text == at);
+        let pieces = layout.positions.iter().enumerate();
+        let pieces = pieces.filter(|(_, position)| is_piece(position.place));
+        // Pieces behind the last marker stay together.
+        let kept = pieces.filter(|(piece, _)| last.is_some_and(|last| *piece <= last));
+        let marks: Vec<(usize, MarkTtl)> = (choice.markers.iter())
+            .filter_map(|(marked, ttl)| match layout.positions.get(*marked)?.place {
+                Some(MarkPlace::Piece(text, piece)) if text == at => Some((piece, *ttl)),
+                _ => None,
+            })
+            .collect();
+        cut.splits += write_text(text, kept.count(), &marks, rules.kind, &mut edits);
+    }
+    for (at, ttl) in &choice.markers {
+        let place = layout
+            .positions
+            .get(*at)
+            .and_then(|position| position.place);
+        match place {
+            Some(MarkPlace::Field(at)) => edits.push(Edit::insert(at, field(rules.kind, *ttl))),
+            Some(MarkPlace::Behind(at)) => {
+                edits.push(Edit::insert(at, format!(",{}", point(*ttl))));
+            }
+            Some(MarkPlace::Piece(..)) | None => {}
+        }
+    }
+    if rules.kind == CacheKind::OpenAi && layout.tokens() >= u64::from(rules.minimum_tokens) {
+        let mut fields = String::new();
+        if choice.is_explicit {
+            fields.push_str(r#""prompt_cache_options":{"mode":"explicit"},"#);
+        }
+        if choice.is_explicit && !choice.markers.is_empty() && !layout.has_key {
+            fields.push_str(&format!(r#""prompt_cache_key":"{}","#, key(layout, rules)));
+        }
+        if !fields.is_empty() {
+            edits.push(Edit::insert(layout.inside, fields));
+        }
+    }
+    if !edits.is_empty() {
+        cut.body = Some(edit::apply(parsed.text, edits));
+    }
+    cut
+}
+
+/// Writes a text with `kept` pieces, of which these are marked; the others stand in the last one. Returns the number of
+/// blocks that it became, less one.
+fn write_text(
+    text: &SplitText,
+    kept: usize,
+    marks: &[(usize, MarkTtl)],
+    kind: CacheKind,
+    edits: &mut Vec<Edit<'_>>,
+) -> u32 {
+    // Each piece that ends before the last marker has a cut behind it, the last one too if anything follows.
+    let cuts = text
+        .cuts
+        .get(..kept.min(text.cuts.len()))
+        .unwrap_or_default();
+    let mark = |piece: usize| {
+        marks
+            .iter()
+            .find(|(marked, _)| *marked == piece)
+            .map(|(_, ttl)| *ttl)
+    };
+    let is_point = kind == CacheKind::Bedrock;
+    let opening = |piece: usize| match mark(piece) {
+        Some(ttl) if !is_point => field(kind, ttl),
+        _ => String::new(),
+    };
+    let between = |piece: usize| match mark(piece) {
+        Some(ttl) if is_point => format!(",{}", point(ttl)),
+        _ => String::new(),
+    };
+    let kind_of = text.style.open().trim_start_matches('{');
+    for (piece, &cut) in cuts.iter().enumerate() {
+        let words = format!("\"}}{},{{{}{kind_of}", between(piece), opening(piece + 1));
+        edits.push(Edit::insert(cut, words));
+    }
+    let last = cuts.len();
+    match text.wrap {
+        TextWrap::Block { open, close } => {
+            let words = opening(0);
+            if !words.is_empty() {
+                edits.push(Edit::insert(open, words));
+            }
+            let words = between(last);
+            if !words.is_empty() {
+                edits.push(Edit::insert(close + 1, words));
+            }
+        }
+        TextWrap::Content | TextWrap::Input if cuts.is_empty() && marks.is_empty() => {}
+        TextWrap::Content | TextWrap::Input => {
+            let (before, after) = match text.wrap {
+                TextWrap::Input => (r#"[{"role":"user","content":["#, "]}]"),
+                _ => ("[", "]"),
+            };
+            let kind_of = kind_of.trim_end_matches('"');
+            let words = format!("{before}{{{}{kind_of}", opening(0));
+            edits.push(Edit::insert(text.raw.start, words));
+            edits.push(Edit::insert(
+                text.raw.end,
+                format!("}}{}{after}", between(last)),
+            ));
+        }
+    }
+    u32::try_from(cuts.len()).unwrap_or(u32::MAX)
+}
+
+/// A marker as the first field of a block.
+fn field(kind: CacheKind, ttl: MarkTtl) -> String {
+    let (name, words, long) = match kind {
+        CacheKind::OpenAi => ("prompt_cache_breakpoint", r#""mode":"explicit""#, "12h"),
+        _ => ("cache_control", r#""type":"ephemeral""#, "1h"),
+    };
+    match ttl {
+        MarkTtl::Default => format!(r#""{name}":{{{words}}},"#),
+        MarkTtl::Long => format!(r#""{name}":{{{words},"ttl":"{long}"}},"#),
+    }
+}
+
+/// A marker as a block.
+fn point(ttl: MarkTtl) -> &'static str {
+    match ttl {
+        MarkTtl::Default => r#"{"cachePoint":{"type":"default"}}"#,
+        MarkTtl::Long => r#"{"cachePoint":{"type":"default","ttl":"1h"}}"#,
+    }
+}
+
+/// The key by which OpenAI routes the request to where its beginning is cached: that of the shortest beginning that is
+/// kept at all. Prompts that could share anything have one key, for those with different keys share nothing.
+fn key(layout: &Layout, rules: &CacheRules) -> String {
+    let shortest = (layout.positions.iter())
+        .find(|position| position.tokens >= u64::from(rules.minimum_tokens));
+    let hash = shortest.map_or(layout.scope, |position| position.hash);
+    let hash = xxh3_64_with_seed(b"prompt_cache_key", hash);
+    let mut words = String::from("foreword-");
+    hexadecimal::push(&mut words, &hash.to_be_bytes());
+    words
+}

@@ -1,0 +1,235 @@
+//! Documents without what their blocks say of one request, and the words that say it behind them.
+//!
+//! ```text
+//!   as it comes   <source id="1" score="0.9">A</source> <source id="2" score="0.7">B</source>
+//!   as it is read <source id="482137">A</source> <source id="118209">B</source>
+//!                 Cite documents by these numbers: 482137 as 1, 118209 as 2.
+//!                 Search results: 482137 score="0.9"; 118209 score="0.7".
+//! ```
+//!
+//! So the document that another question finds at another place, with another score, is the same bytes. A number is one
+//! where a group's documents are numbered in their order, from 0 or 1. Its place takes the document's **key**: six digits
+//! that follow from the rest of the block, which marks and templates that expect a number accept. What is made of a
+//! message depends on that message alone, so a chat's earlier messages stay as they were sent.
+
+use super::config::RawHeadDocuments;
+use super::report::{Change, ChangeKind};
+use crate::body::{Group, GroupLayout, Parsed, Ranks, Role, Source};
+use crate::hint::is_name;
+use std::borrow::Cow;
+use std::fmt::Write;
+use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// A group's documents without what they say of one request. Ranges are of the client's body.
+#[derive(Debug, Default)]
+pub(super) struct Unranked<'a> {
+    /// What stands in whose place, in the order of the body.
+    pub(super) edits: Vec<(Range<usize>, Cow<'a, str>)>,
+    /// What is said behind the documents instead, as between the quotes of a JSON string.
+    pub(super) words: String,
+    /// Documents whose number is a key.
+    pub(super) numbered: u32,
+    /// Scores that stand behind the documents.
+    pub(super) scored: u32,
+    pub(super) changes: Vec<Change>,
+}
+
+/// A document of the group: where its block starts, and what it says.
+struct Ranked<'a> {
+    start: usize,
+    block: &'a str,
+    label: &'a str,
+    ranks: Ranks<'a>,
+    /// Its key, if it takes one.
+    key: Option<String>,
+}
+
+/// Returns what is done with a group of documents of a message of that role; `None`: nothing. O(documents · (opening tag +
+/// first lines)), and O(bytes) where they are numbered.
+pub(super) fn unranked<'a>(
+    wanted: RawHeadDocuments,
+    max_bytes: usize,
+    parsed: &Parsed<'a>,
+    role: Role,
+    group: &Group<'a>,
+) -> Option<Unranked<'a>> {
+    // What a tool gave back stays as it is, and so does what has no place for words behind it.
+    let GroupLayout::Slots {
+        all_filled: false, ..
+    } = group.place
+    else {
+        return None;
+    };
+    if !matches!(role, Role::User | Role::System) || group.hint.is_none() {
+        return None;
+    }
+    // Most documents say nothing of the kind.
+    if !group.found.iter().any(|found| Ranks::of(found).is_some()) {
+        return None;
+    }
+    let documents = group.found.iter().map(|found| {
+        let Source::Whole(block) = found.source else {
+            return None;
+        };
+        let ranks = Ranks::of(found);
+        Some(Ranked {
+            start: crate::body::offset_in(parsed.text, block),
+            block,
+            label: found.label,
+            ranks: ranks.unwrap_or_default(),
+            key: None,
+        })
+    });
+    let mut documents: Vec<Ranked<'a>> = documents.collect::<Option<_>>()?;
+    let mut made = Unranked::default();
+    let is_numbered = wanted.numbers && are_numbered(&documents) && number(&mut documents);
+    let cites = is_numbered.then(|| citations(&documents));
+    let cites = cites.filter(|words| words.len() <= max_bytes);
+    if cites.is_none() {
+        documents
+            .iter_mut()
+            .for_each(|document| document.key = None);
+    }
+    let room = max_bytes - cites.as_ref().map_or(0, String::len);
+    let scores = wanted.scores.then(|| scores(&documents)).flatten();
+    let scores = scores.filter(|words| words.len() <= room);
+    for document in &documents {
+        if let Some(key) = &document.key {
+            for range in &document.ranks.numbers {
+                made.edit(document, range, key.clone().into(), ChangeKind::Number);
+            }
+            made.numbered += 1;
+        }
+        for (cut, _) in document.ranks.scores.iter().filter(|_| scores.is_some()) {
+            made.edit(document, cut, "".into(), ChangeKind::Score);
+            made.scored += 1;
+        }
+    }
+    crate::sort::sort_by_key(&mut made.edits, |(range, _)| range.start);
+    let words = [cites, scores].into_iter().flatten();
+    made.words = words.collect::<Vec<_>>().join(r"\n");
+    (!made.edits.is_empty()).then_some(made)
+}
+
+impl<'a> Unranked<'a> {
+    fn edit(
+        &mut self,
+        document: &Ranked<'_>,
+        range: &Range<usize>,
+        with: Cow<'a, str>,
+        kind: ChangeKind,
+    ) {
+        let range = document.start + range.start..document.start + range.end;
+        self.changes.push(Change {
+            kind,
+            name: "".into(),
+            range: range.clone(),
+        });
+        self.edits.push((range, with));
+    }
+
+    /// A range of the body with what is done in it.
+    pub(super) fn written(&self, body: &str, range: Range<usize>) -> String {
+        let mut out = String::with_capacity(range.len());
+        let mut done = range.start;
+        for (edit, with) in &self.edits {
+            if range.start <= edit.start && edit.end <= range.end {
+                out.push_str(body.get(done..edit.start).unwrap_or_default());
+                out.push_str(with);
+                done = edit.end;
+            }
+        }
+        out.push_str(body.get(done..range.end).unwrap_or_default());
+        out
+    }
+}
+
+/// Whether the documents are numbered in their order, from 0 or 1.
+fn are_numbered(documents: &[Ranked<'_>]) -> bool {
+    let numbers = documents
+        .iter()
+        .map(|document| document.ranks.number.parse::<usize>().ok());
+    let Some(numbers) = numbers.collect::<Option<Vec<usize>>>() else {
+        return false;
+    };
+    let first = numbers.first().copied().unwrap_or(usize::MAX);
+    first <= 1
+        && numbers
+            .iter()
+            .enumerate()
+            .all(|(at, number)| *number == first + at)
+}
+
+/// Gives each document its key; `false`: two would have one.
+fn number(documents: &mut [Ranked<'_>]) -> bool {
+    let mut keys: Vec<(u64, String)> = Vec::with_capacity(documents.len());
+    for document in documents.iter_mut() {
+        let rest = apart_from_ranks(document);
+        let hash = xxh3_64_with_seed(rest.as_bytes(), 23);
+        let key = KEYS.start + hash % (KEYS.end - KEYS.start);
+        document.key = Some(key.to_string());
+        keys.push((key, rest));
+    }
+    crate::sort::sort_by_key(&mut keys, |(key, _)| *key);
+    keys.windows(2).all(|pair| match pair {
+        // The same document twice has the same key.
+        [(key, one), (next, other)] => key != next || one == other,
+        _ => true,
+    })
+}
+
+/// A block without what it says of one request.
+fn apart_from_ranks(document: &Ranked<'_>) -> String {
+    let ranks = &document.ranks;
+    let mut gone: Vec<Range<usize>> = ranks.numbers.to_vec();
+    gone.extend(ranks.scores.iter().map(|(cut, _)| cut.clone()));
+    crate::sort::sort_by_key(&mut gone, |range| range.start);
+    let mut out = String::with_capacity(document.block.len());
+    let mut done = 0;
+    for range in gone {
+        out.push_str(document.block.get(done..range.start).unwrap_or_default());
+        done = range.end;
+    }
+    out.push_str(document.block.get(done..).unwrap_or_default());
+    out
+}
+
+/// Says which number each key stands for.
+fn citations(documents: &[Ranked<'_>]) -> String {
+    let mut words = String::from("Cite documents by these numbers: ");
+    for (at, document) in documents.iter().enumerate() {
+        let separator = if at > 0 { ", " } else { "" };
+        let key = document.key.as_deref().unwrap_or_default();
+        // Writing to a string does not fail.
+        let _ = write!(words, "{separator}{key} as {}", document.ranks.number);
+    }
+    words.push('.');
+    words
+}
+
+/// Says what the search said of each document; `None`: nothing, or there is one that cannot be called by a name.
+fn scores(documents: &[Ranked<'_>]) -> Option<String> {
+    let mut words = String::from("Search results: ");
+    let mut count = 0;
+    for document in documents {
+        let label = document.key.as_deref().unwrap_or(document.label);
+        for (nth, (_, score)) in document.ranks.scores.iter().enumerate() {
+            if nth == 0 {
+                if !is_name(label, ";") {
+                    return None;
+                }
+                words.push_str(if count > 0 { "; " } else { "" });
+                words.push_str(label);
+            }
+            words.push_str(if nth > 0 { ", " } else { " " });
+            words.push_str(score);
+            count += 1;
+        }
+    }
+    words.push('.');
+    (count > 0).then_some(words)
+}
+
+/// Keys: more digits than a client's own numbers have, and none that looks like a year.
+const KEYS: Range<u64> = 100_000..1_000_000;

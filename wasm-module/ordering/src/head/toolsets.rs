@@ -1,0 +1,208 @@
+//! The order of tools where requests offer different ones.
+//!
+//! ```text
+//!   offered             by name                 learned
+//!   a core1 core2       a core1 core2           a core1 core2
+//!   core1 core2 d       core1 core2 d           core1 core2 d
+//!   b core1 core2       b core1 core2           core1 core2 b          begins like the second
+//!   a core1 core2 e     a core1 core2 e         a core1 core2 e        begins like the first
+//! ```
+//!
+//! An engine shares tools only from the first one on. By name, one tool that few requests offer costs all behind it. So
+//! the first set stands by name, and a set that was never seen begins as the known one does with which it has the most
+//! bytes in common from the start; behind these stand the tools that most known sets have. A set keeps its order, or the
+//! chats that it was sent to would lose their prefixes.
+
+use super::decision::Form;
+use crate::sort::sort_by_key;
+use fxhash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+use std::cmp::Reverse;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// The orders of the sets of tools of one tenant and model. Of more than [`MAX_SETS`], the least recently used is
+/// forgotten.
+#[derive(Debug, Default)]
+pub(super) struct ToolSets {
+    sets: Vec<ToolSet>,
+    now: u64,
+}
+
+#[derive(Debug)]
+struct ToolSet {
+    key: u64,
+    /// The tools, in the order in which they are sent.
+    sequence: Box<[u64]>,
+    last_used: u64,
+}
+
+/// A tool of a set.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SetTool {
+    /// Hash of the tool, whatever form it comes in.
+    pub(super) id: u64,
+    pub(super) bytes: usize,
+}
+
+/// The hash by which a set of tools is known, given in the order of their names.
+pub(super) fn key_of(tools: &[SetTool]) -> u64 {
+    let seed = 22;
+    (tools.iter()).fold(seed, |hash, tool| {
+        xxh3_64_with_seed(&tool.id.to_le_bytes(), hash)
+    })
+}
+
+impl ToolSets {
+    /// Returns the order of a set of at most 255 tools, given in the order of their names: for each place, the tool's
+    /// rank by name. `told` is the order that this set has, if that is known. O(tools) for a known set, and
+    /// O(known sets · tools) for another.
+    pub(super) fn order(
+        &mut self,
+        key: u64,
+        tools: &[SetTool],
+        told: Option<&[u8]>,
+    ) -> SmallVec<[u8; 32]> {
+        self.now += 1;
+        let told = told.filter(|order| is_permutation(order, tools.len()));
+        let order: SmallVec<[u8; 32]> = match told {
+            Some(order) => order.into(),
+            None => self.choose(tools),
+        };
+        let ids = || (order.iter()).filter_map(|rank| Some(tools.get(usize::from(*rank))?.id));
+        if let Some(set) = self.sets.iter_mut().find(|set| set.key == key) {
+            set.last_used = self.now;
+            // Another worker's order may have taken the place of this one's.
+            if !set.sequence.iter().copied().eq(ids()) {
+                set.sequence = ids().collect();
+            }
+            return order;
+        }
+        if self.sets.len() >= MAX_SETS {
+            let oldest = self.sets.iter().enumerate();
+            let oldest = oldest.min_by_key(|(_, set)| set.last_used);
+            if let Some((oldest, _)) = oldest {
+                self.sets.swap_remove(oldest);
+            }
+        }
+        self.sets.push(ToolSet {
+            key,
+            sequence: ids().collect(),
+            last_used: self.now,
+        });
+        order
+    }
+
+    /// Chooses the order of a set that has none.
+    fn choose(&self, tools: &[SetTool]) -> SmallVec<[u8; 32]> {
+        let ranks: FxHashMap<u64, u8> = tools.iter().map(|tool| tool.id).zip(0..).collect();
+        let bytes = |rank: &u8| tools.get(usize::from(*rank)).map_or(0, |tool| tool.bytes);
+        let begun = self.sets.iter().map(|set| {
+            let ranks = set.sequence.iter().map_while(|id| ranks.get(id).copied());
+            let ranks: SmallVec<[u8; 32]> = ranks.collect();
+            let shared: usize = ranks.iter().map(bytes).sum();
+            (shared, set.last_used, ranks)
+        });
+        let begun = begun.max_by_key(|(shared, last_used, _)| (*shared, *last_used));
+        let mut order = begun.map(|(_, _, ranks)| ranks).unwrap_or_default();
+        let placed: FxHashSet<u8> = order.iter().copied().collect();
+        let mut offered: FxHashMap<u64, u32> = FxHashMap::default();
+        for id in self.sets.iter().flat_map(|set| &set.sequence) {
+            *offered.entry(*id).or_default() += 1;
+        }
+        let mut rest: Vec<(Reverse<u32>, u8)> = (tools.iter().zip(0_u8..))
+            .filter(|(_, rank)| !placed.contains(rank))
+            .map(|(tool, rank)| {
+                let count = offered.get(&tool.id).copied().unwrap_or_default();
+                (Reverse(count), rank)
+            })
+            .collect();
+        sort_by_key(&mut rest, |entry| *entry);
+        order.extend(rest.into_iter().map(|(_, rank)| rank));
+        order
+    }
+}
+
+/// The order of a set as other workers are told.
+pub(super) fn form_of(key: u64, order: &[u8]) -> Form {
+    Form {
+        canonical: key,
+        order: order.into(),
+    }
+}
+
+/// Whether each of so many ranks stands in `order` once.
+fn is_permutation(order: &[u8], count: usize) -> bool {
+    let mut seen = [false; 256];
+    order.len() == count
+        && order.iter().all(|rank| {
+            let is_first = seen.get_mut(usize::from(*rank));
+            usize::from(*rank) < count
+                && is_first.is_some_and(|seen| !std::mem::replace(seen, true))
+        })
+}
+
+/// Most sets of one tenant and model whose order is known.
+const MAX_SETS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn set(names: &str) -> Vec<SetTool> {
+        let mut names: Vec<u8> = names.bytes().collect();
+        names.sort_unstable();
+        let tool = |name: u8| SetTool {
+            id: u64::from(name),
+            bytes: 10,
+        };
+        names.into_iter().map(tool).collect()
+    }
+
+    fn order(sets: &mut ToolSets, names: &str) -> String {
+        let tools = set(names);
+        let order = sets.order(key_of(&tools), &tools, None);
+        let names = order.iter().map(|rank| tools[usize::from(*rank)].id as u8);
+        String::from_utf8(names.collect()).unwrap()
+    }
+
+    #[test]
+    fn tools_that_few_requests_offer_stand_behind_the_others() {
+        let mut sets = ToolSets::default();
+        assert_eq!(order(&mut sets, "axy"), "axy");
+        assert_eq!(order(&mut sets, "xyd"), "xyd");
+        assert_eq!(order(&mut sets, "bxy"), "xyb");
+        assert_eq!(order(&mut sets, "bdxy"), "xybd");
+        // A longer beginning is worth more than an order by use.
+        assert_eq!(order(&mut sets, "aexy"), "axye");
+    }
+
+    #[test]
+    fn a_set_keeps_its_order_and_takes_one_that_it_is_told() {
+        let mut sets = ToolSets::default();
+        let tools = set("abc");
+        let key = key_of(&tools);
+        let mut told = |told: Option<&[u8]>| sets.order(key, &tools, told).to_vec();
+        assert_eq!(told(None), [0, 1, 2]);
+        assert_eq!(told(Some(&[2, 0, 1])), [2, 0, 1]);
+        for wrong in [&[0, 0, 1][..], &[0, 1], &[0, 1, 3], &[]] {
+            assert_eq!(told(Some(wrong)).len(), 3);
+        }
+        assert_eq!(order(&mut sets, "cd"), "cd");
+    }
+
+    proptest! {
+        /// Every order is one of the set's tools, and what is remembered stays within its bound.
+        #[test]
+        fn an_order_holds_each_tool_once(offered in prop::collection::vec(1_u16..1 << 10, 1..200)) {
+            let mut sets = ToolSets::default();
+            for offered in offered {
+                let names: String = (b'a'..=b'j').zip(0..).filter(|(_, bit)| offered >> bit & 1 == 1).map(|(name, _)| name as char).collect();
+                let mut sent: Vec<char> = order(&mut sets, &names).chars().collect();
+                sent.sort_unstable();
+                prop_assert_eq!(sent.into_iter().collect::<String>(), names);
+                prop_assert!(sets.sets.len() <= MAX_SETS);
+            }
+        }
+    }
+}

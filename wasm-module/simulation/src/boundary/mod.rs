@@ -1,0 +1,306 @@
+//! What a log of requests costs where caches match only up to marked boundaries, and how that depends on who marks.
+//!
+//! ```text
+//!   logged body ──┬─ as it came ───────────▶ layout ── no markers / the client's / automatic / fixed ─▶ a cache each
+//!                 ├─ as it came, our markers ▶ layout ───────────────────────────────────────────────▶ cache
+//!                 └─ our order, our markers ─▶ layout ───────────────────────────────────────────────▶ cache
+//! ```
+//!
+//! Ours are the bodies that the gateway would send, read again as the provider reads them: blocks and markers as they
+//! stand. Each arm has a [cache of its own](cache::BoundaryCache), under the provider's rules. Tokens are the core's
+//! estimates; answers cost the same under every arm and are left out.
+
+mod cache;
+mod prices;
+
+pub use cache::{BoundaryCache, BoundaryUsage};
+pub use prices::{CachePrice, CachePrices};
+
+use crate::{Logged, PromptReplay};
+use foreword_ordering::config::ConfigError;
+use foreword_ordering::cuts::layout::Blocks;
+use foreword_ordering::cuts::{CacheKind, CutOptions, Cutter, Layout, MarkTtl, Part, Position};
+use foreword_ordering::policy::PolicyKind;
+use foreword_ordering::{Config, EngineId, RawConfig, Skip, Tenant};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Who orders and marks a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BoundaryArm {
+    /// Bodies as they came, and nothing is cached.
+    NoCaching,
+    /// Bodies as they came, with the client's markers.
+    Client,
+    /// Bodies as they came, in the provider's automatic mode, without other markers.
+    Automatic,
+    /// Bodies as they came, marked at the end of the tools, the system text, and the last two user messages.
+    Fixed,
+    /// Bodies as they came, each document a block of its own, marked by Foreword.
+    Markers,
+    /// Bodies as Foreword orders and marks them.
+    Foreword,
+}
+
+impl BoundaryArm {
+    /// All arms, the one that changes least first.
+    pub const ALL: [Self; 6] = [
+        Self::NoCaching,
+        Self::Client,
+        Self::Automatic,
+        Self::Fixed,
+        Self::Markers,
+        Self::Foreword,
+    ];
+
+    /// Returns the arm's name in tables and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoCaching => "no-caching",
+            Self::Client => "client",
+            Self::Automatic => "automatic",
+            Self::Fixed => "fixed",
+            Self::Markers => "markers",
+            Self::Foreword => "foreword",
+        }
+    }
+}
+
+/// The result of an arm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BoundaryOutcome {
+    /// The arm.
+    pub arm: BoundaryArm,
+    /// Its tokens.
+    pub usage: BoundaryUsage,
+    /// Its price, in the currency of the prices.
+    pub cost: f64,
+    /// Number of markers in all requests.
+    pub markers: u64,
+    /// Number of requests that the provider would refuse, because they have too many markers. They are served plain.
+    pub refused: u64,
+}
+
+/// A replay of bodies against caches of one kind.
+pub struct BoundaryReplay {
+    kind: CacheKind,
+    prices: CachePrices,
+    /// The name by which rules and prices are chosen, in place of the bodies' own.
+    model: Option<String>,
+    orderer: PromptReplay,
+    /// One for each order: the client's, and ours.
+    cutters: [Cutter; 2],
+    arms: Vec<(BoundaryOutcome, BoundaryCache)>,
+}
+
+/// Milliseconds from a request to the first word of its response, from when on its prompt can be read.
+pub const FIRST_TOKEN_MS: u64 = 1_000;
+
+impl BoundaryReplay {
+    /// Returns a replay with nothing cached and nothing learnt. The `model` chooses rules and prices for all bodies;
+    /// `None`: each body's own.
+    ///
+    /// # Errors
+    /// Returns an error if the configuration is not valid.
+    pub fn new(
+        raw: RawConfig,
+        policy: PolicyKind,
+        kind: CacheKind,
+        prices: CachePrices,
+        model: Option<String>,
+    ) -> Result<Self, ConfigError> {
+        let arms = (BoundaryArm::ALL.into_iter())
+            // Bedrock has no automatic mode.
+            .filter(|arm| !(*arm == BoundaryArm::Automatic && kind == CacheKind::Bedrock))
+            .map(|arm| {
+                let outcome = BoundaryOutcome {
+                    arm,
+                    usage: BoundaryUsage::default(),
+                    cost: 0.0,
+                    markers: 0,
+                    refused: 0,
+                };
+                (outcome, BoundaryCache::new(FIRST_TOKEN_MS))
+            });
+        Ok(Self {
+            kind,
+            prices,
+            model,
+            orderer: PromptReplay::new(raw, policy, crate::Capacity::UNBOUNDED)?,
+            cutters: [Cutter::new(), Cutter::new()],
+            arms: arms.collect(),
+        })
+    }
+
+    /// Serves a logged body that comes at `now_ms` under every arm.
+    ///
+    /// # Errors
+    /// Returns the reason why the body cannot be read.
+    pub fn serve(&mut self, logged: &Logged<'_>, now_ms: u64) -> Result<(), Skip> {
+        let came = logged.body.as_bytes();
+        let config = self.orderer.config().clone();
+        let parsed = foreword_ordering::parse(came, &config)?;
+        let model = self.model.as_deref().unwrap_or(parsed.model());
+        let price = self.prices.of(self.kind, model);
+        let realm = [&*logged.tenant, &*logged.engine];
+        let realm = (realm.iter()).fold(0, |seed, part| xxh3_64_with_seed(part.as_bytes(), seed));
+        let as_came = Layout::of(&parsed, self.kind, Blocks::AsWritten, realm)?;
+        let ordered = self.orderer.decide(logged)?;
+        let ordered = ordered.as_deref().unwrap_or(came);
+        let tenant = format!("{}\n{}", logged.tenant, logged.engine);
+        let options = CutOptions {
+            rules: price.rules,
+            tenant: Tenant::named(&tenant),
+            model: "",
+            engine: EngineId(0),
+            now_ms,
+        };
+        let [marked, ours] = {
+            let [clients, ours] = &mut self.cutters;
+            let cut = |cutter: &mut Cutter, body: &[u8]| -> Result<Layout, Skip> {
+                let cut = cutter.cut(&options, &config, body)?;
+                let body = cut.body.as_deref().unwrap_or(body);
+                read(body, self.kind, &config, realm)
+            };
+            [cut(clients, came)?, cut(ours, ordered)?]
+        };
+        for (outcome, cache) in &mut self.arms {
+            let (layout, marks) = match outcome.arm {
+                BoundaryArm::NoCaching => (&as_came, Vec::new()),
+                BoundaryArm::Client => (&as_came, as_came.marks(self.kind)),
+                BoundaryArm::Automatic => (&as_came, automatic(&as_came)),
+                BoundaryArm::Fixed => (&as_came, fixed(&as_came)),
+                BoundaryArm::Markers => (&marked, marked.marks(self.kind)),
+                BoundaryArm::Foreword => (&ours, ours.marks(self.kind)),
+            };
+            let is_refused =
+                self.kind != CacheKind::OpenAi && marks.len() > price.rules.markers as usize;
+            outcome.refused += u64::from(is_refused);
+            let marks = if is_refused { Vec::new() } else { marks };
+            outcome.markers += marks.len() as u64;
+            let usage = cache.serve(layout, &marks, &price.rules, now_ms);
+            outcome.usage += usage;
+            outcome.cost += usage.plain_tokens_worth(&price.rules) * price.input / 1e6;
+        }
+        Ok(())
+    }
+
+    /// Returns the results so far.
+    #[must_use]
+    pub fn outcomes(&self) -> Vec<BoundaryOutcome> {
+        self.arms.iter().map(|(outcome, _)| *outcome).collect()
+    }
+}
+
+fn read(body: &[u8], kind: CacheKind, config: &Config, realm: u64) -> Result<Layout, Skip> {
+    let parsed = foreword_ordering::parse(body, config)?;
+    Layout::of(&parsed, kind, Blocks::AsWritten, realm)
+}
+
+/// The marker of the automatic mode: the end of the prompt's last message that may be marked.
+fn automatic(layout: &Layout) -> Vec<(usize, MarkTtl)> {
+    let last = layout
+        .positions
+        .iter()
+        .rposition(|position| position.ends_message);
+    last.map(|at| (at, MarkTtl::Default)).into_iter().collect()
+}
+
+/// The markers that LiteLLM, Plano and coding agents set: the end of the tools, of the system text, and of the last two
+/// messages that a user or a tool wrote.
+fn fixed(layout: &Layout) -> Vec<(usize, MarkTtl)> {
+    let positions = || layout.positions.iter();
+    let last_of = |part: Part| positions().rposition(|position| position.part == part);
+    let ends = positions().enumerate().rev().filter(|(_, position)| {
+        position.ends_message
+            && matches!(position.part, Part::Message | Part::Last | Part::Document)
+    });
+    let mut marks: Vec<usize> = ends.take(2).map(|(at, _)| at).collect();
+    marks.extend([Part::Tools, Part::System].into_iter().filter_map(last_of));
+    marks.retain(|&at| {
+        layout
+            .positions
+            .get(at)
+            .is_some_and(Position::may_be_marked)
+    });
+    marks.sort_unstable();
+    marks.into_iter().map(|at| (at, MarkTtl::Default)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replay(kind: CacheKind, model: &str) -> BoundaryReplay {
+        let prices = CachePrices::published();
+        let raw = RawConfig::default();
+        let model = Some(model.to_owned());
+        BoundaryReplay::new(raw, PolicyKind::Foresight, kind, prices, model).unwrap()
+    }
+
+    fn document(name: &str) -> String {
+        format!(
+            "<document id=\\\"{name}\\\">{}</document>\\n",
+            format!("{name} says. ").repeat(200)
+        )
+    }
+
+    fn body(documents: &[&str], question: &str) -> String {
+        let system = "Be brief. ".repeat(160);
+        let documents: String = documents.iter().map(|name| document(name)).collect();
+        format!(
+            r#"{{"model":"m","system":"{system}","messages":[{{"role":"user","content":"{documents}{question}"}}]}}"#
+        )
+    }
+
+    fn outcome(replay: &BoundaryReplay, arm: BoundaryArm) -> BoundaryOutcome {
+        let outcomes = replay.outcomes();
+        outcomes
+            .into_iter()
+            .find(|outcome| outcome.arm == arm)
+            .unwrap()
+    }
+
+    #[test]
+    fn documents_that_come_again_in_another_order_are_read_where_we_order_and_mark() {
+        let mut replay = replay(CacheKind::Anthropic, "claude-sonnet-5");
+        let orders = [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]];
+        for at in 0..60_u64 {
+            let body = body(&orders[at as usize % 3], &format!("Question {at}?"));
+            let logged = Logged::read(body.as_bytes()).unwrap();
+            replay.serve(&logged, at * 5_000).unwrap();
+        }
+        let cost = |arm| outcome(&replay, arm).cost;
+        let plain = cost(BoundaryArm::NoCaching);
+        assert!(cost(BoundaryArm::Foreword) < 0.4 * plain);
+        assert!(cost(BoundaryArm::Foreword) < cost(BoundaryArm::Markers));
+        // A whole prompt is written each time and never read.
+        let automatic = outcome(&replay, BoundaryArm::Automatic);
+        assert_eq!(automatic.usage.read, 0);
+        assert!((automatic.cost / plain - 1.25).abs() < 1e-9);
+        assert_eq!(outcome(&replay, BoundaryArm::Client).cost, plain);
+        assert_eq!(outcome(&replay, BoundaryArm::Foreword).refused, 0);
+    }
+
+    #[test]
+    fn nothing_is_marked_where_nothing_comes_again() {
+        for kind in [CacheKind::Anthropic, CacheKind::OpenAi] {
+            let mut replay = replay(kind, "claude-opus-5-5");
+            for at in 0..60_u64 {
+                let names = [0, 1, 2, 3, 4].map(|n| format!("d{}", at * 5 + n));
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                let mut text = body(&names, &format!("Question {at}?"));
+                text = text.replacen("Be brief.", &format!("Be {at}."), 1);
+                let logged = Logged::read(text.as_bytes()).unwrap();
+                replay.serve(&logged, at * 1_000).unwrap();
+            }
+            let plain = outcome(&replay, BoundaryArm::NoCaching).cost;
+            assert_eq!(
+                outcome(&replay, BoundaryArm::Foreword).cost,
+                plain,
+                "{kind:?}"
+            );
+            assert!(outcome(&replay, BoundaryArm::Automatic).cost > 1.2 * plain);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Prices of prompts by model.
+
+use foreword_ordering::cuts::{CacheKind, CacheRules};
+
+/// The price of a model's prompts, and the rules of its cache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CachePrice {
+    /// The rules, and prices relative to a plain token's.
+    pub rules: CacheRules,
+    /// Price of a million plain tokens.
+    pub input: f64,
+}
+
+/// Prices by model and kind of cache.
+#[derive(Clone, Debug)]
+pub struct CachePrices {
+    /// The currency, or `tokens` where a plain token costs 1 for a million.
+    pub currency: String,
+    /// Prices by a part of the model's name; the longest part that a name contains is taken.
+    pub models: Vec<(CacheKind, String, CachePrice)>,
+}
+
+impl CachePrices {
+    /// Returns the providers' published rules and relative prices, in millions of plain tokens instead of money.
+    #[must_use]
+    pub fn published() -> Self {
+        Self {
+            currency: "million tokens".to_owned(),
+            models: Vec::new(),
+        }
+    }
+
+    /// Returns the price of a model with that kind of cache. One that is not listed has the published rules, and the
+    /// price of 1 for a million tokens.
+    #[must_use]
+    pub fn of(&self, kind: CacheKind, model: &str) -> CachePrice {
+        let listed = self.models.iter();
+        let listed = listed.filter(|(of, name, _)| *of == kind && model.contains(&**name));
+        let listed = listed.max_by_key(|(_, name, _)| name.len());
+        listed.map_or_else(
+            || CachePrice {
+                rules: kind.rules(model),
+                input: 1.0,
+            },
+            |(_, _, price)| *price,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_name_wins_and_others_have_the_published_rules() {
+        let kind = CacheKind::Anthropic;
+        let price = |input| CachePrice {
+            rules: kind.rules("claude-opus-5-5"),
+            input,
+        };
+        let prices = CachePrices {
+            currency: "USD".into(),
+            models: vec![
+                (kind, "opus-5-5".into(), price(4.0)),
+                (kind, "opus-5".into(), price(5.0)),
+                (CacheKind::OpenAi, "opus-5-5-turbo".into(), price(9.0)),
+            ],
+        };
+        assert_eq!(prices.of(kind, "claude-opus-5-5-turbo").input, 4.0);
+        assert_eq!(prices.of(kind, "claude-opus-5-1").input, 5.0);
+        let other = prices.of(kind, "claude-sonnet-5");
+        assert_eq!(
+            (other.input, other.rules),
+            (1.0, kind.rules("claude-sonnet-5"))
+        );
+    }
+}
