@@ -246,7 +246,7 @@ pub(super) mod tests {
             "\nretrieval             36      100.0 %  100.0 %   10.0 %      45.0 ms     68.0 ms           3,600\n"
         ), "{table}");
         assert!(
-            table.contains("\nordered         -8.3 [-19.4, 0.0]"),
+            table.contains("\nordered         -5.6 [-13.9, 0.0]"),
             "{table}"
         );
         assert_eq!(table.matches("\nfirst ").count(), 2);
@@ -262,7 +262,7 @@ pub(super) mod tests {
         assert_eq!(arms[0]["exact_match"]["value"], 100.0);
         assert!(arms[0]["difference"].is_null());
         let difference = &arms[1]["difference"];
-        assert_eq!(difference["exact_match"]["value"], -8.3333);
+        assert_eq!(difference["exact_match"]["value"], -5.5556);
         assert_eq!(difference["exact_match"]["verdict"], "not enough questions");
         assert_eq!(difference["reused"]["value"], 7.0);
         assert_eq!(difference["ttft_ms"]["value"], -0.9);
