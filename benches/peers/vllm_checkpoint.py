@@ -33,8 +33,11 @@ special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 alphabet = pre_tokenizers.ByteLevel.alphabet()
 bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=4096, special_tokens=special, initial_alphabet=alphabet))
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+# Tools stand in the first message, behind the system text, as Qwen's own templates have them.
 tokenizer.chat_template = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% if tools and loop.first %}\n\n# Tools\n{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 tokenizer.save_pretrained(folder)

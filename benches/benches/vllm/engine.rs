@@ -74,6 +74,8 @@ impl Vllm {
             ])
             .args(["--enable-prefix-caching", "--enable-prompt-tokens-details"])
             .args(["--kv-events-config", &kv_events.to_string()])
+            // Without a parser, vLLM refuses requests with tools.
+            .args(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"])
             .args(pages.map(|pages| format!("--num-gpu-blocks-override={pages}")))
             .env("VLLM_CPU_KVCACHE_SPACE", KV_GIB)
             // Enables `/reset_prefix_cache`.

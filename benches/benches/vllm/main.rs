@@ -5,6 +5,7 @@
 //! … -- orders     cached share of all prompt tokens: client's order against each policy's, through real Envoy
 //! … -- bridge     what `foreword kv-bridge` reports as held, against what vLLM reports as cached
 //! … -- feed       what the filter believes with the bridge's feed and by answers alone; `pages=160` makes vLLM evict
+//! … -- heads      cached share where tools or system text differ between requests, as they come and stabilised
 //! … -- requests=100 pages=400
 //! ```
 //!
@@ -13,6 +14,7 @@
 
 mod engine;
 mod feed;
+mod heads;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -77,6 +79,9 @@ fn main() -> Result<ExitCode> {
     }
     if has("feed") {
         holds &= feed::feed(&vllm, &bodies)?;
+    }
+    if has("heads") {
+        holds &= heads::heads(&vllm, &corpus, requests)?;
     }
     Ok(if holds {
         ExitCode::SUCCESS

@@ -198,6 +198,39 @@ fn chats_that_cannot_be_told_apart_get_nothing_back() {
 }
 
 #[test]
+fn a_question_that_was_asked_without_contexts_gets_none_of_another_chats() {
+    let bare = turn("Why?", &[], "So.");
+    let told = |orderer: &mut Orderer, body: &str| {
+        let rewrite = orderer.rewrite(Tenant::named(""), body.as_bytes());
+        rewrite.map(|rewrite| rewrite.record).unwrap()
+    };
+    for client in [Client::OpenWebUi, Client::AnythingLlm] {
+        let asked = client.body(std::slice::from_ref(&bare));
+        let with = client.body(&[turn("Why?", &["kettle"], "So.")]);
+        let next = client.body(&[bare.clone(), turn("How?", &["cup"], "")]);
+        // The first one comes before the tenant has any state.
+        for learns in [false, true] {
+            let mut orderer = applying();
+            send(&mut orderer, "", &asked);
+            if learns {
+                let record = told(&mut applying(), &with);
+                orderer.learn(&PeerUpdate::OrderingRecord(record));
+            } else {
+                send(&mut orderer, "", &with);
+            }
+            let sent = contents(&send(&mut orderer, "", &next));
+            assert_eq!(sent[1], "Why?", "{}", client.name());
+        }
+        // Another tenant's question is no reason.
+        let mut orderer = applying();
+        send(&mut orderer, "a", &asked);
+        send(&mut orderer, "b", &with);
+        let sent = contents(&send(&mut orderer, "b", &next));
+        assert!(sent[1].contains("kettle"), "{}", client.name());
+    }
+}
+
+#[test]
 fn contexts_of_a_turn_that_a_chat_has_no_room_for_are_not_kept() {
     let mut orderer = orderer(json!({
         "conversation": {"pin": true, "max_pinned_tokens": 10}, "head": {"mode": "apply"}

@@ -49,7 +49,7 @@ impl Orderer {
         if let Some(message) = &record.context
             && self.config.pin.is_some()
         {
-            state.contexts.record(message.clone());
+            state.record_contexts(&self.bare, message.clone());
         }
         if let Some(ChatContinuation { after, added }) = &record.chat
             && let Some(path) = after.map_or(Some(Path::new()), |place| state.memory.path_to(place))

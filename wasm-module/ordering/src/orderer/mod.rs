@@ -16,7 +16,7 @@ pub use self::options::{Remembered, Rewrite, RewriteOptions, Trial};
 
 use self::heads::HeadKeep;
 use self::rewriting::Rewriting;
-use self::tenants::TenantStore;
+use self::tenants::{TenantStore, hash_of};
 use crate::body::{self, Parsed, Role, Skip};
 use crate::config::Config;
 use crate::conversation::memory::Memory;
@@ -25,7 +25,7 @@ use crate::experiment::Arm;
 use crate::feed::TenantKey;
 use crate::head::HeadReport;
 use crate::head::config::HeadMode;
-use crate::head::contexts::{self, ContextMemory, Newest, Plan};
+use crate::head::contexts::{self, BareQuestions, ContextMemory, Newest, Plan};
 use crate::head::decision::Decision;
 use crate::head::stabilise::Heads;
 use crate::standalone::{self, StandaloneDocument, StandaloneOrder};
@@ -43,6 +43,8 @@ pub struct Orderer {
     tenants: TenantStore,
     /// What is known of heads, by tenant and model.
     heads: HeadKeep,
+    /// Questions that clients sent without contexts.
+    bare: BareQuestions,
     /// What was done with the head of the last request; see [`Orderer::last_head`].
     head: HeadReport,
     /// Number of requests so far, which is the trees' time.
@@ -57,6 +59,7 @@ impl Orderer {
             config,
             tenants: TenantStore::default(),
             heads: HeadKeep::default(),
+            bare: BareQuestions::default(),
             head: HeadReport::default(),
             now: 0,
         }
@@ -153,10 +156,16 @@ impl Orderer {
             rewrite.ordered = true;
             rewrite.body = rewrite.body.take().or(read_on.map(String::into_bytes));
         }
-        if let Some(state) = self.tenants.get_mut(tenant, &parsed.model) {
+        let state = self.tenants.get_mut(tenant, &parsed.model);
+        if let Newest::Bare(keys) = &newest {
+            let owner = hash_of(tenant, &parsed.model);
+            let keys = keys.iter().flatten();
+            keys.for_each(|key| self.bare.add(owner, *key));
+        }
+        if let Some(state) = state {
             let message = match newest {
                 Newest::Contexts(message) if rewrite.is_ok() => {
-                    state.contexts.record(message.clone());
+                    state.record_contexts(&self.bare, message.clone());
                     Some(message)
                 }
                 Newest::Contexts(_) | Newest::Known => None,
@@ -311,6 +320,7 @@ impl Orderer {
     pub fn clear(&mut self) {
         self.tenants = TenantStore::default();
         self.heads = HeadKeep::default();
+        self.bare = BareQuestions::default();
     }
 
     /// Returns the number of trees.

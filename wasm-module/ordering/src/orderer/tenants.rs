@@ -4,7 +4,8 @@ use crate::config::Config;
 use crate::conversation::memory::Memory;
 use crate::engines::EngineId;
 use crate::feed::TenantKey;
-use crate::head::contexts::ContextMemory;
+use crate::head::contexts::{BareQuestions, ContextMemory};
+use crate::head::decision::ContextMessage;
 use crate::peer_update::SentRun;
 use crate::policy::Policy;
 use crate::tenant::Tenant;
@@ -111,6 +112,23 @@ impl TenantStore {
 }
 
 impl TenantState {
+    /// Records that a message was sent with contexts. They are nobody's where the same words may have been sent bare.
+    pub(super) fn record_contexts(&mut self, bare: &BareQuestions, message: ContextMessage) {
+        let key = message.key;
+        let owner = hash_of(self.tenant(), &self.model);
+        self.contexts.record(message);
+        if bare.may_hold(owner, key) {
+            self.contexts.contest(key);
+        }
+    }
+
+    fn tenant(&self) -> Tenant<'_> {
+        Tenant {
+            name: &self.tenant,
+            key: self.key,
+        }
+    }
+
     /// Records that these documents were sent: the engine is expected to hold them, and the policy learns their order.
     pub(super) fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
@@ -120,6 +138,11 @@ impl TenantState {
             self.trees.of(engine).hold(run.scope, &run.documents);
         }
     }
+}
+
+/// Returns the hash of [`key_of`].
+pub(super) fn hash_of(tenant: Tenant<'_>, model: &str) -> u128 {
+    xxhash_rust::xxh3::xxh3_128(key_of(tenant, model).as_bytes())
 }
 
 /// Returns a key for a tenant and a model, framed so that no two pairs share one.

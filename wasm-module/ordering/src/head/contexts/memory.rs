@@ -8,6 +8,10 @@
 //! - When the same words were sent with other contexts, nobody knows whose are whose. Continuations that took theirs before
 //!   keep them, and no other one gets any. So it is when they were sent without contexts, or with more than a chat may keep.
 //! - What was forgotten for lack of room is remembered as that: it may have been anything.
+//! - A question without contexts is remembered even where a tenant has no state yet, or has it no longer ([`BareQuestions`]).
+//!
+//! Other workers are told of contexts, and not of questions without: one that hears of the contexts alone may give them to a chat
+//! whose bare question went elsewhere, if both chats have the same words up to there.
 //!
 //! Whoever may ask in a tenant's name, as the same user, and knows how a chat began may still be the first to go on with it.
 //! The tenant is the boundary, as for documents that are pinned.
@@ -96,6 +100,24 @@ impl Forgotten {
                 .iter()
                 .all(|(word, bit)| generation.get(*word).is_some_and(|word| word & bit != 0))
         })
+    }
+}
+
+/// Questions that were sent without contexts, of all tenants and models: the last thousands of them, and others by chance.
+///
+/// A tenant that has sent no documents has no state, and its state may have been evicted; its questions count all the same.
+#[derive(Debug, Default)]
+pub(crate) struct BareQuestions(Forgotten);
+
+impl BareQuestions {
+    /// Remembers that the message known by `key` was sent without contexts; `owner` stands for its tenant and model.
+    pub(crate) fn add(&mut self, owner: u128, key: u128) {
+        self.0.add(owner ^ key);
+    }
+
+    /// Returns whether such a message may have been sent; it is certain for the last thousands.
+    pub(crate) fn may_hold(&self, owner: u128, key: u128) -> bool {
+        self.0.may_hold(owner ^ key)
     }
 }
 

@@ -19,7 +19,7 @@
 pub(crate) mod memory;
 mod question;
 
-pub(crate) use self::memory::ContextMemory;
+pub(crate) use self::memory::{BareQuestions, ContextMemory};
 
 use super::config::HeadMode;
 use super::decision::{Claim, ContextMessage, Decision};

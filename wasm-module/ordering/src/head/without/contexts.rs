@@ -31,6 +31,18 @@ impl ContextMemory {
     pub(crate) fn claim(&mut self, _: u128, _: Chain) {}
 }
 
+/// Questions that were sent without contexts: none is remembered.
+#[derive(Debug, Default)]
+pub(crate) struct BareQuestions;
+
+impl BareQuestions {
+    pub(crate) fn add(&mut self, _: u128, _: u128) {}
+
+    pub(crate) fn may_hold(&self, _: u128, _: u128) -> bool {
+        false
+    }
+}
+
 /// How a body is read on: as it came.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
