@@ -58,6 +58,7 @@ mod salt;
 mod shared;
 #[cfg(not(target_arch = "wasm32"))]
 mod shared_data;
+mod swap;
 #[cfg(test)]
 mod tests;
 mod usage;

@@ -12,6 +12,7 @@
 //! its main thread, in a VM of its own, before any worker's. Only the owner of a position writes its slot.
 
 use crate::host::{Host, HostError};
+use crate::swap;
 
 /// A ring of entries in the proxy's shared data.
 #[derive(Debug)]
@@ -52,9 +53,7 @@ impl Ring {
             prefix,
             entries,
         };
-        if host.shared_data(&ring.head)?.is_none() {
-            host.set_shared_data(&ring.head, &0_u64.to_le_bytes(), None)?;
-        }
+        swap::create(host, &ring.head, &0_u64.to_le_bytes())?;
         Ok(ring)
     }
 
@@ -63,17 +62,8 @@ impl Ring {
     }
 
     pub(super) fn head(&self, host: &impl Host) -> Result<Head, HostError> {
-        const CALL: &str = "shared_data";
-        let missing = HostError {
-            call: CALL,
-            status: NO_HEAD,
-        };
-        let (next, number) = host.shared_data(&self.head)?.ok_or(missing)?;
-        let next = <[u8; 8]>::try_from(next.as_slice()).map_err(|_| missing)?;
-        Ok(Head {
-            next: u64::from_le_bytes(next),
-            number,
-        })
+        let (next, number) = read_head(host, &self.head)?;
+        Ok(Head { next, number })
     }
 
     /// Writes an entry behind all others and returns its position. Returns `None` if others were faster every time. A
@@ -94,19 +84,12 @@ impl Ring {
     pub(super) fn reserve(
         &self,
         host: &impl Host,
-        mut seen: Option<Head>,
+        seen: Option<Head>,
     ) -> Result<Option<u64>, HostError> {
-        for _ in 0..ATTEMPTS {
-            let head = match seen.take() {
-                Some(head) => head,
-                None => self.head(host)?,
-            };
-            let next = head.next.wrapping_add(1).to_le_bytes();
-            if host.set_shared_data(&self.head, &next, Some(head.number))? {
-                return Ok(Some(head.next));
-            }
-        }
-        Ok(None)
+        let seen = seen.map(|head| (head.next, head.number));
+        swap::change(host, &self.head, seen, read_head, |next| {
+            next.wrapping_add(1).to_le_bytes().to_vec()
+        })
     }
 
     pub(super) fn write(
@@ -145,11 +128,19 @@ impl Ring {
     }
 }
 
+/// Reads how many positions were given out so far, and the number of the last change.
+fn read_head<H: Host>(host: &H, key: &str) -> Result<(u64, u32), HostError> {
+    let missing = HostError {
+        call: "shared_data",
+        status: NO_HEAD,
+    };
+    let (next, number) = host.shared_data(key)?.ok_or(missing)?;
+    let next = <[u8; 8]>::try_from(next.as_slice()).map_err(|_| missing)?;
+    Ok((u64::from_le_bytes(next), number))
+}
+
 /// Version of the ring's layout; a build with another layout uses another ring.
 const LAYOUT: &str = "1";
-
-/// Most times that a writer may lose a race for a position. A race takes a microsecond, and the winner has a position.
-const ATTEMPTS: u32 = 16;
 
 /// Status for a head that is missing or malformed.
 const NO_HEAD: u32 = 200;

@@ -17,7 +17,7 @@ pub(super) struct EngineHealth {
 }
 
 impl EngineHealth {
-    pub(super) fn read(host: &impl Host, key: &str) -> Result<(Self, u32), HostError> {
+    pub(super) fn read<H: Host>(host: &H, key: &str) -> Result<(Self, u32), HostError> {
         let not_ours = HostError {
             call: "shared_data",
             status: NO_STATE,

@@ -21,6 +21,7 @@ use self::health::EngineHealth;
 use self::responses::KeptResponses;
 pub(crate) use crate::config::{EngineConfig, FeedConfig};
 use crate::host::{Host, HostError};
+use crate::swap;
 
 /// The engines behind the gateway.
 #[derive(Debug)]
@@ -62,9 +63,7 @@ impl Engines {
         if list.len() > 1 {
             for engine in list {
                 let key = format!("foreword/engine/{}/{ring}/{}", health::LAYOUT, engine.name);
-                if host.shared_data(&key)?.is_none() {
-                    host.set_shared_data(&key, &EngineHealth::default().bytes(), None)?;
-                }
+                swap::create(host, &key, &EngineHealth::default().bytes())?;
                 engines.keys.push(key);
             }
             engines.responses = KeptResponses::open(host, list, ring)?;
@@ -204,16 +203,11 @@ impl Engines {
         let Some(key) = self.keys.get(usize::from(engine.0)) else {
             return;
         };
-        for _ in 0..ATTEMPTS {
-            let Ok((mut state, number)) = EngineHealth::read(host, key) else {
-                return;
-            };
-            change(&mut state);
-            match host.set_shared_data(key, &state.bytes(), Some(number)) {
-                Ok(false) => {}
-                Ok(true) | Err(_) => return,
-            }
-        }
+        let _ = swap::change(host, key, None, EngineHealth::read, |health| {
+            let mut health = *health;
+            change(&mut health);
+            health.bytes()
+        });
     }
 }
 
@@ -223,7 +217,6 @@ pub(crate) const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
 
 /// Most addresses in the header: more than Envoy retries.
 const MAX_DESTINATIONS: usize = 8;
-const ATTEMPTS: u32 = 16;
 
 #[cfg(test)]
 mod tests {

@@ -13,6 +13,7 @@ use foreword_ordering::document::Fingerprint;
 
 use super::EngineConfig;
 use crate::host::{Host, HostError};
+use crate::swap;
 
 /// See the module's text.
 #[derive(Debug, Default)]
@@ -33,9 +34,7 @@ impl KeptResponses {
         let mut pages = Vec::with_capacity(PAGES);
         for page in 0..PAGES {
             let key = format!("foreword/responses/{LAYOUT}/{ring}/{page}");
-            if host.shared_data(&key)?.is_none() {
-                host.set_shared_data(&key, &[], None)?;
-            }
+            swap::create(host, &key, &[])?;
             pages.push(key);
         }
         let engines = list.iter().map(|engine| hash_of(&[&engine.name]));
@@ -64,21 +63,15 @@ impl KeptResponses {
         let (Some(key), Some(name)) = (self.page(hash), name) else {
             return;
         };
-        for _ in 0..ATTEMPTS {
-            let Ok(Some((page, number))) = host.shared_data(key) else {
-                return;
-            };
+        let _ = swap::change(host, key, None, read_page, |page| {
             let (entries, _) = page.as_chunks::<ENTRY>();
             let mut new = [hash.to_le_bytes(), name.to_le_bytes()].concat();
             let others = entries.iter().filter(|entry| read(entry).0 != hash);
             for entry in others.take(MAX_ENTRIES - 1) {
                 new.extend_from_slice(entry);
             }
-            match host.set_shared_data(key, &new, Some(number)) {
-                Ok(false) => {}
-                Ok(true) | Err(_) => return,
-            }
-        }
+            new
+        });
     }
 
     fn page(&self, hash: u64) -> Option<&str> {
@@ -91,6 +84,13 @@ impl KeptResponses {
 fn hash_of(parts: &[&str]) -> u64 {
     let parts: Vec<&[u8]> = parts.iter().map(|part| part.as_bytes()).collect();
     Fingerprint::of(&parts).0
+}
+
+fn read_page<H: Host>(host: &H, key: &str) -> Result<(Vec<u8>, u32), HostError> {
+    host.shared_data(key)?.ok_or(HostError {
+        call: "shared_data",
+        status: NO_PAGE,
+    })
 }
 
 fn read(entry: &[u8; ENTRY]) -> (u64, u64) {
@@ -107,7 +107,8 @@ const PAGES: usize = 64;
 const MAX_ENTRIES: usize = 64;
 /// Bytes: the response's hash, and its engine's.
 const ENTRY: usize = 16;
-const ATTEMPTS: u32 = 16;
+/// Status for a page that is missing.
+const NO_PAGE: u32 = 204;
 
 #[cfg(test)]
 mod tests {

@@ -5,6 +5,7 @@
 //! decides between two that look at once.
 
 use crate::host::{Host, HostError};
+use crate::swap;
 
 /// A worker's claim to a lease.
 #[derive(Debug)]
@@ -20,25 +21,19 @@ impl Lease {
         let key = format!("foreword/lease/{LAYOUT}/{name}");
         let counter = format!("{key}/holders");
         for key in [&key, &counter] {
-            if host.shared_data(key)?.is_none() {
-                host.set_shared_data(key, &Term::default().bytes(), None)?;
-            }
+            swap::create(host, key, &Term::default().bytes())?;
         }
-        for _ in 0..ATTEMPTS {
-            let (last, number) = read(host, &counter)?;
-            let holder = last.holder.wrapping_add(1);
-            let next = Term {
-                holder,
-                until_ms: 0,
-            };
-            if host.set_shared_data(&counter, &next.bytes(), Some(number))? {
-                return Ok(Self { key, holder });
-            }
-        }
-        Err(HostError {
+        let next = |last: &Term| Term {
+            holder: last.holder.wrapping_add(1),
+            until_ms: 0,
+        };
+        let last = swap::change(host, &counter, None, read, |last| next(last).bytes().into())?;
+        let last = last.ok_or(HostError {
             call: "set_shared_data",
             status: CONTENDED,
-        })
+        })?;
+        let Term { holder, .. } = next(&last);
+        Ok(Self { key, holder })
     }
 
     /// Returns whether this worker holds the lease, from now on for [`TERM_MS`] unless it is renewed.
@@ -78,7 +73,7 @@ impl Term {
     }
 }
 
-fn read(host: &impl Host, key: &str) -> Result<(Term, u32), HostError> {
+fn read<H: Host>(host: &H, key: &str) -> Result<(Term, u32), HostError> {
     let not_ours = HostError {
         call: "shared_data",
         status: NOT_A_LEASE,
@@ -97,7 +92,6 @@ fn read(host: &impl Host, key: &str) -> Result<(Term, u32), HostError> {
 pub(super) const TERM_MS: u64 = 3_000;
 
 const LAYOUT: &str = "1";
-const ATTEMPTS: u32 = 16;
 const NOT_A_LEASE: u32 = 201;
 const CONTENDED: u32 = 202;
 
