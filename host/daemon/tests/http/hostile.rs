@@ -197,6 +197,8 @@ async fn places_that_nobody_gives_back_make_a_server_unready() {
     .await;
     house.steps.hold(0);
     let running = begin(house.address(), PATH, &streaming("first")).await;
+    // Until it runs, it stands where the second is to wait.
+    until("the first runs", || house.stats().running == 1).await;
     let waiting = begin(house.address(), PATH, &streaming("second")).await;
     until("both are inside", || house.app().gate.inside() == 2).await;
     assert_eq!(get(house.internal(), "/readyz").await.status, 200);
