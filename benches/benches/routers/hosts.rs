@@ -6,6 +6,8 @@
 //!                                                             Foreword: the filter orders and names it, with the feeds
 //! ```
 //!
+//! With [`peers`], routers from PyPI stand between Envoy and their hosts instead.
+//!
 //! The routers get the same requests in turns of [`CLIENTS`] at once, so that whatever else the machine does hits all
 //! alike. Reuse and load are the hosts' own counters, times are the clients'.
 
@@ -21,12 +23,34 @@ use foreword_tests::{Fallback, Gateway, GatewayOptions, Host};
 use serde_json::{Value, json};
 
 use crate::ENGINES;
+use crate::peers::{self, EventPorts, Peer, RunningPeer};
 use crate::text_prefix::{self, TextPrefix};
 
 const CLIENTS: usize = 3;
-const REQUESTS: usize = 600;
-/// Room in each host's cache, in prompts of about 360 tokens: each engine holds a small part of what is asked for.
-const KV_TOKENS: &str = "14336";
+
+/// What the hosts hold, and how long documents are.
+#[derive(Clone, Copy)]
+struct Scale {
+    requests: usize,
+    /// Room in each host's cache, in tokens.
+    kv_tokens: u32,
+    /// Sentences of each document, of nine tokens each.
+    sentences: usize,
+}
+
+/// Prompts of about 360 tokens, of which each engine holds a small part of what is asked for.
+const SMALL: Scale = Scale {
+    requests: 600,
+    kv_tokens: 14_336,
+    sentences: 8,
+};
+
+/// Documents of some 200 tokens; each engine holds some 40 prompts of eight.
+const LARGE: Scale = Scale {
+    requests: 900,
+    kv_tokens: 60_000,
+    sentences: 22,
+};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Router {
@@ -34,6 +58,8 @@ enum Router {
     LeastRequest,
     TextPrefix,
     Foreword,
+    /// One from PyPI.
+    Peer(Peer),
 }
 
 /// A router with its engines, and what its clients have seen.
@@ -42,21 +68,83 @@ struct Variant {
     router: Router,
     hosts: Vec<Host>,
     gateway: Gateway,
+    /// A router between Envoy and the hosts.
+    _peer: Option<RunningPeer>,
     texts: TextPrefix,
+    scale: Scale,
     /// Seconds to the first event of each answer.
     times: Vec<f64>,
 }
 
-/// Prints the table that compares the routers.
+/// Prints the table that compares Envoy's routers and the filter's choice.
 pub(crate) fn compare() -> Result<()> {
-    let trace = workload::bursty(1, REQUESTS, workload::Bursty::default());
-    let mut variants = [
-        Variant::start("round-robin", Router::RoundRobin, false)?,
-        Variant::start("round-robin, Foreword's order", Router::RoundRobin, true)?,
-        Variant::start("least request", Router::LeastRequest, false)?,
-        Variant::start("text prefix", Router::TextPrefix, false)?,
-        Variant::start("Foreword", Router::Foreword, true)?,
+    let trace = workload::bursty(1, SMALL.requests, workload::Bursty::default());
+    let arms = [
+        ("round-robin", Router::RoundRobin, false),
+        ("round-robin, Foreword's order", Router::RoundRobin, true),
+        ("least request", Router::LeastRequest, false),
+        ("text prefix", Router::TextPrefix, false),
+        ("Foreword", Router::Foreword, true),
     ];
+    run("bursty 0.6, k = 5", &trace, SMALL, &arms)
+}
+
+/// Prints a table for each trace that compares routers from PyPI with the filter's choice, if they are there.
+pub(crate) fn compare_peers() -> Result<()> {
+    if std::env::var_os(peers::PYTHON).is_none() {
+        println!(
+            "SKIPPED: {} does not name a Python with the routers",
+            peers::PYTHON
+        );
+        return Ok(());
+    }
+    let arms = [
+        ("round-robin", Router::RoundRobin, false),
+        (
+            "sglang-router, cache_aware",
+            Router::Peer(peers::SGLANG),
+            false,
+        ),
+        ("vllm-router, cache_aware", Router::Peer(peers::VLLM), false),
+        ("vllm-router, kv_aware", Router::Peer(peers::VLLM_KV), false),
+        ("smg, cache_aware", Router::Peer(peers::SMG), false),
+        (
+            "sglang-router, Foreword's order",
+            Router::Peer(peers::SGLANG),
+            true,
+        ),
+        (
+            "vllm-router, Foreword's order",
+            Router::Peer(peers::VLLM),
+            true,
+        ),
+        (
+            "vllm-router, kv_aware, Foreword's order",
+            Router::Peer(peers::VLLM_KV),
+            true,
+        ),
+        ("smg, Foreword's order", Router::Peer(peers::SMG), true),
+        ("**Foreword**", Router::Foreword, true),
+    ];
+    let requests = foreword_benches::number("requests").unwrap_or(LARGE.requests);
+    let scale = Scale { requests, ..LARGE };
+    for (name, trace) in crate::simulated::traces() {
+        run(name, &trace(1, requests), scale, &arms)?;
+    }
+    Ok(())
+}
+
+/// Sends a trace to all routers in turns, and prints their table.
+fn run(
+    name: &str,
+    trace: &[Request],
+    scale: Scale,
+    arms: &[(&'static str, Router, bool)],
+) -> Result<()> {
+    let arms = arms.iter();
+    let variants =
+        arms.map(|&(name, router, ordered)| Variant::start(name, router, ordered, scale));
+    let mut variants: Vec<Variant> = variants.collect::<Result<_>>()?;
     for (turn, requests) in trace.chunks(CLIENTS).enumerate() {
         for at in 0..variants.len() {
             let index = (at + turn) % variants.len();
@@ -64,14 +152,16 @@ pub(crate) fn compare() -> Result<()> {
         }
     }
     println!(
-        "{REQUESTS} requests (bursty 0.6, k = 5), {ENGINES} hosts, {CLIENTS} at once, in turns"
+        "\n{} requests ({name}), {ENGINES} hosts of {} KV tokens, {CLIENTS} at once, in turns",
+        trace.len(),
+        scale.kv_tokens
     );
     println!(
-        "| router | prompt tokens | cached | busiest / mean | first token, mean | of round-robin's |"
+        "| router | prompt tokens | cached | busiest / mean | first token, mean | p95 | mean, of round-robin's |"
     );
-    println!("| --- | ---: | ---: | ---: | ---: | ---: |");
+    println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: |");
     let base = mean(&variants[0].times);
-    for variant in &variants {
+    for variant in &mut variants {
         let counts = variant.hosts.iter().map(counts);
         let counts: Vec<(f64, f64)> = counts.collect::<Result<_>>()?;
         let prompt: f64 = counts.iter().map(|(prompt, _)| prompt).sum();
@@ -79,12 +169,14 @@ pub(crate) fn compare() -> Result<()> {
         let computed = counts.iter().map(|(prompt, cached)| prompt - cached);
         let busiest = computed.fold(0.0, f64::max);
         let time = mean(&variant.times);
+        variant.times.sort_by(f64::total_cmp);
         println!(
-            "| {} | {prompt} | {:.1} % | {:.2} | {:.0} ms | {:.2} |",
+            "| {} | {prompt} | {:.1} % | {:.2} | {:.0} ms | {:.0} ms | {:.2} |",
             variant.name,
             100.0 * cached / prompt,
             busiest * ENGINES as f64 / (prompt - cached),
             1_000.0 * time,
+            1_000.0 * variant.times[variant.times.len() * 95 / 100],
             time / base,
         );
     }
@@ -92,11 +184,24 @@ pub(crate) fn compare() -> Result<()> {
 }
 
 impl Variant {
-    fn start(name: &'static str, router: Router, ordered: bool) -> Result<Self> {
+    fn start(name: &'static str, router: Router, ordered: bool, scale: Scale) -> Result<Self> {
         let model = repository().join("host/engine/fixtures/qwen2");
-        let args = ["--name", "tiny", "--kv-tokens", KV_TOKENS];
         let binary = host_binary("release")?;
-        let hosts = (0..ENGINES).map(|_| Host::start_binary(&binary, &model, &args));
+        let events: Vec<EventPorts> = (0..ENGINES)
+            .map(|_| EventPorts::free())
+            .collect::<Result<_>>()?;
+        let hosts = events.iter().map(|events| {
+            let kv_tokens = scale.kv_tokens.to_string();
+            let mut arguments: Vec<String> = ["--name", "tiny", "--kv-tokens", &kv_tokens]
+                .map(Into::into)
+                .into();
+            if let Router::Peer(peer) = router {
+                arguments.extend(["--drop-in".into(), peer.drop_in.into()]);
+                arguments.extend(events.arguments());
+            }
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            Host::start_binary(&binary, &model, &arguments)
+        });
         let hosts: Vec<Host> = hosts.collect::<Result<_>>().context(name)?;
         let addresses: [SocketAddr; ENGINES] = std::array::from_fn(|at| hosts[at].address());
         let engines: Vec<Value> = ["a", "b", "c"]
@@ -112,23 +217,31 @@ impl Variant {
             (true, Router::Foreword) => Some(json!({"engines": engines})),
             (true, _) => Some(json!({})),
         };
+        let peer = match router {
+            Router::Peer(peer) => Some(RunningPeer::start(peer, &hosts, &events).context(name)?),
+            _ => None,
+        };
+        let behind = peer.is_none();
         let options = GatewayOptions {
-            engines: Some(addresses),
-            feeds: Some(std::array::from_fn(|at| hosts[at].internal())),
+            engines: behind.then_some(addresses),
+            feeds: behind.then(|| std::array::from_fn(|at| hosts[at].internal())),
+            rate_limit: false,
             fallback: match router {
                 Router::RoundRobin => Fallback::RoundRobin,
                 _ => Fallback::LeastRequest,
             },
             plugin,
             concurrency: 2,
-            ..GatewayOptions::new(addresses[0])
+            ..GatewayOptions::new(peer.as_ref().map_or(addresses[0], |peer| peer.address))
         };
         Ok(Self {
             name,
             router,
             gateway: Gateway::start(&options).context(name)?,
+            _peer: peer,
             hosts,
             texts: TextPrefix::default(),
+            scale,
             times: Vec::new(),
         })
     }
@@ -139,11 +252,12 @@ impl Variant {
         let messages: Vec<Vec<u8>> = requests
             .iter()
             .map(|request| {
-                let body = body(request).to_string();
+                let text = |document: &Retrieved| text(document, self.scale.sentences);
+                let body = body(request, text).to_string();
                 if self.router != Router::TextPrefix {
                     return post(body.as_bytes());
                 }
-                let texts: Vec<String> = request.documents.iter().map(text).collect();
+                let texts: Vec<String> = request.documents.iter().map(&text).collect();
                 let blocks = text_prefix::chain(texts.iter().map(String::as_bytes));
                 let engine = self.texts.choose(&blocks, &queues, turn);
                 self.texts.sent(engine, &blocks);
@@ -189,7 +303,7 @@ fn first_event(address: SocketAddr, message: &[u8]) -> Result<f64> {
     Ok(elapsed)
 }
 
-fn body(request: &Request) -> Value {
+fn body(request: &Request, text: impl Fn(&Retrieved) -> String) -> Value {
     let documents: String = request.documents.iter().map(text).collect();
     let content = format!("{documents}Why?");
     json!({
@@ -200,10 +314,10 @@ fn body(request: &Request) -> Value {
     })
 }
 
-/// Some 70 tokens of the tiny model's.
-fn text(document: &Retrieved) -> String {
+/// A document of so many sentences, of about nine tokens each.
+fn text(document: &Retrieved, sentences: usize) -> String {
     let id = &document.label;
-    let words = format!("What {id} says of it. ").repeat(8);
+    let words = format!("What {id} says of it. ").repeat(sentences);
     format!("<document id=\"{id}\">{words}</document>\n")
 }
 

@@ -1,8 +1,9 @@
 //! Three engines behind one gateway: which router reuses most, and how evenly it loads them.
 //!
-//! `cargo bench -p foreword-benches --bench routers [-- simulated|hosts]`
+//! `cargo bench -p foreword-benches --bench routers [-- simulated|hosts|peers]`
 
 mod hosts;
+mod peers;
 mod simulated;
 mod text_prefix;
 
@@ -21,6 +22,9 @@ fn main() -> Result<()> {
     // Processes of release builds: nothing that a test waits for.
     if benching && tables.has("hosts") {
         hosts::compare()?;
+    }
+    if benching && tables.has("peers") {
+        hosts::compare_peers()?;
     }
     Ok(())
 }

@@ -77,12 +77,11 @@ enum Load {
     Clients(usize),
 }
 
-type Generator = Box<dyn Fn(u64, usize) -> Trace>;
+pub(crate) type Generator = Box<dyn Fn(u64, usize) -> Trace>;
 
-/// Prints a table for each trace and load; short ones unless `benching`.
-pub(crate) fn compare(benching: bool) {
-    let requests = if benching { REQUESTS } else { 60 };
-    let mut traces: Vec<(&str, Generator)> = vec![
+/// The traces of all comparisons, by seed and number of requests: generated ones, and XQuAD's where it is there.
+pub(crate) fn traces() -> Vec<(&'static str, Generator)> {
+    let mut traces: Vec<(&'static str, Generator)> = vec![
         (
             "bursty 0.6, k = 5",
             Box::new(|seed, requests| {
@@ -116,7 +115,13 @@ pub(crate) fn compare(benching: bool) {
         }
         Err(reason) => println!("without XQuAD: {reason}"),
     }
-    for (name, trace) in &traces {
+    traces
+}
+
+/// Prints a table for each trace and load; short ones unless `benching`.
+pub(crate) fn compare(benching: bool) {
+    let requests = if benching { REQUESTS } else { 60 };
+    for (name, trace) in &traces() {
         for (load, label) in [
             (Load::Share(0.4), "40 % load"),
             (Load::Share(0.8), "80 % load"),
