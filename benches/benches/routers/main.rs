@@ -1,7 +1,8 @@
 //! Three engines behind one gateway: which router reuses most, and how evenly it loads them.
 //!
-//! `cargo bench -p foreword-benches --bench routers [-- simulated|hosts|peers]`
+//! `cargo bench -p foreword-benches --bench routers [-- simulated|gateways|hosts|peers]`
 
+mod gateways;
 mod hosts;
 mod peers;
 mod simulated;
@@ -18,6 +19,9 @@ fn main() -> Result<()> {
     let tables = Tables::asked_for();
     if tables.has("simulated") {
         simulated::compare(benching);
+    }
+    if tables.has("gateways") {
+        gateways::compare(benching);
     }
     // Processes of release builds: nothing that a test waits for.
     if benching && tables.has("hosts") {

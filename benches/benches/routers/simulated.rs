@@ -16,7 +16,9 @@ use std::collections::{HashMap, VecDeque};
 use foreword_benches::xquad;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
-use foreword_ordering::{Config, EngineCandidate, EngineId, Orderer, RewriteOptions, Tenant};
+use foreword_ordering::{
+    Config, EngineCandidate, EngineId, Orderer, Rewrite, RewriteOptions, Tenant,
+};
 use foreword_simulation::{Capacity, EngineCache, Request, Retrieved, Trace, workload};
 use serde_json::json;
 
@@ -26,11 +28,11 @@ use crate::{ENGINES, in_turn};
 const REQUESTS: usize = 1_000;
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;
 /// Room in each engine's cache, in average prompts.
-const PROMPTS: u32 = 40;
+pub(crate) const PROMPTS: u32 = 40;
 /// Tokens that an engine prefills in a second.
-const RATE: f64 = 10_000.0;
+pub(crate) const RATE: f64 = 10_000.0;
 /// Seconds that an engine takes for a request besides its documents: the question, the hint, the step itself.
-const FIXED: f64 = 0.008;
+pub(crate) const FIXED: f64 = 0.008;
 /// Seconds between the first token of an answer and the next request of a client that waited for it.
 const ANSWER: f64 = 0.02;
 
@@ -170,16 +172,25 @@ struct Figures {
     p99_ms: f64,
 }
 
-struct Engine {
-    cache: EngineCache,
+pub(crate) struct Engine {
+    pub(crate) cache: EngineCache,
     /// When it will have computed all that it was sent.
-    free_at: f64,
+    pub(crate) free_at: f64,
     /// When each request that waits will have been computed, and its uncached tokens.
     waiting: VecDeque<(f64, u64)>,
     computed: u64,
 }
 
 impl Engine {
+    pub(crate) fn new(capacity: Capacity) -> Self {
+        Self {
+            cache: EngineCache::new(capacity),
+            free_at: 0.0,
+            waiting: VecDeque::new(),
+            computed: 0,
+        }
+    }
+
     fn forget_computed(&mut self, now: f64) {
         while self.waiting.front().is_some_and(|(end, _)| *end <= now) {
             self.waiting.pop_front();
@@ -243,14 +254,7 @@ impl Arrivals {
 
 fn run(trace: &Trace, router: Router, ordering: Ordering, load: Load, seed: u64) -> Figures {
     let capacity = Capacity::of_prompts(PROMPTS, trace);
-    let mut engines: Vec<Engine> = (0..ENGINES)
-        .map(|_| Engine {
-            cache: EngineCache::new(capacity),
-            free_at: 0.0,
-            waiting: VecDeque::new(),
-            computed: 0,
-        })
-        .collect();
+    let mut engines: Vec<Engine> = (0..ENGINES).map(|_| Engine::new(capacity)).collect();
     let trees = if ordering == Ordering::Before {
         ENGINES
     } else {
@@ -269,7 +273,7 @@ fn run(trace: &Trace, router: Router, ordering: Ordering, load: Load, seed: u64)
         }
         let queues = std::array::from_fn(|engine| engines[engine].waiting.len());
         let before = (ordering == Ordering::Before)
-            .then(|| decide(&mut orderer, &[EngineCandidate::default()], request).1);
+            .then(|| decide(&mut orderer, &[EngineCandidate::default()], request).sent);
         let seen = before.as_ref().unwrap_or(&request.documents);
         let chosen = match router {
             Router::RoundRobin => Some(at % ENGINES),
@@ -286,7 +290,10 @@ fn run(trace: &Trace, router: Router, ordering: Ordering, load: Load, seed: u64)
             .collect();
         let (engine, sent) = match ordering {
             Ordering::Client => (usize::from(choices[0].engine.0), request.documents.clone()),
-            Ordering::Engine => decide(&mut orderer, &choices, request),
+            Ordering::Engine => {
+                let decision = decide(&mut orderer, &choices, request);
+                (decision.engine, decision.sent)
+            }
             Ordering::Before => (usize::from(choices[0].engine.0), seen.clone()),
         };
         texts.sent(engine, &chain(&sent));
@@ -314,7 +321,7 @@ fn run(trace: &Trace, router: Router, ordering: Ordering, load: Load, seed: u64)
 }
 
 /// An orderer whose trees know as much as so many engines hold.
-fn orderer(capacity: Capacity, engines: u64) -> Orderer {
+pub(crate) fn orderer(capacity: Capacity, engines: u64) -> Orderer {
     let config = json!({
         "hint": {"enabled": false},
         "tree": {"max_tokens": capacity.tokens.unwrap_or(0) * engines},
@@ -324,12 +331,20 @@ fn orderer(capacity: Capacity, engines: u64) -> Orderer {
     Orderer::new(Config::from_json(config.to_string().as_bytes()).unwrap())
 }
 
-/// What the core makes of the request: the engine, and the documents in the order sent.
-fn decide(
+/// What the core makes of a request.
+pub(crate) struct Decision {
+    pub(crate) engine: usize,
+    /// The documents in the order sent.
+    pub(crate) sent: Vec<Retrieved>,
+    pub(crate) rewrite: Rewrite,
+}
+
+/// Lets the core order the request and choose its engine.
+pub(crate) fn decide(
     orderer: &mut Orderer,
     choices: &[EngineCandidate],
     request: &Request,
-) -> (usize, Vec<Retrieved>) {
+) -> Decision {
     let documents = request.documents.iter().map(text);
     let content = documents.collect::<String>();
     let body = json!({"model": "m", "messages": [{"role": "user", "content": content}]});
@@ -344,8 +359,11 @@ fn decide(
     let found = listed[0].documents.iter().map(|found| found.fingerprint);
     let known: HashMap<Fingerprint, &Retrieved> = found.zip(&request.documents).collect();
     let sent = rewrite.path.runs[0].documents.iter();
-    let sent = sent.map(|document| known[document].clone()).collect();
-    (usize::from(rewrite.record.engine().0), sent)
+    Decision {
+        engine: usize::from(rewrite.record.engine().0),
+        sent: sent.map(|document| known[document].clone()).collect(),
+        rewrite,
+    }
 }
 
 /// A document of as many estimated tokens as it counts in the engine's model.
@@ -356,7 +374,7 @@ fn text(document: &Retrieved) -> String {
     format!("<doc id=\"{id}\">{}</doc>", &words[..bytes])
 }
 
-fn tokens_of(request: &Request) -> u64 {
+pub(crate) fn tokens_of(request: &Request) -> u64 {
     let documents = request.documents.iter();
     documents.map(|document| u64::from(document.tokens)).sum()
 }

@@ -43,7 +43,7 @@ pub struct EngineCandidate {
 }
 
 /// Most engines that trees are kept for.
-pub const MAX_ENGINES: u16 = 64;
+pub const MAX_ENGINES: u16 = 256;
 
 /// The cost of a computed token while nobody waits, in halves of a token of waiting time: its own time (1), and the cached
 /// token that it displaces (1.5).

@@ -224,11 +224,11 @@ mod tests {
     #[test]
     fn a_wrong_value_is_named_with_its_limit_and_a_secret_is_not() {
         let one = json!({"name": "a", "address": "10.0.0.1:1"});
-        let many: Vec<Value> = (0..65).map(|_| one.clone()).collect();
+        let many: Vec<Value> = (0..257).map(|_| one.clone()).collect();
         for (value, words) in [
-            (json!({}), ["engines: {}", "a list of 1 to 64"]),
-            (json!([]), ["engines: []", "a list of 1 to 64"]),
-            (json!(many), ["engines: [", "a list of 1 to 64"]),
+            (json!({}), ["engines: {}", "a list of 1 to 256"]),
+            (json!([]), ["engines: []", "a list of 1 to 256"]),
+            (json!(many), ["engines: [", "a list of 1 to 256"]),
             (
                 json!([{"name": "a", "adress": "x"}]),
                 ["engines: ", "name, address, feed"],
