@@ -6,8 +6,9 @@
 //!                            └─ records ──┴──── feed: stored ◀─────┘      each told to all gateways after its delay
 //! ```
 //!
-//! A gateway knows its own requests at once, and only their load. What others sent it learns from the engines' feeds, when
-//! the prompt is computed, or, as an alternative, from the other gateways' records, as the workers of one gateway do.
+//! A gateway knows its own requests and their load at once. What others sent it learns from the engines' feeds, when the prompt
+//! is computed, or, as an alternative, from the other gateways' records, as the workers of one gateway do: then it also knows
+//! their load, from the record until the feed reports the prompt.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -51,7 +52,11 @@ pub(crate) fn compare(benching: bool) {
         .iter()
         .filter(|(name, _)| name.contains("k = 8") || name.contains("bursty"))
     {
-        for &engines in fleets {
+        let only: Option<usize> = foreword_benches::number("engines");
+        for &engines in fleets
+            .iter()
+            .filter(|engines| only.is_none_or(|only| only == **engines))
+        {
             let trace = trace(1, engines * per_engine);
             println!(
                 "\n{name}, {engines} engines, {} requests at {:.0} % load: document tokens cached / mean time to the first token",
@@ -105,8 +110,8 @@ fn run(trace: &Trace, gateways: usize, count: usize, hears: Hears) -> (f64, f64)
     let capacity = Capacity::of_prompts(PROMPTS, trace);
     let mut engines: Vec<Engine> = (0..count).map(|_| Engine::new(capacity)).collect();
     let mut orderers: Vec<Orderer> = (0..gateways).map(|_| orderer(capacity, 1)).collect();
-    // By gateway and engine: when each request ends, and its uncached tokens.
-    let mut sent_by = vec![vec![Vec::<(f64, u64)>::new(); count]; gateways];
+    // By gateway and engine: between which times it counts a request, and the request's uncached tokens.
+    let mut loads = vec![vec![Vec::<(f64, f64, u64)>::new(); count]; gateways];
     let mut messages: BinaryHeap<Reverse<Message>> = BinaryHeap::new();
     let tokens: u64 = trace.iter().map(tokens_of).sum();
     let service = tokens as f64 / trace.len() as f64 / RATE + FIXED;
@@ -132,11 +137,12 @@ fn run(trace: &Trace, gateways: usize, count: usize, hears: Hears) -> (f64, f64)
         let choices: Vec<EngineCandidate> = (0..count)
             .map(|at| (at + number) % count)
             .map(|engine| {
-                let own = &mut sent_by[gateway][engine];
-                own.retain(|(end, _)| *end > now);
+                let load = &mut loads[gateway][engine];
+                load.retain(|(_, end, _)| *end > now);
+                let known = load.iter().filter(|(start, _, _)| *start <= now);
                 EngineCandidate {
                     engine: EngineId(engine as u16),
-                    outstanding: own.iter().map(|(_, tokens)| tokens).sum(),
+                    outstanding: known.map(|(_, _, tokens)| tokens).sum(),
                 }
             })
             .collect();
@@ -151,7 +157,13 @@ fn run(trace: &Trace, gateways: usize, count: usize, hears: Hears) -> (f64, f64)
         cached += found;
         engine.free_at = engine.free_at.max(now) + todo as f64 / RATE + FIXED;
         waited += engine.free_at - now;
-        sent_by[gateway][at].push((engine.free_at, todo));
+        for (other, loads) in loads.iter_mut().enumerate() {
+            if other == gateway {
+                loads[at].push((now, engine.free_at, todo));
+            } else if hears == Hears::Records {
+                loads[at].push((now + RECORD_DELAY, engine.free_at + FEED_DELAY, todo));
+            }
+        }
         let run = &rewrite.path.runs[0];
         let documents = run.documents.iter().zip(&sent);
         let stored = Event::Stored {

@@ -1,6 +1,6 @@
 //! Three engines behind one gateway: which router reuses most, and how evenly it loads them.
 //!
-//! `cargo bench -p foreword-benches --bench routers [-- simulated|gateways|hosts|peers]`
+//! `cargo bench -p foreword-benches --bench routers [-- simulated|gateways|hosts|peers]`; `engines=64` restricts the second
 
 mod gateways;
 mod hosts;
