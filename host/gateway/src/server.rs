@@ -161,7 +161,7 @@ impl Server {
         let scraping = tokio::spawn(Arc::clone(&self.processor).scrape());
         let known = self.processor.pool.as_ref().map(Pool::is_known);
         let (health_then, ready_then) = (health.clone(), Arc::clone(&is_ready));
-        let mut getting_ready = tokio::spawn(async move {
+        let becomes_ready = async move {
             // A picker is ready once it knows its endpoints.
             if let Some(mut known) = known
                 && known.wait_for(|known| *known).await.is_err()
@@ -172,10 +172,13 @@ impl Server {
             for name in READINESS_NAMES {
                 (health_then.set_service_status(name, ServingStatus::Serving)).await;
             }
-        });
-        if self.processor.pool.is_none() {
-            let _ = (&mut getting_ready).await;
-        }
+        };
+        let getting_ready = if self.processor.pool.is_some() {
+            Some(tokio::spawn(becomes_ready))
+        } else {
+            becomes_ready.await;
+            None
+        };
         let bounds = self.processor.bounds;
         let mut server = GrpcServer::builder()
             .max_concurrent_streams(u32::try_from(bounds.streams).ok())
@@ -226,8 +229,10 @@ impl Server {
                 bail!("the listener ended");
             }
         }
-        getting_ready.abort();
-        let _ = getting_ready.await;
+        if let Some(getting_ready) = getting_ready {
+            getting_ready.abort();
+            let _ = getting_ready.await;
+        }
         is_ready.store(false, Ordering::Relaxed);
         for name in READINESS_NAMES.into_iter().chain(["liveness"]) {
             (health.set_service_status(name, ServingStatus::NotServing)).await;

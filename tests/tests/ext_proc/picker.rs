@@ -20,7 +20,7 @@ struct Engine {
 
 impl Engine {
     fn start(waiting: u64) -> Self {
-        let (waiting, scrapes) = (Arc::new(AtomicU64::new(waiting)), Arc::default());
+        let [waiting, scrapes] = [waiting, 0].map(|count| Arc::new(AtomicU64::new(count)));
         let (reported, counted) = (Arc::clone(&waiting), Arc::clone(&scrapes));
         let upstream = Upstream::scripted(move |request, reply| {
             if !request.line.contains(" /metrics ") {
