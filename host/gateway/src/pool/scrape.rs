@@ -134,4 +134,22 @@ mod tests {
         let huge = load(b"vllm:num_requests_waiting 1e300\nvllm:num_requests_waiting 5\n");
         assert_eq!(huge.unwrap().waiting, u64::MAX);
     }
+
+    /// Pages cut anywhere, with any byte changed: whatever an endpoint serves is read or not, and nothing worse.
+    #[test]
+    fn damaged_pages_are_read_as_far_as_they_go() {
+        let page = b"vllm:num_requests_waiting{engine=\"0\",model_name=\"a}\\\"\"} 2.0\nsglang:token_usage 0.9\n";
+        for end in 0..=page.len() {
+            load(&page[..end]);
+            load(&page[end..]);
+        }
+        for at in 0..page.len() {
+            for byte in [0, b'"', b'\\', b'{', b'}', b' ', b'\n', b'9', b'e', 0xff] {
+                let mut changed = page.to_vec();
+                changed[at] = byte;
+                let waiting = load(&changed).unwrap_or_default().waiting;
+                assert!(waiting <= 99, "{}", String::from_utf8_lossy(&changed));
+            }
+        }
+    }
 }

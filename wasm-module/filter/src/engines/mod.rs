@@ -147,7 +147,8 @@ impl Engines {
         own.max(waiting).saturating_add(reported.running)
     }
 
-    /// Returns the one of the `choices` that keeps the tenant's response of that id; all, if none does.
+    /// Returns the one of the `choices` that keeps the tenant's response of that id; all, if none does. An engine of a pool
+    /// is asked although it is saturated, since no other one has the response.
     pub(crate) fn keeping(
         &self,
         host: &impl Host,
@@ -160,8 +161,18 @@ impl Engines {
         let mut keepers = choices
             .iter()
             .filter(|choice| Some(choice.engine) == engine);
-        match keepers.next() {
-            Some(keeper) => vec![*keeper],
+        if let Some(keeper) = keepers.next() {
+            return vec![*keeper];
+        }
+        let saturated = engine.filter(|engine| {
+            let pool = host.pool();
+            pool.is_some_and(|pool| pool.eligible(*engine).is_some_and(|it| it.is_saturated))
+        });
+        match saturated {
+            Some(engine) => vec![EngineCandidate {
+                engine,
+                outstanding: 0,
+            }],
             None => choices,
         }
     }
@@ -290,7 +301,7 @@ const ATTEMPTS: u32 = 16;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::engines;
+    use crate::config::{Config, engines};
     use crate::tests::scripted::ScriptedHost;
     use serde_json::json;
 
@@ -401,6 +412,85 @@ mod tests {
         for other in [&b"10.0.0.9:8000"[..], b"", b"\xff"] {
             assert_eq!(engines.at(&host, other), None);
         }
+    }
+
+    /// A pool of the engines with these ids, each with what it reports as waiting.
+    fn pool(engines: &[(u16, u64)]) -> EnginePool {
+        let engines = engines.iter().map(|(id, waiting)| PoolEngine {
+            engine: EngineId(*id),
+            address: SocketAddr::from(([10, 0, 0, 1], 8000 + *id)),
+            is_eligible: true,
+            is_saturated: *waiting > 5,
+            waiting: *waiting,
+            running: u64::from(*id),
+        });
+        EnginePool {
+            engines: engines.collect(),
+            fallbacks: 1,
+        }
+    }
+
+    /// The engines behind a shell that keeps a pool.
+    fn of_pool(host: &ScriptedHost) -> Engines {
+        let config = Config::from_json(b"{}").unwrap().for_pool().unwrap();
+        Engines::open(host, &config.engines, "r").unwrap()
+    }
+
+    #[test]
+    fn only_engines_of_the_pool_are_choices_and_what_they_report_counts() {
+        let host = ScriptedHost::default();
+        host.set_pool(pool(&[(63, 0), (5, 2), (0, 1)]));
+        let engines = of_pool(&host);
+        assert_eq!(ids(&engines.choices(&host, 0, 0)), [0, 5, 63]);
+        // A thousand tokens for each that waits, and one for each that is computed.
+        assert_eq!(loads(&engines, &host, 0), [1_000, 2_005, 63]);
+        // Requests of others are among those that wait, and so are these.
+        engines.send(&host, 0, EngineId(0), 16_000);
+        engines.send(&host, 0, EngineId(5), 100);
+        assert_eq!(loads(&engines, &host, 0)[0], 16_000);
+        assert!(loads(&engines, &host, 0)[1] > 2_005);
+        // It comes back under another load, and of what it left nothing is known once its place was another's.
+        host.set_pool(pool(&[(0, 0)]));
+        assert_eq!(loads(&engines, &host, 0), [16_000]);
+        engines.forget(&host, EngineId(0));
+        assert_eq!(loads(&engines, &host, 0), [0]);
+    }
+
+    #[test]
+    fn saturated_engines_are_choices_only_while_all_are_and_then_those_that_are_well() {
+        let host = ScriptedHost::default();
+        host.set_pool(pool(&[(0, 6), (1, 0), (2, 7)]));
+        let engines = of_pool(&host);
+        assert_eq!(ids(&engines.choices(&host, 0, 0)), [1]);
+        let failed = engines.send(&host, 0, EngineId(1), 1);
+        engines.settle(&host, 0, failed, DispatchResult::Failed);
+        assert_eq!(ids(&engines.choices(&host, 0, 0)), [0, 2]);
+        let choices = engines.choices(&host, 0, 0);
+        let told = |chosen| engines.destinations(&host, EngineId(chosen), &choices);
+        assert_eq!(told(0).unwrap(), "10.0.0.1:8000,10.0.0.1:8002");
+        assert_eq!(engines.at(&host, b"10.0.0.1:8002"), Some(EngineId(2)));
+        assert_eq!(engines.at(&host, b"10.0.0.1:8009"), None);
+        host.set_pool(pool(&[]));
+        assert_eq!(engines.choices(&host, 0, 0), []);
+        assert_eq!(engines.destinations(&host, EngineId(0), &[]), None);
+    }
+
+    #[test]
+    fn who_keeps_a_response_is_asked_even_when_it_is_saturated() {
+        let host = ScriptedHost::default();
+        host.set_pool(pool(&[(0, 6), (1, 0)]));
+        let engines = of_pool(&host);
+        engines.keep(&host, "red", "resp_1", EngineId(0));
+        let asked = |response| {
+            let choices = engines.choices(&host, 0, 0);
+            ids(&engines.keeping(&host, choices, "red", response))
+        };
+        assert_eq!(asked(Some("resp_1")), [0]);
+        assert_eq!(asked(Some("resp_2")), [1]);
+        assert_eq!(asked(None), [1]);
+        // It has left.
+        host.set_pool(pool(&[(1, 0)]));
+        assert_eq!(asked(Some("resp_1")), [1]);
     }
 
     #[test]

@@ -723,7 +723,10 @@ impl Exchange {
         }
         let length = host.request_header("content-length").ok().flatten();
         let length = length.and_then(|length| str::from_utf8(&length).ok()?.parse().ok());
-        let route = self.plugin.route(host, length.unwrap_or(0));
+        // A length is only what the client says.
+        let bound = self.plugin.config().max_body_bytes;
+        let bound = usize::try_from(bound).unwrap_or(usize::MAX);
+        let route = self.plugin.route(host, length.unwrap_or(0).min(bound));
         if let Err(error) = direct(host, &route) {
             host.log(LogLevel::Warn, &error.to_string());
         }
