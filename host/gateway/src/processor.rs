@@ -279,7 +279,7 @@ impl Processor {
         loop {
             tokio::select! {
                 _ = clock.tick() => {
-                    for endpoint in pool.endpoints() {
+                    for (endpoint, picks) in pool.endpoints() {
                         if !asked.insert(endpoint) {
                             continue;
                         }
@@ -288,15 +288,15 @@ impl Processor {
                         under_way.spawn(async move {
                             let at = Instant::now();
                             let page = page.await;
-                            (endpoint, at, page.and_then(|page| scrape::load(&page)))
+                            (endpoint, at, picks, page.and_then(|page| scrape::load(&page)))
                         });
                     }
                 }
                 Some(scraped) = under_way.join_next() => match scraped {
-                    Ok((endpoint, at, load)) => {
+                    Ok((endpoint, at, picks, load)) => {
                         asked.remove(&endpoint);
                         match load {
-                            Some(load) => pool.report(endpoint.address, load, at),
+                            Some(load) => pool.report(endpoint.address, load, at, picks),
                             None => {
                                 self.metrics.failed_scrapes.inc();
                             }

@@ -31,7 +31,7 @@ pub struct PoolEngine {
     pub is_saturated: bool,
     /// Requests that wait at the engine, as it reports; 0 if it reports nothing.
     pub waiting: u64,
-    /// Requests that the engine computes now, as it reports; 0 if it reports nothing.
+    /// Requests that the engine computes, as it reports, with those that were sent there since; 0 if it reports nothing.
     pub running: u64,
 }
 

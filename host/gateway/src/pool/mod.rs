@@ -117,7 +117,18 @@ struct Place {
     endpoint: Endpoint,
     /// The change with which the endpoint left; `None`: it is in the pool.
     left: Option<u64>,
-    load: Option<(Load, Instant)>,
+    /// Number of requests that were sent here.
+    picks: u64,
+    load: Option<Measured>,
+}
+
+/// A load, and when its measuring began.
+#[derive(Debug, Clone, Copy)]
+struct Measured {
+    load: Load,
+    at: Instant,
+    /// Number of requests that had been sent until then.
+    picks: u64,
 }
 
 /// A change of the pool that is still to be made.
@@ -200,6 +211,7 @@ impl Pool {
             let new = Place {
                 endpoint: *endpoint,
                 left: None,
+                picks: 0,
                 load: None,
             };
             if change.places.len() < MAX_ENDPOINTS {
@@ -220,10 +232,11 @@ impl Pool {
     pub(crate) fn make(&self, change: Change) {
         let mut state = self.places.write().unwrap_or_else(PoisonError::into_inner);
         let mut places = change.places;
-        // Loads may have been reported since.
+        // Loads may have been reported since, and requests sent.
         for (place, old) in places.iter_mut().zip(&state.places) {
             if place.endpoint.address == old.endpoint.address && old.left.is_none() {
                 place.load = old.load;
+                place.picks = old.picks;
             }
         }
         state.places = places;
@@ -232,20 +245,31 @@ impl Pool {
         self.is_known.send_replace(true);
     }
 
-    /// Returns the endpoints that are in the pool.
-    pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
+    /// Returns the endpoints that are in the pool, each with the number of requests that were sent there.
+    pub(crate) fn endpoints(&self) -> Vec<(Endpoint, u64)> {
         let state = self.places.read().unwrap_or_else(PoisonError::into_inner);
         let members = state.places.iter().filter(|place| place.left.is_none());
-        members.map(|place| place.endpoint).collect()
+        members.map(|place| (place.endpoint, place.picks)).collect()
     }
 
-    /// Takes an endpoint's load, which was measured at that time.
-    pub(crate) fn report(&self, address: SocketAddr, load: Load, at: Instant) {
+    /// Takes an endpoint's load. Its measuring began at that time, when `picks` requests had been sent there.
+    pub(crate) fn report(&self, address: SocketAddr, load: Load, at: Instant, picks: u64) {
+        self.change(address, |place| {
+            place.load = Some(Measured { load, at, picks })
+        });
+    }
+
+    /// Counts a request that is sent to an endpoint.
+    pub(crate) fn picked(&self, address: SocketAddr) {
+        self.change(address, |place| place.picks = place.picks.wrapping_add(1));
+    }
+
+    fn change(&self, address: SocketAddr, change: impl FnOnce(&mut Place)) {
         let mut state = self.places.write().unwrap_or_else(PoisonError::into_inner);
         let mut members = state.places.iter_mut();
         let place = members.find(|place| place.endpoint.address == address && place.left.is_none());
         if let Some(place) = place {
-            place.load = Some((load, at));
+            change(place);
         }
     }
 
@@ -257,10 +281,12 @@ impl Pool {
         let members = members.filter(|(place, _)| place.left.is_none());
         let engines = members.map(|(place, engine)| {
             let address = place.endpoint.address;
-            let load = place.load;
-            let load = load.filter(|(_, at)| now.saturating_duration_since(*at) <= stale);
+            let measured = place.load;
+            let measured = measured.filter(|it| now.saturating_duration_since(it.at) <= stale);
             // Nothing known is no reason to avoid it.
-            let load = load.map_or(Load::default(), |(load, _)| load);
+            let load = measured.map_or(Load::default(), |it| it.load);
+            // Until the next measurement all would else go to the one that had least to do.
+            let since = measured.map_or(0, |it| place.picks.wrapping_sub(it.picks));
             PoolEngine {
                 engine,
                 address,
@@ -268,7 +294,7 @@ impl Pool {
                 is_saturated: load.waiting > self.options.max_waiting
                     || load.kv_usage > self.options.max_kv_usage,
                 waiting: load.waiting,
-                running: load.running,
+                running: load.running.saturating_add(since),
             }
         });
         EnginePool {
@@ -362,7 +388,7 @@ mod tests {
             running: 3,
             kv_usage: 0.5,
         };
-        pool.report(endpoint(1).address, load, now);
+        pool.report(endpoint(1).address, load, now, 0);
         let seen = |after: Duration| {
             let view = pool.view(None, now + after);
             view.engines
@@ -375,7 +401,7 @@ mod tests {
         assert_eq!(seen(Duration::from_secs(5))[0], (6, true));
         assert_eq!(seen(Duration::from_millis(5_001))[0], (0, false));
         change(&pool, &[2]);
-        pool.report(endpoint(1).address, load, now);
+        pool.report(endpoint(1).address, load, now, 0);
         change(&pool, &[1, 2]);
         assert_eq!(seen(Duration::ZERO)[0], (0, false));
     }
@@ -392,7 +418,7 @@ mod tests {
                 running: 0,
                 kv_usage,
             };
-            pool.report(endpoint(1).address, load, now);
+            pool.report(endpoint(1).address, load, now, 0);
             assert_eq!(pool.view(None, now).engines[0].is_saturated, is_saturated);
         }
     }

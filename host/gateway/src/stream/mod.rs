@@ -256,7 +256,7 @@ impl ProcessingStream {
         }
         self.request = RequestPhase::Passing;
         let changes = self.request_changes();
-        let mut answer = directed(changes, |changes| answers::headers(Side::Request, changes));
+        let mut answer = self.directed(changes, |changes| answers::headers(Side::Request, changes));
         let wants_response = self.exchange.wants_response_headers();
         // Of a streamed body pieces may be on their way, and what is not sent back is lost.
         let is_over = ends || modes.request != BodyMode::Duplex;
@@ -353,7 +353,7 @@ impl ProcessingStream {
         if !is_duplex {
             self.out.push_back(match end {
                 End::Trailers => answers::trailers(Side::Request),
-                End::Body | End::Open => directed(changes, |changes| {
+                End::Body | End::Open => self.directed(changes, |changes| {
                     answers::body(Side::Request, changes, new)
                 }),
             });
@@ -364,7 +364,7 @@ impl ProcessingStream {
         if new.is_some() || changes.contains_key("content-length") {
             changes.insert("content-length".to_owned(), None);
         }
-        let head = directed(changes, |changes| answers::headers(Side::Request, changes));
+        let head = self.directed(changes, |changes| answers::headers(Side::Request, changes));
         self.out.push_back(head);
         let body = new.unwrap_or(old);
         let mut pieces = body.chunks(PIECE_BYTES).peekable();
@@ -476,6 +476,26 @@ impl ProcessingStream {
         true
     }
 
+    /// Returns the answer with these changes of headers, which also says in metadata where the request goes, if a header
+    /// says so.
+    fn directed(
+        &self,
+        changes: answers::Changes,
+        answer: impl FnOnce(answers::Changes) -> ProcessingResponse,
+    ) -> ProcessingResponse {
+        let destinations = changes.get(DESTINATION_HEADER).cloned().flatten();
+        let mut answer = answer(changes);
+        if let Some(destinations) = destinations {
+            answers::direct(&mut answer, &destinations);
+            let first = destinations.split(',').next();
+            let first = first.and_then(|first| first.parse().ok());
+            if let (Some(pool), Some(first)) = (&self.processor.pool, first) {
+                pool.picked(first);
+            }
+        }
+        answer
+    }
+
     fn refuse_with(&mut self, refusal: Refusal) {
         let (status, code, words, counter) = match refusal {
             Refusal::NoEndpoint => (
@@ -561,20 +581,6 @@ impl Drop for ProcessingStream {
 enum Refusal {
     NoEndpoint,
     Shed,
-}
-
-/// Returns the answer with these changes of headers, which also says in metadata where the request goes, if a header says
-/// so.
-fn directed(
-    changes: answers::Changes,
-    answer: impl FnOnce(answers::Changes) -> ProcessingResponse,
-) -> ProcessingResponse {
-    let destinations = changes.get(DESTINATION_HEADER).cloned().flatten();
-    let mut answer = answer(changes);
-    if let Some(destinations) = destinations {
-        answers::direct(&mut answer, &destinations);
-    }
-    answer
 }
 
 /// Returns headers as the filter reads them.

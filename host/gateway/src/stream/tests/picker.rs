@@ -54,7 +54,7 @@ fn report(processor: &Processor, loads: &[(u64, f64)]) {
             kv_usage: *kv_usage,
         };
         let pool = processor.pool.as_ref().unwrap();
-        pool.report(address(number), load, Instant::now());
+        pool.report(address(number), load, Instant::now(), 0);
     }
 }
 
@@ -153,6 +153,33 @@ fn the_endpoint_with_the_least_to_do_is_picked_and_the_others_follow() {
         let sheddable = [("x-gateway-inference-objective", "batch")];
         assert_eq!(picked(&processor, begin(modes, &sheddable)), [1]);
     }
+}
+
+#[test]
+fn between_two_scrapes_requests_do_not_all_go_to_who_had_least_to_do() {
+    let processor = picker(&json!({}), 3, 0);
+    for (number, running) in [(1, 0), (2, 3), (3, 3)] {
+        let load = Load {
+            running,
+            ..Load::default()
+        };
+        let pool = processor.pool.as_ref().unwrap();
+        pool.report(address(number), load, Instant::now(), 0);
+    }
+    let mut counts = [0; 4];
+    for _ in 0..9 {
+        let mut stream = ProcessingStream::new(Arc::clone(&processor));
+        let mut get = begin(BUFFERED, &[]);
+        if let Some(Request::RequestHeaders(it)) = &mut get.request {
+            it.headers = Some(headers(&[(":method", "GET"), (":path", "/v1/models")]));
+            it.end_of_stream = true;
+        }
+        let sent = answer(&mut stream, get);
+        counts[destinations(&sent).unwrap()[0]] += 1;
+        // Answered at once, so that nothing is outstanding.
+        ask(&mut stream, response_headers("200"));
+    }
+    assert_eq!(counts, [0, 5, 2, 2]);
 }
 
 #[test]
