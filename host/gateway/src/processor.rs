@@ -198,7 +198,7 @@ impl Processor {
                 self.take_endpoints(&endpoints);
                 Ok(())
             }
-            (Err(error), Source::File(_)) => Err(error.context(format!("{source} is refused"))),
+            (Err(error), Source::File(_)) => Err(error.context(format!("endpoints of {source}"))),
             (Err(error), Source::Dns(_)) => {
                 tracing::warn!("there are no endpoints yet: {error:#}");
                 Ok(())

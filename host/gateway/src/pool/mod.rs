@@ -255,7 +255,7 @@ impl Pool {
     /// Takes an endpoint's load. Its measuring began at that time, when `picks` requests had been sent there.
     pub(crate) fn report(&self, address: SocketAddr, load: Load, at: Instant, picks: u64) {
         self.change(address, |place| {
-            place.load = Some(Measured { load, at, picks })
+            place.load = Some(Measured { load, at, picks });
         });
     }
 

@@ -13,6 +13,8 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -140,16 +142,25 @@ impl Listing {
     }
 }
 
+/// Reads a file, but no pipe, which would be waited for, and no more than the bound of one that grows.
 fn file(path: &Path) -> anyhow::Result<Vec<u8>> {
     let context = || format!("cannot read {}", path.display());
-    let bytes = std::fs::metadata(path).with_context(context)?.len();
-    if bytes > MAX_FILE_BYTES {
+    let kind = std::fs::metadata(path).with_context(context)?;
+    if !kind.is_file() {
+        bail!("{} is no file", path.display());
+    }
+    let mut text = Vec::new();
+    let file = File::open(path).with_context(context)?;
+    file.take(MAX_FILE_BYTES + 1)
+        .read_to_end(&mut text)
+        .with_context(context)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
         bail!(
-            "{} has {bytes} bytes; the limit is {MAX_FILE_BYTES}",
+            "{} has more than {MAX_FILE_BYTES} bytes, which is the limit",
             path.display()
         );
     }
-    std::fs::read(path).with_context(context)
+    Ok(text)
 }
 
 #[derive(Deserialize)]
@@ -193,7 +204,8 @@ fn parse(text: &[u8]) -> anyhow::Result<Vec<Endpoint>> {
     let list: RawList = serde_saphyr::from_str(text).map_err(|error| {
         // Only the first line: the others show the file.
         let error = error.to_string();
-        anyhow::anyhow!("{}", error.lines().next().unwrap_or_default().to_owned())
+        let line = error.lines().next().unwrap_or_default();
+        anyhow::anyhow!("{}", line.trim_start_matches("error: ").to_owned())
     })?;
     if list.endpoints.len() > MAX_ENDPOINTS {
         bail!(
@@ -355,14 +367,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_over_the_bound_is_not_read() {
+    async fn a_file_over_the_bound_and_what_is_no_file_are_not_read() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(MAX_FILE_BYTES + 1).unwrap();
         let source = Source::File(file.path().to_owned());
         let error = source.look().await.unwrap_err().to_string();
-        assert!(
-            error.contains("has 1048577 bytes; the limit is 1048576"),
-            "{error}"
-        );
+        assert!(error.contains("has more than 1048576 bytes"), "{error}");
+        let folder = Source::File(std::env::temp_dir());
+        let error = folder.look().await.unwrap_err().to_string();
+        assert!(error.ends_with("is no file"), "{error}");
     }
 }
