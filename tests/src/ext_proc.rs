@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::gateway::Shell;
 use crate::http::{self, Client};
 use crate::process::{Process, Watch};
 
@@ -36,16 +37,45 @@ impl ExtProc {
         clusters: &[(String, SocketAddr)],
         environment: &[(&'static str, String)],
     ) -> Result<Arc<Self>> {
-        let folder = tempfile::Builder::new()
-            .prefix("foreword-ext-proc-")
-            .tempdir()?;
-        let file = folder.path().join("foreword.json");
-        fs::write(&file, plugin.to_string())?;
-        let mut arguments = vec![OsString::from("--config"), file.into()];
+        let folder = folder()?;
+        let mut arguments = Vec::new();
         for (name, address) in clusters {
             arguments.push("--cluster".into());
             arguments.push(format!("{name}={address}").into());
         }
+        Self::begin(program, plugin, folder, arguments, environment)
+    }
+
+    /// Starts the program as an endpoint picker over these endpoints, in a file that it watches, with further arguments.
+    pub fn picker(
+        plugin: &Value,
+        endpoints: &[SocketAddr],
+        arguments: &[&str],
+    ) -> Result<Arc<Self>> {
+        let folder = folder()?;
+        let file = folder.path().join(ENDPOINTS);
+        fs::write(&file, listed(endpoints))?;
+        let mut all = vec![OsString::from("--endpoints"), file.into()];
+        all.extend(arguments.iter().map(OsString::from));
+        Self::begin(&Shell::ExtProc.module()?, plugin, folder, all, &[])
+    }
+
+    /// Starts the program as an endpoint picker over a name in DNS and its port.
+    pub fn picker_over_name(plugin: &Value, name: &str) -> Result<Arc<Self>> {
+        let arguments = vec!["--endpoints-dns".into(), name.into()];
+        Self::begin(&Shell::ExtProc.module()?, plugin, folder()?, arguments, &[])
+    }
+
+    fn begin(
+        program: &Path,
+        plugin: &Value,
+        folder: TempDir,
+        mut arguments: Vec<OsString>,
+        environment: &[(&'static str, String)],
+    ) -> Result<Arc<Self>> {
+        let file = folder.path().join("foreword.json");
+        fs::write(&file, plugin.to_string())?;
+        arguments.extend(["--config".into(), file.into()]);
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut ext_proc = Self {
             address: any,
@@ -106,26 +136,41 @@ impl ExtProc {
 
     /// Writes another configuration. Returns when the processor has taken it, or the error when it refuses it.
     pub fn reload(&self, plugin: &Value) -> Result<()> {
+        let counts = ["reloads", "refused_configurations"];
+        self.replace("foreword.json", &plugin.to_string(), counts)
+    }
+
+    /// Lists other endpoints. Returns when the picker has taken them.
+    pub fn set_endpoints(&self, endpoints: &[SocketAddr]) -> Result<()> {
+        self.write_endpoints(&listed(endpoints))
+    }
+
+    /// Writes another text into the list of endpoints. Returns when the picker has taken it, or the error when it refuses
+    /// it.
+    pub fn write_endpoints(&self, text: &str) -> Result<()> {
+        let counts = ["endpoint_changes", "refused_endpoint_lists"];
+        self.replace(ENDPOINTS, text, counts)
+    }
+
+    /// Replaces a file that the processor watches. `counts` are the counters of what it takes and of what it refuses.
+    fn replace(&self, file: &str, text: &str, [taken, refused]: [&str; 2]) -> Result<()> {
         let count = |name: &str| -> Result<u64> {
             let name = format!("foreword_ext_proc_{name}_total");
             Ok(self.metric(&name)?.unwrap_or_default())
         };
-        let before = [count("reloads")?, count("refused_configurations")?];
-        let new = self.folder.path().join("foreword.new");
-        fs::write(&new, plugin.to_string())?;
-        fs::rename(&new, self.folder.path().join("foreword.json"))?;
+        let before = [count(taken)?, count(refused)?];
+        let new = self.folder.path().join("new");
+        fs::write(&new, text)?;
+        fs::rename(&new, self.folder.path().join(file))?;
         let deadline = Instant::now() + http::READ_LIMIT;
         loop {
-            ensure!(
-                count("refused_configurations")? == before[1],
-                "the processor refuses the configuration"
-            );
-            if count("reloads")? > before[0] {
+            ensure!(count(refused)? == before[1], "the processor refuses {file}");
+            if count(taken)? > before[0] {
                 return Ok(());
             }
             ensure!(
                 Instant::now() < deadline,
-                "the processor did not take the configuration"
+                "the processor did not take {file}"
             );
             std::thread::yield_now();
         }
@@ -184,3 +229,18 @@ impl ExtProc {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+fn folder() -> Result<TempDir> {
+    Ok(tempfile::Builder::new()
+        .prefix("foreword-ext-proc-")
+        .tempdir()?)
+}
+
+/// Returns a list of endpoints, as a picker reads it.
+fn listed(endpoints: &[SocketAddr]) -> String {
+    let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+    json!({"endpoints": endpoints}).to_string()
+}
+
+/// The name of the file with a picker's endpoints.
+const ENDPOINTS: &str = "endpoints.json";

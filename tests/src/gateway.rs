@@ -65,7 +65,7 @@ impl Shell {
         matches!(self, Self::ExtProc | Self::ExtProcDuplex)
     }
 
-    fn module(self) -> Result<PathBuf> {
+    pub(crate) fn module(self) -> Result<PathBuf> {
         match self {
             Self::Wasm => filter_module(),
             Self::Dynamic => {
@@ -276,6 +276,33 @@ impl Gateway {
             ..GatewayOptions::new(SocketAddr::from(([127, 0, 0, 1], 0)))
         };
         Self::launch(folder, &options)
+    }
+
+    /// Starts Envoy with the shipped configuration before an endpoint picker. `replacements` are put in; each must fit once.
+    pub fn before_picker(picker: &Arc<ExtProc>, replacements: &[(&str, String)]) -> Result<Self> {
+        let mut text = shipped("gateway-config/inference-extension/envoy.yaml")?;
+        let port = format!("port_value: {} ", picker.address().port());
+        let own = [
+            ("port_value: 9901 ", "port_value: 0 ".to_owned()),
+            ("port_value: 10000 ", "port_value: 0 ".to_owned()),
+            ("port_value: 9002 ", port),
+        ];
+        for (from, to) in own.iter().chain(replacements) {
+            text = replace_once(&text, from, to)?;
+        }
+        let folder = tempfile::Builder::new()
+            .prefix("foreword-gateway-")
+            .tempdir()?;
+        fs::write(folder.path().join("envoy.yaml"), text)?;
+        let options = GatewayOptions {
+            shell: Shell::ExtProcDuplex,
+            ..GatewayOptions::new(SocketAddr::from(([127, 0, 0, 1], 0)))
+        };
+        let gateway = Self::launch(folder, &options)?;
+        Ok(Self {
+            ext_proc: Some(Arc::clone(picker)),
+            ..gateway
+        })
     }
 
     /// Lets Envoy check a configuration, in YAML or JSON, without starting. The error shows Envoy's message.

@@ -95,6 +95,72 @@ fn every_manifest_follows_its_schema() {
     }
 }
 
+/// The objects of an InferencePool and its picker, by kind and name.
+fn inference_pool() -> Vec<Value> {
+    let path = repository().join("gateway-config/inference-extension/inferencepool.yaml");
+    serde_saphyr::from_multiple(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn the_inference_pool_and_its_route_follow_their_schemas() {
+    let objects = inference_pool();
+    let kinds = ["InferencePool", "HTTPRoute"];
+    let mut found = 0;
+    for object in objects
+        .iter()
+        .filter(|it| kinds.contains(&it["kind"].as_str().unwrap()))
+    {
+        assert_eq!(faults(object), [""; 0]);
+        found += 1;
+    }
+    assert_eq!(found, 2);
+    let mut pool = objects[0].clone();
+    pool["spec"]["endpointPickerRef"]["failureMode"] = json!("FailLoud");
+    pool["spec"]["extensionRef"] = json!({});
+    assert_eq!(faults(&pool).len(), 2, "{:?}", faults(&pool));
+}
+
+#[test]
+fn the_inference_pool_its_name_in_dns_and_its_picker_fit_together() {
+    let objects = inference_pool();
+    let object = |kind: &str, name: &str| {
+        let mut found = objects.iter();
+        let found = found.find(|it| it["kind"] == kind && it["metadata"]["name"] == name);
+        found.unwrap_or_else(|| panic!("{kind} {name}")).clone()
+    };
+    let pool = object("InferencePool", "vllm");
+    let endpoints = object("Service", "vllm-endpoints");
+    assert_eq!(endpoints["spec"]["clusterIP"], "None");
+    assert_eq!(
+        endpoints["spec"]["selector"],
+        pool["spec"]["selector"]["matchLabels"]
+    );
+    let port = &pool["spec"]["targetPorts"][0]["number"];
+    assert_eq!(&endpoints["spec"]["ports"][0]["port"], port);
+    let picker = pool["spec"]["endpointPickerRef"]["name"].as_str().unwrap();
+    let service = object("Service", picker);
+    assert_eq!(
+        service["spec"]["ports"][0]["port"],
+        pool["spec"]["endpointPickerRef"]["port"]["number"]
+    );
+    let deployment = object("Deployment", picker);
+    let template = &deployment["spec"]["template"];
+    assert_eq!(template["metadata"]["labels"], service["spec"]["selector"]);
+    let arguments = template["spec"]["containers"][0]["args"]
+        .as_array()
+        .unwrap();
+    let namespace = pool["metadata"]["namespace"].as_str().unwrap();
+    let name = json!(format!(
+        "--endpoints-dns=vllm-endpoints.{namespace}.svc.cluster.local:{port}"
+    ));
+    assert!(arguments.contains(&name), "{arguments:?}");
+    let map = object("ConfigMap", picker);
+    let map = map["data"]["foreword.json"].as_str().unwrap();
+    let file = fs::read_to_string(repository().join("gateway-config/envoy/ext-proc.json")).unwrap();
+    let [map, file] = [map, &file].map(|text| serde_json::from_str::<Value>(text).unwrap());
+    assert_eq!(map, file);
+}
+
 #[test]
 fn a_misspelt_field_and_a_bad_value_are_found() {
     let mut manifest = manifest("trafficextension.yaml");
@@ -221,6 +287,35 @@ fn the_shipped_configurations_of_the_external_processor_are_one_and_the_filters_
     let map = objects.iter().find(|object| object["kind"] == "ConfigMap");
     let map = map.unwrap()["data"]["foreword.json"].as_str().unwrap();
     assert_eq!(file, serde_json::from_str::<Value>(map).unwrap());
+}
+
+/// A picker's `envoy.yaml` is `ext-proc.yaml` but for what its first lines say.
+#[test]
+fn the_pickers_envoy_is_the_external_processors_line_for_line() {
+    let read = |file: &str| fs::read_to_string(repository().join(file)).unwrap();
+    let plain = |text: String| {
+        let (_, body) = text.split_once("\nadmin:\n").unwrap();
+        let mut body = body.to_owned();
+        for (from, to) in [
+            (
+                "          # Where a request goes nobody",
+                "          # Request trailers reach",
+            ),
+            ("                  endpoint: ", "          http_filters:"),
+            ("          # Foreword: begin.", "          # Foreword: end."),
+            ("\n  - name: engine\n    ", "\n  # The processor."),
+        ] {
+            if let Some((before, rest)) = body.split_once(from) {
+                let (_, after) = rest.split_once(to).unwrap();
+                body = format!("{before}{to}{after}");
+            }
+        }
+        body
+    };
+    assert_eq!(
+        plain(read("gateway-config/inference-extension/envoy.yaml")),
+        plain(read("gateway-config/envoy/ext-proc.yaml"))
+    );
 }
 
 /// `ext-proc.yaml` is `envoy.yaml` but for its first lines, the filter, the access log and the processor's cluster.

@@ -34,12 +34,13 @@ fn manager(file: &str) -> Value {
     manager.unwrap().clone()
 }
 
-const ENVOY: [&str; 7] = [
+const ENVOY: [&str; 8] = [
     "gateway-config/envoy/envoy.yaml",
     "gateway-config/envoy/dynamic-module.yaml",
     "gateway-config/envoy/ext-proc.yaml",
     "gateway-config/envoy/engines.yaml",
     "gateway-config/envoy/retrieval.yaml",
+    "gateway-config/inference-extension/envoy.yaml",
     "gateway-config/vllm/envoy.yaml",
     "gateway-config/kubernetes/foreword.yaml",
 ];

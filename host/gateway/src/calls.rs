@@ -4,13 +4,14 @@
 //! (`--cluster NAME=HOST:PORT`); a call to a cluster without one fails at once, as it does in Envoy.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use foreword_filter::HostError;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::header::{HOST, HeaderName, HeaderValue};
-use hyper::{Method, Request, Uri};
+use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -86,6 +87,34 @@ impl Clusters {
             request,
             limit: Duration::from_millis(limit_ms),
         })
+    }
+
+    /// Reads a page of an endpoint, at most `max_bytes` of it, within `limit`; `None`: there was no response, or another
+    /// status than 200, or more.
+    pub(crate) fn page(
+        &self,
+        address: SocketAddr,
+        path: &str,
+        limit: Duration,
+        max_bytes: usize,
+    ) -> impl Future<Output = Option<Bytes>> + Send + 'static {
+        let mut request = Request::new(Full::default());
+        let uri = format!("http://{address}{path}").parse();
+        let response = uri.ok().map(|uri| {
+            *request.uri_mut() = uri;
+            self.client.request(request)
+        });
+        async move {
+            let page = tokio::time::timeout(limit, async {
+                let response = response?.await.ok()?;
+                if response.status() != StatusCode::OK {
+                    return None;
+                }
+                let body = Limited::new(response.into_body(), max_bytes);
+                Some(body.collect().await.ok()?.to_bytes())
+            });
+            page.await.ok().flatten()
+        }
     }
 
     /// Makes a call and waits for its response, within the call's time. At most `max_bytes` of its body are kept.

@@ -13,9 +13,12 @@
 //! | `stream` | one request: what the protocol's messages mean to the filter, and its decisions in the protocol's words |
 //! | `proxy` | the filter's [`Host`](foreword_filter::Host), for a request and for the plugin |
 //! | [`processor`] | what all streams share: the plugin and its reload, bounds, clusters, metrics |
+//! | [`pool`] | the endpoints that an endpoint picker chooses from, and their load |
 //! | `calls` | HTTP calls that the filter makes: retrieval, engines' feeds |
 //! | [`metrics`] | counters and histograms, as Prometheus reads them |
 //! | [`server`] | a process's life: listeners, probes, reload, drain |
+//!
+//! With a [`pool`], the same service is an endpoint picker of the Gateway API's inference extension.
 //!
 //! It decides nothing about requests: decisions are the filter's and the core's. All gateways' requests meet in one
 //! [`Plugin`](foreword_filter::Plugin), whose knowledge is behind a mutex for the microseconds that an order takes;
@@ -25,6 +28,7 @@
 
 mod calls;
 pub mod metrics;
+pub mod pool;
 pub mod processor;
 mod proxy;
 pub mod server;

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser, ValueEnum, ValueHint, error::ErrorKind};
+use foreword_gateway::pool::source::{Name, Source};
+use foreword_gateway::pool::{Pool, PoolOptions};
 use foreword_gateway::processor::{Bounds, Processor};
 use foreword_gateway::server::{Options, Place, Server, Tls};
 use tokio::signal::unix::{SignalKind, signal};
@@ -20,6 +22,9 @@ use tracing_subscriber::EnvFilter;
 const HELP: &str = "The configuration is the JSON that the filter takes in every gateway; its fields stand in
 gateway-config/envoy/README.md, and `foreword check-config` checks it. The file is watched: a change is taken within a second, or
 at once after SIGHUP; one that is refused is logged, and the old one goes on.
+
+With --endpoints or --endpoints-dns it is also an endpoint picker of the Gateway API's inference extension: every request gets
+a destination, in the header and the metadata x-gateway-destination-endpoint. See gateway-config/inference-extension.
 
 Environment:
   FOREWORD_LOG  Level of the log: warn, say, or foreword_gateway=debug [default: info]";
@@ -58,6 +63,30 @@ struct Arguments {
     /// Most bytes of one message, in MiB: at least what the gateway buffers of a body
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     max_message_mib: u32,
+    /// Pick an endpoint of this list for every request: a file in JSON or YAML, which is watched
+    #[arg(long, value_name = "FILE", conflicts_with = "endpoints_dns", value_hint = ValueHint::FilePath)]
+    endpoints: Option<PathBuf>,
+    /// Pick an endpoint for every request among the addresses of a name, as that of a headless Service, with each port
+    #[arg(long, value_name = "HOST:PORT[,PORT]")]
+    endpoints_dns: Option<Name>,
+    /// Further endpoints that are named after the picked one, for the gateway's retries
+    #[arg(long, value_name = "ENDPOINTS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=7))]
+    fallbacks: u8,
+    /// The path of the endpoints' metrics, which tell how much they have to do, or `none`
+    #[arg(long, value_name = "PATH", default_value = "/metrics", value_parser = metrics_path)]
+    metrics_path: MetricsPath,
+    /// Interval at which the endpoints' metrics are read, in milliseconds; after five of them a load is forgotten
+    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    scrape_ms: u64,
+    /// An endpoint with more requests waiting is saturated: it is picked only while all are
+    #[arg(long, value_name = "REQUESTS", default_value_t = 5)]
+    max_waiting: u64,
+    /// An endpoint that uses more of its KV cache is saturated
+    #[arg(long, value_name = "SHARE", default_value_t = 0.8, value_parser = share)]
+    max_kv_usage: f64,
+    /// An objective (`x-gateway-inference-objective`) whose requests are refused with 429 while all endpoints are saturated
+    #[arg(long, value_name = "NAME")]
+    sheddable: Vec<String>,
     /// Seconds that streams have after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=3_600))]
     grace_s: u64,
@@ -78,6 +107,9 @@ enum Internal {
     At(SocketAddr),
 }
 
+#[derive(Clone)]
+struct MetricsPath(Option<String>);
+
 fn place(text: &str) -> Result<Place, String> {
     if let Some(path) = text.strip_prefix("unix:") {
         return Ok(Place::Unix(path.into()));
@@ -96,6 +128,21 @@ fn internal(text: &str) -> Result<Internal, String> {
         .parse()
         .map_err(|_| "it must be an IP address with a port, as 127.0.0.1:9003 is, or none")?;
     Ok(Internal::At(address))
+}
+
+fn metrics_path(text: &str) -> Result<MetricsPath, String> {
+    let is_path = text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic());
+    match text {
+        "none" => Ok(MetricsPath(None)),
+        path if is_path => Ok(MetricsPath(Some(path.to_owned()))),
+        _ => Err("it must be a path, as /metrics is, or none".to_owned()),
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok();
+    let share = share.filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "it must be a number from 0 to 1".to_owned())
 }
 
 fn cluster(text: &str) -> Result<(String, String), String> {
@@ -162,7 +209,21 @@ async fn run(arguments: Arguments) -> anyhow::Result<bool> {
         _ => None,
     };
     let clusters: BTreeMap<_, _> = arguments.cluster.into_iter().collect();
-    let processor = Processor::load(&arguments.config, clusters, bounds)?;
+    let file = arguments.endpoints.map(Source::File);
+    let source = file.or(arguments.endpoints_dns.map(Source::Dns));
+    let pool = source.map(|source| {
+        Pool::new(PoolOptions {
+            source,
+            fallbacks: arguments.fallbacks.into(),
+            metrics_path: arguments.metrics_path.0,
+            scrape_interval: Duration::from_millis(arguments.scrape_ms),
+            max_waiting: arguments.max_waiting,
+            max_kv_usage: arguments.max_kv_usage,
+            sheddable: arguments.sheddable,
+        })
+    });
+    let processor = Processor::load(&arguments.config, clusters, pool, bounds)?;
+    processor.find_endpoints().await?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let hang_up = signal(SignalKind::hangup())?;

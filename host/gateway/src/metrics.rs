@@ -33,6 +33,18 @@ pub struct Metrics {
     pub(crate) reloads: Counter,
     /// Configurations that were refused.
     pub(crate) refused_configurations: Counter,
+    /// Endpoints that are in the pool.
+    pub(crate) endpoints: Gauge,
+    /// Times at which the pool's endpoints became others.
+    pub(crate) endpoint_changes: Counter,
+    /// Lists of endpoints that could not be read, while the old ones stay.
+    pub(crate) refused_endpoint_lists: Counter,
+    /// Scrapes of endpoints' metrics that told nothing.
+    pub(crate) failed_scrapes: Counter,
+    /// Requests that no endpoint of the pool could take.
+    pub(crate) no_endpoint: Counter,
+    /// Requests that were shed.
+    pub(crate) shed: Counter,
 }
 
 /// The metrics that the filter defines.
@@ -85,6 +97,32 @@ impl Metrics {
                 &mut registry,
                 "refused_configurations",
                 "Configurations refused",
+            ),
+            endpoints: gauge(&mut registry, "endpoints", "Endpoints in the picker's pool"),
+            endpoint_changes: counter(
+                &mut registry,
+                "endpoint_changes",
+                "Changes of the picker's endpoints",
+            ),
+            refused_endpoint_lists: counter(
+                &mut registry,
+                "refused_endpoint_lists",
+                "Lists of endpoints that could not be read; the old endpoints stay",
+            ),
+            failed_scrapes: counter(
+                &mut registry,
+                "failed_scrapes",
+                "Scrapes of endpoints' metrics that told nothing",
+            ),
+            no_endpoint: counter(
+                &mut registry,
+                "no_endpoint",
+                "Requests answered with 503, since no endpoint could take them",
+            ),
+            shed: counter(
+                &mut registry,
+                "shed",
+                "Sheddable requests answered with 429, since all endpoints were saturated",
             ),
             filter: RwLock::new(FilterMetrics {
                 registry,

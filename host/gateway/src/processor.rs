@@ -7,12 +7,12 @@
 //!
 //! A new plugin learns from the shared data what the old one knew, as in every shell.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use foreword_filter::{Plugin, SharedData};
@@ -23,6 +23,8 @@ use tokio::time::MissedTickBehavior;
 
 use crate::calls::{Answer, Clusters};
 use crate::metrics::Metrics;
+use crate::pool::source::Source;
+use crate::pool::{Endpoint, Pool, scrape};
 use crate::proxy::{PluginCalls, Proxy};
 
 /// The bounds of a process.
@@ -54,6 +56,8 @@ pub struct Processor {
     pub(crate) shared_data: SharedData,
     pub(crate) metrics: Metrics,
     pub(crate) clusters: Clusters,
+    /// The endpoints that requests may go to; `None`: the process picks none.
+    pub(crate) pool: Option<Pool>,
     pub(crate) bounds: Bounds,
     places: Arc<Semaphore>,
     held_bytes: AtomicUsize,
@@ -61,13 +65,14 @@ pub struct Processor {
 
 impl Processor {
     /// Loads the configuration in `file`: the JSON that the filter takes in every shell. `clusters` has the address of
-    /// each cluster that it may call.
+    /// each cluster that it may call. With a `pool`, every request gets one of its endpoints.
     ///
     /// # Errors
     /// Fails when the file cannot be read or the filter refuses it; the error has the filter's own words.
     pub fn load(
         file: &Path,
         clusters: BTreeMap<String, String>,
+        pool: Option<Pool>,
         bounds: Bounds,
     ) -> anyhow::Result<Arc<Self>> {
         let configuration = read(file)?;
@@ -75,7 +80,7 @@ impl Processor {
         let metrics = Metrics::new();
         let clusters = Clusters::new(clusters);
         let calls = PluginCalls::default();
-        let proxy = Proxy::of_plugin(&shared_data, &metrics, &clusters, &calls);
+        let proxy = Proxy::of_plugin(&shared_data, &metrics, &clusters, pool.as_ref(), &calls);
         let plugin = Plugin::load(&proxy, &configuration)
             .with_context(|| format!("{} is refused", file.display()))?;
         Ok(Arc::new(Self {
@@ -84,6 +89,7 @@ impl Processor {
             shared_data,
             metrics,
             clusters,
+            pool,
             bounds,
             places: Arc::new(Semaphore::new(bounds.streams)),
             held_bytes: AtomicUsize::new(0),
@@ -177,8 +183,141 @@ impl Processor {
         }
     }
 
+    /// Looks at the pool's source for the first time, if there is a pool.
+    ///
+    /// # Errors
+    /// Fails when the source is a file that cannot be read. A name that cannot be resolved yet is looked up again later.
+    pub async fn find_endpoints(&self) -> anyhow::Result<()> {
+        let Some(pool) = &self.pool else {
+            return Ok(());
+        };
+        let source = &pool.options().source;
+        let looked = source.look().await.and_then(|listing| listing.endpoints());
+        match (looked, source) {
+            (Ok(endpoints), _) => {
+                self.take_endpoints(&endpoints);
+                Ok(())
+            }
+            (Err(error), Source::File(_)) => Err(error.context(format!("endpoints of {source}"))),
+            (Err(error), Source::Dns(_)) => {
+                tracing::warn!("there are no endpoints yet: {error:#}");
+                Ok(())
+            }
+        }
+    }
+
+    /// Follows the pool's source, if there is a pool; runs until it is dropped. A source that cannot be read leaves the
+    /// endpoints as they are, with a line in the log when that begins.
+    pub async fn follow_endpoints(self: Arc<Self>) {
+        let Some(pool) = &self.pool else { return };
+        let source = &pool.options().source;
+        let mut clock = tokio::time::interval(source.interval());
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut seen, mut last_error) = (None, String::new());
+        loop {
+            clock.tick().await;
+            let looked = source.look().await;
+            if let Ok(listing) = &looked
+                && seen.as_ref() == Some(listing)
+            {
+                last_error.clear();
+                continue;
+            }
+            let read = looked.and_then(|listing| {
+                let endpoints = listing.endpoints();
+                seen = Some(listing);
+                endpoints
+            });
+            match read {
+                Ok(endpoints) => {
+                    last_error.clear();
+                    self.take_endpoints(&endpoints);
+                }
+                Err(error) => {
+                    self.metrics.refused_endpoint_lists.inc();
+                    let error = format!("{error:#}");
+                    if error != last_error {
+                        tracing::error!(%source, "the old endpoints stay: {error}");
+                        last_error = error;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Changes the pool to these endpoints.
+    pub(crate) fn take_endpoints(&self, endpoints: &[Endpoint]) {
+        let Some(pool) = &self.pool else { return };
+        let change = pool.plan(endpoints);
+        if change.is_none() && *pool.is_known().borrow() {
+            return;
+        }
+        let calls = PluginCalls::default();
+        let plugin = self.plugin();
+        for engine in &change.renewed {
+            caught(|| plugin.forget_engine(&self.proxy(&calls), *engine));
+        }
+        let (joined, left) = (change.joined, change.left);
+        pool.make(change);
+        let count = pool.endpoints().len();
+        (self.metrics.endpoints).set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.metrics.endpoint_changes.inc();
+        tracing::info!(endpoints = count, joined, left, "endpoints changed");
+    }
+
+    /// Scrapes the load of the pool's endpoints, if there are any; runs until it is dropped. An endpoint that has not
+    /// answered yet is not asked again.
+    pub async fn scrape(self: Arc<Self>) {
+        let Some(pool) = &self.pool else { return };
+        let Some(path) = &pool.options().metrics_path else {
+            return;
+        };
+        let mut clock = tokio::time::interval(pool.options().scrape_interval);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut under_way = JoinSet::new();
+        let mut asked = BTreeSet::new();
+        loop {
+            tokio::select! {
+                _ = clock.tick() => {
+                    for (endpoint, picks) in pool.endpoints() {
+                        if !asked.insert(endpoint) {
+                            continue;
+                        }
+                        let page = (self.clusters)
+                            .page(endpoint.metrics, path, SCRAPE, scrape::MAX_BYTES);
+                        under_way.spawn(async move {
+                            let at = Instant::now();
+                            let page = page.await;
+                            (endpoint, at, picks, page.and_then(|page| scrape::load(&page)))
+                        });
+                    }
+                }
+                Some(scraped) = under_way.join_next() => match scraped {
+                    Ok((endpoint, at, picks, load)) => {
+                        asked.remove(&endpoint);
+                        match load {
+                            Some(load) => pool.report(endpoint.address, load, at, picks),
+                            None => {
+                                self.metrics.failed_scrapes.inc();
+                            }
+                        }
+                    }
+                    // Whose it was is not known: all may be asked again.
+                    Err(_) => asked.clear(),
+                }
+            }
+        }
+    }
+
     fn proxy<'a>(&'a self, calls: &'a PluginCalls) -> Proxy<'a> {
-        Proxy::of_plugin(&self.shared_data, &self.metrics, &self.clusters, calls)
+        let pool = self.pool.as_ref();
+        Proxy::of_plugin(
+            &self.shared_data,
+            &self.metrics,
+            &self.clusters,
+            pool,
+            calls,
+        )
     }
 
     /// Takes a stream's place; `None`: all are taken.
@@ -216,5 +355,7 @@ fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
 
 /// The interval of ticks, the same as a Wasm VM's.
 const TICK: Duration = Duration::from_millis(100);
+/// Time for one scrape.
+const SCRAPE: Duration = Duration::from_secs(1);
 /// The interval at which the configuration's file is looked at.
 const LOOK: Duration = Duration::from_secs(1);

@@ -10,14 +10,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use envoy_types::pb::google::protobuf::Struct;
 use envoy_types::pb::google::protobuf::value::Kind;
-use foreword_filter::{Host, HostError, LogLevel, MetricId, SharedData};
+use foreword_filter::{EnginePool, Host, HostError, LogLevel, MetricId, SharedData};
 
 use crate::calls::{Call, Clusters};
 use crate::metrics::Metrics;
+use crate::pool::Pool;
+use crate::pool::subset::{Subset, served};
 use crate::processor::Processor;
 
 /// The proxy around one request, or around the plugin.
@@ -25,6 +27,7 @@ pub(crate) struct Proxy<'a> {
     shared_data: &'a SharedData,
     metrics: &'a Metrics,
     clusters: &'a Clusters,
+    pool: Option<&'a Pool>,
     scope: Scope<'a>,
 }
 
@@ -67,6 +70,8 @@ pub(crate) struct RequestState {
     pub(crate) attributes: Vec<Struct>,
     /// Dynamic metadata by its namespace.
     pub(crate) metadata: BTreeMap<String, Struct>,
+    /// The endpoints that the gateway lets the picker choose from; `None`: all.
+    pub(crate) subset: Option<Subset>,
     /// Calls that were asked for and not made yet.
     pub(crate) asked: Vec<Call>,
     calls: u64,
@@ -96,7 +101,7 @@ impl Headers {
         }
     }
 
-    fn get(&self, name: &str) -> Option<Vec<u8>> {
+    pub(crate) fn get(&self, name: &str) -> Option<Vec<u8>> {
         let mut fields = self.fields.iter();
         let (_, value) = fields.find(|(known, _)| known == name)?;
         Some(value.clone())
@@ -126,12 +131,14 @@ impl<'a> Proxy<'a> {
         shared_data: &'a SharedData,
         metrics: &'a Metrics,
         clusters: &'a Clusters,
+        pool: Option<&'a Pool>,
         calls: &'a PluginCalls,
     ) -> Self {
         Self {
             shared_data,
             metrics,
             clusters,
+            pool,
             scope: Scope::Plugin(calls),
         }
     }
@@ -142,6 +149,7 @@ impl<'a> Proxy<'a> {
             shared_data: &processor.shared_data,
             metrics: &processor.metrics,
             clusters: &processor.clusters,
+            pool: processor.pool.as_ref(),
             scope: Scope::Request(state),
         }
     }
@@ -242,13 +250,20 @@ impl Host for Proxy<'_> {
     }
 
     /// Returns an attribute that the gateway sends (`request_attributes`, `response_attributes`), or dynamic metadata
-    /// that it forwards (`metadata_options.forwarding_namespaces`). Only texts can be read.
+    /// that it forwards (`metadata_options.forwarding_namespaces`). Only texts can be read. To a picker, a gateway says in
+    /// metadata of the protocol's own name which endpoint has answered.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
         const CALL: &str = "property";
         if matches!(self.scope, Scope::Plugin(_)) {
             return Ok(None);
         }
         let state = self.state(CALL)?;
+        if path == ["upstream", "address"]
+            && self.pool.is_some()
+            && let Some(address) = served(&state.metadata)
+        {
+            return Ok(Some(address.as_bytes().to_vec()));
+        }
         let kind = match path {
             ["metadata", "filter_metadata", namespace, rest @ ..] => state
                 .metadata
@@ -300,6 +315,17 @@ impl Host for Proxy<'_> {
         state.calls = id;
         state.asked.push(call);
         Ok(id)
+    }
+
+    fn pool(&self) -> Option<EnginePool> {
+        let pool = self.pool?;
+        Some(match &self.scope {
+            Scope::Plugin(_) => pool.view(None, Instant::now()),
+            Scope::Request(state) => {
+                let state = state.try_borrow().ok()?;
+                pool.view(state.subset.as_ref(), Instant::now())
+            }
+        })
     }
 
     fn resume(&self) -> Result<(), HostError> {

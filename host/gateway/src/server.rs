@@ -25,6 +25,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Certificate, Identity, Server as GrpcServer, ServerTlsConfig};
 use tonic_health::ServingStatus;
 
+use crate::pool::Pool;
 use crate::processor::Processor;
 use crate::service::Service;
 
@@ -150,11 +151,34 @@ impl Server {
     /// # Errors
     /// Fails when a certificate cannot be read.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> anyhow::Result<bool> {
-        let is_ready = Arc::new(AtomicBool::new(true));
+        let is_ready = Arc::new(AtomicBool::new(false));
         let (health, health_service) = tonic_health::server::health_reporter();
-        for name in HEALTH_NAMES {
-            (health.set_service_status(name, ServingStatus::Serving)).await;
+        (health.set_service_status("liveness", ServingStatus::Serving)).await;
+        for name in READINESS_NAMES {
+            (health.set_service_status(name, ServingStatus::NotServing)).await;
         }
+        let following = tokio::spawn(Arc::clone(&self.processor).follow_endpoints());
+        let scraping = tokio::spawn(Arc::clone(&self.processor).scrape());
+        let known = self.processor.pool.as_ref().map(Pool::is_known);
+        let (health_then, ready_then) = (health.clone(), Arc::clone(&is_ready));
+        let becomes_ready = async move {
+            // A picker is ready once it knows its endpoints.
+            if let Some(mut known) = known
+                && known.wait_for(|known| *known).await.is_err()
+            {
+                return;
+            }
+            ready_then.store(true, Ordering::Relaxed);
+            for name in READINESS_NAMES {
+                (health_then.set_service_status(name, ServingStatus::Serving)).await;
+            }
+        };
+        let getting_ready = if self.processor.pool.is_some() {
+            Some(tokio::spawn(becomes_ready))
+        } else {
+            becomes_ready.await;
+            None
+        };
         let bounds = self.processor.bounds;
         let mut server = GrpcServer::builder()
             .max_concurrent_streams(u32::try_from(bounds.streams).ok())
@@ -205,14 +229,20 @@ impl Server {
                 bail!("the listener ended");
             }
         }
+        if let Some(getting_ready) = getting_ready {
+            getting_ready.abort();
+            let _ = getting_ready.await;
+        }
         is_ready.store(false, Ordering::Relaxed);
-        for name in HEALTH_NAMES {
+        for name in READINESS_NAMES.into_iter().chain(["liveness"]) {
             (health.set_service_status(name, ServingStatus::NotServing)).await;
         }
         let _ = drain.send(());
         let has_drained = tokio::time::timeout(self.grace, &mut serving).await.is_ok();
         serving.abort();
-        ticking.abort();
+        for task in [ticking, following, scraping] {
+            task.abort();
+        }
         if let Some(internal) = internal {
             internal.abort();
         }
@@ -233,7 +263,7 @@ fn internal(processor: Arc<Processor>, is_ready: Arc<AtomicBool>) -> Router {
     let ready = move || async move {
         match is_ready.load(Ordering::Relaxed) {
             true => (StatusCode::OK, "ready\n"),
-            false => (StatusCode::SERVICE_UNAVAILABLE, "draining\n"),
+            false => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n"),
         }
     };
     Router::new()
@@ -242,9 +272,9 @@ fn internal(processor: Arc<Processor>, is_ready: Arc<AtomicBool>) -> Router {
         .route("/ready", get(ready))
 }
 
-/// The services that the health service knows: the whole server, the service itself, and the names by which the
-/// Gateway API's inference extension asks endpoint pickers.
-const HEALTH_NAMES: [&str; 4] = ["", SERVICE_NAME, "liveness", "readiness"];
+/// The services that the health service knows, with `liveness`: the whole server, the service itself, and the name by which
+/// the Gateway API's inference extension asks endpoint pickers.
+const READINESS_NAMES: [&str; 3] = ["", SERVICE_NAME, "readiness"];
 /// Bytes of a stream that may be under way: a body of common size without waiting.
 const STREAM_WINDOW: u32 = 1 << 20;
 /// Bytes of a connection that may be under way; a gateway's worker has one for all its streams.

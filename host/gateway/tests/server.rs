@@ -36,7 +36,7 @@ fn anywhere() -> Place {
 async fn start(listen: Place, tls: Option<Tls>, bounds: Bounds) -> Running {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "{}").unwrap();
-    let processor = Processor::load(file.path(), BTreeMap::new(), bounds).unwrap();
+    let processor = Processor::load(file.path(), BTreeMap::new(), None, bounds).unwrap();
     let options = Options {
         listen,
         tls,

@@ -63,6 +63,7 @@ impl Dialect {
                     message,
                     r#type: match status {
                         403 => "permission_error",
+                        429 => "rate_limit_error",
                         500.. => "server_error",
                         _ => "invalid_request_error",
                     },
@@ -77,6 +78,7 @@ impl Dialect {
                         403 => "permission_error",
                         404 => "not_found_error",
                         413 => "request_too_large",
+                        429 => "rate_limit_error",
                         503 => "overloaded_error",
                         500.. => "api_error",
                         _ => "invalid_request_error",
@@ -92,6 +94,7 @@ impl Dialect {
                     status: match status {
                         403 => "PERMISSION_DENIED",
                         404 => "NOT_FOUND",
+                        429 => "RESOURCE_EXHAUSTED",
                         503 => "UNAVAILABLE",
                         500.. => "INTERNAL",
                         _ => "INVALID_ARGUMENT",
@@ -102,6 +105,7 @@ impl Dialect {
                 r#type: match status {
                     403 => "AccessDeniedException",
                     404 => "ResourceNotFoundException",
+                    429 => "ThrottlingException",
                     503 => "ServiceUnavailableException",
                     500.. => "InternalServerException",
                     _ => "ValidationException",

@@ -3,7 +3,45 @@
 //! They are implemented by `proxy` with proxy-wasm host calls, and by a scripted host in the tests. Every call can
 //! fail, because every proxy can refuse; no caller may treat a failure as impossible.
 
+use std::net::SocketAddr;
+
+use foreword_ordering::EngineId;
 use thiserror::Error;
+
+/// The engines that a shell itself knows, in place of `engines` in the configuration: an endpoint picker's pool, as one
+/// request sees it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EnginePool {
+    /// The pool's engines. Each keeps its id as long as it is in the pool.
+    pub engines: Vec<PoolEngine>,
+    /// Most further addresses that are named after the chosen one.
+    pub fallbacks: usize,
+}
+
+/// An engine of an [`EnginePool`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolEngine {
+    /// The engine's id.
+    pub engine: EngineId,
+    /// The address that requests are sent to.
+    pub address: SocketAddr,
+    /// Whether the request may go to this engine.
+    pub is_eligible: bool,
+    /// Whether the engine has so much to do that it gets a request only when all others have too.
+    pub is_saturated: bool,
+    /// Requests that wait at the engine, as it reports; 0 if it reports nothing.
+    pub waiting: u64,
+    /// Requests that the engine computes, as it reports, with those that were sent there since; 0 if it reports nothing.
+    pub running: u64,
+}
+
+impl EnginePool {
+    /// Returns the engine with that id, if the request may go to it.
+    pub(crate) fn eligible(&self, engine: EngineId) -> Option<&PoolEngine> {
+        let mut engines = self.engines.iter();
+        engines.find(|it| it.engine == engine && it.is_eligible)
+    }
+}
 
 /// The response to a [`Host::call_for_plugin`] or a [`Host::call_for_request`].
 #[derive(Debug, Clone, Copy)]
@@ -95,6 +133,12 @@ pub trait Host {
         body: &[u8],
         limit_ms: u64,
     ) -> Result<u64, HostError>;
+
+    /// Returns the engines that the shell keeps, as the request whose callback is running sees them; `None`: the
+    /// configuration lists the engines. A shell has a pool from the plugin's loading on, or never.
+    fn pool(&self) -> Option<EnginePool> {
+        None
+    }
 
     /// Resumes the request that a request callback has held; not from within one.
     fn resume(&self) -> Result<(), HostError>;

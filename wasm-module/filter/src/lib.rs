@@ -66,8 +66,10 @@ mod usage;
 pub use config::{
     Config, ConfigError, Mode, OnFailure, PathHeader, RequestHeaders, SCHEMA, SaltKey, TenantSource,
 };
+pub use engines::DESTINATION_HEADER;
 pub use exchange::{Exchange, Flow};
-pub use host::{Host, HostError, LogLevel, MetricId};
+pub use foreword_ordering::{EngineId, MAX_ENGINES};
+pub use host::{EnginePool, Host, HostError, LogLevel, MetricId, PoolEngine};
 pub use outcome::RequestOutcome;
 pub use plugin::Plugin;
 #[cfg(not(target_arch = "wasm32"))]

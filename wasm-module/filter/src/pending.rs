@@ -23,6 +23,8 @@ pub(crate) struct PendingResponse {
     counted: Option<PromptUsage>,
     /// Who asked, and which engine answers, where there is something to choose.
     asked: Option<(Box<str>, EngineId)>,
+    /// Whether the response's usage is read: it is one to a prompt.
+    is_read: bool,
 }
 
 impl PendingResponse {
@@ -38,6 +40,15 @@ impl PendingResponse {
             usage_reader: None,
             counted: None,
             asked: None,
+            is_read: true,
+        }
+    }
+
+    /// Returns the response to a request that nobody has looked at.
+    pub(crate) fn unread(dispatch: Dispatch) -> Self {
+        Self {
+            is_read: false,
+            ..Self::new(None, None, dispatch)
         }
     }
 
@@ -77,7 +88,8 @@ impl PendingResponse {
                 None => plugin.settle(host, dispatch, DispatchResult::Answered),
             }
         }
-        self.usage_reader = (status == Some(b"200")).then(UsageReader::default);
+        let is_read = self.is_read && status == Some(b"200");
+        self.usage_reader = is_read.then(UsageReader::default);
     }
 
     /// Returns whether the response's body is to be read.
@@ -135,7 +147,7 @@ impl PendingResponse {
 fn served_by(host: &impl Host, plugin: &Plugin) -> Option<EngineId> {
     let engines = plugin.engines();
     let address = (engines.are_several()).then(|| host.property(&["upstream", "address"]));
-    engines.at(&logged(host, address?).flatten()?)
+    engines.at(host, &logged(host, address?).flatten()?)
 }
 
 fn logged<T>(host: &impl Host, result: Result<T, HostError>) -> Option<T> {

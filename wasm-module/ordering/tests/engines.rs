@@ -222,6 +222,13 @@ fn the_feed_of_an_engine_changes_what_that_engine_is_believed_to_hold() {
     assert_eq!(orderer.nodes(), 0);
     orderer.learn(&residency(0, vec![stored(&first, key)]));
     assert_eq!(ask(&mut orderer, &["c", "b", "a"]), 3);
+    // Another engine in its place: whatever the model.
+    let mut of_all = residency(0, vec![Event::Cleared]);
+    if let PeerUpdate::Residency(residency) = &mut of_all {
+        residency.model = "".into();
+    }
+    orderer.learn(&of_all);
+    assert_eq!(orderer.nodes(), 0);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The processor's messages: answers to the gateway's, one function each.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
@@ -18,6 +18,9 @@ use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 
+use foreword_filter::DESTINATION_HEADER;
+
+use crate::pool::subset::DESTINATION_NAMESPACE;
 use crate::proxy::Reply;
 
 /// Whose message is answered.
@@ -117,8 +120,12 @@ pub(super) fn without_bodies(wants_response_headers: bool) -> ProcessingMode {
     }
 }
 
-/// Returns dynamic metadata: texts by name under one namespace.
-pub(super) fn metadata(namespace: &str, fields: Vec<(String, String)>) -> Struct {
+/// Adds dynamic metadata to an answer: texts by name under one namespace.
+pub(super) fn add_metadata(
+    answer: &mut ProcessingResponse,
+    namespace: &str,
+    fields: Vec<(String, String)>,
+) {
     let text = |text| Value {
         kind: Some(Kind::StringValue(text)),
     };
@@ -129,8 +136,22 @@ pub(super) fn metadata(namespace: &str, fields: Vec<(String, String)>) -> Struct
     let inner = Value {
         kind: Some(Kind::StructValue(inner)),
     };
-    Struct {
-        fields: HashMap::from([(namespace.to_owned(), inner)]),
+    let metadata = answer.dynamic_metadata.get_or_insert_default();
+    metadata.fields.insert(namespace.to_owned(), inner);
+}
+
+/// Tells the gateway in metadata as well which endpoint a request goes to, and has it choose the route anew, which may
+/// depend on the header.
+pub(super) fn direct(answer: &mut ProcessingResponse, destinations: &str) {
+    let fields = vec![(DESTINATION_HEADER.to_owned(), destinations.to_owned())];
+    add_metadata(answer, DESTINATION_NAMESPACE, fields);
+    let common = match &mut answer.response {
+        Some(Response::RequestHeaders(answer)) => answer.response.as_mut(),
+        Some(Response::RequestBody(answer)) => answer.response.as_mut(),
+        _ => None,
+    };
+    if let Some(common) = common {
+        common.clear_route_cache = true;
     }
 }
 

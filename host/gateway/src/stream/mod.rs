@@ -11,6 +11,9 @@
 //!   the last of them ▶   ◀─ and dynamic metadata for access logs   ◀─ and dynamic metadata for access logs
 //! ```
 //!
+//! With a pool of endpoints, the answer that lets a request go says where it goes, in a header and in metadata, whatever the
+//! filter has made of the request. One that no endpoint can take is answered with 503, one that is shed with 429.
+//!
 //! A request that the filter refuses is answered at once (`ImmediateResponse`). One that it does not watch, or has let
 //! go, costs as little as the mode allows: a stream that is not needed any more is closed, where that loses nothing,
 //! or asked to be sent no more bodies (`mode_override`).
@@ -28,18 +31,20 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use envoy_types::pb::envoy::config::core::v3::HeaderMap;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
-use foreword_filter::Exchange;
+use foreword_filter::{DESTINATION_HEADER, Exchange};
 use tonic::Status;
 
 use self::answers::Side;
 use self::mode::{BodyMode, Modes};
 use crate::calls::{Answer, Call};
+use crate::pool::subset::Subset;
 use crate::processor::Processor;
 use crate::proxy::{Headers, Proxy, Reply, RequestState};
 
@@ -216,8 +221,13 @@ impl ProcessingStream {
         if self.request != RequestPhase::New {
             return Err(Status::invalid_argument("headers came twice"));
         }
-        self.state.get_mut().request = fields(headers.headers);
+        let state = self.state.get_mut();
+        state.request = fields(headers.headers);
+        state.subset = Subset::of(&state.metadata);
         let ends = headers.end_of_stream;
+        if self.refuse_for_pool() {
+            return Ok(());
+        }
         self.with(|exchange, proxy| exchange.on_request_headers(proxy, ends));
         if self.refuse() {
             return Ok(());
@@ -241,9 +251,12 @@ impl ProcessingStream {
             }
             return Ok(());
         }
+        if self.refuse_undirected() {
+            return Ok(());
+        }
         self.request = RequestPhase::Passing;
         let changes = self.request_changes();
-        let mut answer = answers::headers(Side::Request, changes);
+        let mut answer = self.directed(changes, |changes| answers::headers(Side::Request, changes));
         let wants_response = self.exchange.wants_response_headers();
         // Of a streamed body pieces may be on their way, and what is not sent back is lost.
         let is_over = ends || modes.request != BodyMode::Duplex;
@@ -327,6 +340,9 @@ impl ProcessingStream {
             self.request = RequestPhase::Waiting(end);
             return;
         }
+        if self.refuse_undirected() {
+            return;
+        }
         self.request = RequestPhase::Passing;
         let is_duplex = (self.modes).is_some_and(|modes| modes.request == BodyMode::Duplex);
         let changes = self.request_changes();
@@ -337,7 +353,9 @@ impl ProcessingStream {
         if !is_duplex {
             self.out.push_back(match end {
                 End::Trailers => answers::trailers(Side::Request),
-                End::Body | End::Open => answers::body(Side::Request, changes, new),
+                End::Body | End::Open => self.directed(changes, |changes| {
+                    answers::body(Side::Request, changes, new)
+                }),
             });
             // The gateway may hold trailers back until this is answered.
             return self.after_request();
@@ -346,7 +364,8 @@ impl ProcessingStream {
         if new.is_some() || changes.contains_key("content-length") {
             changes.insert("content-length".to_owned(), None);
         }
-        self.out.push_back(answers::headers(Side::Request, changes));
+        let head = self.directed(changes, |changes| answers::headers(Side::Request, changes));
+        self.out.push_back(head);
         let body = new.unwrap_or(old);
         let mut pieces = body.chunks(PIECE_BYTES).peekable();
         if pieces.peek().is_none() && end == End::Body {
@@ -419,6 +438,99 @@ impl ProcessingStream {
         true
     }
 
+    /// Answers a request that no endpoint of the pool can take, or that is to be shed.
+    fn refuse_for_pool(&mut self) -> bool {
+        let Some(pool) = &self.processor.pool else {
+            return false;
+        };
+        let state = self.state.get_mut();
+        let view = pool.view(state.subset.as_ref(), Instant::now());
+        let mut eligible = view.engines.iter().filter(|it| it.is_eligible).peekable();
+        if eligible.peek().is_none() {
+            self.refuse_with(Refusal::NoEndpoint);
+            return true;
+        }
+        let objective = state.request.get(OBJECTIVE_HEADER);
+        let is_sheddable = objective.is_some_and(|objective| {
+            let mut names = pool.options().sheddable.iter();
+            names.any(|name| name.as_bytes() == objective)
+        });
+        if is_sheddable && eligible.all(|it| it.is_saturated) {
+            self.refuse_with(Refusal::Shed);
+            return true;
+        }
+        false
+    }
+
+    /// Answers a request that is about to go on without a destination, although there is a pool: its endpoints have left
+    /// while the body came.
+    fn refuse_undirected(&mut self) -> bool {
+        let is_directed = |stream: &mut Self| {
+            let request = &stream.state.get_mut().request;
+            request.get(DESTINATION_HEADER).is_some()
+        };
+        if self.processor.pool.is_none() || is_directed(self) {
+            return false;
+        }
+        self.refuse_with(Refusal::NoEndpoint);
+        true
+    }
+
+    /// Returns the answer with these changes of headers, which also says in metadata where the request goes, if a header
+    /// says so.
+    fn directed(
+        &self,
+        changes: answers::Changes,
+        answer: impl FnOnce(answers::Changes) -> ProcessingResponse,
+    ) -> ProcessingResponse {
+        let destinations = changes.get(DESTINATION_HEADER).cloned().flatten();
+        let mut answer = answer(changes);
+        if let Some(destinations) = destinations {
+            answers::direct(&mut answer, &destinations);
+            let first = destinations.split(',').next();
+            let first = first.and_then(|first| first.parse().ok());
+            if let (Some(pool), Some(first)) = (&self.processor.pool, first) {
+                pool.picked(first);
+            }
+        }
+        answer
+    }
+
+    fn refuse_with(&mut self, refusal: Refusal) {
+        let (status, code, words, counter) = match refusal {
+            Refusal::NoEndpoint => (
+                503,
+                "no-endpoint",
+                "no engine is ready for the request",
+                &self.processor.metrics.no_endpoint,
+            ),
+            Refusal::Shed => (
+                429,
+                "shed",
+                "all engines are busy, and the request may be refused then",
+                &self.processor.metrics.shed,
+            ),
+        };
+        counter.inc();
+        let body = self.with(|exchange, proxy| exchange.refusal(proxy, status, words, code));
+        let state = self.state.get_mut();
+        state.reply = Some(Reply {
+            status,
+            headers: vec![
+                ("content-type".to_owned(), "application/json".to_owned()),
+                ("retry-after".to_owned(), "1".to_owned()),
+            ],
+            body,
+        });
+        self.refuse();
+        // The filter has seen nothing of the request, or has let it go.
+        if let Some(answer) = self.out.back_mut() {
+            let field = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+            let fields = vec![field("outcome", "refused"), field("reason", code)];
+            answers::add_metadata(answer, NAMESPACE, fields);
+        }
+    }
+
     /// Sends an answer with everything that is left to say.
     fn answer_last(&mut self, mut answer: ProcessingResponse) {
         self.finish();
@@ -447,7 +559,7 @@ impl ProcessingStream {
     fn describe(&mut self, answer: &mut ProcessingResponse) {
         let fields = std::mem::take(&mut self.state.get_mut().log_fields);
         if !fields.is_empty() {
-            answer.dynamic_metadata = Some(answers::metadata(NAMESPACE, fields));
+            answers::add_metadata(answer, NAMESPACE, fields);
         }
     }
 
@@ -462,6 +574,13 @@ impl Drop for ProcessingStream {
         let _ = catch_unwind(AssertUnwindSafe(|| self.finish()));
         self.processor.release(self.held);
     }
+}
+
+/// Why a picker answers a request itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Refusal {
+    NoEndpoint,
+    Shed,
 }
 
 /// Returns headers as the filter reads them.
@@ -479,6 +598,8 @@ fn fields(headers: Option<HeaderMap>) -> Headers {
 
 /// Most bytes of a piece that is sent back: what Envoy advises.
 const PIECE_BYTES: usize = 62_000;
+/// The header in which a request names its objective; the pool's options say which of them are sheddable.
+const OBJECTIVE_HEADER: &str = "x-gateway-inference-objective";
 /// The namespace of the dynamic metadata for access logs: `%DYNAMIC_METADATA(foreword:outcome)%`.
 const NAMESPACE: &str = "foreword";
 const OBSERVABILITY: &str = "observability_mode is on, in which nothing can be changed: use mode \"dry-run\" in the filter's configuration";

@@ -20,7 +20,7 @@ use std::fmt;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::object::Keys;
 use foreword_ordering::{
-    Config as OrderingConfig, ConfigError as OrderingError, Experiment,
+    Config as OrderingConfig, ConfigError as OrderingError, Experiment, MAX_ENGINES,
     RawConfig as RawOrderingConfig,
 };
 use serde::de::{MapAccess, Visitor};
@@ -222,6 +222,28 @@ impl Config {
             });
         }
         Ok(config)
+    }
+
+    /// Returns the configuration for a shell that keeps a pool of engines itself: every engine is configured as the only
+    /// one that may be listed.
+    pub(crate) fn for_pool(mut self) -> Result<Self, ConfigError> {
+        let of_all = match &self.engines[..] {
+            [engine] if engine.address.is_none() && engine.feed.is_none() => engine.clone(),
+            _ => {
+                return Err(ConfigError::Conflict {
+                    field: "engines",
+                    rule: "the pool says which engines there are: it may list one, without address and feed, whose \
+                           settings are those of all",
+                });
+            }
+        };
+        let places = (0..MAX_ENGINES).map(|place| EngineConfig {
+            name: format!("pool/{place}"),
+            ..of_all.clone()
+        });
+        self.engines = places.collect();
+        self.check_engines()?;
+        Ok(self)
     }
 
     /// Checks what several engines and feeds require: the choice of an engine is told in headers, and a feed's events

@@ -8,6 +8,10 @@
 //!   answer begins ──▶ the tokens are computed; an engine that gave none, or 502, 503, 504, is out for a while
 //! ```
 //!
+//! Where the shell keeps a pool of engines ([`EnginePool`]), ids are places in it: each has its state in shared data, and
+//! counts as a choice while the pool has an engine there. What an engine reports of its queue is added to what is known of
+//! its outstanding tokens.
+//!
 //! After its pause, an engine that is out is tried by one request; each failure doubles the pause. When all engines
 //! are out, all are candidates, and Envoy then reports what is wrong. The header names the others after the chosen
 //! one, so that Envoy's retry goes to them.
@@ -15,12 +19,15 @@
 mod health;
 mod responses;
 
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use foreword_ordering::{EngineCandidate, EngineId};
 
 use self::health::EngineHealth;
 use self::responses::KeptResponses;
 pub(crate) use crate::config::{EngineConfig, FeedConfig};
-use crate::host::{Host, HostError};
+use crate::host::{EnginePool, Host, HostError, PoolEngine};
 use crate::swap;
 
 /// The engines behind the gateway.
@@ -30,6 +37,8 @@ pub(crate) struct Engines {
     /// Keys in shared data, one for each engine; none if there is one engine, or no shared data.
     keys: Vec<String>,
     responses: KeptResponses,
+    /// A moving average of the tokens that an engine has to compute for a request: what one that waits stands for.
+    mean_tokens: AtomicU64,
 }
 
 /// A request that was sent to an engine.
@@ -77,6 +86,7 @@ impl Engines {
             list: list.to_vec(),
             keys: Vec::new(),
             responses: KeptResponses::default(),
+            mean_tokens: AtomicU64::new(FIRST_MEAN_TOKENS),
         }
     }
 
@@ -92,28 +102,52 @@ impl Engines {
         now_ms: u64,
         request_number: u64,
     ) -> Vec<EngineCandidate> {
-        let mut all = Vec::with_capacity(self.list.len());
-        let mut well = Vec::with_capacity(self.list.len());
+        let pool = host.pool();
+        let mut choices = Vec::with_capacity(self.list.len());
+        let mut best = usize::MAX;
         for (engine, key) in (0..).map(EngineId).zip(&self.keys) {
+            let reported = pool.as_ref().map(|pool| pool.eligible(engine));
+            if reported == Some(None) {
+                continue;
+            }
+            let reported = reported.flatten();
             let state = EngineHealth::read(host, key).map(|(state, _)| state);
             let state = state.unwrap_or_default();
-            let choice = EngineCandidate {
-                engine,
-                outstanding: state.outstanding(now_ms),
+            let own = state.outstanding(now_ms);
+            // Of engines that are out, or have too much to do, none is a choice while there are others.
+            let rank = if !state.is_well(now_ms) {
+                2
+            } else {
+                usize::from(reported.is_some_and(|reported| reported.is_saturated))
             };
-            all.push(choice);
-            if state.is_well(now_ms) {
-                well.push(choice);
+            if rank < best {
+                choices.clear();
+                best = rank;
+            }
+            if rank == best {
+                choices.push(EngineCandidate {
+                    engine,
+                    outstanding: reported.map_or(own, |reported| self.outstanding(own, reported)),
+                });
             }
         }
-        let mut choices = if well.is_empty() { all } else { well };
         let count = u64::try_from(choices.len()).unwrap_or(1);
         let first = request_number.checked_rem(count).unwrap_or(0);
         choices.rotate_left(usize::try_from(first).unwrap_or(0));
         choices
     }
 
-    /// Returns the one of the `choices` that keeps the tenant's response of that id; all, if none does.
+    /// Returns an engine's outstanding tokens: those of requests that went through here, or those of the requests that it
+    /// reports as waiting, which others may have sent, if these are more. Each request that it computes takes a token of
+    /// every step.
+    fn outstanding(&self, own: u64, reported: &PoolEngine) -> u64 {
+        let mean = self.mean_tokens.load(Ordering::Relaxed);
+        let waiting = reported.waiting.saturating_mul(mean);
+        own.max(waiting).saturating_add(reported.running)
+    }
+
+    /// Returns the one of the `choices` that keeps the tenant's response of that id; all, if none does. An engine of a pool
+    /// is asked although it is saturated, since no other one has the response.
     pub(crate) fn keeping(
         &self,
         host: &impl Host,
@@ -126,8 +160,18 @@ impl Engines {
         let mut keepers = choices
             .iter()
             .filter(|choice| Some(choice.engine) == engine);
-        match keepers.next() {
-            Some(keeper) => vec![*keeper],
+        if let Some(keeper) = keepers.next() {
+            return vec![*keeper];
+        }
+        let saturated = engine.filter(|engine| {
+            let pool = host.pool();
+            pool.is_some_and(|pool| pool.eligible(*engine).is_some_and(|it| it.is_saturated))
+        });
+        match saturated {
+            Some(engine) => vec![EngineCandidate {
+                engine,
+                outstanding: 0,
+            }],
             None => choices,
         }
     }
@@ -146,7 +190,19 @@ impl Engines {
         tokens: u64,
     ) -> Dispatch {
         self.change(host, engine, |state| state.send(now_ms, tokens));
+        if tokens > 0 {
+            // A lost update costs nothing.
+            let mean = self.mean_tokens.load(Ordering::Relaxed);
+            let mean = mean.saturating_sub(mean / MEAN_OF);
+            let mean = mean.saturating_add(tokens / MEAN_OF);
+            self.mean_tokens.store(mean.max(1), Ordering::Relaxed);
+        }
         Dispatch { engine, tokens }
+    }
+
+    /// Forgets everything of an engine, whose id is another one's from now on.
+    pub(crate) fn forget(&self, host: &impl Host, engine: EngineId) {
+        self.change(host, engine, |state| *state = EngineHealth::default());
     }
 
     /// Records the end of a dispatch, once for each [`Engines::send`].
@@ -163,8 +219,12 @@ impl Engines {
     }
 
     /// Returns the engine with that address, as Envoy writes it.
-    pub(crate) fn at(&self, address: &[u8]) -> Option<EngineId> {
-        let address = str::from_utf8(address).ok()?.parse().ok()?;
+    pub(crate) fn at(&self, host: &impl Host, address: &[u8]) -> Option<EngineId> {
+        let address: SocketAddr = str::from_utf8(address).ok()?.parse().ok()?;
+        if let Some(pool) = host.pool() {
+            let found = pool.engines.iter().find(|it| it.address == address);
+            return found.map(|it| it.engine);
+        }
         let mut engines = (0..).map(EngineId).zip(&self.list);
         engines
             .find(|(_, engine)| engine.address == Some(address))
@@ -172,15 +232,18 @@ impl Engines {
     }
 
     /// Returns the value of [`DESTINATION_HEADER`]: the chosen engine, then the other candidates by their outstanding
-    /// tokens, then the ones that are out, [`MAX_DESTINATIONS`] in all. Returns `None` if there is one engine.
+    /// tokens, then the ones that are out, [`MAX_DESTINATIONS`] in all or as many as the pool wants. Returns `None` if
+    /// there is one engine, or if the pool has none for the request.
     pub(crate) fn destinations(
         &self,
+        host: &impl Host,
         chosen: EngineId,
         choices: &[EngineCandidate],
     ) -> Option<String> {
         if !self.are_several() {
             return None;
         }
+        let pool = host.pool();
         let mut others: Vec<EngineCandidate> = choices.to_vec();
         others.sort_by_key(|choice| choice.outstanding);
         let out = (0..).map(EngineId).take(self.list.len());
@@ -190,11 +253,17 @@ impl Engines {
                 order.push(engine);
             }
         }
-        let addresses = order.iter().take(MAX_DESTINATIONS).filter_map(|engine| {
-            let engine = self.list.get(usize::from(engine.0))?;
-            engine.address.map(|address| address.to_string())
+        let most = |pool: &EnginePool| pool.fallbacks.saturating_add(1);
+        let most = pool.as_ref().map_or(MAX_DESTINATIONS, most);
+        let addresses = order.into_iter().filter_map(|engine| match &pool {
+            Some(pool) => pool.eligible(engine).map(|it| it.address),
+            None => self.list.get(usize::from(engine.0))?.address,
         });
-        Some(addresses.collect::<Vec<_>>().join(","))
+        let addresses: Vec<String> = addresses
+            .take(most)
+            .map(|address| address.to_string())
+            .collect();
+        (!addresses.is_empty()).then(|| addresses.join(","))
     }
 
     /// Changes an engine's health. A change that loses against others is given up after some attempts, since loads are
@@ -213,15 +282,19 @@ impl Engines {
 
 /// The header in which Envoy's `override_host` policy finds the engine, by the convention of the Gateway API's
 /// inference extension.
-pub(crate) const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
+pub const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
 
 /// Most addresses in the header: more than Envoy retries.
 const MAX_DESTINATIONS: usize = 8;
+/// Requests that the mean of their tokens reaches back to.
+const MEAN_OF: u64 = 16;
+/// The mean before the first request.
+const FIRST_MEAN_TOKENS: u64 = 1_000;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::engines;
+    use crate::config::{Config, engines};
     use crate::tests::scripted::ScriptedHost;
     use serde_json::json;
 
@@ -325,13 +398,92 @@ mod tests {
         engines.settle(&host, 0, failed, DispatchResult::Failed);
         let choices = engines.choices(&host, 0, 0);
         assert_eq!(
-            engines.destinations(EngineId(0), &choices).unwrap(),
+            engines.destinations(&host, EngineId(0), &choices).unwrap(),
             "10.0.0.1:8000,[::1]:8000,10.0.0.2:8000"
         );
-        assert_eq!(engines.at(b"[::1]:8000"), Some(EngineId(2)));
+        assert_eq!(engines.at(&host, b"[::1]:8000"), Some(EngineId(2)));
         for other in [&b"10.0.0.9:8000"[..], b"", b"\xff"] {
-            assert_eq!(engines.at(other), None);
+            assert_eq!(engines.at(&host, other), None);
         }
+    }
+
+    /// A pool of the engines with these ids, each with what it reports as waiting.
+    fn pool(engines: &[(u16, u64)]) -> EnginePool {
+        let engines = engines.iter().map(|(id, waiting)| PoolEngine {
+            engine: EngineId(*id),
+            address: SocketAddr::from(([10, 0, 0, 1], 8000 + *id)),
+            is_eligible: true,
+            is_saturated: *waiting > 5,
+            waiting: *waiting,
+            running: u64::from(*id),
+        });
+        EnginePool {
+            engines: engines.collect(),
+            fallbacks: 1,
+        }
+    }
+
+    /// The engines behind a shell that keeps a pool.
+    fn of_pool(host: &ScriptedHost) -> Engines {
+        let config = Config::from_json(b"{}").unwrap().for_pool().unwrap();
+        Engines::open(host, &config.engines, "r").unwrap()
+    }
+
+    #[test]
+    fn only_engines_of_the_pool_are_choices_and_what_they_report_counts() {
+        let host = ScriptedHost::default();
+        host.set_pool(pool(&[(63, 0), (5, 2), (0, 1)]));
+        let engines = of_pool(&host);
+        assert_eq!(ids(&engines.choices(&host, 0, 0)), [0, 5, 63]);
+        // A thousand tokens for each that waits, and one for each that is computed.
+        assert_eq!(loads(&engines, &host, 0), [1_000, 2_005, 63]);
+        // Requests of others are among those that wait, and so are these.
+        engines.send(&host, 0, EngineId(0), 16_000);
+        engines.send(&host, 0, EngineId(5), 100);
+        assert_eq!(loads(&engines, &host, 0)[0], 16_000);
+        assert!(loads(&engines, &host, 0)[1] > 2_005);
+        // It comes back under another load, and of what it left nothing is known once its place was another's.
+        host.set_pool(pool(&[(0, 0)]));
+        assert_eq!(loads(&engines, &host, 0), [16_000]);
+        engines.forget(&host, EngineId(0));
+        assert_eq!(loads(&engines, &host, 0), [0]);
+    }
+
+    #[test]
+    fn saturated_engines_are_choices_only_while_all_are_and_then_those_that_are_well() {
+        let host = ScriptedHost::default();
+        host.set_pool(pool(&[(0, 6), (1, 0), (2, 7)]));
+        let engines = of_pool(&host);
+        assert_eq!(ids(&engines.choices(&host, 0, 0)), [1]);
+        let failed = engines.send(&host, 0, EngineId(1), 1);
+        engines.settle(&host, 0, failed, DispatchResult::Failed);
+        assert_eq!(ids(&engines.choices(&host, 0, 0)), [0, 2]);
+        let choices = engines.choices(&host, 0, 0);
+        let told = |chosen| engines.destinations(&host, EngineId(chosen), &choices);
+        assert_eq!(told(0).unwrap(), "10.0.0.1:8000,10.0.0.1:8002");
+        assert_eq!(engines.at(&host, b"10.0.0.1:8002"), Some(EngineId(2)));
+        assert_eq!(engines.at(&host, b"10.0.0.1:8009"), None);
+        host.set_pool(pool(&[]));
+        assert_eq!(engines.choices(&host, 0, 0), []);
+        assert_eq!(engines.destinations(&host, EngineId(0), &[]), None);
+    }
+
+    #[test]
+    fn who_keeps_a_response_is_asked_even_when_it_is_saturated() {
+        let host = ScriptedHost::default();
+        host.set_pool(pool(&[(0, 6), (1, 0)]));
+        let engines = of_pool(&host);
+        engines.keep(&host, "red", "resp_1", EngineId(0));
+        let asked = |response| {
+            let choices = engines.choices(&host, 0, 0);
+            ids(&engines.keeping(&host, choices, "red", response))
+        };
+        assert_eq!(asked(Some("resp_1")), [0]);
+        assert_eq!(asked(Some("resp_2")), [1]);
+        assert_eq!(asked(None), [1]);
+        // It has left.
+        host.set_pool(pool(&[(1, 0)]));
+        assert_eq!(asked(Some("resp_1")), [1]);
     }
 
     #[test]

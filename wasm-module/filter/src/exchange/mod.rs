@@ -155,12 +155,28 @@ impl Exchange {
         (self.dialect).error(500, "the gateway failed", "gateway_failed")
     }
 
+    /// Returns the body of an error with which the shell itself answers the request, whose headers have come. `code` is a
+    /// word in kebab case.
+    pub fn refusal(&self, host: &impl Host, status: u16, message: &str, code: &str) -> Vec<u8> {
+        let path = host.request_header(":path").ok().flatten();
+        let path = path.unwrap_or_default();
+        let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
+        let dialect = match Dialect::of(str::from_utf8(path).unwrap_or_default()) {
+            Dialect::OpenAi => Dialect::guessed(path),
+            known => known,
+        };
+        dialect.error(status, message, code)
+    }
+
     /// Handles the request's headers; with `end_of_stream` there is nothing more.
     pub fn on_request_headers(&mut self, host: &impl Host, end_of_stream: bool) -> Flow {
         let dialect = self.strip_own_headers(host).map_err(Fault::from);
         let dialect = dialect.and_then(|()| self.dialect_if_ours(host, end_of_stream));
         let bypassed = match dialect {
-            Ok(None) => return Flow::Continue,
+            Ok(None) => {
+                self.direct_unread(host);
+                return Flow::Continue;
+            }
             Ok(Some(dialect)) => {
                 self.dialect = dialect;
                 self.is_bypassed(host)
@@ -170,6 +186,7 @@ impl Exchange {
         let held = match bypassed {
             Ok(_) if end_of_stream => Err(Fault::EmptyBody),
             Ok(true) if !self.plugin.is_salted() => {
+                self.direct_unread(host);
                 self.settle(host, RequestOutcome::Passed(reason::BYPASS));
                 return Flow::Continue;
             }
@@ -691,10 +708,29 @@ impl Exchange {
         match self.refusal_status(&fault) {
             Some(status) => self.refuse(host, status, &fault),
             None => {
+                self.direct_unread(host);
                 self.settle(host, RequestOutcome::Passed(fault.reason()));
                 Flow::Continue
             }
         }
+    }
+
+    /// Chooses an engine for a request whose body nobody has read, if the shell keeps a pool, whose every request needs an
+    /// engine.
+    fn direct_unread(&mut self, host: &impl Host) {
+        if self.pending.is_some() || host.pool().is_none() {
+            return;
+        }
+        let length = host.request_header("content-length").ok().flatten();
+        let length = length.and_then(|length| str::from_utf8(&length).ok()?.parse().ok());
+        // A length is only what the client says.
+        let bound = self.plugin.config().max_body_bytes;
+        let bound = usize::try_from(bound).unwrap_or(usize::MAX);
+        let route = self.plugin.route(host, length.unwrap_or(0).min(bound));
+        if let Err(error) = direct(host, &route) {
+            host.log(LogLevel::Warn, &error.to_string());
+        }
+        self.pending = Some(PendingResponse::unread(route.dispatch));
     }
 
     fn refusal_status(&self, fault: &Fault) -> Option<u16> {

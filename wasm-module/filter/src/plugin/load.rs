@@ -19,7 +19,10 @@ impl Plugin {
     /// Checks the configuration, defines the metrics, and learns what other workers, or this one before a reload, have
     /// published.
     pub fn load(host: &impl Host, configuration: &[u8]) -> Result<Self, ConfigError> {
-        let config = Config::from_json(configuration)?;
+        let mut config = Config::from_json(configuration)?;
+        if host.pool().is_some() {
+            config = config.for_pool()?;
+        }
         if matches!(config.tenant, Some(TenantSource::Claim(_))) && !host.has_metadata() {
             return Err(ConfigError::Conflict {
                 field: "tenant.claim",

@@ -12,11 +12,11 @@ mod load;
 use std::sync::MutexGuard;
 
 use foreword_ordering::cuts::{Cut, CutOptions};
-use foreword_ordering::feed::TenantKey;
+use foreword_ordering::feed::{Event, TenantKey};
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{
     Arm, Config as Ordering, EngineCandidate, EngineId, OrderingRecord, Parsed, PeerUpdate,
-    Retrieved, Rewrite, RewriteOptions, Skip, Trial, Usage, parse, parse_with,
+    Residency, Retrieved, Rewrite, RewriteOptions, Skip, Trial, Usage, parse, parse_with,
 };
 
 use self::knowledge::Knowledge;
@@ -253,7 +253,7 @@ impl Plugin {
         };
         let route = Route {
             dispatch: self.engines.send(host, now_ms, engine, tokens),
-            destinations: self.engines.destinations(engine, &choices),
+            destinations: self.engines.destinations(host, engine, &choices),
         };
         Some(Rewritten {
             answer,
@@ -272,7 +272,21 @@ impl Plugin {
         let tokens = estimated_tokens(bytes);
         Route {
             dispatch: self.engines.send(host, now_ms, engine, tokens),
-            destinations: self.engines.destinations(engine, &choices),
+            destinations: self.engines.destinations(host, engine, &choices),
+        }
+    }
+
+    /// Forgets what is known of an engine of the shell's pool, whose id another one has from now on.
+    pub fn forget_engine(&self, host: &impl Host, engine: EngineId) {
+        self.engines.forget(host, engine);
+        let cleared = Residency {
+            engine,
+            // Every model's.
+            model: "".into(),
+            events: vec![Event::Cleared],
+        };
+        if let Some(mut knowledge) = self.knowledge() {
+            knowledge.take(host, &self.metrics, PeerUpdate::Residency(cleared));
         }
     }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::host::{Host, HostError, LogLevel, MetricId};
+use crate::host::{EnginePool, Host, HostError, LogLevel, MetricId};
 
 #[derive(Default)]
 pub(crate) struct ScriptedHost(RefCell<ScriptedState>, SharedData, Interleaving);
@@ -45,6 +45,7 @@ struct ScriptedState {
     local_headers: BTreeMap<String, String>,
     metrics: Vec<(String, Vec<u64>)>,
     now_ns: u64,
+    pool: Option<EnginePool>,
     refusing: HashSet<&'static str>,
     refused_calls: u32,
     /// By name.
@@ -140,6 +141,11 @@ impl ScriptedHost {
     }
 
     /// Sets the clock.
+    /// From now on the shell keeps this pool of engines.
+    pub(crate) fn set_pool(&self, pool: EnginePool) {
+        self.0.borrow_mut().pool = Some(pool);
+    }
+
     pub(crate) fn set_time(&self, ms: u64) {
         self.0.borrow_mut().now_ns = ms * 1_000_000;
     }
@@ -416,6 +422,10 @@ impl Host for ScriptedHost {
         let asked = &mut self.0.borrow_mut().asked;
         asked.push((path.to_owned(), body.to_vec()));
         Ok(u64::try_from(asked.len() - 1).unwrap())
+    }
+
+    fn pool(&self) -> Option<EnginePool> {
+        self.0.borrow().pool.clone()
     }
 
     fn resume(&self) -> Result<(), HostError> {

@@ -63,6 +63,8 @@ impl Orderer {
     /// A feed names tenants by their keys, and a model by the engine's name for it. A request that leaves the model to
     /// the engine need not use that name.
     ///
+    /// An empty cache that names no model is that of every model.
+    ///
     /// A path stored without a key may belong to any tenant: where tenants have names, none of them learns of it.
     fn learn_event(&mut self, engine: EngineId, model: &str, event: &Event) {
         let change = match event.change() {
@@ -70,11 +72,12 @@ impl Orderer {
             Change::Tenant(_, change) => change,
         };
         let is_stored = matches!(change, ResidencyEvent::Stored { .. });
+        let is_empty = matches!(change, ResidencyEvent::Cleared) && model.is_empty();
         if is_stored && event.tenant() == Some(TenantKey::default()) {
             (self.tenants).of(&self.config, self.now, Tenant::default(), model);
         }
         for state in self.tenants.iter_mut() {
-            let concerns = (*state.model == *model || state.model.is_empty())
+            let concerns = (*state.model == *model || state.model.is_empty() || is_empty)
                 && event.tenant().is_none_or(|key| key == state.key);
             let is_known = state.tenant.is_empty() || state.key != TenantKey::default();
             if concerns && (is_known || !is_stored) {

@@ -1,6 +1,8 @@
 //! The filter as an external processor where that differs from the other shells: the process may die while gateways go
 //! on, and several gateways may share it. Everything else is the gateway suite's, with `FOREWORD_SHELL=ext-proc`.
 
+mod picker;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};

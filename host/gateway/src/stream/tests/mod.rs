@@ -1,3 +1,7 @@
+//! Streams, message by message; with a pool of endpoints in `picker`.
+
+mod picker;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -19,7 +23,7 @@ use crate::processor::Bounds;
 fn processor(plugin: &Value, bounds: Bounds) -> Arc<Processor> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), plugin.to_string()).unwrap();
-    Processor::load(file.path(), BTreeMap::new(), bounds).unwrap()
+    Processor::load(file.path(), BTreeMap::new(), None, bounds).unwrap()
 }
 
 fn defaults() -> Arc<Processor> {

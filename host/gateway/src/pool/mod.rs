@@ -1,0 +1,425 @@
+//! The pool of an endpoint picker: which endpoints there are, and how much each has to do.
+//!
+//! ```text
+//!   source ── addresses ──▶ places  0  10.0.0.1:8000    ◀── load ── scrape
+//!   (a file, DNS)                   1  10.0.0.2:8000
+//!                                   2  (10.0.0.3:8000 was here)
+//!                                   …  63
+//!                              │
+//!   request, its subset ─▶ EnginePool ─▶ the filter chooses ─▶ x-gateway-destination-endpoint
+//! ```
+//!
+//! An endpoint keeps its place as long as it is in the pool, and gets it back when it returns. A place is the id under which
+//! the filter knows what an engine holds, so nothing is forgotten when another endpoint comes or goes. A new endpoint takes
+//! a place that nobody had; where there is none, the one that was left longest ago, and what was known of that is forgotten
+//! first.
+//!
+//! Nothing here chooses: that is the core's.
+
+pub(crate) mod scrape;
+pub mod source;
+pub(crate) mod subset;
+
+use std::net::SocketAddr;
+use std::sync::{PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use foreword_filter::{EngineId, EnginePool, MAX_ENGINES, PoolEngine};
+use tokio::sync::watch;
+
+use self::source::Source;
+use self::subset::Subset;
+
+/// Most endpoints of a pool: as many engines as the core keeps trees for.
+pub const MAX_ENDPOINTS: usize = MAX_ENGINES as usize;
+
+/// The configuration of an endpoint picker.
+#[derive(Debug, Clone)]
+pub struct PoolOptions {
+    /// Where the endpoints are listed.
+    pub source: Source,
+    /// Most further addresses that are named after the chosen one, for retries.
+    pub fallbacks: usize,
+    /// The path of the endpoints' metrics; `None`: nothing is scraped.
+    pub metrics_path: Option<String>,
+    /// The interval of scrapes; a load is forgotten after five of them.
+    pub scrape_interval: Duration,
+    /// An endpoint with more requests waiting is saturated.
+    pub max_waiting: u64,
+    /// An endpoint that uses more of its KV cache is saturated.
+    pub max_kv_usage: f64,
+    /// Names of objectives whose requests are refused while all endpoints are saturated.
+    pub sheddable: Vec<String>,
+}
+
+impl PoolOptions {
+    /// Returns the defaults, with endpoints from this source.
+    pub fn new(source: Source) -> Self {
+        Self {
+            source,
+            fallbacks: 2,
+            metrics_path: Some("/metrics".to_owned()),
+            scrape_interval: Duration::from_secs(1),
+            max_waiting: 5,
+            max_kv_usage: 0.8,
+            sheddable: Vec::new(),
+        }
+    }
+}
+
+/// An endpoint, as a source lists it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Endpoint {
+    /// The address that requests are sent to.
+    pub address: SocketAddr,
+    /// The address that serves the metrics.
+    pub metrics: SocketAddr,
+}
+
+impl Endpoint {
+    /// Returns an endpoint that serves requests and metrics at the same address.
+    pub fn at(address: SocketAddr) -> Self {
+        Self {
+            address,
+            metrics: address,
+        }
+    }
+}
+
+/// How much an endpoint has to do, as its metrics say.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Load {
+    /// Requests that wait.
+    pub(crate) waiting: u64,
+    /// Requests that are computed.
+    pub(crate) running: u64,
+    /// The used share of the KV cache, 0 to 1.
+    pub(crate) kv_usage: f64,
+}
+
+/// The endpoints of a picker.
+pub struct Pool {
+    options: PoolOptions,
+    places: RwLock<Places>,
+    is_known: watch::Sender<bool>,
+}
+
+#[derive(Debug, Default)]
+struct Places {
+    /// At most [`MAX_ENDPOINTS`].
+    places: Vec<Place>,
+    /// Number of changes so far.
+    changes: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    endpoint: Endpoint,
+    /// The change with which the endpoint left; `None`: it is in the pool.
+    left: Option<u64>,
+    /// Number of requests that were sent here.
+    picks: u64,
+    load: Option<Measured>,
+}
+
+/// A load, and when its measuring began.
+#[derive(Debug, Clone, Copy)]
+struct Measured {
+    load: Load,
+    at: Instant,
+    /// Number of requests that had been sent until then.
+    picks: u64,
+}
+
+/// A change of the pool that is still to be made.
+#[derive(Debug)]
+pub(crate) struct Change {
+    places: Vec<Place>,
+    /// Whether an endpoint's metrics are elsewhere now.
+    moved: bool,
+    /// Places that other endpoints had, of which everything is to be forgotten before the change is made.
+    pub(crate) renewed: Vec<EngineId>,
+    pub(crate) joined: usize,
+    pub(crate) left: usize,
+}
+
+impl Change {
+    /// Returns whether the endpoints stay as they are.
+    pub(crate) fn is_none(&self) -> bool {
+        !self.moved && self.joined == 0 && self.left == 0
+    }
+}
+
+impl Pool {
+    /// Returns a pool whose endpoints are not known yet.
+    pub fn new(options: PoolOptions) -> Self {
+        Self {
+            options,
+            places: RwLock::default(),
+            is_known: watch::Sender::new(false),
+        }
+    }
+
+    pub(crate) fn options(&self) -> &PoolOptions {
+        &self.options
+    }
+
+    /// Returns a receiver that says whether the endpoints are known.
+    pub(crate) fn is_known(&self) -> watch::Receiver<bool> {
+        self.is_known.subscribe()
+    }
+
+    /// Returns the change to these endpoints, of which there are at most [`MAX_ENDPOINTS`]; others are left out. Only one
+    /// task plans and makes changes.
+    pub(crate) fn plan(&self, endpoints: &[Endpoint]) -> Change {
+        let endpoints = endpoints.get(..MAX_ENDPOINTS).unwrap_or(endpoints);
+        let state = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let mut change = Change {
+            places: state.places.clone(),
+            moved: false,
+            renewed: Vec::new(),
+            joined: 0,
+            left: 0,
+        };
+        for place in &mut change.places {
+            let stays = endpoints
+                .iter()
+                .find(|endpoint| endpoint.address == place.endpoint.address);
+            match (stays, place.left) {
+                (Some(endpoint), left) => {
+                    change.moved |= place.endpoint != *endpoint;
+                    place.endpoint = *endpoint;
+                    place.left = None;
+                    if left.is_some() {
+                        place.load = None;
+                        change.joined += 1;
+                    }
+                }
+                (None, None) => {
+                    place.left = Some(state.changes);
+                    change.left += 1;
+                }
+                (None, Some(_)) => {}
+            }
+        }
+        for endpoint in endpoints {
+            let mut known = change.places.iter();
+            if known.any(|place| place.endpoint.address == endpoint.address) {
+                continue;
+            }
+            change.joined += 1;
+            let new = Place {
+                endpoint: *endpoint,
+                left: None,
+                picks: 0,
+                load: None,
+            };
+            if change.places.len() < MAX_ENDPOINTS {
+                change.places.push(new);
+                continue;
+            }
+            let free = change.places.iter_mut().zip(0..);
+            let free = free.filter(|(place, _)| place.left.is_some());
+            if let Some((place, id)) = free.min_by_key(|(place, _)| place.left) {
+                *place = new;
+                change.renewed.push(EngineId(id));
+            }
+        }
+        change
+    }
+
+    /// Makes a change. From now on the endpoints are known.
+    pub(crate) fn make(&self, change: Change) {
+        let mut state = self.places.write().unwrap_or_else(PoisonError::into_inner);
+        let mut places = change.places;
+        // Loads may have been reported since, and requests sent.
+        for (place, old) in places.iter_mut().zip(&state.places) {
+            if place.endpoint.address == old.endpoint.address && old.left.is_none() {
+                place.load = old.load;
+                place.picks = old.picks;
+            }
+        }
+        state.places = places;
+        state.changes += 1;
+        drop(state);
+        self.is_known.send_replace(true);
+    }
+
+    /// Returns the endpoints that are in the pool, each with the number of requests that were sent there.
+    pub(crate) fn endpoints(&self) -> Vec<(Endpoint, u64)> {
+        let state = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let members = state.places.iter().filter(|place| place.left.is_none());
+        members.map(|place| (place.endpoint, place.picks)).collect()
+    }
+
+    /// Takes an endpoint's load. Its measuring began at that time, when `picks` requests had been sent there.
+    pub(crate) fn report(&self, address: SocketAddr, load: Load, at: Instant, picks: u64) {
+        self.change(address, |place| {
+            place.load = Some(Measured { load, at, picks });
+        });
+    }
+
+    /// Counts a request that is sent to an endpoint.
+    pub(crate) fn picked(&self, address: SocketAddr) {
+        self.change(address, |place| place.picks = place.picks.wrapping_add(1));
+    }
+
+    fn change(&self, address: SocketAddr, change: impl FnOnce(&mut Place)) {
+        let mut state = self.places.write().unwrap_or_else(PoisonError::into_inner);
+        let mut members = state.places.iter_mut();
+        let place = members.find(|place| place.endpoint.address == address && place.left.is_none());
+        if let Some(place) = place {
+            change(place);
+        }
+    }
+
+    /// Returns the pool as a request with this subset sees it at that time.
+    pub(crate) fn view(&self, subset: Option<&Subset>, now: Instant) -> EnginePool {
+        let state = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let stale = self.options.scrape_interval.saturating_mul(STALE_INTERVALS);
+        let members = state.places.iter().zip((0..).map(EngineId));
+        let members = members.filter(|(place, _)| place.left.is_none());
+        let engines = members.map(|(place, engine)| {
+            let address = place.endpoint.address;
+            let measured = place.load;
+            let measured = measured.filter(|it| now.saturating_duration_since(it.at) <= stale);
+            // Nothing known is no reason to avoid it.
+            let load = measured.map_or(Load::default(), |it| it.load);
+            // Until the next measurement all would else go to the one that had least to do.
+            let since = measured.map_or(0, |it| place.picks.wrapping_sub(it.picks));
+            PoolEngine {
+                engine,
+                address,
+                is_eligible: subset.is_none_or(|subset| subset.holds(address)),
+                is_saturated: load.waiting > self.options.max_waiting
+                    || load.kv_usage > self.options.max_kv_usage,
+                waiting: load.waiting,
+                running: load.running.saturating_add(since),
+            }
+        });
+        EnginePool {
+            engines: engines.collect(),
+            fallbacks: self.options.fallbacks,
+        }
+    }
+}
+
+/// Intervals of scrapes after which a load is forgotten.
+const STALE_INTERVALS: u32 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(number: usize) -> Endpoint {
+        Endpoint::at(
+            format!("10.0.{}.{}:8000", number / 200, number % 200)
+                .parse()
+                .unwrap(),
+        )
+    }
+
+    fn pool() -> Pool {
+        Pool::new(PoolOptions::new(Source::File("endpoints.yaml".into())))
+    }
+
+    /// Changes the pool, and returns the places that were renewed.
+    fn change(pool: &Pool, numbers: &[usize]) -> Vec<u16> {
+        let endpoints: Vec<Endpoint> = numbers.iter().map(|number| endpoint(*number)).collect();
+        let change = pool.plan(&endpoints);
+        let renewed = change.renewed.iter().map(|id| id.0).collect();
+        pool.make(change);
+        renewed
+    }
+
+    /// The place of each endpoint.
+    fn places(pool: &Pool) -> Vec<(u16, SocketAddr)> {
+        let view = pool.view(None, Instant::now());
+        let engines = view.engines.iter();
+        engines.map(|it| (it.engine.0, it.address)).collect()
+    }
+
+    #[test]
+    fn an_endpoint_keeps_its_place_and_gets_it_back() {
+        let pool = pool();
+        assert!(!*pool.is_known().borrow());
+        change(&pool, &[1, 2, 3]);
+        assert!(*pool.is_known().borrow());
+        let before = places(&pool);
+        change(&pool, &[3, 1]);
+        assert_eq!(places(&pool), [before[0], before[2]]);
+        // Another one does not take the place that is left, while there are others.
+        assert_eq!(change(&pool, &[9, 3, 1]), [0; 0]);
+        assert_eq!(places(&pool)[2], (3, endpoint(9).address));
+        change(&pool, &[3, 2, 1, 9]);
+        assert_eq!(places(&pool)[..3], before);
+        change(&pool, &[]);
+        assert_eq!(places(&pool), []);
+    }
+
+    #[test]
+    fn when_all_places_were_taken_the_one_left_longest_ago_is_renewed() {
+        let pool = pool();
+        let all: Vec<usize> = (0..MAX_ENDPOINTS).collect();
+        change(&pool, &all);
+        // First 5 leaves, and then 2.
+        let without_5: Vec<usize> = all.iter().copied().filter(|it| *it != 5).collect();
+        change(&pool, &without_5);
+        let mut now: Vec<usize> = without_5.iter().copied().filter(|it| *it != 2).collect();
+        change(&pool, &now);
+        now.push(100);
+        assert_eq!(change(&pool, &now), [5]);
+        now.push(101);
+        assert_eq!(change(&pool, &now), [2]);
+        assert_eq!(places(&pool)[5], (5, endpoint(100).address));
+        // Nobody may push out one that is there.
+        now.push(102);
+        assert_eq!(change(&pool, &now), [0; 0]);
+        assert_eq!(places(&pool).len(), MAX_ENDPOINTS);
+    }
+
+    #[test]
+    fn loads_are_forgotten_when_they_are_stale_or_their_endpoint_leaves() {
+        let pool = pool();
+        change(&pool, &[1, 2]);
+        let now = Instant::now();
+        let load = Load {
+            waiting: 6,
+            running: 3,
+            kv_usage: 0.5,
+        };
+        pool.report(endpoint(1).address, load, now, 0);
+        let seen = |after: Duration| {
+            let view = pool.view(None, now + after);
+            view.engines
+                .iter()
+                .map(|it| (it.waiting, it.is_saturated))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(seen(Duration::ZERO), [(6, true), (0, false)]);
+        change(&pool, &[2, 1, 3]);
+        assert_eq!(seen(Duration::from_secs(5))[0], (6, true));
+        assert_eq!(seen(Duration::from_millis(5_001))[0], (0, false));
+        change(&pool, &[2]);
+        pool.report(endpoint(1).address, load, now, 0);
+        change(&pool, &[1, 2]);
+        assert_eq!(seen(Duration::ZERO)[0], (0, false));
+    }
+
+    #[test]
+    fn much_of_the_cache_in_use_saturates_as_well() {
+        let pool = pool();
+        change(&pool, &[1]);
+        let now = Instant::now();
+        for (waiting, kv_usage, is_saturated) in [(5, 0.8, false), (6, 0.0, true), (0, 0.81, true)]
+        {
+            let load = Load {
+                waiting,
+                running: 0,
+                kv_usage,
+            };
+            pool.report(endpoint(1).address, load, now, 0);
+            assert_eq!(pool.view(None, now).engines[0].is_saturated, is_saturated);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Reads how much endpoints have to do from the metrics that they serve for Prometheus.
+//!
+//! | | vLLM, `foreword serve` | SGLang |
+//! | --- | --- | --- |
+//! | waiting | `vllm:num_requests_waiting` | `sglang:num_queue_reqs` |
+//! | running | `vllm:num_requests_running` | `sglang:num_running_reqs` |
+//! | KV cache in use | `vllm:kv_cache_usage_perc`, before 0.10 `vllm:gpu_cache_usage_perc` | `sglang:token_usage` |
+//!
+//! A process may report several series of a name, one for each of its engines. Requests are added up; of caches, the
+//! fullest counts.
+
+use super::Load;
+
+/// Returns the load that metrics report; `None`: they report no queue, so they are not those of an engine.
+pub(crate) fn load(metrics: &[u8]) -> Option<Load> {
+    let mut load = Load::default();
+    let mut is_engine = false;
+    for line in metrics.split(|byte| *byte == b'\n') {
+        let Some((kind, rest)) = kind(line) else {
+            continue;
+        };
+        let Some(value) = value(rest) else { continue };
+        match kind {
+            Kind::Waiting => {
+                is_engine = true;
+                load.waiting = load.waiting.saturating_add(count(value));
+            }
+            Kind::Running => load.running = load.running.saturating_add(count(value)),
+            Kind::KvUsage => load.kv_usage = load.kv_usage.max(value),
+        }
+    }
+    is_engine.then_some(load)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Waiting,
+    Running,
+    KvUsage,
+}
+
+/// Returns what a line tells of, and the line without the name.
+fn kind(line: &[u8]) -> Option<(Kind, &[u8])> {
+    // Most lines are of other metrics.
+    if !matches!(line.first(), Some(b'v' | b's')) {
+        return None;
+    }
+    NAMES.iter().find_map(|(name, kind)| {
+        let rest = line.strip_prefix(name.as_bytes())?;
+        matches!(rest.first(), Some(b'{' | b' ' | b'\t')).then_some((*kind, rest))
+    })
+}
+
+/// Returns the value of a series: the word behind its labels. A label may hold a brace, or a quote behind a backslash.
+fn value(rest: &[u8]) -> Option<f64> {
+    let mut rest = rest;
+    if let Some(labels) = rest.strip_prefix(b"{") {
+        let (mut is_quoted, mut is_escaped) = (false, false);
+        let end = labels.iter().position(|byte| {
+            let ends = *byte == b'}' && !is_quoted;
+            if *byte == b'"' && !is_escaped {
+                is_quoted = !is_quoted;
+            }
+            is_escaped = *byte == b'\\' && !is_escaped;
+            ends
+        })?;
+        rest = labels.get(end + 1..)?;
+    }
+    let text = str::from_utf8(rest).ok()?;
+    let value: f64 = text.split_ascii_whitespace().next()?.parse().ok()?;
+    (value.is_finite() && value >= 0.0).then_some(value)
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the value is not negative, and the cast saturates"
+)]
+fn count(value: f64) -> u64 {
+    value as u64
+}
+
+const NAMES: [(&str, Kind); 7] = [
+    ("vllm:num_requests_waiting", Kind::Waiting),
+    ("vllm:num_requests_running", Kind::Running),
+    ("vllm:kv_cache_usage_perc", Kind::KvUsage),
+    ("vllm:gpu_cache_usage_perc", Kind::KvUsage),
+    ("sglang:num_queue_reqs", Kind::Waiting),
+    ("sglang:num_running_reqs", Kind::Running),
+    ("sglang:token_usage", Kind::KvUsage),
+];
+
+/// Most bytes of metrics that are read. vLLM's are some hundred thousand.
+pub(crate) const MAX_BYTES: usize = 8 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_load_is_read_from_each_servers_names() {
+        let vllm = "# HELP vllm:num_requests_waiting Waiting.\n# TYPE vllm:num_requests_waiting gauge\n\
+                    vllm:num_requests_waiting{engine=\"0\",model_name=\"a}\\\" 9\"} 2.0\n\
+                    vllm:num_requests_waiting{engine=\"1\",model_name=\"m\"} 1.0 1700000000\n\
+                    vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 50\n\
+                    vllm:num_requests_running{engine=\"0\"} 7\n\
+                    vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n";
+        let load_of = |waiting, running, kv_usage| {
+            Some(Load {
+                waiting,
+                running,
+                kv_usage,
+            })
+        };
+        assert_eq!(load(vllm.as_bytes()), load_of(3, 7, 0.5));
+        let sglang = "sglang:num_queue_reqs 4\r\nsglang:num_running_reqs 5\nsglang:token_usage 0.9";
+        assert_eq!(load(sglang.as_bytes()), load_of(4, 5, 0.9));
+    }
+
+    #[test]
+    fn other_pages_and_wrong_values_are_no_load() {
+        for page in [
+            &b""[..],
+            b"<html>404</html>",
+            b"vllm:num_requests_running 5\n",
+            b"vllm:num_requests_waiting NaN\n",
+            b"vllm:num_requests_waiting -1\n",
+            b"vllm:num_requests_waiting{a=\"b 3\n",
+            b"vllm:num_requests_waiting{a=\"\xff\"} \xff\n",
+            b"vllm:num_requests_waiting",
+        ] {
+            assert_eq!(load(page), None, "{}", String::from_utf8_lossy(page));
+        }
+        let huge = load(b"vllm:num_requests_waiting 1e300\nvllm:num_requests_waiting 5\n");
+        assert_eq!(huge.unwrap().waiting, u64::MAX);
+    }
+
+    /// Pages cut anywhere, with any byte changed: whatever an endpoint serves is read or not, and nothing worse.
+    #[test]
+    fn damaged_pages_are_read_as_far_as_they_go() {
+        let page = b"vllm:num_requests_waiting{engine=\"0\",model_name=\"a}\\\"\"} 2.0\nsglang:token_usage 0.9\n";
+        for end in 0..=page.len() {
+            load(&page[..end]);
+            load(&page[end..]);
+        }
+        for at in 0..page.len() {
+            for byte in [0, b'"', b'\\', b'{', b'}', b' ', b'\n', b'9', b'e', 0xff] {
+                let mut changed = page.to_vec();
+                changed[at] = byte;
+                let waiting = load(&changed).unwrap_or_default().waiting;
+                assert!(waiting < 1_000, "{}", String::from_utf8_lossy(&changed));
+            }
+        }
+    }
+}
