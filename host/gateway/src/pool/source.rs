@@ -294,7 +294,9 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_list_is_named() {
-        let many: Vec<String> = (0..65).map(|it| format!("10.0.0.{it}:80")).collect();
+        let many: Vec<String> = (0..257)
+            .map(|it| format!("10.0.{}.1:{}", it % 2, 80 + it))
+            .collect();
         let many = format!("endpoints: {many:?}");
         for (text, words) in [
             ("", "unexpected end"),
@@ -322,7 +324,7 @@ mod tests {
                 "endpoints: [{address: \"10.0.0.1:80\", metrics: x}]",
                 "metrics: \"x\" is not",
             ),
-            (&many, "it lists 65 endpoints; the limit is 64"),
+            (&many, "it lists 257 endpoints; the limit is 256"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");

@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 
 use envoy_types::pb::envoy::config::core::v3::Metadata;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value as Field};
-use foreword_filter::DESTINATION_HEADER;
+use foreword_filter::{DESTINATION_HEADER, MAX_ENGINES};
 
 use super::*;
 use crate::pool::source::Source;
 use crate::pool::{Endpoint, Load, Pool, PoolOptions};
 
 fn address(number: usize) -> SocketAddr {
-    SocketAddr::from(([192, 168, 1, u8::try_from(number).unwrap()], 8000))
+    let [high, low] = u16::try_from(number).unwrap().to_be_bytes();
+    SocketAddr::from(([192, 168, 1 + high, low], 8000))
 }
 
 /// A picker over endpoints 1 to `endpoints`, which names as many fallbacks.
@@ -436,11 +437,11 @@ fn a_place_that_is_taken_by_another_endpoint_holds_nothing_of_the_one_before() {
         changes(&report)["x-foreword"].clone().unwrap()
     };
     assert!(matched().contains("matched=8"));
-    // 63 others take the other places one after the other, and then the first one's.
-    for number in 2..=64 {
+    // Others take the other places one after the other, and then the first one's.
+    for number in 2..=usize::from(MAX_ENGINES) {
         set(&processor, &[number]);
     }
-    set(&processor, &[200]);
+    set(&processor, &[usize::from(MAX_ENGINES) + 1]);
     assert!(matched().contains("matched=0"));
     assert!(matched().contains("matched=8"));
 }
