@@ -137,10 +137,13 @@ fn requests_that_share_documents_follow_each_other_and_begin_with_them() {
     let sent: Vec<Vec<usize>> = upstream.received().iter().map(documents).collect();
     let groups: Vec<usize> = sent.iter().map(|documents| documents[0] / 10).collect();
     assert!(groups.chunk_by(|a, b| a == b).count() == 3, "{groups:?}");
-    for documents in &sent {
-        let group = documents[0] / 10 * 10;
-        assert_eq!(documents[..2], [group, group + 1]);
-        assert!(documents[2] >= 100);
+    for of_one in sent.chunk_by(|a, b| a[0] / 10 == b[0] / 10) {
+        let group = of_one[0][0] / 10 * 10;
+        assert_eq!(of_one[0][0] + of_one[0][1], 2 * group + 1);
+        for documents in of_one {
+            assert_eq!(documents[..2], of_one[0][..2]);
+            assert!(documents[2] >= 100);
+        }
     }
     assert_eq!(summary["served"], 18);
     assert_eq!(

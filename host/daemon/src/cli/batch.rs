@@ -26,11 +26,11 @@ pub(crate) struct Arguments {
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// OpenAI-compatible endpoint: http://localhost:8000, say, or the same with https
-    #[arg(long, value_name = "URL")]
-    endpoint: String,
+    #[arg(long, value_name = "URL", required_unless_present = "check")]
+    endpoint: Option<String>,
     /// File for the answers
-    #[arg(long, value_name = "OUT")]
-    out: PathBuf,
+    #[arg(long, value_name = "OUT", required_unless_present = "check")]
+    out: Option<PathBuf>,
     /// Order of the requests: as planned, those that share documents together; or as in FILE, where --ordering's policy
     /// orders documents as a gateway would
     #[arg(long, value_enum, default_value_t = Order::Plan)]
@@ -86,8 +86,8 @@ impl Arguments {
         };
         Ok(Options {
             file: self.file,
-            endpoint: self.endpoint,
-            out: self.out,
+            endpoint: self.endpoint.unwrap_or_default(),
+            out: self.out.unwrap_or_default(),
             order: match self.order {
                 Order::Plan => BatchOrder::Plan,
                 Order::Input => BatchOrder::Input,

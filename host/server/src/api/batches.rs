@@ -2,8 +2,9 @@
 
 use super::App;
 use super::admit::{Admitted, admit};
-use super::files::{Page, owner, store};
-use crate::batches::{BatchRecord, Status, WINDOW, WINDOW_SECONDS, now};
+use super::body;
+use super::files::{self, Page, owner, store};
+use crate::batches::{BatchRecord, RequestCounts, Status, Store, WINDOW, WINDOW_SECONDS, now};
 use crate::failure::{Failure, clip};
 use axum::Json;
 use axum::extract::{Path, RawQuery, Request, State};
@@ -19,14 +20,13 @@ pub(super) async fn create(
     request: Request,
 ) -> Result<Json<Value>, Failure> {
     let owner = owner(&app, request.headers());
-    store(&app)?;
+    if let Err(failure) = store(&app) {
+        body::discard(request).await;
+        return Err(failure);
+    }
     let Admitted { body, .. } = admit(&app, request).await?;
     let asked = Asked::parse(&body)?;
-    let work = {
-        let app = Arc::clone(&app);
-        move || asked.create(&app, owner)
-    };
-    let record = app.blocking(work).await?;
+    let record = files::asked(&app, move |store| asked.create(store, owner)).await??;
     if let Some(batches) = &app.batches {
         batches.start(&app, record.id.clone());
     }
@@ -39,7 +39,11 @@ pub(super) async fn show(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let found = store(&app)?.batch(&owner(&app, &headers), &id, now());
+    let owner = owner(&app, &headers);
+    let found = {
+        let id = id.clone();
+        files::asked(&app, move |store| store.batch(&owner, &id, now())).await?
+    };
     Ok(Json(found.ok_or_else(|| unknown(&id))?.object()))
 }
 
@@ -50,7 +54,8 @@ pub(super) async fn list(
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
     let page = Page::parse(query.as_deref(), 20, 100, &[])?;
-    let batches = store(&app)?.batches(&owner(&app, &headers), now());
+    let owner = owner(&app, &headers);
+    let batches = files::asked(&app, move |store| store.batches(&owner, now())).await?;
     let objects = batches.iter().map(BatchRecord::object).collect();
     page.of(objects).map(Json)
 }
@@ -61,10 +66,10 @@ pub(super) async fn cancel(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let (owner, store) = (owner(&app, &headers), Arc::clone(store(&app)?));
+    let owner = owner(&app, &headers);
     let cancelled = {
         let id = id.clone();
-        app.blocking(move || store.cancel(&owner, &id, now())).await
+        files::asked(&app, move |store| store.cancel(&owner, &id, now())).await?
     };
     Ok(Json(cancelled?.ok_or_else(|| unknown(&id))?.object()))
 }
@@ -122,8 +127,8 @@ impl Asked {
         })
     }
 
-    fn create(self, app: &App, owner: String) -> Result<BatchRecord, Failure> {
-        let (store, now) = (store(app)?, now());
+    fn create(self, store: &Store, owner: String) -> Result<BatchRecord, Failure> {
+        let now = now();
         let file = store.file(&owner, &self.file, now);
         let file = file.ok_or_else(|| Failure::UnknownFile {
             id: clip(&self.file),
@@ -148,7 +153,7 @@ impl Asked {
             created_at: now,
             expires_at: now + WINDOW_SECONDS,
             times: BTreeMap::new(),
-            counts: Default::default(),
+            counts: RequestCounts::default(),
             tokens: [0; 3],
             metadata: self.metadata,
             ends_as: None,

@@ -37,6 +37,16 @@ pub(super) fn owner(app: &App, headers: &HeaderMap) -> String {
     keys.and_then(|keys| keys.name(headers)).unwrap_or_default()
 }
 
+/// Asks the store on a thread that may block: it may be writing to its disk.
+pub(super) async fn asked<T: Send + 'static>(
+    app: &App,
+    ask: impl FnOnce(&Store) -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let store = Arc::clone(store(app)?);
+    let asked = tokio::task::spawn_blocking(move || ask(&store));
+    asked.await.map_err(Failure::internal)
+}
+
 fn unknown(id: &str) -> Failure {
     Failure::UnknownFile {
         id: clip(id),
@@ -167,7 +177,11 @@ pub(super) async fn show(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let found = store(&app)?.file(&owner(&app, &headers), &id, now());
+    let owner = owner(&app, &headers);
+    let found = {
+        let id = id.clone();
+        asked(&app, move |store| store.file(&owner, &id, now())).await?
+    };
     Ok(Json(found.ok_or_else(|| unknown(&id))?.object()))
 }
 
@@ -178,7 +192,8 @@ pub(super) async fn list(
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
     let page = Page::parse(query.as_deref(), 10_000, 10_000, &["order", "purpose"])?;
-    let mut files = store(&app)?.files(&owner(&app, &headers), now());
+    let owner = owner(&app, &headers);
+    let mut files = asked(&app, move |store| store.files(&owner, now())).await?;
     files.retain(|file| {
         page.purpose
             .as_ref()
@@ -197,10 +212,10 @@ pub(super) async fn remove(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let (owner, store) = (owner(&app, &headers), Arc::clone(store(&app)?));
+    let owner = owner(&app, &headers);
     let removed = {
         let id = id.clone();
-        app.blocking(move || store.remove(&owner, &id, now())).await
+        asked(&app, move |store| store.remove(&owner, &id, now())).await?
     };
     if !removed? {
         return Err(unknown(&id));
@@ -214,10 +229,16 @@ pub(super) async fn content(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    let store = store(&app)?;
-    let record = store.file(&owner(&app, &headers), &id, now());
-    let record = record.ok_or_else(|| unknown(&id))?;
-    let file = store.content(&record.id)?;
+    let owner = owner(&app, &headers);
+    let found = {
+        let id = id.clone();
+        let open = move |store: &Store| {
+            let record = store.file(&owner, &id, now())?;
+            Some(store.content(&record.id).map(|file| (record, file)))
+        };
+        asked(&app, open).await?
+    };
+    let (record, file) = found.ok_or_else(|| unknown(&id))??;
     let pieces = stream::try_unfold(file, |file| async move {
         tokio::task::spawn_blocking(move || piece(file))
             .await

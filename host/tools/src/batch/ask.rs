@@ -43,8 +43,8 @@ pub(super) struct Progress {
     pub(super) repeated: u64,
     /// Requests whose documents were ordered.
     pub(super) ordered: u64,
-    /// Requests without an answer: they are written as failed as soon as another is answered. Until then it may be the
-    /// endpoint that fails, not they.
+    /// Requests that failed: they are written as soon as another is answered, or at the end if the endpoint said so
+    /// itself. Until then it may be the endpoint that fails, not they.
     unanswered: Vec<Unanswered>,
     /// The error that ends the run.
     stop: Option<anyhow::Error>,
@@ -54,6 +54,8 @@ struct Unanswered {
     line: u32,
     text: Vec<u8>,
     reason: String,
+    /// Whether the endpoint said so itself.
+    is_response: bool,
 }
 
 /// A request that is ready to be sent.
@@ -104,10 +106,17 @@ impl Batch<'_> {
         if let Some(error) = progress.stop.take() {
             return Err(error);
         }
-        if let Some(last) = progress.unanswered.last() {
-            let count = progress.unanswered.len();
+        let unanswered = std::mem::take(&mut progress.unanswered);
+        let (refused, lost): (Vec<_>, Vec<_>) = unanswered
+            .into_iter()
+            .partition(|failed| failed.is_response);
+        for failed in refused {
+            self.fail(&mut progress, &failed)?;
+        }
+        if let Some(last) = lost.last() {
+            let count = lost.len();
             return Err(anyhow!("{}", last.reason).context(format!(
-                "{count} requests were not answered; the same command goes on from there"
+                "requests without an answer: {count}; the same command goes on from there"
             )));
         }
         progress.output.sync()?;
@@ -180,13 +189,7 @@ impl Batch<'_> {
         match outcome {
             Outcome::Answered(answered) => {
                 for failed in std::mem::take(&mut progress.unanswered) {
-                    self.write(
-                        progress,
-                        failed.line,
-                        &failed.text,
-                        false,
-                        BatchUsage::default(),
-                    )?;
+                    self.fail(progress, &failed)?;
                 }
                 let text = text(response(&answered));
                 let is_served = answered.status / 100 == 2;
@@ -206,6 +209,7 @@ impl Batch<'_> {
                     line: request.line,
                     text,
                     reason,
+                    is_response: last.is_some(),
                 });
                 let count = progress.unanswered.len();
                 if count < MAX_FAILED {
@@ -219,6 +223,11 @@ impl Batch<'_> {
             Outcome::Denied(words) => Err(anyhow!(words)),
             Outcome::Stopped => Ok(()),
         }
+    }
+
+    fn fail(&self, progress: &mut Progress, failed: &Unanswered) -> Result<()> {
+        let usage = BatchUsage::default();
+        self.write(progress, failed.line, &failed.text, false, usage)
     }
 
     fn write(
