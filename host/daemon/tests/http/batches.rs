@@ -1,6 +1,7 @@
 //! `/v1/files` and `/v1/batches`: life cycle, owners, bounds, restarts.
 
 use crate::support::client::{self, Response};
+use crate::support::process::Process;
 use crate::support::{MODEL, Options, TestServer, until};
 use foreword_ordering::RawConfig;
 use foreword_server::batches::{Bounds, Config};
@@ -359,6 +360,91 @@ async fn a_batch_goes_on_after_a_restart_and_asks_nothing_twice() {
     assert_eq!(output.len(), 30);
     // What the first life answered was counted there.
     assert!(house.stats().finished <= 30 - before);
+}
+
+#[tokio::test]
+async fn a_server_that_is_killed_goes_on_with_its_batches_and_mends_a_line_that_was_cut_short() {
+    let folder = TempDir::new().unwrap();
+    let place = folder.path().join("batches");
+    let arguments = [
+        "--batch-dir",
+        place.to_str().unwrap(),
+        "--batch-concurrency",
+        "2",
+    ];
+    let mut first = Process::serve(&arguments);
+    let lines: String = (0..60)
+        .map(|id| {
+            let body = json!({"messages": [{"role": "user", "content": format!("{id}")}], "max_tokens": 8});
+            let line = json!({"custom_id": id.to_string(), "method": "POST", "url": "/v1/chat/completions", "body": body});
+            format!("{line}\n")
+        })
+        .collect();
+    let id = begin(first.address, "", &lines).await;
+    let path = format!("/v1/batches/{id}");
+    loop {
+        let batch = get(first.address, &path, "").await.json();
+        if batch["request_counts"]["completed"].as_u64().unwrap() >= 3 {
+            break;
+        }
+    }
+    first.signal("KILL");
+    first.exit().await;
+    let output = place.join(format!("{id}.output"));
+    let mut text = std::fs::read_to_string(&output).unwrap();
+    text.truncate(text.rfind('\n').unwrap() + 1);
+    let kept = text.lines().count();
+    let whole = text.clone();
+    text.push_str("{\"id\": \"half");
+    std::fs::write(&output, text).unwrap();
+
+    let second = Process::serve(&arguments);
+    let batch = ended(second.address, "", &id).await;
+    assert_eq!(
+        batch["request_counts"],
+        json!({"total": 60, "completed": 60, "failed": 0}),
+        "{batch}"
+    );
+    let file = batch["output_file_id"].as_str().unwrap();
+    let content = get(second.address, &format!("/v1/files/{file}/content"), "").await;
+    assert!(kept >= 3 && content.text().starts_with(&whole));
+    let answers = answers(second.address, "", &batch["output_file_id"]).await;
+    let mut ids: Vec<usize> = answers.iter().map(|(id, _)| id.parse().unwrap()).collect();
+    ids.sort_unstable();
+    assert!(ids.into_iter().eq(0..60));
+}
+
+#[tokio::test]
+async fn a_server_that_ended_while_it_made_files_of_the_answers_does_the_rest() {
+    let folder = TempDir::new().unwrap();
+    let house = server(folder.path()).await;
+    let id = begin(house.address(), "", &lines(3)).await;
+    let batch = ended(house.address(), "", &id).await;
+    house.server.stop().await;
+
+    // As it is between the record of the file and the file.
+    let place = folder.path().join("batches");
+    let file = batch["output_file_id"].as_str().unwrap();
+    let answers_file = place.join(format!("{file}.jsonl"));
+    std::fs::rename(&answers_file, place.join(format!("{id}.output"))).unwrap();
+    let record = place.join(format!("{id}.json"));
+    let mut kept: Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
+    kept["status"] = json!("finalizing");
+    std::fs::write(&record, kept.to_string()).unwrap();
+
+    let house = server(folder.path()).await;
+    let again = ended(house.address(), "", &id).await;
+    assert_eq!(
+        (&again["status"], &again["output_file_id"]),
+        (&json!("completed"), &json!(file))
+    );
+    assert_eq!(
+        answers(house.address(), "", &again["output_file_id"])
+            .await
+            .len(),
+        3
+    );
+    assert_eq!(house.stats().finished, 0);
 }
 
 #[tokio::test]
