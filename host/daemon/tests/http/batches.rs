@@ -341,13 +341,7 @@ async fn a_batch_goes_on_after_a_restart_and_asks_nothing_twice() {
     .await;
     let id = begin(house.address(), "", &lines(30)).await;
     let path = format!("/v1/batches/{id}");
-    let before = loop {
-        let batch = get(house.address(), &path, "").await.json();
-        let completed = batch["request_counts"]["completed"].as_u64().unwrap();
-        if completed >= 3 {
-            break completed;
-        }
-    };
+    let before = until_completed(house.address(), &path, 3).await;
     house.server.stop().await;
     let house = server(folder.path()).await;
     let batch = ended(house.address(), "", &id).await;
@@ -360,6 +354,48 @@ async fn a_batch_goes_on_after_a_restart_and_asks_nothing_twice() {
     assert_eq!(output.len(), 30);
     // What the first life answered was counted there.
     assert!(house.stats().finished <= 30 - before);
+}
+
+#[tokio::test]
+async fn a_batch_whose_time_runs_out_keeps_what_was_answered() {
+    let folder = TempDir::new().unwrap();
+    let house = with(Options {
+        batches: Some(Config {
+            concurrency: 1,
+            ..config(folder.path())
+        }),
+        ..Options::default()
+    })
+    .await;
+    let id = begin(house.address(), "", &lines(40)).await;
+    let path = format!("/v1/batches/{id}");
+    until_completed(house.address(), &path, 2).await;
+    house.server.stop().await;
+
+    let record = folder.path().join(format!("batches/{id}.json"));
+    let mut kept: Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
+    assert_eq!(kept["status"], "in_progress");
+    kept["expires_at"] = json!(1);
+    std::fs::write(&record, kept.to_string()).unwrap();
+    let house = server(folder.path()).await;
+    let batch = ended(house.address(), "", &id).await;
+    assert_eq!(batch["status"], "expired");
+    let completed = batch["request_counts"]["completed"].as_u64().unwrap();
+    assert!((2..40).contains(&completed));
+    let output = answers(house.address(), "", &batch["output_file_id"]).await;
+    assert_eq!(output.len() as u64, completed);
+    assert_eq!(house.stats().finished, 0);
+}
+
+/// Waits until so many requests of a batch are answered, and returns how many are.
+async fn until_completed(address: SocketAddr, path: &str, least: u64) -> u64 {
+    loop {
+        let batch = get(address, path, "").await.json();
+        let completed = batch["request_counts"]["completed"].as_u64().unwrap();
+        if completed >= least {
+            return completed;
+        }
+    }
 }
 
 #[tokio::test]
@@ -382,12 +418,7 @@ async fn a_server_that_is_killed_goes_on_with_its_batches_and_mends_a_line_that_
         .collect();
     let id = begin(first.address, "", &lines).await;
     let path = format!("/v1/batches/{id}");
-    loop {
-        let batch = get(first.address, &path, "").await.json();
-        if batch["request_counts"]["completed"].as_u64().unwrap() >= 3 {
-            break;
-        }
-    }
+    until_completed(first.address, &path, 3).await;
     first.signal("KILL");
     first.exit().await;
     let output = place.join(format!("{id}.output"));

@@ -4,7 +4,7 @@
 
 use super::App;
 use super::body::{self, Bounds};
-use crate::batches::{FileRecord, Store, Upload, now};
+use crate::batches::{Batches, FileRecord, Store, Upload, now};
 use crate::failure::{Failure, clip};
 use axum::Json;
 use axum::body::{Body, Bytes};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// # Errors
 /// Returns 400 where the server takes no batches.
 pub(super) fn store(app: &App) -> Result<&Arc<Store>, Failure> {
-    let batches = app.batches.as_ref().map(|batches| batches.store());
+    let batches = app.batches.as_ref().map(Batches::store);
     batches.ok_or_else(|| {
         Failure::invalid_body(
             "this server takes no files and no batches: start it with --batch-dir",

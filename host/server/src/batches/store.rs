@@ -437,7 +437,8 @@ impl Store {
     pub fn remove(&self, owner: &str, id: &str, now: u64) -> Result<bool, Failure> {
         self.expire(now);
         let state = &mut *self.lock();
-        if !state.files.get(id).is_some_and(|file| file.owner == owner) {
+        let file = state.files.get(id);
+        if file.is_none_or(|file| file.owner != owner) {
             return Ok(false);
         }
         let mut batches = state.batches.values();

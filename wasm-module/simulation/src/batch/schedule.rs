@@ -132,7 +132,10 @@ impl BatchSchedule {
     /// Takes the end of the longest run that a worker follows: from the step on, about its middle, that shares least
     /// with the one before it.
     fn split(&mut self) -> Option<Range<usize>> {
-        let longest = self.workers.iter_mut().max_by_key(|run| run.len())?;
+        let longest = self
+            .workers
+            .iter_mut()
+            .max_by_key(|run| run.end - run.start)?;
         let (start, length) = (longest.start, longest.len());
         if length == 0 {
             return None;
@@ -264,7 +267,7 @@ mod tests {
         let (index, _) = read(&text(&trace), LIMITS);
         for (window, workers) in [(1, 1), (7, 3), (100, 16), (300, 1), (1_000, 500)] {
             for order in [BatchOrder::Input, BatchOrder::Plan] {
-                let pending = |line: u32| line % 3 != 0;
+                let pending = |line: u32| !line.is_multiple_of(3);
                 let mut schedule =
                     BatchSchedule::with_window(&index, order, workers, pending, window);
                 let tasks = asked(&mut schedule, &index, workers);
@@ -299,6 +302,53 @@ mod tests {
         let (whole, windows) = (of(BatchOrder::Plan, WINDOW), of(BatchOrder::Plan, 100));
         assert!(whole > 2 * input, "{whole} against {input}");
         assert!(windows * 10 > whole * 9, "{windows} against {whole}");
+    }
+
+    /// Tokens found by prompts that are asked in rounds: of those in one round none finds what another computes.
+    fn found_in_rounds(index: &BatchIndex, rounds: &[Vec<BatchTask>]) -> u64 {
+        let mut held: HashSet<Vec<Fingerprint>> = HashSet::new();
+        let mut found = 0;
+        for round in rounds {
+            let paths: Vec<&[Fingerprint]> = round
+                .iter()
+                .filter_map(|task| task.documents.as_deref())
+                .collect();
+            for (path, task) in paths.iter().zip(round) {
+                let documents = index.request(task.line).documents;
+                let tokens = |f: &Fingerprint| {
+                    documents
+                        .iter()
+                        .find(|d| d.fingerprint == *f)
+                        .map_or(0, |d| u64::from(d.tokens))
+                };
+                let matched = (1..=path.len()).take_while(|&end| held.contains(&path[..end]));
+                found += path[..matched.count()].iter().map(tokens).sum::<u64>();
+            }
+            for path in paths {
+                held.extend((1..=path.len()).map(|end| path[..end].to_vec()));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn workers_on_runs_of_their_own_find_more_than_workers_that_ask_neighbours_at_once() {
+        let trace = workload::bursty(1, 2_000, workload::Bursty::default());
+        let (index, _) = read(&text(&trace), LIMITS);
+        let mut schedule = BatchSchedule::new(&index, BatchOrder::Plan, 1, |_| true);
+        let sequence = asked(&mut schedule, &index, 1);
+        let alone: Vec<_> = sequence.chunks(1).map(<[_]>::to_vec).collect();
+        let alone = found_in_rounds(&index, &alone);
+        for workers in [8, 32] {
+            let neighbours: Vec<_> = sequence.chunks(workers).map(<[_]>::to_vec).collect();
+            let neighbours = found_in_rounds(&index, &neighbours);
+            let mut schedule = BatchSchedule::new(&index, BatchOrder::Plan, workers, |_| true);
+            let runs = asked(&mut schedule, &index, workers);
+            let runs: Vec<_> = runs.chunks(workers).map(<[_]>::to_vec).collect();
+            let runs = found_in_rounds(&index, &runs);
+            assert!(runs * 100 > alone * 93, "{runs} of {alone}");
+            assert!(runs > 2 * neighbours, "{runs} against {neighbours}");
+        }
     }
 
     #[test]
