@@ -265,6 +265,7 @@ impl House {
                 request_timeout: Duration::from_secs(600),
             },
             store: None,
+            batches: None,
             drop_in: foreword_server::api::drop_in::DropIn::default(),
             kv_keys: None,
             ordering: foreword_ordering::Config::default(),

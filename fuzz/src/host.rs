@@ -127,6 +127,7 @@ fn config() -> Config {
             bytes: 1 << 20,
             time: Duration::from_secs(3600),
         }),
+        batches: None,
         kv_keys: None,
         feed_key: None,
         ordering: foreword_ordering::Config::default(),

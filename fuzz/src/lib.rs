@@ -13,6 +13,7 @@
 //! | `records` | a client's steps, and damage to what one worker tells another | the other's bodies stay whole |
 //! | `feed` | an engine's batches of events | bounds are kept |
 //! | `answers` | an engine's answer | its usage does not depend on where it is cut |
+//! | `batches` | a file of a batch, and what was left of its answers | each request is asked once, as it stands; what is written is read |
 //! | `filter` | a configuration, and what client, engine, retriever and other workers send | salts hold; lengths agree |
 //! | `kv_events` | vLLM's events | what is read is no larger than its bytes |
 //! | `grammars` | a JSON schema, or a regular expression | the budget holds, by count; a refusal says why; an answer that follows it is JSON |
@@ -23,6 +24,7 @@
 //! seeded changes of all.
 
 mod answers;
+mod batches;
 mod bodies;
 mod chats;
 mod configurations;
@@ -71,6 +73,7 @@ pub const TARGETS: &[Target] = &[
     target("records", records::run, records::seeds),
     target("feed", feed::run, feed::seeds),
     target("answers", answers::run, answers::seeds),
+    target("batches", batches::run, batches::seeds),
     target("filter", filter::run, filter::seeds),
     #[cfg(not(test))]
     target("kv_events", kv_events::run, kv_events::seeds),

@@ -6,7 +6,9 @@
 mod cli;
 
 use clap::{Parser, Subcommand};
-use cli::{check_config, evaluate, explain, ingest, kv_bridge, measure, program, replay, serve};
+use cli::{
+    batch, check_config, evaluate, explain, ingest, kv_bridge, measure, program, replay, serve,
+};
 use std::process::ExitCode;
 
 /// Foreword's host, which serves a language model and reuses what its prompts have in common, and the gateway's tools.
@@ -33,6 +35,9 @@ enum Command {
     /// Ask a model questions with documents in several orders, compare the answers, and write a report
     #[command(after_help = evaluate::HELP)]
     Evaluate(Box<evaluate::Arguments>),
+    /// Ask an endpoint the requests of a file, in the order in which their prompts share most
+    #[command(after_help = batch::HELP)]
+    Batch(Box<batch::Arguments>),
     /// Make an index of a folder's texts, or bring one up to date
     Ingest(ingest::Arguments),
     /// Measure what a device takes for prefill, decode and cached prefixes, without a server
@@ -55,6 +60,7 @@ fn main() -> ExitCode {
         Command::Replay(arguments) => replay::run(arguments),
         Command::Explain(arguments) => explain::run(arguments),
         Command::Evaluate(arguments) => evaluate::run(*arguments),
+        Command::Batch(arguments) => batch::run(*arguments),
         Command::Ingest(arguments) => ingest::run(&arguments),
         Command::Measure(arguments) => measure::run(&arguments),
         Command::CheckConfig(arguments) => check_config::run(&arguments),

@@ -6,12 +6,14 @@
 //! | 400 | `context_length_exceeded` | prompt and answer do not fit |
 //! | 401 | `invalid_api_key` | keys are configured and none of them was sent |
 //! | 404 | `response_not_found` | the response to go on from, or asked for, is not kept |
+//! | 404 | `file_not_found`, `batch_not_found` | the file or the batch is not kept, or not this client's |
 //! | 404 | `model_not_found`, `unknown_url` | another model, another path, a path of the internal listener |
 //! | 405 | `method_not_allowed` | the path exists, the method does not |
 //! | 403 | `feed_key_required` | the KV feed, asked for elsewhere than on loopback, and not sealed |
 //! | 403 | `operators_key_required` | the cache is to be emptied, and there is no key to ask for |
 //! | 408 | `body_timeout` | the request's body did not arrive in time, or too slowly |
 //! | 413 | `body_too_large` | the body is over the limit |
+//! | 413 | `storage_full` | as many files, bytes or batches as may be kept are kept |
 //! | 415 | `unsupported_media_type` | the body is not declared as JSON |
 //! | 429 | `queue_full` | as many requests as may wait are waiting; `retry-after` says when to come back |
 //! | 500 | `internal_error` | our fault; the cause is in the log, with the request's id |
@@ -66,6 +68,28 @@ pub enum Failure {
         id: String,
         /// The field that it stood in; `None`: the path.
         param: Option<&'static str>,
+    },
+    /// No such file is kept for this client.
+    #[error("the file `{id}` is not kept here, or no longer")]
+    UnknownFile {
+        /// The id sent, clipped.
+        id: String,
+        /// The field that it stood in; `None`: the path.
+        param: Option<&'static str>,
+    },
+    /// No such batch is kept for this client.
+    #[error("the batch `{id}` is not kept here, or no longer")]
+    UnknownBatch {
+        /// The id sent, clipped.
+        id: String,
+    },
+    /// There is no room for another file or batch.
+    #[error("the limit of {limit} {what} is reached: remove what is no longer needed")]
+    StorageFull {
+        /// What there are too many of.
+        what: &'static str,
+        /// Most of them.
+        limit: u64,
     },
     /// No such path.
     #[error("unknown URL: {method} {path}")]
@@ -259,6 +283,9 @@ impl Failure {
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, REQUEST, "invalid_api_key"),
             Self::UnknownModel { .. } => (StatusCode::NOT_FOUND, REQUEST, "model_not_found"),
             Self::UnknownResponse { .. } => (StatusCode::NOT_FOUND, REQUEST, "response_not_found"),
+            Self::UnknownFile { .. } => (StatusCode::NOT_FOUND, REQUEST, "file_not_found"),
+            Self::UnknownBatch { .. } => (StatusCode::NOT_FOUND, REQUEST, "batch_not_found"),
+            Self::StorageFull { .. } => (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, "storage_full"),
             Self::UnknownUrl { .. } | Self::Elsewhere { .. } => {
                 (StatusCode::NOT_FOUND, REQUEST, "unknown_url")
             }
@@ -313,7 +340,7 @@ impl Failure {
         let param = match self {
             Self::Invalid { param, .. } => param.as_deref(),
             Self::UnknownModel { .. } => Some("model"),
-            Self::UnknownResponse { param, .. } => *param,
+            Self::UnknownResponse { param, .. } | Self::UnknownFile { param, .. } => *param,
             _ => None,
         };
         json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})

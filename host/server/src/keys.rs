@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 use axum::http::{HeaderMap, header};
+use foreword_ordering::feed::TenantKey;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -63,22 +64,55 @@ impl ApiKeys {
 
     /// Returns the number of the key that `headers` carry.
     pub fn holder(&self, headers: &HeaderMap) -> Option<usize> {
-        let Some(value) = headers.get(header::AUTHORIZATION) else {
-            let key = headers.get("x-api-key")?.as_bytes();
-            return self.0.get(key.trim_ascii()).copied();
-        };
-        let (scheme, key) = value.as_bytes().split_at_checked(b"bearer ".len())?;
-        if !scheme.eq_ignore_ascii_case(b"bearer ") {
-            return None;
-        }
-        self.0.get(key.trim_ascii()).copied()
+        self.0.get(sent(headers)?).copied()
     }
+
+    /// Returns a name for the key that `headers` carry, which stays the same when keys are added or removed: 128 bits of
+    /// its SHA-256.
+    pub fn name(&self, headers: &HeaderMap) -> Option<String> {
+        let (key, _) = self.0.get_key_value(sent(headers)?)?;
+        Some(name(key))
+    }
+
+    /// Returns the number of the key with this name.
+    pub fn number_of(&self, owner: &str) -> Option<usize> {
+        let mut keys = self.0.iter();
+        keys.find_map(|(key, number)| (name(key) == owner).then_some(*number))
+    }
+}
+
+/// Returns the key that `headers` carry, accepted or not.
+fn sent(headers: &HeaderMap) -> Option<&[u8]> {
+    let Some(value) = headers.get(header::AUTHORIZATION) else {
+        return Some(headers.get("x-api-key")?.as_bytes().trim_ascii());
+    };
+    let (scheme, key) = value.as_bytes().split_at_checked(b"bearer ".len())?;
+    (scheme.eq_ignore_ascii_case(b"bearer ")).then(|| key.trim_ascii())
+}
+
+fn name(key: &[u8]) -> String {
+    TenantKey::of(&String::from_utf8_lossy(key)).to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use axum::http::HeaderValue;
+
+    #[test]
+    fn a_keys_name_stays_when_other_keys_come_and_go() {
+        let mut headers = HeaderMap::new();
+        headers.insert("x-api-key", HeaderValue::from_static("beta"));
+        let [some, more] = ["alpha\nbeta\n", "beta\ngamma\n"].map(ApiKeys::parse);
+        let name = some.name(&headers).unwrap();
+        assert!(!name.contains("beta"));
+        assert_eq!(more.name(&headers).as_ref(), Some(&name));
+        assert_eq!(
+            (some.number_of(&name), more.number_of(&name)),
+            (Some(1), Some(0))
+        );
+        assert_eq!(ApiKeys::parse("alpha").number_of(&name), None);
+    }
 
     fn admitted(keys: &str, authorization: &'static str) -> bool {
         let mut headers = HeaderMap::new();

@@ -15,6 +15,7 @@
 
 pub mod answer;
 pub mod api;
+pub mod batches;
 pub mod bridge;
 pub mod connections;
 pub mod device;

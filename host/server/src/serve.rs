@@ -3,6 +3,7 @@
 use crate::api::drop_in::DropIn;
 use crate::api::grammars::Admission;
 use crate::api::{self, App, Canary, Limits, router};
+use crate::batches::{self, Batches};
 use crate::connections::{self, Book, Bounds, Listening};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
@@ -44,6 +45,8 @@ pub struct Config {
     pub drop_in: DropIn,
     /// How many responses are kept for those that go on from them; `None`: none.
     pub store: Option<transcripts::Bounds>,
+    /// How batches are taken; `None`: they are not.
+    pub batches: Option<batches::Config>,
     /// The keys to ask for under `/v1/kv`; `None`: those of the API, unless the feed has a key itself.
     pub kv_keys: Option<ApiKeys>,
     /// Key that seals the feed.
@@ -128,6 +131,9 @@ impl Server {
         let connections = Book::new("public", config.connections, counts.clone());
         let internal_connections = Book::new("internal", internal_bounds, counts.clone());
         let cores = std::thread::available_parallelism().map_or(1, Into::into);
+        let owners = config.keys.as_ref().map_or(0, ApiKeys::count);
+        let batches = config.batches.map(|config| Batches::open(config, owners));
+        let batches = batches.transpose()?;
         let app = Arc::new(App {
             readers: Readers::new(access, Arc::clone(&gate)),
             connections: Arc::clone(&connections),
@@ -147,6 +153,7 @@ impl Server {
             transcripts: config
                 .store
                 .map(|bounds| Arc::new(Transcripts::new(bounds))),
+            batches,
             limits: config.limits,
             preparing: Arc::new(Semaphore::new(cores)),
         });
@@ -204,6 +211,9 @@ impl Server {
             self.app.readers.open(Source { feed, model: name });
         }
         self.app.gate.advance(Phase::Open);
+        if let Some(batches) = &self.app.batches {
+            batches.resume(&self.app);
+        }
     }
 
     /// Lets no more requests in, waits for those inside up to the grace, cuts off the rest, and closes. The engine has
@@ -228,6 +238,9 @@ impl Server {
         }
         gate.advance(Phase::Cut);
         gate.emptied().await;
+        if let Some(batches) = &app.batches {
+            batches.ended().await;
+        }
         gate.advance(Phase::Closed);
         // Answers are complete here. They only remain to be written, and a client need not read.
         let writing = deadline.max(Instant::now() + WRITING);

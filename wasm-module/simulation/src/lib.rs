@@ -35,7 +35,11 @@ mod replay;
 mod time;
 pub mod workload;
 
-pub use batch::{Planned, batch};
+pub use batch::{
+    AnswerLine, AnswersError, BatchAnswer, BatchAnswers, BatchConfigError, BatchError, BatchIndex,
+    BatchLimits, BatchOrder, BatchOrderer, BatchSchedule, BatchTask, BatchUsage, FirstDocuments,
+    LineError, MAX_ID_BYTES, Planned, RequestLine, URLS, WINDOW, answer_line, batch,
+};
 pub use bound::Bound;
 pub use boundary::{
     BoundaryArm, BoundaryCache, BoundaryOutcome, BoundaryReplay, BoundaryUsage, CachePrice,

@@ -1,5 +1,6 @@
 //! The subcommands, one file each, and what several of them share: logging, signals, the gateway's configuration.
 
+pub(crate) mod batch;
 pub(crate) mod check_config;
 pub(crate) mod device;
 pub(crate) mod evaluate;

@@ -2,6 +2,7 @@
 //!
 //! One binary, so that it links once.
 
+mod batches;
 mod binary;
 mod bridge;
 mod chat;

@@ -51,6 +51,44 @@ pub(crate) async fn read(
     }
 }
 
+/// Returns the pieces of a body that is not held in memory, within `bounds`, as they arrive at the rate that the
+/// connection requires.
+pub(crate) fn paced(
+    request: Request,
+    bounds: Bounds,
+) -> impl Stream<Item = Result<Bytes, Failure>> + Send + 'static {
+    let connection = request.extensions().get::<Connection>().cloned();
+    let arriving = connection.as_ref().map(Connection::arriving);
+    let pace = Box::pin(Pace::of(connection.map(|connection| *connection.bounds())));
+    let body = request.into_body().into_data_stream();
+    let ends = Instant::now() + bounds.time;
+    let start = (body, pace, 0, arriving);
+    futures_util::stream::try_unfold(
+        start,
+        move |(mut body, mut pace, before, arriving)| async move {
+            let piece = tokio::select! {
+                biased;
+                piece = body.next() => piece,
+                failure = pace.as_mut().too_slow() => return Err(failure),
+                () = tokio::time::sleep_until(ends) => {
+                    return Err(Failure::BodyTimeout { limit: bounds.time });
+                }
+            };
+            let Some(piece) = piece else { return Ok(None) };
+            let piece = piece.map_err(|error| {
+                Failure::invalid_body(format!("the body could not be read: {error}"))
+            })?;
+            let bytes = before + piece.len() as u64;
+            if bytes > bounds.max_bytes {
+                let limit = bounds.max_bytes;
+                return Err(Failure::BodyTooLarge { size: None, limit });
+            }
+            pace.as_mut().arrived(piece.len());
+            Ok(Some((piece, (body, pace, bytes, arriving))))
+        },
+    )
+}
+
 /// Reads past a body that is not wanted, up to a bound: a client that is still sending when its connection is closed
 /// loses the response to the reset, and with it the reason. Not done for a client that waits to be told
 /// (`expect: 100-continue`), since it has not sent anything.

@@ -9,6 +9,7 @@
 
 use super::admit::{Admitted, admit};
 use super::dialect::{Api, Dialect, Envelope};
+use super::embeddings;
 use super::job::Job;
 use super::messages::MessagesShape;
 use super::responses::{self, Keep, ResponsesShape};
@@ -26,9 +27,9 @@ use crate::request::{
 use crate::retrieval::pipeline::{Pipeline, Speculation};
 use crate::spans::RequestSpan;
 use crate::transcripts::Owner;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Extension, Request, State};
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use foreword_engine::engine::{self, SpeculationId};
 use serde_json::Value;
@@ -67,6 +68,61 @@ pub(super) async fn completion(
     generate(&app, Api::OpenAi(Dialect::Completion), id, request).await
 }
 
+/// A request of a batch.
+pub(crate) struct Asking<'a> {
+    /// The route.
+    pub(crate) url: &'a str,
+    /// The id under which it appears in the log.
+    pub(crate) id: String,
+    /// Number of the API key in whose name it is asked.
+    pub(crate) key: Option<usize>,
+}
+
+/// The number of the API key in whose name a request of a batch is asked: it came with no header.
+#[derive(Clone, Copy)]
+struct OnBehalf(Option<usize>);
+
+/// Answers a request of a batch, as if it had come over the network by itself.
+///
+/// # Errors
+/// Returns the failures of its route.
+pub(crate) async fn ask(
+    app: &Arc<App>,
+    asking: Asking<'_>,
+    body: Vec<u8>,
+) -> Result<(u16, Vec<u8>), Failure> {
+    let Asking { url, id, key } = asking;
+    let request = Request::post(url)
+        .header(header::CONTENT_TYPE, "application/json")
+        .extension(OnBehalf(key))
+        .body(Body::from(body))
+        .map_err(Failure::internal)?;
+    let id = RequestId(id);
+    let response = match url {
+        "/v1/chat/completions" => generate(app, Api::OpenAi(Dialect::Chat), id, request).await,
+        "/v1/completions" => generate(app, Api::OpenAi(Dialect::Completion), id, request).await,
+        "/v1/responses" => generate(app, Api::Responses, id, request).await,
+        "/v1/embeddings" => embeddings::embed(State(Arc::clone(app)), request)
+            .await
+            .map(IntoResponse::into_response),
+        other => Err(Failure::UnknownUrl {
+            method: "POST".to_owned(),
+            path: clip(other),
+        }),
+    };
+    let status = match &response {
+        Ok(response) => response.status(),
+        Err(failure) => failure.status(),
+    };
+    app.metrics.http(url, status);
+    let body = to_bytes(response?.into_body(), MAX_ANSWER).await;
+    let body = body.map_err(Failure::internal)?;
+    Ok((status.as_u16(), body.to_vec()))
+}
+
+/// Most bytes of an answer of a batch: its line is read again after a restart.
+const MAX_ANSWER: usize = 32 << 20;
+
 async fn generate(
     app: &Arc<App>,
     api: Api,
@@ -85,10 +141,10 @@ async fn answer(
 ) -> Result<Response, Failure> {
     let traced = request.extensions().get::<RequestSpan>().cloned();
     let path = request.headers().get(PATH_HEADER).cloned();
-    let key = app
-        .keys
-        .as_ref()
-        .and_then(|keys| keys.holder(request.headers()));
+    let key = match request.extensions().get::<OnBehalf>() {
+        Some(OnBehalf(key)) => *key,
+        None => (app.keys.as_ref()).and_then(|keys| keys.holder(request.headers())),
+    };
     let Admitted {
         body,
         mut pass,

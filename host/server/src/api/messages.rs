@@ -262,7 +262,7 @@ pub(super) async fn in_anthropics_words(request: Request, next: Next) -> Respons
 }
 
 /// 128 bits that nobody can guess: std keys its hashers at random.
-pub(super) fn random_id() -> String {
+pub(crate) fn random_id() -> String {
     let half = || RandomState::new().hash_one(());
     format!("{:016x}{:016x}", half(), half())
 }

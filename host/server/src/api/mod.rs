@@ -9,6 +9,12 @@
 //! | `/v1/messages`, `/v1/messages/count_tokens` | POST | yes |
 //! | `/v1/chat/completions/render`, `/v1/responses/render`, `/v1/completions/render`, `/tokenize`, `/detokenize` | POST | yes |
 //! | `/v1/embeddings`, `/v1/retrieve`, `/v1/prefill` | POST | yes |
+//! | `/v1/files` | GET, POST | yes |
+//! | `/v1/files/{id}` | GET, DELETE | yes |
+//! | `/v1/files/{id}/content` | GET | yes |
+//! | `/v1/batches` | GET, POST | yes |
+//! | `/v1/batches/{id}` | GET | yes |
+//! | `/v1/batches/{id}/cancel` | POST | yes |
 //! | `/v1/models`, `/v1/models/{id}` | GET | yes |
 //! | what routers ask of an engine, see [`drop_in`] | | see there |
 //!
@@ -24,10 +30,12 @@
 //! ```
 
 mod admit;
+mod batches;
 pub(crate) mod body;
 mod dialect;
 pub mod drop_in;
 mod embeddings;
+mod files;
 mod generate;
 pub mod grammars;
 mod job;
@@ -43,9 +51,12 @@ mod shape;
 mod stream;
 mod tokens;
 
+pub(crate) use generate::{Asking, ask};
+pub(crate) use messages::random_id;
 pub use probes::{Canary, EXHAUSTED_AFTER};
 
 use self::drop_in::{DropIn, Operators};
+use crate::batches::Batches;
 use crate::connections::Book;
 use crate::gate::Gate;
 use crate::keys::ApiKeys;
@@ -90,6 +101,8 @@ pub struct App {
     pub drop_in: DropIn,
     /// Responses for those that go on from them; `None`: none are kept.
     pub transcripts: Option<Arc<Transcripts>>,
+    /// Files and batches; `None`: none are taken.
+    pub batches: Option<Batches>,
     /// Bounds of a request.
     pub limits: Limits,
     /// The feed of what the engine's cache holds.
@@ -144,6 +157,12 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/embeddings", post(embeddings::embed))
         .route("/v1/retrieve", post(retrieve::retrieve))
         .route("/v1/prefill", post(prefill::prefill))
+        .route("/v1/files", get(files::list).post(files::upload))
+        .route("/v1/files/{id}", get(files::show).delete(files::remove))
+        .route("/v1/files/{id}/content", get(files::content))
+        .route("/v1/batches", get(batches::list).post(batches::create))
+        .route("/v1/batches/{id}", get(batches::show))
+        .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/v1/models", get(models::list))
         // A wildcard: names such as `organisation/model` have slashes.
         .route("/v1/models/{*id}", get(models::show))

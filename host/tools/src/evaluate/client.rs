@@ -7,7 +7,7 @@
 //! | 408, 425, 429, 5xx; refused, broken or slow connections; garbage | the request is retried, after a wait that doubles |
 
 use super::stream::{self, Broken, Streamed};
-use super::tls;
+use crate::tls;
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
 

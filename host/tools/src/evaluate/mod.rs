@@ -27,7 +27,6 @@ mod prompt;
 mod report;
 mod score;
 mod stream;
-mod tls;
 
 pub use arm::Arm;
 

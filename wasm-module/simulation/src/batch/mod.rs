@@ -13,8 +13,22 @@
 //! the task is to find the tree whose joins share most (`cluster`). Walked depth first, that tree needs no large
 //! cache: whatever a join saves, two neighbours share.
 
+mod answers;
 mod cluster;
+mod index;
+mod line;
+mod orderer;
+mod schedule;
 
+pub use answers::{AnswersError, BatchAnswers};
+pub use index::{BatchError, BatchIndex, BatchLimits};
+pub use line::{
+    AnswerLine, BatchAnswer, BatchUsage, LineError, MAX_ID_BYTES, RequestLine, URLS, answer_line,
+};
+pub use orderer::{BatchConfigError, BatchOrderer, FirstDocuments};
+pub use schedule::{BatchOrder, BatchSchedule, BatchTask, WINDOW};
+
+use self::batch as plan;
 use self::cluster::Cluster;
 use crate::Request;
 use foreword_ordering::document::Fingerprint;

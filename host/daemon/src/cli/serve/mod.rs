@@ -1,5 +1,6 @@
 //! `foreword serve`: its arguments, and its run until a signal.
 
+mod batches;
 mod cache;
 mod retrieval;
 mod scheduling;
@@ -59,6 +60,8 @@ pub(crate) struct Arguments {
     ordering: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Responses that are kept")]
     store: store::Arguments,
+    #[command(flatten, next_help_heading = "Batches")]
+    batches: batches::Arguments,
     #[command(flatten, next_help_heading = DOCUMENTS)]
     retrieval: retrieval::Arguments,
     /// Largest body of a request, in bytes; larger ones are refused with 413
@@ -188,6 +191,7 @@ fn server_config(arguments: &Arguments) -> anyhow::Result<Config> {
             request_timeout: Duration::from_secs(arguments.request_timeout_s),
         },
         store: arguments.store.bounds(),
+        batches: arguments.batches.config(ordering.clone()),
         drop_in: match arguments.drop_in {
             Replaced::Vllm => DropIn::Vllm,
             Replaced::Sglang => DropIn::Sglang,

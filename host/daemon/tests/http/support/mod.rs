@@ -9,6 +9,7 @@ use foreword_engine::engine::{EngineConfig, Stats};
 use foreword_ordering::feed::FeedKey;
 use foreword_server::api::Limits;
 use foreword_server::api::drop_in::DropIn;
+use foreword_server::batches;
 use foreword_server::connections::Bounds;
 use foreword_server::keys::ApiKeys;
 use foreword_server::kv::publisher;
@@ -32,6 +33,7 @@ pub(crate) struct Options {
     pub(crate) keys: Option<ApiKeys>,
     pub(crate) otlp_endpoint: Option<String>,
     pub(crate) store: Option<transcripts::Bounds>,
+    pub(crate) batches: Option<batches::Config>,
     pub(crate) drop_in: DropIn,
     pub(crate) kv_keys: Option<ApiKeys>,
     pub(crate) feed_key: Option<FeedKey>,
@@ -55,6 +57,7 @@ impl Default for Options {
             keys: None,
             otlp_endpoint: None,
             store: None,
+            batches: None,
             drop_in: DropIn::default(),
             kv_keys: None,
             feed_key: None,
@@ -157,6 +160,7 @@ pub(crate) async fn loading(options: Options) -> Server {
             request_timeout: options.request_timeout,
         },
         store: options.store,
+        batches: options.batches,
         drop_in: options.drop_in,
         kv_keys: options.kv_keys,
         ordering: foreword_ordering::Config::default(),

@@ -8,7 +8,7 @@ use rustls::{CertificateError, Error};
 use std::sync::Arc;
 use ureq::tls::{RootCerts, TlsConfig};
 
-pub(super) fn config() -> TlsConfig {
+pub(crate) fn config() -> TlsConfig {
     TlsConfig::builder()
         .root_certs(RootCerts::PlatformVerifier)
         .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
@@ -17,7 +17,7 @@ pub(super) fn config() -> TlsConfig {
 
 /// Returns why no connection was made, if another attempt would end the same way: the certificate, the protocol, the
 /// roots. `None`: it was something else.
-pub(super) fn mistrust(error: &ureq::Error) -> Option<String> {
+pub(crate) fn mistrust(error: &ureq::Error) -> Option<String> {
     let error = match error {
         ureq::Error::Rustls(error) => error,
         // Errors of the handshake come wrapped.

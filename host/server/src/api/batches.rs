@@ -1,0 +1,182 @@
+//! `/v1/batches`: files of requests that are asked when nobody else waits, as OpenAI has them ([`crate::batches`]).
+
+use super::App;
+use super::admit::{Admitted, admit};
+use super::body;
+use super::files::{self, Page, owner, store};
+use crate::batches::{BatchRecord, RequestCounts, Status, Store, WINDOW, WINDOW_SECONDS, now};
+use crate::failure::{Failure, clip};
+use axum::Json;
+use axum::extract::{Path, RawQuery, Request, State};
+use axum::http::HeaderMap;
+use foreword_simulation::URLS;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// `POST /v1/batches`.
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, Failure> {
+    let owner = owner(&app, request.headers());
+    if let Err(failure) = store(&app) {
+        body::discard(request).await;
+        return Err(failure);
+    }
+    let Admitted { body, .. } = admit(&app, request).await?;
+    let asked = Asked::parse(&body)?;
+    let record = files::asked(&app, move |store| asked.create(store, owner)).await??;
+    if let Some(batches) = &app.batches {
+        batches.start(&app, record.id.clone());
+    }
+    Ok(Json(record.object()))
+}
+
+/// `GET /v1/batches/{id}`.
+pub(super) async fn show(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Failure> {
+    let owner = owner(&app, &headers);
+    let found = {
+        let id = id.clone();
+        files::asked(&app, move |store| store.batch(&owner, &id, now())).await?
+    };
+    Ok(Json(found.ok_or_else(|| unknown(&id))?.object()))
+}
+
+/// `GET /v1/batches`, the latest first.
+pub(super) async fn list(
+    State(app): State<Arc<App>>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Failure> {
+    let page = Page::parse(query.as_deref(), 20, 100, &[])?;
+    let owner = owner(&app, &headers);
+    let batches = files::asked(&app, move |store| store.batches(&owner, now())).await?;
+    let objects = batches.iter().map(BatchRecord::object).collect();
+    page.of(objects).map(Json)
+}
+
+/// `POST /v1/batches/{id}/cancel`.
+pub(super) async fn cancel(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Failure> {
+    let owner = owner(&app, &headers);
+    let cancelled = {
+        let id = id.clone();
+        files::asked(&app, move |store| store.cancel(&owner, &id, now())).await?
+    };
+    Ok(Json(cancelled?.ok_or_else(|| unknown(&id))?.object()))
+}
+
+fn unknown(id: &str) -> Failure {
+    Failure::UnknownBatch { id: clip(id) }
+}
+
+/// What a new batch is asked for with.
+struct Asked {
+    file: String,
+    endpoint: String,
+    metadata: Option<Map<String, Value>>,
+}
+
+impl Asked {
+    fn parse(body: &[u8]) -> Result<Self, Failure> {
+        let fields: Map<String, Value> = serde_json::from_slice(body)
+            .map_err(|_| Failure::invalid_body("the body must be a JSON object"))?;
+        for (name, value) in &fields {
+            let is_known = matches!(
+                name.as_str(),
+                "input_file_id" | "endpoint" | "completion_window" | "metadata"
+            );
+            if !is_known && !value.is_null() {
+                let message = format!("{} is not known for a batch", clip(name));
+                return Err(Failure::invalid(clip(name), message));
+            }
+        }
+        let text = |name: &'static str| {
+            let value = fields.get(name).and_then(Value::as_str);
+            value.ok_or_else(|| Failure::invalid(name, format!("{name} must be a string")))
+        };
+        let endpoint = text("endpoint")?;
+        if !URLS.contains(&endpoint) {
+            let message = format!(
+                "endpoint must be {}, got `{}`",
+                URLS.join(" or "),
+                clip(endpoint)
+            );
+            return Err(Failure::invalid("endpoint", message));
+        }
+        let window = text("completion_window")?;
+        if window != WINDOW {
+            let message = format!(
+                "completion_window must be `{WINDOW}`, got `{}`",
+                clip(window)
+            );
+            return Err(Failure::invalid("completion_window", message));
+        }
+        Ok(Self {
+            file: text("input_file_id")?.to_owned(),
+            endpoint: endpoint.to_owned(),
+            metadata: metadata(fields.get("metadata"))?,
+        })
+    }
+
+    fn create(self, store: &Store, owner: String) -> Result<BatchRecord, Failure> {
+        let now = now();
+        let file = store.file(&owner, &self.file, now);
+        let file = file.ok_or_else(|| Failure::UnknownFile {
+            id: clip(&self.file),
+            param: Some("input_file_id"),
+        })?;
+        if file.purpose != "batch" {
+            let message = format!(
+                "the purpose of {} must be `batch`, it is `{}`",
+                file.id, file.purpose
+            );
+            return Err(Failure::invalid("input_file_id", message));
+        }
+        let record = BatchRecord {
+            id: String::new(),
+            owner,
+            endpoint: self.endpoint,
+            input_file_id: file.id,
+            status: Status::Validating,
+            errors: Vec::new(),
+            output_file_id: None,
+            error_file_id: None,
+            created_at: now,
+            expires_at: now + WINDOW_SECONDS,
+            times: BTreeMap::new(),
+            counts: RequestCounts::default(),
+            tokens: [0; 3],
+            metadata: self.metadata,
+            ends_as: None,
+        };
+        store.create(record, now)
+    }
+}
+
+/// Reads OpenAI's metadata: up to 16 texts of up to 512 characters, under names of up to 64.
+fn metadata(value: Option<&Value>) -> Result<Option<Map<String, Value>>, Failure> {
+    let Some(value) = value.filter(|value| !value.is_null()) else {
+        return Ok(None);
+    };
+    let fits = |(name, value): (&String, &Value)| {
+        let text = value.as_str();
+        name.chars().count() <= 64 && text.is_some_and(|text| text.chars().count() <= 512)
+    };
+    let metadata = value
+        .as_object()
+        .filter(|map| map.len() <= 16 && map.iter().all(fits));
+    let metadata = metadata.ok_or_else(|| {
+        let message = "metadata must be an object of up to 16 strings of up to 512 characters, under names of up to 64";
+        Failure::invalid("metadata", message)
+    })?;
+    Ok(Some(metadata.clone()))
+}

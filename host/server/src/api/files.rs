@@ -1,0 +1,383 @@
+//! `/v1/files`: files for batches, and their answers, as OpenAI has them ([`crate::batches`]).
+//!
+//! An upload goes to the disk as it arrives, at the least rate of any body; memory holds a piece of it.
+
+use super::App;
+use super::body::{self, Bounds};
+use crate::batches::{Batches, FileRecord, Store, Upload, now};
+use crate::failure::{Failure, clip};
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, RawQuery, Request, State};
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use multer::{Field, Multipart};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::Read;
+use std::sync::Arc;
+
+/// Returns what is kept.
+///
+/// # Errors
+/// Returns 400 where the server takes no batches.
+pub(super) fn store(app: &App) -> Result<&Arc<Store>, Failure> {
+    let batches = app.batches.as_ref().map(Batches::store);
+    batches.ok_or_else(|| {
+        Failure::invalid_body(
+            "this server takes no files and no batches: start it with --batch-dir",
+        )
+    })
+}
+
+/// Returns the name of who sent `headers`; empty where nobody is asked for a key.
+pub(super) fn owner(app: &App, headers: &HeaderMap) -> String {
+    let keys = app.keys.as_ref();
+    keys.and_then(|keys| keys.name(headers)).unwrap_or_default()
+}
+
+/// Asks the store on a thread that may block: it may be writing to its disk.
+pub(super) async fn asked<T: Send + 'static>(
+    app: &App,
+    ask: impl FnOnce(&Store) -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let store = Arc::clone(store(app)?);
+    let asked = tokio::task::spawn_blocking(move || ask(&store));
+    asked.await.map_err(Failure::internal)
+}
+
+fn unknown(id: &str) -> Failure {
+    Failure::UnknownFile {
+        id: clip(id),
+        param: None,
+    }
+}
+
+/// `POST /v1/files`.
+pub(super) async fn upload(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, Failure> {
+    let ready = (|| {
+        let store = Arc::clone(store(&app)?);
+        let boundary = boundary(request.headers())?;
+        let upload = store.upload(&owner(&app, request.headers()), PURPOSE, now())?;
+        Ok((store, boundary, upload))
+    })();
+    let (store, boundary, mut upload) = match ready {
+        Ok(ready) => ready,
+        Err(failure) => {
+            body::discard(request).await;
+            return Err(failure);
+        }
+    };
+    let bounds = Bounds {
+        max_bytes: store.bounds().bytes + FORM_BYTES,
+        time: UPLOAD_TIME.max(app.limits.body_time),
+    };
+    let mut form = Multipart::new(body::paced(request, bounds), boundary);
+    let mut fields = Form::default();
+    while let Some(field) = form.next_field().await.map_err(failed)? {
+        upload = fields.take(field, upload).await?;
+    }
+    let (filename, seconds) = fields.checked(store.bounds().time.as_secs())?;
+    let kept = app
+        .blocking(move || upload.finish(&filename, seconds))
+        .await?;
+    Ok(Json(kept.object()))
+}
+
+/// The fields of an upload.
+#[derive(Default)]
+struct Form {
+    filename: Option<String>,
+    purpose: Option<String>,
+    anchor: Option<String>,
+    seconds: Option<String>,
+}
+
+impl Form {
+    async fn take(&mut self, mut field: Field<'_>, mut upload: Upload) -> Result<Upload, Failure> {
+        let name = field.name().unwrap_or_default().to_owned();
+        if name == "file" {
+            if self.filename.is_some() {
+                return Err(Failure::invalid("file", "file must be given once"));
+            }
+            self.filename = Some(field.file_name().unwrap_or("file.jsonl").to_owned());
+            while let Some(piece) = field.chunk().await.map_err(failed)? {
+                let written =
+                    tokio::task::spawn_blocking(move || upload.write(&piece).map(|()| upload));
+                upload = written.await.map_err(Failure::internal)??;
+            }
+            return Ok(upload);
+        }
+        let mut text = Vec::new();
+        while let Some(piece) = field.chunk().await.map_err(failed)? {
+            text.extend_from_slice(&piece);
+            if text.len() as u64 > FIELD_BYTES {
+                let message = format!("{} has more than {FIELD_BYTES} bytes", clip(&name));
+                return Err(Failure::invalid(clip(&name), message));
+            }
+        }
+        let text = String::from_utf8_lossy(&text).into_owned();
+        match name.as_str() {
+            "purpose" => self.purpose = Some(text),
+            "expires_after[anchor]" => self.anchor = Some(text),
+            "expires_after[seconds]" => self.seconds = Some(text),
+            _ => {
+                let message = format!("{} is not known for a file", clip(&name));
+                return Err(Failure::invalid(clip(&name), message));
+            }
+        }
+        Ok(upload)
+    }
+
+    /// Returns the file's name and its seconds, of which there are `most`.
+    fn checked(self, most: u64) -> Result<(String, Option<u64>), Failure> {
+        let message = "file must be given, with a file name";
+        let filename = self
+            .filename
+            .ok_or_else(|| Failure::invalid("file", message))?;
+        match self.purpose.as_deref() {
+            Some(PURPOSE) => {}
+            other => {
+                let message = match other {
+                    Some(other) => format!("purpose must be `{PURPOSE}`, got `{}`", clip(other)),
+                    None => format!("purpose must be `{PURPOSE}`"),
+                };
+                return Err(Failure::invalid("purpose", message));
+            }
+        }
+        if self
+            .anchor
+            .as_deref()
+            .is_some_and(|anchor| anchor != "created_at")
+        {
+            let message = "expires_after[anchor] must be `created_at`";
+            return Err(Failure::invalid("expires_after[anchor]", message));
+        }
+        let seconds = self.seconds.map(|seconds| {
+            let seconds = seconds
+                .parse()
+                .ok()
+                .filter(|seconds| (1..=most).contains(seconds));
+            seconds.ok_or_else(|| {
+                let message = format!("expires_after[seconds] must be a number from 1 to {most}");
+                Failure::invalid("expires_after[seconds]", message)
+            })
+        });
+        Ok((filename, seconds.transpose()?))
+    }
+}
+
+/// `GET /v1/files/{id}`.
+pub(super) async fn show(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Failure> {
+    let owner = owner(&app, &headers);
+    let found = {
+        let id = id.clone();
+        asked(&app, move |store| store.file(&owner, &id, now())).await?
+    };
+    Ok(Json(found.ok_or_else(|| unknown(&id))?.object()))
+}
+
+/// `GET /v1/files`, the latest first unless `order=asc` is asked for.
+pub(super) async fn list(
+    State(app): State<Arc<App>>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Failure> {
+    let page = Page::parse(query.as_deref(), 10_000, 10_000, &["order", "purpose"])?;
+    let owner = owner(&app, &headers);
+    let mut files = asked(&app, move |store| store.files(&owner, now())).await?;
+    files.retain(|file| {
+        page.purpose
+            .as_ref()
+            .is_none_or(|asked| *asked == file.purpose)
+    });
+    if page.is_ascending {
+        files.reverse();
+    }
+    page.of(files.iter().map(FileRecord::object).collect())
+        .map(Json)
+}
+
+/// `DELETE /v1/files/{id}`.
+pub(super) async fn remove(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, Failure> {
+    let owner = owner(&app, &headers);
+    let removed = {
+        let id = id.clone();
+        asked(&app, move |store| store.remove(&owner, &id, now())).await?
+    };
+    if !removed? {
+        return Err(unknown(&id));
+    }
+    Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
+}
+
+/// `GET /v1/files/{id}/content`.
+pub(super) async fn content(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let owner = owner(&app, &headers);
+    let found = {
+        let id = id.clone();
+        let open = move |store: &Store| {
+            let record = store.file(&owner, &id, now())?;
+            Some(store.content(&record.id).map(|file| (record, file)))
+        };
+        asked(&app, open).await?
+    };
+    let (record, file) = found.ok_or_else(|| unknown(&id))??;
+    let pieces = stream::try_unfold(file, |file| async move {
+        tokio::task::spawn_blocking(move || piece(file))
+            .await
+            .map_err(std::io::Error::other)?
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "application/jsonl".to_owned()),
+        (header::CONTENT_LENGTH, record.bytes.to_string()),
+    ];
+    Ok((headers, Body::from_stream(pieces)).into_response())
+}
+
+/// Reads the next piece of a file; `None`: it is over.
+fn piece(mut file: File) -> std::io::Result<Option<(Bytes, File)>> {
+    let mut piece = vec![0; PIECE_BYTES];
+    let read = file.read(&mut piece)?;
+    piece.truncate(read);
+    Ok((read > 0).then(|| (Bytes::from(piece), file)))
+}
+
+/// Which part of a list is asked for.
+pub(super) struct Page {
+    limit: usize,
+    after: Option<String>,
+    pub(super) is_ascending: bool,
+    pub(super) purpose: Option<String>,
+}
+
+impl Page {
+    /// Reads a query; `more` are the parameters beside `limit` and `after`.
+    ///
+    /// # Errors
+    /// Returns 400 for a parameter that is not known, or not what it must be.
+    pub(super) fn parse(
+        query: Option<&str>,
+        limit: usize,
+        most: usize,
+        more: &[&str],
+    ) -> Result<Self, Failure> {
+        let mut page = Self {
+            limit,
+            after: None,
+            is_ascending: false,
+            purpose: None,
+        };
+        let pairs = query
+            .unwrap_or_default()
+            .split('&')
+            .filter(|pair| !pair.is_empty());
+        for pair in pairs {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match name {
+                "limit" => {
+                    let limit = value
+                        .parse()
+                        .ok()
+                        .filter(|limit| (1..=most).contains(limit));
+                    page.limit = limit.ok_or_else(|| {
+                        let message = format!("limit must be a number from 1 to {most}");
+                        Failure::invalid("limit", message)
+                    })?;
+                }
+                "after" => page.after = Some(value.to_owned()),
+                "order" if more.contains(&"order") => {
+                    page.is_ascending = match value {
+                        "asc" => true,
+                        "desc" => false,
+                        _ => {
+                            let message = "order must be `asc` or `desc`";
+                            return Err(Failure::invalid("order", message));
+                        }
+                    }
+                }
+                "purpose" if more.contains(&"purpose") => page.purpose = Some(value.to_owned()),
+                _ => {
+                    let message = format!("{} is not known for this list", clip(name));
+                    return Err(Failure::invalid(clip(name), message));
+                }
+            }
+        }
+        Ok(page)
+    }
+
+    /// Returns OpenAI's list of the part that is asked for.
+    ///
+    /// # Errors
+    /// Returns 400 if `after` is not among the objects.
+    pub(super) fn of(&self, mut objects: Vec<Value>) -> Result<Value, Failure> {
+        if let Some(after) = &self.after {
+            let at = objects.iter().position(|object| object["id"] == **after);
+            let at = at.ok_or_else(|| {
+                Failure::invalid(
+                    "after",
+                    format!("after is not in the list: `{}`", clip(after)),
+                )
+            })?;
+            objects.drain(..=at);
+        }
+        let has_more = objects.len() > self.limit;
+        objects.truncate(self.limit);
+        let id = |object: Option<&Value>| object.map(|object| object["id"].clone());
+        Ok(json!({
+            "object": "list",
+            "first_id": id(objects.first()),
+            "last_id": id(objects.last()),
+            "has_more": has_more,
+            "data": objects,
+        }))
+    }
+}
+
+fn boundary(headers: &HeaderMap) -> Result<String, Failure> {
+    let value = headers.get(header::CONTENT_TYPE);
+    let value = value.map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let boundary = value.as_deref().map(multer::parse_boundary);
+    boundary.and_then(Result::ok).ok_or_else(|| {
+        let found = value.as_deref().map_or("none".to_owned(), clip);
+        Failure::invalid_body(format!(
+            "the content type must be `multipart/form-data` with a boundary, got `{found}`"
+        ))
+    })
+}
+
+/// Returns the failure of a form: that of its body where there is one.
+fn failed(error: multer::Error) -> Failure {
+    match error {
+        multer::Error::StreamReadFailed(error) => match error.downcast::<Failure>() {
+            Ok(failure) => *failure,
+            Err(error) => Failure::invalid_body(format!("the body could not be read: {error}")),
+        },
+        error => Failure::invalid_body(format!("the form cannot be read: {error}")),
+    }
+}
+
+const PURPOSE: &str = "batch";
+/// Bytes of a form beside its file.
+const FORM_BYTES: u64 = 1 << 16;
+/// Most bytes of a field that is no file.
+const FIELD_BYTES: u64 = 1 << 10;
+/// Time for a file to arrive; it must also keep the least rate of all bodies.
+const UPLOAD_TIME: std::time::Duration = std::time::Duration::from_secs(3_600);
+const PIECE_BYTES: usize = 1 << 16;

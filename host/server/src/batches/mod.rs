@@ -1,0 +1,105 @@
+//! Files of requests that are asked when nobody else waits: OpenAI's `/v1/files` and `/v1/batches`.
+//!
+//! ```text
+//!   POST /v1/files ──▶ store: a folder, bounded ──▶ POST /v1/batches ──▶ run: validate ─▶ ask ─▶ output, errors
+//!                        ▲                                                     │
+//!                        │ records, one JSON each, and lines of answers        │ one request after another, in the
+//!                        └─────────────────────────────────────────────────────┘ plan's order, through the API's own
+//!                                                                                admission, while no request waits
+//! ```
+//!
+//! Everything is in the folder: a batch goes on after a restart, and asks nothing again that was answered. Whose a file
+//! or a batch is, its API key says; nobody else finds it.
+
+mod run;
+mod store;
+
+pub use store::{
+    BatchRecord, Bounds, FileRecord, RequestCounts, Status, Store, Upload, WINDOW, WINDOW_SECONDS,
+    now,
+};
+
+use crate::api::App;
+use foreword_ordering::RawConfig;
+use foreword_simulation::{BatchConfigError, BatchOrder, BatchOrderer};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+/// The configuration of batches.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Folder for files and batches. One server uses it at a time.
+    pub folder: PathBuf,
+    /// How much is kept, and how long.
+    pub bounds: Bounds,
+    /// Most requests of all batches in flight.
+    pub concurrency: u16,
+    /// The order in which a batch is asked.
+    pub order: BatchOrder,
+    /// The gateway's configuration of ordering.
+    pub ordering: RawConfig,
+}
+
+/// The batches of a server.
+pub struct Batches {
+    store: Arc<Store>,
+    concurrency: u16,
+    order: BatchOrder,
+    ordering: RawConfig,
+    /// Places of requests in flight, which waiting batches get in turn.
+    places: Arc<Semaphore>,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl Batches {
+    /// Opens the folder; `owners` is the number of API keys.
+    ///
+    /// # Errors
+    /// Returns an error if the folder cannot be used, another server uses it, or the configuration of ordering does not
+    /// fit the order.
+    pub fn open(config: Config, owners: usize) -> anyhow::Result<Self> {
+        BatchOrderer::new(&config.ordering, config.order)
+            .map_err(|error: BatchConfigError| anyhow::anyhow!("--batch-order: {error}"))?;
+        Ok(Self {
+            store: Arc::new(Store::open(config.folder, config.bounds, owners)?),
+            concurrency: config.concurrency,
+            order: config.order,
+            ordering: config.ordering,
+            places: Arc::new(Semaphore::new(config.concurrency.into())),
+            tasks: Mutex::default(),
+        })
+    }
+
+    /// Returns what is kept.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Goes on with the batches that an earlier life of the server did not finish.
+    pub(crate) fn resume(&self, app: &Arc<App>) {
+        for id in self.store.unfinished() {
+            tracing::info!(id, "going on with a batch");
+            self.start(app, id);
+        }
+    }
+
+    /// Begins a batch, or goes on with it.
+    pub(crate) fn start(&self, app: &Arc<App>, id: String) {
+        let app = Arc::clone(app);
+        let mut tasks = self.tasks();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(async move { run::run(&app, &id).await });
+    }
+
+    /// Waits until no batch runs; none begins after the gate has closed.
+    pub(crate) async fn ended(&self) {
+        let mut tasks = std::mem::take(&mut *self.tasks());
+        while tasks.join_next().await.is_some() {}
+    }
+
+    fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,942 @@
+//! The folder of files and batches: who owns them, how many there may be, and how long.
+//!
+//! ```text
+//!   DIR/lock                 held by the server that uses the folder
+//!   DIR/file-….json          the record of a file     DIR/file-….jsonl      its lines
+//!   DIR/batch_….json         the record of a batch    DIR/batch_….output, .errors   answers until it ends
+//!   DIR/….part               what is being written; removed at the start
+//! ```
+//!
+//! Records are replaced whole. Only the owner of the process may read the folder: it holds documents and answers. Bounds
+//! hold over all owners; where there are several, one of them may take half. Times are seconds since 1970.
+
+use crate::api::random_id;
+use crate::failure::{Failure, clip};
+use anyhow::{Context, Result, bail};
+use foreword_simulation::BatchUsage;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// How much is kept, and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Files of all owners.
+    pub files: usize,
+    /// Bytes of all files, answers included.
+    pub bytes: u64,
+    /// Requests of a batch.
+    pub requests: u32,
+    /// Batches of all owners that are not at their end.
+    pub batches: usize,
+    /// Time for which files and batches are kept.
+    pub time: Duration,
+}
+
+/// A file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// Its id.
+    pub id: String,
+    /// Its owner's key, hashed; empty where nobody is asked for a key.
+    pub owner: String,
+    /// The client's name for it.
+    pub filename: String,
+    /// `batch`, or `batch_output`.
+    pub purpose: String,
+    /// Its length.
+    pub bytes: u64,
+    /// When it was made, and when it is removed.
+    pub created_at: u64,
+    /// See `created_at`.
+    pub expires_at: u64,
+}
+
+/// How far a batch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// Its file is being read.
+    Validating,
+    /// Its file is no batch, or its answers could not be written.
+    Failed,
+    /// It is being asked.
+    InProgress,
+    /// Its answers become files.
+    Finalizing,
+    /// Every request has an answer.
+    Completed,
+    /// Its time ran out.
+    Expired,
+    /// It is to end; requests in flight are still answered.
+    Cancelling,
+    /// It was ended by its owner.
+    Cancelled,
+}
+
+impl Status {
+    /// Returns whether nothing more will happen.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        matches!(
+            self,
+            Self::Failed | Self::Completed | Self::Expired | Self::Cancelled
+        )
+    }
+}
+
+/// What is wrong with a batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// One word for programs.
+    pub code: String,
+    /// What is wrong.
+    pub message: String,
+    /// Number of the line, from 1.
+    pub line: Option<u64>,
+}
+
+/// Numbers of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestCounts {
+    /// All.
+    pub total: u64,
+    /// Those that were served.
+    pub completed: u64,
+    /// Those that were not.
+    pub failed: u64,
+}
+
+/// A batch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BatchRecord {
+    /// Its id.
+    pub id: String,
+    /// Its owner's key, hashed; empty where nobody is asked for a key.
+    pub owner: String,
+    /// The route of all its requests.
+    pub endpoint: String,
+    /// The file of its requests.
+    pub input_file_id: String,
+    /// How far it is.
+    pub status: Status,
+    /// What is wrong with it.
+    pub errors: Vec<Fault>,
+    /// The files of its answers.
+    pub output_file_id: Option<String>,
+    /// See `output_file_id`.
+    pub error_file_id: Option<String>,
+    /// When it was made, and when it ends at the latest.
+    pub created_at: u64,
+    /// See `created_at`.
+    pub expires_at: u64,
+    /// When it reached a status, by the status's name.
+    pub times: BTreeMap<String, u64>,
+    /// Its requests, counted.
+    pub counts: RequestCounts,
+    /// Tokens of its answers: prompt, cached, completion.
+    pub tokens: [u64; 3],
+    /// What its owner wrote on it.
+    pub metadata: Option<Map<String, Value>>,
+    /// The status in which it ends, from `finalizing` on.
+    #[serde(default)]
+    pub ends_as: Option<Status>,
+}
+
+impl FileRecord {
+    /// Returns OpenAI's object.
+    #[must_use]
+    pub fn object(&self) -> Value {
+        json!({
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": null,
+        })
+    }
+}
+
+impl BatchRecord {
+    /// Returns OpenAI's object.
+    #[must_use]
+    pub fn object(&self) -> Value {
+        let errors = match self.errors.as_slice() {
+            [] => Value::Null,
+            errors => {
+                let data = errors.iter().map(|error| {
+                    json!({"code": error.code, "message": error.message, "param": null, "line": error.line})
+                });
+                json!({"object": "list", "data": data.collect::<Vec<_>>()})
+            }
+        };
+        let mut object = json!({
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": errors,
+            "input_file_id": self.input_file_id,
+            "completion_window": WINDOW,
+            "status": self.status,
+            "output_file_id": self.output_file_id.as_ref().filter(|_| self.status.is_final()),
+            "error_file_id": self.error_file_id.as_ref().filter(|_| self.status.is_final()),
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "request_counts": self.counts,
+            "metadata": self.metadata,
+        });
+        for status in TIMES {
+            object[format!("{status}_at")] = json!(self.times.get(status));
+        }
+        let [prompt, cached, completion] = self.tokens;
+        object["usage"] = json!({
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + completion,
+        });
+        object
+    }
+
+    /// Counts the tokens of all answers.
+    pub fn count(&mut self, counts: RequestCounts, usage: BatchUsage) {
+        self.counts = counts;
+        self.tokens = [
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+        ];
+    }
+}
+
+/// The time that OpenAI gives a batch, and its seconds.
+pub const WINDOW: &str = "24h";
+/// See [`WINDOW`].
+pub const WINDOW_SECONDS: u64 = 86_400;
+
+const TIMES: [&str; 7] = [
+    "in_progress",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+];
+
+/// Files and batches in a folder.
+#[derive(Debug)]
+pub struct Store {
+    folder: PathBuf,
+    bounds: Bounds,
+    /// Whether one owner may take no more than half.
+    is_shared: bool,
+    state: Mutex<State>,
+    /// Locked as long as this lives.
+    _lock: File,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    files: HashMap<String, FileRecord>,
+    batches: HashMap<String, BatchRecord>,
+    /// Bytes by owner, also of what is being written.
+    bytes: HashMap<String, u64>,
+    /// Files that are being written, by owner.
+    writing: HashMap<String, usize>,
+}
+
+impl State {
+    fn all_bytes(&self) -> u64 {
+        self.bytes.values().sum()
+    }
+
+    fn release(&mut self, owner: &str, bytes: u64) {
+        if let Some(held) = self.bytes.get_mut(owner) {
+            *held = held.saturating_sub(bytes);
+            if *held == 0 {
+                self.bytes.remove(owner);
+            }
+        }
+    }
+
+    fn files_of(&self, owner: Option<&str>) -> usize {
+        let is_theirs = |of: &str| owner.is_none_or(|owner| owner == of);
+        let kept = self.files.values().filter(|file| is_theirs(&file.owner));
+        let writing = self.writing.iter().filter(|(of, _)| is_theirs(of));
+        kept.count() + writing.map(|(_, count)| count).sum::<usize>()
+    }
+}
+
+impl Store {
+    /// Opens a folder, makes it if needed, and reads what an earlier life left in it.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be read or written, or another server uses it.
+    pub fn open(folder: PathBuf, bounds: Bounds, owners: usize) -> Result<Self> {
+        let failed = || format!("cannot use the batches' folder {}", folder.display());
+        let mut builder = DirBuilder::new();
+        builder
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)
+            .with_context(failed)?;
+        let lock = open(&folder.join("lock")).with_context(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                bail!(
+                    "another server uses the batches' folder {}",
+                    folder.display()
+                );
+            }
+            Err(TryLockError::Error(error)) => return Err(error).with_context(failed),
+        }
+        let mut state = State::default();
+        let mut contents = Vec::new();
+        for entry in std::fs::read_dir(&folder).with_context(failed)? {
+            let path = entry.with_context(failed)?.path();
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            match name.rsplit_once('.') {
+                Some((_, "part")) => std::fs::remove_file(&path).with_context(failed)?,
+                Some((id, "json")) if id.starts_with("file-") => {
+                    let record: FileRecord = read(&path)?;
+                    state.files.insert(id.to_owned(), record);
+                }
+                Some((id, "json")) if id.starts_with("batch_") => {
+                    let record: BatchRecord = read(&path)?;
+                    state.batches.insert(id.to_owned(), record);
+                }
+                Some((id, "jsonl")) => contents.push((id.to_owned(), path)),
+                _ => {}
+            }
+        }
+        for (id, path) in contents {
+            if !state.files.contains_key(&id) {
+                // The server ended between the lines and their record.
+                std::fs::remove_file(&path).with_context(failed)?;
+            }
+        }
+        state
+            .files
+            .retain(|id, _| folder.join(format!("{id}.jsonl")).is_file());
+        for file in state.files.values() {
+            *state.bytes.entry(file.owner.clone()).or_default() += file.bytes;
+        }
+        for batch in state.batches.values() {
+            for kind in [OUTPUT, ERRORS] {
+                let path = folder.join(format!("{}.{kind}", batch.id));
+                let bytes = path.metadata().map_or(0, |metadata| metadata.len());
+                *state.bytes.entry(batch.owner.clone()).or_default() += bytes;
+            }
+        }
+        Ok(Self {
+            folder,
+            bounds,
+            is_shared: owners > 1,
+            state: Mutex::new(state),
+            _lock: lock,
+        })
+    }
+
+    /// Returns the bounds.
+    pub fn bounds(&self) -> &Bounds {
+        &self.bounds
+    }
+
+    /// Begins a file of `owner`.
+    ///
+    /// # Errors
+    /// Returns [`Failure::StorageFull`] where there are too many, and 500 if it cannot be written.
+    pub fn upload(
+        self: &Arc<Self>,
+        owner: &str,
+        purpose: &str,
+        now: u64,
+    ) -> Result<Upload, Failure> {
+        self.expire(now);
+        {
+            let state = &mut *self.lock();
+            for of in [None, Some(owner)] {
+                let limit = self.share(self.bounds.files as u64, of.is_some());
+                if state.files_of(of) as u64 >= limit {
+                    return Err(Failure::StorageFull {
+                        what: "files",
+                        limit,
+                    });
+                }
+            }
+            *state.writing.entry(owner.to_owned()).or_default() += 1;
+        }
+        let mut upload = Upload {
+            store: Arc::clone(self),
+            file: None,
+            record: FileRecord {
+                id: format!("file-{}", random_id()),
+                owner: owner.to_owned(),
+                filename: String::new(),
+                purpose: purpose.to_owned(),
+                bytes: 0,
+                created_at: now,
+                expires_at: now + self.bounds.time.as_secs(),
+            },
+        };
+        let path = self.path(&upload.record.id, PART);
+        upload.file = Some(open(&path).map_err(Failure::internal)?);
+        Ok(upload)
+    }
+
+    /// Returns a file of `owner`.
+    pub fn file(&self, owner: &str, id: &str, now: u64) -> Option<FileRecord> {
+        self.expire(now);
+        let state = self.lock();
+        state
+            .files
+            .get(id)
+            .filter(|file| file.owner == owner)
+            .cloned()
+    }
+
+    /// Returns the files of `owner`, the latest first.
+    pub fn files(&self, owner: &str, now: u64) -> Vec<FileRecord> {
+        self.expire(now);
+        let state = self.lock();
+        let files = state.files.values().filter(|file| file.owner == owner);
+        let mut files: Vec<_> = files.cloned().collect();
+        files.sort_by(|a, b| (b.created_at, &b.id).cmp(&(a.created_at, &a.id)));
+        files
+    }
+
+    /// Opens a file's lines.
+    ///
+    /// # Errors
+    /// Returns 500 if they cannot be read.
+    pub fn content(&self, id: &str) -> Result<File, Failure> {
+        File::open(self.path(id, LINES)).map_err(Failure::internal)
+    }
+
+    /// Removes a file of `owner`; `false`: there is none.
+    ///
+    /// # Errors
+    /// Returns 400 while a batch reads it, and 500 if it cannot be removed.
+    pub fn remove(&self, owner: &str, id: &str, now: u64) -> Result<bool, Failure> {
+        self.expire(now);
+        let state = &mut *self.lock();
+        let file = state.files.get(id);
+        if file.is_none_or(|file| file.owner != owner) {
+            return Ok(false);
+        }
+        let mut batches = state.batches.values();
+        let reader = batches.find(|batch| batch.input_file_id == id && !batch.status.is_final());
+        if let Some(batch) = reader {
+            let message = format!(
+                "the file {id} is being read by {}: cancel it first",
+                batch.id
+            );
+            return Err(Failure::invalid("file_id", message));
+        }
+        self.drop_file(state, id).map_err(Failure::internal)?;
+        Ok(true)
+    }
+
+    /// Makes a batch.
+    ///
+    /// # Errors
+    /// Returns [`Failure::StorageFull`] where too many are under way, and 500 if it cannot be written.
+    pub fn create(&self, mut record: BatchRecord, now: u64) -> Result<BatchRecord, Failure> {
+        self.expire(now);
+        record.id = format!("batch_{}", random_id());
+        let state = &mut *self.lock();
+        for of in [None, Some(record.owner.as_str())] {
+            let limit = self.share(self.bounds.batches as u64, of.is_some());
+            let running = state.batches.values().filter(|batch| {
+                !batch.status.is_final() && of.is_none_or(|owner| owner == batch.owner)
+            });
+            if running.count() as u64 >= limit {
+                let what = "batches under way";
+                return Err(Failure::StorageFull { what, limit });
+            }
+        }
+        self.write(&record.id, &record).map_err(Failure::internal)?;
+        state.batches.insert(record.id.clone(), record.clone());
+        Ok(record)
+    }
+
+    /// Returns a batch of `owner`.
+    pub fn batch(&self, owner: &str, id: &str, now: u64) -> Option<BatchRecord> {
+        self.expire(now);
+        self.any_batch(id).filter(|batch| batch.owner == owner)
+    }
+
+    /// Returns a batch, whoever owns it.
+    pub(super) fn any_batch(&self, id: &str) -> Option<BatchRecord> {
+        self.lock().batches.get(id).cloned()
+    }
+
+    /// Returns the batches of `owner`, the latest first.
+    pub fn batches(&self, owner: &str, now: u64) -> Vec<BatchRecord> {
+        self.expire(now);
+        let state = self.lock();
+        let batches = state.batches.values().filter(|batch| batch.owner == owner);
+        let mut batches: Vec<_> = batches.cloned().collect();
+        batches.sort_by(|a, b| (b.created_at, &b.id).cmp(&(a.created_at, &a.id)));
+        batches
+    }
+
+    /// Returns the ids of batches that are not at their end, the earliest first.
+    pub(super) fn unfinished(&self) -> Vec<String> {
+        let state = self.lock();
+        let batches = state.batches.values();
+        let mut batches: Vec<_> = batches.filter(|batch| !batch.status.is_final()).collect();
+        batches.sort_by_key(|batch| (batch.created_at, batch.id.clone()));
+        batches.into_iter().map(|batch| batch.id.clone()).collect()
+    }
+
+    /// Changes a batch without writing it down: for counts, which the lines of answers hold as well.
+    pub(super) fn note(&self, id: &str, change: impl FnOnce(&mut BatchRecord)) {
+        if let Some(batch) = self.lock().batches.get_mut(id) {
+            change(batch);
+        }
+    }
+
+    /// Advances a batch to a status, and writes it down. A batch that is being cancelled stays so, unless it ends.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be written; then it has the status all the same.
+    pub(super) fn advance(
+        &self,
+        id: &str,
+        status: Status,
+        now: u64,
+        change: impl FnOnce(&mut BatchRecord),
+    ) -> std::io::Result<()> {
+        let state = &mut *self.lock();
+        let Some(batch) = state.batches.get_mut(id) else {
+            return Ok(());
+        };
+        change(batch);
+        let stays = batch.status == Status::Cancelling && !status.is_final();
+        if !stays {
+            batch.status = status;
+            if let Ok(Value::String(name)) = serde_json::to_value(status) {
+                batch.times.insert(name, now);
+            }
+        }
+        let record = batch.clone();
+        self.write(id, &record)
+    }
+
+    /// Has a batch of `owner` end early; `None`: there is none.
+    ///
+    /// # Errors
+    /// Returns 400 if it is at its end, and 500 if that cannot be written.
+    pub fn cancel(&self, owner: &str, id: &str, now: u64) -> Result<Option<BatchRecord>, Failure> {
+        let Some(batch) = self.batch(owner, id, now) else {
+            return Ok(None);
+        };
+        if batch.status.is_final() {
+            let status = json!(batch.status);
+            let message = format!("the batch {id} cannot be cancelled: its status is {status}");
+            return Err(Failure::invalid("batch_id", message));
+        }
+        if batch.status != Status::Cancelling {
+            self.advance(id, Status::Cancelling, now, |_| {})
+                .map_err(Failure::internal)?;
+        }
+        Ok(self.any_batch(id))
+    }
+
+    /// Counts this many more bytes as `owner`'s.
+    ///
+    /// # Errors
+    /// Returns [`Failure::StorageFull`] where they are too many.
+    pub(super) fn reserve(&self, owner: &str, bytes: u64) -> Result<(), Failure> {
+        let state = &mut *self.lock();
+        let all = state.all_bytes();
+        let theirs = state.bytes.get(owner).copied().unwrap_or_default();
+        for (held, of_one) in [(all, false), (theirs, true)] {
+            let limit = self.share(self.bounds.bytes, of_one);
+            if held + bytes > limit {
+                return Err(Failure::StorageFull {
+                    what: "bytes",
+                    limit,
+                });
+            }
+        }
+        *state.bytes.entry(owner.to_owned()).or_default() += bytes;
+        Ok(())
+    }
+
+    /// No longer counts bytes as `owner`'s.
+    pub(super) fn release(&self, owner: &str, bytes: u64) {
+        self.lock().release(owner, bytes);
+    }
+
+    /// Returns the path of a batch's answers while it runs.
+    pub(super) fn answers(&self, id: &str, kind: &str) -> PathBuf {
+        self.path(id, kind)
+    }
+
+    /// Returns an id for the file of a batch's answers; `None`: there are none.
+    pub(super) fn answers_id(&self, id: &str, kind: &str) -> Option<String> {
+        let metadata = self.path(id, kind).metadata().ok()?;
+        (metadata.len() > 0).then(|| format!("file-{}", random_id()))
+    }
+
+    /// Makes the file `id` of a batch's answers. Done again after a crash in its middle, it does the rest.
+    pub(super) fn keep_answers(
+        &self,
+        batch: &BatchRecord,
+        kind: &str,
+        id: Option<&str>,
+        now: u64,
+    ) -> std::io::Result<()> {
+        let from = self.path(&batch.id, kind);
+        let bytes = match from.metadata() {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let Some(id) = id else {
+            return std::fs::remove_file(&from);
+        };
+        let record = FileRecord {
+            id: id.to_owned(),
+            owner: batch.owner.clone(),
+            filename: format!("{}_{kind}.jsonl", batch.id),
+            purpose: "batch_output".to_owned(),
+            bytes,
+            created_at: now,
+            expires_at: now + self.bounds.time.as_secs(),
+        };
+        File::open(&from)?.sync_all()?;
+        // Lines without a record are removed at the next start; a record without lines is not read.
+        self.write(id, &record)?;
+        std::fs::rename(&from, self.path(id, LINES))?;
+        self.lock().files.insert(id.to_owned(), record);
+        Ok(())
+    }
+
+    /// Removes what has been kept long enough.
+    fn expire(&self, now: u64) {
+        let state = &mut *self.lock();
+        let batches = state.batches.values();
+        let reading: Vec<String> = batches
+            .filter(|batch| !batch.status.is_final())
+            .map(|batch| batch.input_file_id.clone())
+            .collect();
+        let files = state.files.values().filter(|file| file.expires_at <= now);
+        let ids = files.map(|file| file.id.clone());
+        for id in ids.filter(|id| !reading.contains(id)).collect::<Vec<_>>() {
+            if let Err(error) = self.drop_file(state, &id) {
+                tracing::warn!(%error, id, "cannot remove a file");
+            }
+        }
+        let time = self.bounds.time.as_secs();
+        let old = |batch: &BatchRecord| {
+            batch.status.is_final() && batch.created_at + time.max(WINDOW_SECONDS) <= now
+        };
+        // Finished batches are records alone, but their number is bounded as well.
+        let mut finished: Vec<_> = state
+            .batches
+            .values()
+            .filter(|b| b.status.is_final())
+            .collect();
+        finished.sort_by_key(|batch| (batch.created_at, batch.id.clone()));
+        let surplus = finished.len().saturating_sub(self.bounds.files);
+        let gone = finished
+            .iter()
+            .enumerate()
+            .filter(|(at, batch)| *at < surplus || old(batch));
+        for id in gone.map(|(_, batch)| batch.id.clone()).collect::<Vec<_>>() {
+            state.batches.remove(&id);
+            let _ = std::fs::remove_file(self.path(&id, RECORD));
+        }
+    }
+
+    fn drop_file(&self, state: &mut State, id: &str) -> std::io::Result<()> {
+        std::fs::remove_file(self.path(id, RECORD))?;
+        if let Some(file) = state.files.remove(id) {
+            state.release(&file.owner, file.bytes);
+        }
+        std::fs::remove_file(self.path(id, LINES))
+    }
+
+    fn share(&self, bound: u64, of_one: bool) -> u64 {
+        if of_one && self.is_shared {
+            bound.div_ceil(2)
+        } else {
+            bound
+        }
+    }
+
+    /// Replaces a record.
+    fn write(&self, id: &str, record: &impl Serialize) -> std::io::Result<()> {
+        let part = self.path(id, "json.part");
+        let mut file = open(&part)?;
+        file.set_len(0)?;
+        file.write_all(serde_json::to_string(record)?.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&part, self.path(id, RECORD))
+    }
+
+    fn path(&self, id: &str, kind: &str) -> PathBuf {
+        self.folder.join(format!("{id}.{kind}"))
+    }
+
+    /// What is behind it is changed whole.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A file that is being written; removed unless it is finished.
+#[derive(Debug)]
+pub struct Upload {
+    store: Arc<Store>,
+    /// `None`: it is finished.
+    file: Option<File>,
+    record: FileRecord,
+}
+
+impl Upload {
+    /// Adds bytes.
+    ///
+    /// # Errors
+    /// Returns [`Failure::StorageFull`] where they are too many, and 500 if they cannot be written.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.store.reserve(&self.record.owner, bytes.len() as u64)?;
+        self.record.bytes += bytes.len() as u64;
+        let Some(file) = &mut self.file else {
+            return Err(Failure::internal("the upload is over"));
+        };
+        file.write_all(bytes).map_err(Failure::internal)
+    }
+
+    /// Returns the bytes so far.
+    pub fn bytes(&self) -> u64 {
+        self.record.bytes
+    }
+
+    /// Keeps the file under this name, no longer than `seconds` if that is given.
+    ///
+    /// # Errors
+    /// Returns 500 if it cannot be written.
+    pub fn finish(mut self, filename: &str, seconds: Option<u64>) -> Result<FileRecord, Failure> {
+        self.record.filename = clip(filename);
+        if let Some(seconds) = seconds {
+            let latest = self.record.expires_at;
+            self.record.expires_at = (self.record.created_at + seconds).min(latest);
+        }
+        let store = Arc::clone(&self.store);
+        let record = self.record.clone();
+        let keep = || -> std::io::Result<()> {
+            if let Some(file) = &self.file {
+                file.sync_all()?;
+            }
+            std::fs::rename(store.path(&record.id, PART), store.path(&record.id, LINES))?;
+            store.write(&record.id, &record)
+        };
+        if let Err(error) = keep() {
+            let _ = std::fs::remove_file(store.path(&record.id, LINES));
+            return Err(Failure::internal(error));
+        }
+        self.file = None;
+        store.lock().files.insert(record.id.clone(), record.clone());
+        Ok(record)
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let state = &mut *self.store.lock();
+        if let Some(count) = state.writing.get_mut(&self.record.owner) {
+            *count -= 1;
+            if *count == 0 {
+                state.writing.remove(&self.record.owner);
+            }
+        }
+        if self.file.is_some() {
+            state.release(&self.record.owner, self.record.bytes);
+            let _ = std::fs::remove_file(self.store.path(&self.record.id, PART));
+        }
+    }
+}
+
+/// Returns the time now.
+pub fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default().as_secs()
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).create(true).mode(0o600);
+    options.open(path)
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let failed = || format!("cannot read {}", path.display());
+    let json = std::fs::read(path).with_context(failed)?;
+    serde_json::from_slice(&json).with_context(failed)
+}
+
+/// Endings of the folder's names.
+const RECORD: &str = "json";
+const LINES: &str = "jsonl";
+const PART: &str = "part";
+pub(super) const OUTPUT: &str = "output";
+pub(super) const ERRORS: &str = "errors";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tempfile::TempDir;
+
+    const BOUNDS: Bounds = Bounds {
+        files: 4,
+        bytes: 100,
+        requests: 10,
+        batches: 2,
+        time: Duration::from_secs(1_000),
+    };
+
+    fn store(folder: &TempDir, owners: usize) -> Arc<Store> {
+        Arc::new(Store::open(folder.path().join("b"), BOUNDS, owners).unwrap())
+    }
+
+    fn keep(store: &Arc<Store>, owner: &str, text: &str, now: u64) -> Result<FileRecord, Failure> {
+        let mut upload = store.upload(owner, "batch", now)?;
+        upload.write(text.as_bytes())?;
+        upload.finish("a.jsonl", None)
+    }
+
+    fn batch(owner: &str, file: &str, now: u64) -> BatchRecord {
+        BatchRecord {
+            id: String::new(),
+            owner: owner.to_owned(),
+            endpoint: "/v1/completions".to_owned(),
+            input_file_id: file.to_owned(),
+            status: Status::Validating,
+            errors: Vec::new(),
+            output_file_id: None,
+            error_file_id: None,
+            created_at: now,
+            expires_at: now + WINDOW_SECONDS,
+            times: BTreeMap::new(),
+            counts: RequestCounts::default(),
+            tokens: [0; 3],
+            metadata: None,
+            ends_as: None,
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_its_owners_alone_and_survives_the_server() {
+        let folder = TempDir::new().unwrap();
+        let ours = store(&folder, 2);
+        let file = keep(&ours, "a", "hello", 10).unwrap();
+        let made = ours.create(batch("a", &file.id, 10), 10).unwrap();
+        assert!(Store::open(folder.path().join("b"), BOUNDS, 2).is_err());
+        drop(ours);
+        std::fs::write(folder.path().join("b/file-x.part"), "half").unwrap();
+        std::fs::write(folder.path().join("b/file-y.jsonl"), "no record").unwrap();
+
+        let ours = store(&folder, 2);
+        assert_eq!(ours.file("a", &file.id, 11), Some(file.clone()));
+        assert_eq!(ours.file("b", &file.id, 11), None);
+        assert_eq!(
+            (ours.files("a", 11).len(), ours.files("b", 11).len()),
+            (1, 0)
+        );
+        assert_eq!(ours.batch("b", &made.id, 11), None);
+        assert_eq!(ours.batch("a", &made.id, 11), Some(made.clone()));
+        assert_eq!(ours.unfinished(), [made.id.as_str()]);
+        assert!(!ours.remove("b", &file.id, 11).unwrap());
+        assert!(ours.cancel("b", &made.id, 11).unwrap().is_none());
+        for gone in ["b/file-x.part", "b/file-y.jsonl"] {
+            assert!(!folder.path().join(gone).exists());
+        }
+    }
+
+    #[test]
+    fn bounds_hold_over_all_and_one_of_several_owners_takes_half() {
+        let folder = TempDir::new().unwrap();
+        let ours = store(&folder, 2);
+        keep(&ours, "a", &"x".repeat(50), 0).unwrap();
+        let full = |kept: Result<FileRecord, Failure>| kept.unwrap_err().to_string();
+        assert!(full(keep(&ours, "a", "x", 0)).contains("50 bytes"));
+        let other = keep(&ours, "b", &"x".repeat(49), 0).unwrap();
+        assert!(full(keep(&ours, "c", "xx", 0)).contains("100 bytes"));
+        assert!(ours.remove("b", &other.id, 0).unwrap());
+        keep(&ours, "b", "x", 0).unwrap();
+        keep(&ours, "b", "x", 0).unwrap();
+        assert!(full(keep(&ours, "b", "x", 0)).contains("2 files"));
+        keep(&ours, "c", "x", 0).unwrap();
+        assert!(full(keep(&ours, "d", "x", 0)).contains("4 files"));
+        // An upload that was broken off leaves nothing.
+        assert_eq!(ours.lock().all_bytes(), 53);
+        assert!(ours.lock().writing.is_empty());
+
+        ours.create(batch("a", "f", 0), 0).unwrap();
+        assert!(ours.create(batch("a", "f", 0), 0).is_err());
+        ours.create(batch("b", "f", 0), 0).unwrap();
+        assert!(ours.create(batch("c", "f", 0), 0).is_err());
+    }
+
+    #[test]
+    fn files_go_when_their_time_is_over_unless_a_batch_reads_them() {
+        let folder = TempDir::new().unwrap();
+        let ours = store(&folder, 1);
+        let file = keep(&ours, "", "hello", 0).unwrap();
+        let made = ours.create(batch("", &file.id, 0), 0).unwrap();
+        assert!(ours.remove("", &file.id, 1).is_err());
+        assert!(ours.file("", &file.id, 1_000).is_some());
+        ours.advance(&made.id, Status::Completed, 1_000, |_| {})
+            .unwrap();
+        assert!(ours.cancel("", &made.id, 1_000).is_err());
+        assert_eq!(ours.file("", &file.id, 1_001), None);
+        assert_eq!(ours.lock().all_bytes(), 0);
+        assert!(ours.batch("", &made.id, 1_001).is_some());
+        assert!(ours.batch("", &made.id, WINDOW_SECONDS).is_none());
+        // The lock alone is left.
+        assert_eq!(
+            std::fs::read_dir(folder.path().join("b")).unwrap().count(),
+            1
+        );
+    }
+
+    #[test]
+    fn a_batch_that_is_being_cancelled_stays_so_until_it_ends() {
+        let folder = TempDir::new().unwrap();
+        let ours = store(&folder, 1);
+        let made = ours.create(batch("", "f", 0), 0).unwrap();
+        let status = |at| ours.batch("", &made.id, at).unwrap().status;
+        ours.cancel("", &made.id, 1).unwrap();
+        ours.advance(&made.id, Status::InProgress, 2, |_| {})
+            .unwrap();
+        assert_eq!(status(2), Status::Cancelling);
+        ours.advance(&made.id, Status::Cancelled, 3, |_| {})
+            .unwrap();
+        assert_eq!(status(3), Status::Cancelled);
+        let object = ours.batch("", &made.id, 3).unwrap().object();
+        assert_eq!(object["cancelling_at"], 1);
+        assert_eq!(object["cancelled_at"], 3);
+        assert_eq!(object["in_progress_at"], Value::Null);
+    }
+}

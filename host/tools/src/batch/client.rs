@@ -1,0 +1,275 @@
+//! Sends a request until it is answered or further attempts are useless.
+//!
+//! | what happens | what it means |
+//! | --- | --- |
+//! | 2xx with a JSON body | the request is served |
+//! | 401, 403; a redirection; a certificate that is not trusted | the endpoint serves nothing to this client: the run ends |
+//! | another 4xx | the request is refused, and its refusal is the answer |
+//! | 408, 425, 429, 5xx; refused, broken or slow connections; a body that is no JSON | the request is retried, after a wait that doubles |
+//!
+//! `Retry-After`, in seconds or as a date, holds back all requests of the run, up to [`MAX_PAUSE`].
+
+use super::pace::Pace;
+use crate::tls;
+use std::io::Read;
+use std::time::{Duration, Instant, SystemTime};
+
+/// A client that keeps connections.
+pub(super) struct Client {
+    agent: ureq::Agent,
+    key: Option<String>,
+    retries: u32,
+    backoff: Duration,
+}
+
+/// The endpoint's response.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Answered {
+    pub(super) status: u16,
+    /// The endpoint's `x-request-id`; empty where it has none.
+    pub(super) request_id: String,
+    pub(super) body: Vec<u8>,
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// The endpoint answered, with an answer or a refusal.
+    Answered(Answered),
+    /// Every attempt failed; the last response where there was one.
+    Failed {
+        reason: String,
+        last: Option<Answered>,
+    },
+    /// The endpoint serves nothing to this client.
+    Denied(String),
+    /// The run ended meanwhile.
+    Stopped,
+}
+
+/// The result of one attempt.
+enum Attempt {
+    Final(Outcome),
+    /// The attempt failed and may be repeated, after the pause that the endpoint asks for.
+    Again {
+        reason: String,
+        last: Option<Answered>,
+        pause: Option<Duration>,
+    },
+}
+
+impl Client {
+    /// Returns a client. Every attempt may take `timeout`; the first wait between two is `backoff`.
+    pub(super) fn new(
+        key: Option<String>,
+        timeout: Duration,
+        retries: u32,
+        backoff: Duration,
+        connections: usize,
+    ) -> Self {
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_idle_connections(connections)
+            .max_idle_connections_per_host(connections)
+            .tls_config(tls::config())
+            .timeout_global(Some(timeout))
+            .build();
+        Self {
+            agent: config.into(),
+            key,
+            retries,
+            backoff,
+        }
+    }
+
+    /// Sends `body` to `url` at the run's pace; `repeated` is called for each further attempt.
+    pub(super) fn ask(
+        &self,
+        url: &str,
+        body: &[u8],
+        pace: &Pace,
+        mut repeated: impl FnMut(),
+    ) -> Outcome {
+        let (mut wait, mut attempts) = (self.backoff, 0);
+        loop {
+            if !pace.wait() {
+                return Outcome::Stopped;
+            }
+            attempts += 1;
+            match self.attempt(url, body) {
+                Attempt::Final(outcome) => return outcome,
+                Attempt::Again {
+                    reason,
+                    last,
+                    pause,
+                } => {
+                    if let Some(pause) = pause {
+                        pace.pause(pause.min(MAX_PAUSE));
+                    }
+                    if attempts > self.retries {
+                        let reason = format!("{reason} (tried {attempts} times)");
+                        return Outcome::Failed { reason, last };
+                    }
+                    repeated();
+                    if !pace.wait_until(Instant::now() + wait) {
+                        return Outcome::Stopped;
+                    }
+                    wait = (2 * wait).min(MAX_WAIT);
+                }
+            }
+        }
+    }
+
+    fn attempt(&self, url: &str, body: &[u8]) -> Attempt {
+        let denied = |words: String| Attempt::Final(Outcome::Denied(words));
+        let again = |reason: String| Attempt::Again {
+            reason,
+            last: None,
+            pause: None,
+        };
+        let mut request = self
+            .agent
+            .post(url)
+            .header("content-type", "application/json")
+            .header("accept", "application/json");
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let mut response = match request.send(body) {
+            Ok(response) => response,
+            Err(error @ (ureq::Error::BadUri(_) | ureq::Error::Http(_))) => {
+                return denied(format!("{url}: {error}"));
+            }
+            Err(error) => {
+                return match tls::mistrust(&error) {
+                    Some(words) => denied(format!("{url}: {words}")),
+                    None => again(format!("{url}: {error}")),
+                };
+            }
+        };
+        let status = response.status().as_u16();
+        let header = |name: &str| response.headers().get(name)?.to_str().ok();
+        let request_id: String = header("x-request-id").unwrap_or_default().into();
+        let pause = header("retry-after").and_then(|value| pause_of(value, SystemTime::now()));
+        let mut body = Vec::new();
+        let read = response.body_mut().as_reader().take(MAX_ANSWER + 1);
+        let read = { read }.read_to_end(&mut body);
+        if let Err(error) = read {
+            return again(format!("{url}: {error}"));
+        }
+        if body.len() as u64 > MAX_ANSWER {
+            let reason = format!("{url} answered more than {MAX_ANSWER} bytes");
+            return Attempt::Final(Outcome::Failed { reason, last: None });
+        }
+        let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&body).is_ok();
+        let answered = Answered {
+            status,
+            request_id,
+            body,
+        };
+        match status {
+            200..300 if is_json => Attempt::Final(Outcome::Answered(answered)),
+            200..300 => again(format!(
+                "{url} answered {status} with a body that is no JSON"
+            )),
+            401 | 403 | 0..200 | 300..=399 => denied(format!(
+                "{url} answered {status}: {}",
+                shown(&answered.body)
+            )),
+            408 | 425 | 429 | 500.. => Attempt::Again {
+                reason: format!("{url} answered {status}: {}", shown(&answered.body)),
+                last: Some(answered),
+                pause,
+            },
+            _ => Attempt::Final(Outcome::Answered(answered)),
+        }
+    }
+}
+
+/// Returns the root of an endpoint that is given as its root or its `/v1`: a line's `url` goes behind it.
+///
+/// # Errors
+/// Returns what is wrong if it is no URL of HTTP or HTTPS.
+pub(super) fn root(endpoint: &str) -> Result<String, String> {
+    let root = endpoint.trim_end_matches('/');
+    let root = root.strip_suffix("/v1").unwrap_or(root);
+    let host = ["http://", "https://"]
+        .iter()
+        .find_map(|scheme| root.strip_prefix(scheme))
+        .unwrap_or_default();
+    if host.is_empty() || host.contains(['?', '#', ' ']) {
+        return Err(format!(
+            "an endpoint is a plain URL such as http://localhost:8000 or https://llm.example/v1, not {endpoint:?}"
+        ));
+    }
+    Ok(root.to_owned())
+}
+
+/// Returns the time that a `Retry-After` asks for.
+fn pause_of(value: &str, now: SystemTime) -> Option<Duration> {
+    if let Ok(seconds) = value.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(value.trim()).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
+}
+
+/// The beginning of an error's body, on one line.
+fn shown(body: &[u8]) -> String {
+    let body = String::from_utf8_lossy(body.get(..MAX_WORDS).unwrap_or(body));
+    body.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Longest wait between two attempts, unless the endpoint asks for more.
+const MAX_WAIT: Duration = Duration::from_secs(30);
+/// Longest pause that an endpoint may ask for.
+const MAX_PAUSE: Duration = Duration::from_secs(600);
+/// Most bytes of an error that are shown.
+const MAX_WORDS: usize = 600;
+/// Most bytes of an answer: its line must be read again when the run is resumed.
+const MAX_ANSWER: u64 = 32 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_may_be_given_as_its_root_or_its_v1() {
+        for endpoint in [
+            "http://h:1",
+            "http://h:1/",
+            "http://h:1/v1",
+            "http://h:1/v1/",
+        ] {
+            assert_eq!(root(endpoint).unwrap(), "http://h:1");
+        }
+        assert_eq!(root("https://h/llm/v1").unwrap(), "https://h/llm");
+        for wrong in [
+            "",
+            "localhost:8000",
+            "ftp://h",
+            "http://",
+            "http:///v1",
+            "http://h/?a",
+        ] {
+            assert!(
+                root(wrong).unwrap_err().contains("http://localhost:8000"),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_pause_is_a_number_of_seconds_or_a_date() {
+        let now = httpdate::parse_http_date("Mon, 23 Nov 2026 08:00:00 GMT").unwrap();
+        let pause = |value: &str| pause_of(value, now).map(|pause| pause.as_secs());
+        assert_eq!(pause("7"), Some(7));
+        assert_eq!(pause("Mon, 23 Nov 2026 08:01:30 GMT"), Some(90));
+        assert_eq!(pause("Mon, 23 Nov 2026 07:00:00 GMT"), Some(0));
+        assert_eq!(
+            (pause("soon"), pause("-1"), pause("1.5")),
+            (None, None, None)
+        );
+    }
+}

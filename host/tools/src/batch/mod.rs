@@ -1,0 +1,287 @@
+//! `foreword batch`: asks an endpoint the requests of a file, in OpenAI's batch format, in the order in which they share
+//! most.
+//!
+//! ```text
+//!  FILE ─▶ index (offsets, hashes, numbers of documents) ─▶ schedule ─▶ ask: workers ─▶ output
+//!                                                                        │   ▲
+//!                                      documents ordered by the core ◀───┘   └── pace (rate, Retry-After), client
+//! ```
+//!
+//! All requests are known before the first is sent. So those that share documents can follow each other, with the
+//! shared documents first (RAGBoost, section 5.2; `foreword_simulation::batch`). The endpoint may be any that speaks
+//! OpenAI's protocol, over HTTP or HTTPS. A run that was stopped, however, is resumed by the same command: the output
+//! says what is answered.
+
+mod ask;
+mod client;
+mod output;
+mod pace;
+
+pub use foreword_simulation::BatchOrder;
+
+use anyhow::{Context, Result, anyhow};
+use ask::{Batch, Progress};
+use client::Client;
+use foreword_ordering::RawConfig;
+use foreword_report::progress;
+use foreword_report::words::{grouped, percent, rounded};
+use foreword_simulation::{
+    BatchError, BatchIndex, BatchLimits, BatchOrderer, BatchSchedule, BatchUsage, URLS,
+};
+use output::Output;
+use pace::Pace;
+use serde_json::json;
+use std::collections::hash_map::RandomState;
+use std::fs::File;
+use std::hash::BuildHasher;
+use std::io::{BufReader, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The options of a batch.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// File with the requests.
+    pub file: PathBuf,
+    /// URL of the endpoint: its root or its `/v1`.
+    pub endpoint: String,
+    /// File for the answers.
+    pub out: PathBuf,
+    /// The order of requests.
+    pub order: BatchOrder,
+    /// The gateway's configuration of ordering.
+    pub ordering: RawConfig,
+    /// Most requests in flight.
+    pub concurrency: usize,
+    /// Most requests a second; `None`: any number.
+    pub rate: Option<f64>,
+    /// Bearer token for the endpoint.
+    pub api_key: Option<String>,
+    /// Time limit of one attempt.
+    pub timeout: Duration,
+    /// Further attempts after the first.
+    pub retries: u32,
+    /// The first wait between two attempts; it doubles.
+    pub backoff: Duration,
+    /// Whether requests that an earlier run could not get served are asked again.
+    pub retry_failed: bool,
+    /// Whether the file is only checked.
+    pub check: bool,
+    /// Whether standard output gets JSON instead of a table.
+    pub json: bool,
+}
+
+/// What a run did.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// Requests of the batch.
+    pub requests: u64,
+    /// Requests that earlier runs had answered.
+    pub answered_before: u64,
+    /// Requests that were served, in this run or earlier.
+    pub served: u64,
+    /// Requests that were refused, or failed after all attempts.
+    pub failed: u64,
+    /// Further attempts of this run.
+    pub repeated: u64,
+    /// Requests of this run whose documents the core ordered.
+    pub ordered: u64,
+    /// Distinct documents that stand first in some request.
+    pub documents: u64,
+    /// Tokens of all answers, as the endpoint counts them.
+    pub usage: BatchUsage,
+    /// Seconds that this run took.
+    pub seconds: f64,
+}
+
+/// The error that a file is no batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file_errors} lines are wrong; nothing was asked")]
+pub struct NoBatch {
+    /// Number of wrong lines.
+    pub file_errors: u64,
+}
+
+/// Asks what is not answered yet, and prints the summary to standard output.
+///
+/// # Errors
+/// Returns an error for an unsuitable argument, a wrong line ([`NoBatch`]), a file that cannot be read or written, or an
+/// endpoint that does not answer.
+pub fn run(options: &Options) -> Result<Summary> {
+    let root = client::root(&options.endpoint).map_err(|wrong| anyhow!("--endpoint: {wrong}"));
+    let root = if options.check { String::new() } else { root? };
+    let mut orderer = BatchOrderer::new(&options.ordering, options.order)
+        .context("the ordering configuration")?;
+    let file = &options.file;
+    let failed = || format!("cannot read {}", file.display());
+    let input = File::open(file).with_context(failed)?;
+    let started = Instant::now();
+    let index = read(options, &input, &mut orderer)?;
+    if options.check {
+        let summary = Summary {
+            requests: index.len() as u64,
+            documents: index.distinct_documents() as u64,
+            seconds: started.elapsed().as_secs_f64(),
+            ..Summary::default()
+        };
+        show(&summary, options)?;
+        return Ok(summary);
+    }
+    let (output, answers) = Output::open(&options.out, &input, &index, options.retry_failed)?;
+    let answered_before = answers.served + answers.failed;
+    let schedule = BatchSchedule::new(&index, options.order, options.concurrency, |line| {
+        !answers.is_answered(line)
+    });
+    let client = Client::new(
+        options.api_key.clone(),
+        options.timeout,
+        options.retries,
+        options.backoff,
+        options.concurrency,
+    );
+    let pace = Pace::new(options.rate, Instant::now());
+    let bar = progress::bar("asking", index.len())?;
+    bar.set_position(answered_before);
+    let run = format!("{:016x}", RandomState::new().hash_one("foreword batch"));
+    let batch = Batch {
+        input: &input,
+        index: &index,
+        client: &client,
+        pace: &pace,
+        root: &root,
+        workers: options.concurrency,
+        run: &run,
+        bar: &bar,
+    };
+    let asked = batch.ask(Progress::new(schedule, orderer, output, answers));
+    bar.finish_and_clear();
+    let asked = asked?;
+    let summary = Summary {
+        requests: index.len() as u64,
+        answered_before,
+        served: asked.answers.served,
+        failed: asked.answers.failed,
+        repeated: asked.repeated,
+        ordered: asked.ordered,
+        documents: index.distinct_documents() as u64,
+        usage: asked.answers.usage,
+        seconds: started.elapsed().as_secs_f64(),
+    };
+    show(&summary, options)?;
+    Ok(summary)
+}
+
+/// Reads the file; every wrong line is named, up to a number.
+fn read(options: &Options, input: &File, orderer: &mut BatchOrderer) -> Result<BatchIndex> {
+    let file = &options.file;
+    let failed = || format!("cannot read {}", file.display());
+    let bytes = input.metadata().with_context(failed)?.len();
+    let bar = progress::bar("reading", usize::try_from(bytes)?)?;
+    let mut wrong = 0;
+    let limits = BatchLimits {
+        urls: &URLS,
+        requests: MAX_REQUESTS,
+    };
+    let name = |error: BatchError| {
+        wrong += 1;
+        if wrong <= NAMED {
+            bar.suspend(|| eprintln!("{}: {error}", file.display()));
+        }
+        true
+    };
+    let index = BatchIndex::read(
+        BufReader::new(input),
+        limits,
+        Some(orderer),
+        name,
+        |bytes| {
+            bar.set_position(bytes);
+        },
+    );
+    bar.finish_and_clear();
+    let index = index.with_context(failed)?;
+    if wrong > NAMED {
+        eprintln!("… and {} more", wrong - NAMED);
+    }
+    if wrong > 0 {
+        return Err(NoBatch { file_errors: wrong }.into());
+    }
+    Ok(index)
+}
+
+fn show(summary: &Summary, options: &Options) -> Result<()> {
+    let Summary {
+        requests,
+        answered_before,
+        served,
+        failed,
+        repeated,
+        ordered,
+        documents,
+        usage,
+        seconds,
+    } = *summary;
+    let cached = match usage.prompt_tokens {
+        0 => 0.0,
+        prompt => usage.cached_tokens as f64 / prompt as f64,
+    };
+    let order = match options.order {
+        BatchOrder::Input => "input",
+        BatchOrder::Plan => "plan",
+    };
+    let printed = if options.json {
+        let figures = json!({
+            "requests": requests,
+            "answered_before": answered_before,
+            "served": served,
+            "failed": failed,
+            "repeated": repeated,
+            "order": order,
+            "ordered": ordered,
+            "documents": documents,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "cached_share": rounded(cached, 10_000.0),
+            "completion_tokens": usage.completion_tokens,
+            "seconds": rounded(seconds, 1_000.0),
+        });
+        format!("{figures}\n")
+    } else if options.check {
+        format!(
+            "{} requests with {} distinct documents: no line is wrong\n",
+            grouped(requests),
+            grouped(documents)
+        )
+    } else {
+        format!(
+            "requests           {}, {} of them answered before\n\
+             served             {}\n\
+             failed             {}\n\
+             sent again         {}\n\
+             documents          {} distinct; ordered in {} requests (--order {order})\n\
+             prompt tokens      {}\n\
+             cached tokens      {} ({})\n\
+             completion tokens  {}\n\
+             seconds            {seconds:.1}\n",
+            grouped(requests),
+            grouped(answered_before),
+            grouped(served),
+            grouped(failed),
+            grouped(repeated),
+            grouped(documents),
+            grouped(ordered),
+            grouped(usage.prompt_tokens),
+            grouped(usage.cached_tokens),
+            percent(cached),
+            grouped(usage.completion_tokens),
+        )
+    };
+    std::io::stdout()
+        .write_all(printed.as_bytes())
+        .context("cannot write to standard output")
+}
+
+/// Wrong lines that are named; the others are only counted.
+const NAMED: u64 = 20;
+/// Most requests of a file: places are numbers of 32 bits.
+const MAX_REQUESTS: u32 = 100_000_000;

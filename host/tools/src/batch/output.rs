@@ -1,0 +1,147 @@
+//! The file of answers, which is also the run's memory: a run that was stopped goes on from it.
+//!
+//! A line is appended when its answer has come, in one call. A line that was cut short, by a kill or a full disk, is
+//! removed, and its request asked again. The answers may be as confidential as the questions: only its owner may read a
+//! file that is created here. The process that writes it holds a lock on it.
+
+use anyhow::{Context, Result, anyhow, bail};
+use foreword_simulation::{AnswerLine, BatchAnswers, BatchIndex};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The output, open for appending.
+#[derive(Debug)]
+pub(super) struct Output {
+    file: File,
+    path: PathBuf,
+    /// Bytes up to the end of the last whole line.
+    bytes: u64,
+}
+
+impl Output {
+    /// Opens the output, creates it if needed, and reads what it answers. With `retry_failed`, the lines of requests
+    /// that were not served are removed.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be read or written, another run writes it, it is the input, or it belongs to
+    /// another batch.
+    pub(super) fn open(
+        path: &Path,
+        input: &File,
+        index: &BatchIndex,
+        retry_failed: bool,
+    ) -> Result<(Self, BatchAnswers)> {
+        let failed = || format!("cannot use {}", path.display());
+        let mut file = open(path).with_context(failed)?;
+        let (ours, theirs) = (file.metadata(), input.metadata());
+        let (ours, theirs) = (ours.with_context(failed)?, theirs.with_context(failed)?);
+        if (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino()) {
+            bail!("--out: {} is the input", path.display());
+        }
+        if !ours.is_file() {
+            bail!("--out: {} is no regular file", path.display());
+        }
+        lock(&file, path)?;
+        let mut answers = read(&file, path, index)?;
+        if retry_failed && answers.failed > 0 {
+            file = without_failed(&file, path, answers.whole_bytes).with_context(failed)?;
+            lock(&file, path)?;
+            answers = read(&file, path, index)?;
+        }
+        let bytes = answers.whole_bytes;
+        if file.metadata().with_context(failed)?.len() > bytes {
+            file.set_len(bytes).with_context(failed)?;
+        }
+        let path = path.to_owned();
+        Ok((Self { file, path, bytes }, answers))
+    }
+
+    /// Appends a line.
+    pub(super) fn append(&mut self, line: &[u8]) -> Result<()> {
+        let written = self.file.write_all(line);
+        if written.is_err() {
+            // Half a line would be removed by the next run anyway.
+            let _ = self.file.set_len(self.bytes);
+        }
+        written.with_context(|| format!("cannot write {}", self.path.display()))?;
+        self.bytes += line.len() as u64;
+        Ok(())
+    }
+
+    /// Waits until the answers are on the disk.
+    pub(super) fn sync(&self) -> Result<()> {
+        let synced = self.file.sync_all();
+        synced.with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).create(true).mode(0o600);
+    options.open(path)
+}
+
+fn lock(file: &File, path: &Path) -> Result<()> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => bail!("another run is writing {}", path.display()),
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot use {}", path.display()))
+        }
+    }
+}
+
+fn read(mut file: &File, path: &Path, index: &BatchIndex) -> Result<BatchAnswers> {
+    let failed = || format!("cannot read {}", path.display());
+    file.seek(SeekFrom::Start(0)).with_context(failed)?;
+    let mut answers = BatchAnswers::none(index.len());
+    let read = answers.read(BufReader::new(file), index);
+    let read = read.with_context(failed)?.map_err(|wrong| anyhow!(wrong));
+    read.with_context(|| {
+        format!(
+            "{} holds something else than answers to this batch; choose another --out",
+            path.display()
+        )
+    })?;
+    Ok(answers)
+}
+
+/// Replaces the output by one without the lines of requests that were not served.
+fn without_failed(mut file: &File, path: &Path, whole_bytes: u64) -> Result<File> {
+    file.seek(SeekFrom::Start(0))?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let beside = path.with_file_name(format!(".{name}.{}", std::process::id()));
+    let kept = copy_served(file, whole_bytes, &beside).and_then(|()| {
+        std::fs::rename(&beside, path)?;
+        Ok(open(path)?)
+    });
+    if kept.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+    kept
+}
+
+fn copy_served(file: &File, whole_bytes: u64, beside: &Path) -> Result<()> {
+    let mut options = OpenOptions::new();
+    let new = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(beside)?;
+    let mut new = BufWriter::new(new);
+    let mut lines = BufReader::new(std::io::Read::take(file, whole_bytes));
+    let mut line = Vec::new();
+    // Its lines were read before: each is an answer within its bound.
+    while lines.read_until(b'\n', &mut line)? > 0 {
+        if AnswerLine::parse(&line).is_ok_and(|answer| answer.is_served()) {
+            new.write_all(&line)?;
+        }
+        line.clear();
+    }
+    new.into_inner()
+        .map_err(std::io::IntoInnerError::into_error)?
+        .sync_all()?;
+    Ok(())
+}

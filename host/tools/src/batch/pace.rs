@@ -1,0 +1,131 @@
+//! When a request may be sent: not more often than the rate allows, and not while the endpoint asked for a pause.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The pace of all workers together.
+pub(super) struct Pace {
+    slots: Mutex<Slots>,
+    changed: Condvar,
+}
+
+/// The times at which requests may be sent. It reads no clock.
+#[derive(Clone, Copy, Debug)]
+struct Slots {
+    /// Time between two requests.
+    interval: Duration,
+    /// Earliest time of the next request.
+    next: Instant,
+    /// End of the pause that the endpoint asked for.
+    pause_ends: Instant,
+    is_over: bool,
+}
+
+impl Slots {
+    /// Takes the next time at which a request may be sent.
+    fn take(&mut self, now: Instant) -> Instant {
+        let at = self.next.max(now);
+        self.next = at + self.interval;
+        at
+    }
+
+    /// Returns how long a request that may be sent at `at` has still to wait.
+    fn wait(&self, at: Instant, now: Instant) -> Duration {
+        at.max(self.pause_ends).saturating_duration_since(now)
+    }
+}
+
+impl Pace {
+    /// Returns a pace of `rate` requests a second at most; `None`: any number.
+    pub(super) fn new(rate: Option<f64>, now: Instant) -> Self {
+        let interval = rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(1.0 / rate));
+        Self {
+            slots: Mutex::new(Slots {
+                interval,
+                next: now,
+                pause_ends: now,
+                is_over: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Waits until the next request may be sent; `false`: the run is over.
+    pub(super) fn wait(&self) -> bool {
+        let at = self.lock().take(Instant::now());
+        self.wait_until(at)
+    }
+
+    /// Waits until `at`, and until no pause is asked for; `false`: the run is over.
+    pub(super) fn wait_until(&self, at: Instant) -> bool {
+        let mut slots = self.lock();
+        loop {
+            let wait = slots.wait(at, Instant::now());
+            if slots.is_over || wait.is_zero() {
+                return !slots.is_over;
+            }
+            let waited = self.changed.wait_timeout(slots, wait);
+            slots = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Sends nothing for `time`: the endpoint asked for it.
+    pub(super) fn pause(&self, time: Duration) {
+        let mut slots = self.lock();
+        slots.pause_ends = slots.pause_ends.max(Instant::now() + time);
+    }
+
+    /// Ends every wait.
+    pub(super) fn end(&self) {
+        self.lock().is_over = true;
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_keep_their_distance_and_an_idle_time_is_not_made_up_for() {
+        let start = Instant::now();
+        let pace = Pace::new(Some(4.0), start);
+        let mut slots = *pace.lock();
+        let ms = Duration::from_millis;
+        assert_eq!(slots.take(start), start);
+        assert_eq!(slots.take(start), start + ms(250));
+        assert_eq!(slots.take(start + ms(10)), start + ms(500));
+        let late = start + ms(9_000);
+        assert_eq!(slots.take(late), late);
+        assert_eq!(slots.take(late), late + ms(250));
+    }
+
+    #[test]
+    fn a_pause_holds_back_what_had_its_time_already() {
+        let start = Instant::now();
+        let mut slots = *Pace::new(None, start).lock();
+        let at = slots.take(start);
+        assert_eq!(slots.wait(at, start), Duration::ZERO);
+        slots.pause_ends = start + Duration::from_secs(7);
+        assert_eq!(slots.wait(at, start), Duration::from_secs(7));
+        assert_eq!(
+            slots.wait(at, start + Duration::from_secs(8)),
+            Duration::ZERO
+        );
+    }
+
+    #[test]
+    fn the_end_wakes_who_waits() {
+        let pace = Pace::new(None, Instant::now());
+        pace.pause(Duration::from_secs(3_600));
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| pace.wait());
+            pace.end();
+            assert!(!waiter.join().unwrap());
+        });
+    }
+}

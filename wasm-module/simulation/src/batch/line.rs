@@ -1,0 +1,504 @@
+//! A line of a batch in OpenAI's format, as it is asked and as it is answered.
+//!
+//! ```text
+//!   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
+//!   {"id": "batch_req_…", "custom_id": "1", "response": {"status_code": 200, "request_id": …, "body": {…}}, "error": null}
+//! ```
+//!
+//! Errors name fields and limits, never a value of the body.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+
+/// A request of a batch.
+#[derive(Debug)]
+pub struct RequestLine<'a> {
+    /// The client's name for the request, unique in its batch.
+    pub custom_id: String,
+    /// The route that is asked.
+    pub url: String,
+    /// The body that the route gets.
+    pub body: &'a str,
+}
+
+/// The error that a line is no request of a batch.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LineError {
+    /// The line is too long.
+    #[error("the line has more than {limit} bytes")]
+    TooLong {
+        /// Most bytes of a line.
+        limit: u64,
+    },
+    /// The line is not a JSON object.
+    #[error("not a JSON object: error at column {column}")]
+    NotAnObject {
+        /// Column where reading failed, from 1.
+        column: usize,
+    },
+    /// A field is missing or of another kind.
+    #[error("`{field}` must be {expected}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// The id is too long.
+    #[error("`custom_id` has {bytes} bytes, more than the limit of {MAX_ID_BYTES}")]
+    LongId {
+        /// Bytes of the id.
+        bytes: usize,
+    },
+    /// The route is none that a batch may ask.
+    #[error("`url` must be {expected}, not {found:?}")]
+    Url {
+        /// The beginning of the route.
+        found: String,
+        /// The routes that are accepted.
+        expected: String,
+    },
+}
+
+/// Most bytes of a `custom_id`.
+pub const MAX_ID_BYTES: usize = 512;
+
+/// The routes that a batch may ask, as OpenAI has them.
+pub const URLS: [&str; 4] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+];
+
+#[derive(Deserialize)]
+struct Fields<'a> {
+    #[serde(borrow, default)]
+    custom_id: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    method: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    url: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    body: Option<&'a RawValue>,
+}
+
+/// The fields of a body that say how it is answered, and with whom it shares a beginning.
+#[derive(Deserialize)]
+struct BodyFields<'a> {
+    #[serde(borrow, default)]
+    stream: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    model: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    tools: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    instructions: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    messages: Option<&'a RawValue>,
+}
+
+impl<'a> RequestLine<'a> {
+    /// Reads a line; `urls` are the routes that it may ask.
+    ///
+    /// # Errors
+    /// Returns a [`LineError`] that names the field.
+    pub fn parse(line: &'a [u8], urls: &[&str]) -> Result<Self, LineError> {
+        let fields: Fields<'a> = object(line)?;
+        let custom_id = text(fields.custom_id).filter(|id| !id.is_empty());
+        let custom_id = custom_id.ok_or(field("custom_id", "a string that is not empty"))?;
+        if custom_id.len() > MAX_ID_BYTES {
+            let bytes = custom_id.len();
+            return Err(LineError::LongId { bytes });
+        }
+        if text(fields.method).as_deref() != Some("POST") {
+            return Err(field("method", "\"POST\""));
+        }
+        let url = text(fields.url).ok_or(field("url", "a string"))?;
+        if !urls.contains(&url.as_str()) {
+            return Err(LineError::Url {
+                found: url.chars().take(SHOWN).collect(),
+                expected: urls.join(" or "),
+            });
+        }
+        let body = fields.body.ok_or(field("body", "an object"))?.get();
+        if !body.starts_with('{') {
+            return Err(field("body", "an object"));
+        }
+        let stream = BodyFields::of(body).and_then(|fields| fields.stream);
+        if stream.is_some_and(|stream| !matches!(stream.get(), "false" | "null")) {
+            return Err(field(
+                "body.stream",
+                "false or absent: a batch's answers are not streamed",
+            ));
+        }
+        Ok(Self {
+            custom_id,
+            url,
+            body,
+        })
+    }
+
+    /// Returns the parts of the body that stand at the beginning of its prompt, as far as they can be told from the
+    /// body alone: requests for which they are equal are asked one after another.
+    pub(super) fn head(&self) -> [Cow<'a, str>; 5] {
+        let mut head = [const { Cow::Borrowed("") }; 5];
+        let Some(fields) = BodyFields::of(self.body) else {
+            return head;
+        };
+        let raw = |value: Option<&'a RawValue>| Cow::Borrowed(value.map_or("", RawValue::get));
+        let messages = fields.messages.map(RawValue::get);
+        let messages: Vec<&'a RawValue> =
+            (messages.and_then(|messages| serde_json::from_str(messages).ok())).unwrap_or_default();
+        let first = match messages.as_slice() {
+            [first, _, ..] => raw(Some(first)),
+            _ => Cow::Borrowed(""),
+        };
+        head = [
+            Cow::Owned(self.url.clone()),
+            raw(fields.model),
+            raw(fields.tools),
+            raw(fields.instructions),
+            first,
+        ];
+        head
+    }
+}
+
+impl<'a> BodyFields<'a> {
+    fn of(body: &'a str) -> Option<Self> {
+        serde_json::from_str(body).ok()
+    }
+}
+
+/// The tokens of an answer, as its `usage` counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchUsage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Prompt tokens that the engine held already.
+    pub cached_tokens: u64,
+    /// Tokens of the answer.
+    pub completion_tokens: u64,
+}
+
+/// The line of an answered request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnswerLine {
+    /// The client's name for the request.
+    pub custom_id: String,
+    /// The answer's status; `None`: there was no answer.
+    pub status: Option<u16>,
+    /// What the answer counts.
+    pub usage: BatchUsage,
+}
+
+#[derive(Deserialize)]
+struct AnswerFields<'a> {
+    #[serde(borrow)]
+    custom_id: &'a RawValue,
+    #[serde(borrow, default)]
+    response: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct ResponseFields<'a> {
+    status_code: u16,
+    #[serde(borrow, default)]
+    body: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    #[serde(default)]
+    usage: Option<Usage>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Usage {
+    #[serde(alias = "input_tokens")]
+    prompt_tokens: Option<u64>,
+    #[serde(alias = "output_tokens")]
+    completion_tokens: Option<u64>,
+    #[serde(alias = "input_tokens_details")]
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Details {
+    cached_tokens: Option<u64>,
+}
+
+impl BatchUsage {
+    /// Returns what the body of an answer counts; nothing where it does not say.
+    #[must_use]
+    pub fn of(body: &str) -> Self {
+        let body: Option<Body> = serde_json::from_str(body).ok();
+        let usage = body.and_then(|body| body.usage).unwrap_or_default();
+        let details = usage.prompt_tokens_details.unwrap_or_default();
+        Self {
+            prompt_tokens: usage.prompt_tokens.unwrap_or_default(),
+            cached_tokens: details.cached_tokens.unwrap_or_default(),
+            completion_tokens: usage.completion_tokens.unwrap_or_default(),
+        }
+    }
+
+    /// Adds another answer's count.
+    pub fn add(&mut self, other: Self) {
+        self.prompt_tokens = self.prompt_tokens.saturating_add(other.prompt_tokens);
+        self.cached_tokens = self.cached_tokens.saturating_add(other.cached_tokens);
+        self.completion_tokens = (self.completion_tokens).saturating_add(other.completion_tokens);
+    }
+}
+
+impl AnswerLine {
+    /// Reads the line of an answer, as [`answer_line`] writes it.
+    ///
+    /// # Errors
+    /// Returns a [`LineError`] if it is no such line.
+    pub fn parse(line: &[u8]) -> Result<Self, LineError> {
+        let fields: AnswerFields<'_> = object(line)?;
+        let custom_id = text(Some(fields.custom_id)).ok_or(field("custom_id", "a string"))?;
+        let response = match fields.response.map(RawValue::get) {
+            None | Some("null") => None,
+            Some(response) => Some(
+                serde_json::from_str::<ResponseFields<'_>>(response)
+                    .map_err(|_| field("response", "an object with a `status_code`, or null"))?,
+            ),
+        };
+        let body = response.as_ref().and_then(|response| response.body);
+        Ok(Self {
+            custom_id,
+            status: response.as_ref().map(|response| response.status_code),
+            usage: body.map_or_else(BatchUsage::default, |body| BatchUsage::of(body.get())),
+        })
+    }
+
+    /// Returns whether the request was served.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        self.status.is_some_and(|status| status / 100 == 2)
+    }
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug)]
+pub enum BatchAnswer<'a> {
+    /// The endpoint answered.
+    Response {
+        /// The answer's status.
+        status: u16,
+        /// The endpoint's id of the request; empty where it has none.
+        request_id: &'a str,
+        /// The answer's body. One that is no JSON becomes a string.
+        body: &'a [u8],
+    },
+    /// There was no answer.
+    Error {
+        /// What went wrong, in one word.
+        code: &'a str,
+        /// What went wrong.
+        message: &'a str,
+    },
+}
+
+/// Returns the line of an answer, with its end. `id` is unique in the batch.
+#[must_use]
+pub fn answer_line(id: &str, custom_id: &str, answer: BatchAnswer<'_>) -> Vec<u8> {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let mut line = format!(
+        "{{\"id\":{},\"custom_id\":{}",
+        quoted(id),
+        quoted(custom_id)
+    );
+    match answer {
+        BatchAnswer::Response {
+            status,
+            request_id,
+            body,
+        } => {
+            line += &format!(
+                ",\"response\":{{\"status_code\":{status},\"request_id\":{},\"body\":",
+                quoted(request_id)
+            );
+            match std::str::from_utf8(body) {
+                Ok(json) if serde_json::from_str::<&RawValue>(json).is_ok() => {
+                    // Within a string they would be escaped: these are white space.
+                    line.extend(json.trim().chars().map(|character| match character {
+                        '\n' | '\r' => ' ',
+                        other => other,
+                    }));
+                }
+                _ => line += &quoted(&String::from_utf8_lossy(body)),
+            }
+            line += "},\"error\":null}\n";
+        }
+        BatchAnswer::Error { code, message } => {
+            line += &format!(
+                ",\"response\":null,\"error\":{{\"code\":{},\"message\":{}}}}}\n",
+                quoted(code),
+                quoted(message)
+            );
+        }
+    }
+    line.into_bytes()
+}
+
+fn object<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, LineError> {
+    let line = line.trim_ascii();
+    if !line.starts_with(b"{") {
+        return Err(LineError::NotAnObject { column: 1 });
+    }
+    serde_json::from_slice(line).map_err(|error| LineError::NotAnObject {
+        column: error.column().max(1),
+    })
+}
+
+fn text(value: Option<&RawValue>) -> Option<String> {
+    serde_json::from_str(value?.get()).ok()
+}
+
+fn field(field: &'static str, expected: &'static str) -> LineError {
+    LineError::Field { field, expected }
+}
+
+/// Characters of a route that are shown.
+const SHOWN: usize = 80;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(line: &str) -> String {
+        let error = RequestLine::parse(line.as_bytes(), &URLS).unwrap_err();
+        error.to_string()
+    }
+
+    #[test]
+    fn a_request_is_read_with_its_body_as_it_stands() {
+        let line = br#" {"custom_id":"a\u0062","method":"POST","url":"/v1/embeddings","body":{"input": [1.0e3]},"more":1}
+"#;
+        let request = RequestLine::parse(line, &URLS).unwrap();
+        assert_eq!(
+            (request.custom_id.as_str(), request.url.as_str()),
+            ("ab", "/v1/embeddings")
+        );
+        assert_eq!(request.body, r#"{"input": [1.0e3]}"#);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_field_and_limit_and_no_word_of_the_body() {
+        assert_eq!(refused("[1]"), "not a JSON object: error at column 1");
+        assert_eq!(
+            refused(r#"{"custom_id":"1","body":{"secret":}}"#),
+            "not a JSON object: error at column 35"
+        );
+        for (line, words) in [
+            (
+                r#"{"method":"POST"}"#,
+                "`custom_id` must be a string that is not empty",
+            ),
+            (
+                r#"{"custom_id":7}"#,
+                "`custom_id` must be a string that is not empty",
+            ),
+            (
+                r#"{"custom_id":""}"#,
+                "`custom_id` must be a string that is not empty",
+            ),
+            (
+                r#"{"custom_id":"1","method":"GET"}"#,
+                "`method` must be \"POST\"",
+            ),
+            (
+                r#"{"custom_id":"1","method":"POST"}"#,
+                "`url` must be a string",
+            ),
+            (
+                r#"{"custom_id":"1","method":"POST","url":"/v1/x"}"#,
+                "`url` must be /v1/chat/completions or /v1/completions or /v1/embeddings or /v1/responses, not \"/v1/x\"",
+            ),
+            (
+                r#"{"custom_id":"1","method":"POST","url":"/v1/completions"}"#,
+                "`body` must be an object",
+            ),
+            (
+                r#"{"custom_id":"1","method":"POST","url":"/v1/completions","body":"secret"}"#,
+                "`body` must be an object",
+            ),
+            (
+                r#"{"custom_id":"1","method":"POST","url":"/v1/completions","body":{"stream":true}}"#,
+                "`body.stream` must be false or absent: a batch's answers are not streamed",
+            ),
+        ] {
+            assert_eq!(refused(line), words, "{line}");
+        }
+        let long = "x".repeat(513);
+        assert_eq!(
+            refused(&format!(r#"{{"custom_id":"{long}"}}"#)),
+            "`custom_id` has 513 bytes, more than the limit of 512"
+        );
+    }
+
+    #[test]
+    fn an_answer_stands_on_one_line_and_is_read_again() {
+        let body = "{\r\n \"text\": \"a\\nb\",\n \"usage\": {\"prompt_tokens\": 9, \"completion_tokens\": 2, \"prompt_tokens_details\": {\"cached_tokens\": 4}}}\n";
+        let line = answer_line(
+            "r\"1",
+            "a\n",
+            BatchAnswer::Response {
+                status: 200,
+                request_id: "x",
+                body: body.as_bytes(),
+            },
+        );
+        assert_eq!(line.iter().filter(|&&byte| byte == b'\n').count(), 1);
+        let read = AnswerLine::parse(&line).unwrap();
+        let usage = BatchUsage {
+            prompt_tokens: 9,
+            cached_tokens: 4,
+            completion_tokens: 2,
+        };
+        assert_eq!(
+            (read.custom_id.as_str(), read.usage, read.is_served()),
+            ("a\n", usage, true)
+        );
+        let whole: serde_json::Value = serde_json::from_slice(&line).unwrap();
+        assert_eq!(
+            whole.pointer("/response/body/text").unwrap(),
+            &serde_json::json!("a\nb")
+        );
+
+        let failed = BatchAnswer::Error {
+            code: "c",
+            message: "m",
+        };
+        let read = AnswerLine::parse(&answer_line("1", "2", failed)).unwrap();
+        assert_eq!((read.status, read.is_served()), (None, false));
+        let page = BatchAnswer::Response {
+            status: 502,
+            request_id: "",
+            body: b"<html>\n\xff",
+        };
+        let read = AnswerLine::parse(&answer_line("1", "2", page)).unwrap();
+        assert_eq!((read.status, read.is_served()), (Some(502), false));
+    }
+
+    #[test]
+    fn the_counts_of_responses_are_read_too() {
+        let body = r#"{"usage": {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 2}}"#;
+        let usage = BatchUsage::of(body);
+        assert_eq!(
+            (
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.completion_tokens
+            ),
+            (9, 4, 2)
+        );
+        assert_eq!(BatchUsage::of("7"), BatchUsage::default());
+    }
+}

@@ -1,0 +1,258 @@
+//! Orders the documents of a batch's bodies with the gateway's own core, as the plan says.
+//!
+//! The core follows what the engine holds. So before a planned body is ordered, the core is told that the engine holds
+//! the documents in the planned order, and nothing else: the longest match is then the whole plan. Hints, bounds and the
+//! bytes that move are the core's, as at the gateway.
+
+use super::BatchOrder;
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::feed::{Event, TenantKey};
+use foreword_ordering::listing::documents_of;
+use foreword_ordering::tree::Scope;
+use foreword_ordering::{
+    Config, ConfigError, EngineId, Orderer, PeerUpdate, RawConfig, Residency, Tenant,
+};
+use fxhash::FxHashMap;
+
+/// Orders bodies, one after another.
+///
+/// A body is ordered by itself: nothing of an earlier one is put into it, since the requests of a batch are independent.
+/// So documents are not pinned, whatever the configuration says.
+pub struct BatchOrderer {
+    orderer: Orderer,
+    /// Finds where documents stand, and moves nothing.
+    finder: Orderer,
+}
+
+/// The documents that stand first in a body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FirstDocuments {
+    /// The name of the model.
+    pub model: Box<str>,
+    /// The hash of what stands before them.
+    pub scope: Scope,
+    /// The documents with their estimated tokens, best first.
+    pub documents: Vec<(Fingerprint, u32)>,
+}
+
+/// The reason why a configuration cannot be used for a batch.
+#[derive(Debug, thiserror::Error)]
+pub enum BatchConfigError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The policy moves nothing.
+    #[error(
+        "policy \"retrieval\" leaves documents in the client's order, which a plan changes: choose another policy, or the order of the input"
+    )]
+    Unmoved,
+}
+
+impl BatchOrderer {
+    /// Returns an orderer for the gateway's configuration. By a plan, documents stand as planned; a `foresight` with a
+    /// `max_displacement` follows the plan that far, and every other policy gives way to it.
+    ///
+    /// # Errors
+    /// Returns an error if the configuration is wrong, or lets no plan be followed.
+    pub fn new(raw: &RawConfig, order: BatchOrder) -> Result<Self, BatchConfigError> {
+        let mut raw = raw.clone();
+        raw.conversation.pin = false;
+        let finder = RawConfig {
+            policy: "retrieval".into(),
+            ..raw.clone()
+        };
+        if order == BatchOrder::Plan {
+            // What is wrong with it is told before it is replaced.
+            Config::try_from(raw.clone())?;
+            if raw.policy == "retrieval" {
+                return Err(BatchConfigError::Unmoved);
+            }
+            if raw.policy != "foresight" || raw.policy_options.max_displacement.is_none() {
+                raw.policy = "longest".into();
+            }
+            raw.policy_options.block_tokens = 1;
+        }
+        Ok(Self {
+            orderer: Orderer::new(Config::try_from(raw)?),
+            finder: Orderer::new(Config::try_from(finder)?),
+        })
+    }
+
+    /// Returns the documents that stand first in the prompt of `body`; `None`: the core would find none, or would not
+    /// touch the body.
+    pub fn find(&mut self, body: &[u8]) -> Option<FirstDocuments> {
+        self.finder.clear();
+        let found = self.finder.rewrite(Tenant::default(), body).ok()?;
+        let run = found.path.runs.into_iter().next()?;
+        let listed = documents_of(body, self.finder.config()).ok()?;
+        let tokens: FxHashMap<Fingerprint, u32> = (listed.iter())
+            .flat_map(|group| &group.documents)
+            .map(|document| (document.fingerprint, document.tokens))
+            .collect();
+        let weigh = |document: &Fingerprint| tokens.get(document).copied().unwrap_or(1);
+        let documents = run.documents.iter();
+        Some(FirstDocuments {
+            model: found.record.undone().model,
+            scope: run.scope,
+            documents: documents
+                .map(|document| (*document, weigh(document)))
+                .collect(),
+        })
+    }
+
+    /// Orders `body` by the configured policy, as a gateway would that got the requests in this order. `None`: the body
+    /// is sent as it is.
+    pub fn order(&mut self, body: &[u8]) -> Option<Vec<u8>> {
+        let rewrite = self.orderer.rewrite(Tenant::default(), body);
+        rewrite.ok()?.body
+    }
+
+    /// Orders `body` so that its first documents stand as `planned`. `None`: the body is sent as it is.
+    pub fn order_as(&mut self, body: &[u8], planned: &[Fingerprint]) -> Option<Vec<u8>> {
+        let first = self.find(body)?;
+        let tokens: FxHashMap<Fingerprint, u32> = first.documents.iter().copied().collect();
+        let path = planned.iter().filter_map(|document| {
+            let tokens = *tokens.get(document)?;
+            Some((*document, tokens))
+        });
+        // What it knows of another body helps nothing here, and would hold memory.
+        self.orderer.clear();
+        self.orderer.learn(&PeerUpdate::Residency(Residency {
+            engine: EngineId::default(),
+            model: first.model,
+            events: vec![Event::Stored {
+                tenant: TenantKey::default(),
+                scope: first.scope,
+                path: path.collect(),
+            }],
+        }));
+        self.order(body)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn body(model: &str, documents: &[u64], tags: bool) -> String {
+        let text = |document: &u64| format!("text {document} {}", "x".repeat(*document as usize));
+        if tags {
+            let blocks: String = documents
+                .iter()
+                .map(|document| {
+                    format!(
+                        r#"<document id=\"d{document}\">{}</document>"#,
+                        text(document)
+                    )
+                })
+                .collect();
+            return format!(
+                r#"{{"model":"{model}","messages":[{{"role":"system","content":"S"}},{{"role":"user","content":"{blocks} Why?"}}]}}"#
+            );
+        }
+        let list: Vec<String> = documents
+            .iter()
+            .map(|document| format!(r#"{{"id":"d{document}","text":"{}"}}"#, text(document)))
+            .collect();
+        format!(
+            r#"{{"model":"{model}","messages":[{{"role":"user","content":"Why?"}}],"documents":[{}]}}"#,
+            list.join(",")
+        )
+    }
+
+    /// The documents in the order in which their texts stand.
+    fn order_in(body: &str, documents: &[u64]) -> Vec<u64> {
+        let mut found: Vec<(usize, u64)> = documents
+            .iter()
+            .map(|document| (body.find(&format!("text {document} ")).unwrap(), *document))
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|(_, document)| document).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn documents_stand_exactly_as_planned(
+            bodies in proptest::collection::vec((
+                proptest::collection::hash_set(0..40_u64, 1..20),
+                any::<u64>(),
+                any::<bool>(),
+                any::<bool>(),
+            ), 1..8),
+        ) {
+            let mut orderer = BatchOrderer::new(&RawConfig::default(), BatchOrder::Plan).unwrap();
+            for (set, seed, tags, named) in bodies {
+                let documents: Vec<u64> = set.into_iter().collect();
+                let body = body(if named { "m" } else { "" }, &documents, tags);
+                let found = orderer.find(body.as_bytes()).unwrap();
+                prop_assert_eq!(found.documents.len(), documents.len());
+                let mut places: Vec<usize> = (0..documents.len()).collect();
+                foreword_ordering::random::Random::new(seed).shuffle(&mut places);
+                let planned: Vec<Fingerprint> =
+                    places.iter().map(|&place| found.documents[place].0).collect();
+                let expected: Vec<u64> = places.iter().map(|&place| documents[place]).collect();
+                let sent = orderer.order_as(body.as_bytes(), &planned);
+                let sent = sent.map_or(body, |sent| String::from_utf8(sent).unwrap());
+                prop_assert_eq!(order_in(&sent, &documents), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_policy_that_moves_nothing_cannot_follow_a_plan_and_a_bounded_one_follows_so_far() {
+        let mut raw = RawConfig {
+            policy: "retrieval".into(),
+            ..RawConfig::default()
+        };
+        let refused = BatchOrderer::new(&raw, BatchOrder::Plan).err().unwrap();
+        assert!(matches!(refused, BatchConfigError::Unmoved));
+        assert!(BatchOrderer::new(&raw, BatchOrder::Input).is_ok());
+        raw.policy = "best".into();
+        assert!(matches!(
+            BatchOrderer::new(&raw, BatchOrder::Plan).err(),
+            Some(BatchConfigError::Config(_))
+        ));
+
+        raw.policy = "foresight".into();
+        raw.policy_options.max_displacement = Some(1);
+        let mut orderer = BatchOrderer::new(&raw, BatchOrder::Plan).unwrap();
+        let body = body("m", &[1, 2, 3], false);
+        let found = orderer.find(body.as_bytes()).unwrap();
+        let planned: Vec<_> = found
+            .documents
+            .iter()
+            .rev()
+            .map(|document| document.0)
+            .collect();
+        let sent = orderer.order_as(body.as_bytes(), &planned).unwrap();
+        assert_ne!(
+            order_in(std::str::from_utf8(&sent).unwrap(), &[1, 2, 3]),
+            [3, 2, 1]
+        );
+    }
+
+    #[test]
+    fn nothing_of_one_body_gets_into_another() {
+        let mut raw = RawConfig::default();
+        raw.conversation.pin = true;
+        let mut orderer = BatchOrderer::new(&raw, BatchOrder::Input).unwrap();
+        orderer.order(body("m", &[1, 2], false).as_bytes());
+        let next = r#"{"model":"m","messages":[{"role":"user","content":"Why?"},{"role":"assistant","content":"So."},{"role":"user","content":"And?"}],"documents":[{"id":"d9","text":"text 9 "}]}"#;
+        let sent = orderer.order(next.as_bytes()).unwrap();
+        assert!(!String::from_utf8(sent).unwrap().contains("text 1 "));
+    }
+
+    #[test]
+    fn a_body_without_documents_is_left_alone() {
+        let mut orderer = BatchOrderer::new(&RawConfig::default(), BatchOrder::Plan).unwrap();
+        for body in [
+            r#"{"input":"x"}"#,
+            r#"{"messages":[{"role":"user","content":"x"}]}"#,
+            "{}",
+        ] {
+            assert_eq!(orderer.find(body.as_bytes()), None);
+            assert_eq!(orderer.order_as(body.as_bytes(), &[]), None);
+        }
+    }
+}
