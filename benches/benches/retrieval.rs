@@ -263,7 +263,7 @@ fn load(vectors: &Vectors, questions: &[Question]) {
         SEARCH.as_millis()
     );
     println!(
-        "| requests/s | TTFT without, mean / p95, s | with | ratio of means | guesses started, refused, joined, superseded, per request |"
+        "| requests/s | TTFT without, mean / p95, s | with | ratio of means | guesses started, refused, joined, ended for others, per request |"
     );
     println!("| --- | --- | --- | --- | --- |");
     for rate in [0.1, 0.5, 1.0, 1.5, 2.0, 3.0] {
@@ -280,7 +280,7 @@ fn load(vectors: &Vectors, questions: &[Question]) {
             share(stats.speculations_started),
             share(stats.speculations_refused),
             share(stats.speculations_joined),
-            share(stats.speculations_superseded),
+            share(stats.speculations_superseded + stats.speculations_cancelled),
         );
     }
 }
@@ -320,7 +320,11 @@ fn serve(searches: &[Search], rate: f64, speculates: bool) -> (Vec<f64>, Stats) 
     loop {
         while let Some((_, number, what)) = events.next_if(|(when, _, _)| *when <= house.now()) {
             let (kind, documents) = match what {
-                What::Guess(documents) => (Kind::Prefill, documents),
+                What::Guess(documents) => {
+                    // Its documents have changed: it ends, whether or not this one is taken.
+                    guesses[number] = None;
+                    (Kind::Prefill, documents)
+                }
                 What::Chat(documents) => (Kind::Answer, documents),
             };
             let documents = documents

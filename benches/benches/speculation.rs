@@ -23,7 +23,7 @@ use foreword_retrieval::{
     Ask, Collection, Document, Editor, Query, ScoredDocument, Spec, Store, StoreError,
 };
 use foreword_server::api::Limits;
-use foreword_server::device::{Device, DeviceConfig};
+use foreword_server::device::{Device, DeviceConfig, KvSize};
 use foreword_server::model::Model;
 use foreword_server::retrieval;
 use foreword_server::serve::{Config, Server};
@@ -232,9 +232,9 @@ impl House {
     async fn open(model: &Path, store: Arc<Slow>, max_prefill_batch: u32) -> Result<Self> {
         let device = DeviceConfig {
             device: Device::Cpu,
-            kv_tokens: None,
+            kv: None,
             kv_memory_fraction: 0.9,
-            kv_host_tokens: 0,
+            kv_host: KvSize::Tokens(0),
             page_tokens: 16,
             max_step_tokens: None,
             threads: None,
@@ -243,6 +243,7 @@ impl House {
         };
         let tiers = Tiers {
             policy: EvictionPolicy::Lru,
+            max_documents: None,
             disk: None,
             profile: None,
             profile_budget: Duration::ZERO,

@@ -4,6 +4,7 @@
 //! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench tiers
 //! cargo bench -p foreword-benches --bench tiers -- policies    hit ratios by policy and size of host memory
 //! cargo bench -p foreword-benches --bench tiers -- policies XQuAD    on the traces whose names have this in them
+//! cargo bench -p foreword-benches --bench tiers -- first       hit ratios when only a prompt's first documents are kept
 //! cargo bench -p foreword-benches --bench tiers -- times       a lookup and an open among 100,000 pages
 //! ```
 //!
@@ -39,10 +40,13 @@ fn main() {
     let words = std::env::args().skip(1);
     let words = words.filter(|word| !word.starts_with('-'));
     let (tables, traces): (Vec<String>, Vec<String>) =
-        words.partition(|word| ["policies", "times"].contains(&&**word));
+        words.partition(|word| ["policies", "first", "times"].contains(&&**word));
     let wanted = |name: &str| tables.is_empty() || tables.iter().any(|table| table == name);
     if wanted("policies") {
         policies(&traces);
+    }
+    if wanted("first") {
+        first_documents(&traces);
     }
     if wanted("times") {
         times();
@@ -102,7 +106,7 @@ fn policies(picked: &[String]) {
             for policy in EvictionPolicy::ALL {
                 let mut hits = Hits::default();
                 for trace in &traces {
-                    replay(trace, policy, host_prompts, &mut hits);
+                    replay(trace, policy, None, host_prompts, &mut hits);
                 }
                 let share = hits.hit_documents as f64 / hits.documents as f64;
                 print!(
@@ -119,6 +123,41 @@ fn policies(picked: &[String]) {
             let own = of(&|policy| policy == EvictionPolicy::Pgdsf);
             let best = of(&|policy| policy != EvictionPolicy::Pgdsf);
             println!(" {:.3} |", own / best);
+        }
+        println!();
+    }
+}
+
+/// Documents of a prompt that are kept, in the columns of `first`.
+const KEPT: [Option<u32>; 4] = [None, Some(3), Some(2), Some(1)];
+
+/// What is found when only the first documents of a prompt are kept (RAGCache §5.4).
+fn first_documents(picked: &[String]) {
+    println!(
+        "Share of documents found / mean seconds of prefill by the cost profile, pgdsf; device memory {DEVICE_PROMPTS} prompts\n"
+    );
+    for traces in traces() {
+        let name = &traces[0].name;
+        if !picked.is_empty() && !picked.iter().any(|word| name.contains(word)) {
+            continue;
+        }
+        println!(
+            "{name}\n\n| host memory, prompts | all kept | 3 | 2 | 1 |\n| --- | --- | --- | --- | --- |"
+        );
+        for host_prompts in HOST_PROMPTS {
+            print!("| {host_prompts} |");
+            for kept in KEPT {
+                let mut hits = Hits::default();
+                for trace in &traces {
+                    replay(trace, EvictionPolicy::Pgdsf, kept, host_prompts, &mut hits);
+                }
+                print!(
+                    " {:.4} / {:.4} |",
+                    hits.hit_documents as f64 / hits.documents as f64,
+                    hits.seconds / hits.requests as f64
+                );
+            }
+            println!();
         }
         println!();
     }
@@ -203,7 +242,12 @@ fn made_up(seed: u64, count: u32) -> Vec<TokenId> {
     (0..count).map(|_| token()).collect()
 }
 
-fn cache(policy: EvictionPolicy, device: u32, host: u32) -> PrefixCache {
+fn cache(
+    policy: EvictionPolicy,
+    max_documents: Option<u32>,
+    device: u32,
+    host: u32,
+) -> PrefixCache {
     let pages = Pages {
         device,
         host,
@@ -211,17 +255,29 @@ fn cache(policy: EvictionPolicy, device: u32, host: u32) -> PrefixCache {
     };
     let config = CacheConfig {
         policy,
+        max_documents,
         cost: Some(Arc::new(seconds)),
         ..CacheConfig::default()
     };
     PrefixCache::new(pages, &config)
 }
 
-fn replay(trace: &Prompts, policy: EvictionPolicy, host_prompts: u32, hits: &mut Hits) {
+fn replay(
+    trace: &Prompts,
+    policy: EvictionPolicy,
+    max_documents: Option<u32>,
+    host_prompts: u32,
+    hits: &mut Hits,
+) {
     let pages = |prompts: u32| {
         (f64::from(prompts) * trace.mean_tokens / f64::from(PAGE_TOKENS)).ceil() as u32
     };
-    let mut cache = cache(policy, pages(DEVICE_PROMPTS), pages(host_prompts));
+    let mut cache = cache(
+        policy,
+        max_documents,
+        pages(DEVICE_PROMPTS),
+        pages(host_prompts),
+    );
     for prompt in &trace.prompts {
         let found = serve(&mut cache, prompt);
         let total = prompt.tokens.len() as u32;
@@ -257,7 +313,7 @@ fn times() {
     const NODES: u32 = 100_000;
     const PROMPT: u32 = 4_096;
     const TIMED: usize = 2_000;
-    let mut cache = cache(EvictionPolicy::Pgdsf, NODES / 2, NODES);
+    let mut cache = cache(EvictionPolicy::Pgdsf, None, NODES / 2, NODES);
     // Prompts of four documents of 64 pages, which share their beginnings.
     let prompt = |number: u64| {
         let parts = [number % 5, number % 35, number % 385, number];

@@ -1,6 +1,7 @@
 //! What the benches share.
 
 pub mod embedded;
+pub mod scenarios;
 pub mod simulated;
 pub mod variant;
 pub mod xquad;

@@ -43,17 +43,46 @@ impl FromStr for Device {
     }
 }
 
+/// The size of a pool of KV state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvSize {
+    /// Room for this many tokens.
+    Tokens(u32),
+    /// This much memory.
+    Bytes(u64),
+}
+
+impl KvSize {
+    /// Returns the number of pages of `page_tokens` tokens and `page_bytes` bytes that fit.
+    fn pages(self, page_tokens: u32, page_bytes: u64) -> u32 {
+        match self {
+            Self::Tokens(tokens) => tokens / page_tokens,
+            Self::Bytes(bytes) => u32::try_from(bytes / page_bytes.max(1)).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Returns the number of pages of a pool that must have one.
+    fn some_pages(self, page_tokens: u32, page_bytes: u64) -> anyhow::Result<u32> {
+        match (self.pages(page_tokens, page_bytes), self) {
+            (0, Self::Bytes(bytes)) => bail!(
+                "{bytes} bytes have no room for a page of KV state: {page_tokens} tokens take {page_bytes} bytes"
+            ),
+            (pages, _) => Ok(pages),
+        }
+    }
+}
+
 /// A device and its sizes. The default of a `None` depends on the device.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     /// The device.
     pub device: Device,
-    /// Tokens of KV state in the pool; by default 65,536 on the CPU, and a fraction of a CUDA device's memory.
-    pub kv_tokens: Option<u32>,
+    /// KV state in the pool; by default 65,536 tokens on the CPU, and a fraction of a CUDA device's memory.
+    pub kv: Option<KvSize>,
     /// Fraction of a CUDA device's memory, after the weights, for KV state.
     pub kv_memory_fraction: f32,
-    /// Tokens of KV state in host memory.
-    pub kv_host_tokens: u32,
+    /// KV state in host memory.
+    pub kv_host: KvSize,
     /// Tokens in a page.
     pub page_tokens: u32,
     /// Most tokens of a step; by default 512 on the CPU and 8,192 on a CUDA device.
@@ -120,21 +149,22 @@ impl DeviceConfig {
         .with_context(context)?;
         match ordinal {
             None => self.open_cpu(&checkpoint, folder),
-            Some(ordinal) => self.open_cuda(&checkpoint, ordinal),
+            Some(ordinal) => self.open_cuda(&checkpoint, folder, ordinal),
         }
         .with_context(context)
     }
 
     fn open_cpu(&self, checkpoint: &Checkpoint, folder: &Path) -> anyhow::Result<Opened> {
-        let pages = self.kv_tokens.unwrap_or(CPU_KV_TOKENS) / self.page_tokens;
+        let page_bytes = CpuBackend::page_bytes(folder, self.page_tokens)?;
+        let kv = self.kv.unwrap_or(KvSize::Tokens(CPU_KV_TOKENS));
+        let pages = kv.some_pages(self.page_tokens, page_bytes)?;
         let config = CpuConfig {
             pages,
-            host_pages: self.kv_host_tokens / self.page_tokens,
+            host_pages: self.kv_host.pages(self.page_tokens, page_bytes),
             page_tokens: self.page_tokens,
             threads: self.threads,
             precision: self.precision,
         };
-        let page_bytes = CpuBackend::page_bytes(folder, config.page_tokens)?;
         tracing::info!(
             pages,
             page_tokens = config.page_tokens,
@@ -159,15 +189,21 @@ impl DeviceConfig {
         })
     }
 
-    fn open_cuda(&self, checkpoint: &Checkpoint, ordinal: u32) -> anyhow::Result<Opened> {
+    fn open_cuda(
+        &self,
+        checkpoint: &Checkpoint,
+        folder: &Path,
+        ordinal: u32,
+    ) -> anyhow::Result<Opened> {
+        let page_bytes = CudaBackend::page_bytes_of(folder, self.page_tokens)?;
         let max_step_tokens = self.max_step_tokens.unwrap_or(CUDA_STEP_TOKENS);
         let config = CudaConfig {
             ordinal,
-            pages: match self.kv_tokens {
-                Some(tokens) => PoolSize::Pages(tokens / self.page_tokens),
+            pages: match self.kv {
+                Some(kv) => PoolSize::Pages(kv.some_pages(self.page_tokens, page_bytes)?),
                 None => PoolSize::Fraction(self.kv_memory_fraction),
             },
-            host_pages: self.kv_host_tokens / self.page_tokens,
+            host_pages: self.kv_host.pages(self.page_tokens, page_bytes),
             page_tokens: self.page_tokens,
             max_step_tokens,
         };

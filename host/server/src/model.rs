@@ -39,6 +39,7 @@ pub struct Model {
     vocabulary: u32,
     max_positions: u32,
     page_tokens: u32,
+    page_bytes: u64,
     engine: Engine,
 }
 
@@ -121,6 +122,7 @@ impl Model {
             vocabulary: backend.vocabulary(),
             max_positions: backend.max_positions(),
             page_tokens: backend.page_tokens(),
+            page_bytes: backend.page_bytes() as u64,
             engine: start(backend),
         })
     }
@@ -152,6 +154,11 @@ impl Model {
     /// Tokens of a page of KV state.
     pub fn page_tokens(&self) -> u32 {
         self.page_tokens
+    }
+
+    /// Returns the bytes of KV state in a page; 0 where the backend has no host memory.
+    pub fn page_bytes(&self) -> u64 {
+        self.page_bytes
     }
 
     /// Its tokenizer.
@@ -388,6 +395,7 @@ impl Model {
             },
             top_logprobs: options.top_logprobs,
             cache_salt: options.cache_salt.clone(),
+            caching: options.caching,
             tenant: options.cache_salt.as_str().into(),
             ..Request::default()
         })

@@ -112,6 +112,7 @@ impl Server {
                 model.get().map(|model| Numbers {
                     model: model.name().to_owned(),
                     page_tokens: model.page_tokens(),
+                    page_bytes: model.page_bytes(),
                     engine: model.engine().stats(),
                     tokens: model.token_cache_stats(),
                 })

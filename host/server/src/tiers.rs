@@ -3,9 +3,9 @@
 //! This module knows where files are and what the log says of them; the engine owns their content.
 
 use crate::device::Opened;
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use foreword_engine::cache::disk::{DiskConfig, DiskStore, Origin};
-use foreword_engine::cache::{CacheConfig, EvictionPolicy};
+use foreword_engine::cache::{CacheConfig, DiskReplicaBounds, EvictionPolicy};
 use foreword_engine::engine::profile::{
     ProfileKey, ProfileOptions, ProfileOrigin, load_or_measure,
 };
@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 pub struct Tiers {
     /// The eviction policy.
     pub policy: EvictionPolicy,
+    /// Documents of a prompt that are kept, its first ones; `None` keeps all.
+    pub max_documents: Option<u32>,
     /// The disk tier; needs host pages.
     pub disk: Option<DiskFile>,
     /// File for the measured cost of computing. `None`: beside the disk tier, if there is one.
@@ -33,7 +35,15 @@ pub struct DiskFile {
     pub path: PathBuf,
     /// Largest size of the file, in bytes.
     pub capacity: u64,
+    /// Bytes of the file for copies of pages that are still in memory; 0 for none.
+    pub replica_bytes: u64,
+    /// Bytes of such copies written in a second, on average.
+    pub replica_bytes_per_second: u64,
 }
+
+/// Most bytes that are copied for the disk before one step, unless a single page has more. The engine's thread copies
+/// them, at several gigabytes a second.
+const REPLICA_BYTES_PER_STEP: u64 = 4 << 20;
 
 impl Tiers {
     /// Returns the engine's cache on a device on which nothing runs yet.
@@ -41,8 +51,16 @@ impl Tiers {
     /// # Errors
     /// Returns an error when a file cannot be read or created; the chain names it.
     pub fn open(&self, device: &mut Opened) -> anyhow::Result<CacheConfig> {
+        if self.disk.is_some() {
+            ensure!(
+                device.backend.host_pages() > 0,
+                "the disk tier needs host memory of at least one page, {} bytes: what is read from disk goes there first",
+                device.backend.page_bytes()
+            );
+        }
         let mut config = CacheConfig {
             policy: self.policy,
+            max_documents: self.max_documents,
             // The cache's own hashes are wide; this only keeps models apart.
             identity: device.identity as u64,
             ..CacheConfig::default()
@@ -60,6 +78,7 @@ impl Tiers {
         if let Some(disk) = &self.disk {
             let store = disk.open(device).context("cannot open the disk tier")?;
             config.disk = Some(Arc::new(store));
+            config.disk_replicas = disk.replicas(device.backend.page_bytes());
         }
         Ok(config)
     }
@@ -96,6 +115,20 @@ impl Tiers {
 }
 
 impl DiskFile {
+    /// Returns the bounds of replicas for pages of `page_bytes` bytes.
+    fn replicas(&self, page_bytes: usize) -> DiskReplicaBounds {
+        let page_bytes = (page_bytes as u64).max(1);
+        let pages = self.replica_bytes.min(self.capacity) / page_bytes;
+        DiskReplicaBounds {
+            pages: match self.replica_bytes_per_second {
+                0 => 0,
+                _ => u32::try_from(pages).unwrap_or(u32::MAX),
+            },
+            pages_per_second: self.replica_bytes_per_second as f64 / page_bytes as f64,
+            pages_per_step: (REPLICA_BYTES_PER_STEP / page_bytes).clamp(1, 64) as u32,
+        }
+    }
+
     fn open(&self, device: &Opened) -> anyhow::Result<DiskStore> {
         let config = DiskConfig {
             capacity: self.capacity,

@@ -1,8 +1,9 @@
 //! The arguments that choose the device and the size of its steps.
 
+use super::size::size;
 use clap::ValueEnum;
 use foreword_engine::backend::cpu::Precision;
-use foreword_server::device::{Device, DeviceConfig};
+use foreword_server::device::{Device, DeviceConfig, KvSize};
 
 #[derive(clap::Args)]
 #[group(id = "computing")]
@@ -14,8 +15,11 @@ pub(crate) struct Arguments {
     /// device]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(16..))]
     kv_tokens: Option<u32>,
+    /// Memory for that KV state instead, in bytes or as 4GiB
+    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "kv_tokens")]
+    kv_cache_memory_bytes: Option<u64>,
     /// Fraction of a CUDA device's memory, after the weights, to use for KV state
-    #[arg(long, value_name = "PART", default_value_t = 0.9, value_parser = part, conflicts_with = "kv_tokens")]
+    #[arg(long, value_name = "PART", default_value_t = 0.9, value_parser = part, conflicts_with_all = ["kv_tokens", "kv_cache_memory_bytes"])]
     kv_memory_fraction: f32,
     /// Tokens in a page of KV state, a multiple of 16; a power of two up to 256 on a CUDA device
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = page_tokens)]
@@ -52,12 +56,13 @@ impl Arguments {
             .then(|| format!("--kv-tokens {kv} is less than one page: --page-tokens is {page}"))
     }
 
-    pub(crate) fn config(&self, kv_host_tokens: u32) -> DeviceConfig {
+    pub(crate) fn config(&self, kv_host: KvSize) -> DeviceConfig {
         DeviceConfig {
             device: self.device,
-            kv_tokens: self.kv_tokens,
+            kv: (self.kv_cache_memory_bytes.map(KvSize::Bytes))
+                .or(self.kv_tokens.map(KvSize::Tokens)),
             kv_memory_fraction: self.kv_memory_fraction,
-            kv_host_tokens,
+            kv_host,
             page_tokens: self.page_tokens,
             max_step_tokens: self.max_step_tokens,
             threads: self.threads,

@@ -12,6 +12,7 @@ pub(crate) mod measure;
 pub(crate) mod program;
 pub(crate) mod replay;
 pub(crate) mod serve;
+pub(crate) mod size;
 
 use anyhow::Context;
 use clap::error::ErrorKind;

@@ -261,8 +261,89 @@ fn a_disk_tier_without_host_memory_is_refused() {
     refused(
         &["serve", "--model", "x", "--kv-policy", "fifo"],
         2,
-        &["fifo", "lru, lfu, gdsf, pgdsf"],
+        &["fifo", "lru, lfu, gdsf, pgdsf, pgdsf-paper"],
     );
+}
+
+#[test]
+fn arguments_of_the_cache_that_exclude_each_other_are_refused() {
+    let serve = ["serve", "--model", "x"];
+    for (arguments, words) in [
+        (
+            &["--kv-tokens", "4096", "--kv-cache-memory-bytes", "1GiB"][..],
+            &["--kv-tokens", "--kv-cache-memory-bytes"][..],
+        ),
+        (
+            &["--kv-host-tokens", "64", "--kv-host-memory-bytes", "1GiB"],
+            &["--kv-host-tokens", "--kv-host-memory-bytes"],
+        ),
+        (
+            &["--no-enable-prefix-caching", "--kv-host-tokens", "64"],
+            &["--no-enable-prefix-caching", "--kv-host-tokens"],
+        ),
+        (&["--kv-disk-replicas", "1GiB"], &["required", "--kv-disk"]),
+        (
+            &["--kv-cache-memory-bytes", "1G"],
+            &["--kv-cache-memory-bytes", "1G", "GB", "GiB"],
+        ),
+        (
+            &["--kv-cached-documents", "0"],
+            &["--kv-cached-documents", "1..=65536"],
+        ),
+    ] {
+        refused(&[&serve[..], arguments].concat(), 2, words);
+    }
+    let sizes = |arguments: &[&str], words: &[&str]| {
+        let model = [
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--device",
+            "cpu",
+            "--model",
+        ];
+        let model = [&model[..], &[crate::support::process::CHECKPOINT]].concat();
+        refused(&[&model, arguments].concat(), 1, words);
+    };
+    sizes(
+        &["--kv-cache-memory-bytes", "1KiB"],
+        &["1024 bytes have no room for a page", "16 tokens take"],
+    );
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("kv");
+    sizes(
+        &[
+            "--kv-host-memory-bytes",
+            "1KiB",
+            "--kv-disk",
+            file.to_str().unwrap(),
+        ],
+        &["the disk tier needs host memory of at least one page"],
+    );
+}
+
+#[tokio::test]
+async fn a_server_without_prefix_caching_computes_every_prompt() {
+    let sizes = [
+        "--no-enable-prefix-caching",
+        "--kv-cache-memory-bytes",
+        "16MiB",
+    ];
+    let process = Process::serve(&sizes);
+    let body = json!({"prompt": "a cellar ".repeat(40), "max_tokens": 2});
+    for _ in 0..2 {
+        let answer = post(process.address, "/v1/completions", &body).await.json();
+        assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    }
+    let metrics = String::from_utf8(get(process.internal, "/metrics").await.body).unwrap();
+    assert!(metrics.contains("foreword_pages_cached 0"), "{metrics}");
+    assert!(
+        metrics.contains("enable_prefix_caching=\"False\""),
+        "{metrics}"
+    );
+    let prefill = json!({"messages": [{"role": "user", "content": "a cellar"}]});
+    let refused = post(process.address, "/v1/prefill", &prefill).await;
+    assert_eq!(refused.status, 400);
 }
 
 #[test]

@@ -111,3 +111,37 @@ async fn what_is_no_prompt_is_named() {
         "prompt is missing"
     );
 }
+
+#[tokio::test]
+async fn a_request_says_whether_it_reads_the_cache_and_whether_it_is_kept() {
+    let house = TestServer::open().await;
+    let text = format!("{} say(abc)", "x".repeat(200));
+    let prompt_tokens = text.len() as u64;
+    let ask = async |fields: Value| {
+        let mut body = body(text.as_str());
+        let given = fields.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(given);
+        let answer = post(house.address(), PATH, &body).await.json();
+        assert_eq!(answer["choices"][0]["text"], "abc");
+        let details = &answer["usage"]["prompt_tokens_details"];
+        details["cached_tokens"].as_u64().unwrap()
+    };
+    for unkept in [
+        json!({"cache_prefix": false}),
+        json!({"cache_prompt": false}),
+        json!({"min_cache_tokens": prompt_tokens + 1}),
+    ] {
+        assert_eq!(ask(unkept).await, 0);
+        assert_eq!(house.stats().pages_cached, 0);
+    }
+    assert_eq!(ask(json!({"min_cache_tokens": prompt_tokens})).await, 0);
+    assert!(house.stats().pages_cached > 0);
+    for unread in [
+        json!({"cache_prompt": false}),
+        json!({"skip_reading_prefix_cache": true}),
+    ] {
+        assert_eq!(ask(unread).await, 0);
+    }
+    assert_eq!(ask(json!({"cache_prefix": false})).await, prompt_tokens - 1);
+    assert_eq!(ask(json!({"cache_prefix": null})).await, prompt_tokens - 1);
+}

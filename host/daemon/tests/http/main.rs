@@ -12,6 +12,7 @@ mod dashboard;
 mod drop_in;
 mod format;
 mod hostile;
+mod killed;
 mod kv;
 mod kv_zmq;
 mod lifecycle;

@@ -60,6 +60,10 @@ impl Store for Scripted {
 }
 
 async fn house(max_waiting: u32) -> (TestServer, Sender<Step>) {
+    house_with_steps(max_waiting, 512).await
+}
+
+async fn house_with_steps(max_waiting: u32, max_step_tokens: u32) -> (TestServer, Sender<Step>) {
     let (sender, steps) = channel();
     let store = Scripted {
         steps: Mutex::new(steps),
@@ -72,6 +76,7 @@ async fn house(max_waiting: u32) -> (TestServer, Sender<Step>) {
         retrieval,
         max_waiting,
         max_running: 1,
+        max_step_tokens,
         ..Options::default()
     };
     (TestServer::with(options).await, sender)
@@ -86,15 +91,18 @@ async fn ask(house: &TestServer) -> tokio::task::JoinHandle<crate::support::clie
     tokio::spawn(async move { post(address, "/v1/chat/completions", &chat()).await })
 }
 
+/// Whether so many guesses have been taken in and none of them waits or runs.
+fn has_computed(house: &TestServer, guesses: u64) -> bool {
+    let stats = house.stats();
+    stats.speculations_started == guesses && stats.waiting + stats.running == 0
+}
+
 #[tokio::test]
 async fn a_right_guess_is_joined_and_nothing_is_computed_twice() {
     let (house, script) = house(8).await;
     let answer = ask(&house).await;
     script.send(Step::Stage(&["a", "b"])).unwrap();
-    until("the guess is computed", || {
-        house.stats().speculations_started == 1 && house.stats().running == 0
-    })
-    .await;
+    until("the guess is computed", || has_computed(&house, 1)).await;
     let computed = house.stats().prompt_tokens;
     // Other ranks of the same documents are no other guess.
     script.send(Step::Stage(&["b", "a"])).unwrap();
@@ -149,16 +157,10 @@ async fn a_wrong_guess_is_superseded_and_what_it_shares_is_kept() {
     let (house, script) = house(8).await;
     let answer = ask(&house).await;
     script.send(Step::Stage(&["a", "c"])).unwrap();
-    until("the first guess is computed", || {
-        house.stats().speculations_started == 1 && house.stats().running == 0
-    })
-    .await;
+    until("the first guess is computed", || has_computed(&house, 1)).await;
     let before = house.stats().cached_tokens;
     script.send(Step::Stage(&["b", "a"])).unwrap();
-    until("the second guess is computed", || {
-        house.stats().speculations_started == 2 && house.stats().running == 0
-    })
-    .await;
+    until("the second guess is computed", || has_computed(&house, 2)).await;
     // Document a stands in front, though b is the better one now: its tokens were there.
     let shared = house.stats().cached_tokens - before;
     assert!(shared > 8 * "a is a document. ".len() as u64, "{shared}");
@@ -207,6 +209,71 @@ async fn under_load_nothing_is_guessed() {
         "{metrics}"
     );
     house.idle().await;
+}
+
+/// Tokens that were computed for an answer: those of its prompt that were not cached, and its own, which the end token
+/// follows.
+fn computed(answer: &Value) -> u64 {
+    let usage = &answer["usage"];
+    let count = |value: &Value| value.as_u64().expect("a count");
+    let cached = count(&usage["prompt_tokens_details"]["cached_tokens"]);
+    count(&usage["prompt_tokens"]) - cached + count(&usage["completion_tokens"])
+}
+
+#[tokio::test]
+async fn under_load_a_guess_whose_documents_changed_is_computed_no_further() {
+    const STEP_TOKENS: u32 = 32;
+    let (house, script) = house_with_steps(64, STEP_TOKENS).await;
+    house.steps.hold(2);
+    let answer = ask(&house).await;
+    script.send(Step::Stage(&["a", "b"])).unwrap();
+    until("two steps of the guess are computed", || {
+        house.stats().steps == 2
+    })
+    .await;
+    let others: Vec<_> = (0..5)
+        .map(|_| {
+            let address = house.address();
+            let body = json!({"messages": [{"role": "user", "content": "say(other)"}]});
+            tokio::spawn(async move { post(address, "/v1/chat/completions", &body).await })
+        })
+        .collect();
+    until("as many wait as a batch of prefills", || {
+        house.stats().waiting >= 5
+    })
+    .await;
+    // The guess's third step is being computed. It is the last, though no other guess takes its place.
+    script.send(Step::Stage(&["c", "d"])).unwrap();
+    until("the next guess is refused", || {
+        house.stats().speculations_refused == 1
+    })
+    .await;
+    house.steps.release();
+    let mut answers = Vec::new();
+    for other in others {
+        answers.push(other.await.unwrap().json());
+    }
+    until("nothing runs while the search goes on", || {
+        let stats = house.stats();
+        stats.waiting + stats.running == 0
+    })
+    .await;
+    let wasted = |answers: &[Value]| {
+        house.steps.computed_tokens() - answers.iter().map(computed).sum::<u64>()
+    };
+    assert_eq!(wasted(&answers), 3 * u64::from(STEP_TOKENS));
+    script.send(Step::End(&["c", "d"])).unwrap();
+    answers.push(answer.await.unwrap().json());
+    house.idle().await;
+    assert_eq!(wasted(&answers), 3 * u64::from(STEP_TOKENS));
+    let whole = answers[5]["usage"]["prompt_tokens"].as_u64().unwrap();
+    println!("96 of the guess's {whole} tokens were computed");
+    assert!(whole > 8 * u64::from(STEP_TOKENS), "{whole}");
+    let stats = house.stats();
+    assert_eq!(
+        (stats.speculations_started, stats.speculations_cancelled),
+        (1, 1)
+    );
 }
 
 #[tokio::test]

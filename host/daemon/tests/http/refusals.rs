@@ -45,6 +45,26 @@ async fn a_field_out_of_range_is_named_with_its_range() {
         ),
         ("seed", json!("x"), "seed must be an integer, got a string"),
         (
+            "min_cache_tokens",
+            json!(-1),
+            "min_cache_tokens must be an integer from 0 to 4294967295, got -1",
+        ),
+        (
+            "cache_prefix",
+            json!("no"),
+            "cache_prefix must be a boolean, got a string",
+        ),
+        (
+            "cache_prompt",
+            json!(0),
+            "cache_prompt must be a boolean, got a number",
+        ),
+        (
+            "skip_reading_prefix_cache",
+            json!([]),
+            "skip_reading_prefix_cache must be a boolean, got an array",
+        ),
+        (
             "stream",
             json!("yes"),
             "stream must be a boolean, got a string",

@@ -22,6 +22,7 @@ impl PrefixCache {
             self.check_node(id, node);
         }
         self.check_queues();
+        self.check_disk_replicas();
     }
 
     /// Asserts that every page is held by exactly the leases that list it.
@@ -87,7 +88,7 @@ impl PrefixCache {
             self.host_pool.free().len(),
             "a host page is free twice"
         );
-        let accounted = free.len() + in_host.len();
+        let accounted = free.len() + in_host.len() + self.disk_replicas.reserved();
         assert_eq!(
             accounted,
             self.host_pool.pages() as usize,

@@ -20,6 +20,11 @@ pub struct CacheConfig {
     pub replicated_share: f64,
     /// Receives the pages that host memory has no room for.
     pub disk: Option<Arc<dyn DiskTier>>,
+    /// How many pages in memory are copied to `disk` before they are evicted, in case the process ends.
+    pub disk_replicas: DiskReplicaBounds,
+    /// Documents of a prompt that are kept, its first ones; `None` keeps all. Of a prompt with more, nothing is kept from
+    /// the next document on (RAGCache §5.4).
+    pub max_documents: Option<u32>,
     /// Distinguishes this model's pages from those of all other models, see [`PageHash::root`](super::PageHash::root).
     pub identity: u64,
 }
@@ -31,6 +36,8 @@ impl Default for CacheConfig {
             cost: None,
             replicated_share: 0.05,
             disk: None,
+            disk_replicas: DiskReplicaBounds::default(),
+            max_documents: None,
             identity: 0,
         }
     }
@@ -43,9 +50,22 @@ impl fmt::Debug for CacheConfig {
             .field("cost", &self.cost.is_some())
             .field("replicated_share", &self.replicated_share)
             .field("disk", &self.disk.is_some())
+            .field("disk_replicas", &self.disk_replicas)
+            .field("max_documents", &self.max_documents)
             .field("identity", &self.identity)
             .finish()
     }
+}
+
+/// Bounds of the copies on disk of pages that are still in memory. The default keeps none.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DiskReplicaBounds {
+    /// Most pages in memory that are kept on disk too.
+    pub pages: u32,
+    /// Most pages written in a second, on average.
+    pub pages_per_second: f64,
+    /// Most pages written before one step, since the engine's thread copies them.
+    pub pages_per_step: u32,
 }
 
 /// Sizes of a backend's page pools.

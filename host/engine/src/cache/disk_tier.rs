@@ -31,6 +31,19 @@ pub trait DiskTier: Send + Sync {
     /// follows. When pages are written faster than the disk takes them, some are dropped.
     fn write(&self, page: PageHash, parent: PageHash, bytes: &[u8]);
 
+    /// Marks the leading ones of `pages` that are stored as used, and returns how many those are.
+    fn touch(&self, pages: &[PageHash]) -> usize {
+        pages
+            .iter()
+            .take_while(|page| self.contains(**page))
+            .count()
+    }
+
+    /// Returns how many pages wait to be written.
+    fn backlog(&self) -> usize {
+        0
+    }
+
     /// Returns what became of the pages so far.
     fn counts(&self) -> DiskCounts {
         DiskCounts::default()

@@ -17,6 +17,8 @@ pub struct Lease {
     /// The nodes of the leading pages, which are full and shared; the remaining pages are private to this lease.
     pub(super) nodes: Vec<NodeId>,
     pub(super) route: Option<Route>,
+    /// Tokens of the sequence, from its beginning, that are kept for others at most.
+    pub(super) kept_tokens: u32,
     /// Cost per token of what the cache did not have when the lease was opened.
     pub(super) seconds_per_token: f64,
 }
@@ -25,6 +27,24 @@ impl Lease {
     /// Returns the page table: position `p` lives in `pages()[p / page_tokens]`.
     pub fn pages(&self) -> &[PageId] {
         &self.pages
+    }
+}
+
+/// How a sequence uses the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheUse {
+    /// Whether the sequence starts from a cached prefix.
+    pub reads: bool,
+    /// Whether what is computed for the sequence stays in the cache for others.
+    pub keeps: bool,
+}
+
+impl Default for CacheUse {
+    fn default() -> Self {
+        Self {
+            reads: true,
+            keeps: true,
+        }
     }
 }
 

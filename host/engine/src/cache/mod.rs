@@ -48,12 +48,12 @@ mod tests;
 mod tiers;
 mod tree;
 
-pub use config::{CacheConfig, Cost, Pages};
+pub use config::{CacheConfig, Cost, DiskReplicaBounds, Pages};
 pub use disk_tier::{DiskCounts, DiskTier};
 pub use documents::{Document, DocumentPath, DocumentSpan};
 pub use events::{CacheEvent, Tier};
 pub use hash::PageHash;
-pub use lease::{Lease, Match, Opening, SlotCopy};
+pub use lease::{CacheUse, Lease, Match, Opening, SlotCopy};
 pub use lookup::CachedLookup;
 pub use tiers::fetch::Fetch;
 pub use tiers::policy::EvictionPolicy;
@@ -62,6 +62,7 @@ pub use tiers::transfers::Transfer;
 use crate::TokenId;
 use events::EventLog;
 use std::sync::Arc;
+use tiers::disk_replicas::DiskReplicas;
 use tiers::fetch::Fetching;
 use tiers::history::History;
 use tiers::pool::{HostPool, Pool};
@@ -83,10 +84,15 @@ pub struct PrefixCache {
     /// Replicas, the least frequently used first.
     replicas: Queue,
     max_replicas: u32,
+    /// Whether all pages of a document are evicted together.
+    evicts_documents: bool,
+    /// The configured [`CacheConfig::max_documents`].
+    max_documents: Option<u32>,
     history: History,
     cost: Option<Arc<Cost>>,
     disk: Option<Arc<dyn DiskTier>>,
     fetching: Fetching,
+    disk_replicas: DiskReplicas,
     transfers: Vec<Transfer>,
     in_flight: InFlight,
     events: EventLog,
@@ -125,6 +131,10 @@ pub struct CacheStats {
     pub replicated: u32,
     /// Pages evicted from host memory so far.
     pub host_evicted: u64,
+    /// Pages in memory that are on disk too, in case the process ends.
+    pub disk_replicas: u32,
+    /// Pages scheduled to be written to disk as replicas so far.
+    pub disk_replicated: u64,
     /// Pages read back from disk so far.
     pub fetched: u64,
     /// What became of the pages that were given to the disk.
@@ -137,19 +147,29 @@ impl PrefixCache {
         let page_tokens = pages.tokens.max(1);
         let share = config.replicated_share.clamp(0.0, 1.0);
         let remembered = (config.policy).remembered(pages.device as usize + pages.host as usize);
+        let mut host_pool = HostPool::new(pages.host);
+        let bounds = (config.disk.as_ref()).map_or_else(Default::default, |_| config.disk_replicas);
+        let mut disk_replicas = DiskReplicas::new(bounds);
+        if bounds.pages > 0 {
+            let passages = 0..DiskReplicas::passages_of(pages.host);
+            disk_replicas.reserve(passages.filter_map(|_| host_pool.take()));
+        }
         Self {
             page_tokens,
             pool: Pool::new(pages.device),
-            host_pool: HostPool::new(pages.host),
+            host_pool,
             tree: Tree::new(page_tokens, config.identity),
             device: Queue::new(config.policy),
             host: Queue::new(config.policy),
             replicas: Queue::new(EvictionPolicy::Lfu),
             max_replicas: (f64::from(pages.host) * share) as u32,
+            evicts_documents: config.policy.evicts_documents(),
+            max_documents: config.max_documents,
             history: History::new(remembered),
             cost: config.cost.clone(),
             disk: config.disk.clone(),
             fetching: Fetching::default(),
+            disk_replicas,
             transfers: Vec::new(),
             in_flight: InFlight::default(),
             events: EventLog::default(),
@@ -189,6 +209,8 @@ impl PrefixCache {
             host_cached: self.counts.host,
             replicated: self.counts.replicas,
             host_evicted: self.counts.host_evicted,
+            disk_replicas: self.disk_replicas.kept(),
+            disk_replicated: self.disk_replicas.written(),
             fetched: self.counts.fetched,
             disk: self
                 .disk
@@ -206,10 +228,10 @@ impl PrefixCache {
     }
 
     /// Reports that the first `computed` of the sequence's `tokens` have been computed, and that everything before that
-    /// has [landed](PrefixCache::landed). Pages that those tokens fill become visible to other sequences. Where another
-    /// sequence committed the same page first, its page replaces this one's.
+    /// has [landed](PrefixCache::landed). Pages that those tokens fill become visible to other sequences, unless the
+    /// lease keeps fewer tokens. Where another sequence committed the same page first, its page replaces this one's.
     pub fn commit(&mut self, lease: &mut Lease, tokens: &[TokenId], computed: u32) {
-        let computed = &tokens[..computed as usize];
+        let computed = &tokens[..computed.min(lease.kept_tokens) as usize];
         let full = computed.chunks_exact(self.page_tokens as usize);
         if full.len() <= lease.nodes.len() {
             return;
@@ -247,7 +269,9 @@ impl PrefixCache {
     pub fn close(&mut self, mut lease: Lease, tokens: &[TokenId], computed: u32) {
         self.commit(&mut lease, tokens, computed);
         let shared = lease.nodes.len();
-        let tail = &tokens[shared * self.page_tokens as usize..computed as usize];
+        let before = shared * self.page_tokens as usize;
+        let end = computed.min(lease.kept_tokens) as usize;
+        let tail = tokens.get(before..end).unwrap_or_default();
         if !tail.is_empty() {
             let parent = lease.nodes.last().copied();
             match self.tree.insert(&lease.salt, parent, tail) {
@@ -291,6 +315,7 @@ impl PrefixCache {
             if let (Some(disk), Some(hash)) = (&self.disk, self.tree[node].hash) {
                 disk.remove(hash);
             }
+            self.distrust_disk_replica(node);
             self.drop_leaf(node);
         }
     }
@@ -314,6 +339,7 @@ impl PrefixCache {
         if let Some(disk) = &self.disk {
             disk.clear();
         }
+        self.forget_disk_replicas();
         self.history.clear();
         let removals = std::mem::replace(&mut self.events, told);
         if self.counts.device == 0 && self.counts.host == 0 {
@@ -337,6 +363,7 @@ impl PrefixCache {
         let continued = route.is_some_and(|route| route.continues(index));
         let before = lease.nodes.last().filter(|_| continued);
         let before = before.map_or(0, |&parent| self.tree[parent].at.usage.frequency);
+        self.tree[node].at.continues = continued;
         let usage = &mut self.tree[node].at.usage;
         usage.miss(lease.seconds_per_token);
         usage.frequency = usage.frequency.max(before);

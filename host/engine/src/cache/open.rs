@@ -1,7 +1,7 @@
 //! Looking up a prefix and opening a lease on it.
 
 use super::boundaries::Route;
-use super::lease::{Lease, Match, Opening, SlotCopy, all_but_last};
+use super::lease::{CacheUse, Lease, Match, Opening, SlotCopy, all_but_last};
 use super::tree::{NodeId, Walk};
 use super::{DocumentPath, PrefixCache};
 use crate::TokenId;
@@ -38,7 +38,21 @@ impl PrefixCache {
         tokens: &[TokenId],
         documents: Option<&DocumentPath>,
     ) -> Option<Opening> {
-        let mut walk = self.tree.walk(salt, all_but_last(tokens));
+        self.open_as(salt, tokens, documents, CacheUse::default())
+    }
+
+    /// Opens a lease as [`PrefixCache::open`] does, for a sequence that may not read the cache or not be kept in it.
+    pub fn open_as(
+        &mut self,
+        salt: &Arc<str>,
+        tokens: &[TokenId],
+        documents: Option<&DocumentPath>,
+        cache_use: CacheUse,
+    ) -> Option<Opening> {
+        let mut walk = match cache_use.reads {
+            true => self.tree.walk(salt, all_but_last(tokens)),
+            false => Walk::default(),
+        };
         let near = self.on_device(&walk);
         let needed = self.pages_for(tokens.len()) - near as u32;
         // The pages that were found must survive the evictions that make room for the rest.
@@ -67,6 +81,10 @@ impl PrefixCache {
             pages: Vec::with_capacity(taken.len() + near),
             nodes: walk.full,
             route: documents.map(|documents| Route::new(documents, self.page_tokens)),
+            kept_tokens: match cache_use.keeps {
+                true => self.kept_tokens(documents),
+                false => 0,
+            },
             seconds_per_token: self.seconds(found, new) / f64::from(new.max(1)),
         };
         let mut taken = taken.into_iter();
@@ -75,6 +93,7 @@ impl PrefixCache {
             self.touch(node);
         }
         lease.nodes.iter().for_each(|&node| self.replicate(node));
+        self.note_replicas(&lease.nodes);
         lease.pages.extend(taken);
         self.mark(&mut lease);
         let mut opening = Opening {
@@ -89,6 +108,18 @@ impl PrefixCache {
             self.open_tail(&mut opening, node, to, tokens);
         }
         Some(opening)
+    }
+
+    /// Returns how many tokens of a prompt with these documents are kept at most.
+    fn kept_tokens(&self, documents: Option<&DocumentPath>) -> u32 {
+        let path = documents.map(|documents| &documents.documents[..]);
+        match (self.max_documents, path) {
+            (Some(most), Some(path)) if path.len() > most as usize => {
+                let last = path[..most as usize].last();
+                last.map_or(0, |document| document.end)
+            }
+            _ => u32::MAX,
+        }
     }
 
     /// Adds the pages of the lease's nodes to it: the first `near` are on the device, the others are loaded. All were

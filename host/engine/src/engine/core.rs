@@ -6,13 +6,15 @@
 //! the outcome to [`Core::complete`]. In between, another thread may hold the core: it is all that is needed to
 //! continue on another device. Events and counters accumulate in the core until they are fetched.
 
-use self::tiers::{Fetching, pools};
+use self::tiers::{Fetching, Replication, pools};
 use super::admission::WaitingSlot;
 use super::work::{Answers, Work};
 use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
 use crate::TokenId;
 use crate::backend::{Backend, BackendError, Output, Segment};
-use crate::cache::{CacheConfig, CacheEvent, CachedLookup, DocumentPath, Lease, PrefixCache};
+use crate::cache::{
+    CacheConfig, CacheEvent, CacheUse, CachedLookup, DocumentPath, Lease, Match, PrefixCache,
+};
 use crate::sampling::{NextToken, Sampler, SamplingError};
 use crate::scheduler::{
     Entry, Limits, Plan, Queue, Rule, Running, SchedulerState, Ticket, Waiting, plan,
@@ -32,10 +34,13 @@ pub(super) struct Core {
     cache_config: CacheConfig,
     /// Requests whose pages are on their way from disk; they are queued once those have arrived.
     fetching: Vec<Fetching>,
+    replication: Replication,
     limits: Limits,
     bounds: Bounds,
     /// The configured [`EngineConfig::max_retries`].
     max_retries: u32,
+    /// The configured [`EngineConfig::prefix_caching`].
+    prefix_caching: bool,
     rule: Rule,
     waiting: Queue<Sequence>,
     /// A lower bound of all waiting requests' deadlines.
@@ -64,6 +69,7 @@ pub(super) struct Sequence {
     pub(super) sampler: Sampler,
     pub(super) salt: Arc<str>,
     pub(super) documents: Option<Arc<DocumentPath>>,
+    pub(super) cache_use: CacheUse,
     /// Channel with room for every event to come; closed when the caller has dropped its generation.
     pub(super) events: mpsc::Sender<Event>,
     /// Whether the sequence has ever run.
@@ -96,6 +102,7 @@ impl Core {
             cache: PrefixCache::new(pools(backend), &config.cache),
             cache_config: config.cache.clone(),
             fetching: Vec::new(),
+            replication: Replication::new(&config.cache.disk_replicas),
             limits: Limits {
                 max_step_tokens: config.max_step_tokens.max(1),
                 max_running: config.max_running.max(1),
@@ -103,6 +110,7 @@ impl Core {
             },
             bounds: Bounds::of(backend),
             max_retries: config.max_retries,
+            prefix_caching: config.prefix_caching,
             rule: config.order,
             waiting: Queue::new(config.order),
             next_deadline: None,
@@ -120,7 +128,13 @@ impl Core {
     }
 
     pub(super) fn enqueue(&mut self, sequences: impl IntoIterator<Item = Sequence>) {
-        for sequence in sequences {
+        for mut sequence in sequences {
+            if !self.prefix_caching {
+                sequence.cache_use = CacheUse {
+                    reads: false,
+                    keeps: false,
+                };
+            }
             if sequence.speculation.is_some() {
                 self.stop_fetching();
             }
@@ -155,7 +169,10 @@ impl Core {
             host_pages_cached: cache.host_cached,
             host_evicted_pages: cache.host_evicted,
             fetched_pages: cache.fetched,
+            disk_replicas: cache.disk_replicas,
+            disk_replicated_pages: cache.disk_replicated,
             disk: cache.disk,
+            prefix_caching: self.prefix_caching,
             ..self.totals
         }
     }
@@ -180,6 +197,7 @@ impl Core {
     /// Decides what is computed next. Carry the work out and pass its outcome to [`Core::complete`] before the next
     /// call.
     pub(super) fn prepare(&mut self, now: Instant) -> Work {
+        self.replicate(now);
         self.queue_fetched(now);
         self.drop_cancelled();
         self.drop_expired(now);
@@ -264,7 +282,10 @@ impl Core {
         let page_tokens = self.limits.page_tokens;
         let cache = &self.cache;
         let look = |sequence: &Sequence| {
-            let found = cache.lookup(&sequence.salt, &sequence.tokens);
+            let found = match sequence.cache_use.reads {
+                true => cache.lookup(&sequence.salt, &sequence.tokens),
+                false => Match::default(),
+            };
             let waiting = Waiting {
                 tokens: sequence.length(),
                 cached: found.tokens,
@@ -299,6 +320,9 @@ impl Core {
         let cache = &self.cache;
         let mut looks = LOOKS;
         self.waiting.sweep(SWEPT, |sequence| {
+            if !sequence.cache_use.reads {
+                return Some(0);
+            }
             let seen = sequence.lookup.as_ref();
             if looks > 0 && seen.is_none_or(|seen| !cache.is_current(seen)) {
                 looks -= 1;
@@ -314,16 +338,20 @@ impl Core {
         if std::mem::replace(&mut self.rung, rung) == rung {
             return;
         }
-        let waiting = self.waiting.extract(|sequence| sequence.events.is_closed());
-        self.totals.finished += waiting.len() as u64;
+        let mut gone = self.waiting.extract(|sequence| sequence.events.is_closed());
+        gone.extend(self.take_unwanted_fetches());
         let cancelled: Vec<Active> = self
             .running
             .extract_if(.., |active| active.sequence.events.is_closed())
             .collect();
         for active in cancelled {
-            self.close(active);
-            self.totals.finished += 1;
+            gone.push(self.close(active));
         }
+        self.totals.finished += gone.len() as u64;
+        let guesses = gone
+            .iter()
+            .filter(|sequence| sequence.kind == Kind::Prefill);
+        self.totals.speculations_cancelled += guesses.count() as u64;
     }
 
     /// Ends the requests whose deadline has passed.
@@ -374,10 +402,11 @@ impl Core {
         let Some(sequence) = self.waiting.get(ticket) else {
             return false;
         };
-        let Some(opening) = self.cache.open(
+        let Some(opening) = self.cache.open_as(
             &sequence.salt,
             &sequence.tokens,
             sequence.documents.as_deref(),
+            sequence.cache_use,
         ) else {
             return false;
         };

@@ -43,7 +43,7 @@ use self::worker::{Clock, Shared};
 use crate::TokenId;
 use crate::backend::Backend;
 use crate::cache::DiskCounts;
-use crate::cache::{CacheConfig, DocumentPath};
+use crate::cache::{CacheConfig, CacheUse, DocumentPath};
 use crate::sampling::{Constraint, Logprobs, Sampler, Sampling};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,6 +72,9 @@ pub struct EngineConfig {
     /// How long a step may take before the device counts as stuck; `None` sets no limit. Choose it longer than the
     /// longest step of a working device.
     pub watchdog: Option<Duration>,
+    /// Whether requests start from cached prefixes and leave theirs in the cache. Without it every prompt is computed
+    /// whole.
+    pub prefix_caching: bool,
     /// How pages are cached after their use.
     pub cache: CacheConfig,
 }
@@ -89,6 +92,7 @@ impl Default for EngineConfig {
             max_retries: 2,
             max_prefill_batch: 4,
             watchdog: None,
+            prefix_caching: true,
             cache: CacheConfig::default(),
         }
     }
@@ -115,6 +119,8 @@ pub struct Request {
     pub cache_salt: String,
     /// Where the prompt's documents end, if the caller knows.
     pub documents: Option<DocumentPath>,
+    /// How the request uses the prefix cache.
+    pub caching: PrefixCaching,
     /// The unit of fairness: all tenants with waiting requests get equal shares of the device.
     pub tenant: Arc<str>,
     /// Time after which the answer is useless: waiting or running, the request then ends with [`Failure::Expired`].
@@ -123,6 +129,27 @@ pub struct Request {
     /// last is computed: a later one supersedes an earlier one once the current step is done, or joins it if its prompt
     /// is the same.
     pub speculation: Option<SpeculationId>,
+}
+
+/// How a request uses the prefix cache (ADR-011, `GenerateParams`). The default reads it and is kept in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixCaching {
+    /// Whether the request starts from a cached prefix.
+    pub reads: bool,
+    /// Whether what is computed for the request stays in the cache for others.
+    pub keeps: bool,
+    /// Tokens that a prompt must have for anything of it to be kept.
+    pub min_tokens: u32,
+}
+
+impl Default for PrefixCaching {
+    fn default() -> Self {
+        Self {
+            reads: true,
+            keeps: true,
+            min_tokens: 0,
+        }
+    }
 }
 
 /// The purpose of a request.
@@ -254,8 +281,14 @@ pub struct Stats {
     pub host_evicted_pages: u64,
     /// Pages read back from disk so far.
     pub fetched_pages: u64,
+    /// Pages in memory that are on disk too now, in case the process ends.
+    pub disk_replicas: u32,
+    /// Pages written to disk as replicas so far.
+    pub disk_replicated_pages: u64,
     /// What became of the pages that were given to the disk.
     pub disk: DiskCounts,
+    /// Whether prefixes are cached at all, see [`EngineConfig::prefix_caching`].
+    pub prefix_caching: bool,
     /// Steps computed so far, failed ones included.
     pub steps: u64,
     /// Histogram of how many sequences each step computed.
@@ -276,6 +309,8 @@ pub struct Stats {
     pub speculations_joined: u64,
     /// Requests ended in favour of a later one with another prompt, so far.
     pub speculations_superseded: u64,
+    /// Speculative prefills that their callers ended before they were complete, so far.
+    pub speculations_cancelled: u64,
 }
 
 /// Histogram of steps by their number of sequences, over powers of two.
@@ -496,6 +531,10 @@ impl Request {
             sampler,
             salt: self.cache_salt.into(),
             documents: self.documents.map(Arc::new),
+            cache_use: CacheUse {
+                reads: self.caching.reads,
+                keeps: self.caching.keeps && tokens >= self.caching.min_tokens,
+            },
             events: sender,
             started: false,
             faults: 0,

@@ -86,6 +86,7 @@ impl Shared {
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, clock: Clock) -> Self {
         let stats = Stats {
             pages: backend.pages(),
+            prefix_caching: config.prefix_caching,
             ..Stats::default()
         };
         let inbox = Inbox {
@@ -361,10 +362,19 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
         if inbox.stopping {
             return None;
         }
-        inbox = shared
+        let Some(wait) = core.replication_wait() else {
+            inbox = (shared.wake.wait(inbox)).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        let (guard, result) = shared
             .wake
-            .wait(inbox)
+            .wait_timeout(inbox, wait)
             .unwrap_or_else(PoisonError::into_inner);
+        inbox = guard;
+        if result.timed_out() {
+            // Nothing else is to be done: a round of copies alone.
+            return Some(Vec::new());
+        }
     }
 }
 

@@ -274,11 +274,13 @@ async fn with_documents(
     // What is wrong with the chat itself is told before anything is searched for it.
     let chat = Chat::parse(&body)?;
     check_model(model, &chat.options)?;
+    let caching = chat.options.caching;
     let pipeline = Arc::new(Pipeline {
         retriever: Arc::clone(&app.retriever),
         model: Arc::clone(model),
         locator: app.locator.clone(),
         preparing: Arc::clone(&app.preparing),
+        speculates: caching.reads && caching.keeps && model.engine().stats().prefix_caching,
         deadline: time.deadline().into_std(),
     });
     let plain = Value::Object(wanted.body.clone()).to_string();

@@ -26,6 +26,11 @@ pub(super) async fn prefill(
 ) -> Result<Json<Value>, Failure> {
     let Admitted { body, pass, time } = admit(&app, request).await?;
     let model = app.model.get().cloned().ok_or(Failure::Loading)?;
+    if !model.engine().stats().prefix_caching {
+        return Err(Failure::invalid_body(
+            "the prefix cache is off: what a prefill computes would not be kept".to_owned(),
+        ));
+    }
     let working = async {
         let prepared = {
             let model = Arc::clone(&model);

@@ -15,6 +15,8 @@ pub struct Numbers {
     pub model: String,
     /// Tokens of a page.
     pub page_tokens: u32,
+    /// Bytes of a page.
+    pub page_bytes: u64,
     /// Of requests, pages and steps.
     pub engine: Stats,
     /// Counters of the texts of its prompts.
@@ -35,6 +37,7 @@ impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for Scraped<F
         let Some(Numbers {
             engine: stats,
             tokens,
+            page_bytes,
             ..
         }) = (self.0)()
         else {
@@ -63,6 +66,11 @@ impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for Scraped<F
             let metric = ConstCounter::new(read(&stats));
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
         }
+        let help = "Bytes of KV state in memory of which the disk tier has a copy in case the process ends";
+        let replicas = u64::from(stats.disk_replicas).saturating_mul(page_bytes);
+        let metric = ConstGauge::new(i64::try_from(replicas).unwrap_or(i64::MAX));
+        let kind = metric.metric_type();
+        metric.encode(encoder.encode_descriptor("disk_replica_bytes", help, None, kind)?)?;
         for (name, help, read) in GAUGES {
             let metric = ConstGauge::new(i64::from(read(&stats)));
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
@@ -113,7 +121,14 @@ impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for InVllmsWo
         let labels = [
             ("block_size", page.as_str()),
             ("num_gpu_blocks", pages.as_str()),
-            ("enable_prefix_caching", "True"),
+            (
+                "enable_prefix_caching",
+                if stats.prefix_caching {
+                    "True"
+                } else {
+                    "False"
+                },
+            ),
             ("engine", "0"),
         ];
         let help = "Pages of KV state: tokens of each, and how many there are";
@@ -221,6 +236,11 @@ const COUNTERS: &[Row<u64>] = &[
         |stats| stats.fetched_pages,
     ),
     (
+        "disk_replicated_pages",
+        "Pages in memory that were copied to the disk tier in case the process ends",
+        |stats| stats.disk_replicated_pages,
+    ),
+    (
         "disk_written_pages",
         "Pages written to the disk tier's file",
         |stats| stats.disk.written,
@@ -271,6 +291,11 @@ const COUNTERS: &[Row<u64>] = &[
         |stats| stats.speculations_superseded,
     ),
     (
+        "speculations_cancelled",
+        "Speculative prefills ended before they were complete: other documents were found, or the client left",
+        |stats| stats.speculations_cancelled,
+    ),
+    (
         "expired",
         "Requests whose deadline passed before they were complete",
         |stats| stats.expired,
@@ -302,5 +327,10 @@ const GAUGES: &[Row<u32>] = &[
         "host_pages_cached",
         "Pages of the host's pool that hold cached prefixes",
         |stats| stats.host_pages_cached,
+    ),
+    (
+        "disk_replica_pages",
+        "Pages in memory of which the disk tier has a copy in case the process ends",
+        |stats| stats.disk_replicas,
     ),
 ];

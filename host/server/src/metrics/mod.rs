@@ -21,7 +21,7 @@
 //! | `foreword_preemptions_total`, `foreword_steps_total`, `foreword_fetched_pages_total` | counter | |
 //! | `foreword_disk_{written,dropped,damaged}_pages_total`, `foreword_disk_failures_total` | counter | of `--kv-disk`; a full disk is a failure |
 //! | `foreword_{retries,devices_lost,expired}_total` | counter | |
-//! | `foreword_speculations_total`, `foreword_speculations_{refused,joined,superseded}_total` | counter | |
+//! | `foreword_speculations_total`, `foreword_speculations_{refused,joined,superseded,cancelled}_total` | counter | |
 //! | `foreword_retrievals_total` | counter | `outcome`: `found`, `empty`, `failed` |
 //! | `foreword_retrieval_seconds` | histogram | from a question to its documents |
 //! | `foreword_step_sequences` | histogram | sequences computed side by side in a step |
@@ -29,6 +29,8 @@
 //! | `foreword_requests_waiting`, `foreword_requests_running` | gauge | |
 //! | `foreword_pages`, `foreword_pages_in_use`, `foreword_pages_cached` | gauge | |
 //! | `foreword_host_pages`, `foreword_host_pages_cached` | gauge | |
+//! | `foreword_disk_replicated_pages_total` | counter | copied to `--kv-disk` while still in memory |
+//! | `foreword_disk_replica_pages`, `foreword_disk_replica_bytes` | gauge | in memory and on disk, in case the process ends |
 //!
 //! and in vLLM's words, for routers and autoscalers that know no others:
 //!

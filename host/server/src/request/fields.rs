@@ -67,8 +67,13 @@ impl Fields {
 
     /// Takes a boolean; an absent one counts as `false`.
     pub(super) fn boolean(&mut self, name: &str) -> Result<bool, Failure> {
+        self.boolean_or(name, false)
+    }
+
+    /// Takes a boolean; an absent one counts as `default`.
+    pub(super) fn boolean_or(&mut self, name: &str, default: bool) -> Result<bool, Failure> {
         match self.take(name) {
-            None => Ok(false),
+            None => Ok(default),
             Some(Value::Bool(value)) => Ok(value),
             Some(other) => Err(wrong_type(name, "a boolean", &other)),
         }

@@ -3,6 +3,7 @@
 use super::Format;
 use super::fields::{Fields, show, wrong_type};
 use crate::failure::Failure;
+use foreword_engine::engine::PrefixCaching;
 use foreword_engine::sampling::Sampling;
 use serde_json::Value;
 use std::hash::{BuildHasher, RandomState};
@@ -28,6 +29,8 @@ pub struct Options {
     pub ignore_eos: bool,
     /// Requests with different salts share no KV state.
     pub cache_salt: String,
+    /// How the prefix cache is used.
+    pub caching: PrefixCaching,
     /// How the answer is sent.
     pub delivery: Delivery,
 }
@@ -66,6 +69,7 @@ impl Options {
             stop: take_stop(fields)?,
             ignore_eos: fields.boolean("ignore_eos")?,
             cache_salt: take_cache_salt(fields)?,
+            caching: take_caching(fields)?,
             delivery: take_delivery(fields)?,
         })
     }
@@ -154,6 +158,28 @@ pub(super) fn take_cache_salt(fields: &mut Fields) -> Result<String, Failure> {
             format!("cache_salt must have 1 to {MAX_SALT_BYTES} bytes, got {length}"),
         )),
     }
+}
+
+/// Takes how the prefix cache is used.
+///
+/// | field | from | default | |
+/// | --- | --- | --- | --- |
+/// | `cache_prefix` | ADR-011 | `true` | whether what is computed for the request is kept for others |
+/// | `min_cache_tokens` | ADR-011 | 0 | tokens that the prompt must have for anything of it to be kept |
+/// | `skip_reading_prefix_cache` | vLLM | `false` | whether the prompt is computed whole |
+/// | `cache_prompt` | llama.cpp | `true` | `false` asks for both: nothing is read, nothing is kept |
+fn take_caching(fields: &mut Fields) -> Result<PrefixCaching, Failure> {
+    let keeps = fields.boolean_or("cache_prefix", true)?;
+    let min_tokens = fields.integer("min_cache_tokens", 0..=i64::from(u32::MAX))?;
+    let skips = fields.boolean("skip_reading_prefix_cache")?;
+    let uses = fields.boolean_or("cache_prompt", true)?;
+    Ok(PrefixCaching {
+        reads: uses && !skips,
+        keeps: uses && keeps,
+        min_tokens: min_tokens
+            .and_then(|tokens| u32::try_from(tokens).ok())
+            .unwrap_or(0),
+    })
 }
 
 fn take_delivery(fields: &mut Fields) -> Result<Delivery, Failure> {

@@ -3,17 +3,20 @@
 //! ```text
 //!   search   ── stage ──▶ [D1 D3] ── stage ──▶ [D1 D2] ── stage ── stage ──▶ [D1 D2], the end
 //!                 │                    │                                        │
-//!   engine        └ guess: prefill     └ guess: the other is superseded,        └ the chat itself joins the guess:
+//!   engine        └ guess: prefill     └ the guess ends, the next begins:       └ the chat itself joins the guess:
 //!                   of D1, D3            D1 is found in the cache                 its tokens are there already
 //! ```
 //!
 //! * A guess is made when the set of the best documents has changed. If only ranks change, so does only the hint after
 //!   the documents, which is short.
+//! * A guess whose documents have changed ends with the engine's current step, whether or not another one takes its
+//!   place: what it would compute next, nobody asks for. What it has computed stays cached.
 //! * No guess is prepared while as many requests wait as [`EngineConfig::max_prefill_batch`] says: under load nothing
-//!   is idle. The engine counts both.
-//! * The documents' order is the policy's over what the cache holds, or begins with what the previous guess is
-//!   computing right now, whichever saves more. So a guess begins like the one before it as far as it can.
-//! * Only the latest stage is looked at: while a guess is prepared, the search goes on and is not waited for.
+//!   is idle. The engine counts both. A guess that ended while it waited leaves its place with the next step.
+//! * The documents' order is the policy's over what the cache holds, or begins as the previous guess did if that had
+//!   begun to run, whichever saves more. So a guess begins like the one before it as far as it can.
+//! * Only the latest stage is looked at: while a guess is prepared, the search goes on and is not waited for. A guess
+//!   whose documents have changed before it was prepared is not submitted.
 //!
 //! [`EngineConfig::max_prefill_batch`]: foreword_engine::engine::EngineConfig
 
@@ -25,7 +28,7 @@ use crate::kv::place::Placer;
 use crate::metrics::Placements;
 use crate::model::Model;
 use crate::request::{Chat, SearchQuery};
-use foreword_engine::engine::{Generation, Kind, Request, SpeculationId};
+use foreword_engine::engine::{Event, Generation, Kind, Request, SpeculationId};
 use foreword_ordering::Skip;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::path::Locator;
@@ -47,6 +50,8 @@ pub struct Pipeline {
     pub locator: Locator,
     /// Bounds the requests that are prepared at once.
     pub preparing: Arc<Semaphore>,
+    /// Whether the engine computes guesses at the chat. They are in vain where it keeps nothing of a guess for the chat.
+    pub speculates: bool,
     /// Time after which nobody wants the answer any more.
     pub deadline: Instant,
 }
@@ -73,6 +78,12 @@ pub struct Speculation {
 }
 
 impl Speculation {
+    /// Ends the guess. Returns its documents if the engine had begun to compute them, and so may hold some.
+    fn end(mut self) -> Option<Vec<Fingerprint>> {
+        let begun = matches!(self.generation.try_next(), Some(Event::Started { .. }));
+        begun.then_some(self.documents)
+    }
+
     /// Leaves the guess to the engine: the chat itself, which was submitted under its id, joins or supersedes it, and
     /// either way it ends.
     pub async fn handed_over(mut self) {
@@ -105,18 +116,26 @@ impl Pipeline {
         let id = SpeculationId(NEXT.fetch_add(1, Ordering::Relaxed));
         let chat = Arc::new(Unanswered { body, salt, id });
         let mut guess: Option<Speculation> = None;
+        // The documents of the last guess that has ended, in their order.
+        let mut before: Option<Vec<Fingerprint>> = None;
         let found = loop {
             tokio::select! {
                 biased;
                 found = &mut searching => break found.map_err(Failure::internal)??,
                 Ok(()) = latest.changed() => {
                     let found = latest.borrow_and_update().clone();
-                    guess = self.guess(&chat, found, guess).await;
+                    end_if_wrong(&mut guess, &mut before, &found);
+                    if self.speculates && guess.is_none() {
+                        guess = self.guess(&chat, found, before.clone(), &latest).await;
+                    }
                 }
             }
         };
+        end_if_wrong(&mut guess, &mut before, &found);
         let documents = found.len();
-        let before = guess.as_ref().map(|guess| guess.documents.clone());
+        if let Some(guess) = &guess {
+            before = Some(guess.documents.clone());
+        }
         let written = self.prepare(move |this| {
             let (written, documents) = this.write(&chat, &found, before.as_deref())?;
             let orders = &this.retriever.orders;
@@ -131,42 +150,40 @@ impl Pipeline {
         })
     }
 
-    /// Has the engine compute the chat with the documents found so far, in place of the guess `before`, unless that is
-    /// the same or there is no time for it.
+    /// Has the engine compute the chat with the documents found so far, unless there is no time for it or `latest`
+    /// has other ones when the prompt is ready. `before` are the documents of the last guess, in their order.
     async fn guess(
         self: &Arc<Self>,
         chat: &Arc<Unanswered>,
         found: Vec<ScoredDocument>,
-        before: Option<Speculation>,
+        before: Option<Vec<Fingerprint>>,
+        latest: &watch::Receiver<Vec<ScoredDocument>>,
     ) -> Option<Speculation> {
-        let mut ids: Vec<String> = found
-            .iter()
-            .map(|found| found.document.id.clone())
-            .collect();
-        ids.sort_unstable();
-        let is_known = before.as_ref().is_some_and(|before| before.ids == ids);
-        if ids.is_empty() || is_known || !self.model.engine().takes_speculations() {
-            return before;
+        if found.is_empty() || !self.model.engine().takes_speculations() {
+            return None;
         }
-        let last = before.as_ref().map(|guess| guess.documents.clone());
+        let ids = sorted_ids(&found);
         let chat = Arc::clone(chat);
         let prepared = self.prepare(move |this| {
-            let (written, documents) = this.write(&chat, &found, last.as_deref())?;
+            let (written, documents) = this.write(&chat, &found, before.as_deref())?;
             Ok((this.request(&chat, &written)?, documents))
         });
-        let submitted = prepared
-            .await
-            .and_then(|(request, documents)| Ok((self.model.submit(request)?, documents)));
+        let submitted = prepared.await.and_then(|(request, documents)| {
+            if sorted_ids(&latest.borrow()) != ids {
+                return Ok(None);
+            }
+            let generation = self.model.submit(request)?;
+            Ok(Some((generation, documents)))
+        });
         match submitted {
-            // The engine supersedes the previous guess.
-            Ok((generation, documents)) => Some(Speculation {
+            Ok(submitted) => submitted.map(|(generation, documents)| Speculation {
                 documents,
                 ids,
                 generation,
             }),
             Err(failure) => {
                 tracing::debug!(%failure, "no guess");
-                before
+                None
             }
         }
     }
@@ -188,7 +205,7 @@ impl Pipeline {
             .map_err(Failure::internal)?
     }
 
-    /// Returns the chat's body with `found`, and the documents in their order. `before` is being computed.
+    /// Returns the chat's body with `found`, and the documents in their order. `before` is being computed, or was.
     fn write(
         &self,
         chat: &Unanswered,
@@ -245,7 +262,29 @@ impl Pipeline {
     }
 }
 
-/// Returns the order that saves more: that of `held`, or one that begins like `before`, which is being computed.
+/// Ends `guess` if its documents are not those that were `found`, and notes in `before` what was computed of it.
+fn end_if_wrong(
+    guess: &mut Option<Speculation>,
+    before: &mut Option<Vec<Fingerprint>>,
+    found: &[ScoredDocument],
+) {
+    let wrong = guess.take_if(|guess| guess.ids != sorted_ids(found));
+    if let Some(documents) = wrong.and_then(Speculation::end) {
+        *before = Some(documents);
+    }
+}
+
+/// Returns the ids of the documents, sorted: a set that can be compared with another one.
+fn sorted_ids(found: &[ScoredDocument]) -> Vec<String> {
+    let mut ids: Vec<String> = found
+        .iter()
+        .map(|found| found.document.id.clone())
+        .collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// Returns the order that saves more: that of `held`, or one that begins like `before`, which is being computed or was.
 fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered) -> Vec<u16> {
     let rank = |fingerprint: &Fingerprint| {
         let at = known

@@ -32,6 +32,7 @@ use foreword_engine::backend::cuda;
 use foreword_engine::engine::{EngineConfig, Stepper};
 use foreword_engine::models::ModelConfig;
 use foreword_report::progress;
+use foreword_server::device::KvSize;
 use indicatif::ProgressBar;
 use replay::{Kind, Workload};
 use results::{Experiment, Results, Setting};
@@ -157,7 +158,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 
 fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let config = ModelConfig::load(&arguments.model)?;
-    let device = arguments.device.config(0);
+    let device = arguments.device.config(KvSize::Tokens(0));
     let ceilings = match device.ordinal()? {
         Some(ordinal) if arguments.measures(Part::Steps) => {
             Some(cuda::ceilings(ordinal).context("measuring what the device could do at best")?)
@@ -173,9 +174,9 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     });
     if arguments.measures(Part::Steps) {
         let context = arguments.context;
-        let device = arguments
-            .device
-            .config(context.next_multiple_of(arguments.device.page_tokens));
+        let device = arguments.device.config(KvSize::Tokens(
+            context.next_multiple_of(arguments.device.page_tokens),
+        ));
         let opened = device.open(&arguments.model)?;
         let sizes = Sizes {
             prompt: arguments.prompt,
@@ -365,10 +366,10 @@ fn open(
     arms: usize,
     results: &mut Results,
 ) -> anyhow::Result<(Stepper, u64)> {
-    let mut device = arguments.device.config(0);
+    let mut device = arguments.device.config(KvSize::Tokens(0));
     let arms = u32::try_from(arms.max(1))?;
     if let Some(tokens) = arm_tokens {
-        device.kv_tokens = Some(tokens.saturating_mul(arms));
+        device.kv = Some(KvSize::Tokens(tokens.saturating_mul(arms)));
     }
     let opened = device.open(&arguments.model)?;
     let pool = u64::from(opened.backend.pages()) * u64::from(opened.backend.page_tokens());

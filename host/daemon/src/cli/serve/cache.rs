@@ -1,6 +1,8 @@
 //! The arguments of the cache's further tiers and of eviction.
 
+use crate::cli::size::size;
 use foreword_engine::cache::EvictionPolicy;
+use foreword_server::device::KvSize;
 use foreword_server::tiers::{DiskFile, Tiers};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,17 +12,30 @@ use std::time::Duration;
 pub(crate) struct Arguments {
     /// Tokens of KV state to keep in host memory when the device's pool is full
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
-    pub(crate) kv_host_tokens: u32,
+    kv_host_tokens: u32,
+    /// Memory for that KV state instead, in bytes or as 4GiB
+    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "kv_host_tokens")]
+    kv_host_memory_bytes: Option<u64>,
     /// File for KV state when memory is full; it survives the server and is as confidential as the prompts
     #[arg(long, value_name = "FILE")]
     kv_disk: Option<PathBuf>,
     /// Largest size of the file in MiB
     #[arg(long, value_name = "MIB", default_value_t = 4_096, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     kv_disk_mib: u64,
-    /// Eviction policy of KV state: lru, lfu, gdsf or pgdsf
+    /// Part of the file for copies of the most used KV state that is still in memory, in bytes or as 1GiB: a restarted
+    /// server finds it even if the last one was killed; 0 for none [default: a quarter of the file]
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "kv_disk")]
+    kv_disk_replicas: Option<u64>,
+    /// Bytes of such copies written in a second, on average, in bytes or as 64MiB
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "64MiB", requires = "kv_disk")]
+    kv_disk_replica_rate: u64,
+    /// Eviction policy of KV state: lru, lfu, gdsf, pgdsf or pgdsf-paper
     #[arg(long, value_name = "POLICY", default_value_t)]
     kv_policy: EvictionPolicy,
-    /// File for the measured cost of computing, for gdsf and pgdsf; measured once [default: beside --kv-disk]
+    /// Documents of a prompt to keep, its first ones; nothing is kept from the next one on [default: all]
+    #[arg(long, value_name = "DOCUMENTS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    kv_cached_documents: Option<u32>,
+    /// File for the measured cost of computing, for pgdsf and pgdsf-paper; measured once [default: beside --kv-disk]
     #[arg(long, value_name = "FILE")]
     kv_profile: Option<PathBuf>,
     /// Seconds to measure the cost for
@@ -32,19 +47,30 @@ impl Arguments {
     /// Returns the conflict between arguments, if there is one.
     pub(crate) fn conflict(&self, page_tokens: u32) -> Option<String> {
         let tokens = self.kv_host_tokens;
-        (self.kv_disk.is_some() && tokens < page_tokens).then(|| {
+        // Whether so many bytes have room for a page is known when the model is.
+        let in_tokens = self.kv_host_memory_bytes.is_none();
+        (self.kv_disk.is_some() && in_tokens && tokens < page_tokens).then(|| {
             format!(
                 "--kv-disk needs --kv-host-tokens of at least one page, {page_tokens}, not {tokens}: what is read from disk goes there first"
             )
         })
     }
 
+    /// Returns the size of the pool in host memory.
+    pub(crate) fn host_size(&self) -> KvSize {
+        self.kv_host_memory_bytes
+            .map_or(KvSize::Tokens(self.kv_host_tokens), KvSize::Bytes)
+    }
+
     pub(crate) fn tiers(&self) -> Tiers {
         Tiers {
             policy: self.kv_policy,
+            max_documents: self.kv_cached_documents,
             disk: self.kv_disk.clone().map(|path| DiskFile {
                 path,
                 capacity: self.kv_disk_mib << 20,
+                replica_bytes: (self.kv_disk_replicas).unwrap_or((self.kv_disk_mib << 20) / 4),
+                replica_bytes_per_second: self.kv_disk_replica_rate,
             }),
             profile: self.kv_profile.clone(),
             profile_budget: Duration::from_secs(self.kv_profile_s),

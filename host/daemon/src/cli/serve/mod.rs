@@ -225,7 +225,7 @@ fn load(arguments: &Arguments) -> anyhow::Result<Model> {
         .name
         .clone()
         .unwrap_or_else(|| folder_name(folder));
-    let device = arguments.device.config(arguments.cache.kv_host_tokens);
+    let device = arguments.device.config(arguments.cache.host_size());
     let engine = EngineConfig {
         max_waiting: arguments.max_waiting,
         max_running: arguments.max_running,

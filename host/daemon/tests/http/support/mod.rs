@@ -30,6 +30,7 @@ pub(crate) struct Options {
     pub(crate) grace: Duration,
     pub(crate) max_waiting: u32,
     pub(crate) max_running: u32,
+    pub(crate) max_step_tokens: u32,
     pub(crate) keys: Option<ApiKeys>,
     pub(crate) otlp_endpoint: Option<String>,
     pub(crate) store: Option<transcripts::Bounds>,
@@ -54,6 +55,7 @@ impl Default for Options {
             grace: Duration::from_secs(600),
             max_waiting: 256,
             max_running: 8,
+            max_step_tokens: 512,
             keys: None,
             otlp_endpoint: None,
             store: None,
@@ -179,7 +181,7 @@ pub(crate) fn model(options: &Options, steps: Steps) -> Model {
     let engine = EngineConfig {
         max_waiting: options.max_waiting,
         max_running: options.max_running,
-        max_step_tokens: 512,
+        max_step_tokens: options.max_step_tokens,
         ..EngineConfig::default()
     };
     let backend = Box::new(Parrot::new(steps));

@@ -70,7 +70,7 @@ impl Backend for Parrot {
     }
 
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
-        self.steps.take();
+        self.steps.take(step);
         logits.clear();
         for segment in &step.segments {
             for (position, token) in (segment.start..).zip(&segment.tokens) {
@@ -142,33 +142,47 @@ fn next(history: &[TokenId]) -> TokenId {
     }
 }
 
-/// Lets a test hold the backend: each step takes a permit.
+/// Lets a test hold the backend, since each step takes a permit, and counts the tokens that it computes.
 #[derive(Clone)]
-pub(crate) struct Steps(Arc<(Mutex<Option<u32>>, Condvar)>);
+pub(crate) struct Steps(Arc<(Mutex<Permits>, Condvar)>);
+
+#[derive(Default)]
+struct Permits {
+    /// Steps that may still be computed; `None` is any number.
+    left: Option<u32>,
+    computed_tokens: u64,
+}
 
 impl Steps {
     pub(crate) fn free() -> Self {
-        Self(Arc::new((Mutex::new(None), Condvar::new())))
+        Self(Arc::default())
     }
 
     /// From now on only `permits` steps are computed.
     pub(crate) fn hold(&self, permits: u32) {
-        *self.0.0.lock().unwrap() = Some(permits);
+        self.0.0.lock().unwrap().left = Some(permits);
     }
 
     /// As many steps as there are.
     pub(crate) fn release(&self) {
-        *self.0.0.lock().unwrap() = None;
+        self.0.0.lock().unwrap().left = None;
         self.0.1.notify_all();
     }
 
-    fn take(&self) {
+    /// Tokens computed so far.
+    pub(crate) fn computed_tokens(&self) -> u64 {
+        self.0.0.lock().unwrap().computed_tokens
+    }
+
+    fn take(&self, step: &Step) {
         let mut permits = self
             .0
             .1
-            .wait_while(self.0.0.lock().unwrap(), |permits| *permits == Some(0))
+            .wait_while(self.0.0.lock().unwrap(), |permits| permits.left == Some(0))
             .unwrap();
-        *permits = permits.map(|permits| permits - 1);
+        permits.left = permits.left.map(|left| left - 1);
+        let tokens = step.segments.iter().map(|segment| segment.tokens.len());
+        permits.computed_tokens += tokens.sum::<usize>() as u64;
     }
 }
 

@@ -9,7 +9,6 @@
 //! Numbers are little-endian, and sums are XXH3. A slot is free unless its record's sum is right, so zeroes are a free
 //! slot. A record is written after its page and erased before the slot is used again. The page's own sum detects writes
 //! that a power failure reorders or a disk loses.
-//! failure reorders and what a disk forgets.
 
 use crate::cache::PageHash;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};

@@ -194,6 +194,18 @@ impl DiskTier for DiskStore {
         self.shared.write(page, parent, bytes);
     }
 
+    fn touch(&self, pages: &[PageHash]) -> usize {
+        let mut state = self.shared.lock();
+        pages
+            .iter()
+            .take_while(|page| state.index.touch(**page))
+            .count()
+    }
+
+    fn backlog(&self) -> usize {
+        self.shared.lock().backlog()
+    }
+
     fn counts(&self) -> DiskCounts {
         let state = self.shared.lock();
         DiskCounts {

@@ -186,6 +186,11 @@ impl Shared {
 }
 
 impl WorkerState {
+    /// Returns the number of pages that wait to be written.
+    pub(super) fn backlog(&self) -> usize {
+        self.writes
+    }
+
     fn has_work(&self) -> bool {
         !self.changes.is_empty() || (self.may_read() && !self.reads.is_empty())
     }

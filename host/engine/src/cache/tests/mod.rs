@@ -1,6 +1,8 @@
 //! Tests of the cache against slow, obvious models: every slot of every page, in every tier, remembers the prefix that
 //! it was computed for.
 
+mod disk_replicas;
+mod documents;
 mod events;
 mod policies;
 mod prefix;

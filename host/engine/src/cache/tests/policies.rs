@@ -55,6 +55,9 @@ impl Model {
                 EvictionPolicy::Pgdsf => {
                     self.clock[tier] + (entry.frequency - 1.0 + 0.3) * entry.seconds_per_token
                 }
+                EvictionPolicy::PgdsfPaper => {
+                    self.clock[tier] + entry.frequency * entry.seconds_per_token
+                }
             };
         }
     }
@@ -125,6 +128,7 @@ impl Model {
                 EvictionPolicy::Pgdsf => {
                     clock + (entry.frequency - 1.0 + 0.3) * entry.seconds_per_token
                 }
+                EvictionPolicy::PgdsfPaper => clock + entry.frequency * entry.seconds_per_token,
                 EvictionPolicy::Lru | EvictionPolicy::Lfu => entry.priority[1],
             };
         }
@@ -166,10 +170,8 @@ impl Model {
             let mut gone = self.gone.iter();
             let before = gone.rposition(|(_, entry)| entry.path == *path);
             let before = before.map(|index| self.gone.remove(index));
-            let window = EvictionPolicy::Pgdsf.remembered(self.capacity[0] + self.capacity[1]);
-            let remembered = before.filter(|(departure, _)| {
-                self.policy == EvictionPolicy::Pgdsf && departure + window > self.departures
-            });
+            let window = self.policy.remembered(self.capacity[0] + self.capacity[1]);
+            let remembered = before.filter(|(departure, _)| departure + window > self.departures);
             let mut entry = remembered.map(|(_, entry)| entry).unwrap_or_default();
             entry.path.clone_from(path);
             entry.in_device = true;

@@ -287,6 +287,10 @@ fn random_leases_over_three_small_tiers_never_see_a_wrong_slot() {
         let config = CacheConfig {
             policy: EvictionPolicy::ALL[seed as usize % EvictionPolicy::ALL.len()],
             replicated_share: f64::from(random.below(3)) / 4.0,
+            disk_replicas: DiskReplicaBounds {
+                pages: random.below(3) * 4,
+                ..DiskReplicaBounds::default()
+            },
             ..CacheConfig::default()
         };
         let disk: Option<Arc<FakeDisk>> = (random.below(3) > 0).then(Arc::default);
@@ -295,7 +299,11 @@ fn random_leases_over_three_small_tiers_never_see_a_wrong_slot() {
         let mut open: Vec<Sequence> = Vec::new();
         let mut sighted: Vec<(CachedLookup, Vec<TokenId>)> = Vec::new();
         for _ in 0..300 {
-            match random.below(12) {
+            match random.below(13) {
+                12 => {
+                    let most = random.below(4);
+                    assert!(device.cache.replicate_to_disk(most) <= most);
+                }
                 0..=3 => {
                     let salt = random.below(2).to_string();
                     let tokens = random.long_tokens();

@@ -21,8 +21,15 @@ impl PrefixCache {
     /// Takes a page of the device, held once, evicting another if none is free. `None` if none is free or evictable.
     pub(in crate::cache) fn take(&mut self) -> Option<PageId> {
         if self.pool.free().is_empty() {
-            let victim = self.device.victim()?;
-            self.evict_from_device(victim);
+            let mut victim = self.device.victim()?;
+            loop {
+                let before = self.same_document(victim);
+                self.evict_from_device(victim);
+                match before.filter(|&before| self.evictable(before).device) {
+                    Some(before) => victim = before,
+                    None => break,
+                }
+            }
         }
         self.pool.take()
     }
@@ -76,11 +83,28 @@ impl PrefixCache {
     /// Takes a page of host memory, evicting another if none is free. `None` if none is free or evictable.
     pub(in crate::cache) fn take_host(&mut self) -> Option<HostPageId> {
         if self.host_pool.free().is_empty() {
-            let victim = self.host.victim()?;
-            self.counts.host_evicted += 1;
-            self.evict_from_host(victim);
+            let mut victim = self.host.victim()?;
+            loop {
+                let before = self.same_document(victim);
+                self.counts.host_evicted += 1;
+                self.evict_from_host(victim);
+                // A replica is kept as long as the device has the page.
+                match before
+                    .filter(|&before| self.evictable(before).host && !self.tree[before].at.replica)
+                {
+                    Some(before) => victim = before,
+                    None => break,
+                }
+            }
         }
         self.host_pool.take()
+    }
+
+    /// Returns the page before this one if they are one document's and the policy evicts documents whole.
+    fn same_document(&self, id: NodeId) -> Option<NodeId> {
+        let node = &self.tree[id];
+        node.parent
+            .filter(|_| self.evicts_documents && node.at.continues)
     }
 
     fn evict_from_host(&mut self, id: NodeId) {

@@ -42,7 +42,8 @@ impl PrefixCache {
         let disk = self.disk.clone()?;
         let walk = self.tree.walk(salt, all_but_last(tokens));
         let found = self.on_disk(salt, tokens, &walk);
-        let room = (self.host_pool.pages() as usize).saturating_sub(self.fetching.pages.len());
+        let reserved = self.fetching.pages.len() + self.disk_replicas.reserved();
+        let room = (self.host_pool.pages() as usize).saturating_sub(reserved);
         let mut parent = walk.full.last().and_then(|&node| self.tree[node].hash);
         let skipped = walk.full.len();
         let mut pages = Vec::new();

@@ -7,8 +7,10 @@
 //! | `queue`, `policy`, `history` | which page of a tier is evicted next, and how often a page was used before it was evicted |
 //! | `evict` | what happens when a tier is full |
 //! | `fetch` | what is read ahead from the disk |
+//! | `disk_replicas` | which pages of memory are copied to the disk before they are evicted |
 //! | `transfers` | which copies between tiers are under way |
 
+pub(super) mod disk_replicas;
 pub(super) mod evict;
 pub(super) mod fetch;
 pub(super) mod history;

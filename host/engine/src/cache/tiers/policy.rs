@@ -9,16 +9,22 @@
 //! | `lfu` | number of uses |
 //! | `gdsf` | `clock + frequency · cost / size`, with cost in proportion to size: `clock + frequency` |
 //! | `pgdsf` | `clock + frequency · (mean over uses that had to compute it of seconds / tokens computed)` |
+//! | `pgdsf-paper` | the same, to the paper's letter |
 //!
-//! The last two are Greedy-Dual-Size-Frequency (Cherkasova 1998) and RAGCache's form of it (§5.1, equations 2 to 4,
+//! The last three are Greedy-Dual-Size-Frequency (Cherkasova 1998) and RAGCache's form of it (§5.1, equations 2 to 4,
 //! Algorithm 1). Whenever a page is evicted, the clock of its tier advances to the page's priority, so a page that was
 //! useful once and is no longer used is overtaken.
 //!
-//! `pgdsf` departs from the paper's letter in two ways, because it otherwise lost to `lfu` on long-tailed traffic
-//! (`benches/README.md`). First, the frequency outlives an eviction ([`History`](super::history::History)), as the
-//! paper's text has it. Second, a page's first use counts for only [`FIRST_USE`] of a later one. Most document paths
-//! are requested once: at full weight, each of them would advance the clock by a whole use and push out pages that are
-//! used again.
+//! In both forms of RAGCache's policy the frequency outlives an eviction ([`History`](super::history::History)): the
+//! paper has it count "within a time window" and start anew only with the system or an empty cache. How long the window
+//! is, it does not say.
+//!
+//! `pgdsf` departs from the paper's letter in two ways. First, a page's first use counts for only [`FIRST_USE`] of a
+//! later one. Most document paths are requested once: at full weight, each of them would advance the clock by a whole
+//! use and push out pages that are used again, and the policy loses to `lfu` on long-tailed traffic
+//! (`benches/README.md`). Second, it evicts single pages, from a document's end on, where the paper's nodes are whole
+//! documents. `pgdsf-paper` counts every use alike and evicts all pages of a document together; a prompt whose documents
+//! nobody announced has a page a node.
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,6 +41,8 @@ pub enum EvictionPolicy {
     /// Prefix-aware Greedy-Dual-Size-Frequency, which weighs frequency by the measured cost of computing the page.
     #[default]
     Pgdsf,
+    /// RAGCache's policy to the letter: every use counts alike, and documents are evicted whole.
+    PgdsfPaper,
 }
 
 /// Weight of a page's first use, where each later use weighs 1. A lower weight favours pages that are popular for long,
@@ -75,7 +83,13 @@ impl Usage {
 
 impl EvictionPolicy {
     /// All policies.
-    pub const ALL: [Self; 4] = [Self::Lru, Self::Lfu, Self::Gdsf, Self::Pgdsf];
+    pub const ALL: [Self; 5] = [
+        Self::Lru,
+        Self::Lfu,
+        Self::Gdsf,
+        Self::Pgdsf,
+        Self::PgdsfPaper,
+    ];
 
     /// Returns the policy's name in configurations.
     pub fn name(self) -> &'static str {
@@ -84,6 +98,7 @@ impl EvictionPolicy {
             Self::Lfu => "lfu",
             Self::Gdsf => "gdsf",
             Self::Pgdsf => "pgdsf",
+            Self::PgdsfPaper => "pgdsf-paper",
         }
     }
 
@@ -91,8 +106,13 @@ impl EvictionPolicy {
     pub(in crate::cache) fn remembered(self, pages: usize) -> usize {
         match self {
             Self::Lru | Self::Lfu | Self::Gdsf => 0,
-            Self::Pgdsf => pages * REMEMBERED,
+            Self::Pgdsf | Self::PgdsfPaper => pages * REMEMBERED,
         }
+    }
+
+    /// Returns whether all pages of a document are evicted together.
+    pub(in crate::cache) fn evicts_documents(self) -> bool {
+        self == Self::PgdsfPaper
     }
 
     /// Returns a page's priority by the table in the [module documentation](self); never negative.
@@ -106,6 +126,7 @@ impl EvictionPolicy {
                 let frequency = (frequency - 1.0 + FIRST_USE).max(0.0);
                 clock + frequency * usage.seconds_per_token
             }
+            Self::PgdsfPaper => clock + frequency * usage.seconds_per_token,
         }
     }
 }
@@ -137,7 +158,7 @@ mod tests {
         }
         assert_eq!(
             "LRU".parse::<EvictionPolicy>(),
-            Err("\"LRU\" is none of lru, lfu, gdsf, pgdsf".to_owned())
+            Err("\"LRU\" is none of lru, lfu, gdsf, pgdsf, pgdsf-paper".to_owned())
         );
     }
 
@@ -150,6 +171,10 @@ mod tests {
         // Three uses at a mean of 4 seconds a token, the first of which weighs less.
         let expected = 1.0 + (2.0 + FIRST_USE) * 4.0;
         assert_eq!(EvictionPolicy::Pgdsf.priority(1.0, &usage), expected);
+        assert_eq!(
+            EvictionPolicy::PgdsfPaper.priority(1.0, &usage),
+            1.0 + 3.0 * 4.0
+        );
         assert_eq!(EvictionPolicy::Gdsf.priority(1.0, &usage), 4.0);
         assert_eq!(EvictionPolicy::Lfu.priority(1.0, &usage), 3.0);
     }

@@ -12,6 +12,7 @@
 //! Only the four moves below (enter and leave, for device and host) change where a page is. Each of them updates the
 //! parent's counts, the eviction queues, the stamps that a [`CachedLookup`](crate::cache::CachedLookup) compares, and the events.
 
+use super::disk_replicas::DiskCopy;
 use super::policy::Usage;
 use super::queue::{Queue, Rank};
 use crate::backend::{HostPageId, PageId};
@@ -38,6 +39,10 @@ pub(in crate::cache) struct Residence {
     /// Whether the host's page was made for fault tolerance alone. It counts as a replica while the device has the page
     /// too.
     pub(in crate::cache) replica: bool,
+    /// Whether the disk has the page too, or is to have it.
+    pub(in crate::cache) disk_copy: DiskCopy,
+    /// Whether the page begins within the same document as the page before it.
+    pub(in crate::cache) continues: bool,
     pub(in crate::cache) usage: Usage,
     pub(in crate::cache) marks: DocumentBoundaries,
 }
@@ -170,6 +175,7 @@ impl PrefixCache {
             return;
         }
         debug_assert!(self.tree.is_leaf(id), "{id:?} goes before what follows it");
+        self.disk_replicas.leave(&mut self.tree[id].at.disk_copy);
         if let Some(node) = self.tree.remove(id) {
             if let Some(hash) = node.hash {
                 self.history.keep(hash, node.at.usage);

@@ -51,6 +51,7 @@ impl PrefixCache {
 
     /// Reports that everything requested has been carried out: transfers, copies, and the step with its loads.
     pub fn landed(&mut self) {
+        self.disk_replicas.landed();
         self.in_flight.written.clear();
         for (node, onto_device) in std::mem::take(&mut self.in_flight.loads) {
             self.unpin(node, onto_device);
@@ -90,6 +91,7 @@ impl PrefixCache {
 
     /// Forgets the host pages that were to be written and may not have been. Costs `O(nodes)`.
     fn spoil_written(&mut self) {
+        self.disk_replicas.spoil();
         let written = std::mem::take(&mut self.in_flight.written);
         let written: FxHashSet<HostPageId> = written.into_iter().collect();
         if written.is_empty() {

@@ -3,6 +3,7 @@
 //! ```text
 //!   a request arrives ─▶ part of it is on disk ─▶ fetching ─▶ its pages are in host memory ─▶ it is queued
 //!                    └─▶ nothing is on disk ────────────────────────────────────────────────▶ it is queued
+//!   every step: pages that are used often are copied to disk, as many as the rate allows
 //!   admission: loads go into the step, transfers before it
 //!   shutdown:  the pages in memory are saved
 //! ```
@@ -11,7 +12,7 @@
 
 use super::{Core, Sequence};
 use crate::backend::Backend;
-use crate::cache::{Fetch, Pages, Transfer};
+use crate::cache::{DiskReplicaBounds, Fetch, Pages, Transfer};
 use crate::engine::work::{Answers, Work};
 use std::time::{Duration, Instant};
 
@@ -26,9 +27,76 @@ pub(super) struct Fetching {
 /// The longest wait for the disk. Pages that have not arrived by then are computed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// The rate at which pages are copied to disk: credit that grows with time, up to that of a second.
+pub(super) struct Replication {
+    bounds: DiskReplicaBounds,
+    /// Pages that may be written now.
+    credit: f64,
+    since: Option<Instant>,
+}
+
+/// How long replication waits when the disk is busy.
+const BUSY_DISK: Duration = Duration::from_millis(10);
+
+impl Replication {
+    pub(super) fn new(bounds: &DiskReplicaBounds) -> Self {
+        Self {
+            bounds: *bounds,
+            credit: 1.0,
+            since: None,
+        }
+    }
+
+    /// Returns how many pages may be written at `now`.
+    fn allowed(&mut self, now: Instant) -> u32 {
+        let rate = self.bounds.pages_per_second.max(0.0);
+        let since = self.since.replace(now).unwrap_or(now);
+        let elapsed = now.saturating_duration_since(since).as_secs_f64();
+        self.credit = (self.credit + elapsed * rate).min(rate.max(1.0));
+        (self.credit as u32).min(self.bounds.pages_per_step)
+    }
+
+    /// Returns the time until a page may be written; `None` if none ever may.
+    fn wait(&self) -> Option<Duration> {
+        let missing = (1.0 - self.credit).max(0.0);
+        let seconds = missing / self.bounds.pages_per_second.max(0.0);
+        let wait = Duration::try_from_secs_f64(seconds).ok()?;
+        Some(wait.max(Duration::from_millis(1)))
+    }
+}
+
 impl Core {
+    /// Schedules copies to disk of pages that are used often, within the configured rate.
+    pub(super) fn replicate(&mut self, now: Instant) {
+        if !self.cache.has_replicas_to_write() {
+            return;
+        }
+        let allowed = self.replication.allowed(now);
+        if allowed > 0 {
+            let written = self.cache.replicate_to_disk(allowed);
+            self.replication.credit -= f64::from(written);
+        }
+    }
+
+    /// Returns how long an idle engine waits before it copies further pages to disk; `None` if there are none.
+    pub(in crate::engine) fn replication_wait(&self) -> Option<Duration> {
+        if !self.cache.has_replicas_to_write() {
+            return None;
+        }
+        let wait = self.replication.wait()?;
+        let disk = self.cache_config.disk.as_ref()?;
+        Some(if disk.backlog() > 0 {
+            wait.max(BUSY_DISK)
+        } else {
+            wait
+        })
+    }
+
     /// Requests the pages that disk holds of a request, which is queued later. Returns the request if there are none.
     pub(super) fn fetch(&mut self, sequence: Sequence) -> Option<Sequence> {
+        if !sequence.cache_use.reads {
+            return Some(sequence);
+        }
         let Some(fetch) = self.cache.fetch(&sequence.salt, &sequence.tokens) else {
             return Some(sequence);
         };
@@ -55,6 +123,12 @@ impl Core {
         for Fetching { sequence, .. } in ready {
             self.waiting.push(sequence.entry(), sequence);
         }
+    }
+
+    /// Removes and returns the requests that wait for the disk and whose callers have gone.
+    pub(super) fn take_unwanted_fetches(&mut self) -> Vec<Sequence> {
+        let gone = (self.fetching).extract_if(.., |waiting| waiting.sequence.events.is_closed());
+        gone.map(|waiting| waiting.sequence).collect()
     }
 
     /// Queues all requests that wait for the disk, so that a search of the queue finds them.

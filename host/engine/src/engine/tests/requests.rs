@@ -111,6 +111,76 @@ fn warming_up_yields_no_token_and_leaves_the_prompt_cached() {
 }
 
 #[test]
+fn a_request_says_whether_it_reads_the_cache_and_whether_it_is_kept() {
+    let tokens = prompt(20, 1, 30);
+    let caching = |reads, keeps, min_tokens| Request {
+        caching: PrefixCaching {
+            reads,
+            keeps,
+            min_tokens,
+        },
+        ..answer(tokens.clone())
+    };
+    let mut house = House::new(config());
+    let mut ask = |request: Request| {
+        let mut generation = house.submit(request);
+        house.drain();
+        let (cached, answered, _) = heard(&mut generation);
+        assert_eq!(answered, greedy(&tokens));
+        (cached, house.stepper.stats().pages_cached)
+    };
+    assert_eq!(ask(caching(true, false, 0)), (Some(0), 0));
+    assert_eq!(ask(caching(true, true, 31)), (Some(0), 0), "too short");
+    // Of 35 tokens, the last one's KV state is not needed.
+    assert_eq!(ask(caching(true, true, 30)), (Some(0), 9));
+    assert_eq!(ask(caching(false, true, 0)), (Some(0), 9));
+    assert_eq!(ask(caching(true, false, 0)), (Some(29), 9));
+    assert_eq!(house.stepper.stats().steps, 3 * 8 + 8 + 5);
+}
+
+#[test]
+fn without_prefix_caching_every_prompt_is_computed_and_nothing_is_kept() {
+    let mut house = House::new(EngineConfig {
+        prefix_caching: false,
+        ..config()
+    });
+    let tokens = prompt(20, 1, 30);
+    for _ in 0..3 {
+        let mut generation = house.submit(answer(tokens.clone()));
+        house.drain();
+        let (cached, answered, _) = heard(&mut generation);
+        assert_eq!((cached, answered), (Some(0), greedy(&tokens)));
+    }
+    let stats = house.stepper.stats();
+    assert_eq!((stats.pages_cached, stats.cached_tokens), (0, 0));
+    assert_eq!(stats.steps, 3 * 8);
+    // A guess's progress is its own, and the request joins it all the same.
+    let _guess = house.submit(guess(tokens.clone(), 7));
+    house.step();
+    let mut itself = house.submit(Request {
+        speculation: Some(SpeculationId(7)),
+        ..answer(tokens.clone())
+    });
+    house.drain();
+    let (cached, answered, _) = heard(&mut itself);
+    assert_eq!((cached, answered), (Some(8), greedy(&tokens)));
+}
+
+#[test]
+fn a_guess_that_its_caller_drops_ends_with_the_current_step() {
+    let mut house = House::new(config());
+    let running = house.submit(guess(prompt(24, 1, 40), 7));
+    house.step();
+    let waiting = house.submit(guess(prompt(24, 2, 40), 8));
+    drop((running, waiting));
+    house.step();
+    assert!(house.stepper.is_idle());
+    let stats = house.stepper.stats();
+    assert_eq!((stats.steps, stats.speculations_cancelled), (1, 2));
+    assert_eq!(stats.pages_cached, 2, "what was computed stays");
+}
+
+#[test]
 fn another_guess_supersedes_the_earlier_one_and_keeps_what_they_share() {
     let mut house = House::new(config());
     let mut first = house.submit(guess(prompt(24, 1, 40), 7));

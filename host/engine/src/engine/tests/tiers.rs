@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::cache::disk::{DiskConfig, DiskStore, Origin};
-use crate::cache::{CacheConfig, DiskTier, EvictionPolicy};
+use crate::cache::{CacheConfig, DiskReplicaBounds, DiskTier, EvictionPolicy};
 use std::path::Path;
 
 fn open(path: &Path, page_tokens: u32, slots: u32) -> Arc<DiskStore> {
@@ -45,7 +45,7 @@ fn drain(load: &mut Load, disk: &DiskStore) -> Stats {
 
 #[test]
 fn tokens_are_the_same_from_every_tier_whatever_fails() {
-    let (mut host, mut fetched, mut lost, mut retried) = (0, 0, 0, 0);
+    let (mut host, mut fetched, mut lost, mut retried, mut replicated) = (0, 0, 0, 0, 0);
     for seed in 0..80 {
         let mut random = Seeded::new(7000 + seed);
         let page_tokens = [3, 4][random.below(2) as usize];
@@ -70,7 +70,13 @@ fn tokens_are_the_same_from_every_tier_whatever_fails() {
         );
         let policy = EvictionPolicy::ALL[random.below(EvictionPolicy::ALL.len() as u32) as usize];
         let share = [0.0, 0.3][random.below(2) as usize];
-        let mut load = Load::with(backend, &config(&disk, policy, share));
+        let mut config = config(&disk, policy, share);
+        config.cache.disk_replicas = DiskReplicaBounds {
+            pages: random.below(3) * 10,
+            pages_per_second: f64::from(random.below(60)),
+            pages_per_step: 1 + random.below(4),
+        };
+        let mut load = Load::with(backend, &config);
         for _ in 0..200 {
             match random.below(10) {
                 0..=2 => load.submit(random.request(30)),
@@ -91,13 +97,14 @@ fn tokens_are_the_same_from_every_tier_whatever_fails() {
         assert_eq!(load.failed, 0);
         assert_eq!(disk.stats().damaged, 0);
         host += stats.host_tokens;
+        replicated += stats.disk_replicated_pages;
         fetched += stats.fetched_pages;
         lost += stats.devices_lost;
         retried += stats.retries;
     }
     assert!(
-        host > 1000 && fetched > 300 && lost > 30 && retried > 100,
-        "{host} {fetched} {lost} {retried}: too tame a load"
+        host > 1000 && fetched > 300 && lost > 30 && retried > 100 && replicated > 300,
+        "{host} {fetched} {lost} {retried} {replicated}: too tame a load"
     );
 }
 
@@ -124,6 +131,55 @@ fn an_engine_that_starts_again_goes_on_from_what_the_last_one_saved() {
         // The prompt's seven full pages are stored and, of 35 tokens less the last, one more.
         assert_eq!(disk.stats().pages, 8);
     }
+}
+
+#[test]
+fn an_engine_that_was_killed_leaves_its_most_used_pages_on_disk_at_the_configured_rate() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pages");
+    let request = |last: TokenId| Request {
+        prompt: (0..28).map(|at| at % VOCABULARY).chain([last]).collect(),
+        max_tokens: 5,
+        ..Request::default()
+    };
+    let start = || {
+        let disk = open(&path, 4, 60);
+        let mut config = config(&disk, EvictionPolicy::Lru, 0.0);
+        config.cache.disk_replicas = DiskReplicaBounds {
+            pages: 20,
+            pages_per_second: 5.0,
+            pages_per_step: 2,
+        };
+        let backend = FakeBackend::new(40, 4).host_pages(12);
+        (Load::with(backend, &config), disk)
+    };
+    let (mut load, disk) = start();
+    for last in [1, 2] {
+        load.submit(request(last));
+        drain(&mut load, &disk);
+    }
+    // A step takes 0.1 s, so every second one has a page's credit, after the first.
+    let mut written = Vec::new();
+    let mut seconds = 0.0;
+    while load.core.replication_wait().is_some() {
+        step(&mut load, &disk);
+        seconds += 0.1;
+        written.push(load.core.stats().disk_replicated_pages);
+        let allowed = 6.0 + 5.0 * seconds;
+        assert!((*written.last().unwrap() as f64) <= allowed, "{written:?}");
+        assert!(written.len() < 100, "{written:?}");
+    }
+    assert_eq!(written.last(), Some(&7), "the pages that both prompts have");
+    assert!(written.len() > 4, "{written:?}");
+    assert_eq!(load.core.stats().disk_replicas, 7);
+    disk.flush();
+    // No orderly end: what is in memory is gone.
+    drop((load, disk));
+    let (mut load, disk) = start();
+    load.submit(request(3));
+    let stats = drain(&mut load, &disk);
+    assert_eq!((stats.cached_tokens, stats.fetched_pages), (28, 7));
+    assert_eq!(disk.stats().damaged, 0);
 }
 
 #[test]

@@ -1,0 +1,371 @@
+//! Replicas on disk: copies of the most used pages, written while the engine runs, so that a restarted process finds
+//! them even if the last one was killed (RAGCache §6).
+//!
+//! RAGCache keeps its replicas in host memory, which outlives a GPU failure. An error that CUDA calls sticky does not
+//! leave a process its memory: only a file is still there afterwards.
+//!
+//! ```text
+//!   a request uses a page a second time ─▶ due: the most used first, upper levels first
+//!      in host memory too ────────────────────────────────────────▶ saved in this step ─▶ kept
+//!      on the device alone ─▶ copied to a passage in this step ───▶ saved in the next ──▶ kept
+//! ```
+//!
+//! The caller says how many pages a call may write, which bounds the rate. A page is written only when the page before
+//! it is on disk, because a page without its predecessors is never found. The number of pages kept is bounded: when the
+//! bound is reached, a page replaces the least used one if it is used at least twice as often. A page that is no longer
+//! kept stays in the file until others need its slot.
+
+use super::transfers::Transfer;
+use crate::backend::{HostPageId, Store};
+use crate::cache::hash::PageHash;
+use crate::cache::tree::NodeId;
+use crate::cache::{DiskReplicaBounds, PrefixCache};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, VecDeque};
+
+/// Uses after which a page is worth a replica.
+const USED_OFTEN: u32 = 2;
+
+/// Writes that may wait for the disk before replication pauses: pages that are evicted go first.
+const MAX_BACKLOG: usize = 4;
+
+/// Most host pages that are reserved as passages.
+const MAX_PASSAGES: u32 = 8;
+
+/// Pages that are to be written to disk or have been, while they are in memory.
+#[derive(Default)]
+pub(in crate::cache) struct DiskReplicas {
+    bounds: DiskReplicaBounds,
+    /// Pages to write, the last one first.
+    due: BTreeSet<Standing>,
+    /// Pages in memory that the disk has too, the first of which makes room.
+    kept: BTreeSet<Standing>,
+    /// Host pages that are reserved for copies and hold none now.
+    passages: Vec<HostPageId>,
+    /// Copies that earlier steps made, to be saved, predecessors first.
+    copied: VecDeque<Copied>,
+    /// Pages that the next step hands to the disk.
+    saving: Vec<PageHash>,
+    /// Numbers the pages in the order in which they became due.
+    number: u64,
+    written: u64,
+}
+
+/// A page's place among the others: by uses in powers of two, then the page that became due first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Standing {
+    level: u32,
+    number: Reverse<u64>,
+    node: NodeId,
+}
+
+/// A page whose content is in a passage.
+struct Copied {
+    passage: HostPageId,
+    hash: PageHash,
+    parent: PageHash,
+}
+
+/// What the disk has of a page that is in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::cache) struct DiskCopy(State);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    None,
+    Due(Standing),
+    Kept(Standing),
+}
+
+impl DiskReplicas {
+    /// Returns replicas within `bounds`; none are kept yet.
+    pub(in crate::cache) fn new(bounds: DiskReplicaBounds) -> Self {
+        Self {
+            bounds,
+            ..Self::default()
+        }
+    }
+
+    /// Returns how many of `host_pages` are to be reserved as passages.
+    pub(in crate::cache) fn passages_of(host_pages: u32) -> u32 {
+        match host_pages {
+            0 | 1 => 0,
+            pages => (pages / 4).clamp(1, MAX_PASSAGES),
+        }
+    }
+
+    pub(in crate::cache) fn reserve(&mut self, passages: impl Iterator<Item = HostPageId>) {
+        self.passages.extend(passages);
+    }
+
+    /// Returns the number of host pages that are reserved.
+    pub(in crate::cache) fn reserved(&self) -> usize {
+        self.passages.len() + self.copied.len()
+    }
+
+    pub(in crate::cache) fn kept(&self) -> u32 {
+        self.kept.len() as u32
+    }
+
+    pub(in crate::cache) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Records that the last step has carried out its transfers.
+    pub(in crate::cache) fn landed(&mut self) {
+        self.saving.clear();
+    }
+
+    /// Returns whether the page will be on disk without further ado.
+    fn is_on_its_way(&self, hash: PageHash) -> bool {
+        self.saving.contains(&hash) || self.copied.iter().any(|copied| copied.hash == hash)
+    }
+
+    /// Forgets the copies that a failure has made undefined.
+    pub(in crate::cache) fn spoil(&mut self) {
+        self.saving.clear();
+        let passages = self.copied.drain(..).map(|copied| copied.passage);
+        self.passages.extend(passages);
+    }
+
+    /// Forgets a copy whose content must not be served again.
+    fn distrust(&mut self, hash: PageHash) {
+        let (distrusted, others) = (self.copied.drain(..)).partition(|copied| copied.hash == hash);
+        self.copied = others;
+        let distrusted: VecDeque<Copied> = distrusted;
+        self.passages
+            .extend(distrusted.iter().map(|copied| copied.passage));
+    }
+
+    fn place(&mut self, copy: &mut DiskCopy, to: State) {
+        match std::mem::replace(&mut copy.0, to) {
+            State::None => {}
+            State::Due(standing) => _ = self.due.remove(&standing),
+            State::Kept(standing) => _ = self.kept.remove(&standing),
+        }
+        match to {
+            State::None => {}
+            State::Due(standing) => _ = self.due.insert(standing),
+            State::Kept(standing) => _ = self.kept.insert(standing),
+        }
+    }
+
+    /// Removes a page that leaves memory.
+    pub(in crate::cache) fn leave(&mut self, copy: &mut DiskCopy) {
+        self.place(copy, State::None);
+    }
+}
+
+impl PrefixCache {
+    /// Returns whether pages wait to be written by [`PrefixCache::replicate_to_disk`].
+    pub fn has_replicas_to_write(&self) -> bool {
+        !self.disk_replicas.due.is_empty() || !self.disk_replicas.copied.is_empty()
+    }
+
+    /// Notes that a request used these nodes, from a sequence's first page on: pages that are used often are to be
+    /// on disk.
+    pub(in crate::cache) fn note_replicas(&mut self, nodes: &[NodeId]) {
+        let Some(disk) = &self.disk else { return };
+        if self.disk_replicas.bounds.pages == 0 {
+            return;
+        }
+        let often = |&&id: &&NodeId| self.tree[id].at.usage.frequency >= USED_OFTEN;
+        let hashes = nodes.iter().take_while(often);
+        let hashes: Vec<PageHash> = hashes.map_while(|&id| self.tree[id].hash).collect();
+        if hashes.is_empty() {
+            return;
+        }
+        let stored = disk.touch(&hashes);
+        let mut frequency = u32::MAX;
+        for (index, &id) in nodes[..hashes.len()].iter().enumerate() {
+            let at = &mut self.tree[id].at;
+            // No page counts for more than those that it needs.
+            frequency = frequency.min(at.usage.frequency);
+            let level = frequency.ilog2();
+            let (standing, is_kept) = match at.disk_copy.0 {
+                State::None => (None, false),
+                State::Due(standing) => (Some(standing), false),
+                State::Kept(standing) => (Some(standing), true),
+            };
+            let keeps =
+                index < stored || (is_kept && self.disk_replicas.is_on_its_way(hashes[index]));
+            if is_kept == keeps && standing.is_some_and(|standing| standing.level == level) {
+                continue;
+            }
+            let replicas = &mut self.disk_replicas;
+            replicas.number += 1;
+            let standing = Standing {
+                level,
+                number: Reverse(replicas.number),
+                node: id,
+            };
+            let to = match keeps {
+                true if is_kept || replicas.kept() < replicas.bounds.pages => State::Kept(standing),
+                true => State::None,
+                false => State::Due(standing),
+            };
+            replicas.place(&mut at.disk_copy, to);
+        }
+    }
+
+    /// Schedules writes of at most `pages` pages to disk, and copies of as many for the next call. Returns the number
+    /// of writes scheduled. Does nothing while evicted pages wait for the disk.
+    pub fn replicate_to_disk(&mut self, pages: u32) -> u32 {
+        let Some(disk) = self.disk.clone() else {
+            return 0;
+        };
+        if disk.backlog() >= MAX_BACKLOG {
+            return 0;
+        }
+        let mut writes = 0;
+        while writes < pages
+            && let Some(copied) = self.disk_replicas.copied.pop_front()
+        {
+            let Copied {
+                passage,
+                hash,
+                parent,
+            } = copied;
+            self.transfers.push(Transfer::Save {
+                page: passage,
+                hash,
+                parent,
+            });
+            self.disk_replicas.saving.push(hash);
+            // The transfers are carried out in order, so the passage may be used again at once.
+            self.disk_replicas.passages.push(passage);
+            writes += 1;
+        }
+        let mut copies = 0;
+        while copies < pages
+            && let Some(&Standing { node, level, .. }) = self.disk_replicas.due.last()
+        {
+            let parent = self.tree[node].parent;
+            let follows = parent.is_none_or(|parent| {
+                matches!(self.tree[parent].at.disk_copy.0, State::Kept(_))
+                    || self.tree[parent]
+                        .hash
+                        .is_some_and(|hash| disk.contains(hash))
+            });
+            let Some(hash) = self.tree[node].hash.filter(|_| follows) else {
+                self.drop_disk_copy(node);
+                continue;
+            };
+            if !self.make_room_for_replica(level) {
+                // All others that are due are used no more often.
+                self.forget_due_replicas();
+                break;
+            }
+            let parent = self.tree.hash_before(&self.tree[node].salt, parent);
+            let on_host = self.tree[node].host_page();
+            let on_host = on_host.filter(|page| !self.in_flight.written.contains(page));
+            let on_device = self.tree[node].device_page();
+            let on_device = on_device.filter(|_| !self.tree[node].at.loading);
+            if on_host.is_some() && writes == pages {
+                break;
+            }
+            if let Some(page) = on_host {
+                self.transfers.push(Transfer::Save { page, hash, parent });
+                self.disk_replicas.saving.push(hash);
+                writes += 1;
+            } else if let Some(from) = on_device
+                && let Some(passage) = self.disk_replicas.passages.pop()
+            {
+                let to = passage;
+                self.transfers.push(Transfer::Store(Store { from, to }));
+                copies += 1;
+                self.disk_replicas.copied.push_back(Copied {
+                    passage,
+                    hash,
+                    parent,
+                });
+            } else if on_device.is_some() && !self.disk_replicas.copied.is_empty() {
+                // All passages are in use: the next step frees them.
+                break;
+            } else {
+                // The next use makes it due again.
+                self.drop_disk_copy(node);
+                continue;
+            }
+            let at = &mut self.tree[node].at;
+            if let State::Due(standing) = at.disk_copy.0 {
+                self.disk_replicas
+                    .place(&mut at.disk_copy, State::Kept(standing));
+            }
+        }
+        self.disk_replicas.written += u64::from(writes);
+        writes
+    }
+
+    /// Forgets what is known of the disk's pages, which are all gone.
+    pub(in crate::cache) fn forget_disk_replicas(&mut self) {
+        self.disk_replicas.spoil();
+        let kept: Vec<NodeId> = (self.disk_replicas.kept.iter())
+            .map(|standing| standing.node)
+            .collect();
+        kept.into_iter().for_each(|id| self.drop_disk_copy(id));
+        self.forget_due_replicas();
+    }
+
+    /// Forgets a page whose content must not be served again, wherever it is on its way to the disk.
+    pub(in crate::cache) fn distrust_disk_replica(&mut self, id: NodeId) {
+        self.drop_disk_copy(id);
+        if let Some(hash) = self.tree[id].hash {
+            self.disk_replicas.distrust(hash);
+        }
+    }
+
+    fn forget_due_replicas(&mut self) {
+        let due: Vec<NodeId> = (self.disk_replicas.due.iter())
+            .map(|standing| standing.node)
+            .collect();
+        due.into_iter().for_each(|id| self.drop_disk_copy(id));
+    }
+
+    fn drop_disk_copy(&mut self, id: NodeId) {
+        self.disk_replicas.leave(&mut self.tree[id].at.disk_copy);
+    }
+
+    /// Makes room for one more page of this level. Returns `false` if all that are kept are used as often.
+    fn make_room_for_replica(&mut self, level: u32) -> bool {
+        let replicas = &self.disk_replicas;
+        if replicas.kept() < replicas.bounds.pages {
+            return true;
+        }
+        let Some(&least) = replicas.kept.first().filter(|least| least.level < level) else {
+            return false;
+        };
+        self.drop_disk_copy(least.node);
+        true
+    }
+
+    /// Asserts that pages and queues agree.
+    pub(in crate::cache) fn check_disk_replicas(&self) {
+        let replicas = &self.disk_replicas;
+        let standings = |wanted: fn(State) -> Option<Standing>| {
+            let nodes = self.tree.nodes();
+            let found = nodes.filter_map(|(id, node)| {
+                let standing = wanted(node.at.disk_copy.0)?;
+                assert_eq!(standing.node, id);
+                assert!(
+                    node.hash.is_some(),
+                    "partial {id:?} cannot be found on disk"
+                );
+                Some(standing)
+            });
+            found.collect::<BTreeSet<_>>()
+        };
+        let due = standings(|state| match state {
+            State::Due(standing) => Some(standing),
+            _ => None,
+        });
+        let kept = standings(|state| match state {
+            State::Kept(standing) => Some(standing),
+            _ => None,
+        });
+        assert_eq!(replicas.due, due, "due replicas are misfiled");
+        assert_eq!(replicas.kept, kept, "kept replicas are misfiled");
+        assert!(replicas.kept() <= replicas.bounds.pages);
+    }
+}
