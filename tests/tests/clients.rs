@@ -98,7 +98,10 @@ fn frameworks_read_every_answer_through_the_gateway() {
     let cohere = recorded_cohere();
     let cohere_gateway = Gateway::start(&GatewayOptions {
         paths: Paths::All,
-        plugin: Some(json!({"ordering": {"documents": {"field": "reorder"}}})),
+        plugin: Some(json!({
+            "routes": ["/v2/chat"],
+            "ordering": {"documents": {"field": "reorder"}},
+        })),
         ..GatewayOptions::new(cohere.address())
     });
     let cohere_gateway = cohere_gateway.unwrap();

@@ -103,11 +103,11 @@ impl ToolSets {
     fn forget(&mut self, at: usize) {
         let set = self.sets.swap_remove(at);
         self.places -= set.sequence.len();
-        for id in set.sequence.iter().copied() {
-            if let Some(count) = self.offered.get_mut(&id) {
+        for id in &set.sequence {
+            if let Some(count) = self.offered.get_mut(id) {
                 *count -= 1;
                 if *count == 0 {
-                    self.offered.remove(&id);
+                    self.offered.remove(id);
                 }
             }
         }
