@@ -9,6 +9,7 @@ import { gateway as origin } from "./policy.js";
 import { byId, counted, element, grouped, percent } from "./dom.js";
 import { Engine } from "./engine.js";
 import { GatewayView } from "./views/gateway.js";
+import { showHead } from "./views/head.js";
 import { showOrder } from "./views/order.js";
 import { showPrompt } from "./views/prompt.js";
 import { ReuseView } from "./views/reuse.js";
@@ -65,6 +66,7 @@ async function restart() {
     byId("policy").replaceChildren(...options);
   }
   views.tree.clear();
+  showHead(null);
   showSummary(summary);
   showSimilarity([]);
   const how = corpus.vectors ? "the gateway’s embeddings" : "the core’s hashing embedder";
@@ -75,7 +77,24 @@ async function restart() {
 
 function settings() {
   const cacheTokens = Number(byId("cache-tokens").value) || null;
-  return { policy: byId("policy").value || DEFAULT_POLICY, documents: Number(byId("documents").value), cacheTokens };
+  const policy = byId("policy").value || DEFAULT_POLICY;
+  return { policy, documents: Number(byId("documents").value), cacheTokens, head: headSettings() };
+}
+
+/** What the client changes in its heads, and what the gateway does about it. */
+function headSettings() {
+  const form = new FormData(byId("head-form"));
+  return { breaks: form.getAll("breaks"), mode: form.get("mode") };
+}
+
+/** Takes effect at once: the last question is shown as it looks then. */
+async function changeHead() {
+  try {
+    const shown = await engine.call("head", headSettings());
+    if (shown) show(shown);
+  } catch (error) {
+    problem("problem", error.message);
+  }
 }
 
 /** One question, by the user. */
@@ -134,6 +153,7 @@ function show(shown) {
 function draw() {
   const shown = next;
   next = null;
+  showHead(shown.head);
   showOrder(shown);
   showPrompt(shown);
   views.tree.show(shown.tree, shown.path);
@@ -216,6 +236,8 @@ function listen() {
   byId("ask-25").addEventListener("click", () => askNext(25));
   byId("ask-all").addEventListener("click", () => askNext(corpus.questions.length));
   byId("stop").addEventListener("click", () => engine.call("stop"));
+  byId("head-form").addEventListener("change", changeHead);
+  byId("head-form").addEventListener("submit", (event) => event.preventDefault());
   byId("settings").addEventListener("submit", (event) => {
     event.preventDefault();
     working(restart);

@@ -18,7 +18,7 @@ const { embed, Orderer, policies, Replay, SimilarityCache, Trace } = foreword;
 // As a server sends what `gzip -9` has packed; Node's own zlib is another one, and packs 0.7 % worse.
 // It was 150,000 until bodies were read in linear time, labels were checked, a request's segments were kept, and Responses and
 // contexts that wander went through the same reader, which took
-// 161,825, and 164,715 with short hints; to be brought back.
+// 161,825, and 165,316 with short hints; 164,176 since imports have short names; to be brought back.
 const LIMIT = 165_000;
 
 test("module and JavaScript take less than 165 KB gzipped", (context) => {
@@ -70,6 +70,50 @@ test("its types say no more and no less than its results have", () => {
     values.map((value, at) => `export const ${type.replace("[]", "s")}${at}: t.${type} = ${JSON.stringify(value)};`),
   );
   inProject((project) => compile(project, `import type * as t from "foreword-browser";\n${lines.join("\n")}\n`));
+});
+
+test("the page's module explains heads, and its types say no more and no less than its results have", async () => {
+  const folder = join(named("FOREWORD_PAGE"), "foreword");
+  const page = await import(join(folder, "foreword.js"));
+  await page.default({ module_or_path: readFileSync(join(folder, "foreword_bg.wasm")) });
+  const orderer = new page.Orderer({ head: { mode: "apply" } });
+  const explainer = new page.Explainer({ policy: "longest" }, 1);
+  const body = (second) => {
+    const content = '<document id="a">alpha beta gamma</document>\nWhy?';
+    const system = `Be brief and kind to everybody who asks.\nCurrent time: 12:00:0${second}`;
+    return JSON.stringify({ messages: [{ role: "system", content: system }, { role: "user", content }] });
+  };
+  const rewrites = [0, 1].map((second) => orderer.rewrite(body(second)));
+  const diagnoses = [0, 1].map((second) => explainer.explain(body(second), "tenant"));
+  const [first, broken] = diagnoses;
+  assert.deepEqual([first.cause, first.earlier, first.segment], ["first-seen", null, null]);
+  assert.deepEqual([broken.cause, broken.volatile, broken.segment, broken.earlier], ["volatile-value", "date-time", "system", 1]);
+  assert.ok(broken.lostTokens > 0 && broken.lostTokens <= broken.sharedTokens, JSON.stringify(broken));
+  assert.doesNotMatch(broken.shape, /12:00/);
+  const [change] = rewrites[1].head.changes;
+  assert.equal(Buffer.from(body(1)).subarray(change.from, change.to).toString().replaceAll("\\n", ""), "Current time: 12:00:01");
+
+  for (const [call, type, words] of [
+    [() => new page.Explainer(5), TypeError, /config must be an object, not number/],
+    [() => new page.Explainer({ polcy: 1 }), Error, /config: unknown field `polcy`/],
+    [() => new page.Explainer(null, 0), RangeError, /pageTokens: 0 is not a whole number from 1 to 1048576/],
+    [() => explainer.explain({}), TypeError, /body must be a string, not object/],
+    [() => explainer.explain("{}", 7), TypeError, /tenant must be a string, not number/],
+    [() => explainer.explain("["), Error, /error at line 1, column 1/],
+    [() => new page.Orderer({ head: { mode: "on" } }), Error, /config: .*`on`/],
+  ]) {
+    const error = thrown(call);
+    assert.ok(error instanceof type, `${error.name} for ${call}`);
+    assert.match(error.message, words);
+  }
+  const lines = [["Rewrite", rewrites], ["Diagnosis", diagnoses]].flatMap(([type, values]) =>
+    values.map((value, at) => `export const ${type}${at}: t.${type} = ${JSON.stringify(value)};`),
+  );
+  lines.push('export const config: t.Config = { head: { mode: "apply" } };');
+  inProject((project) => {
+    cpSync(folder, join(project, "page"), { recursive: true });
+    compile(project, `import type * as t from "./page/foreword.js";\n${lines.join("\n")}\n`);
+  });
 });
 
 test("a configuration with every field of the types is accepted, and no other field exists", () => {

@@ -122,6 +122,69 @@ test("settings start a session over", async () => {
   assert.ok(nodes < 24, `a cache of 4,000 tokens holds ${nodes} nodes`);
 });
 
+/** Has the client change these in each request, and asks `count` questions. */
+async function askBroken(breaks, count = 25) {
+  for (const name of breaks) await page.check(`[name=breaks][value=${name}]`);
+  await page.click("#ask-25");
+  await asked(count);
+  await rested();
+}
+
+const cells = (column) => page.locator(`#diagnoses td[data-name="${column}"]`).allTextContents();
+
+for (const [name, place, cause, done, words] of [
+  ["tools", "the tools", /^tool-order$/, /\d tools moved/, null],
+  ["clock", "the system text", /^volatile-value \(date-time\)$/, /1 value behind the documents\./, /Current date and time: 2026-11-23 08:/],
+  ["session", "the system text", /^volatile-value \(id\)$/, /1 value behind the documents\./, /Session id: [0-9a-f]{16}/],
+  ["user", "the system text", /^volatile-value \((value|number)\)$/, /1 value behind the documents \(1 learned\)/, /The user's name is/],
+]) {
+  test(`a head broken by ${name} is named with its place and cause, and apply wins back what it cost`, async () => {
+    await askBroken([name]);
+    assert.deepEqual(new Set(await cells("Broke in")), new Set([place]));
+    for (const told of await cells("Cause")) assert.match(told, cause);
+    assert.match(await page.locator("#diagnosis").innerText(), new RegExp(`The prompt broke in ${place}`));
+    const lost = await number("#figure-lost");
+    assert.ok(lost > 1_000, `${lost} lost`);
+    // The order of documents alone brings nothing behind such a head.
+    assert.equal(await page.locator("#figure-ordered").textContent(), "0.0 %");
+    assert.equal(await number("#figure-won-report"), 0);
+    const won = await number("#figure-won-apply");
+    assert.ok(won > lost / 3 && won <= lost, `${won} of ${lost}`);
+    assert.match(await page.locator("#head-done").textContent(), /^What apply would do/);
+    assert.deepEqual(new Set(await cells("Won back")), new Set(["0"]));
+    if (words) assert.equal(await page.locator("#prompt .moved").count(), 0);
+
+    // The switch shows the last question as it is sent then.
+    await page.check('[name=mode][value="apply"]');
+    await page.locator("#head-done", { hasText: /^Done with the head/ }).waitFor();
+    assert.match(await page.locator("#head-done").textContent(), done);
+    assert.ok((await number("#figure-ordered")) > 0);
+    assert.notDeepEqual(new Set(await cells("Won back")), new Set(["0"]));
+    if (words) assert.match(await page.locator("#prompt .moved").innerText(), words);
+    assert.equal(await page.locator("#figure-asked").textContent(), "25");
+  });
+}
+
+test("an unbroken head breaks nothing, and boxes may change between questions", async () => {
+  await page.check('[name=mode][value="apply"]');
+  await ask("How long is sick pay paid?");
+  assert.match(await page.locator("#diagnosis").innerText(), /There was no prompt before/);
+  await ask("How long is sick pay paid?");
+  assert.match(await page.locator("#diagnosis").innerText(), /Nothing broke/);
+  assert.match(await page.locator("#head-done").textContent(), /nothing to do/);
+  await page.check("[name=breaks][value=session]");
+  await ask("How long is sick pay paid?");
+  assert.equal((await cells("Broke in"))[0], "the system text");
+  await page.uncheck("[name=breaks][value=session]");
+  await ask("How long is sick pay paid?");
+  assert.match(await page.locator("#diagnosis").innerText(), /Nothing broke/);
+  await page.click("summary");
+  await page.click("#settings button");
+  await asked(0);
+  assert.equal(await page.locator("#figure-lost").textContent(), "–");
+  assert.ok(await page.locator('[name=mode][value="apply"]').isChecked());
+});
+
 test("the tree is moved and zoomed by buttons, keys, wheel and pointer", async () => {
   await page.click("#ask-25");
   await asked(25);
@@ -325,7 +388,7 @@ test("everything can be reached and used by keyboard", async () => {
     await page.keyboard.press("Tab");
     reached.add(await page.evaluate(() => document.activeElement.id || document.activeElement.tagName));
   }
-  for (const id of ["question", "ask", "ask-1", "ask-25", "ask-all", "SUMMARY", "prompt", "zoom-out", "zoom-fit", "zoom-in", "tree", "log", "gateway", "model", "max-tokens"]) {
+  for (const id of ["question", "ask", "ask-1", "ask-25", "ask-all", "SUMMARY", "break-tools", "break-clock", "break-session", "break-user", "mode-report", "diagnoses", "prompt", "zoom-out", "zoom-fit", "zoom-in", "tree", "log", "gateway", "model", "max-tokens"]) {
     assert.ok(reached.has(id), `${id} of ${[...reached]}`);
   }
   await page.focus("#question");
@@ -362,7 +425,7 @@ test("text stands out from its paper, on light and on dark", async () => {
         });
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
       };
-      const pairs = [["ink", "card"], ["ink", "paper"], ["muted", "card"], ["muted", "paper"], ["held", "card"], ["work", "work-soft"], ["card", "held"], ["wrong", "wrong-soft"], ["wrong", "card"]];
+      const pairs = [["ink", "card"], ["ink", "paper"], ["muted", "card"], ["muted", "paper"], ["held", "card"], ["work", "work-soft"], ["card", "held"], ["wrong", "wrong-soft"], ["wrong", "card"], ["work", "card"], ["ink", "paper"]];
       return pairs.map(([front, back]) => {
         const [a, b] = [luminance(front), luminance(back)].sort((a, b) => b - a);
         return [`${front} on ${back}`, (a + 0.05) / (b + 0.05)];
@@ -381,12 +444,17 @@ test("motion is left out for who asks for it", async () => {
 });
 
 test("it is as wide as the screen, on a phone and on a desk, by day and by night", async () => {
+  await page.check('[name=mode][value="apply"]');
+  await askBroken(["clock"]);
+  await page.uncheck("[name=breaks][value=clock]");
   await page.click("#ask-all");
   await asked(272);
   await rested();
+  for (const name of ["tools", "user"]) await page.check(`[name=breaks][value=${name}]`);
+  for (const question of ["Who books a hotel?", "Who pays for a hotel?", "How long is sick pay paid?"]) await ask(question);
   await ask("Who decides whether a sailing is cancelled because of the weather?");
   await page.locator("#tolerance").fill("0.5");
-  for (const [name, width, height] of [["desk", 1280, 900], ["phone", 390, 844]]) {
+  for (const [name, width, height] of [["desk", 1280, 900], ["phone", 390, 844], ["narrow", 320, 700]]) {
     await page.setViewportSize({ width, height });
     for (const colorScheme of ["light", "dark"]) {
       await page.emulateMedia({ colorScheme });

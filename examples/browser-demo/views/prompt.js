@@ -30,7 +30,7 @@ function bar(name, parts) {
 }
 
 function words({ kind, text, tokens, reused, document }, titles) {
-  const name = { system: "System prompt", hint: "Order hint", question: "Question" }[kind] ?? titles[document];
+  const name = { tools: "Tools", system: "System text", moved: "Moved out of the system text", hint: "Order hint", question: "Question" }[kind] ?? titles[document];
   return element(
     "div",
     { class: `part ${kind} ${reused ? "reused" : "computed"}` },

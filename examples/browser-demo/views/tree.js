@@ -1,4 +1,4 @@
-// The knowledge tree, drawn outwards from the system prompt: an angle for each leaf, a ring for each place in a prompt,
+// The knowledge tree, drawn outwards from the heads of prompts: an angle for each leaf, a ring for each place in a prompt,
 // and a dot as large as what is shared there. The view box is the camera: moving and zooming change nothing else but the
 // labels, which keep their size and out of each other's way.
 

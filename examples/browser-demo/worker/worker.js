@@ -19,6 +19,8 @@ const calls = {
     session = new Session(documents, questions, settings, vectors);
     return session.summary();
   },
+  /** What the client changes in its heads, and `head.mode`. */
+  head: (wanted) => session.setHead(wanted),
   ask: ({ question, vector }) => session.ask(question, vector ?? undefined),
   /** Asks the corpus' next questions. */
   askNext: ({ count }, tell) =>

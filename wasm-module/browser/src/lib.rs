@@ -27,12 +27,18 @@
     )
 )]
 
+#[cfg(feature = "head")]
+mod explainer;
+#[cfg(feature = "head")]
+mod head;
 mod orderer;
 mod replay;
 mod similarity;
 mod trace;
 mod values;
 
+#[cfg(feature = "head")]
+pub use explainer::Explainer;
 pub use orderer::Orderer;
 pub use replay::Replay;
 pub use similarity::{SimilarityCache, embed};

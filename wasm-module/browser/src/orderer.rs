@@ -50,6 +50,8 @@ impl Orderer {
             values::text("tenant", tenant)?
         };
         let outcome = self.core.rewrite(Tenant::named(&tenant), body.as_bytes());
+        #[cfg(feature = "head")]
+        let head = outcome.as_ref().ok().map(|rewrite| (&rewrite.head).into());
         let (sent, report, skipped) = match outcome {
             Ok(rewrite) => (rewrite.body, Some(rewrite.report), None),
             Err(skip) => (None, None, Some(skip)),
@@ -60,6 +62,8 @@ impl Orderer {
             changed: sent.is_some(),
             body: sent.as_deref().unwrap_or(&body),
             report: report.map(Report::from),
+            #[cfg(feature = "head")]
+            head,
             skipped: skipped.map(|skip| Skipped {
                 reason: skip.reason(),
                 message: skip.to_string(),
@@ -179,6 +183,8 @@ struct Rewrite<'a> {
     body: &'a str,
     changed: bool,
     report: Option<Report>,
+    #[cfg(feature = "head")]
+    head: Option<crate::head::Head>,
     skipped: Option<Skipped>,
 }
 

@@ -1,7 +1,8 @@
-//! What the npm package, the demo page and their tests need: Node.js, three npm packages, Debian's Chromium.
+//! What the npm package, the demo page and their tests need: Node.js, three npm packages, Debian's Chromium; and the packages of
+//! clients that run in Node.js.
 //!
-//! npm installs exactly what `tests/browser/package-lock.json` says, checked by its hashes, and runs no script of any
-//! package. Only the browser tests need Chromium.
+//! npm installs exactly what `package-lock.json` in `tests/browser` and in `tests/node` says, checked by its hashes, and runs no
+//! script of any package. Only the browser tests need Chromium.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,8 +19,19 @@ pub(crate) fn npm_folder(workspace: &Workspace) -> PathBuf {
     workspace.root().join("tests/browser")
 }
 
-/// Node.js and the npm packages.
+/// Node.js and the npm packages of the browser's tests.
 pub(super) fn node(workspace: &Workspace) -> Result<()> {
+    with_node(workspace)?;
+    packages(workspace, &npm_folder(workspace))
+}
+
+/// Node.js and the npm packages of clients that the tests run through a gateway.
+pub(super) fn clients(workspace: &Workspace) -> Result<()> {
+    with_node(workspace)?;
+    packages(workspace, &workspace.root().join("tests/node"))
+}
+
+fn with_node(workspace: &Workspace) -> Result<()> {
     if version("node").is_none() || version("npm").is_none() {
         apt::install(workspace, "Node.js or its npm is missing", "npm")?;
     }
@@ -30,7 +42,7 @@ pub(super) fn node(workspace: &Workspace) -> Result<()> {
         major >= LEAST_NODE,
         "Node.js {LEAST_NODE} or newer is needed, `node --version` says {node:?}"
     );
-    packages(workspace)
+    Ok(())
 }
 
 /// The Chromium that the tests start: `FOREWORD_CHROMIUM`, or Debian's.
@@ -59,8 +71,7 @@ pub(super) fn install_chromium(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-fn packages(workspace: &Workspace) -> Result<()> {
-    let folder = npm_folder(workspace);
+fn packages(workspace: &Workspace, folder: &Path) -> Result<()> {
     let lock = folder.join("package-lock.json");
     let wanted =
         fs::read_to_string(&lock).with_context(|| format!("reading {}", lock.display()))?;

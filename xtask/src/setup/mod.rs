@@ -13,6 +13,7 @@ mod deny;
 mod embedder;
 mod envoy;
 mod folder;
+mod frameworks;
 mod helm;
 mod nvrtc;
 mod pgserver;
@@ -40,6 +41,8 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     zmq::install(workspace)?;
     starlette::install(workspace)?;
     clients::install(workspace)?;
+    frameworks::install(workspace)?;
+    browser::clients(workspace)?;
     helm::install(workspace)?;
     pgserver::install(workspace)?;
     for_browser_tests(workspace)?;

@@ -45,6 +45,16 @@ pub(super) fn install_into(
     install(workspace, step, packages, folder)
 }
 
+/// Installs what a file of requirements names, each with an exact version, into `folder` in the same way.
+pub(super) fn install_listed(
+    workspace: &Workspace,
+    step: &str,
+    requirements: &str,
+    folder: &Path,
+) -> Result<()> {
+    install(workspace, step, &["--requirement", requirements], folder)
+}
+
 /// Installs what a file of requirements names, each with an exact version and the sums of its wheels, into `folder` in the
 /// same way.
 pub(super) fn install_locked(
@@ -69,6 +79,8 @@ fn install(workspace: &Workspace, step: &str, what: &[&str], folder: &Path) -> R
         "--only-binary=:all:",
         "--disable-pip-version-check",
         "--quiet",
+        // What a test imports is compiled then; most is never imported.
+        "--no-compile",
         "--target",
         &*target,
     ];

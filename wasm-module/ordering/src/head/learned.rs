@@ -252,7 +252,21 @@ fn is_data(words: &str) -> bool {
     chars.next();
     let tells = words.contains([':', '=', '@', '/'])
         || chars.any(|c| c.is_ascii_digit() || c.is_uppercase());
-    !(commands || opens || persona) && tells
+    !(commands || opens || persona || is_prose(words)) && tells
+}
+
+/// Returns whether words tell of something at length. What a sentence of many plain words names on the way is no value: `The
+/// Order Desk is meant for …` describes a role as much as `You are …` does.
+fn is_prose(words: &str) -> bool {
+    let (mut plain, mut telling) = (0, 0);
+    for word in words.split(|c: char| !(c.is_alphanumeric() || c == '\'' || c == '_')) {
+        if word.starts_with(char::is_uppercase) || word.contains(|c: char| c.is_ascii_digit()) {
+            telling += 1;
+        } else if !word.is_empty() {
+            plain += 1;
+        }
+    }
+    plain > MAX_PLAIN_WORDS && plain > 5 * telling
 }
 
 /// Words that occur in instructions.
@@ -489,6 +503,9 @@ const ADDRESSING: &[&str] = &[
 /// Most bytes of a unit that may be data.
 const MAX_DATA_BYTES: usize = 240;
 
+/// Most words of a sentence that are neither names nor numbers, unless every sixth word is one.
+const MAX_PLAIN_WORDS: u32 = 16;
+
 /// Most units that a text may have in a slot, and most that it may lack.
 const MAX_GAP: usize = 8;
 
@@ -585,6 +602,7 @@ mod tests {
             "<now>2026-11-22 12:03</now>",
             "<session id=\"9f8e7d6c\" />",
             "<user name=\"Ann Lee\">Desk 4</user>",
+            "You are talking to Ann Lee from the office in Oslo, who sits at desk 12 on the third floor and has been with us since June 2019.",
         ] {
             assert!(looks_like_data(words), "{words}");
         }
@@ -609,6 +627,7 @@ mod tests {
             "<a>1</b>",
             "<a <b>1</a>",
             "Since 12:03 < now",
+            "The Order Desk is meant to read and handle the questions of customers that come in one message, above all those about goods in stock.",
         ] {
             assert!(!looks_like_data(words), "{words}");
         }

@@ -33,8 +33,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// What is known of one tenant's and model's tools.
 #[derive(Debug, Default)]
 pub(crate) struct Tools {
-    /// The form in which a tool was first seen, by its canonical hash.
-    forms: Lru<Box<[u8]>>,
+    /// The form in which a tool was first seen, by its canonical hash; and the order of a set, by the set's.
+    forms: Forms,
     /// Tools by the hash of their bytes.
     known: Lru<Known>,
     /// The orders of sets of tools.
@@ -43,6 +43,32 @@ pub(crate) struct Tools {
     told: Vec<Form>,
     /// Grows with every form.
     pub(crate) version: u64,
+}
+
+/// Forms by hash. Most are a few dozen bytes, and products with many lists of tools have thousands of them; so large forms are
+/// bounded apart, and both take half a megabyte at most.
+#[derive(Debug, Default)]
+struct Forms {
+    small: Lru<Box<[u8]>>,
+    large: Lru<Box<[u8]>>,
+}
+
+impl Forms {
+    fn get(&mut self, hash: u64) -> Option<&[u8]> {
+        let form = match self.small.get(hash) {
+            Some(form) => Some(form),
+            None => self.large.get(hash),
+        };
+        form.map(|form| &**form)
+    }
+
+    fn insert(&mut self, hash: u64, form: Box<[u8]>) {
+        if form.len() <= MAX_SMALL_FORM_BYTES {
+            self.small.insert(hash, form, MAX_SMALL_FORMS);
+        } else {
+            self.large.insert(hash, form, MAX_LARGE_FORMS);
+        }
+    }
 }
 
 /// A tool that was looked at.
@@ -153,7 +179,7 @@ impl Tools {
         let by_name = names.iter().filter_map(|(_, at)| ids.get(*at).copied());
         let by_name: SmallVec<[SetTool; 32]> = by_name.collect();
         let key = toolsets::key_of(&by_name);
-        let told = self.forms.get(key).map(|order| &**order);
+        let told = self.forms.get(key);
         let is_told = told.is_some();
         let order = self.sets.order(key, &by_name, told);
         if !is_told {
@@ -168,8 +194,7 @@ impl Tools {
     /// Remembers a form that was first seen here, and that other workers are to be told.
     fn tell(&mut self, form: Form) {
         self.version += 1;
-        self.forms
-            .insert(form.canonical, form.order.clone(), MAX_FORMS);
+        self.forms.insert(form.canonical, form.order.clone());
         self.told.truncate(MAX_TOLD);
         self.told.push(form);
     }
@@ -185,11 +210,10 @@ impl Tools {
         if form.order.len() > MAX_FORM_BYTES {
             return;
         }
-        let is_new = (self.forms.get(form.canonical)).is_none_or(|known| form.order < *known);
+        let is_new = (self.forms.get(form.canonical)).is_none_or(|known| *form.order < *known);
         if is_new {
             self.version += 1;
-            self.forms
-                .insert(form.canonical, form.order.clone(), MAX_FORMS);
+            self.forms.insert(form.canonical, form.order.clone());
         }
     }
 
@@ -637,8 +661,15 @@ impl<T> Lru<T> {
 /// Nesting of a tool that is looked into.
 const MAX_DEPTH: usize = 48;
 
-/// Tools of one tenant and model whose form is known; the least recently used go first.
-const MAX_FORMS: usize = 512;
+/// Forms of one tenant and model that are known, and are no longer than [`MAX_SMALL_FORM_BYTES`]; the least recently used go
+/// first.
+const MAX_SMALL_FORMS: usize = 4_096;
+
+/// Bytes of a small form.
+const MAX_SMALL_FORM_BYTES: usize = 128;
+
+/// The same of longer forms.
+const MAX_LARGE_FORMS: usize = 256;
 
 /// Bytes of a form, a byte a key.
 const MAX_FORM_BYTES: usize = 2_048;

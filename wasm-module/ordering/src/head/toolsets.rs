@@ -20,11 +20,15 @@ use smallvec::SmallVec;
 use std::cmp::Reverse;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The orders of the sets of tools of one tenant and model. Of more than [`MAX_SETS`], the least recently used is
-/// forgotten.
+/// The orders of the sets of tools of one tenant and model. Of more than [`MAX_SETS`], or more than [`MAX_PLACES`] tools in all of
+/// them, the least recently used is forgotten.
 #[derive(Debug, Default)]
 pub(super) struct ToolSets {
     sets: Vec<ToolSet>,
+    /// In how many of the sets each tool is.
+    offered: FxHashMap<u64, u32>,
+    /// The sum of the sets' lengths.
+    places: usize,
     now: u64,
 }
 
@@ -55,7 +59,7 @@ pub(super) fn key_of(tools: &[SetTool]) -> u64 {
 impl ToolSets {
     /// Returns the order of a set of at most 255 tools, given in the order of their names: for each place, the tool's
     /// rank by name. `told` is the order that this set has, if that is known. O(tools) for a known set, and
-    /// O(known sets · tools) for another.
+    /// O(known sets + tools) for another, unless many begin alike.
     pub(super) fn order(
         &mut self,
         key: u64,
@@ -77,12 +81,16 @@ impl ToolSets {
             }
             return order;
         }
-        if self.sets.len() >= MAX_SETS {
+        while self.sets.len() >= MAX_SETS || self.places + tools.len() > MAX_PLACES {
             let oldest = self.sets.iter().enumerate();
-            let oldest = oldest.min_by_key(|(_, set)| set.last_used);
-            if let Some((oldest, _)) = oldest {
-                self.sets.swap_remove(oldest);
-            }
+            let Some((oldest, _)) = oldest.min_by_key(|(_, set)| set.last_used) else {
+                break;
+            };
+            self.forget(oldest);
+        }
+        self.places += order.len();
+        for tool in tools {
+            *self.offered.entry(tool.id).or_default() += 1;
         }
         self.sets.push(ToolSet {
             key,
@@ -90,6 +98,19 @@ impl ToolSets {
             last_used: self.now,
         });
         order
+    }
+
+    fn forget(&mut self, at: usize) {
+        let set = self.sets.swap_remove(at);
+        self.places -= set.sequence.len();
+        for id in &set.sequence {
+            if let Some(count) = self.offered.get_mut(id) {
+                *count -= 1;
+                if *count == 0 {
+                    self.offered.remove(id);
+                }
+            }
+        }
     }
 
     /// Chooses the order of a set that has none.
@@ -105,14 +126,10 @@ impl ToolSets {
         let begun = begun.max_by_key(|(shared, last_used, _)| (*shared, *last_used));
         let mut order = begun.map(|(_, _, ranks)| ranks).unwrap_or_default();
         let placed: FxHashSet<u8> = order.iter().copied().collect();
-        let mut offered: FxHashMap<u64, u32> = FxHashMap::default();
-        for id in self.sets.iter().flat_map(|set| &set.sequence) {
-            *offered.entry(*id).or_default() += 1;
-        }
         let mut rest: Vec<(Reverse<u32>, u8)> = (tools.iter().zip(0_u8..))
             .filter(|(_, rank)| !placed.contains(rank))
             .map(|(tool, rank)| {
-                let count = offered.get(&tool.id).copied().unwrap_or_default();
+                let count = self.offered.get(&tool.id).copied().unwrap_or_default();
                 (Reverse(count), rank)
             })
             .collect();
@@ -142,7 +159,10 @@ fn is_permutation(order: &[u8], count: usize) -> bool {
 }
 
 /// Most sets of one tenant and model whose order is known.
-const MAX_SETS: usize = 64;
+const MAX_SETS: usize = 256;
+
+/// Most tools in all of these.
+const MAX_PLACES: usize = 8_192;
 
 #[cfg(test)]
 mod tests {
@@ -191,10 +211,23 @@ mod tests {
         assert_eq!(order(&mut sets, "cd"), "cd");
     }
 
+    #[test]
+    fn sets_of_many_tools_take_the_place_of_older_ones() {
+        let mut sets = ToolSets::default();
+        for first in 0..100_u64 {
+            let tools: Vec<SetTool> = (first * 200..first * 200 + 200)
+                .map(|id| SetTool { id, bytes: 10 })
+                .collect();
+            assert_eq!(sets.order(key_of(&tools), &tools, None).len(), 200);
+            assert!(sets.places <= MAX_PLACES);
+        }
+        assert_eq!(sets.sets.len(), MAX_PLACES / 200);
+    }
+
     proptest! {
         /// Every order is one of the set's tools, and what is remembered stays within its bound.
         #[test]
-        fn an_order_holds_each_tool_once(offered in prop::collection::vec(1_u16..1 << 10, 1..200)) {
+        fn an_order_holds_each_tool_once(offered in prop::collection::vec(1_u16..1 << 10, 1..600)) {
             let mut sets = ToolSets::default();
             for offered in offered {
                 let names: String = (b'a'..=b'j').zip(0..).filter(|(_, bit)| offered >> bit & 1 == 1).map(|(name, _)| name as char).collect();
@@ -202,6 +235,12 @@ mod tests {
                 sent.sort_unstable();
                 prop_assert_eq!(sent.into_iter().collect::<String>(), names);
                 prop_assert!(sets.sets.len() <= MAX_SETS);
+                let mut offered: FxHashMap<u64, u32> = FxHashMap::default();
+                for id in sets.sets.iter().flat_map(|set| &set.sequence) {
+                    *offered.entry(*id).or_default() += 1;
+                }
+                prop_assert_eq!(&sets.offered, &offered);
+                prop_assert_eq!(sets.places, offered.values().sum::<u32>() as usize);
             }
         }
     }
