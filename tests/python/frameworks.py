@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 READER, TOOLS, COHERE, WORLD, *CLIENTS = sys.argv[1:]
 KEY = "sk-test"
@@ -55,6 +55,8 @@ def prompt(asked, documents=None):
 class Weather(BaseModel):
     """Tells the weather."""
 
+    # A model with random weights would add arguments of its own without an end.
+    model_config = ConfigDict(extra="forbid")
     city: Literal["Oslo", "Lima"]
 
 
@@ -84,7 +86,7 @@ def sdk_openai():
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     check((text, chunks[-1].usage.prompt_tokens), (raw.parse().choices[0].message.content, usage.prompt_tokens))
-    parsed = client.chat.completions.parse(model=MODEL, messages=messages, response_format=Verdict, max_tokens=64)
+    parsed = client.chat.completions.parse(model=MODEL, messages=messages, response_format=Verdict, max_tokens=64, temperature=0)
     check(type(parsed.choices[0].message.parsed), Verdict)
     response = client.responses.create(model=MODEL, input=prompt(asked), temperature=0, max_output_tokens=24)
     check(response.output_text, asked["answer"])
@@ -95,7 +97,8 @@ def sdk_openai():
     client = openai.OpenAI(base_url=f"{TOOLS}/v1", api_key=KEY, max_retries=0)
     tool = openai.pydantic_function_tool(Weather, name="weather")
     called = client.chat.completions.parse(
-        model=MODEL, messages=[{"role": "user", "content": "Weather?"}], tools=[tool], tool_choice="required", max_tokens=96
+        model=MODEL, messages=[{"role": "user", "content": "Weather?"}], tools=[tool], tool_choice="required", max_tokens=96,
+        temperature=0,
     )
     check(type(called.choices[0].message.tool_calls[0].function.parsed_arguments), Weather)
 
@@ -179,7 +182,8 @@ def langchain():
     plain = RetrievalQA.from_chain_type(model, retriever=Retriever())
     check(isinstance(plain.invoke({"query": QUESTIONS[4]["question"]})["result"], str), True)
 
-    tools = ChatOpenAI(base_url=f"{TOOLS}/v1", api_key=KEY, model=MODEL, max_tokens=96).bind_tools([Weather], tool_choice="required")
+    tools = ChatOpenAI(base_url=f"{TOOLS}/v1", api_key=KEY, model=MODEL, max_tokens=96, temperature=0)
+    tools = tools.bind_tools([Weather], tool_choice="required")
     [call] = tools.invoke("Weather?").tool_calls
     check((call["name"], call["args"]["city"] in ("Oslo", "Lima")), ("Weather", True))
     called = None
