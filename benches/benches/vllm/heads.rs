@@ -8,12 +8,15 @@ use foreword_tests::{Gateway, GatewayOptions};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::Usage;
 use crate::engine::{MODEL, Vllm};
-use crate::{DEPTH, Usage};
 
 /// The stabilised share may be this many percentage points below that of the unbroken head.
 const MUST_HOLD: f64 = 3.0;
 const TOOLS: usize = 12;
+/// Arguments of each tool: with more, prompts exceed the checkpoint's context, whose tokenizer knows little of JSON.
+const PROPERTIES: usize = 2;
+const DOCUMENTS: usize = 5;
 
 /// Which part of the head differs from request to request.
 #[derive(Clone, Copy, PartialEq)]
@@ -100,7 +103,7 @@ fn bodies(corpus: &Corpus, requests: usize, broken: Broken) -> Vec<String> {
     let numbered = retrievals.enumerate();
     numbered
         .map(|(nth, retrieval)| {
-            let best = &retrieval.paragraphs[..DEPTH.min(retrieval.paragraphs.len())];
+            let best = &retrieval.paragraphs[..DOCUMENTS.min(retrieval.paragraphs.len())];
             body((nth, best, &retrieval.question))
         })
         .collect()
@@ -132,7 +135,7 @@ fn system(broken: Broken, nth: u64) -> String {
 
 fn tools(broken: Broken, nth: u64) -> String {
     let tool = |number: usize| {
-        let properties = (0..4).map(|property| {
+        let properties = (0..PROPERTIES).map(|property| {
             let description = Value::from(format!(
                 "What tool {number} does with argument {property}, told at some length."
             ));

@@ -536,3 +536,17 @@ fn split(text: &str) -> (Vec<&str>, Vec<&str>) {
     outside.push(rest);
     (outside, documents)
 }
+
+#[test]
+fn white_space_that_is_not_jsons_makes_a_body_unreadable() {
+    let chat = r#"{"messages":[{"role":"user","content":"<doc>a</doc><doc>b</doc>"}]}"#;
+    assert!(
+        Orderer::new(Config::default())
+            .rewrite(Tenant::default(), format!(" \t\r\n{chat}\n ").as_bytes())
+            .is_ok()
+    );
+    for body in [format!("{chat}\x0c"), format!("\x0c{chat}")] {
+        assert!(matches!(skip(body.as_bytes()), Skip::InvalidJson { .. }));
+        assert!(foreword_ordering::salted(body.as_bytes(), "s").is_err());
+    }
+}

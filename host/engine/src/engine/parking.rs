@@ -78,6 +78,9 @@ mod tests {
     use super::*;
     use loom::sync::{Arc, Condvar, Mutex};
     use loom::thread;
+    use std::cell::Cell;
+    use std::panic;
+    use std::sync::Once;
 
     /// A core that counts its steps, and owners by their numbers.
     type Place = Parking<u32, u32>;
@@ -94,6 +97,33 @@ mod tests {
         // The device computes, and the watchdog may find that it takes too long.
         let back = take_back(&mut place.lock().unwrap(), &own);
         back.map(|core| core + 1)
+    }
+
+    thread_local! {
+        static IS_QUIET: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Runs `model`, whose panic the test expects and says nothing of. A modelled thread has a small stack: a backtrace that is
+    /// printed there overflows it, and the locks of the printing thread, which all tests share, stay locked for ever.
+    fn quietly(model: impl FnOnce()) {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let loud = panic::take_hook();
+            panic::set_hook(Box::new(move |info| {
+                if !IS_QUIET.get() {
+                    loud(info);
+                }
+            }));
+        });
+        struct Quiet;
+        impl Drop for Quiet {
+            fn drop(&mut self) {
+                IS_QUIET.set(false);
+            }
+        }
+        IS_QUIET.set(true);
+        let _quiet = Quiet;
+        model();
     }
 
     /// A thread whose step may be stuck, and a watchdog that goes on with the core and a fresh device.
@@ -127,7 +157,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "another thread took the fresh device's core")]
     fn the_model_finds_a_thread_that_takes_a_core_that_is_not_its_own() {
-        a_step_is_given_up(|place, _| place.0.take().map(|parked| parked.core));
+        quietly(|| a_step_is_given_up(|place, _| place.0.take().map(|parked| parked.core)));
     }
 
     /// A thread that gives its core up, and a watchdog that waits for that. `tell`: how it does.
@@ -170,9 +200,11 @@ mod tests {
     #[test]
     #[should_panic(expected = "deadlock")]
     fn the_model_finds_a_watchdog_that_is_told_too_early() {
-        a_device_is_given_up(|place, given_up| {
-            given_up.notify_all();
-            place.lock().unwrap().give_up(7, failure_of_the_device());
+        quietly(|| {
+            a_device_is_given_up(|place, given_up| {
+                given_up.notify_all();
+                place.lock().unwrap().give_up(7, failure_of_the_device());
+            });
         });
     }
 }

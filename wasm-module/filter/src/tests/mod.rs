@@ -1,3 +1,4 @@
 //! What the tests of several modules stand on.
 
+pub(crate) mod quiet;
 pub(crate) mod scripted;

@@ -16,7 +16,7 @@ use super::formats::{
 use super::json::{elements, offset_in, range_in, scanned, text};
 use super::salt::SaltField;
 use super::scan::{self, Bad, Scan, fields, say};
-use super::search::{pass_space, trimmed_ascii};
+use super::search::{pass_space, trimmed_json};
 use super::{MAX_MESSAGES, MAX_MODEL_BYTES, Skip};
 use crate::tree::Scope;
 use crate::work::hashed;
@@ -294,7 +294,7 @@ fn user_id(metadata: &str) -> Option<&str> {
 
 impl<'a> Chat<'a> {
     pub(super) fn read(body: &'a str) -> Result<Self, Skip> {
-        let top = trimmed_ascii(body);
+        let top = trimmed_json(body);
         let raw = scanned(body, top, RawChat::read)?;
         let at = raw.format();
         let RawChat {

@@ -6,7 +6,7 @@
 //! ```
 
 use super::json::{elements, fields, inner, range_in};
-use super::search::{find_last, pass_space, trimmed_ascii, trimmed_ascii_end};
+use super::search::{find_last, pass_space, trimmed_ascii, trimmed_ascii_end, trimmed_json};
 use super::{Message, Parsed, Role, Skip, unescaped};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -70,7 +70,7 @@ pub fn question<'a>(parsed: &Parsed<'a>) -> Result<Question<'a>, Skip> {
 fn opening<'a>(parsed: &Parsed<'a>) -> Result<Opening<'a>, Skip> {
     let body = parsed.text;
     let names = ["model", "tools", "cache_salt"];
-    let values = fields(body, trimmed_ascii(body), names)?;
+    let values = fields(body, trimmed_json(body), names)?;
     let opens = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
     let messages = opens.map(|message| match message.raw == message.content {
         // Anthropic's: a field instead of a message.

@@ -6,7 +6,7 @@
 
 use super::edit::{self, Edit};
 use super::json::{offset_in, range_in, scanned};
-use super::search::{pass_space, trimmed_ascii};
+use super::search::{pass_space, trimmed_json};
 use super::{Skip, unescaped};
 use crate::feed::TenantKey;
 
@@ -27,7 +27,7 @@ pub(crate) struct SaltField<'a> {
 /// Returns [`Skip::InvalidUtf8`] or [`Skip::InvalidJson`]: the body may hold a salt that is not seen here.
 pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
     let body = super::text_of(body)?;
-    let top = trimmed_ascii(body);
+    let top = trimmed_json(body);
     // `null` counts as a salt: one written beside it would not be the last one.
     let [given] = scanned(body, top, |scan| scan.fields(["cache_salt"]))?;
     let place = SaltField::new(body, top, given);

@@ -91,6 +91,13 @@ pub(super) fn pass_space(text: &str, from: usize) -> usize {
     pass(text, from, |byte| byte.is_ascii_whitespace())
 }
 
+/// Returns `text` without what JSON takes for white space at its ends.
+pub(super) fn trimmed_json(text: &str) -> &str {
+    let trimmed = text.trim_matches([' ', '\t', '\n', '\r']);
+    looked(text.len() - trimmed.len() + 2);
+    trimmed
+}
+
 /// Returns `text` without ASCII white space at its ends.
 pub(super) fn trimmed_ascii(text: &str) -> &str {
     let trimmed = text.trim_ascii();
