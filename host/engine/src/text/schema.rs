@@ -509,10 +509,20 @@ fn malformed(place: &str, wanted: &'static str) -> SchemaError {
 /// The end of a long path or name, where it differs from others.
 fn clip(text: &str) -> String {
     const CHARACTERS: usize = 120;
-    match text.char_indices().rev().nth(CHARACTERS - 1) {
-        Some((start, _)) if start > 0 => format!("…{}", &text[start..]),
-        _ => text.to_owned(),
+    let (mark, end) = match text.char_indices().rev().nth(CHARACTERS - 1) {
+        Some((start, _)) if start > 0 => ("…", &text[start..]),
+        _ => ("", text),
+    };
+    let mut line = String::from(mark);
+    for character in end.chars() {
+        // A reason is one line.
+        if character.is_control() {
+            line.extend(character.escape_default());
+        } else {
+            line.push(character);
+        }
     }
+    line
 }
 
 /// Keywords that hold plain values, restrict the answer and have no bound of their own.
@@ -608,6 +618,10 @@ mod tests {
             (
                 json!({"x-guidance": {"lenient": true}}),
                 "`x-guidance` at # is not supported",
+            ),
+            (
+                json!({"properties": {"a\u{7f}": {"an\nb": 1}}}),
+                "`an\\nb` at #/properties/a\\u{7f} is not supported",
             ),
         ] {
             assert_eq!(check(&schema).unwrap_err().to_string(), message, "{schema}");
