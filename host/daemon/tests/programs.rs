@@ -4,6 +4,14 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The tests come one after another: a program that one has just written cannot run while a child that the other starts still
+/// has the file open for writing.
+fn in_turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A copy of `foreword` in a folder of its own, where nothing of ours stands beside it.
 fn alone() -> (tempfile::TempDir, PathBuf) {
@@ -29,6 +37,7 @@ fn run(program: &PathBuf, subcommand: &str) -> Output {
 
 #[test]
 fn the_program_beside_it_gets_the_arguments_and_gives_the_exit_code() {
+    let _turn = in_turn();
     for (subcommand, name) in PROGRAMS {
         let (folder, program) = alone();
         let beside = folder.path().join(name);
@@ -42,6 +51,7 @@ fn the_program_beside_it_gets_the_arguments_and_gives_the_exit_code() {
 
 #[test]
 fn without_the_program_it_says_where_it_looked_and_how_to_build_it() {
+    let _turn = in_turn();
     let (folder, program) = alone();
     for (subcommand, name) in PROGRAMS {
         let output = run(&program, subcommand);
