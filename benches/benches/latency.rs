@@ -94,6 +94,7 @@ fn main() -> Result<ExitCode> {
     };
     let unlogged = with(json!({"log_fields": false}));
     let alone = with(json!({"log_fields": false, "agreement": {"entries": 0}}));
+    let unexplained = with(json!({"explain": {"requests": 0}}));
     let before = std::env::var_os("FOREWORD_BEFORE").map(|module| GatewayOptions {
         module: Some(module.into()),
         ..wasm.clone()
@@ -107,6 +108,7 @@ fn main() -> Result<ExitCode> {
         Variant::start("foreword, Wasm", &wasm, "documents=15")?,
         Variant::start("the same, no log fields", &unlogged, "documents=15")?,
         Variant::start("the same, no ring either", &alone, "documents=15")?,
+        Variant::start("the same, explaining nothing", &unexplained, "documents=15")?,
         Variant::start("foreword, dynamic", &dynamic, "documents=15")?,
     ];
     if let Some(before) = before {
