@@ -367,13 +367,13 @@ mod tests {
         change(&pool, &without_5);
         let mut now: Vec<usize> = without_5.iter().copied().filter(|it| *it != 2).collect();
         change(&pool, &now);
-        now.push(100);
+        now.push(1_000);
         assert_eq!(change(&pool, &now), [5]);
-        now.push(101);
+        now.push(1_001);
         assert_eq!(change(&pool, &now), [2]);
-        assert_eq!(places(&pool)[5], (5, endpoint(100).address));
+        assert_eq!(places(&pool)[5], (5, endpoint(1_000).address));
         // Nobody may push out one that is there.
-        now.push(102);
+        now.push(1_002);
         assert_eq!(change(&pool, &now), [0; 0]);
         assert_eq!(places(&pool).len(), MAX_ENDPOINTS);
     }
