@@ -33,7 +33,7 @@ impl ContextMemory {
 
 /// Questions that were sent without contexts: none is remembered.
 #[derive(Debug, Default)]
-pub(crate) struct BareQuestions;
+pub(crate) struct BareQuestions(());
 
 impl BareQuestions {
     pub(crate) fn add(&mut self, _: u128, _: u128) {}
