@@ -1,6 +1,7 @@
 //! `/v1/files` and `/v1/batches`: life cycle, owners, bounds, restarts.
 
 use crate::support::client::{self, Response};
+use crate::support::clients::OfficialClients;
 use crate::support::process::Process;
 use crate::support::{MODEL, Options, TestServer, until};
 use foreword_ordering::RawConfig;
@@ -13,7 +14,6 @@ use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
 
 fn config(folder: &Path) -> Config {
     Config {
@@ -593,12 +593,9 @@ async fn a_server_without_a_folder_takes_none_and_says_how() {
 
 #[tokio::test]
 async fn the_official_client_runs_a_batch() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let modules = root.join(".tools/clients");
-    if !modules.join("openai").is_dir() {
-        eprintln!("SKIPPED: openai is not in .tools/clients; run `cargo xtask setup`");
+    let Some(clients) = OfficialClients::installed(&["openai"]) else {
         return;
-    }
+    };
     let folder = TempDir::new().unwrap();
     let house = with(Options {
         batches: Some(config(folder.path())),
@@ -606,22 +603,6 @@ async fn the_official_client_runs_a_batch() {
         ..Options::default()
     })
     .await;
-    let output = Command::new("python3")
-        .arg(root.join("tests/python/batches.py"))
-        .arg(format!("http://{}", house.address()))
-        .arg(MODEL)
-        .env("PYTHONPATH", modules)
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .env("NO_PROXY", "127.0.0.1")
-        .kill_on_drop(true)
-        .output();
-    let output = tokio::time::timeout(Duration::from_secs(120), output);
-    let output = output
-        .await
-        .expect("an end within two minutes")
-        .expect("python3 starts");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}\n{errors}");
+    let text = clients.run("batches.py", house.address()).await;
     assert!(text.trim_end().ends_with("21 checks"), "{text}");
 }

@@ -1,6 +1,7 @@
 //! A running server for one test, and how to wait for things.
 
 pub(crate) mod client;
+pub(crate) mod clients;
 pub(crate) mod engine;
 pub(crate) mod parrot;
 pub(crate) mod process;
