@@ -125,7 +125,7 @@ fn replayed(
 struct Asked {
     functions: Vec<Json>,
     system: String,
-    /// Roles and texts.
+    /// The chat's messages, each as its role and its text.
     messages: Vec<(&'static str, String)>,
 }
 

@@ -27,7 +27,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 pub struct Prompt {
     /// Time at which it arrives.
     pub at: Duration,
-    /// Its tokens.
+    /// The prompt's tokens.
     pub tokens: Vec<u32>,
     /// Tokens of its answer.
     pub answer_tokens: u32,
@@ -36,7 +36,7 @@ pub struct Prompt {
 /// A workload with ADR-011's target for it.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// The scenario's name.
+    /// The name of the scenario in tables.
     pub name: String,
     /// Share of the requests that are to hit.
     pub target: f64,
@@ -47,7 +47,7 @@ pub struct Scenario {
 /// What was found of a scenario's prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Requests.
+    /// The number of requests that were sent.
     pub requests: u64,
     /// Requests of which at least a page was found.
     pub hits: u64,
@@ -317,7 +317,7 @@ pub trait Cache {
     /// Returns how many tokens of the prompt's beginning are found.
     fn look(&mut self, tokens: &[u32]) -> u32;
 
-    /// Keeps a sequence.
+    /// Stores a sequence, so that later prompts can find it.
     fn keep(&mut self, tokens: &[u32]);
 
     /// Returns the work of all lookups so far.
@@ -332,7 +332,7 @@ pub struct WholeSequences {
     pages: usize,
     /// The last use and the length of each sequence, by hash.
     sequences: HashMap<u64, (u64, usize)>,
-    /// Sequences by length.
+    /// The number of stored sequences of each length.
     lengths: BTreeMap<usize, usize>,
     uses: BTreeMap<u64, u64>,
     now: u64,

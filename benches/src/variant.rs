@@ -16,7 +16,7 @@ pub struct Variant {
     client: Client,
     /// The times of the requests that count.
     times: Vec<Duration>,
-    /// The running Envoy.
+    /// The Envoy, which runs as long as the comparison does.
     pub gateway: Gateway,
 }
 

@@ -58,7 +58,7 @@ enum Router {
     LeastRequest,
     TextPrefix,
     Foreword,
-    /// One from PyPI.
+    /// A router from PyPI, between Envoy and the hosts.
     Peer(Peer),
 }
 

@@ -69,7 +69,7 @@ impl EventPorts {
         Ok(Self { events, replay })
     }
 
-    /// The host's arguments.
+    /// Returns the arguments that make a host publish its events there.
     pub(crate) fn arguments(self) -> Vec<String> {
         vec![
             "--kv-events-endpoint".into(),
@@ -83,7 +83,7 @@ impl EventPorts {
     }
 }
 
-/// A running router.
+/// A router from PyPI that is running; it ends when this is dropped.
 pub(crate) struct RunningPeer {
     process: Child,
     pub(crate) address: SocketAddr,

@@ -50,7 +50,7 @@ async fn metric(process: &Process, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
-/// Asks for what nobody asked for before, without end.
+/// Sends prompts that no request has sent before, one after another, until the server is killed.
 async fn load(address: SocketAddr, seed: u64) {
     let mut random = Random::new(seed);
     loop {

@@ -86,7 +86,7 @@ pub struct PrefixCache {
     max_replicas: u32,
     /// Whether all pages of a document are evicted together.
     evicts_documents: bool,
-    /// The configured [`CacheConfig::max_documents`].
+    /// Most documents of a prompt whose pages are kept, as [`CacheConfig::max_documents`] says.
     max_documents: Option<u32>,
     history: History,
     cost: Option<Arc<Cost>>,

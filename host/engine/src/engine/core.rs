@@ -39,7 +39,7 @@ pub(super) struct Core {
     bounds: Bounds,
     /// The configured [`EngineConfig::max_retries`].
     max_retries: u32,
-    /// The configured [`EngineConfig::prefix_caching`].
+    /// Whether requests may use the prefix cache, as [`EngineConfig::prefix_caching`] says.
     prefix_caching: bool,
     rule: Rule,
     waiting: Queue<Sequence>,

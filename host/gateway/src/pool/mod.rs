@@ -11,8 +11,8 @@
 //!
 //! An endpoint keeps its place as long as it is in the pool, and gets it back when it returns. A place is the id under which
 //! the filter knows what an engine holds, so nothing is forgotten when another endpoint comes or goes. A new endpoint takes
-//! a place that nobody had; where there is none, the one that was left longest ago, and what was known of that is forgotten
-//! first.
+//! a place that no endpoint has had. If there is none, it takes the one that was left longest ago, after the filter has
+//! forgotten what it knew of that place.
 //!
 //! Nothing here chooses: that is the core's.
 
@@ -89,7 +89,7 @@ impl Endpoint {
 /// How much an endpoint has to do, as its metrics say.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Load {
-    /// Requests that wait.
+    /// The number of requests that wait at the endpoint.
     pub(crate) waiting: u64,
     /// Requests that are computed.
     pub(crate) running: u64,
@@ -106,7 +106,7 @@ pub struct Pool {
 
 #[derive(Debug, Default)]
 struct Places {
-    /// At most [`MAX_ENDPOINTS`].
+    /// The places that endpoints have or had, at most [`MAX_ENDPOINTS`].
     places: Vec<Place>,
     /// Number of changes so far.
     changes: u64,

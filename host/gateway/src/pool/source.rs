@@ -45,7 +45,7 @@ pub struct Name {
 impl FromStr for Name {
     type Err = String;
 
-    /// Reads `HOST:PORT[,PORT…]`.
+    /// Parses a name with its ports, written as `HOST:PORT[,PORT…]`.
     fn from_str(text: &str) -> Result<Self, String> {
         let limit = || {
             format!(
@@ -82,7 +82,7 @@ impl fmt::Display for Source {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Listing {
     File(Vec<u8>),
-    /// In order.
+    /// The addresses to which a name resolved, in order.
     Addresses(BTreeSet<SocketAddr>),
 }
 

@@ -83,7 +83,7 @@ enum RequestPhase {
 enum End {
     /// Its body, or the last piece of it.
     Body,
-    /// The request's trailers.
+    /// The request's trailers, which follow its body.
     Trailers,
     /// None yet: the filter has let the request go in mid-body.
     Open,

@@ -23,8 +23,8 @@
 //! later one. Most document paths are requested once: at full weight, each of them would advance the clock by a whole
 //! use and push out pages that are used again, and the policy loses to `lfu` on long-tailed traffic
 //! (`benches/README.md`). Second, it evicts single pages, from a document's end on, where the paper's nodes are whole
-//! documents. `pgdsf-paper` counts every use alike and evicts all pages of a document together; a prompt whose documents
-//! nobody announced has a page a node.
+//! documents. `pgdsf-paper` counts every use alike and evicts all pages of a document together; in a prompt
+//! whose documents were not announced, each page is a node.
 
 use std::fmt;
 use std::str::FromStr;
