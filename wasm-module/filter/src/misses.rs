@@ -1,19 +1,50 @@
 //! Explains why requests could not begin like earlier ones: an index of recent requests for each tenant, and the
 //! diagnosis in metrics and in the access log.
 //!
+//! ```text
+//!   request ─▶ take ─▶ waiting ─┬─ at a tick ──────▶ explained ─▶ at the request's end: access log, metrics
+//!              (hashes)         └─ at its end, or when too many wait ─▶
+//! ```
+//!
+//! No request waits for its explanation: it is read before it goes on, and diagnosed later, in the order of arrival.
+//!
 //! Each worker explains only from the requests that it has seen itself. An index holds hashes and counts of a bounded
-//! number of requests and pieces; the least recently used tenant's is evicted first. Names and shapes, which the core
-//! also reports, are left out here: no text holds anything of a request.
+//! number of requests and pieces; the least recently used tenant's is evicted first. Until a request is diagnosed, the
+//! texts that the index does not know are kept too, within bounds. Names and shapes, which the core also reports, are
+//! left out here: no text holds anything of a request.
 
-use foreword_ordering::head::{Cause, Diagnosis, Index, Limits, SegmentKind};
+use std::collections::{BTreeMap, VecDeque};
+
+use foreword_ordering::head::{Cause, Diagnosis, Index, Limits, PendingPrompt, SegmentKind};
 use foreword_ordering::{Config as Ordering, Parsed, Rewrite, Tenant};
 
-/// The indexes of one plugin.
+/// The indexes of one plugin, and the requests that wait for their explanation.
 #[derive(Debug)]
 pub(crate) struct Misses {
     limits: Limits,
     tenants: Vec<Seen>,
     now: u64,
+    /// In the order of arrival.
+    waiting: VecDeque<Waiting>,
+    /// Bytes of text that waiting requests keep.
+    waiting_bytes: usize,
+    /// What was explained before its request asked.
+    explained: BTreeMap<Ticket, Option<Diagnosis>>,
+}
+
+/// The number of a request that is to be explained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticket(u64);
+
+/// What is to be explained.
+pub(crate) struct Sent<'r, 'b> {
+    pub(crate) tenant: Tenant<'r>,
+    /// Name of the engine that the request goes to; empty: there is one, or it is unknown.
+    pub(crate) engine: &'r str,
+    pub(crate) parsed: &'r Parsed<'b>,
+    pub(crate) rewritten: Option<&'r Rewrite>,
+    /// Tokens of documents that the engine is believed to hold, by its feed; `None`: it has none.
+    pub(crate) believed: Option<u64>,
 }
 
 /// The recent requests of one tenant, as hashes.
@@ -22,6 +53,33 @@ struct Seen {
     tenant: Box<str>,
     used: u64,
     index: Index,
+}
+
+/// A request that waits for its explanation.
+#[derive(Debug)]
+struct Waiting {
+    ticket: Ticket,
+    tenant: Box<str>,
+    prompt: Prompt,
+    believed: Option<u64>,
+}
+
+/// The prompt of a request that waits.
+#[derive(Debug)]
+enum Prompt {
+    /// Its index has read it.
+    Read(PendingPrompt),
+    /// The body, whose head is not the one that came.
+    Body { body: Box<[u8]>, engine: Box<str> },
+}
+
+impl Prompt {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Read(prompt) => prompt.bytes(),
+            Self::Body { body, .. } => body.len(),
+        }
+    }
 }
 
 impl Misses {
@@ -37,37 +95,117 @@ impl Misses {
             },
             tenants: Vec::new(),
             now: 0,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            explained: BTreeMap::new(),
         }
     }
 
-    /// Returns why a request could not begin like an earlier one; `None`: nothing is explained.
-    pub(crate) fn explain(
-        &mut self,
-        tenant: Tenant<'_>,
-        engine: &str,
-        parsed: &Parsed<'_>,
-        ordering: &Ordering,
-        rewritten: Option<&Rewrite>,
-    ) -> Option<Diagnosis> {
+    /// Reads a request that is about to be sent, and returns the ticket for its explanation; `None`: nothing is
+    /// explained.
+    pub(crate) fn take(&mut self, sent: &Sent<'_, '_>, ordering: &Ordering) -> Option<Ticket> {
         if self.limits.requests == 0 {
             return None;
         }
         self.now = self.now.saturating_add(1);
-        let known = self
-            .tenants
-            .iter()
-            .position(|seen| *seen.tenant == *tenant.name);
+        let ticket = Ticket(self.now);
+        let Sent {
+            tenant: Tenant { name: tenant, .. },
+            engine,
+            parsed,
+            rewritten,
+            ..
+        } = *sent;
+        let index = self.index_for(tenant, ordering)?;
+        let stabilised = rewritten.filter(|rewrite| rewrite.head.applied);
+        let prompt = match stabilised.and_then(|rewrite| rewrite.body.as_deref()) {
+            Some(body) => Prompt::Body {
+                body: body.into(),
+                engine: engine.into(),
+            },
+            None => Prompt::Read(index.read_sent(parsed, ordering, tenant, engine, rewritten)),
+        };
+        self.waiting_bytes = self.waiting_bytes.saturating_add(prompt.bytes());
+        self.waiting.push_back(Waiting {
+            ticket,
+            tenant: tenant.into(),
+            prompt,
+            believed: sent.believed,
+        });
+        while self.waiting.len() > MAX_WAITING
+            || self.waiting_bytes > MAX_WAITING_BYTES && self.waiting.len() > 1
+        {
+            self.explain_next(ordering);
+        }
+        Some(ticket)
+    }
+
+    /// Explains a request, after those that arrived before it, unless that is done. `None`: its body cannot be read, or it
+    /// was forgotten.
+    pub(crate) fn explain(&mut self, ticket: Ticket, ordering: &Ordering) -> Option<Diagnosis> {
+        while self
+            .waiting
+            .front()
+            .is_some_and(|waiting| waiting.ticket <= ticket)
+        {
+            self.explain_next(ordering);
+        }
+        self.explained.remove(&ticket).flatten()
+    }
+
+    /// Explains at most `limit` of the requests that wait, while no request does.
+    pub(crate) fn explain_waiting(&mut self, limit: usize, ordering: &Ordering) {
+        for _ in 0..limit.min(self.waiting.len()) {
+            self.explain_next(ordering);
+        }
+    }
+
+    /// Explains the request that waits longest.
+    fn explain_next(&mut self, ordering: &Ordering) {
+        let Some(waiting) = self.waiting.pop_front() else {
+            return;
+        };
+        let bytes = waiting.prompt.bytes();
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(bytes);
+        let tenant = &*waiting.tenant;
+        let mut tenants = self.tenants.iter_mut();
+        let seen = tenants.find(|seen| *seen.tenant == *tenant);
+        let diagnosis = seen.and_then(|Seen { index, .. }| {
+            let mut diagnosis = match waiting.prompt {
+                Prompt::Read(prompt) => index.diagnose(prompt),
+                Prompt::Body { body, engine } => {
+                    let explained = index.explain_body(&body, ordering, tenant, &engine);
+                    explained.ok()?
+                }
+            };
+            if let Some(tokens) = waiting.believed {
+                diagnosis.believed(tokens, ordering.block_tokens());
+            }
+            Some(diagnosis)
+        });
+        if self.explained.len() >= MAX_EXPLAINED {
+            self.explained.pop_first();
+        }
+        self.explained.insert(waiting.ticket, diagnosis);
+    }
+
+    /// Returns the index of a tenant that sends a request. If it is new, it takes the place of the least recently used one,
+    /// whose waiting requests are explained first: so a tenant whose requests wait has an index.
+    fn index_for(&mut self, tenant: &str, ordering: &Ordering) -> Option<&mut Index> {
+        let known = self.tenants.iter().position(|seen| *seen.tenant == *tenant);
         let at = match known {
             Some(at) => at,
             None => {
                 if self.tenants.len() >= MAX_TENANTS {
-                    let oldest = self.tenants.iter().enumerate();
-                    let oldest = oldest.min_by_key(|(_, seen)| seen.used);
-                    let at = oldest.map(|(at, _)| at)?;
-                    self.tenants.swap_remove(at);
+                    let oldest = self.tenants.iter().min_by_key(|seen| seen.used)?;
+                    let oldest = oldest.tenant.clone();
+                    let mut waiting = self.waiting.iter();
+                    let last = waiting.rposition(|waiting| waiting.tenant == oldest);
+                    self.explain_waiting(last.map_or(0, |last| last.saturating_add(1)), ordering);
+                    self.tenants.retain(|seen| seen.tenant != oldest);
                 }
                 self.tenants.push(Seen {
-                    tenant: tenant.name.into(),
+                    tenant: tenant.into(),
                     used: 0,
                     index: Index::new(self.limits),
                 });
@@ -76,9 +214,18 @@ impl Misses {
         };
         let seen = self.tenants.get_mut(at)?;
         seen.used = self.now;
-        Some((seen.index).explain_sent(parsed, ordering, tenant.name, engine, rewritten))
+        Some(&mut seen.index)
     }
 }
+
+/// Most requests that wait for their explanation. One more has the oldest explained while it waits itself.
+const MAX_WAITING: usize = 64;
+
+/// Most bytes of text that they keep, except the newest one's.
+const MAX_WAITING_BYTES: usize = 2 << 20;
+
+/// Most explanations kept for requests that are not over; the oldest is forgotten first.
+const MAX_EXPLAINED: usize = 4_096;
 
 /// Most tenants whose requests are kept.
 const MAX_TENANTS: usize = 16;
@@ -168,8 +315,20 @@ mod tests {
 
     fn explain(misses: &mut Misses, tenant: &str, body: &str) -> Option<Diagnosis> {
         let ordering = Ordering::default();
-        let parsed = parse(body.as_bytes(), &ordering).unwrap();
-        misses.explain(Tenant::named(tenant), "", &parsed, &ordering, None)
+        let ticket = take(misses, tenant, body)?;
+        misses.explain(ticket, &ordering)
+    }
+
+    fn take(misses: &mut Misses, tenant: &str, body: &str) -> Option<Ticket> {
+        let ordering = Ordering::default();
+        let sent = Sent {
+            tenant: Tenant::named(tenant),
+            engine: "",
+            parsed: &parse(body.as_bytes(), &ordering).unwrap(),
+            rewritten: None,
+            believed: None,
+        };
+        misses.take(&sent, &ordering)
     }
 
     #[test]
@@ -201,6 +360,73 @@ mod tests {
         }
         assert_eq!(misses.tenants.len(), MAX_TENANTS);
         assert!(misses.tenants.iter().all(|seen| seen.index.len() <= 4));
+    }
+
+    #[test]
+    fn requests_are_explained_in_the_order_of_arrival_whoever_asks_first() {
+        let ordering = Ordering::default();
+        let mut misses = Misses::new(8, 1);
+        let first = take(&mut misses, "a", &body("14:03")).unwrap();
+        let second = take(&mut misses, "a", &body("14:04")).unwrap();
+        let causes = [second, first].map(|ticket| {
+            let explained = misses.explain(ticket, &ordering).unwrap();
+            (explained.request, explained.cause)
+        });
+        assert_eq!(
+            causes,
+            [(2, Cause::VolatileValue), (1, Cause::FirstSeen)],
+            "the second asks first"
+        );
+        assert_eq!(misses.explain(first, &ordering), None, "it is told once");
+    }
+
+    #[test]
+    fn a_tick_explains_so_many_and_nothing_waits_beyond_the_bounds() {
+        let ordering = Ordering::default();
+        let mut misses = Misses::new(8, 1);
+        let tickets: Vec<Ticket> = (0..MAX_WAITING + 10)
+            .map(|at| take(&mut misses, "a", &body(&format!("14:{at:02}"))).unwrap())
+            .collect();
+        assert_eq!(misses.waiting.len(), MAX_WAITING);
+        assert_eq!(misses.explained.len(), 10);
+        misses.explain_waiting(16, &ordering);
+        assert_eq!(misses.waiting.len(), MAX_WAITING - 16);
+        for ticket in tickets.iter().skip(1) {
+            let explained = misses.explain(*ticket, &ordering).unwrap();
+            assert_eq!(explained.cause, Cause::VolatileValue);
+        }
+        assert!(misses.waiting.is_empty());
+        assert_eq!(misses.waiting_bytes, 0);
+    }
+
+    #[test]
+    fn large_bodies_do_not_pile_up() {
+        let mut misses = Misses::new(8, 1);
+        for at in 0..40 {
+            let tools: String = (0..1_000)
+                .map(|tool| format!(r#"{{"type":"function","function":{{"name":"t{at}_{tool}","description":"{}"}}}},"#, "word ".repeat(20)))
+                .collect();
+            let tools = tools.trim_end_matches(',');
+            let body =
+                body("14:03").replace(r#""model""#, &format!(r#""tools":[{tools}],"model""#));
+            take(&mut misses, "a", &body);
+            assert!(misses.waiting_bytes <= MAX_WAITING_BYTES);
+        }
+        assert!(!misses.waiting.is_empty());
+    }
+
+    #[test]
+    fn a_tenant_that_is_evicted_has_its_requests_explained_first() {
+        let ordering = Ordering::default();
+        let mut misses = Misses::new(8, 1);
+        let first =
+            [body("14:03"), body("14:04")].map(|body| take(&mut misses, "a", &body).unwrap());
+        for at in 0..MAX_TENANTS {
+            take(&mut misses, &format!("t{at}"), &body("14:03"));
+        }
+        assert!(misses.tenants.iter().all(|seen| *seen.tenant != *"a"));
+        let causes = first.map(|ticket| misses.explain(ticket, &ordering).unwrap().cause);
+        assert_eq!(causes, [Cause::FirstSeen, Cause::VolatileValue]);
     }
 
     #[test]

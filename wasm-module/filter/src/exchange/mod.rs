@@ -32,7 +32,7 @@ use crate::config::{Mode, OnFailure, RequestHeaders, TenantSource};
 use crate::dialect::Dialect;
 use crate::engines::DESTINATION_HEADER;
 use crate::host::{CallResponse, Host, HostError, LogLevel};
-use crate::misses;
+use crate::misses::{self, Ticket};
 use crate::outcome::{self, Fault, RequestOutcome, reason};
 use crate::pending::PendingResponse;
 use crate::plugin::{Plugin, RequestDocuments, Rewritten, Route, for_model};
@@ -62,8 +62,8 @@ pub struct Exchange {
     head: Option<HeadReport>,
     /// What was marked, if the engine's cache knows markers.
     cut: Option<Cut>,
-    /// Why the request could not begin like an earlier one, if that is known.
-    miss: Option<Box<Diagnosis>>,
+    /// The ticket for why the request could not begin like an earlier one, if that is explained.
+    miss: Option<Ticket>,
 }
 
 /// What the proxy does next with the request.
@@ -121,7 +121,7 @@ struct Noted {
     head: Option<HeadReport>,
     /// Without the body.
     cut: Option<Cut>,
-    miss: Option<Box<Diagnosis>>,
+    miss: Option<Ticket>,
 }
 
 /// What is sent on in place of a request.
@@ -327,15 +327,15 @@ impl Exchange {
     pub fn on_done(&mut self, host: &impl Host) {
         let pending = self.pending.take();
         let counted = pending.and_then(|pending| pending.on_done(host, &self.plugin));
-        if let Some(miss) = &mut self.miss {
-            self.plugin.missed(host, miss, counted);
-        }
+        let miss = self.miss.take();
+        let miss = miss.and_then(|ticket| self.plugin.missed(host, ticket, counted));
         // Ends a search that nobody waits for any more, and frees its place among the warm-ups.
         self.search = None;
         let phase = std::mem::replace(&mut self.phase, Phase::Bystander);
         if let Phase::Settled(outcome) = phase
             && self.plugin.config().log_fields
-            && let Err(error) = host.set_log_fields(&self.log_fields(&outcome, counted))
+            && let Err(error) =
+                host.set_log_fields(&self.log_fields(&outcome, counted, miss.as_ref()))
         {
             host.log(LogLevel::Warn, &error.to_string());
         }
@@ -346,11 +346,12 @@ impl Exchange {
         &self,
         outcome: &RequestOutcome,
         counted: Option<PromptUsage>,
+        miss: Option<&Diagnosis>,
     ) -> Vec<(&'static str, String)> {
         let mut fields = outcome.fields();
         fields.extend(self.head.iter().flat_map(outcome::head_fields));
         fields.extend(self.cut.iter().flat_map(outcome::cut_fields));
-        fields.extend(self.miss.iter().flat_map(|miss| misses::fields(miss)));
+        fields.extend(miss.into_iter().flat_map(misses::fields));
         if let Some(ended) = self.ended {
             fields.push(("retrieval", ended.word.to_owned()));
             fields.push(("retrieval_ms", ended.milliseconds.to_string()));
@@ -638,7 +639,7 @@ impl Exchange {
             noted.head = (!head.is_empty()).then_some(head);
             noted.cut = cut;
             let mut marked = noted.cut.as_mut().and_then(|cut| cut.body.take());
-            noted.miss = miss.map(Box::new);
+            noted.miss = miss;
             let (record, arm, answer) = match answer {
                 Ok(rewrite) => {
                     let arm = rewrite.arm;

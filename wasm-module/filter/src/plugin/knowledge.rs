@@ -8,14 +8,11 @@ use crate::agreement::Agreement;
 use crate::config::Config;
 use crate::host::{Host, LogLevel};
 use crate::metrics::Metrics;
-use crate::misses::Misses;
 
 pub(super) struct Knowledge {
     pub(super) orderer: Orderer,
     /// What is known of marked prompts, for upstreams that cache only up to markers.
     pub(super) cutter: Cutter,
-    /// The indexes that explain why requests could not begin like earlier ones.
-    pub(super) misses: Misses,
     /// The worker's part in the ring; `None`: it publishes and learns nothing.
     pub(super) agreement: Option<Agreement>,
     /// One bit for each engine: whether its answers ever reported cached tokens. From then on, an answer without them
@@ -31,7 +28,6 @@ impl Knowledge {
         Self {
             orderer: Orderer::new(config.ordering.clone()),
             cutter: Cutter::new(),
-            misses: misses_of(config),
             agreement: None,
             reporting: 0,
             request_number: 0,
@@ -42,7 +38,6 @@ impl Knowledge {
     pub(super) fn begin_anew(&mut self, config: &Config) {
         self.orderer = Orderer::new(config.ordering.clone());
         self.cutter = Cutter::new();
-        self.misses = misses_of(config);
         if let Some(agreement) = &mut self.agreement {
             agreement.forget();
         }
@@ -80,8 +75,4 @@ impl Knowledge {
             }
         }
     }
-}
-
-fn misses_of(config: &Config) -> Misses {
-    Misses::new(config.explain, config.ordering.block_tokens())
 }

@@ -5,6 +5,7 @@ use foreword_ordering::feed::FeedKey;
 
 use super::Plugin;
 use super::knowledge::Knowledge;
+use super::misses_of;
 use crate::agreement::Agreement;
 use crate::config::{Config, ConfigError, KEY, Mode, SaltKey, TenantSource};
 use crate::engines::Engines;
@@ -56,6 +57,7 @@ impl Plugin {
         Ok(Self {
             engines,
             knowledge: Shared::new(knowledge),
+            misses: Shared::new(misses_of(&config)),
             feeds: Shared::new(followed),
             retrieval: (config.retrieval.clone()).map(|config| Retrieval::new(host, config)),
             metrics,

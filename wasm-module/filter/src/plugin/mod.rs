@@ -25,6 +25,7 @@ use crate::engines::{Dispatch, DispatchResult, Engines};
 use crate::feed::{Feed, MAX_BATCH_BYTES};
 use crate::host::{CallResponse, Host, LogLevel};
 use crate::metrics::Metrics;
+use crate::misses::{self, Misses, Ticket};
 use crate::outcome::RequestOutcome;
 use crate::retrieval::Retrieval;
 use crate::salt::{Identity, Salts};
@@ -36,6 +37,8 @@ pub struct Plugin {
     config: Config,
     engines: Engines,
     knowledge: Shared<Knowledge>,
+    /// The requests to explain, apart from the knowledge, so that no request waits for an explanation.
+    misses: Shared<Misses>,
     /// The feeds, apart from the knowledge, so that no request waits while a batch is read.
     feeds: Shared<Vec<Feed>>,
     metrics: Metrics,
@@ -59,8 +62,9 @@ pub(crate) struct Rewritten {
     pub(crate) head: HeadReport,
     /// What was marked, and the body with markers; `None`: the engine's cache knows none, or the body cannot be read.
     pub(crate) cut: Option<Cut>,
-    /// Why it could not begin like an earlier one; `None`: this is not explained, or the body cannot be read.
-    pub(crate) miss: Option<Diagnosis>,
+    /// The ticket for why it could not begin like an earlier one; `None`: this is not explained, or the body cannot be
+    /// read.
+    pub(crate) miss: Option<Ticket>,
 }
 
 /// What is known of a body's documents before it is rewritten.
@@ -92,11 +96,14 @@ impl Plugin {
     }
 
     /// Handles a tick: it learns what other workers did meanwhile, so that the next request finds little left to
-    /// learn.
+    /// learn, and explains requests that have gone on.
     pub fn on_tick(&self, host: &impl Host) {
         self.metrics.memory(host);
         if let Some(mut knowledge) = self.knowledge() {
             knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
+        }
+        if let Some(mut misses) = self.misses() {
+            misses.explain_waiting(EXPLAINED_AT_A_TICK, &self.config.ordering);
         }
         for feed in self.feeds().iter_mut().flat_map(|feeds| feeds.iter_mut()) {
             if let Err(error) = feed.on_tick(host, host.now_ms()) {
@@ -178,10 +185,7 @@ impl Plugin {
             (Mode::Order, None) => Trial::None,
         };
         let Knowledge {
-            orderer,
-            cutter,
-            misses,
-            ..
+            orderer, cutter, ..
         } = &mut *knowledge;
         let response = parsed.as_ref().ok().and_then(Parsed::previous_response);
         let named = parsed
@@ -207,13 +211,17 @@ impl Plugin {
                 None => least_loaded(&choices),
             };
             let engine = self.config.engines.get(usize::from(engine.0));
-            let engine = engine.map_or("", |engine| engine.name.as_str());
-            let ordering = orderer.config();
-            miss = misses.explain(identity.tenant(), engine, &parsed, ordering, rewritten);
-            if let (Some(miss), Some(rewrite), true) = (&mut miss, rewritten, self.has_feeds()) {
-                let tokens = rewrite.report.matched_tokens;
-                miss.believed(tokens, ordering.block_tokens());
-            }
+            let matched = rewritten.filter(|_| self.has_feeds());
+            let sent = misses::Sent {
+                tenant: identity.tenant(),
+                engine: engine.map_or("", |engine| engine.name.as_str()),
+                parsed: &parsed,
+                rewritten,
+                believed: matched.map(|rewrite| rewrite.report.matched_tokens),
+            };
+            miss = self
+                .misses()
+                .and_then(|mut misses| misses.take(&sent, orderer.config()));
             answer
         });
         let engine = match &answer {
@@ -370,21 +378,28 @@ impl Plugin {
             .lock(|knowledge| knowledge.begin_anew(&self.config))
     }
 
-    /// Counts a request's miss, with the engine's report of its prompt.
+    fn misses(&self) -> Option<MutexGuard<'_, Misses>> {
+        self.misses.lock(|misses| *misses = misses_of(&self.config))
+    }
+
+    /// Explains a request that is over, with the engine's report of its prompt, and counts its miss.
     pub(crate) fn missed(
         &self,
         host: &impl Host,
-        miss: &mut Diagnosis,
+        ticket: Ticket,
         counted: Option<PromptUsage>,
-    ) {
+    ) -> Option<Diagnosis> {
+        let ordering = &self.config.ordering;
+        let mut miss = self.misses()?.explain(ticket, ordering)?;
         if let Some(PromptUsage {
             prompt,
             cached: Some(cached),
         }) = counted
         {
-            miss.told(prompt, cached, self.config.ordering.block_tokens());
+            miss.told(prompt, cached, ordering.block_tokens());
         }
-        self.metrics.missed(host, miss);
+        self.metrics.missed(host, &miss);
+        Some(miss)
     }
 
     pub(crate) fn count(&self, host: &impl Host, outcome: &RequestOutcome) {
@@ -414,6 +429,13 @@ fn estimated_tokens(bytes: usize) -> u64 {
 
 /// Most entries that a request waits for, at some three microseconds each.
 const LEARNT_AT_A_REQUEST: u64 = 256;
+/// Most requests explained at a tick, before the worker looks after its streams again.
+const EXPLAINED_AT_A_TICK: usize = 16;
+
+fn misses_of(config: &Config) -> Misses {
+    Misses::new(config.explain, config.ordering.block_tokens())
+}
+
 /// Most entries learnt at a tick, before the worker looks after its streams again.
 const LEARNT_AT_A_TICK: u64 = 2048;
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   request ─▶ pieces ─▶ the earlier request that shares most ─▶ first difference ─▶ cause, place, tokens lost
-//!                 │                     ▲                            (compare)
+//!   (pending)     │                     ▲                            (compare)
 //!                 └──── kept as hashes ─┘
 //! ```
 //!
@@ -13,7 +13,8 @@
 use super::cause::{Cause, Volatile};
 use super::compare::{self, Difference, Flat, Sides};
 use super::marks;
-use super::outline::{self, Cut, Depth, Known, Piece};
+use super::outline::{self, Cut, Depth, Known, Piece, RawPiece};
+use super::pending::{PendingPieces, PendingPrompt, PendingSegment};
 use super::segments::{Segment, SegmentKind, Segments};
 use crate::body::{Parsed, Role, inner_of};
 use crate::config::Config;
@@ -23,6 +24,7 @@ use crate::orderer::Rewrite;
 use fxhash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The bounds of an [`Index`], and how closely it looks.
@@ -203,14 +205,16 @@ struct Placed {
     kind: SegmentKind,
     role: Role,
     message: Option<u32>,
+    /// Index of the tool or the document among its like.
+    index: u32,
     key: u64,
-    pieces: std::sync::Arc<[u32]>,
+    pieces: Arc<[u32]>,
 }
 
 /// The pieces of a segment, which requests share.
 #[derive(Debug)]
 struct Part {
-    pieces: std::sync::Arc<[u32]>,
+    pieces: Arc<[u32]>,
     requests: u32,
 }
 
@@ -345,7 +349,15 @@ impl Index {
 
     /// Diagnoses a request, and keeps it.
     pub fn explain(&mut self, asked: &Asked<'_, '_>) -> Diagnosis {
-        let parsed = asked.parsed;
+        let pending = self.read(asked);
+        self.resolve(pending, Some(asked))
+    }
+
+    /// Reads a request, for [`Index::diagnose`]. O(segments), besides the hashes and copies of texts that are not known.
+    pub fn read(&mut self, asked: &Asked<'_, '_>) -> PendingPrompt {
+        let Asked {
+            parsed, segments, ..
+        } = *asked;
         let salt = parsed.salt.given().unwrap_or_default();
         let realm = Realm {
             model: hash_of(&parsed.model),
@@ -354,10 +366,81 @@ impl Index {
         };
         let parameters = parsed.parameters();
         let parameters = parameters.map(|(name, value)| (name, hash_of(value)));
-        let entry = self.read(asked, realm, parameters.collect());
-        let (mut diagnosis, place) = self.diagnose(&entry);
+        let mut pending = PendingPrompt::new(asked, realm, parameters.collect());
+        let depth = self.limits.depth;
+        let documents = outline::documents(parsed);
+        let holding: FxHashSet<u32> = (segments.list.iter())
+            .filter(|segment| segment.kind == SegmentKind::Document)
+            .filter_map(|segment| segment.message)
+            .collect();
+        for segment in &segments.list {
+            let whose = segment.message.is_some_and(|at| holding.contains(&at));
+            if segment.kind == SegmentKind::Message && segment.role == Role::System {
+                pending.inline = pending.inline.wrapping_add(segment.hash);
+            }
+            let key = match depth {
+                Depth::Full if segment.kind != SegmentKind::Document => {
+                    let raw = parsed.text.get(segment.range.clone());
+                    xxh3_64_with_seed(raw.unwrap_or_default().as_bytes(), segment.role as u64)
+                }
+                _ => segment.hash,
+            };
+            // A segment that is cut in another way has other pieces.
+            let key = key ^ u64::from(whose && segment.kind != SegmentKind::Document);
+            let pieces = match self.parts.get_mut(&(key, class_of(segment.kind))) {
+                Some(part) => {
+                    part.requests = part.requests.saturating_add(1);
+                    PendingPieces::Known(part.pieces.clone())
+                }
+                None => pending.take(asked, segment, &documents, whose, depth),
+            };
+            pending.segments.push(PendingSegment {
+                kind: segment.kind,
+                role: segment.role,
+                message: segment.message,
+                index: segment.index,
+                key,
+                pieces,
+            });
+        }
+        pending
+    }
+
+    /// Diagnoses a request that this index has read, and keeps it. The order of calls counts, not that of readings:
+    /// earlier requests are those that were diagnosed before.
+    pub fn diagnose(&mut self, pending: PendingPrompt) -> Diagnosis {
+        self.resolve(pending, None)
+    }
+
+    /// Diagnoses a request; names and shapes are told only of one that is still there.
+    fn resolve(&mut self, pending: PendingPrompt, asked: Option<&Asked<'_, '_>>) -> Diagnosis {
+        let depth = self.limits.depth;
+        let mut placed: Vec<Placed> = Vec::with_capacity(pending.segments.len());
+        for segment in &pending.segments {
+            let pieces = match &segment.pieces {
+                PendingPieces::Known(pieces) => pieces.clone(),
+                PendingPieces::Raw(range) => {
+                    self.part(segment.key, segment.kind, |known, pieces| {
+                        pieces.extend(pending.made(range.clone(), depth, known));
+                    })
+                }
+            };
+            placed.push(Placed {
+                kind: segment.kind,
+                role: segment.role,
+                message: segment.message,
+                index: segment.index,
+                key: segment.key,
+                pieces,
+            });
+        }
+        if !pending.sent.is_empty() {
+            arrange(&mut placed, &pending.sent);
+        }
+        let entry = self.entry(pending.realm, pending.parameters, pending.inline, placed);
+        let (mut diagnosis, place) = self.compare(&entry);
         if let Some(place) = place {
-            self.tell(&mut diagnosis, &place, asked);
+            self.tell(&mut diagnosis, &place, &entry, asked);
         }
         self.keep(entry);
         diagnosis
@@ -371,106 +454,61 @@ impl Index {
             engine: 0,
         };
         let mut segments = Vec::with_capacity(documents.len());
-        for document in documents {
+        for (index, document) in (0..).zip(documents) {
             let key = document.fingerprint.0;
-            let piece = |known: &Known<'_>| {
-                let (label, tokens) = (&document.label, document.tokens);
-                let piece = outline::document(key, label, "", tokens, Depth::Full, known);
-                SmallVec::from_slice(&[piece])
-            };
-            segments.push(self.placed(SegmentKind::Document, Role::Other, None, key, piece));
+            let (label, tokens) = (&document.label, document.tokens);
+            let raw = RawPiece::document(key, label, "", tokens, Depth::Full, |_| 0..0);
+            let pieces = self.part(key, SegmentKind::Document, |known, pieces| {
+                pieces.push(raw.made("", Depth::Full, known));
+            });
+            segments.push(Placed {
+                kind: SegmentKind::Document,
+                role: Role::Other,
+                message: None,
+                index,
+                key,
+                pieces,
+            });
         }
         let entry = self.entry(realm, Parameters::new(), 0, segments);
-        let (diagnosis, _) = self.diagnose(&entry);
+        let (diagnosis, _) = self.compare(&entry);
         self.keep(entry);
         diagnosis
     }
 
-    /// Returns a request in the form that is kept.
-    fn read(&mut self, asked: &Asked<'_, '_>, realm: Realm, parameters: Parameters) -> Entry {
-        let Asked {
-            parsed, segments, ..
-        } = *asked;
-        let body = parsed.text;
-        let depth = self.limits.depth;
-        let documents = outline::documents(parsed);
-        let holding: FxHashSet<u32> = (segments.list.iter())
-            .filter(|segment| segment.kind == SegmentKind::Document)
-            .filter_map(|segment| segment.message)
-            .collect();
-        let mut placed: Vec<Placed> = Vec::with_capacity(segments.list.len());
-        let mut inline = 0_u64;
-        for segment in &segments.list {
-            let raw = body.get(segment.range.clone()).unwrap_or_default();
-            let whose = segment.message.is_some_and(|at| holding.contains(&at));
-            if segment.kind == SegmentKind::Message && segment.role == Role::System {
-                inline = inline.wrapping_add(segment.hash);
-            }
-            let key = match depth {
-                Depth::Full if segment.kind != SegmentKind::Document => {
-                    xxh3_64_with_seed(raw.as_bytes(), segment.role as u64)
-                }
-                _ => segment.hash,
-            };
-            // A segment that is cut in another way has other pieces.
-            let key = key ^ u64::from(whose && segment.kind != SegmentKind::Document);
-            let make =
-                |known: &Known<'_>| pieces_of(asked, segment, &documents, whose, depth, known);
-            placed.push(self.placed(segment.kind, segment.role, segment.message, key, make));
-        }
-        if let Some(sent) = asked.sent {
-            arrange(&mut placed, segments, sent);
-        }
-        self.entry(realm, parameters, inline, placed)
-    }
-
-    /// Returns a segment; its pieces are made only if they are not known.
-    fn placed(
+    /// Returns the pieces of a segment, which are made only if they are not known, and counts the request that holds
+    /// them.
+    fn part(
         &mut self,
-        kind: SegmentKind,
-        role: Role,
-        message: Option<u32>,
         key: u64,
-        make: impl FnOnce(&Known<'_>) -> SmallVec<[Piece; 4]>,
-    ) -> Placed {
-        // A question becomes a message of the history in the next request.
-        let class = match kind {
-            SegmentKind::Question | SegmentKind::Hint => SegmentKind::Message,
-            kind => kind,
-        };
-        let pieces = match self.parts.get_mut(&(key, class)) {
-            Some(part) => {
-                part.requests = part.requests.saturating_add(1);
-                part.pieces.clone()
-            }
-            None => {
-                let made = make(&|hash| {
-                    let id = self.pieces.by_hash.get(&hash)?;
-                    self.pieces.get(*id).copied()
-                });
-                let pieces = made.into_iter().map(|piece| {
-                    let (id, is_new) = self.pieces.hold(piece);
-                    if is_new {
-                        self.holders.entry(piece.same).or_default().pieces += 1;
-                    }
-                    id
-                });
-                let pieces: std::sync::Arc<[u32]> = pieces.collect();
-                let part = Part {
-                    pieces: pieces.clone(),
-                    requests: 1,
-                };
-                self.parts.insert((key, class), part);
-                pieces
-            }
-        };
-        Placed {
-            kind,
-            role,
-            message,
-            key,
-            pieces,
+        kind: SegmentKind,
+        make: impl FnOnce(&Known<'_>, &mut SmallVec<[Piece; 4]>),
+    ) -> Arc<[u32]> {
+        let class = class_of(kind);
+        if let Some(part) = self.parts.get_mut(&(key, class)) {
+            part.requests = part.requests.saturating_add(1);
+            return part.pieces.clone();
         }
+        let mut made = SmallVec::new();
+        let known = |hash| {
+            let id = self.pieces.by_hash.get(&hash)?;
+            self.pieces.get(*id).copied()
+        };
+        make(&known, &mut made);
+        let pieces = made.into_iter().map(|piece| {
+            let (id, is_new) = self.pieces.hold(piece);
+            if is_new {
+                self.holders.entry(piece.same).or_default().pieces += 1;
+            }
+            id
+        });
+        let pieces: Arc<[u32]> = pieces.collect();
+        let part = Part {
+            pieces: pieces.clone(),
+            requests: 1,
+        };
+        self.parts.insert((key, class), part);
+        pieces
     }
 
     fn entry(
@@ -529,7 +567,7 @@ impl Index {
     }
 
     /// Returns what a request lost, and where, by its pieces.
-    fn diagnose(&mut self, entry: &Entry) -> (Diagnosis, Option<(Difference, Flat)>) {
+    fn compare(&mut self, entry: &Entry) -> (Diagnosis, Option<(Difference, Flat)>) {
         let flat = self.flat(entry);
         let mut diagnosis = Diagnosis {
             request: entry.number,
@@ -782,10 +820,7 @@ impl Index {
 
     fn forget(&mut self, entry: &Entry) {
         for placed in &entry.segments {
-            let class = match placed.kind {
-                SegmentKind::Question | SegmentKind::Hint => SegmentKind::Message,
-                kind => kind,
-            };
+            let class = class_of(placed.kind);
             let Some(part) = self.parts.get_mut(&(placed.key, class)) else {
                 continue;
             };
@@ -813,28 +848,32 @@ impl Index {
         &self,
         diagnosis: &mut Diagnosis,
         (found, at): &(Difference, Flat),
-        asked: &Asked<'_, '_>,
+        entry: &Entry,
+        asked: Option<&Asked<'_, '_>>,
     ) {
-        let Some(segment) = asked.segments.list.get(at.segment as usize) else {
+        let Some(placed) = entry.segments.get(at.segment as usize) else {
             return;
         };
         if found.name.is_some() || found.at.is_none() {
             return;
         }
-        let body = asked.parsed.text;
-        let raw = body.get(segment.range.clone()).unwrap_or_default();
         diagnosis.offset = at.offset;
-        diagnosis.index = match segment.kind {
-            SegmentKind::Tool | SegmentKind::Document => segment.index,
-            _ => segment.message.unwrap_or(0),
+        diagnosis.index = match placed.kind {
+            SegmentKind::Tool | SegmentKind::Document => placed.index,
+            _ => placed.message.unwrap_or(0),
         };
-        if self.limits.depth == Depth::Light {
-            // At this depth, names and forms are not reported.
+        let Some(asked) = asked.filter(|_| self.limits.depth == Depth::Full) else {
+            // Names and forms are not reported.
             return;
-        }
+        };
+        let Some(segment) = asked.segments.list.get(at.segment as usize) else {
+            return;
+        };
+        let raw = asked.parsed.text.get(segment.range.clone());
         match segment.kind {
             SegmentKind::Tool => {
-                diagnosis.name = outline::tool_name(raw).unwrap_or_default().to_owned();
+                let name = raw.and_then(outline::tool_name);
+                diagnosis.name = name.unwrap_or_default().to_owned();
             }
             _ => diagnosis.name = role_name(segment.role).to_owned(),
         }
@@ -897,58 +936,17 @@ const FEW: usize = 1_024;
 /// Most bytes of a value that a slot may hold.
 const LONGEST_SLOT: u32 = 160;
 
-/// Returns the pieces of a segment.
-fn pieces_of(
-    asked: &Asked<'_, '_>,
-    segment: &Segment,
-    documents: &[&crate::body::FoundDocument<'_>],
-    holds_documents: bool,
-    depth: Depth,
-    known: &Known<'_>,
-) -> SmallVec<[Piece; 4]> {
-    let body = asked.parsed.text;
-    let raw = body.get(segment.range.clone()).unwrap_or_default();
-    let mut pieces = SmallVec::new();
-    match segment.kind {
-        SegmentKind::Tool => pieces.push(outline::tool(raw)),
-        SegmentKind::Document => {
-            if let Some(found) = documents.get(segment.index as usize) {
-                let text = outline::text_of(found);
-                pieces.push(outline::document(
-                    found.fingerprint.0,
-                    found.label,
-                    text,
-                    found.tokens,
-                    depth,
-                    known,
-                ));
-            }
-        }
-        _ => {
-            let message = segment
-                .message
-                .and_then(|at| asked.parsed.messages.get(at as usize));
-            let Some(message) = message else {
-                return pieces;
-            };
-            let cut = outline::cut_of(segment, holds_documents);
-            for (text, is_text) in outline::texts(body, message, segment) {
-                if !is_text {
-                    pieces.push(outline::opaque(text, segment.role));
-                    continue;
-                }
-                for unit in outline::units(text, cut) {
-                    let unit = text.get(unit).unwrap_or_default();
-                    pieces.push(outline::text(unit, segment.role, depth, known));
-                }
-            }
-        }
+/// Returns the kind under which a segment's pieces are kept: a question becomes a message of the history in the next
+/// request.
+fn class_of(kind: SegmentKind) -> SegmentKind {
+    match kind {
+        SegmentKind::Question | SegmentKind::Hint => SegmentKind::Message,
+        kind => kind,
     }
-    pieces
 }
 
 /// Puts documents into the order in which they are sent, each within its group.
-fn arrange(placed: &mut [Placed], segments: &Segments, sent: &[Fingerprint]) {
+fn arrange(placed: &mut [Placed], sent: &[Fingerprint]) {
     let rank = |key: u64| {
         sent.iter()
             .position(|sent| sent.0 == key)
@@ -956,7 +954,7 @@ fn arrange(placed: &mut [Placed], segments: &Segments, sent: &[Fingerprint]) {
     };
     let is_document = |placed: &Placed| placed.kind == SegmentKind::Document;
     let mut start = 0;
-    while start < placed.len().min(segments.list.len()) {
+    while start < placed.len() {
         let rest = placed.get(start..).unwrap_or_default();
         let Some(first) = rest.iter().position(is_document).map(|at| start + at) else {
             break;
@@ -980,7 +978,8 @@ fn arrange(placed: &mut [Placed], segments: &Segments, sent: &[Fingerprint]) {
         start = group.last().map_or(first, |last| *last) + 1;
         for (at, document) in group.into_iter().zip(documents) {
             if let Some(place) = placed.get_mut(at) {
-                *place = document;
+                let index = place.index;
+                *place = Placed { index, ..document };
             }
         }
     }
@@ -1042,28 +1041,23 @@ impl Diagnosis {
 
 /// The methods take the configuration by which bodies are read; see [`Parsed::segments`].
 impl Index {
-    /// Diagnoses and keeps a request that was read as `parsed` and `rewritten`, if it was: its prompt is the one sent.
-    pub fn explain_sent(
+    /// Reads a request that was parsed as `parsed` and `rewritten`, if it was: its prompt has the documents in the order in
+    /// which they are sent. If the rewrite changed the head, the prompt is its body's: see [`Index::explain_body`].
+    pub fn read_sent(
         &mut self,
         parsed: &Parsed<'_>,
         config: &Config,
         tenant: &str,
         engine: &str,
         rewritten: Option<&Rewrite>,
-    ) -> Diagnosis {
-        let written = rewritten.filter(|rewrite| rewrite.head.applied);
-        if let Some(body) = written.and_then(|rewrite| rewrite.body.as_deref())
-            && let Ok(diagnosis) = self.explain_body(body, config, tenant, engine)
-        {
-            return diagnosis;
-        }
+    ) -> PendingPrompt {
         let segments = parsed.segments(config);
         let sent: Option<SmallVec<[Fingerprint; 16]>> = rewritten.map(|rewrite| {
             let runs = rewrite.record.runs.iter();
             let documents = runs.flat_map(|run| &run.documents);
             documents.map(|(fingerprint, _)| *fingerprint).collect()
         });
-        self.explain(&Asked {
+        self.read(&Asked {
             parsed,
             segments: &segments,
             tenant,

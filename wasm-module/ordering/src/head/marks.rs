@@ -36,19 +36,23 @@ pub(super) struct Marks {
 impl Marks {
     /// Returns the marks of `text`.
     pub(super) fn of(text: &str) -> Self {
-        let words = words(text);
+        Self::of_words(text, &words(text))
+    }
+
+    fn of_words(text: &str, words: &[Word]) -> Self {
         let mut marks = Self {
             solid: Solid::of(text),
             ..Self::default()
         };
+        // The streams are one until a word is hidden in some of them.
         let mut streams = [Stream::default(); 3];
-        let label = label_end(text, &words);
+        let mut running = 1;
+        let label = label_end(text, words);
         let mut done = 0;
-        for word in &words {
+        for word in words {
             let between = text.get(done..word.range.start).unwrap_or_default();
-            let bytes = text.get(word.range.clone()).unwrap_or_default();
             done = word.range.end;
-            let hash = hash_of(bytes);
+            let hash = word.hash;
             marks.bag = marks.bag.wrapping_add(folded(hash));
             marks.has_time |= word.class == Class::Time;
             marks.has_id |= word.class == Class::Id;
@@ -57,13 +61,20 @@ impl Marks {
                 matches!(word.class, Class::Time | Class::Id | Class::Number),
                 word.class != Class::Plain || label.is_some_and(|end| word.range.start >= end),
             ];
-            for (stream, hides) in streams.iter_mut().zip(hides) {
+            if running == 1 && hides.contains(&true) {
+                streams = [streams[0]; 3];
+                running = streams.len();
+            }
+            for (stream, hides) in streams.iter_mut().zip(hides).take(running) {
                 stream.take(between, hash, hides);
             }
         }
         let rest = text.get(done..).unwrap_or_default();
-        for stream in &mut streams {
+        for stream in streams.iter_mut().take(running) {
             stream.between(rest);
+        }
+        if running == 1 {
+            streams = [streams[0]; 3];
         }
         let [timeless, numberless, valueless] = streams.map(|stream| folded(stream.hash));
         Self {
@@ -216,13 +227,18 @@ enum Class {
 #[derive(Clone, Debug)]
 struct Word {
     range: Range<usize>,
+    /// Hash of its bytes.
+    hash: u64,
     class: Class,
 }
 
+/// The words of a text. The beginning of a document that a gateway looks at has some fifty.
+type Words = SmallVec<[Word; 64]>;
+
 /// Returns the words of a text. Numbers beside dates belong to them.
-fn words(text: &str) -> SmallVec<[Word; 24]> {
+fn words(text: &str) -> Words {
     let bytes = text.as_bytes();
-    let mut words: SmallVec<[Word; 24]> = SmallVec::new();
+    let mut words = Words::new();
     let mut at = 0;
     let mut begins = true;
     while let Some(&byte) = bytes.get(at) {
@@ -246,36 +262,57 @@ fn words(text: &str) -> SmallVec<[Word; 24]> {
             at += 1;
         }
         // Signs around a word belong to the sentence.
-        let whole = text.get(start..at).unwrap_or_default();
-        let ends = whole.trim_end_matches(['.', ':', '/', '-', '+', '\'', '%']);
-        let trimmed = ends.trim_start_matches(['.', ':', '-', '+', '\'']);
-        let end = start + ends.len();
-        let ends_sentence = whole.ends_with('.') || whole.ends_with(':');
-        if !trimmed.is_empty() {
-            let class = class_of(trimmed, begins);
+        let whole = bytes.get(start..at).unwrap_or_default();
+        let is_start = |byte: &u8| matches!(byte, b'.' | b':' | b'-' | b'+' | b'\'');
+        let is_end = |byte: &u8| is_start(byte) || matches!(byte, b'/' | b'%');
+        let end = whole.iter().rposition(|byte| !is_end(byte));
+        let end = end.map_or(start, |end| start + end + 1);
+        let from = whole.iter().position(|byte| !is_start(byte));
+        let range = from.map_or(end, |from| (start + from).min(end))..end;
+        let word = text.get(range.clone()).unwrap_or_default();
+        if !word.is_empty() {
             words.push(Word {
-                range: end - trimmed.len()..end,
-                class,
+                range,
+                hash: hash_of(word),
+                class: class_of(word, begins),
             });
         }
-        begins = ends_sentence;
+        begins = matches!(whole.last(), Some(b'.' | b':'));
     }
     join_dates(text, &mut words);
     words
 }
 
 fn is_of_word(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte >= 0x80 || b"_-.:@+/%'".contains(&byte)
+    /// Each byte is looked up: this is asked of each byte of a text.
+    const OF_WORD: [bool; 256] = {
+        let mut of_word = [false; 256];
+        let mut byte = 0_u8;
+        loop {
+            of_word[byte as usize] = byte.is_ascii_alphanumeric()
+                || byte >= 0x80
+                || matches!(
+                    byte,
+                    b'_' | b'-' | b'.' | b':' | b'@' | b'+' | b'/' | b'%' | b'\''
+                );
+            if byte == u8::MAX {
+                break of_word;
+            }
+            byte += 1;
+        }
+    };
+    OF_WORD[usize::from(byte)]
 }
 
 /// Returns the class of a word; `begins` says whether it begins a sentence.
 fn class_of(word: &str, begins: bool) -> Class {
     let bytes = word.as_bytes();
-    let digits = bytes.iter().filter(|byte| byte.is_ascii_digit()).count();
-    let letters = bytes
-        .iter()
-        .filter(|byte| byte.is_ascii_alphabetic())
-        .count();
+    let (mut digits, mut letters, mut has_at) = (0, 0, false);
+    for byte in bytes {
+        digits += usize::from(byte.is_ascii_digit());
+        letters += usize::from(byte.is_ascii_alphabetic());
+        has_at |= *byte == b'@';
+    }
     if digits > 0 {
         if is_time(word) {
             return Class::Time;
@@ -298,7 +335,7 @@ fn class_of(word: &str, begins: bool) -> Class {
         return Class::Id;
     }
     let is_name = bytes.first().is_some_and(u8::is_ascii_uppercase) && !begins;
-    if is_name || word.contains('@') || word.starts_with('/') && word.len() > 1 {
+    if is_name || has_at || word.starts_with('/') && word.len() > 1 {
         return Class::Value;
     }
     Class::Plain
@@ -397,17 +434,24 @@ fn is_calendar(word: &str) -> bool {
         "saturday",
         "sunday",
     ];
-    const MARKS: [&str; 9] = ["AM", "PM", "am", "pm", "UTC", "GMT", "CET", "CEST", "EST"];
-    if MARKS.contains(&word) {
+    // The longest name is `September`.
+    if !matches!(word.len(), 2..=9) {
+        return false;
+    }
+    if matches!(
+        word,
+        "AM" | "PM" | "am" | "pm" | "UTC" | "GMT" | "CET" | "CEST" | "EST"
+    ) {
         return true;
     }
     if !word.as_bytes().first().is_some_and(u8::is_ascii_uppercase) {
         return false;
     }
-    let lower = word.to_ascii_lowercase();
-    let is_short = matches!(lower.len(), 3 | 4) && lower != "mars" && lower != "sate";
+    let is_it = |name: &str| word.eq_ignore_ascii_case(name);
+    let is_short = matches!(word.len(), 3 | 4) && !is_it("mars") && !is_it("sate");
     NAMES.iter().any(|name| {
-        *name == lower || is_short && name.starts_with(&lower) && name.len() > lower.len()
+        let short = name.get(..word.len());
+        is_it(name) || is_short && name.len() > word.len() && short.is_some_and(is_it)
     })
 }
 
@@ -506,13 +550,40 @@ pub(super) fn shape(text: &str) -> String {
 /// Most characters of a [`shape`].
 pub(super) const MAX_SHAPE: usize = 24;
 
-/// Returns a hash of a document's text without what a retriever may write into it: the attributes of its tag, its
-/// number, its score, rank, distance or id, and when it was found.
-pub(super) fn apart_from_rank(text: &str) -> u32 {
-    let text = behind_tag(text);
-    let words = words(text);
+/// What a document's text is told apart and recognised by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DocumentMarks {
+    /// Hash of the text without what a retriever may write into it: the attributes of its tag, its number, its score,
+    /// rank, distance or id, and when it was found.
+    pub(super) apart: u32,
+    /// The least hashes of the text's pairs of words, by eight functions: texts of which one was made from the other
+    /// share most of them.
+    pub(super) sketch: [u8; 8],
+    pub(super) marks: Marks,
+}
+
+impl DocumentMarks {
+    /// Returns the marks of a document's text.
+    pub(super) fn of(text: &str) -> Self {
+        let found = words(text);
+        // A tag ends with a sign that no word holds and that begins a sentence, so the words behind it are those of the
+        // text behind it.
+        let inner = tag_end(text);
+        let tag = found.iter().take_while(|word| word.range.start < inner);
+        let behind = found.get(tag.count()..).unwrap_or_default();
+        Self {
+            apart: apart_from_rank(text, inner, behind),
+            sketch: sketch(behind),
+            marks: Marks::of_words(text, &found),
+        }
+    }
+}
+
+/// Returns the hash of a text from `start` on, whose words are given, without what a retriever may write into it; see
+/// [`DocumentMarks::apart`].
+fn apart_from_rank(text: &str, start: usize, words: &[Word]) -> u32 {
     let mut stream = Stream::default();
-    let mut done = 0;
+    let mut done = start;
     let mut wants = 0_u8;
     for (at, word) in words.iter().enumerate() {
         let bytes = text.get(word.range.clone()).unwrap_or_default();
@@ -529,7 +600,7 @@ pub(super) fn apart_from_rank(text: &str) -> u32 {
             && (bytes.starts_with("0.") || bytes.starts_with("1.0") || bytes.ends_with('%'))
             && bytes.len() >= 3;
         let hides = is_count || is_float || is_value && wants > 0;
-        stream.take(between, hash_of(bytes), hides);
+        stream.take(between, word.hash, hides);
         if RANKS.iter().any(|rank| bytes.eq_ignore_ascii_case(rank)) {
             wants = 3;
         } else if !hides {
@@ -562,24 +633,21 @@ const RANKS: [&str; 18] = [
     "rerank_score",
 ];
 
-/// Returns the text after the tag that a text opens with.
-fn behind_tag(text: &str) -> &str {
+/// Returns where the tag ends that a text begins with; 0: it begins with none.
+fn tag_end(text: &str) -> usize {
     let is_tag =
         text.starts_with('<') && text.as_bytes().get(1).is_some_and(u8::is_ascii_alphabetic);
     let end = if is_tag { text.find('>') } else { None };
-    end.and_then(|end| text.get(end + 1..)).unwrap_or(text)
+    end.map_or(0, |end| end + 1)
 }
 
-/// Returns the least hashes of a text's pairs of words, by eight functions: texts of which one was made from the other
-/// share most of them.
-pub(super) fn sketch(text: &str) -> [u8; 8] {
-    let text = behind_tag(text);
+/// Returns the least hashes of pairs of words; see [`DocumentMarks::sketch`].
+fn sketch(words: &[Word]) -> [u8; 8] {
     let mut least = [u64::MAX; 8];
     let mut before = 0;
-    for word in words(text) {
-        let hash = hash_of(text.get(word.range).unwrap_or_default());
-        let mut pair = mixed(before, hash);
-        before = hash;
+    for word in words {
+        let mut pair = mixed(before, word.hash);
+        before = word.hash;
         for least in &mut least {
             *least = pair.min(*least);
             pair = mixed(pair, 0x2545_f491_4f6c_dd1d);
@@ -600,6 +668,14 @@ pub(super) fn are_alike(one: [u8; 8], other: [u8; 8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn apart(text: &str) -> u32 {
+        DocumentMarks::of(text).apart
+    }
+
+    fn sketched(text: &str) -> [u8; 8] {
+        DocumentMarks::of(text).sketch
+    }
 
     fn differ(one: &str, other: &str) -> Option<Volatile> {
         Marks::of(one).differ_by(&Marks::of(other))
@@ -709,16 +785,10 @@ mod tests {
             (r"Rank: 1\nRivers run.", r"Rank: 9\nRivers run."),
             (r"[CONTEXT 0]:\nRivers run.", r"[CONTEXT 2]:\nRivers run."),
         ] {
-            assert_eq!(apart_from_rank(one), apart_from_rank(other), "{one}");
+            assert_eq!(apart(one), apart(other), "{one}");
         }
-        assert_ne!(
-            apart_from_rank("Route 12 is long."),
-            apart_from_rank("Route 13 is long.")
-        );
-        assert_ne!(
-            apart_from_rank("Rivers run."),
-            apart_from_rank("Rivers stand.")
-        );
+        assert_ne!(apart("Route 12 is long."), apart("Route 13 is long."));
+        assert_ne!(apart("Rivers run."), apart("Rivers stand."));
     }
 
     #[test]
@@ -726,9 +796,9 @@ mod tests {
         let text: String = (0..60).map(|word| format!("w{} ", word * 7 % 41)).collect();
         let other: String = (0..60).map(|word| format!("v{} ", word * 5 % 37)).collect();
         assert!(are_alike(
-            sketch(&text),
-            sketch(&text.replacen("w7 ", "x ", 1))
+            sketched(&text),
+            sketched(&text.replacen("w7 ", "x ", 1))
         ));
-        assert!(!are_alike(sketch(&text), sketch(&other)));
+        assert!(!are_alike(sketched(&text), sketched(&other)));
     }
 }

@@ -33,6 +33,7 @@ mod marks;
 pub(crate) mod outline;
 #[cfg(feature = "head")]
 pub mod patterns;
+mod pending;
 #[cfg(feature = "head")]
 mod ranks;
 mod report;
@@ -52,5 +53,6 @@ mod toolsets;
 pub use cause::{Cause, Volatile};
 pub use diagnosis::{Asked, Diagnosis, Index, Limits};
 pub use outline::{Depth, sent};
+pub use pending::PendingPrompt;
 pub use report::{Change, ChangeKind, HeadReport};
 pub use segments::{Segment, SegmentKind, Segments};

@@ -9,7 +9,7 @@
 //! says what an engine would match; what it is the *same* as leaves out the order of keys in a tool and the score in a
 //! document.
 
-use super::marks::{self, Marks};
+use super::marks::{DocumentMarks, Marks};
 use super::segments::{Segment, SegmentKind, Segments};
 use crate::body::scan::{self, Scan};
 use crate::body::{FoundDocument, Message, Parsed, Role, Source, inner_of, offset_in};
@@ -31,7 +31,7 @@ pub(super) struct Piece {
     pub(super) bytes: u32,
     /// Of a document's text apart from rank and score; 0 for anything else.
     pub(super) apart: u32,
-    /// Of a document's text as it stands.
+    /// Of a document's text as it stands, as far as it is looked at, and of its length.
     pub(super) exact: u32,
     /// Of a document.
     pub(super) sketch: [u8; 8],
@@ -75,18 +75,159 @@ fn boundary(text: &str, mut at: usize) -> usize {
 /// A piece that is known, by its hash: what was looked at once is not looked at again.
 pub(super) type Known<'k> = dyn Fn(u64) -> Option<Piece> + 'k;
 
-/// The piece that a tool is.
-pub(super) fn tool(raw: &str) -> Piece {
+/// A piece whose text may not be looked at yet: what is cheap is known, and the rest takes [`RawPiece::made`]. Ranges
+/// are those of a text that the caller keeps.
+#[derive(Clone, Debug)]
+pub(super) enum RawPiece {
+    Made(Piece),
+    Tool(Range<usize>),
+    Document {
+        fingerprint: u64,
+        /// Of its label; 0: it has none.
+        name: u64,
+        tokens: u32,
+        /// Bytes of its text.
+        length: u32,
+        /// What is looked at of its text.
+        looked: [Range<usize>; 2],
+    },
+    /// A text of a message that is short enough for [`Marks`].
+    Text {
+        hash: u64,
+        range: Range<usize>,
+    },
+}
+
+impl RawPiece {
+    /// Returns a tool, which `keep` keeps.
+    pub(super) fn tool(raw: &str, keep: impl FnOnce(&str) -> Range<usize>) -> Self {
+        Self::Tool(keep(raw))
+    }
+
+    /// Returns a document; `keep` keeps what is looked at.
+    pub(super) fn document(
+        fingerprint: u64,
+        label: &str,
+        text: &str,
+        tokens: u32,
+        depth: Depth,
+        keep: impl FnMut(&str) -> Range<usize>,
+    ) -> Self {
+        let name = if label.is_empty() || is_count(label) {
+            0
+        } else {
+            xxh3_64_with_seed(label.as_bytes(), 2) | 1
+        };
+        Self::Document {
+            fingerprint,
+            name,
+            tokens,
+            length: length(text),
+            looked: depth.of(text).map(keep),
+        }
+    }
+
+    /// Returns a text of a message, which `keep` keeps if it is to be looked at.
+    pub(super) fn text(
+        text: &str,
+        role: Role,
+        depth: Depth,
+        keep: impl FnOnce(&str) -> Range<usize>,
+    ) -> Self {
+        let hash = xxh3_64_with_seed(text.as_bytes(), role as u64 + 3);
+        if depth == Depth::Light && text.len() > LONGEST_MARKED {
+            return Self::Made(Piece::plain(hash, length(text), Marks::default()));
+        }
+        let range = keep(text);
+        Self::Text { hash, range }
+    }
+
+    /// Returns a value that is no text: a tool's call, an image.
+    pub(super) fn opaque(raw: &str, role: Role) -> Self {
+        let hash = xxh3_64_with_seed(raw.as_bytes(), role as u64 + 13);
+        Self::Made(Piece::plain(hash, length(raw), Marks::default()))
+    }
+
+    /// Returns the piece, from the text that its ranges are of. One that is known is not made again.
+    pub(super) fn made(&self, kept: &str, depth: Depth, known: &Known<'_>) -> Piece {
+        let of = |range: &Range<usize>| kept.get(range.clone()).unwrap_or_default();
+        match self {
+            Self::Made(piece) => *piece,
+            Self::Tool(range) => tool(of(range)),
+            Self::Document {
+                fingerprint,
+                name,
+                tokens,
+                length,
+                looked: [first, last],
+            } => {
+                let hash = seeded(*fingerprint, b"document");
+                known(hash).unwrap_or_else(|| {
+                    let piece = Piece {
+                        hash,
+                        same: *fingerprint,
+                        name: *name,
+                        ..Piece::plain(hash, tokens.saturating_mul(4), Marks::default())
+                    };
+                    piece.of_document([of(first), of(last)], *length, depth)
+                })
+            }
+            Self::Text { hash, range } => known(*hash).unwrap_or_else(|| {
+                let text = of(range);
+                Piece::plain(*hash, length(text), Marks::of(text))
+            }),
+        }
+    }
+}
+
+impl Piece {
+    /// Returns the piece that a text of a message is.
+    fn plain(hash: u64, bytes: u32, marks: Marks) -> Self {
+        Self {
+            hash,
+            same: hash,
+            name: 0,
+            bytes,
+            apart: 0,
+            exact: 0,
+            sketch: [0; 8],
+            marks,
+        }
+    }
+
+    /// Returns the piece of a document of `length` bytes, of which the beginning and the end are looked at.
+    fn of_document(self, [first, last]: [&str; 2], length: u32, depth: Depth) -> Self {
+        let found = DocumentMarks::of(first);
+        let mut apart = u64::from(found.apart);
+        let mut exact = xxh3_64_with_seed(first.as_bytes(), 5);
+        if !last.is_empty() {
+            apart = xxh3_64_with_seed(last.as_bytes(), apart);
+            exact = xxh3_64_with_seed(last.as_bytes(), exact ^ u64::from(length));
+        }
+        let apart = if length == 0 { 0 } else { (apart as u32) | 1 };
+        Self {
+            same: match depth {
+                Depth::Full if apart != 0 => {
+                    seeded(u64::from(apart), b"document apart from its rank")
+                }
+                _ => self.same,
+            },
+            apart,
+            exact: exact as u32,
+            sketch: found.sketch,
+            marks: found.marks,
+            ..self
+        }
+    }
+}
+
+/// Returns the piece that a tool is.
+fn tool(raw: &str) -> Piece {
     let hash = shape_of(raw, Keys::InOrder);
     Piece {
-        hash: seeded(hash, b"tool"),
         same: seeded(shape_of(raw, Keys::Sorted), b"tools"),
         name: tool_name(raw).map_or(0, |name| xxh3_64_with_seed(name.as_bytes(), 1) | 1),
-        bytes: length(raw),
-        apart: 0,
-        exact: 0,
-        sketch: [0; 8],
-        marks: Marks::of(raw),
+        ..Piece::plain(seeded(hash, b"tool"), length(raw), Marks::of(raw))
     }
 }
 
@@ -100,94 +241,13 @@ pub(super) fn tool_name(raw: &str) -> Option<&str> {
     inner_of(name.or(inner).or(kind)?)
 }
 
-/// The piece that a document is.
-pub(super) fn document(
-    fingerprint: u64,
-    label: &str,
-    text: &str,
-    tokens: u32,
-    depth: Depth,
-    known: &Known<'_>,
-) -> Piece {
-    let hash = seeded(fingerprint, b"document");
-    if let Some(piece) = known(hash) {
-        return piece;
-    }
-    let [first, last] = depth.of(text);
-    let mut apart = u64::from(marks::apart_from_rank(first));
-    if !last.is_empty() {
-        apart = xxh3_64_with_seed(last.as_bytes(), apart);
-    }
-    let apart = if text.is_empty() {
-        0
-    } else {
-        (apart as u32) | 1
-    };
-    let same = match depth {
-        Depth::Full if apart != 0 => seeded(u64::from(apart), b"document apart from its rank"),
-        _ => fingerprint,
-    };
-    Piece {
-        hash,
-        same,
-        name: if label.is_empty() || is_count(label) {
-            0
-        } else {
-            xxh3_64_with_seed(label.as_bytes(), 2) | 1
-        },
-        bytes: tokens.saturating_mul(4),
-        apart,
-        exact: xxh3_64_with_seed(text.as_bytes(), 5) as u32,
-        sketch: marks::sketch(first),
-        marks: Marks::of(first),
-    }
-}
-
 /// Whether a label tells a place and nothing more.
 fn is_count(label: &str) -> bool {
     label.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// A text of a message.
-pub(super) fn text(text: &str, role: Role, depth: Depth, known: &Known<'_>) -> Piece {
-    let hash = xxh3_64_with_seed(text.as_bytes(), role as u64 + 3);
-    if let Some(piece) = known(hash) {
-        return piece;
-    }
-    let marks = match depth {
-        Depth::Full => Marks::of(text),
-        Depth::Light if text.len() <= LONGEST_MARKED => Marks::of(text),
-        Depth::Light => Marks::default(),
-    };
-    Piece {
-        hash,
-        same: hash,
-        name: 0,
-        bytes: length(text),
-        apart: 0,
-        exact: 0,
-        sketch: [0; 8],
-        marks,
-    }
-}
-
 /// Bytes of a text that a gateway makes marks of; a longer one has none, and differs or does not.
 const LONGEST_MARKED: usize = 512;
-
-/// A value that is no text: a tool's call, an image.
-pub(super) fn opaque(raw: &str, role: Role) -> Piece {
-    let hash = xxh3_64_with_seed(raw.as_bytes(), role as u64 + 13);
-    Piece {
-        hash,
-        same: hash,
-        name: 0,
-        bytes: length(raw),
-        apart: 0,
-        exact: 0,
-        sketch: [0; 8],
-        marks: Marks::default(),
-    }
-}
 
 fn length(text: &str) -> u32 {
     u32::try_from(text.len()).unwrap_or(u32::MAX)

@@ -1,0 +1,160 @@
+//! A prompt that is read and not yet diagnosed: what a gateway keeps of a request that goes on at once, until there is
+//! time to find out why it could not begin like an earlier one.
+//!
+//! ```text
+//!   request ─▶ Index::read ─▶ PendingPrompt ─────── the request goes on ───────▶ Index::diagnose ─▶ Diagnosis
+//!               hashes; texts that are not                                        pieces, comparison
+//!               known, as far as they are looked at
+//! ```
+//!
+//! Reading hashes and copies; it classifies no word. A segment that the index knows costs one look-up. It is kept in the
+//! index until the prompt is diagnosed, so every prompt that was read must be.
+
+use super::diagnosis::{Asked, Parameters, Realm};
+use super::outline::{self, Cut, Depth, Known, Piece, RawPiece};
+use super::segments::{Segment, SegmentKind};
+use crate::body::{FoundDocument, Role};
+use crate::document::Fingerprint;
+use smallvec::SmallVec;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A prompt that was read by [`Index::read`](super::Index::read).
+#[derive(Debug)]
+pub struct PendingPrompt {
+    pub(super) realm: Realm,
+    pub(super) parameters: Parameters,
+    /// Sum of the hashes of the system messages in the history.
+    pub(super) inline: u64,
+    pub(super) segments: Vec<PendingSegment>,
+    /// The documents in the order in which they are sent; empty: as they stand in the body.
+    pub(super) sent: SmallVec<[Fingerprint; 16]>,
+    raw: Vec<RawPiece>,
+    /// The texts of `raw`.
+    text: String,
+}
+
+/// A segment of a prompt.
+#[derive(Debug)]
+pub(super) struct PendingSegment {
+    pub(super) kind: SegmentKind,
+    pub(super) role: Role,
+    pub(super) message: Option<u32>,
+    pub(super) index: u32,
+    pub(super) key: u64,
+    pub(super) pieces: PendingPieces,
+}
+
+/// The pieces of a segment.
+#[derive(Debug)]
+pub(super) enum PendingPieces {
+    /// The index knows the segment, and keeps it.
+    Known(Arc<[u32]>),
+    /// These of the prompt's raw pieces.
+    Raw(Range<usize>),
+}
+
+impl PendingPrompt {
+    pub(super) fn new(asked: &Asked<'_, '_>, realm: Realm, parameters: Parameters) -> Self {
+        Self {
+            realm,
+            parameters,
+            inline: 0,
+            segments: Vec::with_capacity(asked.segments.list.len()),
+            sent: asked.sent.unwrap_or_default().into(),
+            raw: Vec::with_capacity(asked.segments.list.len()),
+            text: String::new(),
+        }
+    }
+
+    /// Returns the bytes of text that the prompt keeps.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.text.len()
+    }
+
+    /// Adds the pieces of a segment, unread, and returns which they are.
+    pub(super) fn take(
+        &mut self,
+        asked: &Asked<'_, '_>,
+        segment: &Segment,
+        documents: &[&FoundDocument<'_>],
+        holds_documents: bool,
+        depth: Depth,
+    ) -> PendingPieces {
+        let body = asked.parsed.text;
+        let raw = body.get(segment.range.clone()).unwrap_or_default();
+        let start = self.raw.len();
+        match segment.kind {
+            SegmentKind::Tool => self.add(depth, |keep| RawPiece::tool(raw, keep)),
+            SegmentKind::Document => {
+                if let Some(found) = documents.get(segment.index as usize) {
+                    let (hash, label) = (found.fingerprint.0, found.label);
+                    let text = outline::text_of(found);
+                    self.add(depth, |keep| {
+                        RawPiece::document(hash, label, text, found.tokens, depth, keep)
+                    });
+                }
+            }
+            _ => {
+                let message = segment
+                    .message
+                    .and_then(|at| asked.parsed.messages.get(at as usize));
+                if let Some(message) = message {
+                    let cut = outline::cut_of(segment, holds_documents);
+                    for (text, is_text) in outline::texts(body, message, segment) {
+                        if is_text {
+                            self.add_text(text, cut, segment.role, depth);
+                        } else {
+                            self.raw.push(RawPiece::opaque(text, segment.role));
+                        }
+                    }
+                }
+            }
+        }
+        PendingPieces::Raw(start..self.raw.len())
+    }
+
+    fn add_text(&mut self, text: &str, cut: Cut, role: Role, depth: Depth) {
+        for unit in outline::units(text, cut) {
+            let unit = text.get(unit).unwrap_or_default();
+            self.add(depth, |keep| RawPiece::text(unit, role, depth, keep));
+        }
+    }
+
+    /// Adds a piece, whose texts are kept. Beyond [`KEPT`] bytes of text a piece is made at once, and its texts go.
+    fn add(
+        &mut self,
+        depth: Depth,
+        make: impl FnOnce(&mut dyn FnMut(&str) -> Range<usize>) -> RawPiece,
+    ) {
+        let text = &mut self.text;
+        let before = text.len();
+        let mut keep = |part: &str| {
+            let start = text.len();
+            text.push_str(part);
+            start..text.len()
+        };
+        let mut piece = make(&mut keep);
+        if text.len() > KEPT {
+            piece = RawPiece::Made(piece.made(text, depth, &|_| None));
+            text.truncate(before);
+        }
+        self.raw.push(piece);
+    }
+
+    /// Iterates over pieces; one that is known is not made again.
+    pub(super) fn made<'p>(
+        &'p self,
+        range: Range<usize>,
+        depth: Depth,
+        known: &'p Known<'p>,
+    ) -> impl Iterator<Item = Piece> + 'p {
+        let raw = self.raw.get(range).unwrap_or_default();
+        raw.iter()
+            .map(move |piece| piece.made(&self.text, depth, known))
+    }
+}
+
+/// Most bytes of text that a prompt keeps until it is diagnosed: tools of 64 KB that change with each request.
+const KEPT: usize = 128 << 10;
