@@ -119,8 +119,10 @@ impl Tools {
         let mut ids: Vec<SetTool> = Vec::with_capacity(tools.len());
         for (at, tool) in tools.iter().enumerate() {
             let raw = xxh3_64_with_seed(tool.as_bytes(), 0);
+            let mut layout = None;
             if self.known.get(raw).is_none() {
-                let known = self.read(tool);
+                layout = Layout::of(tool);
+                let known = self.read(tool, layout.as_ref());
                 self.known.insert(raw, known, MAX_KNOWN);
             }
             let known = self.known.get(raw)?;
@@ -132,7 +134,10 @@ impl Tools {
             let form = canonical.filter(|_| wanted.schemas);
             let form = form.and_then(|canonical| self.forms.get(canonical));
             let other = form.filter(|form| xxh3_64_with_seed(form, 0) != order);
-            let text = other.and_then(|form| reformed(tool, form));
+            let text = other.and_then(|form| {
+                let layout = layout.or_else(|| Layout::of(tool))?;
+                layout.reformed(tool, form)
+            });
             arranged.reformed += u32::from(text.is_some());
             ids.push(SetTool {
                 id: canonical.filter(|_| wanted.schemas).unwrap_or(raw),
@@ -217,12 +222,13 @@ impl Tools {
         }
     }
 
-    fn read(&mut self, tool: &str) -> Known {
+    /// Returns what is known of a tool of that layout, whose form is the tool's if it is the first one.
+    fn read(&mut self, tool: &str, layout: Option<&Layout>) -> Known {
         let marked = ["\"cache_control\"", "\"cachePoint\""];
         let marked = marked.into_iter().any(|mark| tool.contains(mark));
         let name = name_of(tool).map(|name| crate::body::range_in(tool, name));
         let name = name.unwrap_or_default();
-        let Some(layout) = Layout::of(tool) else {
+        let Some(layout) = layout else {
             return Known {
                 name,
                 canonical: None,
@@ -259,38 +265,6 @@ pub(crate) fn name_of(tool: &str) -> Option<&str> {
     });
     let name = inner.or(name).or(kind)?;
     name.strip_prefix('"')?.strip_suffix('"')
-}
-
-/// A tool's text with the members of its lists in the order of `form`; `None` if it does not fit.
-fn reformed(tool: &str, form: &[u8]) -> Option<String> {
-    let layout = Layout::of(tool)?;
-    let mut orders: Vec<&[u8]> = vec![&[]; layout.lists.len()];
-    let mut rest = form;
-    for &list in &layout.canonical_lists() {
-        let count = layout.lists.get(list)?.sorted.len();
-        let (order, behind) = rest.split_at_checked(count)?;
-        let mut seen = vec![false; count];
-        for rank in order {
-            let first = seen.get_mut(usize::from(*rank))?;
-            if std::mem::replace(first, true) {
-                return None;
-            }
-        }
-        *orders.get_mut(list)? = order;
-        rest = behind;
-    }
-    if !rest.is_empty() {
-        return None;
-    }
-    let mut out = String::with_capacity(tool.len());
-    layout.write(
-        tool,
-        0..tool.len(),
-        0..layout.lists.len(),
-        &orders,
-        &mut out,
-    )?;
-    (out.len() == tool.len()).then_some(out)
 }
 
 /// What a tool is made of.
@@ -330,6 +304,31 @@ impl Layout {
             canonical,
             lists: reading.lists,
         })
+    }
+
+    /// A tool's text with the members of its lists in the order of `form`; `None` if it does not fit.
+    fn reformed(&self, tool: &str, form: &[u8]) -> Option<String> {
+        let mut orders: Vec<&[u8]> = vec![&[]; self.lists.len()];
+        let mut rest = form;
+        for &list in &self.canonical_lists() {
+            let count = self.lists.get(list)?.sorted.len();
+            let (order, behind) = rest.split_at_checked(count)?;
+            let mut seen = vec![false; count];
+            for rank in order {
+                let first = seen.get_mut(usize::from(*rank))?;
+                if std::mem::replace(first, true) {
+                    return None;
+                }
+            }
+            *orders.get_mut(list)? = order;
+            rest = behind;
+        }
+        if !rest.is_empty() {
+            return None;
+        }
+        let mut out = String::with_capacity(tool.len());
+        self.write(tool, 0..tool.len(), 0..self.lists.len(), &orders, &mut out)?;
+        (out.len() == tool.len()).then_some(out)
     }
 
     /// The lists of two members or more, each object's own before those in its members by their keys.
