@@ -4,9 +4,10 @@
 //!
 //! One client has one connection to each Envoy and sends one request at a time, alternating between the Envoys, so that
 //! other load on the machine affects all alike. The order is drawn anew in each round, so that no Envoy always has the
-//! same predecessor. Requests have 16 KB and 15 documents; the upstream answers at once with a stream of events. The
-//! clock starts before the request is written, because on a busy core Envoy may be done with it before the writing call
-//! returns.
+//! same predecessor. Requests have 16 KB and 15 documents; the upstream answers at once with the first event of a stream,
+//! which ends a little later, as an engine's does: if both came together, what a filter does at the end of a request would
+//! be timed with what it does before. The clock starts before the request is written, because on a busy core Envoy may be
+//! done with it before the writing call returns.
 //!
 //! Besides an Envoy with no filter, there are Envoys whose filters only buffer: Envoy's own buffer filter, which shows
 //! the cost of waiting for whole bodies; a minimal Wasm filter (`benches/buffer`); the same with the body copied into
@@ -15,6 +16,7 @@
 //!
 //! ```text
 //! … -- requests=6000 turn=1       requests to each Envoy, and how many in a row before the next Envoy
+//! … -- end_us=2000                microseconds between the first event and the end of the answer
 //! FOREWORD_BEFORE=…/old.wasm …    another build of the filter beside this one
 //! ```
 //!
@@ -34,6 +36,7 @@ use foreword_tests::{GatewayOptions, Shell, Upstream};
 use serde_json::json;
 
 const REQUESTS: usize = 6_000;
+const END_US: usize = 2_000;
 const BUFFER: &str = "- name: envoy.filters.http.buffer
   typed_config:
     \"@type\": type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer
@@ -52,9 +55,11 @@ fn main() -> Result<ExitCode> {
     };
     let turn = number("turn").unwrap_or(1).max(1);
     let bodies: Vec<Vec<u8>> = chats().iter().map(|chat| post(chat.as_bytes())).collect();
-    let upstream = Upstream::scripted_forgetful(|_, reply| {
+    let end = Duration::from_micros(number("end_us").unwrap_or(END_US) as u64);
+    let upstream = Upstream::scripted_forgetful(move |_, reply| {
         reply.begin_events()?;
         reply.event(r#"{"choices": []}"#)?;
+        std::thread::sleep(end);
         reply.event("[DONE]")?;
         reply.end_events()
     })?;

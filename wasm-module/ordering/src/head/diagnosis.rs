@@ -186,6 +186,11 @@ pub(super) struct Entry {
     pub(super) inline: u64,
     tokens: u64,
     segments: Box<[Placed]>,
+    /// The pieces of all segments, by number. Beside the segments, so that a request is compared with many others
+    /// without a look at theirs.
+    pieces: Box<[u32]>,
+    /// What these pieces are the same as, sorted.
+    same: Box<[u64]>,
 }
 
 /// What engines keep caches apart by, besides content.
@@ -387,7 +392,11 @@ impl Index {
             };
             // A segment that is cut in another way has other pieces.
             let key = key ^ u64::from(whose && segment.kind != SegmentKind::Document);
-            let pieces = match self.parts.get_mut(&(key, class_of(segment.kind))) {
+            // To copy the beginning of a document, which was just read, takes less than to look for it in memory that
+            // was not.
+            let is_sought = segment.kind != SegmentKind::Document;
+            let class = is_sought.then(|| (key, class_of(segment.kind)));
+            let pieces = match class.and_then(|class| self.parts.get_mut(&class)) {
                 Some(part) => {
                     part.requests = part.requests.saturating_add(1);
                     PendingPieces::Known(part.pieces.clone())
@@ -519,22 +528,25 @@ impl Index {
         segments: Vec<Placed>,
     ) -> Entry {
         self.count += 1;
-        let mut entry = Entry {
+        let pieces = segments.iter().flat_map(|placed| placed.pieces.iter());
+        let numbers: Box<[u32]> = pieces.copied().collect();
+        let pieces = numbers.iter().filter_map(|&id| self.pieces.get(id));
+        let (mut bytes, mut same) = (0_u64, Vec::with_capacity(numbers.len()));
+        for piece in pieces {
+            bytes += u64::from(piece.bytes);
+            same.push(piece.same);
+        }
+        same.sort_unstable();
+        Entry {
             number: self.count,
             realm,
             parameters,
             inline,
-            tokens: 0,
+            tokens: bytes.div_ceil(4),
             segments: segments.into(),
-        };
-        let pieces = entry
-            .segments
-            .iter()
-            .flat_map(|placed| placed.pieces.iter());
-        let pieces = pieces.filter_map(|id| self.pieces.get(*id));
-        let bytes: u64 = pieces.map(|piece| u64::from(piece.bytes)).sum();
-        entry.tokens = bytes.div_ceil(4);
-        entry
+            pieces: numbers,
+            same: same.into(),
+        }
     }
 
     /// Returns the pieces of a request, one after another.
@@ -717,7 +729,6 @@ impl Index {
             .map(|flat| (flat.piece.same, flat.tokens))
             .collect();
         new.sort_unstable();
-        let mut old: Vec<u64> = Vec::new();
         let mut best: [Option<Best>; 2] = [None, None];
         let mut reused = 0;
         for (at, &(number, _)) in candidates.iter().enumerate() {
@@ -732,15 +743,7 @@ impl Index {
             if at >= effort.compared {
                 continue;
             }
-            let pieces = earlier
-                .segments
-                .iter()
-                .flat_map(|placed| placed.pieces.iter());
-            let pieces = pieces.filter_map(|&id| self.pieces.get(id));
-            old.clear();
-            old.extend(pieces.map(|piece| piece.same));
-            old.sort_unstable();
-            let shared = in_both(&new, &old);
+            let shared = in_both(&new, &earlier.same);
             let found = Best {
                 number,
                 shared,
@@ -767,17 +770,14 @@ impl Index {
 
     /// Returns the tokens of the prefix that both prompts share.
     fn prefix(&self, entry: &Entry, flat: &[Flat], earlier: &Entry) -> u64 {
-        let mut pieces = earlier
-            .segments
-            .iter()
-            .flat_map(|placed| placed.pieces.iter().map(|id| (*id, placed.kind)));
+        let mut pieces = earlier.pieces.iter();
         // If a template puts system messages of the history first, everything after them moves.
         let is_hoisted = entry.inline != earlier.inline;
         let mut end = 0;
         for flat in flat {
             let is_head = matches!(flat.kind, SegmentKind::Tool | SegmentKind::System);
             match pieces.next() {
-                Some((id, _)) if id == flat.id && (is_head || !is_hoisted) => end = flat.end,
+                Some(id) if *id == flat.id && (is_head || !is_hoisted) => end = flat.end,
                 _ => break,
             }
         }

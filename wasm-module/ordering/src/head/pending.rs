@@ -7,8 +7,8 @@
 //!               known, as far as they are looked at
 //! ```
 //!
-//! Reading hashes and copies; it classifies no word. A segment that the index knows costs one look-up. It is kept in the
-//! index until the prompt is diagnosed, so every prompt that was read must be.
+//! Reading hashes and copies; it classifies no word. A tool or a message that the index knows costs one look-up. It is kept
+//! in the index until the prompt is diagnosed, so every prompt that was read must be.
 
 use super::diagnosis::{Asked, Parameters, Realm};
 use super::outline::{self, Cut, Depth, Known, Piece, RawPiece};
