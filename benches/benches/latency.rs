@@ -134,20 +134,25 @@ fn main() -> Result<ExitCode> {
     println!(
         "first event of an answer, {requests} requests of 16 KB to each, one at a time, {turn} in a row"
     );
-    println!("| | median | p99 | median added | of Envoy's buffer's time | of the Wasm buffer's |");
-    println!("| --- | --- | --- | --- | --- | --- |");
+    println!(
+        "| | median | p99 | median added | of Envoy's buffer's time | of the Wasm buffer's | in the filter |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
     let base = variants[0].quantile(0.5);
     let buffered = [1, 2].map(|peer: usize| variants[peer].quantile(0.5).as_secs_f64());
     for variant in &mut variants {
         let (median, slow) = (variant.quantile(0.5), variant.quantile(0.99));
         println!(
-            "| {} | {} µs | {} µs | {} µs | {:.2} | {:.2} |",
+            "| {} | {} µs | {} µs | {} µs | {:.2} | {:.2} | {} |",
             variant.name,
             median.as_micros(),
             slow.as_micros(),
             median.saturating_sub(base).as_micros(),
             median.as_secs_f64() / buffered[0],
             median.as_secs_f64() / buffered[1],
+            variant
+                .in_filter()?
+                .map_or_else(String::new, |us| format!("{us:.0} µs")),
         );
     }
     let added = |variant: &mut Variant| variant.quantile(0.5).saturating_sub(base);

@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::document::Fingerprint;
 use crate::listing::Retrieved;
 use crate::orderer::Rewrite;
-use fxhash::{FxHashMap, FxHashSet};
+use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -371,15 +371,19 @@ impl Index {
         };
         let parameters = parsed.parameters();
         let parameters = parameters.map(|(name, value)| (name, hash_of(value)));
-        let mut pending = PendingPrompt::new(asked, realm, parameters.collect());
         let depth = self.limits.depth;
         let documents = outline::documents(parsed);
-        let holding: FxHashSet<u32> = (segments.list.iter())
+        let mut pending = PendingPrompt::new(asked, realm, parameters.collect(), documents.len());
+        // Segments stand in the order of messages.
+        let mut holding: SmallVec<[u32; 8]> = (segments.list.iter())
             .filter(|segment| segment.kind == SegmentKind::Document)
             .filter_map(|segment| segment.message)
             .collect();
+        holding.dedup();
         for segment in &segments.list {
-            let whose = segment.message.is_some_and(|at| holding.contains(&at));
+            let whose = segment
+                .message
+                .is_some_and(|at| holding.binary_search(&at).is_ok());
             if segment.kind == SegmentKind::Message && segment.role == Role::System {
                 pending.inline = pending.inline.wrapping_add(segment.hash);
             }

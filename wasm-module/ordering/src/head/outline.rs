@@ -48,15 +48,18 @@ pub enum Depth {
 }
 
 impl Depth {
+    const FIRST: usize = 256;
+    const LAST: usize = 64;
+    /// Bytes of a text that a gateway looks at, up to a character more or less.
+    pub(super) const LOOKED_AT: usize = Self::FIRST + Self::LAST;
+
     /// What is looked at of `text`: all, or its beginning and its end.
     fn of(self, text: &str) -> [&str; 2] {
-        const FIRST: usize = 256;
-        const LAST: usize = 64;
-        if self == Self::Full || text.len() <= FIRST + LAST {
+        if self == Self::Full || text.len() <= Self::LOOKED_AT {
             return [text, ""];
         }
-        let first = boundary(text, FIRST);
-        let last = boundary(text, text.len() - LAST);
+        let first = boundary(text, Self::FIRST);
+        let last = boundary(text, text.len() - Self::LAST);
         [
             text.get(..first).unwrap_or_default(),
             text.get(last..).unwrap_or_default(),
@@ -79,7 +82,8 @@ pub(super) type Known<'k> = dyn Fn(u64) -> Option<Piece> + 'k;
 /// are those of a text that the caller keeps.
 #[derive(Clone, Debug)]
 pub(super) enum RawPiece {
-    Made(Piece),
+    /// Boxed, because it is rare in a gateway and three times as large as the others.
+    Made(Box<Piece>),
     Tool(Range<usize>),
     Document {
         fingerprint: u64,
@@ -136,7 +140,8 @@ impl RawPiece {
     ) -> Self {
         let hash = xxh3_64_with_seed(text.as_bytes(), role as u64 + 3);
         if depth == Depth::Light && text.len() > LONGEST_MARKED {
-            return Self::Made(Piece::plain(hash, length(text), Marks::default()));
+            let piece = Piece::plain(hash, length(text), Marks::default());
+            return Self::Made(Box::new(piece));
         }
         let range = keep(text);
         Self::Text { hash, range }
@@ -145,14 +150,14 @@ impl RawPiece {
     /// Returns a value that is no text: a tool's call, an image.
     pub(super) fn opaque(raw: &str, role: Role) -> Self {
         let hash = xxh3_64_with_seed(raw.as_bytes(), role as u64 + 13);
-        Self::Made(Piece::plain(hash, length(raw), Marks::default()))
+        Self::Made(Box::new(Piece::plain(hash, length(raw), Marks::default())))
     }
 
     /// Returns the piece, from the text that its ranges are of. One that is known is not made again.
     pub(super) fn made(&self, kept: &str, depth: Depth, known: &Known<'_>) -> Piece {
         let of = |range: &Range<usize>| kept.get(range.clone()).unwrap_or_default();
         match self {
-            Self::Made(piece) => *piece,
+            Self::Made(piece) => **piece,
             Self::Tool(range) => tool(of(range)),
             Self::Document {
                 fingerprint,

@@ -55,7 +55,13 @@ pub(super) enum PendingPieces {
 }
 
 impl PendingPrompt {
-    pub(super) fn new(asked: &Asked<'_, '_>, realm: Realm, parameters: Parameters) -> Self {
+    /// Returns a prompt without segments, with room for those of the request, which has so many documents.
+    pub(super) fn new(
+        asked: &Asked<'_, '_>,
+        realm: Realm,
+        parameters: Parameters,
+        documents: usize,
+    ) -> Self {
         Self {
             realm,
             parameters,
@@ -63,7 +69,7 @@ impl PendingPrompt {
             segments: Vec::with_capacity(asked.segments.list.len()),
             sent: asked.sent.unwrap_or_default().into(),
             raw: Vec::with_capacity(asked.segments.list.len()),
-            text: String::new(),
+            text: String::with_capacity((documents * Depth::LOOKED_AT).min(KEPT)),
         }
     }
 
@@ -137,7 +143,7 @@ impl PendingPrompt {
         };
         let mut piece = make(&mut keep);
         if text.len() > KEPT {
-            piece = RawPiece::Made(piece.made(text, depth, &|_| None));
+            piece = RawPiece::Made(Box::new(piece.made(text, depth, &|_| None)));
             text.truncate(before);
         }
         self.raw.push(piece);
