@@ -123,7 +123,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// `None` if it is none that HTTP can write.
+    /// Reads a section of the input; `{id}` in it stands for `kept`. Returns `None` if HTTP cannot write the request.
     fn read(section: &[u8], kept: &str) -> Option<Self> {
         let mut lines = section.splitn(2, |byte| *byte == b'\n');
         let first = std::str::from_utf8(lines.next()?).ok()?;
@@ -171,7 +171,8 @@ impl Asked {
         request.body(Body::from(body)).ok()
     }
 
-    /// The answer's body; what every answer must be is asserted.
+    /// Sends the request, with the body `salted` in place of its own if there is one, and returns the answer's body. Asserts what
+    /// holds for every answer: no server error but an unavailable retriever, JSON where it says so, and a request id.
     fn send(&self, host: &Host, salted: Option<&[u8]>) -> Vec<u8> {
         let Some(request) = self.request(salted) else {
             return Vec::new();
@@ -213,7 +214,7 @@ fn is_json(head: &Parts) -> bool {
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"))
 }
 
-/// Sends it with a salt of its own.
+/// Sends the request once more as the gateway would: with a salt that no request has had.
 fn as_a_tenant(host: &Host, asked: &Asked) {
     thread_local! {
         static TENANTS: Cell<u64> = const { Cell::new(0) };
@@ -263,8 +264,9 @@ fn kept_response(answer: &[u8]) -> Option<String> {
     Some(format!("resp_{id}"))
 }
 
-/// Bytes of an answer: a model of 4,096 positions says so much at most, in events with alternatives for every token.
+/// Most bytes of an answer to a request without a body: what a model of 4,096 positions writes in events with alternatives for
+/// every token.
 const ANSWER: usize = 16 << 20;
 
-/// The same for each byte of its request: some of which are told in three events.
+/// Bytes by which an answer may be longer for each byte of its request's body: three events may repeat some of them.
 const ANSWER_FOR_A_BYTE: usize = 32;

@@ -256,8 +256,13 @@ impl Reply<'_> {
 
     /// Sends one event at once, as a chunk of its own.
     pub fn event(&mut self, data: &str) -> Result<()> {
+        self.piece(format!("data: {data}\n\n").as_bytes())
+    }
+
+    /// Sends a piece of the stream at once, as a chunk of its own.
+    pub fn piece(&mut self, bytes: &[u8]) -> Result<()> {
         let mut chunk = Vec::new();
-        write_chunk(&mut chunk, format!("data: {data}\n\n").as_bytes());
+        write_chunk(&mut chunk, bytes);
         self.raw(&chunk)
     }
 

@@ -8,6 +8,7 @@
 
 pub mod batch;
 pub mod check;
+mod endpoint;
 pub mod evaluate;
 pub mod explain;
 mod log;

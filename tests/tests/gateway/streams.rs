@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use foreword_tests::http::{Client, post};
+use foreword_tests::http::{Client, post, post_with};
 use foreword_tests::{Gateway, Shell, Upstream};
 
 use crate::{gateway, tagged};
@@ -105,4 +105,46 @@ fn a_client_that_leaves_during_the_answer_ends_it_upstream() {
     client.piece(&head).unwrap().unwrap();
     drop(client);
     has_ended.recv_timeout(LIMIT).unwrap();
+}
+
+/// What OpenAI's and Anthropic's servers sent (`tests/recorded`), and how many tokens their prompts had.
+const RECORDED: [(&[u8], u64); 4] = [
+    (include_bytes!("../../recorded/responses-text.sse"), 100),
+    (include_bytes!("../../recorded/responses-call.sse"), 53),
+    (include_bytes!("../../recorded/messages-text.sse"), 639),
+    (include_bytes!("../../recorded/messages-call.sse"), 567),
+];
+
+#[test]
+fn recorded_streams_pass_to_the_byte_in_any_pieces_and_are_counted() {
+    const PIECES: [usize; 4] = [1, 13, 1_000, 1 << 20];
+    let upstream = Upstream::scripted(|request, reply| {
+        let asked = request.header("x-recorded").unwrap_or_default();
+        let (name, piece) = asked.split_once(' ').unwrap_or_default();
+        let (stream, _) = RECORDED[name.parse::<usize>()?];
+        reply.begin_events()?;
+        for piece in stream.chunks(piece.parse()?) {
+            reply.piece(piece)?;
+        }
+        reply.end_events()
+    })
+    .unwrap();
+    let gateway = gateway(&upstream);
+    let mut counted = 0;
+    for (at, (stream, tokens)) in RECORDED.into_iter().enumerate() {
+        for piece in PIECES {
+            let header = format!("x-recorded: {at} {piece}");
+            let headers = ["content-type: application/json", &*header];
+            let mut client = Client::connect(gateway.address()).unwrap();
+            let body = tagged(&["a", "b"]);
+            client.send(&post_with(&headers, body.as_bytes())).unwrap();
+            let body = client.response().unwrap().body;
+            assert_eq!(
+                String::from_utf8(body).unwrap(),
+                str::from_utf8(stream).unwrap()
+            );
+            counted += tokens;
+            gateway.await_metric("foreword_engine_prompt_tokens_total", counted);
+        }
+    }
 }

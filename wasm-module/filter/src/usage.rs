@@ -270,6 +270,61 @@ mod tests {
         );
     }
 
+    /// Streams that OpenAI's and Anthropic's servers sent, in pieces of every length.
+    #[test]
+    fn recorded_streams_are_read_whatever_their_pieces() {
+        let recorded = [
+            (
+                &include_bytes!("../../../tests/recorded/responses-text.sse")[..],
+                100,
+            ),
+            (
+                include_bytes!("../../../tests/recorded/responses-call.sse"),
+                53,
+            ),
+            (
+                include_bytes!("../../../tests/recorded/messages-text.sse"),
+                639,
+            ),
+            (
+                include_bytes!("../../../tests/recorded/messages-call.sse"),
+                567,
+            ),
+            (
+                include_bytes!("../../../tests/recorded/messages-thinking.sse"),
+                36,
+            ),
+            (
+                include_bytes!("../../../tests/recorded/messages-citations.sse"),
+                566,
+            ),
+        ];
+        for (stream, prompt) in recorded {
+            for piece in (1..200).chain([
+                512,
+                LAST_BYTES - 1,
+                LAST_BYTES,
+                LAST_BYTES + 1,
+                stream.len(),
+            ]) {
+                let mut reader = UsageReader::default();
+                for chunk in stream.chunks(piece) {
+                    let read =
+                        |from: usize, bytes: usize| Ok::<_, ()>(chunk[from..from + bytes].to_vec());
+                    reader.take(chunk.len(), read).unwrap();
+                }
+                let cached = Some(0);
+                assert_eq!(
+                    reader.counted(),
+                    Some(PromptUsage { prompt, cached }),
+                    "{piece}"
+                );
+                let id = reader.response_id();
+                assert_eq!(id.is_some(), stream.starts_with(b"event: response.created"));
+            }
+        }
+    }
+
     #[test]
     fn a_response_is_known_by_its_id() {
         let id = |text: &str| {

@@ -230,6 +230,109 @@ fn a_question_that_was_asked_without_contexts_gets_none_of_another_chats() {
     }
 }
 
+/// A request of Open WebUI for chunks of one attached file, which all have the file's number and name.
+fn of_one_file(chat: &[(&str, Vec<String>, &str)]) -> String {
+    let ((question, chunks, _), earlier) = chat.split_last().unwrap();
+    let mut messages = Vec::new();
+    for (question, _, answer) in earlier {
+        messages.push(json!({"role": "user", "content": question}));
+        messages.push(json!({"role": "assistant", "content": answer}));
+    }
+    let sources: String = (chunks.iter())
+        .map(|chunk| format!("<source id=\"1\" name=\"handbook.txt\" resource-type=\"file\" resource-id=\"6f1c\">{chunk}</source>\n"))
+        .collect();
+    let content = format!(
+        "### Task:\nAnswer from the context (e.g., <source id=\"1\">).\n\n<context>\n{sources}</context>\n\n{question}"
+    );
+    messages.push(json!({"role": "user", "content": content}));
+    json!({"model": "m", "messages": messages}).to_string()
+}
+
+/// A chunk of a file; two that begin alike differ in their ends.
+fn chunk(opening: &str, name: &str) -> String {
+    format!(
+        "{opening} {}",
+        format!("The {name} is told of here. ")
+            .repeat(12)
+            .trim_end()
+    )
+}
+
+#[test]
+fn a_reference_to_a_chunk_of_an_attached_file_names_that_chunk_and_no_other() {
+    let harbour = chunk("The harbour opens at six.", "harbour");
+    let ferry = chunk("A ferry leaves at noon.", "ferry");
+    let (tower, spire) = (
+        chunk(
+            "As was said on the first page of this book, it is old.",
+            "tower",
+        ),
+        chunk(
+            "As was said on the first page of this book, it is old.",
+            "spire",
+        ),
+    );
+    let mill = chunk("The mill stands still.", "mill");
+    let all = [&harbour, &ferry, &tower, &spire]
+        .map(String::clone)
+        .to_vec();
+    let turns = [
+        ("When does the harbour open?", all, "At six."),
+        (
+            "And the ferry?",
+            vec![mill.clone(), ferry.clone(), harbour.clone()],
+            "It leaves at noon.",
+        ),
+        (
+            "How old is the tower?",
+            vec![tower.clone(), mill.clone(), ferry.clone()],
+            "",
+        ),
+    ];
+    let mut orderer = applying();
+    let mut before: Vec<String> = Vec::new();
+    for turn in 1..=turns.len() {
+        let sent = contents(&send(&mut orderer, "", &of_one_file(&turns[..turn])));
+        assert_eq!(sent[..before.len()], before);
+        before = sent;
+    }
+    let [_, _, second, _, third] = &before[..] else {
+        panic!("{before:?}");
+    };
+    let refers = |text: &str, name: &str| {
+        let words = format!(">Please refer to [{name}] in the previous conversation.</source>");
+        text.matches(&words).count() == 1
+    };
+    assert!(
+        refers(
+            second,
+            "A ferry leaves at noon. The ferry is… of question 1"
+        ),
+        "{second}"
+    );
+    assert!(
+        refers(
+            second,
+            "The harbour opens at six. The harbour is… of question 1"
+        ),
+        "{second}"
+    );
+    assert!(second.contains(&mill) && !second.contains(&ferry));
+    // Where the words do not tell chunks apart either, the chunk itself is sent.
+    assert!(third.contains(&tower), "{third}");
+    assert!(
+        refers(
+            third,
+            "The mill stands still. The mill is told… of question 2"
+        ),
+        "{third}"
+    );
+    assert!(
+        refers(third, "A ferry leaves at noon. The ferry is… of question 1"),
+        "{third}"
+    );
+}
+
 #[test]
 fn contexts_of_a_turn_that_a_chat_has_no_room_for_are_not_kept() {
     let mut orderer = orderer(json!({

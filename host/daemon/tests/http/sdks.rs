@@ -27,3 +27,19 @@ async fn official_sdks_read_every_answer() {
     let text = clients.run("sdks.py", house.address()).await;
     assert!(text.trim_end().ends_with("22 checks"), "{text}");
 }
+
+/// Recorded streams of the real servers (`tests/recorded`) and ours, through the SDKs' own parsers.
+#[tokio::test]
+async fn streams_are_those_that_the_real_servers_sent() {
+    let Some(clients) = OfficialClients::installed(&["openai", "anthropic"]) else {
+        return;
+    };
+    let house = TestServer::with(Options {
+        template: Some(HERMES),
+        keys: Some(ApiKeys::of([b"sk-test".as_slice()])),
+        ..Options::default()
+    })
+    .await;
+    let text = clients.run("recorded.py", house.address()).await;
+    assert!(text.trim_end().ends_with(" checks"), "{text}");
+}

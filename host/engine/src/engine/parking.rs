@@ -3,7 +3,7 @@
 //! ```text
 //!   thread    park ──────────────▶ take back            only the core that it parked itself
 //!                    │    └▶ give up ──┐
-//!   watchdog         └ too long ago ───┴▶ take given up  whoever's it is
+//!   watchdog         └ too long ago ───┴▶ take given up  the core of any owner
 //! ```
 //!
 //! It knows neither locks nor threads: [`Shared`](super::worker::Shared) has it behind its mutex, and the models below let
@@ -12,7 +12,7 @@
 use super::Failure;
 use std::time::{Duration, Instant};
 
-/// A place for one core, of those that own devices.
+/// A place for the engine's core while the device of the owner that parked it computes.
 #[derive(Debug)]
 pub(super) struct Parking<Core, Owner>(Option<Parked<Core, Owner>>);
 
@@ -43,7 +43,7 @@ impl<Core, Owner: PartialEq> Parking<Core, Owner> {
         self.0 = Some(Parked { core, state });
     }
 
-    /// Leaves the core to the watchdog.
+    /// Parks a core whose owner has given its device up, for the watchdog to take.
     pub(super) fn give_up(&mut self, core: Core, failure: Failure) {
         let state = State::GivenUp(failure);
         self.0 = Some(Parked { core, state });
@@ -55,7 +55,8 @@ impl<Core, Owner: PartialEq> Parking<Core, Owner> {
         self.0.take_if(is_own).map(|parked| parked.core)
     }
 
-    /// Returns the core, and why, if its owner has given it up or has been computing for longer than `patience`.
+    /// Takes the core if its owner has given its device up or has been computing for longer than `patience`, and returns it with
+    /// the reason.
     pub(super) fn take_given_up(
         &mut self,
         now: Instant,

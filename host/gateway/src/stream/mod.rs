@@ -55,7 +55,7 @@ pub(crate) struct ProcessingStream {
     state: RefCell<RequestState>,
     modes: Option<Modes>,
     request: RequestPhase,
-    /// Whether the filter has been told that everything is over.
+    /// Whether the filter has been told that the stream is over.
     is_done: bool,
     /// Answers that were not sent yet.
     out: VecDeque<ProcessingResponse>,
@@ -72,20 +72,20 @@ enum RequestPhase {
     New,
     /// The body is being collected.
     Collecting,
-    /// All has come, and the filter waits for answers to its calls.
+    /// The whole request has come, and the filter waits for answers to its calls.
     Waiting(End),
-    /// What still comes goes on as it comes.
+    /// The request has been let go; pieces that still come go on unchanged.
     Passing,
 }
 
 /// The message that completed a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// Its body, or the last piece of it.
+    /// The request's body, or the last piece of it.
     Body,
     /// The request's trailers, which follow its body.
     Trailers,
-    /// None yet: the filter has let the request go in mid-body.
+    /// The request is not complete yet: the filter has let it go in mid-body.
     Open,
 }
 
@@ -118,7 +118,7 @@ impl ProcessingStream {
     /// Handles the result of a call.
     ///
     /// # Errors
-    /// As [`ProcessingStream::on_message`].
+    /// Returns the status that the stream is to end with, as [`ProcessingStream::on_message`] does.
     pub(crate) fn on_answer(&mut self, answer: &Answer) -> Result<(), Status> {
         self.guarded(|stream| {
             let Answer { id, status, body } = answer;
@@ -328,7 +328,8 @@ impl ProcessingStream {
         }
     }
 
-    /// Sends what the filter has made of a request that has come up to `end`, unless it wants more of it, or waits.
+    /// Sends what the filter has made of a request that has come up to `end`, unless the filter wants more of the request or waits
+    /// for answers to its calls.
     fn go_on(&mut self, end: End) {
         if self.refuse() {
             return;
@@ -548,7 +549,7 @@ impl ProcessingStream {
         }
     }
 
-    /// Tells the filter, once, that everything is over.
+    /// Tells the filter, once, that the stream is over.
     fn finish(&mut self) {
         if !std::mem::replace(&mut self.is_done, true) {
             self.with(|exchange, proxy| exchange.on_done(proxy));

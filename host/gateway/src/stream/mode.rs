@@ -12,24 +12,24 @@
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::ProtocolConfiguration;
 
-/// How bodies are sent.
+/// How the gateway sends the bodies of requests and of responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Modes {
     pub(super) request: BodyMode,
     pub(super) response: BodyMode,
 }
 
-/// How one body is sent.
+/// How the gateway sends one body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BodyMode {
     None,
-    /// One message with the whole body.
+    /// One message holds the whole body.
     Buffered,
-    /// One message with the body's beginning, which may be all of it.
+    /// One message holds the body's beginning, which may be all of it.
     Partial,
-    /// Pieces, each of which waits for its answer.
+    /// The body comes in pieces, each of which waits for its answer.
     Streamed,
-    /// Pieces that all come, and what is sent back takes their place.
+    /// The body comes in pieces that wait for nothing; what is sent back takes their place.
     Duplex,
     /// A mode that this processor does not know.
     Unknown,

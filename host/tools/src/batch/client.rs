@@ -10,7 +10,7 @@
 //! `Retry-After`, in seconds or as a date, holds back all requests of the run, up to [`MAX_PAUSE`].
 
 use super::pace::Pace;
-use crate::tls;
+use crate::endpoint::{self, NotAnswered, check_url, on_one_line};
 use std::io::Read;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -67,16 +67,8 @@ impl Client {
         backoff: Duration,
         connections: usize,
     ) -> Self {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_idle_connections(connections)
-            .max_idle_connections_per_host(connections)
-            .tls_config(tls::config())
-            .timeout_global(Some(timeout))
-            .build();
         Self {
-            agent: config.into(),
+            agent: endpoint::agent(timeout, Some(connections)),
             key,
             retries,
             backoff,
@@ -128,25 +120,12 @@ impl Client {
             last: None,
             pause: None,
         };
-        let mut request = self
-            .agent
-            .post(url)
-            .header("content-type", "application/json")
-            .header("accept", "application/json");
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
-        let mut response = match request.send(body) {
+        let key = self.key.as_deref();
+        let sent = endpoint::post(&self.agent, url, key, "application/json", body);
+        let mut response = match sent {
             Ok(response) => response,
-            Err(error @ (ureq::Error::BadUri(_) | ureq::Error::Http(_))) => {
-                return denied(format!("{url}: {error}"));
-            }
-            Err(error) => {
-                return match tls::mistrust(&error) {
-                    Some(words) => denied(format!("{url}: {words}")),
-                    None => again(format!("{url}: {error}")),
-                };
-            }
+            Err(NotAnswered::Denied(words)) => return denied(words),
+            Err(NotAnswered::Unreachable(reason)) => return again(reason),
         };
         let status = response.status().as_u16();
         let header = |name: &str| response.headers().get(name)?.to_str().ok();
@@ -175,10 +154,10 @@ impl Client {
             )),
             401 | 403 | 0..200 | 300..=399 => denied(format!(
                 "{url} answered {status}: {}",
-                shown(&answered.body)
+                on_one_line(&answered.body)
             )),
             408 | 425 | 429 | 500.. => Attempt::Again {
-                reason: format!("{url} answered {status}: {}", shown(&answered.body)),
+                reason: format!("{url} answered {status}: {}", on_one_line(&answered.body)),
                 last: Some(answered),
                 pause,
             },
@@ -194,15 +173,7 @@ impl Client {
 pub(super) fn root(endpoint: &str) -> Result<String, String> {
     let root = endpoint.trim_end_matches('/');
     let root = root.strip_suffix("/v1").unwrap_or(root);
-    let host = ["http://", "https://"]
-        .iter()
-        .find_map(|scheme| root.strip_prefix(scheme))
-        .unwrap_or_default();
-    if host.is_empty() || host.contains(['?', '#', ' ']) {
-        return Err(format!(
-            "an endpoint is a plain URL such as http://localhost:8000 or https://llm.example/v1, not {endpoint:?}"
-        ));
-    }
+    check_url(root, endpoint)?;
     Ok(root.to_owned())
 }
 
@@ -215,18 +186,10 @@ fn pause_of(value: &str, now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// The beginning of an error's body, on one line.
-fn shown(body: &[u8]) -> String {
-    let body = String::from_utf8_lossy(body.get(..MAX_WORDS).unwrap_or(body));
-    body.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 /// Longest wait between two attempts, unless the endpoint asks for more.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Longest pause that an endpoint may ask for.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
-/// Most bytes of an error that are shown.
-const MAX_WORDS: usize = 600;
 /// Most bytes of an answer: its line must be read again when the run is resumed.
 const MAX_ANSWER: u64 = 32 << 20;
 

@@ -7,7 +7,7 @@
 //! | 408, 425, 429, 5xx; refused, broken or slow connections; garbage | the request is retried, after a wait that doubles |
 
 use super::stream::{self, Broken, Streamed};
-use crate::tls;
+use crate::endpoint::{self, MAX_SHOWN, NotAnswered, check_url, on_one_line};
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
 
@@ -57,14 +57,8 @@ impl Client {
         retries: u32,
         backoff: Duration,
     ) -> Self {
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .tls_config(tls::config())
-            .timeout_global(Some(timeout))
-            .build();
         Self {
-            agent: config.into(),
+            agent: endpoint::agent(timeout, None),
             key,
             retries,
             backoff,
@@ -96,26 +90,12 @@ impl Client {
     fn attempt(&self, url: &str, body: &[u8]) -> Result<Answer, Attempt> {
         let again = |reason: String| Attempt::Again(reason, None);
         let sent = Instant::now();
-        let mut request = self
-            .agent
-            .post(url)
-            .header("content-type", "application/json")
-            .header("accept", "text/event-stream");
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
-        let mut response = match request.send(body) {
-            Ok(response) => response,
-            Err(error @ (ureq::Error::BadUri(_) | ureq::Error::Http(_))) => {
-                return Err(Attempt::Final(Fault::Denied(format!("{url}: {error}"))));
-            }
-            Err(error) => {
-                return Err(match tls::mistrust(&error) {
-                    Some(words) => Attempt::Final(Fault::Denied(format!("{url}: {words}"))),
-                    None => again(format!("{url}: {error}")),
-                });
-            }
-        };
+        let key = self.key.as_deref();
+        let response = endpoint::post(&self.agent, url, key, "text/event-stream", body);
+        let mut response = response.map_err(|error| match error {
+            NotAnswered::Denied(words) => Attempt::Final(Fault::Denied(words)),
+            NotAnswered::Unreachable(reason) => again(reason),
+        })?;
         let status = response.status().as_u16();
         if status != 200 {
             let asked = response
@@ -128,11 +108,9 @@ impl Client {
             let _ = response
                 .body_mut()
                 .as_reader()
-                .take(MAX_WORDS)
+                .take(MAX_SHOWN as u64)
                 .read_to_end(&mut words);
-            let words = String::from_utf8_lossy(&words);
-            let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
-            let reason = format!("{url} answered {status}: {words}");
+            let reason = format!("{url} answered {status}: {}", on_one_line(&words));
             return Err(match status {
                 408 | 425 | 429 | 500.. => Attempt::Again(reason, asked),
                 401 | 403..=405 => Attempt::Final(Fault::Denied(reason)),
@@ -162,15 +140,7 @@ impl Client {
 /// Returns what is wrong if it is no URL of HTTP or HTTPS.
 pub(super) fn chat_url(endpoint: &str) -> Result<String, String> {
     let root = endpoint.trim_end_matches('/');
-    let host = ["http://", "https://"]
-        .iter()
-        .find_map(|scheme| root.strip_prefix(scheme))
-        .unwrap_or_default();
-    if host.is_empty() || host.contains(['?', '#', ' ']) {
-        return Err(format!(
-            "an endpoint is a plain URL such as http://localhost:8000 or https://llm.example/v1, not {endpoint:?}"
-        ));
-    }
+    check_url(root, endpoint)?;
     Ok(if root.ends_with("/chat/completions") {
         root.to_owned()
     } else if root.ends_with("/v1") {
@@ -182,8 +152,6 @@ pub(super) fn chat_url(endpoint: &str) -> Result<String, String> {
 
 /// Longest wait, whatever the endpoint asks for.
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Most bytes of a refusal that are shown.
-const MAX_WORDS: u64 = 600;
 /// Most bytes of a stream; a longer one is garbage.
 const MAX_ANSWER: u64 = 64 << 20;
 /// The filter's default `report_header`.

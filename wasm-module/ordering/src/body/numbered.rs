@@ -140,10 +140,14 @@ impl<'a> NumberedBlock<'a> {
         self.parts() == other.parts()
     }
 
+    /// Its words, as between the quotes of a JSON string.
+    pub(crate) fn words(&self) -> &'a str {
+        self.part(&self.numbered.words)
+    }
+
     /// Its words, if they are passages with no marks between them.
     pub(crate) fn passages(&self) -> Option<&'a str> {
-        let words = self.part(&self.numbered.words);
-        self.numbered.is_joined.then_some(words)
+        self.numbered.is_joined.then_some(self.words())
     }
 
     /// The block with other words; `None`: it would not be shorter.

@@ -35,6 +35,10 @@ impl NumberedBlock<'_> {
         match self.numbered {}
     }
 
+    pub(crate) fn words(&self) -> &'static str {
+        match self.numbered {}
+    }
+
     pub(crate) fn passages(&self) -> Option<&'static str> {
         match self.numbered {}
     }

@@ -126,11 +126,25 @@ impl PassageText<'_> {
             let line = unescaped(line);
             let opening = line.get(opening(&line))?;
             looked(self.plain.len());
-            let is_name = opening.chars().count() >= MIN_OPENING_CHARACTERS
-                && self.plain.matches(opening).take(2).count() == 1;
+            let is_name =
+                is_long_enough(opening) && self.plain.matches(opening).take(2).count() == 1;
             is_name.then(|| format!("{opening}… of question {}", self.question))
         })
     }
+}
+
+/// Returns what names a text, as between the quotes of a JSON string, by the opening words of its first line that has
+/// enough of them. O(opening lines).
+pub(super) fn opening_words(text: &str) -> Option<String> {
+    lines(text).take(MAX_OPENINGS).find_map(|line| {
+        let line = unescaped(line);
+        let opening = line.get(opening(&line))?;
+        is_long_enough(opening).then(|| format!("{opening}…"))
+    })
+}
+
+fn is_long_enough(opening: &str) -> bool {
+    opening.chars().count() >= MIN_OPENING_CHARACTERS
 }
 
 /// The opening words of a line that may stand in a hint.

@@ -3,7 +3,7 @@
 //! Identity is by bytes: a fingerprint only finds the block to compare with. So no collision, deliberate or not, can
 //! hide a document behind another one.
 
-use super::passages::Passages;
+use super::passages::{Passages, opening_words};
 use crate::body::NumberedBlock;
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
@@ -18,6 +18,9 @@ pub(crate) struct PromptDocuments<'a> {
     /// Documents that their client numbers, by what they are without the number: the turn and the question with which one
     /// first stands.
     numbered: FxHashMap<Fingerprint, (u32, u32, NumberedBlock<'a>)>,
+    /// Numbered documents by question and name; `None`: several documents of the question have that name, as all chunks of
+    /// an attached file do.
+    names: FxHashMap<(u32, String), Option<NumberedBlock<'a>>>,
     /// Passages that nothing parts.
     passages: Passages<'a>,
 }
@@ -44,10 +47,18 @@ impl<'a> PromptDocuments<'a> {
             .or_insert(Some(fingerprint));
     }
 
-    /// A document that its client numbers is sent in `turn`, with the chat's question of that number.
+    /// Adds a document that its client numbers and that is sent in `turn`, with the chat's question of that number.
     pub(crate) fn add_numbered(&mut self, turn: u32, question: u32, block: NumberedBlock<'a>) {
         if let Some(text) = block.passages() {
             self.passages.add(turn, question, text);
+        }
+        for name in [Some(block.name()), opening_words(block.words())] {
+            let Some(name) = name else { continue };
+            let named = self.names.entry((question, name));
+            let named = named.or_insert_with(|| Some(block.clone()));
+            if named.as_ref().is_some_and(|known| !known.is(&block)) {
+                *named = None;
+            }
         }
         let known = self.numbered.entry(block.identity());
         known.or_insert((turn, question, block));
@@ -67,10 +78,19 @@ impl<'a> PromptDocuments<'a> {
         block.with_words(&words)
     }
 
-    /// The question with which a turn before `turn` holds the document, and what it is called there.
+    /// Returns the question with which a turn before `turn` holds the document, and what names the document and no other
+    /// one there: its number, or else its opening words. Returns `None` if no such turn holds it, or nothing names it.
     pub(crate) fn place_of(&self, turn: u32, block: &NumberedBlock<'_>) -> Option<(u32, String)> {
         let (shown, question, known) = self.numbered.get(&block.identity())?;
-        (*shown < turn && known.is(block)).then(|| (*question, known.name()))
+        if *shown >= turn || !known.is(block) {
+            return None;
+        }
+        let names = [Some(known.name()), opening_words(known.words())];
+        let name = names.into_iter().flatten().find(|name| {
+            let named = self.names.get(&(*question, name.clone()));
+            named.is_some_and(Option::is_some)
+        })?;
+        Some((*question, name))
     }
 
     /// Whether a turn before `turn` may hold the document; [`PromptDocuments::holds`] makes sure.
