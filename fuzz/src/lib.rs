@@ -41,9 +41,9 @@ mod requests;
 // Their tests, which the host and the gateway compile, need these around them.
 #[cfg(not(test))]
 mod kv_events;
+mod mutate;
 #[cfg(not(test))]
 mod picker;
-mod mutate;
 mod seeds;
 mod settings;
 mod texts;

@@ -61,10 +61,15 @@ fn metadata(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Some(subset) = Subset::of(&metadata) {
         // Whatever is eligible is written out in what the gateway sent.
-        let addresses: Vec<SocketAddr> = (1..=9).map(|last| ([10, 0, 0, last], 8000).into()).collect();
+        let addresses: Vec<SocketAddr> = (1..=9)
+            .map(|last| ([10, 0, 0, last], 8000).into())
+            .collect();
         for address in addresses {
             let is_named = text.contains(&address.ip().to_string());
-            assert!(is_named || !subset.holds(address), "{address} is in no hint");
+            assert!(
+                is_named || !subset.holds(address),
+                "{address} is in no hint"
+            );
         }
     }
 }
@@ -101,7 +106,11 @@ fn lists(bytes: &[u8]) {
             }
         };
         assert!(endpoints.len() <= MAX_ENDPOINTS);
-        assert!(endpoints.iter().all(|endpoint| endpoint.address.port() != 0));
+        assert!(
+            endpoints
+                .iter()
+                .all(|endpoint| endpoint.address.port() != 0)
+        );
         let change = pool.plan(&endpoints);
         let renewed = change.renewed.clone();
         pool.make(change);
@@ -169,12 +178,15 @@ const SUBSET_KEY: &str = "x-gateway-destination-endpoint-subset";
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let with = |kind: u8, rest: &[u8]| [&[kind], rest].concat();
     let metadata = Metadata {
-        filter_metadata: hinted("10.0.0.1:8000, 10.0.0.2;10.0.0.3:8001").into_iter().collect(),
+        filter_metadata: hinted("10.0.0.1:8000, 10.0.0.2;10.0.0.3:8001")
+            .into_iter()
+            .collect(),
         ..Metadata::default()
     };
     // As many endpoints as there are places, and then others.
     let many = |first: usize, count: usize| {
-        let lines = (first..first + count).map(|at| format!("- 10.1.{}.{}:80\n", at / 200, at % 200));
+        let lines =
+            (first..first + count).map(|at| format!("- 10.1.{}.{}:80\n", at / 200, at % 200));
         format!("endpoints:\n{}", lines.collect::<String>())
     };
     let [all, next] = [many(0, MAX_ENDPOINTS), many(9, MAX_ENDPOINTS)];

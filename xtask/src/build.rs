@@ -76,6 +76,8 @@ pub(crate) struct Built {
     pub(crate) host: PathBuf,
     /// Path of the `foreword-gateway` binary; `None`: it was not built.
     pub(crate) ext_proc: Option<PathBuf>,
+    /// Folder of the modules of [`ORDER_MODULES`]; `None`: they were not built.
+    pub(crate) order: Option<PathBuf>,
 }
 
 impl Built {
@@ -84,10 +86,16 @@ impl Built {
         let step = step
             .env("FOREWORD_FILTER", &self.filter.to_string_lossy())
             .env("FOREWORD_HOST", &self.host.to_string_lossy());
-        match &self.ext_proc {
-            Some(program) => step.env("FOREWORD_EXT_PROC", &program.to_string_lossy()),
-            None => step,
-        }
+        let others = [
+            ("FOREWORD_EXT_PROC", &self.ext_proc),
+            ("FOREWORD_ORDER", &self.order),
+        ];
+        let built = others
+            .into_iter()
+            .filter_map(|(name, path)| Some((name, path.as_ref()?)));
+        built.fold(step, |step, (name, path)| {
+            step.env(name, &path.to_string_lossy())
+        })
     }
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct Arguments {
     /// Most documents in the module, the commonest of the log; each takes 12 bytes
     #[arg(long, value_name = "N", default_value_t = 300_000, value_parser = clap::value_parser!(u32).range(1..=349_000))]
     max_documents: u32,
-    /// Looks at documents while learning, in millions, twice: about a minute for each 2,500 on one core
+    /// Looks at documents while learning, in millions, twice; a thousand take 20 to 30 seconds on one core
     #[arg(long, value_name = "MILLIONS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     max_work: u64,
     /// Document tokens that the engine's cache holds, for the figures; 0: any number

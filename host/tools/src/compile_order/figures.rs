@@ -28,16 +28,31 @@ pub(super) struct Check {
     pub(super) known: f64,
     /// In the client's order.
     pub(super) came: Reuse,
-    pub(super) table: Reuse,
+    pub(super) sifted: Reuse,
+    pub(super) commonest_first: Reuse,
     /// Under the gateway's own policy, which has a memory.
     pub(super) foresight: Reuse,
 }
 
 impl Check {
+    /// Returns whether sifting reused at least as much as the commonest documents first.
+    pub(super) fn prefers_sifted(&self) -> bool {
+        self.sifted.reused_tokens >= self.commonest_first.reused_tokens
+    }
+
+    /// Returns the reuse of the better order.
+    fn table(&self) -> Reuse {
+        if self.prefers_sifted() {
+            self.sifted
+        } else {
+            self.commonest_first
+        }
+    }
+
     /// Returns the table's reuse over `foresight`'s; `None`: there is nothing to reuse.
     fn over_foresight(&self) -> Option<f64> {
         let foresight = self.foresight.share();
-        (foresight > 0.0).then(|| self.table.share() / foresight)
+        (foresight > 0.0).then(|| self.table().share() / foresight)
     }
 }
 
@@ -49,7 +64,9 @@ impl Figures {
                 "requests": check.requests,
                 "known": rounded(check.known, 1e6),
                 "reuse_as_it_came": rounded(check.came.share(), 1e6),
-                "reuse": rounded(check.table.share(), 1e6),
+                "reuse": rounded(check.table().share(), 1e6),
+                "reuse_sifted": rounded(check.sifted.share(), 1e6),
+                "reuse_commonest_first": rounded(check.commonest_first.share(), 1e6),
                 "reuse_foresight": rounded(check.foresight.share(), 1e6),
                 "over_foresight": check.over_foresight().map(|over| rounded(over, 1e4)),
             })
@@ -87,7 +104,12 @@ impl Figures {
             grouped(self.order.tree_tokens),
             grouped(self.order.first_tree_tokens)
         );
-        if !self.order.settled {
+        let is_sifted = self.check.as_ref().is_none_or(Check::prefers_sifted);
+        if !is_sifted {
+            lines.push_str(
+                "the commonest documents stand first, since that reused more in the second half\n",
+            );
+        } else if !self.order.settled {
             let work = grouped(self.order.work);
             let _ = writeln!(
                 lines,
@@ -104,7 +126,7 @@ impl Figures {
                 "  as it came",
                 percent(check.came.share()),
                 "  in this order",
-                percent(check.table.share()),
+                percent(check.table().share()),
                 "  with a memory",
                 percent(check.foresight.share()),
             );

@@ -2,9 +2,15 @@
 //! for routers and proxies that give each request a fresh instance.
 //!
 //! ```text
-//!  FILE… ──lines──▶ trace ──┬─ first half ─▶ learn ─▶ table ─▶ replayed on the second half, beside foresight
-//!                           └─ all of it ──▶ learn ─▶ table ─▶ module ─▶ OUT
+//!  FILE… ──lines──▶ trace ──┬─ first half ─▶ learn, twice ─▶ tables ─▶ replayed on the second half, beside foresight
+//!                           │                                                     │ the better way
+//!                           └─ all of it ──▶ learn ◀──────────────────────────────┘
+//!                                              └─▶ table ─▶ module ─▶ OUT
 //! ```
+//!
+//! There are two ways, with sifting and without. Sifting finds documents' company, and with it chance: where all documents of a
+//! topic are alike, the commonest first reuse up to 3 % more in requests to come, and where they are not, up to 30 % less. So the
+//! second half decides.
 //!
 //! [`foreword_simulation`] learns; the table's bytes are [`foreword_ordering::order_table`]'s. The module was built before,
 //! so no compiler is needed here. The module holds hashes of documents, and no text.
@@ -89,7 +95,8 @@ pub fn run(options: &Options) -> Result<()> {
         );
     }
     let check = check(options, &trace, &settings)?;
-    let order = learned(options, &trace);
+    let sifts = check.as_ref().is_none_or(Check::prefers_sifted);
+    let order = learned(options, &trace, sifts);
     let documents = kept(options, &trace, &order);
     let table = OrderTable::encode(options.identity, &documents, &settings)
         .context("--max-documents takes fewer")?;
@@ -160,9 +167,10 @@ fn read(options: &Options, config: &Config) -> Result<Read> {
     })
 }
 
-fn learned(options: &Options, trace: &CompactTrace) -> TotalOrder {
+/// Learns an order of the trace: sifted, or the commonest documents first.
+fn learned(options: &Options, trace: &CompactTrace, sifts: bool) -> TotalOrder {
     let key = |found: &Retrieved| key(options, found);
-    learn(trace, key, options.max_work)
+    learn(trace, key, if sifts { options.max_work } else { 0 })
 }
 
 fn key(options: &Options, found: &Retrieved) -> Fingerprint {
@@ -199,14 +207,17 @@ fn check(options: &Options, trace: &CompactTrace, settings: &[u8]) -> Result<Opt
     }
     let first = part_of(trace, 0..requests / 2);
     let rest = part_of(trace, requests / 2..requests);
-    let order = learned(options, &first);
-    let documents = kept(options, &first, &order);
-    let table = OrderTable::encode(options.identity, &documents, settings)
-        .context("--max-documents takes fewer")?;
-    let table = OrderTable::read(&table)?;
+    let table = |sifts| -> Result<Vec<u8>> {
+        let order = learned(options, &first, sifts);
+        let documents = kept(options, &first, &order);
+        OrderTable::encode(options.identity, &documents, settings)
+            .context("--max-documents takes fewer")
+    };
+    let tables = [table(true)?, table(false)?];
+    let [sifted, commonest_first] = [OrderTable::read(&tables[0])?, OrderTable::read(&tables[1])?];
     let (mut known, mut all) = (0_u64, 0_u64);
     for found in rest.parts().flat_map(|(_, part)| part) {
-        known += u64::from(table.rank(key(options, found)).is_some());
+        known += u64::from(sifted.rank(key(options, found)).is_some());
         all += 1;
     }
     let policy = |kind| replay_policy(&rest, kind, options.capacity);
@@ -214,7 +225,8 @@ fn check(options: &Options, trace: &CompactTrace, settings: &[u8]) -> Result<Opt
         requests: rest.requests(),
         known: known as f64 / all.max(1) as f64,
         came: policy(PolicyKind::Retrieval),
-        table: replay_table(&rest, &table, options.capacity),
+        sifted: replay_table(&rest, &sifted, options.capacity),
+        commonest_first: replay_table(&rest, &commonest_first, options.capacity),
         foresight: policy(PolicyKind::Foresight),
     }))
 }
