@@ -176,7 +176,7 @@ fn imported_globals(imports: &[u8]) -> Result<u32, BadModule> {
             let size = reader.size(WHAT)?;
             reader.take(size, WHAT)?;
         }
-        let mut limits = |reader: &mut Reader<'_>| -> Result<(), BadModule> {
+        let limits = |reader: &mut Reader<'_>| -> Result<(), BadModule> {
             let flags = reader.byte(WHAT)?;
             reader.number(WHAT)?;
             if flags & 1 == 1 {
