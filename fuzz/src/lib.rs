@@ -16,6 +16,7 @@
 //! | `batches` | a file of a batch, and what was left of its answers | each request is asked once, as it stands; what is written is read |
 //! | `filter` | a configuration, and what client, engine, retriever and other workers send | salts hold; lengths agree |
 //! | `kv_events` | vLLM's events | what is read is no larger than its bytes |
+//! | `picker` | a pool's lists of endpoints, their metrics, a gateway's metadata | a pool holds what is listed, each in its place; only what a hint names is eligible |
 //! | `grammars` | a JSON schema, or a regular expression | the budget holds, by count; a refusal says why; an answer that follows it is JSON |
 //! | `requests` | HTTP requests to the host | no failure of the server's; salts hold; answers are bounded; every place comes back |
 //!
@@ -37,10 +38,12 @@ mod hostile;
 mod json;
 mod records;
 mod requests;
-// Its tests, which the host compiles, need the host around them.
+// Their tests, which the host and the gateway compile, need these around them.
 #[cfg(not(test))]
 mod kv_events;
 mod mutate;
+#[cfg(not(test))]
+mod picker;
 mod seeds;
 mod settings;
 mod texts;
@@ -77,6 +80,8 @@ pub const TARGETS: &[Target] = &[
     target("filter", filter::run, filter::seeds),
     #[cfg(not(test))]
     target("kv_events", kv_events::run, kv_events::seeds),
+    #[cfg(not(test))]
+    target("picker", picker::run, picker::seeds),
     target("grammars", grammars::run, grammars::seeds),
     target("requests", requests::run, requests::seeds),
 ];

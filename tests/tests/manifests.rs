@@ -63,12 +63,16 @@ fn close(schema: &mut Value) {
     }
 }
 
-/// What is wrong with a manifest, by its kind's schema.
+/// What is wrong with a manifest, by its kind's schema in `tests/schemas`.
 fn faults(manifest: &Value) -> Vec<String> {
     let kind = manifest["kind"].as_str().unwrap();
     let path = repository().join(format!("tests/schemas/{kind}.json"));
     let file = fs::read_to_string(&path).unwrap_or_else(|_| panic!("no schema of kind {kind}"));
-    let mut file: Value = serde_json::from_str(&file).unwrap();
+    faults_by(serde_json::from_str(&file).unwrap(), manifest)
+}
+
+/// What is wrong with a manifest, by a schema and the `apiVersion` that it belongs to.
+fn faults_by(mut file: Value, manifest: &Value) -> Vec<String> {
     let mut found = Vec::new();
     if manifest["apiVersion"] != file["apiVersion"] {
         found.push(format!(
@@ -363,4 +367,141 @@ fn patch(manifest: &Value, place: &str) -> Value {
     let patches = manifest["spec"]["configPatches"].as_array().unwrap();
     let patch = patches.iter().find(|patch| patch["applyTo"] == place);
     patch.unwrap()["patch"]["value"].clone()
+}
+
+/// The objects of a file in `gateway-config`.
+fn objects(file: &str) -> Vec<Value> {
+    let path = repository().join("gateway-config").join(file);
+    let text = fs::read_to_string(&path).unwrap();
+    serde_saphyr::from_multiple(&text).unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+/// Gateways that cannot be run here, and whose schemas are not kept here: their objects.
+const OTHERS: [&str; 2] = ["ai-gateway/ai-gateway.yaml", "agentgateway/policy.yaml"];
+
+/// The first object of a kind among [`OTHERS`].
+fn other(kind: &str) -> Value {
+    let found = OTHERS.into_iter().flat_map(objects);
+    let mut found = found.filter(|object| object["kind"] == kind);
+    found.next().unwrap_or_else(|| panic!("no {kind}"))
+}
+
+#[test]
+fn other_gateways_reach_the_processor_as_envoy_gateway_does() {
+    let policy = other("EnvoyExtensionPolicy");
+    assert_eq!(faults(&policy), [""; 0]);
+    assert_eq!(policy, manifest("envoy-gateway/ext-proc.yaml"));
+    // The processor's service, whose port speaks HTTP/2 without TLS.
+    let services = objects("kubernetes/ext-proc.yaml");
+    let service = services
+        .iter()
+        .find(|object| object["kind"] == "Service")
+        .unwrap();
+    let reached = &other("AgentgatewayPolicy")["spec"]["traffic"]["extProc"];
+    assert_eq!(reached["backendRef"]["name"], service["metadata"]["name"]);
+    assert_eq!(
+        reached["backendRef"]["port"],
+        service["spec"]["ports"][0]["port"]
+    );
+    assert_eq!(
+        service["spec"]["ports"][0]["appProtocol"],
+        "kubernetes.io/h2c"
+    );
+    // Both of agentgateway's forms say the same, each in its own spelling.
+    let [alone] = objects("agentgateway/config.yaml").try_into().unwrap();
+    let alone = &alone["binds"][0]["listeners"][0]["routes"][0]["policies"]["extProc"];
+    let lower = |value: &Value| value.to_string().to_lowercase();
+    for field in ["failureMode", "processingOptions"] {
+        assert_eq!(lower(&alone[field]), lower(&reached[field]));
+    }
+    // A buffer that is smaller than what the processor reads would answer with an error what Foreword takes.
+    let config = fs::read(repository().join("gateway-config/envoy/ext-proc.json")).unwrap();
+    let bytes = Config::from_json(&config).unwrap().max_body_bytes;
+    assert_eq!(bytes, 4 << 20);
+    let limits = [
+        &other("BackendTrafficPolicy")["spec"]["requestBuffer"]["limit"],
+        &objects(OTHERS[1])[1]["spec"]["frontend"]["http"]["maxBufferSize"],
+    ];
+    assert_eq!(limits, [&json!("4Mi"); 2]);
+}
+
+/// The environment that names a folder of CRDs (YAML, or a chart's templates of it), and `agentgateway-config.json`. They
+/// are large, and not kept here.
+const CRDS: &str = "FOREWORD_CRDS";
+
+/// The schemas in that folder by kind, as the files in `tests/schemas` have them.
+fn schemas(folder: &std::path::Path) -> std::collections::BTreeMap<String, Value> {
+    let files = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let files = files.filter(|path| path.extension().is_some_and(|name| name == "yaml"));
+    let definitions = files.flat_map(|path| {
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = text
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("{{"));
+        let text = lines.collect::<Vec<_>>().join("\n");
+        let options = serde_saphyr::options! { budget: None };
+        let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(&text, options)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        documents
+            .into_iter()
+            .filter(|document| document["kind"] == "CustomResourceDefinition")
+    });
+    let schemas = definitions.map(|definition| {
+        let spec = &definition["spec"];
+        let versions = spec["versions"].as_array().unwrap();
+        let version = versions
+            .iter()
+            .find(|version| version["storage"] == true)
+            .unwrap();
+        let [group, name] = [&spec["group"], &version["name"]].map(|it| it.as_str().unwrap());
+        let kind = spec["names"]["kind"].as_str().unwrap();
+        let schema = &version["schema"]["openAPIV3Schema"];
+        let file = json!({"apiVersion": format!("{group}/{name}"), "schema": schema});
+        (kind.to_owned(), file)
+    });
+    schemas.collect()
+}
+
+#[test]
+fn other_gateways_objects_follow_their_published_schemas() {
+    let Some(folder) = std::env::var_os(CRDS).map(PathBuf::from) else {
+        eprintln!(
+            "SKIPPED: {CRDS} names no folder with the CRDs of Envoy AI Gateway and agentgateway"
+        );
+        return;
+    };
+    let schemas = schemas(&folder);
+    let schema = |kind: &str| {
+        let found = schemas.get(kind).cloned();
+        found.unwrap_or_else(|| panic!("{} has no CRD of kind {kind}", folder.display()))
+    };
+    for object in OTHERS.into_iter().flat_map(objects) {
+        let kind = object["kind"].as_str().unwrap();
+        let faults = faults_by(schema(kind), &object);
+        assert!(
+            faults.is_empty(),
+            "{kind} {}: {faults:#?}",
+            object["metadata"]["name"]
+        );
+    }
+    // The schemas refuse what they should.
+    let mut policy = other("AgentgatewayPolicy");
+    policy["spec"]["traffic"]["extProc"]["failureMode"] = json!("FailLoud");
+    policy["spec"]["traffic"]["extProc"]["timeout"] = json!("1s");
+    let faults = faults_by(schema("AgentgatewayPolicy"), &policy);
+    assert_eq!(faults.len(), 2, "{faults:#?}");
+
+    let file = fs::read_to_string(folder.join("agentgateway-config.json")).unwrap();
+    let validator = jsonschema::validator_for(&serde_json::from_str(&file).unwrap()).unwrap();
+    let [alone] = objects("agentgateway/config.yaml").try_into().unwrap();
+    let errors = validator.iter_errors(&alone);
+    let faults: Vec<_> = errors
+        .map(|error| format!("{}: {error}", error.instance_path()))
+        .collect();
+    assert!(faults.is_empty(), "{faults:#?}");
+    let mut wrong = alone;
+    wrong["binds"][0]["listeners"][0]["routes"][0]["policies"]["extProc"]["timeout"] = json!("1s");
+    assert!(!validator.is_valid(&wrong));
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask release`: what a release consists of, in one folder.
 //!
 //! ```text
-//! foreword-VERSION-ARCH-linux.tar.gz   host and its programs, filter, dynamic module, gateway-config, documents
+//! foreword-VERSION-ARCH-linux.tar.gz   host and its programs, filter, order modules, dynamic module, gateway-config, documents
 //! foreword-filter-VERSION.oci.tar      the filter as an OCI image, for Istio and Envoy Gateway
 //! foreword-host-VERSION-ARCH.oci.tar   the host as an OCI image
 //! foreword-VERSION.cdx.json            what the host was built from (CycloneDX)
@@ -64,6 +64,12 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         let list = components(workspace, program.folder, &build::host_triple()?)?;
         entries.push(file(program.name, read(path)?, 0o755));
         entries.push(file(&format!("{}.cdx.json", program.name), list, 0o644));
+    }
+    for (name, path) in build::ORDER_MODULES
+        .into_iter()
+        .zip(build::order_modules(workspace)?)
+    {
+        entries.push(file(name, read(&path)?, 0o644));
     }
     for path in documents(workspace)? {
         let bytes = read(&workspace.root().join(&path))?;

@@ -2,12 +2,14 @@
 //!
 //! - [`batch`]: asks an endpoint the requests of a file, in the order in which they share most.
 //! - [`check`]: checks whether the gateway's filter would accept a configuration.
+//! - [`compile_order`]: writes a module without a memory that holds an order of documents, learned from a log.
 //! - [`evaluate`]: tests whether any engine's answers are as good when documents stand in another order.
 //! - [`explain`]: reports why the prompts of a log share less than they could.
 //! - [`replay`]: reports what ordering would save on a log of requests, computed without any engine.
 
 pub mod batch;
 pub mod check;
+pub mod compile_order;
 mod endpoint;
 pub mod evaluate;
 pub mod explain;

@@ -119,11 +119,12 @@ impl<'a> Reader<'a> {
 
     /// Reads a length. It is at most the number of bytes left, since every item takes at least one.
     pub(crate) fn length(&mut self) -> Result<usize, BadBytes> {
-        let length: usize = self.narrow("a length")?;
-        if length <= self.bytes.len().saturating_sub(self.at) {
-            Ok(length)
-        } else {
-            Err(self.bad("as many bytes as the length says"))
+        let length = self.number()?;
+        let left = self.bytes.len().saturating_sub(self.at);
+        // Compared before it is narrowed: the same error on every platform.
+        match usize::try_from(length) {
+            Ok(length) if length <= left => Ok(length),
+            _ => Err(self.bad("as many bytes as the length says")),
         }
     }
 

@@ -105,6 +105,8 @@ mod tests {
         assert!(rows.get(256).is_empty());
         assert_eq!(rows.iter(65).count(), 65);
         assert_eq!(rows.iter(65).last(), Some(row(64.0).as_slice()));
-        assert_eq!(Rows::max_bytes(33, 65), 2 * (64 * 128 * 4 + 32));
+        // An address and a length, of 16 bytes natively and of 8 in Wasm, twice.
+        let block = 2 * 2 * size_of::<usize>() as u64;
+        assert_eq!(Rows::max_bytes(33, 65), 2 * (64 * 128 * 4 + block));
     }
 }

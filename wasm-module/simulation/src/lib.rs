@@ -33,6 +33,7 @@ mod logged;
 mod prompts;
 mod replay;
 mod time;
+mod total_order;
 pub mod workload;
 
 pub use batch::{
@@ -52,6 +53,7 @@ pub use log::{BadLine, LogReader};
 pub use logged::{Logged, LoggedKind};
 pub use prompts::{PromptReplay, PromptReuse};
 pub use replay::{Replay, Reuse, replay, upper_bound};
+pub use total_order::{TotalOrder, learn, replay_table};
 
 pub use foreword_ordering::listing::{Request, Retrieved};
 

@@ -88,6 +88,15 @@ impl LogReader {
         }
     }
 
+    /// Returns the reader of bodies as they are read under `config`, except for the number of documents.
+    #[must_use]
+    pub fn under(self, config: Config) -> Self {
+        Self {
+            config: config.with_most_documents(),
+            ..self
+        }
+    }
+
     /// Returns the request of a line, with a part for every group of documents that is ordered separately; without
     /// documents it has no part.
     ///

@@ -2,6 +2,7 @@
 
 pub(crate) mod batch;
 pub(crate) mod check_config;
+pub(crate) mod compile_order;
 pub(crate) mod device;
 pub(crate) mod evaluate;
 pub(crate) mod explain;

@@ -69,8 +69,9 @@ struct RawPart<'a> {
     document: Option<&'a str>,
     citations: Option<&'a str>,
     cache_control: Option<&'a str>,
-    /// A result's, by Converse's name and by Gemini's two.
+    /// A result's, by Converse's name.
     result: Option<&'a str>,
+    /// The `response` of Gemini's `functionResponse`.
     response: Option<&'a str>,
     /// A block of Converse's result.
     json: Option<&'a str>,
@@ -237,7 +238,19 @@ impl<'a> RawPart<'a> {
             "functionResponse",
             "json",
         ];
-        let mut fields = scan.fields(names)?;
+        let mut fields = [None; 11];
+        let mut response = None;
+        scan.object(|scan, name| {
+            let start = scan.next();
+            let value = if formats::ALL && name == "functionResponse" {
+                // Read on the way, so that what the function said is not passed over twice.
+                response = function_response(scan)?;
+                scan.since(start)
+            } else {
+                scan.value()?
+            };
+            scan.place(name, value, &names, &mut fields)
+        })?;
         say(&mut fields);
         let mut part = Self::default();
         [
@@ -250,9 +263,10 @@ impl<'a> RawPart<'a> {
             part.citations,
             part.cache_control,
             part.result,
-            part.response,
+            _,
             part.json,
         ] = fields;
+        part.response = response;
         Ok(part)
     }
 
@@ -277,8 +291,7 @@ impl<'a> RawPart<'a> {
             let [content] = scan::fields(result, ["content"]).ok()?;
             return Some(Nested::Content(content.unwrap_or_default()));
         }
-        let [response] = scan::fields(object(self.response)?, ["response"]).ok()?;
-        object(response).map(Nested::Object)
+        object(self.response).map(Nested::Object)
     }
 
     /// What the block is called, if it is a document that may move; empty if it is called nothing.
@@ -302,6 +315,25 @@ impl<'a> RawPart<'a> {
         let names = [self.title, self.source].into_iter().flatten();
         Some(names.filter_map(inner).next().unwrap_or_default())
     }
+}
+
+/// Passes over a `functionResponse`, and returns its `response`; `None`: it has none, or several.
+fn function_response<'a>(scan: &mut Scan<'a>) -> Result<Option<&'a str>, Bad> {
+    if !scan.begins(b'{') {
+        scan.value()?;
+        return Ok(None);
+    }
+    let mut found = None;
+    let mut times = 0_u32;
+    scan.object(|scan, name| {
+        let value = scan.value()?;
+        if name == "response" {
+            found = Some(value);
+            times = times.saturating_add(1);
+        }
+        Ok(())
+    })?;
+    Ok(found.filter(|_| times == 1))
 }
 
 #[cfg(test)]

@@ -67,6 +67,21 @@ fn no_hostile_body_costs_more_than_a_few_looks_a_byte() {
 }
 
 #[test]
+fn what_a_function_of_geminis_said_is_passed_over_no_more_often_than_it_must() {
+    for text in [r"---\n", r"***\n\n"] {
+        for times in [30, 58, 1_000] {
+            let text = text.repeat(times);
+            assert_linear(
+                "rules",
+                &format!(
+                    r#"{{"contents":[{{"parts":[{{"functionResponse":{{"response":{{"output":"{text}"}}}}}}]}}]}}"#
+                ),
+            );
+        }
+    }
+}
+
+#[test]
 fn the_count_counts() {
     let (_, work) = counted(|| {
         parse(
