@@ -4,12 +4,14 @@
 //! - [`check`]: checks whether the gateway's filter would accept a configuration.
 //! - [`evaluate`]: tests whether any engine's answers are as good when documents stand in another order.
 //! - [`explain`]: reports why the prompts of a log share less than they could.
+//! - [`index`]: makes a context index of a log, for the policy `context-index`.
 //! - [`replay`]: reports what ordering would save on a log of requests, computed without any engine.
 
 pub mod batch;
 pub mod check;
 pub mod evaluate;
 pub mod explain;
+pub mod index;
 mod log;
 pub mod replay;
 mod tls;

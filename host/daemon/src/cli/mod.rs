@@ -5,6 +5,7 @@ pub(crate) mod check_config;
 pub(crate) mod device;
 pub(crate) mod evaluate;
 pub(crate) mod explain;
+pub(crate) mod index;
 pub(crate) mod ingest;
 pub(crate) mod kv_bridge;
 pub(crate) mod listener;
