@@ -5,7 +5,9 @@
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use foreword_benches::zipf_topics;
 use foreword_ordering::document::{Candidate, Fingerprint};
-use foreword_ordering::policy::{Policy, PolicyKind, PolicyOptions, fingerprints, match_of};
+use foreword_ordering::policy::{
+    Policy, PolicyKind, PolicyOptions, SentDocuments, fingerprints, match_of,
+};
 use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
 use foreword_ordering::{Config, Orderer, Tenant};
 use std::hint::black_box;
@@ -37,6 +39,14 @@ fn grown(policy: &mut dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
         let candidates = candidates(&mut tree, list);
         let order = policy.order(&candidates, &tree, SCOPE);
         policy.remember(&fingerprints(&candidates), &order);
+        let sent: Vec<_> = (order.iter())
+            .map(|&rank| (candidates[usize::from(rank)].fingerprint, TOKENS))
+            .collect();
+        policy.sent(&[SentDocuments {
+            scope: SCOPE,
+            documents: &sent,
+            order: Some(&order),
+        }]);
         tree.insert(
             SCOPE,
             order

@@ -6,6 +6,7 @@
 //! cargo bench -p foreword-benches --bench policies -- reuse       every policy on every trace
 //! cargo bench -p foreword-benches --bench policies -- decisions   decision times at 100,000 contexts
 //! cargo bench -p foreword-benches --bench policies -- index       building a context index
+//! cargo bench -p foreword-benches --bench policies -- history     a context index of an earlier log
 //! ```
 //!
 //! A decision is ordering and remembering: candidates interned, order chosen, policy and tree updated. The engine's
@@ -14,9 +15,10 @@
 use foreword_benches::{Tables, xquad};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::policy::context_index::ContextIndex;
-use foreword_ordering::policy::{PolicyKind, PolicyOptions};
+use foreword_ordering::policy::{Policy, PolicyKind, PolicyOptions};
 use foreword_simulation::{Capacity, Replay, Trace, upper_bound, workload};
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const REQUESTS: usize = 2_000;
@@ -41,6 +43,9 @@ fn main() {
     }
     if tables.has("index") {
         index();
+    }
+    if tables.has("history") {
+        history();
     }
 }
 
@@ -154,6 +159,61 @@ fn timed_replay(trace: &Trace, kind: PolicyKind, capacity: Capacity) -> (f64, Du
         replay.serve(request, &order);
     }
     (replay.reuse().share(), time)
+}
+
+/// The second half of each trace, from an empty cache: `context-index` that begins with nothing, or with the newest
+/// contexts of the first half, beside the policies that look at the tree.
+fn history() {
+    println!("Share reused in a trace's second half, unbounded / 40 prompts\n");
+    println!("| trace | context-index | forgetting | with history | both | longest | foresight |");
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    for (name, traces) in traces() {
+        let count = traces.len() as f64;
+        let mut found = [[0.0; PROMPTS.len()]; 6];
+        for trace in &traces {
+            let (past, now) = trace.split_at(trace.len() / 2);
+            let now = now.to_vec();
+            let contexts: Vec<Vec<Fingerprint>> = past
+                .iter()
+                .map(|request| request.documents.iter().map(|d| d.fingerprint).collect())
+                .collect();
+            let past = Arc::new(ContextIndex::build(&contexts).0);
+            let options = PolicyOptions::default();
+            let forgetting = PolicyOptions {
+                forget_evicted: true,
+                ..options
+            };
+            for (at, prompts) in PROMPTS.into_iter().enumerate() {
+                let capacity = match prompts {
+                    0 => Capacity::UNBOUNDED,
+                    prompts => Capacity::of_prompts(prompts, &now),
+                };
+                let with = |options| ContextIndex::of(options).with_history(Arc::clone(&past));
+                let policies: [Box<dyn Policy>; 6] = [
+                    PolicyKind::ContextIndex.build(&options),
+                    PolicyKind::ContextIndex.build(&forgetting),
+                    Box::new(with(&options)),
+                    Box::new(with(&forgetting)),
+                    PolicyKind::Longest.build(&options),
+                    PolicyKind::Foresight.build(&options),
+                ];
+                for (found, policy) in found.iter_mut().zip(policies) {
+                    let mut replay = Replay::of(policy, capacity);
+                    for request in &now {
+                        let order = replay.decide(request);
+                        replay.serve(request, &order);
+                    }
+                    found[at] += replay.reuse().share() / count;
+                }
+            }
+        }
+        print!("| {name} |");
+        for [unbounded, bounded] in found {
+            print!(" {unbounded:.3} / {bounded:.3} |");
+        }
+        println!();
+    }
+    println!();
 }
 
 /// Decision times with many contexts stored.

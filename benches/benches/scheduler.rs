@@ -297,8 +297,11 @@ fn groups() {
                 ("cached first", 32, Rule::CachedFirst { window: 32 }),
                 ("cached first", 512, Rule::CachedFirst { window: 512 }),
                 ("grouped", 32, Rule::Grouped { window: 32 }),
+                ("cached first", 256, Rule::CachedFirst { window: 256 }),
                 ("grouped", 128, Rule::Grouped { window: 128 }),
+                ("grouped", 256, Rule::Grouped { window: 256 }),
                 ("grouped", 512, Rule::Grouped { window: 512 }),
+                ("grouped", u32::MAX, Rule::Grouped { window: u32::MAX }),
             ] {
                 let mut house = House::new(Costs::MISTRAL_7B_A10G, cache, &saturated(rule));
                 let (served, stats) = simulated::serve(&mut house, &arrivals);

@@ -7,8 +7,8 @@ mod cli;
 
 use clap::{Parser, Subcommand};
 use cli::{
-    batch, check_config, compile_order, evaluate, explain, ingest, kv_bridge, measure, program,
-    replay, serve,
+    batch, check_config, compile_order, evaluate, explain, index, ingest, kv_bridge, measure,
+    program, replay, serve,
 };
 use std::process::ExitCode;
 
@@ -42,6 +42,9 @@ enum Command {
     /// Ask an endpoint the requests of a file, in the order in which their prompts share most
     #[command(after_help = batch::HELP)]
     Batch(Box<batch::Arguments>),
+    /// Make a context index of a log, for a gateway that orders by `context-index`
+    #[command(after_help = index::HELP)]
+    Index(index::Arguments),
     /// Make an index of a folder's texts, or bring one up to date
     Ingest(ingest::Arguments),
     /// Measure what a device takes for prefill, decode and cached prefixes, without a server
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Command::CompileOrder(arguments) => compile_order::run(arguments),
         Command::Evaluate(arguments) => evaluate::run(*arguments),
         Command::Batch(arguments) => batch::run(*arguments),
+        Command::Index(arguments) => index::run(arguments),
         Command::Ingest(arguments) => ingest::run(&arguments),
         Command::Measure(arguments) => measure::run(&arguments),
         Command::CheckConfig(arguments) => check_config::run(&arguments),

@@ -5,6 +5,7 @@
 //! - [`compile_order`]: writes a module without a memory that holds an order of documents, learned from a log.
 //! - [`evaluate`]: tests whether any engine's answers are as good when documents stand in another order.
 //! - [`explain`]: reports why the prompts of a log share less than they could.
+//! - [`index`]: makes a context index of a log, for the policy `context-index`.
 //! - [`replay`]: reports what ordering would save on a log of requests, computed without any engine.
 
 pub mod batch;
@@ -13,6 +14,7 @@ pub mod compile_order;
 mod endpoint;
 pub mod evaluate;
 pub mod explain;
+pub mod index;
 mod log;
 pub mod replay;
 mod tls;

@@ -1,6 +1,7 @@
 //! Tests of `foreword evaluate` as a user runs it: against endpoints that follow a script, and through real Envoy.
 
 mod arms;
+mod choices;
 mod faults;
 mod gateway;
 mod resume;

@@ -64,7 +64,7 @@ fn a_table_is_printed_unless_json_is_asked_for() {
     let table = String::from_utf8(output.stdout.clone()).unwrap();
     assert!(table.starts_with("2 questions of data.jsonl, asked of m; 0 left out\n"));
     assert!(
-        table.contains("\nretrieval              2       50.0 %"),
+        table.contains("\nretrieval                      2       50.0 %"),
         "{table}"
     );
     assert_eq!(

@@ -574,6 +574,50 @@ fn a_client_that_leaves_in_the_middle_of_a_search_harms_nobody() {
     gateway.await_metric("foreword_retrieval_searches_total", 9);
 }
 
+/// Asks 200 questions of some 60, one after another, of workers in turn, and returns how many were answered by a cache.
+fn hits(workers: u32, retrieval: Value) -> u64 {
+    let (engine, retriever) = (Upstream::start().unwrap(), retriever());
+    let gateway = Gateway::start(&GatewayOptions {
+        concurrency: workers,
+        ..options(&engine, retriever.address(), retrieval)
+    })
+    .unwrap();
+    let mut clients = workers::connect(&gateway, workers as usize);
+    let mut random = foreword_ordering::random::Random::new(3);
+    let count = clients.len();
+    let mut hits = 0;
+    for at in 0..200 {
+        // Skewed, as questions are; five degrees are apart.
+        let question = random.below(8) * random.below(8);
+        let client = &mut clients[at % count];
+        client
+            .send(&post(chat(&format!("Why {}?", 5 * question)).as_bytes()))
+            .unwrap();
+        let report = client.response().unwrap().report().to_owned();
+        let is_hit = report.ends_with("retrieval=hit");
+        assert!(is_hit || report.ends_with("retrieval=miss"), "{report}");
+        hits += u64::from(is_hit);
+    }
+    hits
+}
+
+#[test]
+fn four_workers_hit_as_often_as_one() {
+    let (one, four) = (hits(1, json!({})), hits(4, json!({})));
+    assert!(one > 150, "{one}");
+    assert!(
+        100 * four >= 97 * one,
+        "{four} hits with four workers, {one} with one"
+    );
+    let alone = hits(4, json!({"shared_results": 0}));
+    println!(
+        "hits of 200: {one} with one worker, {four} with four, {alone} with four that share nothing"
+    );
+    if foreword_tests::Shell::chosen() == foreword_tests::Shell::Wasm {
+        assert!(alone < one, "{alone}");
+    }
+}
+
 #[test]
 fn no_request_is_lost_when_the_retriever_is_killed_and_comes_back_in_mid_traffic() {
     let engine = Upstream::start().unwrap();

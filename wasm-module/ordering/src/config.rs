@@ -4,6 +4,8 @@ use crate::conversation::memory;
 use crate::head::config::{Head, RawHead};
 use crate::hint::{HintTemplate, LocationTemplate, TemplateError};
 use crate::object;
+#[cfg(feature = "history")]
+use crate::policy::context_index::{ContextIndex, history};
 use crate::policy::{MAX_CANDIDATES, Policy, PolicyKind, PolicyOptions};
 use crate::tree::Bounds;
 use serde::Deserialize;
@@ -44,8 +46,23 @@ pub struct RawPolicyOptions {
     pub max_contexts: u32,
     /// Tokens in a block of the engine's cache. Nothing is moved for a shorter match. 1: any match counts.
     pub block_tokens: u32,
+    /// Contexts of a log, which `context-index` orders new requests by: each the fingerprints of a request's documents,
+    /// best first, in 16 hexadecimal digits each. `foreword index` writes them.
+    #[cfg(feature = "history")]
+    pub history: Vec<String>,
+    /// Whether `context-index` forgets contexts that the engine evicted, as RAGBoost does. Off: it keeps them, up to
+    /// `max_contexts`, so that what comes back is sent in the same order again.
+    #[cfg(feature = "history")]
+    pub forget_evicted: bool,
 }
 
+#[cfg(feature = "history")]
+object!(
+    impl<'de> RawPolicyOptions {
+        seed, window, max_displacement, max_contexts, block_tokens, history, forget_evicted
+    }
+);
+#[cfg(not(feature = "history"))]
 object!(
     impl<'de> RawPolicyOptions { seed, window, max_displacement, max_contexts, block_tokens }
 );
@@ -176,6 +193,9 @@ object!(
 pub struct Config {
     pub(crate) policy: PolicyKind,
     pub(crate) policy_options: PolicyOptions,
+    /// The index of a log, for `context-index`.
+    #[cfg(feature = "history")]
+    pub(crate) history: Option<std::sync::Arc<ContextIndex>>,
     pub(crate) hint: Option<HintTemplate>,
     pub(crate) field: DocumentsField,
     pub(crate) tags: Vec<String>,
@@ -243,6 +263,10 @@ impl Default for RawPolicyOptions {
             max_displacement: options.max_displacement.map(u32::from),
             max_contexts: options.max_contexts,
             block_tokens: options.block_tokens,
+            #[cfg(feature = "history")]
+            history: Vec::new(),
+            #[cfg(feature = "history")]
+            forget_evicted: options.forget_evicted,
         }
     }
 }
@@ -359,6 +383,13 @@ impl Config {
     /// Returns a new policy, which has learnt nothing yet.
     #[must_use]
     pub fn policy(&self) -> Box<dyn Policy> {
+        #[cfg(feature = "history")]
+        if self.policy == PolicyKind::ContextIndex
+            && let Some(history) = &self.history
+        {
+            let index = ContextIndex::of(&self.policy_options);
+            return Box::new(index.with_history(std::sync::Arc::clone(history)));
+        }
         self.policy.build(&self.policy_options)
     }
 
@@ -452,8 +483,14 @@ impl TryFrom<RawConfig> for Config {
             window: narrow(options.window),
             max_displacement: options.max_displacement.map(narrow),
             max_contexts: options.max_contexts,
+            #[cfg(feature = "history")]
+            forget_evicted: options.forget_evicted,
+            #[cfg(not(feature = "history"))]
+            forget_evicted: false,
             block_tokens: options.block_tokens,
         };
+        #[cfg(feature = "history")]
+        let history = history::read(&options.history)?;
         within(
             "documents.max",
             raw.documents.max.into(),
@@ -502,6 +539,8 @@ impl TryFrom<RawConfig> for Config {
         Ok(Self {
             policy,
             policy_options,
+            #[cfg(feature = "history")]
+            history,
             hint: words.enabled.then_some(hint),
             field: raw.documents.field,
             tags: raw.documents.tags,

@@ -94,6 +94,18 @@ pub(crate) fn order(
     }
     let order = policy.order(&candidates, tree, scope);
     policy.remember(&fingerprints(&candidates), &order);
+    #[cfg(feature = "history")]
+    {
+        let sent = (order.iter()).filter_map(|&at| candidates.get(usize::from(at)));
+        let sent: Vec<_> = sent
+            .map(|found| (found.fingerprint, found.tokens))
+            .collect();
+        policy.sent(&[crate::policy::SentDocuments {
+            scope,
+            documents: &sent,
+            order: Some(&order),
+        }]);
+    }
     let matched = match_of(&candidates, &order, tree, scope);
     let placed = || {
         order
@@ -101,6 +113,8 @@ pub(crate) fn order(
             .filter_map(|&at| candidates.get(usize::from(at)))
     };
     tree.insert(scope, placed().map(|found| (found.id, found.tokens)));
+    #[cfg(feature = "history")]
+    policy.evicted(tree.take_evicted());
     let moved = order.iter().zip(0_u16..).filter(|(at, place)| *at != place);
     let moved = moved.count();
     let hint = match moved {

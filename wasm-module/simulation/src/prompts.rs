@@ -84,10 +84,9 @@ impl PromptReplay {
         raw.tree.max_tokens = capacity.tokens.unwrap_or(0);
         raw.tree.max_trees = 10_000;
         let config = Config::try_from(raw)?;
-        let options = config.policy_options();
         Ok(Self {
+            rankings: Replay::of(config.policy(), capacity),
             orderer: Orderer::new(config),
-            rankings: Replay::new(kind, &options, capacity),
             cache: EngineCache::new(capacity),
             reuse: PromptReuse::default(),
             engines: FxHashMap::default(),

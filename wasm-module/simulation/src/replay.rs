@@ -42,8 +42,14 @@ impl Replay {
     /// Returns a replay with nothing cached and nothing learnt.
     #[must_use]
     pub fn new(kind: PolicyKind, options: &PolicyOptions, capacity: Capacity) -> Self {
+        Self::of(kind.build(options), capacity)
+    }
+
+    /// Returns a replay of `policy`, with nothing cached.
+    #[must_use]
+    pub fn of(policy: Box<dyn Policy>, capacity: Capacity) -> Self {
         Self {
-            policy: kind.build(options),
+            policy,
             tree: KnowledgeTree::new(capacity.bounds()),
             cache: EngineCache::new(capacity),
             reuse: Reuse::default(),
@@ -64,11 +70,26 @@ impl Replay {
             .collect();
         let order = self.policy.order(&candidates, &self.tree, request.scope);
         self.policy.remember(&fingerprints(&candidates), &order);
-        let path = order
-            .iter()
-            .filter_map(|&rank| candidates.get(usize::from(rank)))
-            .map(|candidate| (candidate.id, candidate.tokens));
+        let placed = || {
+            let placed = order.iter();
+            placed.filter_map(|&rank| candidates.get(usize::from(rank)))
+        };
+        #[cfg(feature = "history")]
+        {
+            let sent: SmallVec<[_; 16]> = placed()
+                .map(|candidate| (candidate.fingerprint, candidate.tokens))
+                .collect();
+            self.policy
+                .sent(&[foreword_ordering::policy::SentDocuments {
+                    scope: request.scope,
+                    documents: &sent,
+                    order: Some(&order),
+                }]);
+        }
+        let path = placed().map(|candidate| (candidate.id, candidate.tokens));
         self.tree.insert(request.scope, path);
+        #[cfg(feature = "history")]
+        self.policy.evicted(self.tree.take_evicted());
         order
     }
 

@@ -2,7 +2,7 @@
 
 use super::ordering;
 use anyhow::bail;
-use foreword_tools::evaluate::{Arm, Options};
+use foreword_tools::evaluate::{Arm, Format, JudgeOptions, Options};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -12,7 +12,13 @@ use std::time::Duration;
 pub(crate) const HELP: &str = "Data:
   FILE.json   SQuAD: the file's paragraphs are the documents; each question gets the best K by BM25, its own among them
   FILE.jsonl  {\"question\": …, \"documents\": [best first: a text, or {\"id\", \"title\", \"text\"}], \"answers\": [texts]}
-              or {\"turns\": [{\"question\", \"documents\", \"answers\"}, …]} on each line
+              or {\"turns\": [{\"question\", \"documents\", \"answers\"}, …]} on each line;
+              with \"choices\": [texts], answers are letters, A for the first
+  --format    HotpotQA, MultiHop-RAG, QASPER, NarrativeQA, MT-RAG, Natural Questions, MMLU and PubMedQA as they are
+              published: bring the files. MMLU, MultiHop-RAG and NarrativeQA need a --corpus
+
+Among choices, the letter with the highest log-probability is the answer. A judge (--judge) says of answers in words
+whether they are right; its judgements are kept in DIR/judgements.jsonl.
 
 Arms: retrieval, ordered, ordered+hint, dedup, dedup+hint (what the filter does), random, reversed, gateway;
   first, middle, last: where the answer's document stands;
@@ -33,6 +39,25 @@ pub(crate) struct Arguments {
     /// Questions with answers: SQuAD (.json) or lines (.jsonl)
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
+    /// Format of the questions, where the ending does not tell: squad, lines, hotpotqa, multihop-rag, qasper,
+    /// narrativeqa, mt-rag, nq, mmlu, pubmedqa
+    #[arg(long, value_name = "NAME", value_parser = format)]
+    format: Option<Format>,
+    /// Documents of questions that come without: .json, .jsonl or .tsv; narrativeqa: summaries.csv, or a folder
+    #[arg(long, value_name = "PATH")]
+    corpus: Option<PathBuf>,
+    /// Most words of a passage that is cut from a longer text; 800 are about 1,024 tokens
+    #[arg(long, value_name = "WORDS", default_value_t = 800, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    chunk_words: u32,
+    /// OpenAI-compatible endpoint of a model that says which answers are right
+    #[arg(long, value_name = "URL", requires = "judge_model")]
+    judge: Option<String>,
+    /// Name of the judge's model
+    #[arg(long, value_name = "NAME", requires = "judge")]
+    judge_model: Option<String>,
+    /// Environment variable that holds the judge's API key
+    #[arg(long, value_name = "VAR", requires = "judge")]
+    judge_key_env: Option<String>,
     /// Folder of the run, for answers, figures and report
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -99,18 +124,30 @@ struct Object(Map<String, Value>);
 
 impl Arguments {
     pub(crate) fn options(self) -> anyhow::Result<Options> {
-        let api_key = match &self.api_key_env {
-            None => None,
+        let key = |option: &str, name: Option<&String>| match name {
+            None => Ok(None),
             Some(name) => match std::env::var(name) {
-                Ok(key) if !key.is_empty() => Some(key),
-                _ => bail!("--api-key-env: the environment has no {name}"),
+                Ok(key) if !key.is_empty() => Ok(Some(key)),
+                _ => bail!("{option}: the environment has no {name}"),
             },
         };
+        let api_key = key("--api-key-env", self.api_key_env.as_ref())?;
+        let judge_key = key("--judge-key-env", self.judge_key_env.as_ref())?;
+        let judge = self.judge.zip(self.judge_model);
+        let judge = judge.map(|(endpoint, model)| JudgeOptions {
+            endpoint,
+            model,
+            api_key: judge_key,
+        });
         Ok(Options {
             endpoint: self.endpoint,
             gateway: self.gateway,
             model: self.model,
             data: self.data,
+            format: self.format,
+            corpus: self.corpus,
+            chunk_words: usize::try_from(self.chunk_words)?,
+            judge,
             out: self.out,
             arms: self.arms,
             positions: self.positions,
@@ -141,6 +178,11 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => super::failed(&error, 1),
     }
+}
+
+fn format(name: &str) -> Result<Format, String> {
+    let names = Format::ALL.map(Format::name).join(", ");
+    Format::by_name(name).ok_or(format!("it must be one of {names}"))
 }
 
 fn arm(name: &str) -> Result<Arm, String> {

@@ -6,6 +6,7 @@ pub(crate) mod compile_order;
 pub(crate) mod device;
 pub(crate) mod evaluate;
 pub(crate) mod explain;
+pub(crate) mod index;
 pub(crate) mod ingest;
 pub(crate) mod kv_bridge;
 pub(crate) mod listener;

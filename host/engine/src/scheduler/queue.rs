@@ -21,7 +21,7 @@ use super::Rule;
 use super::order::{self, Queued};
 use super::shares::{GENERATED_COST, Shares};
 use foreword_ordering::document::Fingerprint;
-use fxhash::{FxHashMap, FxHasher};
+use fxhash::{FxHashMap, FxHashSet, FxHasher};
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -61,7 +61,50 @@ struct Lane<T> {
     waiting: VecDeque<Waiter<T>>,
     /// How many of them open with the documents of a prefix; kept for [`Rule::Grouped`] alone.
     opening_with: FxHashMap<PrefixHash, u32>,
+    begun: Begun,
 }
+
+/// Prefixes of requests that were taken last: computed by now, or in the step that takes them. A request that opens
+/// with one is ranked as if it were cached, until a lookup shows that it is not. Without this, a group would be drained
+/// only as fast as sweeps come to its members. Kept for [`Rule::Grouped`] alone.
+#[derive(Default)]
+struct Begun {
+    known: FxHashSet<PrefixHash>,
+    /// The same, oldest first.
+    listed: VecDeque<PrefixHash>,
+}
+
+impl Begun {
+    fn add(&mut self, prefix: PrefixHash) {
+        if self.known.insert(prefix) {
+            self.listed.push_back(prefix);
+        }
+        while self.listed.len() > MOST_BEGUN {
+            if let Some(oldest) = self.listed.pop_front() {
+                self.known.remove(&oldest);
+            }
+        }
+    }
+
+    /// Forgets a prefix that the cache has lost.
+    fn forget(&mut self, prefix: PrefixHash) {
+        if self.known.remove(&prefix) {
+            self.listed.retain(|listed| *listed != prefix);
+        }
+    }
+
+    /// Returns the tokens of a request that are cached as far as is known.
+    fn cached<T>(&self, waiter: &Waiter<T>) -> u32 {
+        let mut prefixes = waiter.prefixes.iter().rev();
+        let begun = prefixes.find(|(prefix, _)| self.known.contains(prefix));
+        let end = begun.map_or(0, |(_, end)| *end);
+        end.max(waiter.cached).min(waiter.tokens.saturating_sub(1))
+    }
+}
+
+/// Prefixes that [`Begun`] holds: those of a dozen requests. With 4,096 a small cache has lost most of them, and finding
+/// that out takes the rankings that a step has.
+const MOST_BEGUN: usize = 64;
 
 /// A hash of the documents that a prompt opens with, in their order, as far as one of them. Two prefixes that share it by
 /// chance are ranked wrongly and nothing else.
@@ -242,6 +285,9 @@ impl<T> Queue<T> {
                     earlier.overtaken += 1;
                 }
                 let waiter = lane.remove(at)?;
+                for (prefix, _) in &waiter.prefixes {
+                    lane.begun.add(*prefix);
+                }
                 self.left(tenant, 1);
                 Some(*waiter.item)
             }
@@ -367,9 +413,19 @@ impl<T> RankedLane<'_, T> {
                 rankings += 1;
             }
             let at = *self.order.get(self.next)?;
+            let believed = self
+                .lane
+                .waiting
+                .get(at)
+                .map(|waiter| self.lane.begun.cached(waiter))?;
             let waiter = self.lane.waiting.get_mut(at)?;
             let (cached, detail) = look(&waiter.item);
-            let lost = cached < std::mem::replace(&mut waiter.cached, cached);
+            waiter.cached = cached;
+            let lost = cached < believed;
+            if lost {
+                let gone = waiter.prefixes.iter().filter(|(_, end)| *end > cached);
+                gone.for_each(|(prefix, _)| self.lane.begun.forget(*prefix));
+            }
             if lost && self.next == 0 && rankings < RANKINGS && rule != Rule::Arrival {
                 self.order.clear();
                 continue;
@@ -386,6 +442,7 @@ impl<T> Default for Lane<T> {
         Self {
             waiting: VecDeque::new(),
             opening_with: FxHashMap::default(),
+            begun: Begun::default(),
         }
     }
 }
@@ -427,20 +484,23 @@ impl<T> Lane<T> {
         if rule == Rule::Arrival {
             return (0..self.waiting.len().min(most)).collect();
         }
-        let queued = |waiter: &Waiter<T>| Queued {
-            cached_tokens: u64::from(waiter.cached),
-            computed_tokens: u64::from(waiter.tokens.saturating_sub(waiter.cached)),
-            mates: self.mates(waiter),
-            overtaken: waiter.overtaken,
+        let queued = |waiter: &Waiter<T>| {
+            let cached = self.begun.cached(waiter);
+            Queued {
+                cached_tokens: u64::from(cached),
+                computed_tokens: u64::from(waiter.tokens.saturating_sub(cached)),
+                mates: self.mates(waiter, cached),
+                overtaken: waiter.overtaken,
+            }
         };
         let queue: Vec<Queued> = self.waiting.iter().map(queued).collect();
         order::first(&queue, rule, most)
     }
 
     /// Returns how many others open with the same documents, the first one that is not cached to its last token included.
-    fn mates(&self, waiter: &Waiter<T>) -> u32 {
+    fn mates(&self, waiter: &Waiter<T>, cached: u32) -> u32 {
         let prefixes = &waiter.prefixes;
-        let cached = prefixes.partition_point(|(_, end)| *end <= waiter.cached);
+        let cached = prefixes.partition_point(|(_, end)| *end <= cached);
         let next = prefixes.get(cached);
         let all = next.and_then(|(prefix, _)| self.opening_with.get(prefix));
         all.map_or(0, |all| all - 1)

@@ -10,7 +10,7 @@ use foreword_engine::engine::feed::{Feed, Position};
 use foreword_ordering::Config;
 use foreword_ordering::document::{Candidate, Fingerprint};
 use foreword_ordering::feed::{Change, Follower, TenantKey};
-use foreword_ordering::policy::{Match, Order, Policy, match_of};
+use foreword_ordering::policy::{Match, Order, Policy, SentDocuments, match_of};
 use foreword_ordering::tree::{Bounds, KnowledgeTree, ResidencyEvent, Scope};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -194,7 +194,12 @@ impl Tenant {
     }
 
     fn apply(&mut self, event: ResidencyEvent<'_>) {
-        if let ResidencyEvent::Stored { scope, .. } = event {
+        if let ResidencyEvent::Stored { scope, path } = event {
+            self.policy.sent(&[SentDocuments {
+                scope,
+                documents: path,
+                order: None,
+            }]);
             self.scopes.retain(|other| *other != scope);
             if self.scopes.len() == SCOPES {
                 self.scopes.remove(0);
@@ -202,6 +207,7 @@ impl Tenant {
             self.scopes.push(scope);
         }
         self.tree.apply(event);
+        self.policy.evicted(self.tree.take_evicted());
     }
 }
 

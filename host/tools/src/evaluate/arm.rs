@@ -206,6 +206,7 @@ mod tests {
             documents: ["a", "b", "c", "d", "e"].map(document).to_vec(),
             answers: vec!["x".into()],
             answer_document: Some(1),
+            choices: Vec::new(),
         }
     }
 

@@ -18,6 +18,7 @@
 //! A resumed run first shows the orderers what was answered, in the order in which it was ordered then.
 
 use super::arm::Arm;
+use super::choice::{self, ChosenBy};
 use super::client::{Client, Fault};
 use super::data::Case;
 use super::journal::{Journal, Record};
@@ -146,7 +147,14 @@ impl Questions<'_> {
             locked = lock();
             match answer {
                 Ok(answer) => {
-                    let streamed = answer.streamed;
+                    let mut streamed = answer.streamed;
+                    let choices = case.turns[turn].choices.len();
+                    let mut by_text = false;
+                    if choices > 0 {
+                        let (chosen, by) = choice::chosen(&streamed, choices);
+                        streamed.text = chosen;
+                        by_text = by == ChosenBy::Text;
+                    }
                     let report = request.report.as_ref();
                     let record = Record {
                         case: case.id.clone(),
@@ -164,6 +172,8 @@ impl Questions<'_> {
                         documents: report.map_or(0, |report| report.documents),
                         moved: report.map_or(0, |report| report.moved),
                         deduplicated: report.map_or(0, |report| report.deduplicated),
+                        by_text,
+                        judged: None,
                     };
                     locked.keep(job, record, answer.is_reported)?;
                 }

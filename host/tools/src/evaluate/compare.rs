@@ -8,7 +8,7 @@ use super::arm::Arm;
 use super::bootstrap::{self, Interval, RESAMPLES, Verdict};
 use super::data::Case;
 use super::journal::Record;
-use super::score::score;
+use super::score::{Score, score};
 use fxhash::FxHashMap;
 
 /// The figures of an arm.
@@ -22,6 +22,12 @@ pub(super) struct Figure {
     /// Exact match in percent.
     pub(super) exact_match: Estimate,
     pub(super) f1: Estimate,
+    /// Answers that a judge finds right, in percent of those that it spoke of; `None`: of none.
+    pub(super) judged: Option<Estimate>,
+    /// Number of choices that were read from an answer's text, for want of log-probabilities.
+    pub(super) by_text: u64,
+    /// Prompt tokens for each second of waiting for a first token, cached ones included.
+    pub(super) prefill: Option<f64>,
     /// Prompt tokens of all requests.
     pub(super) prompt_tokens: Option<u64>,
     pub(super) cached_tokens: Option<u64>,
@@ -52,6 +58,8 @@ pub(super) struct Difference {
     /// Difference of exact match in points.
     pub(super) exact_match: (Estimate, Verdict),
     pub(super) f1: (Estimate, Verdict),
+    /// Difference of what a judge finds right, in points.
+    pub(super) judged: Option<(Estimate, Verdict)>,
     pub(super) reused: Option<Estimate>,
     /// Difference of the medians, in milliseconds.
     pub(super) ttft: Estimate,
@@ -63,6 +71,10 @@ struct Sums {
     scored: f64,
     exact_match: f64,
     f1: f64,
+    /// Number of answers that a judge spoke of; below, of those that it finds right.
+    judged: f64,
+    judged_right: f64,
+    by_text: u64,
     /// Prompt tokens; `None` if an answer does not report them.
     prompt: Option<u64>,
     cached: Option<u64>,
@@ -135,7 +147,11 @@ fn sums<'a>(cases: &'a [Case], records: &[Record]) -> FxHashMap<(&'a str, Arm), 
         let (turns, sums) = answered.entry((&case.id, arm)).or_insert_with(first);
         *turns += 1;
         if !turn.answers.is_empty() {
-            let score = score(&record.answer, &turn.answers);
+            let score = if turn.choices.is_empty() {
+                score(&record.answer, &turn.answers)
+            } else {
+                Score::of_choice(&record.answer, &turn.answers)
+            };
             sums.scored += 1.0;
             sums.exact_match += score.exact_match;
             sums.f1 += score.f1;
@@ -148,6 +164,9 @@ fn sums<'a>(cases: &'a [Case], records: &[Record]) -> FxHashMap<(&'a str, Arm), 
         sums.documents += u64::from(record.documents);
         sums.moved += u64::from(record.moved);
         sums.deduplicated += u64::from(record.deduplicated);
+        sums.judged += f64::from(u8::from(record.judged.is_some()));
+        sums.judged_right += f64::from(u8::from(record.judged == Some(true)));
+        sums.by_text += u64::from(record.by_text);
         sums.cut += usize::from(record.finish.as_deref() == Some("length"));
     }
     answered
@@ -174,6 +193,12 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
         scored: own.iter().map(|sums| sums.scored).sum::<f64>() as usize,
         exact_match: rate(|sums| sums.exact_match),
         f1: rate(|sums| sums.f1),
+        judged: own.iter().any(|sums| sums.judged > 0.0).then(|| Estimate {
+            value: judged(own, &every),
+            interval: bootstrap::interval(own.len(), RESAMPLES, seed, |drawn| judged(own, drawn)),
+        }),
+        by_text: count(|sums| sums.by_text),
+        prefill: prefill(own),
         prompt_tokens: total(|sums| sums.prompt),
         cached_tokens: total(|sums| sums.cached),
         reused: reused(own, &every),
@@ -208,6 +233,19 @@ fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
     Difference {
         exact_match: compared(|sums| sums.exact_match),
         f1: compared(|sums| sums.f1),
+        judged: (own.iter().chain(baseline).any(|sums| sums.judged > 0.0)).then(|| {
+            let estimate = estimate(&|drawn| judged(own, drawn) - judged(baseline, drawn));
+            let is_any_right = own
+                .iter()
+                .chain(baseline)
+                .any(|sums| sums.judged_right > 0.0);
+            let verdict = if is_any_right {
+                Verdict::of(estimate.interval, own.len())
+            } else {
+                Verdict::NothingRight
+            };
+            (estimate, verdict)
+        }),
         reused: both_told.then(|| estimate(&|drawn| share(own, drawn) - share(baseline, drawn))),
         ttft: estimate(&|drawn| ttft(own, drawn, 0.5) - ttft(baseline, drawn, 0.5)),
     }
@@ -225,6 +263,20 @@ fn rate(sums: &[&Sums], drawn: &[usize], of: fn(&Sums) -> f64) -> f64 {
     } else {
         0.0
     }
+}
+
+/// Returns the share of the drawn cases' judged answers that a judge finds right, in percent; 0 of none.
+fn judged(sums: &[&Sums], drawn: &[usize]) -> f64 {
+    let of = |what: fn(&Sums) -> f64| drawn.iter().map(|&case| what(sums[case])).sum::<f64>();
+    let (right, all) = (of(|sums| sums.judged_right), of(|sums| sums.judged));
+    if all > 0.0 { 100.0 * right / all } else { 0.0 }
+}
+
+/// Returns prompt tokens over times to the first token, a second; `None` if the endpoint does not report tokens.
+fn prefill(sums: &[&Sums]) -> Option<f64> {
+    let tokens: Option<u64> = sums.iter().map(|sums| sums.prompt).sum();
+    let micros: u64 = sums.iter().flat_map(|sums| &sums.ttft_us).sum();
+    (micros > 0).then(|| tokens.map(|tokens| tokens as f64 * 1e6 / micros as f64))?
 }
 
 /// Returns the drawn cases' cached tokens in percent of their prompts'; `None` if the endpoint does not report them.
@@ -271,6 +323,7 @@ pub(super) mod tests {
                     documents: vec![Arc::clone(&document); 3],
                     answers: vec!["yes".into()],
                     answer_document: Some(0),
+                    choices: Vec::new(),
                 }],
             })
             .collect()

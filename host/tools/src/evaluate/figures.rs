@@ -78,7 +78,7 @@ impl Figures {
         );
         let _ = writeln!(
             table,
-            "{:<14}{:>10}{:>13}{:>9}{:>9}{:>13}{:>12}{:>16}",
+            "{:<22}{:>10}{:>13}{:>9}{:>9}{:>13}{:>12}{:>16}{:>15}",
             "arm",
             "questions",
             "exact match",
@@ -86,17 +86,22 @@ impl Figures {
             "reused",
             "TTFT median",
             "p95",
-            "prompt tokens"
+            "prompt tokens",
+            "prefill tok/s"
         );
         for figure in &self.arms {
             let [questions, exact_match, f1, reused, median, p95] = cells(figure);
             let arm = figure.arm.name();
             let prompt_tokens = figure.prompt_tokens.map_or("—".into(), grouped);
+            let prefill = figure
+                .prefill
+                .map_or("—".into(), |rate| grouped(rate as u64));
             let _ = writeln!(
                 table,
-                "{arm:<14}{questions:>10}{exact_match:>13}{f1:>9}{reused:>9}{median:>13}{p95:>12}{prompt_tokens:>16}"
+                "{arm:<22}{questions:>10}{exact_match:>13}{f1:>9}{reused:>9}{median:>13}{p95:>12}{prompt_tokens:>16}{prefill:>15}"
             );
         }
+        self.add_judged(&mut table);
         let mut is_first = true;
         for figure in &self.arms {
             let Some(difference) = &figure.difference else {
@@ -122,6 +127,42 @@ impl Figures {
         }
         table
     }
+
+    /// Adds what a judge says, if there is one, and how choices were read.
+    fn add_judged(&self, table: &mut String) {
+        let mut is_first = true;
+        for figure in &self.arms {
+            let Some(judged) = &figure.judged else {
+                continue;
+            };
+            if std::mem::take(&mut is_first) {
+                let _ = writeln!(
+                    table,
+                    "\n{:<22}{:>12}    less retrieval [95 %]",
+                    "judged right", ""
+                );
+            }
+            let difference = figure.difference.as_ref();
+            let difference = difference.and_then(|difference| difference.judged.as_ref());
+            let difference = difference.map_or_else(String::new, |(estimate, verdict)| {
+                format!("{:<22}{}", with_interval(estimate), verdict.words())
+            });
+            let line = format!(
+                "{:<22}{:>12}    {difference}",
+                figure.arm.name(),
+                share(judged.value)
+            );
+            let _ = writeln!(table, "{}", line.trim_end());
+        }
+        let by_text: u64 = self.arms.iter().map(|figure| figure.by_text).sum();
+        if by_text > 0 {
+            let _ = writeln!(
+                table,
+                "\n{} choices were read from the answer's text: the endpoint told no log-probability of a letter",
+                grouped(by_text)
+            );
+        }
+    }
 }
 
 fn arm(figure: &Figure) -> Value {
@@ -136,6 +177,9 @@ fn arm(figure: &Figure) -> Value {
         "scored": figure.scored,
         "exact_match": interval(&figure.exact_match),
         "f1": interval(&figure.f1),
+        "judged": figure.judged.as_ref().map(interval),
+        "chosen_by_text": figure.by_text,
+        "prefill_tokens_per_s": figure.prefill.map(|rate| rounded(rate, 1e1)),
         "prompt_tokens": figure.prompt_tokens,
         "cached_tokens": figure.cached_tokens,
         "reused": figure.reused.map(|share| rounded(share, 1e4)),
@@ -147,6 +191,7 @@ fn arm(figure: &Figure) -> Value {
         "difference": figure.difference.as_ref().map(|difference| json!({
             "exact_match": compared(&difference.exact_match),
             "f1": compared(&difference.f1),
+            "judged": difference.judged.as_ref().map(compared),
             "reused": difference.reused.as_ref().map(interval),
             "ttft_ms": interval(&difference.ttft),
         })),
@@ -243,8 +288,9 @@ pub(super) mod tests {
         let table = figures.to_table();
         assert!(table.starts_with("36 questions of some <data>.json, asked of m; 0 left out\n"));
         assert!(table.contains(
-            "\nretrieval             36      100.0 %  100.0 %   10.0 %      45.0 ms     68.0 ms           3,600\n"
+            "\nretrieval                     36      100.0 %  100.0 %   10.0 %      45.0 ms     68.0 ms           3,600"
         ), "{table}");
+        assert!(table.contains("prefill tok/s"));
         assert!(
             table.contains("\nordered         -5.6 [-13.9, 0.0]"),
             "{table}"

@@ -44,6 +44,12 @@ pub(super) struct Record {
     pub(super) documents: u32,
     pub(super) moved: u32,
     pub(super) deduplicated: u32,
+    /// Whether a choice was read from the answer's text, since the endpoint told no log-probability of a letter.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) by_text: bool,
+    /// What a judge says of the answer, which is kept elsewhere.
+    #[serde(skip)]
+    pub(super) judged: Option<bool>,
 }
 
 impl Record {
@@ -212,6 +218,8 @@ pub(super) mod tests {
             documents: 5,
             moved: 0,
             deduplicated: 0,
+            by_text: false,
+            judged: None,
         }
     }
 

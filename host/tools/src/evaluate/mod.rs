@@ -16,12 +16,14 @@
 mod arm;
 mod ask;
 mod bootstrap;
+mod choice;
 mod client;
 mod compare;
 mod data;
 mod figures;
 mod head;
 mod journal;
+mod judge;
 mod plots;
 mod prompt;
 mod report;
@@ -29,6 +31,8 @@ mod score;
 mod stream;
 
 pub use arm::Arm;
+pub use data::Format;
+pub use judge::JudgeOptions;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use ask::Questions;
@@ -56,6 +60,14 @@ pub struct Options {
     pub model: String,
     /// File with the questions.
     pub data: PathBuf,
+    /// The file's format; `None`: by its ending.
+    pub format: Option<Format>,
+    /// Where documents come from, if the file has none.
+    pub corpus: Option<PathBuf>,
+    /// Most words of a passage that is cut from a longer text.
+    pub chunk_words: usize,
+    /// A model that says which answers are right.
+    pub judge: Option<JudgeOptions>,
     /// Folder of the run.
     pub out: PathBuf,
     /// The arms; empty: all that make a difference for the questions.
@@ -106,6 +118,9 @@ pub fn run(options: &Options) -> Result<()> {
     let data = data::read(
         &options.data,
         Reading {
+            format: options.format,
+            corpus: options.corpus.as_deref(),
+            chunk_words: options.chunk_words,
             documents: options.documents,
             questions: options.questions,
             seed: options.seed,
@@ -156,7 +171,27 @@ pub fn run(options: &Options) -> Result<()> {
     let bar = progress::bar("asking", questions.requests())?;
     let outcome = questions.ask(&mut journal, records, &bar);
     bar.finish_and_clear();
-    let outcome = outcome?;
+    let mut outcome = outcome?;
+    if let Some(options_of_judge) = &options.judge {
+        let client = Client::new(
+            options_of_judge.api_key.clone(),
+            options.timeout,
+            options.retries,
+            options.backoff,
+        );
+        let bar = progress::bar("judging", outcome.records.len())?;
+        let judged = judge::judge(
+            options_of_judge,
+            &client,
+            &options.out,
+            &data.cases,
+            &mut outcome.records,
+            options.concurrency,
+            &bar,
+        );
+        bar.finish_and_clear();
+        judged?;
+    }
 
     let name = options.data.file_name().unwrap_or_default();
     let figures = Figures {
@@ -241,6 +276,9 @@ fn parameters(
         ("arms", json!(names)),
         ("questions", json!(options.questions)),
         ("documents", json!(options.documents)),
+        ("format", json!(options.format.map(Format::name))),
+        ("corpus", json!(options.corpus)),
+        ("chunk_words", json!(options.chunk_words)),
         ("seed", json!(options.seed)),
         ("concurrency", json!(options.concurrency)),
         ("system", json!(options.system)),

@@ -6,6 +6,7 @@
 //! would end early.
 
 use super::arm::Arm;
+use super::choice;
 use super::data::{Case, Document};
 use super::head::ChangingHead;
 use anyhow::{Result, anyhow, ensure};
@@ -57,7 +58,7 @@ impl Prompts {
             if !content.is_empty() {
                 content.push('\n');
             }
-            content.push_str(&turn.question);
+            content.push_str(&choice::question(turn));
             messages.push(json!({"role": "user", "content": content}));
             if let Some(answer) = answers.get(at) {
                 messages.push(json!({"role": "assistant", "content": answer}));
@@ -76,6 +77,10 @@ impl Prompts {
         if let Some(salt) = &self.salt {
             let salt = format!("{salt}-{}", arm.name());
             body.insert("cache_salt".into(), salt.into());
+        }
+        let asked = case.turns.get(answers.len());
+        if asked.is_some_and(|turn| !turn.choices.is_empty()) {
+            choice::ask(&mut body);
         }
         body.extend(self.extra.clone());
         Value::Object(body).to_string().into_bytes()
@@ -167,6 +172,7 @@ pub(super) mod tests {
                 .collect(),
             answers: vec!["x".into()],
             answer_document: Some(0),
+            choices: Vec::new(),
         });
         Case {
             id: "case".into(),

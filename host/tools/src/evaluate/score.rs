@@ -15,6 +15,18 @@ pub(super) struct Score {
     pub(super) f1: f64,
 }
 
+impl Score {
+    /// Scores a choice, which is a letter: SQuAD's normalisation would take `A` for an article.
+    pub(super) fn of_choice(answer: &str, right: &[String]) -> Self {
+        let is_right = right.iter().any(|right| right == answer.trim());
+        let value = f64::from(u8::from(is_right));
+        Self {
+            exact_match: value,
+            f1: value,
+        }
+    }
+}
+
 /// Scores `answer` against the best of the `right` ones; 0 when there are none.
 ///
 /// The text of a model's thinking, up to a last `</think>`, is not part of its answer.
@@ -113,6 +125,13 @@ mod tests {
         is("", &["308"], 0.0, 0.0);
         is("The.", &["a"], 1.0, 1.0);
         is("x", &[], 0.0, 0.0);
+    }
+
+    #[test]
+    fn a_choice_is_its_letter() {
+        let right = ["A".to_owned()];
+        assert_eq!(Score::of_choice("A", &right).exact_match, 1.0);
+        assert_eq!(Score::of_choice("The", &right).exact_match, 0.0);
     }
 
     #[test]

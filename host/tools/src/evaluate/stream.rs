@@ -13,6 +13,8 @@ pub(super) struct Streamed {
     pub(super) first: Duration,
     /// The reason why it ended: `stop`, `length`, …
     pub(super) finish: Option<String>,
+    /// The likeliest first tokens and their log-probabilities, if they were asked for.
+    pub(super) first_token: Vec<(String, f64)>,
     pub(super) usage: Usage,
 }
 
@@ -57,6 +59,24 @@ struct Choice {
     #[serde(default)]
     delta: Delta,
     finish_reason: Option<String>,
+    logprobs: Option<Logprobs>,
+}
+
+#[derive(Deserialize)]
+struct Logprobs {
+    content: Option<Vec<TokenLogprob>>,
+}
+
+#[derive(Deserialize)]
+struct TokenLogprob {
+    #[serde(default)]
+    top_logprobs: Vec<Rival>,
+}
+
+#[derive(Deserialize)]
+struct Rival {
+    token: String,
+    logprob: f64,
 }
 
 #[derive(Default, Deserialize)]
@@ -121,6 +141,13 @@ pub(super) fn read(
                 }
             }
             answer.text.push_str(&content.unwrap_or_default());
+            let tokens = choice.logprobs.and_then(|told| told.content);
+            if answer.first_token.is_empty()
+                && let Some(token) = tokens.into_iter().flatten().next()
+            {
+                let rivals = token.top_logprobs.into_iter();
+                answer.first_token = rivals.map(|rival| (rival.token, rival.logprob)).collect();
+            }
             answer.finish = choice.finish_reason.or(answer.finish);
         }
         if let Some(usage) = chunk.usage {

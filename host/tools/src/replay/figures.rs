@@ -203,7 +203,9 @@ pub(super) mod tests {
             bound: Bound::of(&trace, 0, |_| ()),
             outcomes: policies
                 .iter()
-                .map(|&kind| simulate::replay(&trace, kind, &options, capacity).unwrap())
+                .map(|&kind| {
+                    simulate::replay(&trace, kind, kind.build(&options), capacity).unwrap()
+                })
                 .collect(),
             stabilised: Vec::new(),
             causes: Causes::default(),

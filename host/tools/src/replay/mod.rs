@@ -26,9 +26,12 @@ pub use boundary::BoundaryOptions;
 use crate::log;
 use anyhow::{Context, Result};
 use figures::Figures;
-use foreword_ordering::policy::{PolicyKind, PolicyOptions};
+use foreword_ordering::config::RawPolicyOptions;
+use foreword_ordering::policy::PolicyKind;
+use foreword_ordering::{Config, RawConfig};
 use foreword_report::progress;
 use foreword_simulation::{Bound, Capacity};
+use serde_json::json;
 use std::io::Write;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -99,15 +102,28 @@ pub fn run(options: &Options) -> Result<()> {
         }
     });
     bar.finish_and_clear();
-    let policy_options = PolicyOptions {
-        seed: options.seed,
-        block_tokens: page_tokens,
-        ..PolicyOptions::default()
+    let configured = whole::Ordered::read(options.ordering.as_deref())?
+        .raw(&json!({}))?
+        .policy_options;
+    let policy = |kind: PolicyKind| -> Result<_> {
+        let raw = RawConfig {
+            policy: kind.name().into(),
+            policy_options: RawPolicyOptions {
+                seed: options.seed,
+                block_tokens: page_tokens,
+                max_contexts: configured.max_contexts,
+                history: configured.history.clone(),
+                forget_evicted: configured.forget_evicted,
+                ..RawPolicyOptions::default()
+            },
+            ..RawConfig::default()
+        };
+        Ok(Config::try_from(raw)?.policy())
     };
     let mut outcomes = options
         .policies
         .iter()
-        .map(|&kind| simulate::replay(&trace, kind, &policy_options, options.capacity))
+        .map(|&kind| simulate::replay(&trace, kind, policy(kind)?, options.capacity))
         .collect::<Result<Vec<_>>>()?;
     let whole = whole::replay(options)?;
     for (outcome, prompts) in outcomes.iter_mut().zip(whole.came) {

@@ -2,7 +2,7 @@
 //! took.
 
 use anyhow::Result;
-use foreword_ordering::policy::{PolicyKind, PolicyOptions};
+use foreword_ordering::policy::{Policy, PolicyKind};
 use foreword_report::progress;
 use foreword_simulation::{
     Capacity, CompactTrace, EngineCache, PromptReuse, Replay, Reuse, document_tokens,
@@ -28,16 +28,16 @@ pub(crate) struct PolicyOutcome {
 /// Points of a curve; a plot has no pixels for more.
 const POINTS: usize = 240;
 
-/// Replays `trace` under `kind`.
+/// Replays `trace` under `policy`, which is of `kind`.
 pub(super) fn replay(
     trace: &CompactTrace,
     kind: PolicyKind,
-    options: &PolicyOptions,
+    policy: Box<dyn Policy>,
     capacity: Capacity,
 ) -> Result<PolicyOutcome> {
     let requests = trace.requests();
     let bar = progress::bar(kind.name(), requests)?;
-    let mut replay = Replay::new(kind, options, capacity);
+    let mut replay = Replay::of(policy, capacity);
     let mut nanoseconds = Vec::with_capacity(requests);
     let mut curve = Curve::new(requests);
     for at in 0..requests {
@@ -176,6 +176,7 @@ fn quantile(values: &mut [u32], share: f64) -> u32 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use foreword_ordering::policy::PolicyOptions;
     use foreword_simulation::{
         self, Trace,
         workload::{Bursty, bursty},
@@ -197,7 +198,7 @@ pub(super) mod tests {
             let (trace, list) = generated(requests);
             let capacity = Capacity::of_prompts(20, &list);
             for kind in [PolicyKind::Retrieval, PolicyKind::Longest] {
-                let outcome = replay(&trace, kind, &options, capacity).unwrap();
+                let outcome = replay(&trace, kind, kind.build(&options), capacity).unwrap();
                 let core = foreword_simulation::replay(&list, kind, &options, capacity);
                 assert_eq!(outcome.reuse, core);
                 assert_eq!(outcome.curve.last(), Some(&(requests, core)));
@@ -218,7 +219,14 @@ pub(super) mod tests {
         }
         let options = PolicyOptions::default();
         let whole = replay_batches(&trace, 1_000, Capacity::UNBOUNDED).unwrap();
-        let online = replay(&trace, PolicyKind::Longest, &options, Capacity::UNBOUNDED).unwrap();
+        let longest = PolicyKind::Longest;
+        let online = replay(
+            &trace,
+            longest,
+            longest.build(&options),
+            Capacity::UNBOUNDED,
+        )
+        .unwrap();
         assert!(whole.reuse.reused_tokens > online.reuse.reused_tokens);
     }
 

@@ -68,7 +68,17 @@ impl Agreement {
 
     /// Publishes an [encoded](PeerUpdate::encode) update, and returns whether it could.
     pub(crate) fn tell(&mut self, host: &impl Host, entry: &[u8]) -> Result<bool, HostError> {
-        if entry.len() > MAX_ENTRY_BYTES {
+        self.tell_within(host, entry, MAX_ENTRY_BYTES)
+    }
+
+    /// As [`Agreement::tell`], for an entry of up to `most` bytes.
+    pub(crate) fn tell_within(
+        &mut self,
+        host: &impl Host,
+        entry: &[u8],
+        most: usize,
+    ) -> Result<bool, HostError> {
+        if entry.len() > most {
             return Ok(false);
         }
         let Some(position) = self.ring.push(host, self.head.take(), entry)? else {
@@ -95,7 +105,7 @@ impl Agreement {
     }
 
     /// As [`Agreement::catch_up`], with the entries' bytes; `take` returns whether it understands them.
-    fn read_on(
+    pub(crate) fn read_on(
         &mut self,
         host: &impl Host,
         limit: u64,

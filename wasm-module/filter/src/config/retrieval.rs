@@ -2,6 +2,7 @@
 
 use foreword_similarity::SimilarityConfig;
 use serde_json::Value;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::fields::{Fields, invalid};
 use super::{ConfigError, OnFailure};
@@ -23,6 +24,10 @@ pub(crate) struct RetrievalConfig {
     pub(crate) embedding: Embedding,
     /// The similarity cache; `None`: every chat is searched for.
     pub(crate) similarity: Option<SimilarityConfig>,
+    /// Number of results that a VM shares with the other workers' VMs; 0: none.
+    pub(crate) shared_results: u32,
+    /// A hash of the configuration: plugins share results if they retrieve alike.
+    pub(crate) identity: u64,
     /// Limit on the bytes of all documents that the similarity cache's entries name.
     pub(crate) max_document_bytes: usize,
     pub(crate) warm_up: Option<WarmUp>,
@@ -85,6 +90,16 @@ impl RetrievalConfig {
             tenant_filter: fields.text("retrieval.tenant_filter", 1)?,
             embedding: Embedding::read(fields.get("embedding"), &retriever)?,
             similarity: fields.given("similarity").map(similarity).transpose()?,
+            shared_results: fields.number(
+                "retrieval.shared_results",
+                0..=MAX_SHARED_RESULTS,
+                256,
+            )?,
+            identity: {
+                let mut hasher = DefaultHasher::new();
+                value.to_string().hash(&mut hasher);
+                hasher.finish()
+            },
             max_document_bytes: fields.number(
                 "retrieval.max_document_bytes",
                 documents,
@@ -195,7 +210,7 @@ fn wrapper(value: Option<&Value>) -> Result<[String; 2], ConfigError> {
     ])
 }
 
-const FIELDS: [&str; 15] = [
+const FIELDS: [&str; 16] = [
     "cluster",
     "path",
     "token",
@@ -208,10 +223,13 @@ const FIELDS: [&str; 15] = [
     "keep",
     "embedding",
     "similarity",
+    "shared_results",
     "max_document_bytes",
     "warm_up",
     "wrapper",
 ];
+/// Most results that workers share; each takes up to 64 KiB of the proxy's memory.
+const MAX_SHARED_RESULTS: u32 = 4_096;
 /// Limit on the memory of all similarity caches of a VM, which ends near 1 GiB.
 const MAX_SIMILARITY_BYTES: u64 = 512 << 20;
 

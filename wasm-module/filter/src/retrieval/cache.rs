@@ -18,6 +18,8 @@ pub(super) struct Cache {
     documents: Documents,
     /// The retriever's version in its last response.
     version: String,
+    /// The version before it.
+    left_behind: Option<String>,
 }
 
 /// The result of an earlier question that is nearly the same.
@@ -35,6 +37,7 @@ impl Cache {
             caches: SimilarityCaches::new(config),
             documents: Documents::new(max_document_bytes),
             version: String::new(),
+            left_behind: None,
         }
     }
 
@@ -93,6 +96,18 @@ impl Cache {
         true
     }
 
+    /// Keeps what another worker's retriever found, unless a newer version is known. Returns whether it was kept.
+    pub(super) fn learn(
+        &mut self,
+        tenant: &str,
+        vector: &[f32],
+        found: &RetrieverAnswer,
+        now_ms: u64,
+    ) -> bool {
+        let is_old = self.left_behind.as_ref() == Some(&found.version);
+        !is_old && self.keep(tenant, vector, found, now_ms)
+    }
+
     /// Compares a sampled hit with the result of a search, and returns whether the hit was wrong.
     pub(super) fn report(
         &mut self,
@@ -120,7 +135,8 @@ impl Cache {
     fn follow(&mut self, version: &str) {
         if self.version != version {
             self.clear();
-            self.version = version.to_owned();
+            let left = std::mem::replace(&mut self.version, version.to_owned());
+            self.left_behind = (!left.is_empty()).then_some(left);
         }
     }
 }

@@ -21,6 +21,8 @@ pub(super) struct Metrics {
     failed: Vec<(Reason, Counter)>,
     pub(super) embeddings: Counter,
     pub(super) opted_out: Counter,
+    /// Results of other workers that the similarity cache learnt.
+    pub(super) learnt: Counter,
     pub(super) warm_ups: Counter,
     pub(super) failed_warm_ups: Counter,
     /// Warm-ups that were not begun, since the limit was reached.
@@ -48,6 +50,7 @@ impl Metrics {
             failed: Reason::ALL.map(failed).to_vec(),
             embeddings: counter("embeddings"),
             opted_out: counter("opted_out"),
+            learnt: counter("learnt"),
             warm_ups: counter("warm_ups"),
             failed_warm_ups: counter("failed_warm_ups"),
             skipped_warm_ups: counter("skipped_warm_ups"),

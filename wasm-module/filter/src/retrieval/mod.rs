@@ -14,6 +14,7 @@
 //! | `search` | the states of one chat's search |
 //! | `answers`, `vector` | the responses of embedder and retriever |
 //! | `cache`, `documents` | the results of earlier questions |
+//! | `sharing` | the results of other workers |
 //! | `reason` | why there are no documents |
 //! | `metrics` | how often all of this happens |
 //!
@@ -23,9 +24,8 @@
 //! ([`RetrievalConfig::keeps`]), and its next question gets its own. The core does all of that, as with documents that
 //! a client sends.
 //!
-//! **Every worker has a cache of its own**, in Wasm. Documents are texts, and workers exchange only those that a chat
-//! keeps, so that it finds them on any worker; a ring of ids alone would save no call. The dynamic module's workers
-//! share one cache.
+//! **Workers know each other's results.** In Wasm each has a cache of its own, and tells the others what its retriever
+//! found (`sharing`). The dynamic module's workers share one cache.
 //!
 //! **A failure costs documents, not requests**, unless the operator says otherwise. Every call has a time-out, and
 //! every response and every store has a bound. Nothing here logs, counts or reports a word of a question or a
@@ -38,6 +38,7 @@ mod metrics;
 mod query;
 mod reason;
 mod search;
+mod sharing;
 mod vector;
 
 use std::sync::Arc;
@@ -49,6 +50,7 @@ use crate::config::RetrievalConfig;
 
 use self::cache::Cache;
 use self::metrics::Metrics;
+use self::sharing::Sharing;
 use crate::host::Host;
 use crate::shared::Shared;
 
@@ -56,6 +58,8 @@ use crate::shared::Shared;
 pub(crate) struct Retrieval {
     config: RetrievalConfig,
     cache: Option<Shared<Cache>>,
+    /// The results of other workers; `None`: they are not learnt.
+    sharing: Option<Sharing>,
     /// Number of warm-ups under way.
     warming: Arc<AtomicU32>,
     metrics: Metrics,
@@ -68,6 +72,10 @@ impl Retrieval {
                 .similarity
                 .clone()
                 .map(|similarity| Shared::new(Cache::new(similarity, config.max_document_bytes))),
+            sharing: config
+                .similarity
+                .as_ref()
+                .and_then(|_| Sharing::open(host, config.identity, config.shared_results)),
             warming: Arc::default(),
             metrics: Metrics::define(host),
             config,

@@ -170,6 +170,12 @@ impl Search {
         };
         let start = host.now_ns();
         let found = with_cache(retrieval, |cache| {
+            if let Some(sharing) = &retrieval.sharing {
+                retrieval
+                    .metrics
+                    .learnt
+                    .add(host, sharing.learn(host, cache));
+            }
             cache.lookup(&self.tenant, vector, host.now_ms())
         });
         let elapsed = host.now_ns().saturating_sub(start);
@@ -233,9 +239,12 @@ impl Search {
             Err(reason) => return self.fail(host, retrieval, reason),
         };
         if let (Some(vector), true) = (&self.vector, self.may_hit(retrieval)) {
-            with_cache(retrieval, |cache| {
+            let is_kept = with_cache(retrieval, |cache| {
                 cache.keep(&self.tenant, vector, &found, host.now_ms())
             });
+            if let (Some(sharing), Some(true)) = (&retrieval.sharing, is_kept) {
+                sharing.tell(host, &self.tenant, vector, &found);
+            }
         }
         retrieval.metrics.misses.add(host, 1);
         let word = if found.documents.is_empty() {

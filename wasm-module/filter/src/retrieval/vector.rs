@@ -54,6 +54,27 @@ fn from_base64(text: &[u8]) -> Option<Vec<f32>> {
     rest.is_empty().then(|| vector.collect())
 }
 
+/// Returns a vector in base64, without padding.
+pub(super) fn to_base64(vector: &[f32]) -> String {
+    let bytes: Vec<u8> = vector
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    let mut text = String::with_capacity(bytes.len().div_ceil(3).saturating_mul(4));
+    for group in bytes.chunks(3) {
+        let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or_default());
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for place in 0..=group.len() {
+            let shift = 18_u32.saturating_sub(6 * u32::try_from(place).unwrap_or_default());
+            let digit = usize::try_from(bits >> shift & 63).unwrap_or_default();
+            text.extend(DIGITS.get(digit).copied().map(char::from));
+        }
+    }
+    text
+}
+
+const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
 fn digit(byte: u8) -> Option<u32> {
     let from = |first: u8, value: u32| u32::from(byte.saturating_sub(first)).saturating_add(value);
     match byte {
@@ -82,6 +103,7 @@ mod tests {
         ] {
             assert_eq!(from_json(&json!(text)).as_ref(), Some(&vector), "{text}");
             assert_eq!(from_header(text.as_bytes()).as_ref(), Some(&vector));
+            assert_eq!(to_base64(&vector), text.trim_end_matches('='));
             assert_eq!(from_json(&json!(vector)), Some(vector));
         }
     }

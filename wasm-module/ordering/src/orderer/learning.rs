@@ -26,7 +26,7 @@ impl Orderer {
                 let state = self.tenants.get_mut(correction.tenant(), &correction.model);
                 if let Some(state) = state {
                     for run in &correction.runs {
-                        state.trees.of(correction.engine).apply(run.event());
+                        state.apply(correction.engine, run.event());
                     }
                 }
             }
@@ -81,7 +81,7 @@ impl Orderer {
                 && event.tenant().is_none_or(|key| key == state.key);
             let is_known = state.tenant.is_empty() || state.key != TenantKey::default();
             if concerns && (is_known || !is_stored) {
-                state.trees.of(engine).apply(change);
+                state.apply(engine, change);
             }
         }
     }

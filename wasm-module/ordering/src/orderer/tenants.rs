@@ -8,9 +8,14 @@ use crate::head::contexts::{BareQuestions, ContextMemory};
 use crate::head::decision::ContextMessage;
 use crate::peer_update::SentRun;
 use crate::policy::Policy;
+#[cfg(feature = "history")]
+use crate::policy::SentDocuments;
 use crate::tenant::Tenant;
+use crate::tree::ResidencyEvent;
 use crate::trees::Trees;
 use fxhash::FxHashMap;
+#[cfg(feature = "history")]
+use smallvec::SmallVec;
 
 /// The states of at most `tree.max_trees` tenants and models.
 #[derive(Default)]
@@ -135,8 +140,26 @@ impl TenantState {
             if let Some(order) = &run.order {
                 self.policy.remember(&run.ranked(order), order);
             }
-            self.trees.of(engine).hold(run.scope, &run.documents);
         }
+        #[cfg(feature = "history")]
+        {
+            let sent: SmallVec<[SentDocuments<'_>; 4]> = runs.iter().map(SentRun::sent).collect();
+            self.policy.sent(&sent);
+        }
+        let tree = self.trees.of(engine);
+        for run in runs {
+            tree.hold(run.scope, &run.documents);
+        }
+        #[cfg(feature = "history")]
+        self.policy.evicted(tree.take_evicted());
+    }
+
+    /// Applies what an engine tells of its cache, or what follows from its answer.
+    pub(super) fn apply(&mut self, engine: EngineId, event: ResidencyEvent<'_>) {
+        let tree = self.trees.of(engine);
+        tree.apply(event);
+        #[cfg(feature = "history")]
+        self.policy.evicted(tree.take_evicted());
     }
 }
 

@@ -30,6 +30,8 @@ use crate::engines::EngineId;
 use crate::feed::{Event, TenantKey};
 use crate::head::decision::{Claim, ContextMessage, Form};
 use crate::path::Run;
+#[cfg(feature = "history")]
+use crate::policy::SentDocuments;
 use crate::tenant::Tenant;
 use crate::tree::Scope;
 use std::ops::Range;
@@ -266,6 +268,16 @@ impl SentRun {
                 .iter()
                 .map(|(document, _)| *document)
                 .collect(),
+        }
+    }
+
+    /// Returns the run as policies know it.
+    #[cfg(feature = "history")]
+    pub(crate) fn sent(&self) -> SentDocuments<'_> {
+        SentDocuments {
+            scope: self.scope,
+            documents: &self.documents,
+            order: self.order.as_deref(),
         }
     }
 

@@ -1,11 +1,13 @@
 //! Policies, the rules that order documents: candidates of a request and the knowledge tree in, an order out. Each has
 //! a module.
 
+#[cfg(feature = "history")]
 pub mod context_index;
 mod foresight;
 mod greedy;
 mod longest;
 mod paged;
+mod plain_index;
 mod random;
 mod recency;
 mod retrieval;
@@ -32,6 +34,31 @@ pub trait Policy: Send {
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         let _ = (ranked, order);
     }
+
+    /// Learns all that one request sent: the documents that open it, then those of its chat's later turns. A rule that
+    /// remembers orders alone has nothing to learn.
+    #[cfg(feature = "history")]
+    fn sent(&mut self, runs: &[SentDocuments<'_>]) {
+        let _ = runs;
+    }
+
+    /// Learns that the engine no longer holds `tokens` tokens of documents.
+    #[cfg(feature = "history")]
+    fn evicted(&mut self, tokens: u64) {
+        let _ = tokens;
+    }
+}
+
+/// Documents that a request sent one after another.
+#[cfg(feature = "history")]
+#[derive(Clone, Copy, Debug)]
+pub struct SentDocuments<'a> {
+    /// What stands before them.
+    pub scope: Scope,
+    /// The documents in the order sent, with their estimated tokens.
+    pub documents: &'a [(Fingerprint, u32)],
+    /// The rank of each document, if a policy was asked for the order; `None`: they were sent as before.
+    pub order: Option<&'a [u16]>,
 }
 
 /// Most documents that a policy is asked to order at once.
@@ -69,6 +96,8 @@ pub struct PolicyOptions {
     pub max_displacement: Option<u16>,
     /// Number of contexts that `context-index` keeps.
     pub max_contexts: u32,
+    /// Whether `context-index` forgets what the engine evicted, as RAGBoost does.
+    pub forget_evicted: bool,
     /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` move nothing for a shorter match.
     /// 1: any match counts.
     pub block_tokens: u32,
@@ -81,6 +110,7 @@ impl Default for PolicyOptions {
             window: 1024,
             max_displacement: None,
             max_contexts: 4096,
+            forget_evicted: false,
             block_tokens: 1,
         }
     }
@@ -131,7 +161,11 @@ impl PolicyKind {
             Self::Recency => Box::new(recency::Recency),
             Self::Greedy => paged(Box::new(greedy::Greedy)),
             Self::Longest => paged(Box::new(longest::Longest)),
-            Self::ContextIndex => Box::new(context_index::ContextIndex::new(options.max_contexts)),
+            #[cfg(feature = "history")]
+            Self::ContextIndex if options.forget_evicted => {
+                Box::new(context_index::ContextIndex::of(options))
+            }
+            Self::ContextIndex => Box::new(plain_index::PlainIndex::new(options.max_contexts)),
             Self::Foresight => paged(Box::new(foresight::Foresight::new(
                 options.window,
                 Displacement(options.max_displacement),
@@ -395,11 +429,17 @@ pub(crate) mod tests {
             let mut tree = tree_of(&paths);
             let candidates = candidates(&mut tree, &documents);
             for kind in PolicyKind::ALL {
-                let mut policy = kind.build(&PolicyOptions { window: 3, max_contexts: 3, ..PolicyOptions::default() });
+                let mut policy = kind.build(&PolicyOptions { window: 3, max_contexts: 3, forget_evicted: true, ..PolicyOptions::default() });
                 for path in &paths {
                     let seen = self::candidates(&mut tree, path);
                     let order = policy.order(&seen, &tree, SCOPE);
                     policy.remember(&fingerprints(&seen), &order);
+                    #[cfg(feature = "history")]
+                    {
+                        let sent: Vec<_> = order.iter().map(|&rank| (seen[rank as usize].fingerprint, 10)).collect();
+                        policy.sent(&[SentDocuments { scope: SCOPE, documents: &sent, order: Some(&order) }]);
+                        policy.evicted(5);
+                    }
                 }
                 let order = policy.order(&candidates, &tree, SCOPE);
                 let mut ranks_of: Vec<u16> = order.to_vec();

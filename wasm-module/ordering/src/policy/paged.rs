@@ -1,6 +1,8 @@
 //! A policy for engines whose cache has large blocks (528 to 8,320 tokens for hybrid models). A match shorter than a
 //! block is no match, so nothing is moved for it.
 
+#[cfg(feature = "history")]
+use super::SentDocuments;
 use super::{Order, Policy, match_of};
 use crate::document::{Candidate, Fingerprint};
 use crate::tree::{Bounds, KnowledgeTree, Scope};
@@ -43,6 +45,16 @@ impl Policy for Paged {
 
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         self.policy.remember(ranked, order);
+    }
+
+    #[cfg(feature = "history")]
+    fn sent(&mut self, runs: &[SentDocuments<'_>]) {
+        self.policy.sent(runs);
+    }
+
+    #[cfg(feature = "history")]
+    fn evicted(&mut self, tokens: u64) {
+        self.policy.evicted(tokens);
     }
 }
 

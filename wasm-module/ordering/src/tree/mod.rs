@@ -55,6 +55,8 @@ pub struct KnowledgeTree {
     recency: Recency,
     /// Number of insertions so far, which is the tree's own time.
     now: u64,
+    /// Tokens of removed nodes, for [`KnowledgeTree::take_evicted`].
+    evicted: u64,
 }
 
 #[derive(Debug)]
@@ -87,6 +89,7 @@ impl KnowledgeTree {
             tokens: 0,
             recency: Recency::default(),
             now: 0,
+            evicted: 0,
         }
     }
 
@@ -185,8 +188,14 @@ impl KnowledgeTree {
     pub fn clear(&mut self) {
         *self = Self {
             now: self.now,
+            evicted: self.evicted + self.tokens,
             ..Self::new(self.bounds)
         };
+    }
+
+    /// Returns the tokens of the nodes that were removed, for whatever reason, since this was last asked.
+    pub fn take_evicted(&mut self) -> u64 {
+        std::mem::take(&mut self.evicted)
     }
 
     fn evict(&mut self) {
@@ -260,6 +269,7 @@ impl KnowledgeTree {
             }
         }
         self.tokens = self.tokens.saturating_sub(u64::from(tokens));
+        self.evicted += u64::from(tokens);
         self.free.push(id);
     }
 

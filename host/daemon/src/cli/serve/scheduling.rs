@@ -10,9 +10,10 @@ pub(crate) struct Arguments {
     /// Order of one tenant's waiting requests; between tenants shares are always fair
     #[arg(long, value_enum, default_value_t = Order::CachedFirst)]
     queue_order: Order,
-    /// Most later requests of its tenant that may overtake a request; with `arrival` none does
-    #[arg(long, value_name = "REQUESTS", default_value_t = Rule::WINDOW, value_parser = clap::value_parser!(u32).range(0..=65_536))]
-    queue_window: u32,
+    /// Most later requests of its tenant that may overtake a request; with `arrival` none does [default: 32, with
+    /// `grouped` 256]
+    #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u32).range(0..=65_536))]
+    queue_window: Option<u32>,
     /// Most requests of one tenant that wait; more are refused with 429 [default: the bound of all tenants]
     #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_waiting_per_tenant: Option<u32>,
@@ -43,10 +44,10 @@ impl Arguments {
         EngineConfig {
             order: match self.queue_order {
                 Order::CachedFirst => Rule::CachedFirst {
-                    window: self.queue_window,
+                    window: self.queue_window.unwrap_or(Rule::WINDOW),
                 },
                 Order::Grouped => Rule::Grouped {
-                    window: self.queue_window,
+                    window: self.queue_window.unwrap_or(Rule::GROUP_WINDOW),
                 },
                 Order::Arrival => Rule::Arrival,
             },

@@ -173,6 +173,32 @@ fn a_group_is_as_large_as_those_of_it_that_wait() {
 }
 
 #[test]
+fn a_group_that_has_begun_is_drained_before_a_sweep_comes_to_it_unless_the_cache_lost_it() {
+    for (cached, expected) in [(10, [1, 2, 3, 4]), (0, [2, 3, 4, 1])] {
+        let mut queue = Queue::new(Rule::Grouped { window: 9 });
+        push_with(&mut queue, 0, &[1, 2]);
+        push_with(&mut queue, 1, &[1, 5]);
+        assert_eq!(numbers(&serve(&mut queue, 1)), [0]);
+        // A larger group comes, and nobody has looked the second request up since.
+        for number in 2..5 {
+            push_with(&mut queue, number, &[3, 10 + number]);
+        }
+        queue.find_mut(|item| item.number == 1).unwrap().cached = cached;
+        let mut order = Vec::new();
+        while let Some(item) = serve(&mut queue, 1).pop() {
+            let group = |number: u64| number > 1;
+            for waiting in queue.iter_mut() {
+                if group(waiting.number) && group(item.number) {
+                    waiting.cached = 10;
+                }
+            }
+            order.push(item.number);
+        }
+        assert_eq!(order, expected);
+    }
+}
+
+#[test]
 fn sweeps_look_at_everyone_in_turn() {
     let mut queue = Queue::new(CACHED_FIRST);
     for number in 0..20 {

@@ -7,10 +7,12 @@
 //!
 //! Documents stand as they were retrieved, best first: each is a text, or an object with `text` and maybe `id` and
 //! `title`. One without an id gets a number, the same wherever it stands. The document that holds the answer is the
-//! only one whose text contains one of the answers, in upper or lower case; if several do, or none, it is unknown.
+//! only one whose text contains one of the answers, in upper or lower case; if several do, or none, it is unknown. With
+//! `"choices": [texts]`, the answer is the letter of one: A for the first.
 //! Other members and blank lines are skipped. Questions are asked in the file's order, since a log has an order of its
 //! own.
 
+use super::passages::holder;
 use super::{Case, Data, Document, Turn};
 use anyhow::{Context, Result, bail, ensure};
 use fxhash::FxHashMap;
@@ -32,6 +34,8 @@ struct RawTurn {
     documents: Vec<RawDocument>,
     #[serde(default)]
     answers: Vec<String>,
+    #[serde(default)]
+    choices: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -100,17 +104,24 @@ fn turn(raw: RawTurn, documents: usize, known: &mut Known) -> Result<Turn> {
     let found = raw.documents.into_iter().take(documents);
     let documents: Vec<_> = found.map(|document| known.document(document)).collect();
     let answers = raw.answers;
-    let lower: Vec<_> = answers.iter().map(|answer| answer.to_lowercase()).collect();
-    let mut holding = (0..documents.len()).filter(|&at| {
-        let text = documents[at].text.to_lowercase();
-        lower.iter().any(|answer| text.contains(answer))
-    });
-    let first = holding.next();
+    if !raw.choices.is_empty() {
+        let letters: Vec<String> = (0..raw.choices.len())
+            .filter_map(crate::evaluate::choice::letter)
+            .map(String::from)
+            .collect();
+        ensure!(
+            raw.choices.len() <= letters.len()
+                && answers.iter().all(|answer| letters.contains(answer)),
+            "its answers must be letters of its {} choices, of which there may be 26",
+            raw.choices.len()
+        );
+    }
     Ok(Turn {
-        answer_document: first.filter(|_| holding.next().is_none()),
+        answer_document: holder(&documents, &answers),
         question,
         documents,
         answers,
+        choices: raw.choices,
     })
 }
 
@@ -159,6 +170,18 @@ mod tests {
         let data = super::read(text.as_bytes(), documents);
         data.map(|data| data.cases)
             .map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn an_answer_among_choices_is_a_letter() {
+        let line = r#"{"question": "Who?", "documents": ["It was Ann."], "choices": ["Bo", "Ann"], "answers": ["B"]}"#;
+        let cases = read(line, None).unwrap();
+        assert_eq!(cases[0].turns[0].choices, ["Bo", "Ann"]);
+        let error = read(&line.replace("[\"B\"]", "[\"Ann\"]"), None).unwrap_err();
+        assert!(
+            error.contains("line 1: its answers must be letters of its 2 choices"),
+            "{error}"
+        );
     }
 
     #[test]

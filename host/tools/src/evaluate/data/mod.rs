@@ -1,15 +1,19 @@
-//! The questions: read from SQuAD's JSON or from lines of JSON, checked, and brought into one form.
+//! The questions: read from SQuAD's JSON, from lines of JSON or from other published files, checked, and brought into one
+//! form.
 //!
 //! ```text
 //!   FILE.json  ── squad ── words: BM25 over the file's paragraphs ──┐
-//!                                                                   ├──▶ cases, each of one turn or several
-//!   FILE.jsonl ── lines ── documents as they were retrieved ────────┘
+//!   FILE.jsonl ── lines ── documents as they were retrieved ────────┼──▶ cases, each of one turn or several
+//!   FILE, --format ── published ── its own documents, or a corpus ──┘
 //! ```
 //!
 //! This module knows nothing of arms or requests.
 
 mod lines;
+mod passages;
+mod published;
 mod squad;
+mod table;
 
 use anyhow::{Context, Result, bail, ensure};
 use foreword_ordering::document::Fingerprint;
@@ -37,6 +41,8 @@ pub(super) struct Turn {
     pub(super) answers: Vec<String>,
     /// Index of the document that holds the answer, if it is known.
     pub(super) answer_document: Option<usize>,
+    /// What there is to choose from; the answer is a letter then. Empty: the answer is in words.
+    pub(super) choices: Vec<String>,
 }
 
 /// A chat that is asked as a whole, under every arm.
@@ -59,9 +65,91 @@ pub(super) struct Data {
     pub(super) fingerprint: u64,
 }
 
+/// A format of questions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// SQuAD's JSON.
+    Squad,
+    /// Lines of JSON.
+    Lines,
+    /// HotpotQA.
+    HotpotQa,
+    /// MultiHop-RAG.
+    MultihopRag,
+    /// QASPER.
+    Qasper,
+    /// NarrativeQA.
+    NarrativeQa,
+    /// MT-RAG.
+    MtRag,
+    /// Natural Questions.
+    Nq,
+    /// MMLU.
+    Mmlu,
+    /// PubMedQA.
+    PubmedQa,
+}
+
+impl Format {
+    /// All formats, in the order of the documentation.
+    pub const ALL: [Self; 10] = [
+        Self::Squad,
+        Self::Lines,
+        Self::HotpotQa,
+        Self::MultihopRag,
+        Self::Qasper,
+        Self::NarrativeQa,
+        Self::MtRag,
+        Self::Nq,
+        Self::Mmlu,
+        Self::PubmedQa,
+    ];
+
+    /// Returns the format's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Squad => "squad",
+            Self::Lines => "lines",
+            Self::HotpotQa => "hotpotqa",
+            Self::MultihopRag => "multihop-rag",
+            Self::Qasper => "qasper",
+            Self::NarrativeQa => "narrativeqa",
+            Self::MtRag => "mt-rag",
+            Self::Nq => "nq",
+            Self::Mmlu => "mmlu",
+            Self::PubmedQa => "pubmedqa",
+        }
+    }
+
+    /// Returns the format of that name.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
+    }
+
+    /// Returns the format of a file by its ending.
+    fn of(path: &Path) -> Result<Self> {
+        match path.extension().and_then(|ending| ending.to_str()) {
+            Some("json") => Ok(Self::Squad),
+            Some("jsonl" | "ndjson") => Ok(Self::Lines),
+            _ => bail!(
+                "{}: the name must end in .json (SQuAD) or .jsonl (lines), or --format must name another format",
+                path.display()
+            ),
+        }
+    }
+}
+
 /// The options for reading a file.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reading {
+pub(super) struct Reading<'a> {
+    /// The file's format; `None`: by its ending.
+    pub(super) format: Option<Format>,
+    /// Where documents come from, if the file has none.
+    pub(super) corpus: Option<&'a Path>,
+    /// Most words of a passage that is cut from a longer text.
+    pub(super) chunk_words: usize,
     /// Most documents of a question.
     pub(super) documents: Option<usize>,
     /// Most questions: the first ones are kept.
@@ -79,8 +167,8 @@ impl Case {
     }
 }
 
-/// Reads `path`; its extension determines the format.
-pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
+/// Returns the bytes of a file, which is held in memory.
+fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     let failed = || format!("cannot read {}", path.display());
     let bytes = std::fs::metadata(path).with_context(failed)?.len();
     if bytes > MAX_BYTES {
@@ -89,16 +177,19 @@ pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
             path.display()
         );
     }
-    let text = std::fs::read(path).with_context(failed)?;
+    std::fs::read(path).with_context(failed)
+}
+
+/// Reads `path`; its extension determines the format, unless that is told.
+pub(super) fn read(path: &Path, reading: Reading<'_>) -> Result<Data> {
+    let failed = || format!("cannot read {}", path.display());
+    let format = reading.format.map_or_else(|| Format::of(path), Ok)?;
+    let text = bytes_of(path)?;
     let documents = reading.documents;
-    let ending = path.extension().and_then(|ending| ending.to_str());
-    let mut data = match ending {
-        Some("json") => squad::read(&text, documents.unwrap_or(SQUAD_DOCUMENTS), reading.seed),
-        Some("jsonl" | "ndjson") => lines::read(&text, documents),
-        _ => bail!(
-            "{}: the name must end in .json (SQuAD) or .jsonl (lines)",
-            path.display()
-        ),
+    let mut data = match format {
+        Format::Squad => squad::read(&text, documents.unwrap_or(SQUAD_DOCUMENTS), reading.seed),
+        Format::Lines => lines::read(&text, documents),
+        published => published::read(published, &text, &reading),
     }
     .with_context(failed)?;
     data.fingerprint = Fingerprint::of(&[&text]).0;
@@ -134,6 +225,9 @@ mod tests {
     fn files_are_told_apart_by_their_ending_and_cut_after_as_many_questions() {
         let folder = tempfile::tempdir().unwrap();
         let reading = Reading {
+            format: None,
+            corpus: None,
+            chunk_words: 800,
             documents: None,
             questions: Some(1),
             seed: 0,

@@ -85,6 +85,7 @@ pub(super) fn read(json: &[u8], documents: usize, seed: u64) -> Result<Data> {
                 question: question.question,
                 answers,
                 answer_document: found.iter().position(|&at| at == own),
+                choices: Vec::new(),
                 documents: found
                     .iter()
                     .map(|&at| Arc::clone(&paragraphs[at]))

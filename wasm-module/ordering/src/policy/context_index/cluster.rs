@@ -6,7 +6,7 @@
 //! An entry's distance is never more than the true one to clusters of its time, and younger clusters have entries of
 //! their own. So the heap's least entry whose clusters both remain is the nearest pair of all.
 
-use super::{ContextIndex, NodeId, ROOT, count, distance};
+use super::{ContextIndex, NodeId, NodeKind, ROOT, count, distance};
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -190,13 +190,24 @@ impl Clusters {
                 .copied()
                 .filter(|document| !above.contains(document))
                 .collect();
-            let node = index.attach(parent, added, cluster.parts.is_empty());
+            let kind = if cluster.parts.is_empty() {
+                NodeKind::Context {
+                    key: u64::from(id),
+                    is_continued: false,
+                }
+            } else {
+                NodeKind::Shared
+            };
+            let node = index.attach(parent, added, kind, 0);
             stack.extend(cluster.parts.iter().rev().map(|&part| (part, node)));
             if let Some(leaf) = leaves.get_mut(id as usize) {
                 *leaf = node;
             }
         }
-        index.leaves.extend(leaves.iter().copied());
+        for (&leaf, key) in leaves.iter().zip(0..) {
+            index.leaves.insert(key, leaf);
+            index.recency.add(leaf.0);
+        }
         leaves
     }
 }
@@ -244,7 +255,7 @@ mod tests {
         assert_eq!(paths.iter().map(Vec::len).collect::<Vec<_>>(), [3, 3, 2]);
         assert_eq!(paths[0][..2], paths[1][..2]);
         // A new context inherits [1 2] from the inner node.
-        assert_eq!(index.find(&prints(&[2, 1, 4])).path[..], [1, 0]);
+        assert_eq!(index.find(ROOT, &prints(&[2, 1, 4])).path[..], [1, 0]);
     }
 
     #[test]

@@ -8,25 +8,34 @@
 //! ```
 //!
 //! The tree is built at once by clustering ([`ContextIndex::build`]), or grows with every request. A request descends
-//! from the root to the child at the least distance (equation 1), as long as that child holds only documents of the
-//! request. Then it becomes a leaf there. If it shares something more with a child, a new inner node takes both.
-//! Children are found by document, so a step costs the postings of the request's documents at that node, not the
-//! number of children. The index does not look at the knowledge tree: it believes that what was sent is cached, and
-//! forgets the oldest contexts beyond its bound.
+//! from the root of its scope to the child at the least distance (equation 1), as long as that child holds only
+//! documents of the request. Then it becomes a leaf there. If it shares something more with a child, a new inner node
+//! takes both. Children are found by document, so a step costs the postings of the request's documents at that node,
+//! not the number of children. A request that shares nothing with what was sent is ordered by the history, an index
+//! built from a log ([`ContextIndex::with_history`]).
 //!
-//! It departs from the paper in three ways. Inner nodes hold shared documents in the order in which the older context
-//! was sent, not sorted, so that what is cached of it stays usable. An inner node is split as a leaf is. Contexts are
-//! bounded by number, not by tokens.
+//! `account` can keep the index in step with the engine's cache (`forget_evicted`). By default a context stays until
+//! newer ones take its place: in a tight cache, what is forgotten comes back in another order, which halves the reuse.
+//!
+//! `context-index` is this one with a history or with `forget_evicted`; otherwise it is the module `plain_index`, which
+//! pages have too and which counts nothing.
+//!
+//! It departs from the paper in four ways. Inner nodes hold
+//! shared documents in the order in which the older context was sent, not sorted, so that what is cached of it stays
+//! usable. An inner node is split as a leaf is. Each scope has a root of its own, since paths of different scopes share
+//! no KV state. A context is found again by what was sent, in O(1), where the paper walks its search path.
 
+mod account;
 mod cluster;
+pub mod history;
 
-use super::{Order, Policy, fingerprints, followed_by_rank};
+use super::{Order, Policy, PolicyOptions, SentDocuments, fingerprints, followed_by_rank};
 use crate::document::{Candidate, Fingerprint};
-use crate::sort::sort_by_key;
+use crate::recency::Recency;
 use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
-use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// RAGBoost's context index: a tree of the document sets of recent requests.
 #[derive(Debug)]
@@ -35,9 +44,19 @@ pub struct ContextIndex {
     free: Vec<NodeId>,
     /// Children of a node by a document that they add.
     by_document: FxHashMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
-    /// The leaves, oldest first.
-    leaves: VecDeque<NodeId>,
+    /// The leaves, by last use.
+    recency: Recency,
+    /// The leaf of a context, by the [key](account::key_of) of what was sent.
+    leaves: FxHashMap<u64, NodeId>,
+    /// The root of each scope, a child of the root.
+    scopes: FxHashMap<Scope, NodeId>,
+    /// An inner node without children, of which the engine still holds a part.
+    remnant: Option<NodeId>,
+    /// The index of a log, for requests that share nothing with what was sent.
+    history: Option<Arc<ContextIndex>>,
     max_contexts: u32,
+    /// Whether contexts go when the engine evicts them.
+    forgets: bool,
 }
 
 /// Identifies a node of the index; that of a leaf is valid until its context is forgotten.
@@ -55,7 +74,32 @@ struct Node {
     added: SmallVec<[Fingerprint; 8]>,
     /// Number of documents of the whole path.
     documents: u32,
-    is_leaf: bool,
+    /// Tokens that the node adds to its parent's, as far as the engine is believed to hold them; of a leaf, with those
+    /// of its chat's later turns.
+    tokens: u64,
+    kind: NodeKind,
+}
+
+/// What a node of the index is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NodeKind {
+    /// The root of all, or of a scope.
+    Root(Option<Scope>),
+    /// What the contexts below it share.
+    Shared,
+    /// A context.
+    Context {
+        /// The key of what was sent, in [`ContextIndex::leaves`].
+        key: u64,
+        /// Whether its chat has gone on: the paper's multi-turn flag.
+        is_continued: bool,
+    },
+}
+
+impl NodeKind {
+    fn is_context(self) -> bool {
+        matches!(self, Self::Context { .. })
+    }
 }
 
 /// Returns the distance of equation 1: the share of the larger context that is not common, plus a little for common
@@ -92,15 +136,37 @@ impl ContextIndex {
             children: Vec::new(),
             added: SmallVec::new(),
             documents: 0,
-            is_leaf: false,
+            tokens: 0,
+            kind: NodeKind::Root(None),
         };
         Self {
             nodes: vec![root],
             free: Vec::new(),
             by_document: FxHashMap::default(),
-            leaves: VecDeque::new(),
+            recency: Recency::default(),
+            leaves: FxHashMap::default(),
+            scopes: FxHashMap::default(),
+            remnant: None,
+            history: None,
             max_contexts: max_contexts.max(1),
+            forgets: false,
         }
+    }
+
+    /// Returns an empty index with these options.
+    #[must_use]
+    pub fn of(options: &PolicyOptions) -> Self {
+        Self {
+            forgets: options.forget_evicted,
+            ..Self::new(options.max_contexts)
+        }
+    }
+
+    /// Returns the index with `history`, which orders requests that share nothing with what was sent since.
+    #[must_use]
+    pub fn with_history(mut self, history: Arc<Self>) -> Self {
+        self.history = (!history.is_empty()).then_some(history);
+        self
     }
 
     /// Builds an index of `contexts` (each of distinct documents, in rank order) by hierarchical clustering, and
@@ -142,6 +208,13 @@ impl ContextIndex {
             .collect()
     }
 
+    /// Returns the number of documents that `node` has from its ancestors.
+    #[must_use]
+    pub fn inherited(&self, node: NodeId) -> usize {
+        let node = self.node(node);
+        node.map_or(0, |node| node.documents as usize - node.added.len())
+    }
+
     /// Returns the positions of `node` and its ancestors among their siblings, from the root down.
     #[must_use]
     pub fn search_path(&self, node: NodeId) -> Vec<u32> {
@@ -163,12 +236,24 @@ impl ContextIndex {
         path
     }
 
-    /// Searches greedily: it descends to the child at the least distance. Among equals it prefers a child that holds
+    /// Returns the order of `request`, which is ranked, behind `scope`.
+    fn ordered(&self, scope: Scope, request: &[Fingerprint]) -> Order {
+        let root = self.scopes.get(&scope);
+        let mut path = root.map_or_else(Order::new, |root| self.find(*root, request).path);
+        if path.is_empty()
+            && let Some(history) = &self.history
+        {
+            path = history.find(ROOT, request).path;
+        }
+        followed_by_rank(path, request.len())
+    }
+
+    /// Searches greedily from `start`, a root: it descends to the child at the least distance. Among equals it prefers a child that holds
     /// only documents of the request, then the older one.
-    fn find(&self, request: &[Fingerprint]) -> Insertion {
+    fn find(&self, start: NodeId, request: &[Fingerprint]) -> Insertion {
         let rank_of: FxHashMap<Fingerprint, u16> = request.iter().copied().zip(0..).collect();
         let mut place = Insertion {
-            node: ROOT,
+            node: start,
             split: None,
             path: Order::new(),
         };
@@ -224,36 +309,11 @@ impl ContextIndex {
     /// Returns whether the child holds more than is shared.
     fn adds_more(&self, &(child, (shared, _)): &Share) -> bool {
         self.node(child)
-            .is_some_and(|node| node.is_leaf || node.added.len() > shared as usize)
-    }
-
-    /// Adds the context of `request` where the search leads. O(documents).
-    fn add(&mut self, request: &[Fingerprint]) -> NodeId {
-        let place = self.find(request);
-        let parent = match place.split {
-            None => place.node,
-            Some(child) => self.split(place.node, child, request),
-        };
-        let mut placed: SmallVec<[u16; 16]> = place.path;
-        sort_by_key(&mut placed, |rank| *rank);
-        let rest = (0..)
-            .zip(request)
-            .filter(|(rank, _)| placed.binary_search(rank).is_err())
-            .map(|(_, &document)| document)
-            .collect();
-        let leaf = self.attach(parent, rest, true);
-        self.leaves.push_back(leaf);
-        while self.leaves.len() > self.max_contexts as usize {
-            let Some(oldest) = self.leaves.pop_front() else {
-                break;
-            };
-            self.remove(oldest);
-        }
-        leaf
+            .is_some_and(|node| node.kind.is_context() || node.added.len() > shared as usize)
     }
 
     /// Inserts a node between `parent` and `child` that holds what `child` shares with `request`.
-    fn split(&mut self, parent: NodeId, child: NodeId, request: &[Fingerprint]) -> NodeId {
+    fn split(&mut self, parent: NodeId, child: NodeId, request: &[(Fingerprint, u32)]) -> NodeId {
         let Some(added) = self
             .node_mut(child)
             .map(|node| std::mem::take(&mut node.added))
@@ -261,9 +321,11 @@ impl ContextIndex {
             return parent;
         };
         let (shared, own): (SmallVec<[_; 8]>, SmallVec<[_; 8]>) =
-            added.iter().copied().partition(|d| request.contains(d));
+            (added.iter().copied()).partition(|d| request.iter().any(|(other, _)| other == d));
         self.detach(parent, child, &added);
-        let between = self.attach(parent, shared, false);
+        let of_both = account::tokens_of(request, &shared);
+        let held = self.node(child).map_or(0, |child| child.tokens);
+        let between = self.attach(parent, shared, NodeKind::Shared, of_both.min(held));
         for &document in &own {
             self.by_document
                 .entry((between, document))
@@ -273,6 +335,7 @@ impl ContextIndex {
         if let Some(node) = self.node_mut(child) {
             node.parent = between;
             node.added = own;
+            node.tokens = node.tokens.saturating_sub(of_both);
         }
         if let Some(node) = self.node_mut(between) {
             node.children.push(child);
@@ -285,7 +348,8 @@ impl ContextIndex {
         &mut self,
         parent: NodeId,
         added: SmallVec<[Fingerprint; 8]>,
-        is_leaf: bool,
+        kind: NodeKind,
+        tokens: u64,
     ) -> NodeId {
         let documents = self.node(parent).map_or(0, |node| node.documents) + count(added.len());
         let node = Node {
@@ -293,7 +357,8 @@ impl ContextIndex {
             children: Vec::new(),
             added: added.clone(),
             documents,
-            is_leaf,
+            tokens,
+            kind,
         };
         let id = if let Some(id) = self.free.pop() {
             if let Some(slot) = self.node_mut(id) {
@@ -335,20 +400,6 @@ impl ContextIndex {
         }
     }
 
-    /// Removes a leaf, and every inner node that is left without children.
-    fn remove(&mut self, leaf: NodeId) {
-        let mut at = leaf;
-        while at != ROOT
-            && let Some(node) = self.node_mut(at)
-            && node.children.is_empty()
-        {
-            let (parent, added) = (node.parent, std::mem::take(&mut node.added));
-            self.detach(parent, at, &added);
-            self.free.push(at);
-            at = parent;
-        }
-    }
-
     fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(id.0 as usize)
     }
@@ -359,12 +410,18 @@ impl ContextIndex {
 }
 
 impl Policy for ContextIndex {
-    fn order(&mut self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
-        followed_by_rank(self.find(&fingerprints(candidates)).path, candidates.len())
+    fn order(&mut self, candidates: &[Candidate<'_>], _: &KnowledgeTree, scope: Scope) -> Order {
+        self.ordered(scope, &fingerprints(candidates))
     }
 
-    fn remember(&mut self, ranked: &[Fingerprint], _: &[u16]) {
-        self.add(ranked);
+    fn sent(&mut self, runs: &[SentDocuments<'_>]) {
+        self.record(runs);
+    }
+
+    fn evicted(&mut self, tokens: u64) {
+        if self.forgets {
+            self.evict(tokens);
+        }
     }
 }
 
@@ -376,6 +433,9 @@ fn count(items: usize) -> u32 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    const SCOPE: Scope = Scope(7);
 
     pub(super) fn prints(documents: &[u64]) -> Vec<Fingerprint> {
         documents.iter().copied().map(Fingerprint).collect()
@@ -383,6 +443,23 @@ mod tests {
 
     fn context(index: &ContextIndex, node: NodeId) -> Vec<u64> {
         index.context(node).iter().map(|d| d.0).collect()
+    }
+
+    /// Documents of ten tokens each.
+    fn weighed(documents: &[u64]) -> Vec<(Fingerprint, u32)> {
+        documents.iter().map(|d| (Fingerprint(*d), 10)).collect()
+    }
+
+    /// Sends `documents`, ranked so, in the order that the index gives them.
+    fn send(index: &mut ContextIndex, documents: &[u64]) -> Vec<u64> {
+        let order = index.ordered(SCOPE, &prints(documents));
+        let sent: Vec<u64> = order.iter().map(|&rank| documents[rank as usize]).collect();
+        index.record(&[SentDocuments {
+            scope: SCOPE,
+            documents: &weighed(&sent),
+            order: Some(&order),
+        }]);
+        sent
     }
 
     #[test]
@@ -396,46 +473,141 @@ mod tests {
     #[test]
     fn new_contexts_inherit_what_they_share() {
         let mut index = ContextIndex::new(10);
-        let mut add = |documents: &[u64]| {
-            let leaf = index.add(&prints(documents));
-            context(&index, leaf)
-        };
-        assert_eq!(add(&[2, 1, 3]), [2, 1, 3]);
-        assert_eq!(add(&[6, 1, 2]), [2, 1, 6]);
-        assert_eq!(add(&[4, 1, 2]), [2, 1, 4]);
-        assert_eq!(add(&[5, 7, 8]), [5, 7, 8]);
+        assert_eq!(send(&mut index, &[2, 1, 3]), [2, 1, 3]);
+        assert_eq!(send(&mut index, &[6, 1, 2]), [2, 1, 6]);
+        assert_eq!(send(&mut index, &[4, 1, 2]), [2, 1, 4]);
+        assert_eq!(send(&mut index, &[5, 7, 8]), [5, 7, 8]);
         // An inner node that holds more than the request is split.
-        assert_eq!(add(&[9, 1]), [1, 9]);
-        assert_eq!(add(&[3, 1, 2]), [1, 2, 3]);
+        assert_eq!(send(&mut index, &[9, 1]), [1, 9]);
+        assert_eq!(send(&mut index, &[3, 1, 2]), [1, 2, 3]);
+    }
+
+    #[test]
+    fn other_scopes_share_nothing() {
+        let mut index = ContextIndex::new(10);
+        send(&mut index, &[2, 1, 3]);
+        assert_eq!(index.ordered(SCOPE, &prints(&[1, 2]))[..], [1, 0]);
+        assert_eq!(index.ordered(Scope(8), &prints(&[1, 2]))[..], [0, 1]);
     }
 
     #[test]
     fn the_oldest_context_goes_first_and_its_inner_nodes_with_it() {
         let mut index = ContextIndex::new(2);
         for documents in [[1, 2, 3], [1, 2, 4], [5, 6, 7], [5, 6, 8]] {
-            index.add(&prints(&documents));
+            send(&mut index, &documents);
         }
         assert_eq!(index.len(), 2);
-        assert!(index.find(&prints(&[1, 2])).path.is_empty());
-        assert_eq!(index.find(&prints(&[6, 5])).path.as_slice(), [1, 0]);
+        assert_eq!(index.ordered(SCOPE, &prints(&[2, 1]))[..], [0, 1]);
+        assert_eq!(index.ordered(SCOPE, &prints(&[6, 5]))[..], [1, 0]);
+    }
+
+    #[test]
+    fn a_context_that_is_sent_again_is_the_last_to_go() {
+        let mut index = ContextIndex::new(2);
+        for documents in [[1, 2], [3, 4], [1, 2], [5, 6]] {
+            send(&mut index, &documents);
+        }
+        assert_eq!(index.len(), 2);
+        assert_eq!(index.ordered(SCOPE, &prints(&[2, 1]))[..], [1, 0]);
+        assert_eq!(index.ordered(SCOPE, &prints(&[4, 3]))[..], [0, 1]);
+    }
+
+    #[test]
+    fn evicted_tokens_are_taken_from_the_oldest_contexts_and_their_nodes_go() {
+        let mut index = ContextIndex::new(10);
+        send(&mut index, &[1, 2, 3]);
+        send(&mut index, &[1, 2, 4]);
+        send(&mut index, &[5, 6]);
+        assert_eq!(index.tokens(), 60);
+        // Document 3's tokens, then half of document 4's.
+        index.evict(15);
+        assert_eq!((index.len(), index.tokens()), (2, 45));
+        // The rest of it, then half of what the two shared, which others may still open with.
+        index.evict(15);
+        assert_eq!((index.len(), index.tokens()), (1, 30));
+        assert_eq!(index.ordered(SCOPE, &prints(&[2, 1]))[..], [1, 0]);
+        // What is left of it goes before documents 5 and 6.
+        index.evict(10);
+        assert_eq!(index.ordered(SCOPE, &prints(&[2, 1]))[..], [0, 1]);
+        assert_eq!(index.ordered(SCOPE, &prints(&[6, 5]))[..], [1, 0]);
+        index.evict(1_000);
+        assert!(index.is_empty() && index.scopes.is_empty() && index.tokens() == 0);
+    }
+
+    #[test]
+    fn a_chats_later_turns_count_at_its_leaf_and_are_no_contexts() {
+        let mut index = ContextIndex::new(10);
+        send(&mut index, &[1, 2]);
+        let (opening, later) = (weighed(&[1, 2]), weighed(&[3, 4, 5]));
+        let turn = |order| {
+            [
+                SentDocuments {
+                    scope: SCOPE,
+                    documents: &opening,
+                    order: None,
+                },
+                SentDocuments {
+                    scope: Scope(9),
+                    documents: &later,
+                    order,
+                },
+            ]
+        };
+        index.record(&turn(Some(&[0, 1, 2])));
+        assert_eq!((index.len(), index.tokens()), (1, 50));
+        // The third turn sends them again: they are counted once.
+        index.record(&turn(None));
+        assert_eq!((index.len(), index.tokens()), (1, 50));
+        let leaf = *index.leaves.values().next().unwrap();
+        assert!(matches!(
+            index.nodes[leaf.0 as usize].kind,
+            NodeKind::Context {
+                is_continued: true,
+                ..
+            }
+        ));
+        // A new chat that opens with the turn's documents has nothing to begin like.
+        assert_eq!(index.ordered(Scope(9), &prints(&[4, 3]))[..], [0, 1]);
+    }
+
+    #[test]
+    fn history_orders_what_shares_nothing_with_what_was_sent() {
+        let (history, _) = ContextIndex::build(&[[1, 2, 3], [2, 1, 4]].map(|c| prints(&c)));
+        let mut index = ContextIndex::new(10).with_history(Arc::new(history));
+        assert_eq!(send(&mut index, &[9, 2, 1]), [1, 2, 9]);
+        assert_eq!(send(&mut index, &[2, 1, 8]), [1, 2, 8]);
+        assert_eq!(send(&mut index, &[9, 4]), [9, 4]);
+        assert_eq!(send(&mut index, &[4, 2, 5]), [2, 4, 5]);
     }
 
     proptest! {
         #[test]
         fn every_context_keeps_its_documents_and_nothing_leaks(
-            contexts in prop::collection::vec(prop::collection::vec(0_u64..12, 0..7), 1..60),
+            contexts in prop::collection::vec((prop::collection::vec(0_u64..12, 0..7), 0_u64..25), 1..60),
             max in 1_u32..20,
         ) {
             let mut index = ContextIndex::new(max);
             let mut kept: VecDeque<(NodeId, Vec<u64>)> = VecDeque::new();
-            for documents in contexts {
+            for (documents, evicted) in contexts {
                 let mut seen = std::collections::HashSet::new();
                 let documents: Vec<u64> = documents.into_iter().filter(|d| seen.insert(*d)).collect();
-                let leaf = index.add(&prints(&documents));
-                kept.push_back((leaf, documents));
+                let sent = send(&mut index, &documents);
+                let leaf = NodeId(index.recency.newest().unwrap());
+                kept.retain(|(other, _)| *other != leaf);
+                kept.push_back((leaf, sent));
                 if kept.len() > max as usize {
                     kept.pop_front();
                 }
+                let before = index.tokens();
+                index.evict(evicted);
+                prop_assert_eq!(index.tokens(), before.saturating_sub(evicted));
+                // Evicted contexts are the oldest ones.
+                while kept.len() > index.len() {
+                    kept.pop_front();
+                }
+                let listed: Vec<u32> = index.recency.iter().collect();
+                let expected: Vec<u32> = kept.iter().map(|(leaf, _)| leaf.0).collect();
+                prop_assert_eq!(listed, expected);
                 for (leaf, documents) in &kept {
                     let mut held = context(&index, *leaf);
                     let mut documents = documents.clone();
@@ -444,13 +616,11 @@ mod tests {
                     prop_assert_eq!(held, documents);
                 }
                 let nodes = index.nodes.len() - index.free.len();
-                // The root, a leaf each, and inner nodes that each add a document to their parent.
-                prop_assert!(nodes <= 1 + kept.len() * 8);
+                // The roots, a leaf each, inner nodes that each add a document to their parent, and a remnant's.
+                prop_assert!(nodes <= 2 + (1 + kept.len()) * 8);
             }
-            while let Some(leaf) = index.leaves.pop_front() {
-                index.remove(leaf);
-            }
-            prop_assert!(index.by_document.is_empty());
+            index.evict(u64::MAX);
+            prop_assert!(index.by_document.is_empty() && index.leaves.is_empty() && index.scopes.is_empty());
             prop_assert_eq!(index.nodes.len() - index.free.len(), 1);
         }
     }

@@ -1,0 +1,265 @@
+//! `foreword index`: makes a context index of a log of requests (RAGBoost section 4), for a gateway that orders by
+//! `context-index`.
+//!
+//! ```text
+//!  FILE… ──lines──▶ newest distinct contexts ──cluster──▶ index ──▶ FILE: the gateway's `ordering`, with a history
+//! ```
+//!
+//! The file is a configuration that `--ordering` takes wherever it is asked for, and that the gateway takes as its
+//! `ordering`. It holds documents' fingerprints, and no text.
+
+use crate::log::{self, OnBad};
+use anyhow::{Context, Result};
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::policy::context_index::history::{MAX_CONTEXTS, write};
+use foreword_ordering::policy::context_index::{ContextIndex, NodeId};
+use foreword_simulation::{LogReader, Logged, LoggedKind};
+use fxhash::{FxHashMap, FxHashSet};
+use serde_json::json;
+use std::collections::VecDeque;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Most contexts that an index may be asked to keep.
+pub const MOST_CONTEXTS: u32 = MAX_CONTEXTS as u32;
+
+/// The options of an index.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Logs, which are read one after another.
+    pub files: Vec<PathBuf>,
+    /// File for the configuration.
+    pub out: PathBuf,
+    /// Most contexts; the newest are kept. At most [`MOST_CONTEXTS`].
+    pub contexts: u32,
+    /// Whether the first bad line ends the reading.
+    pub strict: bool,
+    /// Whether standard output gets JSON instead of a table.
+    pub json: bool,
+}
+
+/// The files hold no request with documents.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the log is empty: no line of {files} has documents ({lines} lines read, {bad} of them bad)"
+)]
+pub struct EmptyLog {
+    /// Names of the files.
+    pub files: String,
+    /// Number of lines read.
+    pub lines: u64,
+    /// Number of lines that could not be understood.
+    pub bad: u64,
+}
+
+/// Reads the log, writes the configuration, and prints what the index is like to standard output.
+///
+/// # Errors
+/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`EmptyLog`].
+pub fn run(options: &Options) -> Result<()> {
+    let mut newest = Newest::new(options.contexts.clamp(1, MOST_CONTEXTS) as usize);
+    // Tokens are not needed: an index is of documents.
+    let reader = LogReader::new(1);
+    let on_bad = if options.strict {
+        OnBad::Stop
+    } else {
+        OnBad::Tell
+    };
+    let (mut requests, mut rankings) = (0_u64, 0_u64);
+    let counts = log::read(&options.files, "reading", on_bad, |_, line| {
+        let logged = Logged::read(line)?;
+        // Documents of later turns stand behind words of their chat alone, and open nothing.
+        let opening = reader.requests(logged.body.as_bytes())?.into_iter().next();
+        if let Some(opening) = opening.filter(|opening| !opening.documents.is_empty()) {
+            requests += 1;
+            rankings += u64::from(logged.kind()? == LoggedKind::Ranking);
+            newest.add(opening.documents.iter().map(|d| d.fingerprint).collect());
+        }
+        Ok(())
+    })?;
+    counts.tell();
+    if requests == 0 {
+        return Err(EmptyLog {
+            files: log::names(&options.files),
+            lines: counts.lines,
+            bad: counts.bad,
+        }
+        .into());
+    }
+    if rankings > 0 {
+        eprintln!(
+            "{rankings} of {requests} requests name their documents without their texts: a gateway, which knows documents by \
+             their texts, will not know these; `foreword replay` of such lines will"
+        );
+    }
+    let contexts = newest.contexts();
+    let (index, leaves) = ContextIndex::build(&contexts);
+    let figures = Figures::of(requests, &contexts, &index, &leaves);
+    let ordering = json!({
+        "policy": "context-index",
+        "policy_options": {"history": write(&contexts)},
+    });
+    let text = serde_json::to_string_pretty(&ordering)? + "\n";
+    std::fs::write(&options.out, text)
+        .with_context(|| format!("cannot write {}", options.out.display()))?;
+    eprintln!("written: {}", options.out.display());
+    let printed = if options.json {
+        figures.to_json() + "\n"
+    } else {
+        figures.to_table()
+    };
+    std::io::stdout()
+        .write_all(printed.as_bytes())
+        .context("cannot write to standard output")
+}
+
+/// The newest distinct contexts, each as it was ranked first.
+struct Newest {
+    most: usize,
+    /// Contexts in the order of their last use, with the number of that use.
+    queue: VecDeque<(Vec<Fingerprint>, u64)>,
+    /// The number of a context's last use.
+    used: FxHashMap<Vec<Fingerprint>, u64>,
+    uses: u64,
+}
+
+impl Newest {
+    fn new(most: usize) -> Self {
+        Self {
+            most,
+            queue: VecDeque::new(),
+            used: FxHashMap::default(),
+            uses: 0,
+        }
+    }
+
+    fn add(&mut self, context: Vec<Fingerprint>) {
+        self.uses += 1;
+        self.used.insert(context.clone(), self.uses);
+        self.queue.push_back((context, self.uses));
+        // What was used again since is not the oldest one.
+        while let Some((context, at)) = self.queue.front()
+            && (self.used.get(context) != Some(at) || self.used.len() > self.most)
+        {
+            if self.used.get(context) == Some(at) {
+                self.used.remove(context);
+            }
+            self.queue.pop_front();
+        }
+    }
+
+    /// Returns the contexts, least recently used first.
+    fn contexts(self) -> Vec<Vec<Fingerprint>> {
+        let Self { queue, used, .. } = self;
+        let newest = queue.into_iter();
+        let newest = newest.filter(|(context, at)| used.get(context) == Some(at));
+        newest.map(|(context, _)| context).collect()
+    }
+}
+
+/// What an index is like.
+struct Figures {
+    requests: u64,
+    contexts: usize,
+    documents: usize,
+    /// Contexts that open with documents which another context opens with too.
+    sharing: usize,
+    /// Documents in these openings, over those of all contexts.
+    shared_documents: f64,
+    /// Contexts by the length of their search path.
+    depths: Vec<usize>,
+}
+
+impl Figures {
+    fn of(
+        requests: u64,
+        contexts: &[Vec<Fingerprint>],
+        index: &ContextIndex,
+        leaves: &[NodeId],
+    ) -> Self {
+        let distinct: FxHashSet<_> = contexts.iter().flatten().collect();
+        let all: usize = contexts.iter().map(Vec::len).sum();
+        let (mut sharing, mut shared) = (0, 0);
+        let mut depths = Vec::new();
+        for &leaf in leaves {
+            let depth = index.search_path(leaf).len();
+            if depths.len() < depth {
+                depths.resize(depth, 0);
+            }
+            if let Some(count) = depth.checked_sub(1).and_then(|at| depths.get_mut(at)) {
+                *count += 1;
+            }
+            let above = index.inherited(leaf);
+            sharing += usize::from(above > 0);
+            shared += above;
+        }
+        Self {
+            requests,
+            contexts: contexts.len(),
+            documents: distinct.len(),
+            sharing,
+            shared_documents: shared as f64 / all.max(1) as f64,
+            depths,
+        }
+    }
+
+    fn to_json(&self) -> String {
+        json!({
+            "requests": self.requests,
+            "contexts": self.contexts,
+            "documents": self.documents,
+            "sharing_contexts": self.sharing,
+            "shared_documents": self.shared_documents,
+            "contexts_by_path_length": self.depths,
+        })
+        .to_string()
+    }
+
+    fn to_table(&self) -> String {
+        let depths: Vec<String> = (self.depths.iter().zip(1..))
+            .map(|(contexts, length)| format!("{length}: {contexts}"))
+            .collect();
+        format!(
+            "requests with documents          {}\n\
+             distinct contexts kept           {}, of {} documents\n\
+             open like another context        {} ({:.1} % of their documents)\n\
+             contexts by search path's length {}\n",
+            self.requests,
+            self.contexts,
+            self.documents,
+            self.sharing,
+            100.0 * self.shared_documents,
+            depths.join(", "),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prints(documents: &[u64]) -> Vec<Fingerprint> {
+        documents.iter().copied().map(Fingerprint).collect()
+    }
+
+    #[test]
+    fn the_newest_distinct_contexts_are_kept() {
+        let mut newest = Newest::new(2);
+        for documents in [[1, 2], [3, 4], [1, 2], [1, 2], [5, 6]] {
+            newest.add(prints(&documents));
+        }
+        assert!(newest.queue.len() <= 3);
+        assert_eq!(newest.contexts(), [prints(&[1, 2]), prints(&[5, 6])]);
+    }
+
+    #[test]
+    fn figures_count_what_contexts_inherit() {
+        let contexts = [[2, 1, 3], [2, 6, 1], [4, 1, 0], [7, 8, 9]].map(|c| prints(&c));
+        let (index, leaves) = ContextIndex::build(&contexts);
+        let figures = Figures::of(5, &contexts, &index, &leaves);
+        assert_eq!((figures.documents, figures.sharing), (9, 3));
+        // 1 and 2 twice, 1 alone once, of twelve.
+        assert_eq!(figures.shared_documents, 5.0 / 12.0);
+        assert_eq!(figures.depths, [1, 1, 2]);
+    }
+}

@@ -1,0 +1,196 @@
+//! The results that Wasm workers share: what one worker's retriever found, another's similarity cache knows.
+//!
+//! ```text
+//!   worker 1: miss ─▶ retriever ─▶ cache ─ tells ─▶ ring in shared data ─ reads before a look-up ─▶ cache :worker 2
+//! ```
+//!
+//! A VM shares no memory with the others, so a result travels with its vector and its documents' texts, which stay in the
+//! proxy's process. A look-up reads the entries that are new to its worker first; without any that takes one call. In the
+//! dynamic module and in the external processor all workers use one cache, so nothing is told.
+//!
+//! A result of another version of the retriever's than this worker knows is a newer one, and empties the cache, unless it
+//! is the version that this worker has just left behind. What is too long, or no result, is left out.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::answers::{Document, RetrieverAnswer};
+use super::cache::Cache;
+use super::vector;
+use crate::agreement::Agreement;
+use crate::host::Host;
+use crate::shared::Shared;
+
+/// One worker's part in the results that all share.
+#[derive(Debug)]
+pub(super) struct Sharing(Shared<Agreement>);
+
+/// A result, as it is written.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    tenant: String,
+    /// Little-endian `f32` in base64.
+    vector: String,
+    version: String,
+    /// Ids and elements, best first.
+    documents: Vec<(String, String)>,
+}
+
+impl Sharing {
+    /// Joins those whose retrieval is configured alike; `None`: each cache is for itself.
+    pub(super) fn open(host: &impl Host, identity: u64, entries: u32) -> Option<Self> {
+        let is_alone = cfg!(not(any(target_arch = "wasm32", test)));
+        if entries == 0 || is_alone {
+            return None;
+        }
+        let name = format!("results-{identity:016x}");
+        let agreement = Agreement::open(host, &name, entries).ok()?;
+        Some(Self(Shared::new(agreement)))
+    }
+
+    /// Tells the others what was found.
+    pub(super) fn tell(
+        &self,
+        host: &impl Host,
+        tenant: &str,
+        vector: &[f32],
+        found: &RetrieverAnswer,
+    ) {
+        let documents = found.documents.iter();
+        let entry = Entry {
+            tenant: tenant.to_owned(),
+            vector: vector::to_base64(vector),
+            version: found.version.clone(),
+            documents: documents
+                .map(|document| (document.id.clone(), document.element.to_string()))
+                .collect(),
+        };
+        let Ok(entry) = serde_json::to_vec(&entry) else {
+            return;
+        };
+        if let Some(mut agreement) = self.0.lock(Agreement::forget) {
+            // A result that cannot be told is searched for again elsewhere.
+            let _ = agreement.tell_within(host, &entry, MAX_ENTRY_BYTES);
+        }
+    }
+
+    /// Puts what others found into `cache`, and returns how many results these are.
+    pub(super) fn learn(&self, host: &impl Host, cache: &mut Cache) -> u64 {
+        let Some(mut agreement) = self.0.lock(Agreement::forget) else {
+            return 0;
+        };
+        let now_ms = host.now_ms();
+        let learnt = agreement.read_on(host, MOST_AT_ONCE, |entry| {
+            let Ok(entry) = serde_json::from_slice::<Entry>(entry) else {
+                return false;
+            };
+            let Some(vector) = vector::from_header(entry.vector.as_bytes()) else {
+                return false;
+            };
+            let documents = entry.documents.into_iter().map(|(id, element)| Document {
+                id,
+                element: Arc::from(element),
+            });
+            let found = RetrieverAnswer {
+                documents: documents.collect(),
+                version: entry.version,
+            };
+            cache.learn(&entry.tenant, &vector, &found, now_ms)
+        });
+        learnt.map_or(0, |learnt| learnt.entries)
+    }
+}
+
+/// Most bytes of a result: five documents of 12 KB.
+const MAX_ENTRY_BYTES: usize = 64 << 10;
+/// Most results that one look-up reads.
+const MOST_AT_ONCE: u64 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::scripted::ScriptedHost;
+    use foreword_similarity::SimilarityConfig;
+
+    fn cache() -> Cache {
+        let config =
+            SimilarityConfig::from_json(br#"{"dimensions": 2, "tolerance": 0.01}"#).unwrap();
+        Cache::new(config, 1 << 20)
+    }
+
+    fn found(version: &str, text: &str) -> RetrieverAnswer {
+        RetrieverAnswer {
+            documents: vec![Document {
+                id: "d".to_owned(),
+                element: Arc::from(text),
+            }],
+            version: version.to_owned(),
+        }
+    }
+
+    fn known(cache: &mut Cache, tenant: &str) -> Option<String> {
+        let hit = cache.lookup(tenant, &[1.0, 0.0], 0).unwrap()?;
+        hit.elements.first().map(|element| element.to_string())
+    }
+
+    #[test]
+    fn what_one_worker_found_another_knows_and_no_other_tenant() {
+        let host = ScriptedHost::default();
+        let first = Sharing::open(&host, 1, 8).unwrap();
+        let beside = ScriptedHost::beside(&host);
+        let second = Sharing::open(&beside, 1, 8).unwrap();
+        let (mut own, mut others) = (cache(), cache());
+        own.keep("t", &[1.0, 0.0], &found("v1", "{}"), 0);
+        first.tell(&host, "t", &[1.0, 0.0], &found("v1", "{}"));
+        assert_eq!(second.learn(&beside, &mut others), 1);
+        assert_eq!(known(&mut others, "t").as_deref(), Some("{}"));
+        assert_eq!(known(&mut others, "u"), None);
+        // Nothing is learnt twice, and nobody learns what it told itself.
+        assert_eq!(second.learn(&beside, &mut others), 0);
+        assert_eq!(first.learn(&host, &mut own), 0);
+        // Another configuration is another ring.
+        assert_eq!(
+            Sharing::open(&beside, 2, 8)
+                .unwrap()
+                .learn(&beside, &mut others),
+            0
+        );
+        assert!(Sharing::open(&beside, 1, 0).is_none());
+    }
+
+    #[test]
+    fn a_newer_version_empties_the_cache_and_the_one_left_behind_does_not() {
+        let host = ScriptedHost::default();
+        let first = Sharing::open(&host, 1, 8).unwrap();
+        let beside = ScriptedHost::beside(&host);
+        let second = Sharing::open(&beside, 1, 8).unwrap();
+        let mut cache = cache();
+        for version in ["v1", "v2", "v1"] {
+            first.tell(&host, "t", &[1.0, 0.0], &found(version, version));
+        }
+        assert_eq!(second.learn(&beside, &mut cache), 2);
+        assert_eq!(known(&mut cache, "t").as_deref(), Some("v2"));
+    }
+
+    #[test]
+    fn what_is_too_long_or_no_result_is_left_out() {
+        let host = ScriptedHost::default();
+        let first = Sharing::open(&host, 1, 8).unwrap();
+        let beside = ScriptedHost::beside(&host);
+        let second = Sharing::open(&beside, 1, 8).unwrap();
+        let mut cache = cache();
+        first.tell(&host, "t", &[1.0, 0.0], &found("v", &"x".repeat(70_000)));
+        for entry in [
+            &b"nonsense"[..],
+            br#"{"tenant": "t", "vector": "A", "version": "v", "documents": []}"#,
+        ] {
+            let mut agreement = first.0.try_lock().unwrap();
+            assert!(agreement.tell(&host, entry).unwrap());
+        }
+        // Vectors of another length are refused by the cache.
+        first.tell(&host, "t", &[1.0], &found("v", "{}"));
+        assert_eq!(second.learn(&beside, &mut cache), 0);
+        assert_eq!(known(&mut cache, "t"), None);
+    }
+}

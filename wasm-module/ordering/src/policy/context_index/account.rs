@@ -1,0 +1,217 @@
+//! Keeps a context index in step with the engine's cache (RAGBoost section 4.1, *Index update*, and section 6).
+//!
+//! ```text
+//!   sent     a new context ──▶ a leaf, with the tokens that it adds      known context ──▶ the most recently used leaf
+//!            later turns   ──▶ their tokens are added to the chat's leaf, whose multi-turn flag is set
+//!   evicted  n tokens      ──▶ taken from the least recently used leaf, then the next; a node without tokens goes
+//! ```
+//!
+//! A cache says how many tokens it evicted, not whose they were, so the index takes them where an engine would: a leaf
+//! before its parent, the least recently used leaf first. Tokens are those of documents, as in the knowledge tree, whose
+//! evictions these are.
+//!
+//! The documents of a chat's later turns stand behind words that only this chat has, so nothing else begins with them:
+//! they are no contexts of their own. What an earlier turn holds is found by the memory of chats, byte for byte, before
+//! a policy is asked; the index does not repeat it.
+
+use super::{ContextIndex, NodeId, NodeKind, ROOT, SentDocuments, count};
+use crate::document::Fingerprint;
+use crate::tree::Scope;
+use smallvec::SmallVec;
+use std::hash::{Hash, Hasher};
+
+impl ContextIndex {
+    /// Records what one request sent: an opening context, and the documents of its chat's later turns.
+    pub(super) fn record(&mut self, runs: &[SentDocuments<'_>]) {
+        let Some((opening, later)) = runs.split_first() else {
+            return;
+        };
+        let leaf = self.add(opening.scope, opening.documents, &opening.ranked());
+        // Those without an order were counted when their turn was new.
+        let new = later.iter().filter(|run| run.order.is_some());
+        let tokens: u64 = new.flat_map(|run| run.documents).map(tokens).sum();
+        if let Some(node) = self.node_mut(leaf)
+            && let NodeKind::Context { is_continued, .. } = &mut node.kind
+        {
+            *is_continued |= !later.is_empty();
+            node.tokens += tokens;
+        }
+    }
+
+    /// Adds a context that was sent as `sent`, where the search for `ranked`, the same documents by rank, leads. One that
+    /// was sent before becomes the most recently used one. O(documents).
+    pub(super) fn add(
+        &mut self,
+        scope: Scope,
+        sent: &[(Fingerprint, u32)],
+        ranked: &[(Fingerprint, u32)],
+    ) -> NodeId {
+        let key = key_of(scope, sent);
+        if let Some(&leaf) = self.leaves.get(&key) {
+            self.recency.touch(leaf.0);
+            self.refill(leaf, sent);
+            return leaf;
+        }
+        let root = match self.scopes.get(&scope) {
+            Some(&root) => root,
+            None => {
+                let root = NodeKind::Root(Some(scope));
+                let root = self.attach(ROOT, SmallVec::new(), root, 0);
+                self.scopes.insert(scope, root);
+                root
+            }
+        };
+        let request: SmallVec<[Fingerprint; 16]> = ranked.iter().map(|(d, _)| *d).collect();
+        let place = self.find(root, &request);
+        if self.remnant == Some(place.node) {
+            self.refill(place.node, ranked);
+            self.remnant = None;
+        }
+        let parent = match place.split {
+            None => place.node,
+            Some(child) => self.split(place.node, child, ranked),
+        };
+        let above = self.context(parent);
+        // In the order sent: what is cached begins so.
+        let rest: SmallVec<[(Fingerprint, u32); 16]> = (sent.iter().copied())
+            .filter(|(document, _)| !above.contains(document))
+            .collect();
+        let context = NodeKind::Context {
+            key,
+            is_continued: false,
+        };
+        let added = rest.iter().map(|(document, _)| *document).collect();
+        let leaf = self.attach(parent, added, context, rest.iter().map(tokens).sum());
+        self.leaves.insert(key, leaf);
+        self.recency.add(leaf.0);
+        while self.leaves.len() > self.max_contexts as usize {
+            let Some(oldest) = self.recency.oldest() else {
+                break;
+            };
+            self.forget(NodeId(oldest));
+        }
+        leaf
+    }
+
+    /// Takes `tokens` from the least recently used contexts, and removes those that have none left. O(contexts removed,
+    /// times their documents).
+    pub(super) fn evict(&mut self, mut tokens: u64) {
+        while tokens > 0 {
+            let remnant = self.remnant.take().filter(|&node| self.is_childless(node));
+            let Some(node) = remnant.or(self.recency.oldest().map(NodeId)) else {
+                return;
+            };
+            tokens = self.shrink(node, tokens);
+        }
+    }
+
+    /// Takes `tokens` from a node without children, then from parents that its removal leaves without children; returns
+    /// what is left to take.
+    fn shrink(&mut self, node: NodeId, mut tokens: u64) -> u64 {
+        let mut at = node;
+        loop {
+            let Some(node) = self.node_mut(at) else {
+                return tokens;
+            };
+            let taken = node.tokens.min(tokens);
+            node.tokens -= taken;
+            tokens -= taken;
+            if node.tokens > 0 {
+                self.remnant = (!node.kind.is_context()).then_some(at);
+                return tokens;
+            }
+            at = self.unhang(at);
+            if at == ROOT || !self.is_childless(at) {
+                return tokens;
+            }
+        }
+    }
+
+    /// Forgets a context, and every inner node that is left without children.
+    pub(super) fn forget(&mut self, leaf: NodeId) {
+        let mut at = self.unhang(leaf);
+        while at != ROOT && self.is_childless(at) {
+            at = self.unhang(at);
+        }
+    }
+
+    /// Removes a node without children, and returns its parent.
+    fn unhang(&mut self, node: NodeId) -> NodeId {
+        let Some(slot) = self.node_mut(node) else {
+            return ROOT;
+        };
+        let (parent, added, kind) = (slot.parent, std::mem::take(&mut slot.added), slot.kind);
+        match kind {
+            NodeKind::Context { key, .. } => {
+                self.leaves.remove(&key);
+                self.recency.remove(node.0);
+            }
+            NodeKind::Root(Some(scope)) => {
+                self.scopes.remove(&scope);
+            }
+            NodeKind::Root(None) | NodeKind::Shared => {}
+        }
+        if self.remnant == Some(node) {
+            self.remnant = None;
+        }
+        self.detach(parent, node, &added);
+        self.free.push(node);
+        parent
+    }
+
+    /// Records that the engine holds all of a node again: `sent` includes its documents.
+    fn refill(&mut self, node: NodeId, sent: &[(Fingerprint, u32)]) {
+        if let Some(node) = self.node_mut(node) {
+            node.tokens = node.tokens.max(tokens_of(sent, &node.added));
+        }
+    }
+
+    fn is_childless(&self, node: NodeId) -> bool {
+        self.node(node).is_some_and(|node| node.children.is_empty())
+    }
+
+    /// Returns the tokens that the engine is believed to hold for all contexts.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        let held = (0..count(self.nodes.len())).map(NodeId);
+        let held = held.filter(|node| !self.free.contains(node));
+        let nodes = held.filter_map(|node| self.node(node));
+        nodes.map(|node| node.tokens).sum()
+    }
+}
+
+impl SentDocuments<'_> {
+    /// Returns the documents by rank; in the order sent, where no policy was asked.
+    fn ranked(&self) -> SmallVec<[(Fingerprint, u32); 16]> {
+        let mut ranked: SmallVec<[(Fingerprint, u32); 16]> =
+            self.documents.iter().copied().collect();
+        for (&rank, &document) in self.order.into_iter().flatten().zip(self.documents) {
+            if let Some(place) = ranked.get_mut(usize::from(rank)) {
+                *place = document;
+            }
+        }
+        ranked
+    }
+}
+
+/// Returns the key of a context: what was sent, and where.
+fn key_of(scope: Scope, sent: &[(Fingerprint, u32)]) -> u64 {
+    let mut hasher = fxhash::FxHasher::default();
+    scope.0.hash(&mut hasher);
+    for (document, _) in sent {
+        document.0.hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+/// Returns the tokens of those documents of `request` that `held` names.
+pub(super) fn tokens_of(request: &[(Fingerprint, u32)], held: &[Fingerprint]) -> u64 {
+    let shared = request
+        .iter()
+        .filter(|(document, _)| held.contains(document));
+    shared.map(tokens).sum()
+}
+
+fn tokens(document: &(Fingerprint, u32)) -> u64 {
+    u64::from(document.1)
+}
