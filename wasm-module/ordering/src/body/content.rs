@@ -14,7 +14,7 @@ use super::Skip;
 use super::formats::{self, Holds, PartStyle};
 use super::json::{elements, inner, scanned};
 use super::lists::Author;
-use super::results::results;
+use super::results::results_and_texts;
 use super::scan::{self, Bad, Scan, say};
 use smallvec::SmallVec;
 
@@ -177,7 +177,8 @@ fn parts<'a>(
 
 /// The pieces of a tool's result that is an object: its texts, and the documents among its `results`.
 fn said_in<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>) {
-    let documents = results(object).into_iter().filter_map(|span| {
+    let (spans, texts) = results_and_texts(object, &formats::TEXTS_OF_RESULT);
+    let documents = spans.into_iter().filter_map(|span| {
         let label = span.id.and_then(|id| object.get(id));
         Some(Block {
             raw: object.get(span.whole)?,
@@ -185,7 +186,7 @@ fn said_in<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>) {
         })
     });
     let mut documents: Option<Vec<Block<'a>>> = Some(documents.collect());
-    for text in formats::texts_of_result(object) {
+    for text in texts {
         let is_before = |found: &Vec<Block<'_>>| {
             (found.first()).is_some_and(|first| first.raw.as_ptr() < text.as_ptr())
         };
@@ -319,7 +320,7 @@ impl<'a> RawPart<'a> {
 
 /// Passes over a `functionResponse`, and returns its `response`; `None`: it has none, or several.
 fn function_response<'a>(scan: &mut Scan<'a>) -> Result<Option<&'a str>, Bad> {
-    if !scan.begins(b'{') {
+    if scan.peek() != Some(b'{') {
         scan.value()?;
         return Ok(None);
     }

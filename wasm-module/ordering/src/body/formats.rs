@@ -15,8 +15,6 @@ use super::chat::Role;
 use super::json::{inner, text};
 use super::lists::Author;
 use super::{Skip, scan};
-use crate::sort::sort_by_key;
-use smallvec::SmallVec;
 use std::borrow::Cow;
 
 /// Whether every format is read.
@@ -298,10 +296,5 @@ pub(super) fn passage_label(passage: &str) -> Option<&str> {
     Some(filename.or(file_id).and_then(inner).unwrap_or_default())
 }
 
-/// The texts of a tool's result that is an object, as written between their quotes, in their order.
-pub(super) fn texts_of_result(object: &str) -> SmallVec<[&str; 3]> {
-    let texts = scan::fields(object, ["result", "output", "content"]).unwrap_or_default();
-    let mut texts: SmallVec<[&str; 3]> = texts.into_iter().flatten().filter_map(inner).collect();
-    sort_by_key(&mut texts, |text| text.as_ptr() as usize);
-    texts
-}
+/// The names of the texts of a tool's result that is an object.
+pub(super) const TEXTS_OF_RESULT: [&str; 3] = ["result", "output", "content"];

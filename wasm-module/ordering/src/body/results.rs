@@ -3,6 +3,7 @@
 use super::json::{inner, range_in};
 use super::scan::{Bad, Scan, say};
 use super::tags::Span;
+use smallvec::SmallVec;
 
 /// Returns the elements of the array `results` of the object `text`. Returns none if an element does not state its
 /// source by `url`, `path`, `file`, `filename`, `uri` or `href`, a string.
@@ -32,6 +33,57 @@ fn elements(text: &str, scan: &mut Scan<'_>) -> Result<Vec<Span>, Bad> {
         }
     })?;
     Ok(found.unwrap_or_default())
+}
+
+/// Returns the results in a tool's result that is an object, and its texts of these names, as written between their
+/// quotes, in their order. One pass over the object, and one more over its results.
+pub(super) fn results_and_texts<'a>(
+    object: &'a str,
+    names: &[&str],
+) -> (Vec<Span>, SmallVec<[&'a str; 3]>) {
+    let mut texts: SmallVec<[(usize, &'a str); 3]> = SmallVec::new();
+    let mut lists: SmallVec<[&'a str; 1]> = SmallVec::new();
+    let mut scan = Scan::new(object);
+    let read = scan.object(|scan, name| {
+        let value = scan.value()?;
+        if name == "results" {
+            lists.push(value);
+        } else if let Some(at) = names.iter().position(|known| *known == name) {
+            texts.push((at, value));
+        }
+        Ok(())
+    });
+    if read.is_err() || scan.end().is_err() {
+        return (Vec::new(), SmallVec::new());
+    }
+    // A name that comes twice is no object that could be edited.
+    let is_twice = (texts.iter().enumerate())
+        .any(|(place, (at, _))| texts.iter().skip(place + 1).any(|(other, _)| at == other));
+    if is_twice {
+        texts.clear();
+    }
+    let spans = match lists.as_slice() {
+        [list] => spans_of(object, list).unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    let texts = texts.into_iter().filter_map(|(_, value)| inner(value));
+    (spans, texts.collect())
+}
+
+/// Returns the elements of a list of results that stands in `text`.
+fn spans_of(text: &str, list: &str) -> Result<Vec<Span>, Bad> {
+    let base = range_in(text, list).start;
+    let mut spans = Vec::new();
+    let mut scan = Scan::new(list);
+    scan.list(|scan| {
+        let mut span = element(list, scan)?;
+        span.whole = span.whole.start + base..span.whole.end + base;
+        span.id = span.id.map(|id| id.start + base..id.end + base);
+        spans.push(span);
+        Ok(())
+    })?;
+    scan.end()?;
+    Ok(spans)
 }
 
 /// Reads an element, which must state its source.

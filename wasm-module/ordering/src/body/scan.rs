@@ -202,12 +202,6 @@ impl<'a> Scan<'a> {
         self.at
     }
 
-    /// Whether the next value begins with `byte`.
-    pub(super) fn begins(&mut self, byte: u8) -> bool {
-        self.space();
-        self.byte() == Some(byte)
-    }
-
     /// There must be nothing more.
     pub(crate) fn end(mut self) -> Result<(), Bad> {
         if self.next() == self.text.len() {

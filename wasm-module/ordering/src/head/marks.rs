@@ -284,24 +284,29 @@ fn words(text: &str) -> Words {
 }
 
 fn is_of_word(byte: u8) -> bool {
-    /// Each byte is looked up: this is asked of each byte of a text.
-    const OF_WORD: [bool; 256] = {
-        let mut of_word = [false; 256];
-        let mut byte = 0_u8;
-        loop {
-            of_word[byte as usize] = byte.is_ascii_alphanumeric()
-                || byte >= 0x80
-                || matches!(
-                    byte,
-                    b'_' | b'-' | b'.' | b':' | b'@' | b'+' | b'/' | b'%' | b'\''
-                );
-            if byte == u8::MAX {
-                break of_word;
-            }
-            byte += 1;
+    /// One bit for each of ASCII's bytes: this is asked of each byte of a text.
+    const OF_WORD: [u64; 2] = [of_word(0), of_word(64)];
+    let [low, high] = OF_WORD;
+    let bits = if byte < 64 { low } else { high };
+    byte >= 0x80 || bits >> (byte & 63) & 1 == 1
+}
+
+/// Returns which of the 64 bytes from `first` on are of a word, one bit for each.
+const fn of_word(first: u8) -> u64 {
+    let mut bits = 0;
+    let mut nth = 0;
+    while nth < 64 {
+        let byte = first + nth;
+        let is_sign = matches!(
+            byte,
+            b'_' | b'-' | b'.' | b':' | b'@' | b'+' | b'/' | b'%' | b'\''
+        );
+        if byte.is_ascii_alphanumeric() || is_sign {
+            bits |= 1 << nth;
         }
-    };
-    OF_WORD[usize::from(byte)]
+        nth += 1;
+    }
+    bits
 }
 
 /// Returns the class of a word; `begins` says whether it begins a sentence.
