@@ -68,7 +68,7 @@ struct Waiting {
 #[derive(Debug)]
 enum Prompt {
     /// Its index has read it.
-    Read(PendingPrompt),
+    Read(Box<PendingPrompt>),
     /// The body, whose head is not the one that came.
     Body { body: Box<[u8]>, engine: Box<str> },
 }
@@ -123,7 +123,10 @@ impl Misses {
                 body: body.into(),
                 engine: engine.into(),
             },
-            None => Prompt::Read(index.read_sent(parsed, ordering, tenant, engine, rewritten)),
+            None => {
+                let read = index.read_sent(parsed, ordering, tenant, engine, rewritten);
+                Prompt::Read(Box::new(read))
+            }
         };
         self.waiting_bytes = self.waiting_bytes.saturating_add(prompt.bytes());
         self.waiting.push_back(Waiting {
@@ -172,7 +175,7 @@ impl Misses {
         let seen = tenants.find(|seen| *seen.tenant == *tenant);
         let diagnosis = seen.and_then(|Seen { index, .. }| {
             let mut diagnosis = match waiting.prompt {
-                Prompt::Read(prompt) => index.diagnose(prompt),
+                Prompt::Read(prompt) => index.diagnose(*prompt),
                 Prompt::Body { body, engine } => {
                     let explained = index.explain_body(&body, ordering, tenant, &engine);
                     explained.ok()?

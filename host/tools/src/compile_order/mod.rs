@@ -359,7 +359,7 @@ mod tests {
             "{words}"
         );
         let (words, _) = told(ranking, &|options: &mut Options| {
-            options.module = "/nowhere.wasm".into()
+            options.module = "/nowhere.wasm".into();
         });
         assert!(words.contains("cargo xtask build"), "{words}");
     }

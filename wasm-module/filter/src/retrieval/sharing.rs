@@ -131,7 +131,7 @@ mod tests {
 
     fn known(cache: &mut Cache, tenant: &str) -> Option<String> {
         let hit = cache.lookup(tenant, &[1.0, 0.0], 0).unwrap()?;
-        hit.elements.first().map(|element| element.to_string())
+        hit.elements.first().map(ToString::to_string)
     }
 
     #[test]

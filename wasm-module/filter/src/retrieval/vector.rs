@@ -65,7 +65,8 @@ pub(super) fn to_base64(vector: &[f32]) -> String {
         let byte = |at: usize| u32::from(group.get(at).copied().unwrap_or_default());
         let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
         for place in 0..=group.len() {
-            let shift = 18_u32.saturating_sub(6 * u32::try_from(place).unwrap_or_default());
+            let place = u32::try_from(place).unwrap_or_default();
+            let shift = 18_u32.saturating_sub(place.saturating_mul(6));
             let digit = usize::try_from(bits >> shift & 63).unwrap_or_default();
             text.extend(DIGITS.get(digit).copied().map(char::from));
         }
