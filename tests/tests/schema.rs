@@ -236,6 +236,19 @@ fn values(path: &str, part: &Value, random: &mut Random) -> Value {
                 json!([{"name": "a", "address": "10.0.0.1:99999"}]),
             ]
         }
+        "history" => vec![
+            json!(["0123456789abcdef"]),
+            json!(["0123456789ABCDEF1123456789abcdef", "0123456789abcdef"]),
+            json!(["0123456789abcdeg"]),
+            json!(["0123456789abcde"]),
+            json!([""]),
+            json!(["0123456789abcdé"]),
+            json!(["+123456789abcdef"]),
+            json!([fingerprints(4096)]),
+            json!([fingerprints(4097)]),
+            json!(vec!["0123456789abcdef"; 4096]),
+            json!(vec!["0123456789abcdef"; 4097]),
+        ],
         "claim" => vec![
             json!("sub"),
             json!(["a", "b"]),
@@ -275,6 +288,11 @@ fn values(path: &str, part: &Value, random: &mut Random) -> Value {
         }
     }
     pool.swap_remove(random.below(pool.len() as u64) as usize)
+}
+
+/// Returns a context of so many documents, as a history has it.
+fn fingerprints(documents: u64) -> String {
+    (1..=documents).map(|at| format!("{at:016x}")).collect()
 }
 
 /// Returns some fields with random values; sometimes with a field that does not exist, or a value where an object
