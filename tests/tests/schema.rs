@@ -246,7 +246,6 @@ fn values(path: &str, part: &Value, random: &mut Random) -> Value {
             json!(["+123456789abcdef"]),
             json!([fingerprints(4096)]),
             json!([fingerprints(4097)]),
-            json!(vec!["0123456789abcdef"; 4096]),
             json!(vec!["0123456789abcdef"; 4097]),
         ],
         "claim" => vec![
