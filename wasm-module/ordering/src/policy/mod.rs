@@ -3,6 +3,7 @@
 
 #[cfg(feature = "history")]
 pub mod context_index;
+mod context_tree;
 mod foresight;
 mod greedy;
 mod longest;

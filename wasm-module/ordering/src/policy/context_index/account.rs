@@ -14,7 +14,8 @@
 //! they are no contexts of their own. What an earlier turn holds is found by the memory of chats, byte for byte, before
 //! a policy is asked; the index does not repeat it.
 
-use super::{ContextIndex, NodeId, NodeKind, ROOT, SentDocuments, count};
+use super::super::context_tree::{NodeId, ROOT};
+use super::{ContextIndex, NodeData, NodeKind, SentDocuments, Tracked};
 use crate::document::Fingerprint;
 use crate::tree::Scope;
 use smallvec::SmallVec;
@@ -30,11 +31,11 @@ impl ContextIndex {
         // Those without an order were counted when their turn was new.
         let new = later.iter().filter(|run| run.order.is_some());
         let tokens: u64 = new.flat_map(|run| run.documents).map(tokens).sum();
-        if let Some(node) = self.node_mut(leaf)
-            && let NodeKind::Context { is_continued, .. } = &mut node.kind
+        if let Some(node) = self.tree.node_mut(leaf)
+            && let NodeKind::Context { is_continued, .. } = &mut node.data.kind
         {
             *is_continued |= !later.is_empty();
-            node.tokens += tokens;
+            node.data.tokens += tokens;
         }
     }
 
@@ -55,14 +56,15 @@ impl ContextIndex {
         let root = match self.scopes.get(&scope) {
             Some(&root) => root,
             None => {
-                let root = NodeKind::Root(Some(scope));
-                let root = self.attach(ROOT, SmallVec::new(), root, 0);
+                let kind = NodeKind::Root(Some(scope));
+                let root = Tracked { tokens: 0, kind };
+                let root = self.tree.attach(ROOT, SmallVec::new(), root);
                 self.scopes.insert(scope, root);
                 root
             }
         };
         let request: SmallVec<[Fingerprint; 16]> = ranked.iter().map(|(d, _)| *d).collect();
-        let place = self.find(root, &request);
+        let place = self.tree.find(root, &request);
         if self.remnant == Some(place.node) {
             self.refill(place.node, ranked);
             self.remnant = None;
@@ -76,12 +78,15 @@ impl ContextIndex {
         let rest: SmallVec<[(Fingerprint, u32); 16]> = (sent.iter().copied())
             .filter(|(document, _)| !above.contains(document))
             .collect();
-        let context = NodeKind::Context {
-            key,
-            is_continued: false,
+        let context = Tracked {
+            tokens: rest.iter().map(tokens).sum(),
+            kind: NodeKind::Context {
+                key,
+                is_continued: false,
+            },
         };
         let added = rest.iter().map(|(document, _)| *document).collect();
-        let leaf = self.attach(parent, added, context, rest.iter().map(tokens).sum());
+        let leaf = self.tree.attach(parent, added, context);
         self.leaves.insert(key, leaf);
         self.recency.add(leaf.0);
         while self.leaves.len() > self.max_contexts as usize {
@@ -93,11 +98,28 @@ impl ContextIndex {
         leaf
     }
 
+    /// Inserts a node between `parent` and `child` that holds what `child` shares with `request`.
+    fn split(&mut self, parent: NodeId, child: NodeId, request: &[(Fingerprint, u32)]) -> NodeId {
+        let holds = |document: &Fingerprint| request.iter().any(|(other, _)| other == document);
+        self.tree.split(parent, child, holds, |shared, child| {
+            let of_both = tokens_of(request, shared);
+            let held = child.tokens;
+            child.tokens = held.saturating_sub(of_both);
+            Tracked {
+                tokens: of_both.min(held),
+                kind: NodeKind::Shared,
+            }
+        })
+    }
+
     /// Takes `tokens` from the least recently used contexts, and removes those that have none left. O(contexts removed,
     /// times their documents).
     pub(super) fn evict(&mut self, mut tokens: u64) {
         while tokens > 0 {
-            let remnant = self.remnant.take().filter(|&node| self.is_childless(node));
+            let remnant = self
+                .remnant
+                .take()
+                .filter(|&node| self.tree.is_childless(node));
             let Some(node) = remnant.or(self.recency.oldest().map(NodeId)) else {
                 return;
             };
@@ -110,18 +132,18 @@ impl ContextIndex {
     fn shrink(&mut self, node: NodeId, mut tokens: u64) -> u64 {
         let mut at = node;
         loop {
-            let Some(node) = self.node_mut(at) else {
+            let Some(node) = self.tree.node_mut(at) else {
                 return tokens;
             };
-            let taken = node.tokens.min(tokens);
-            node.tokens -= taken;
+            let taken = node.data.tokens.min(tokens);
+            node.data.tokens -= taken;
             tokens -= taken;
-            if node.tokens > 0 {
-                self.remnant = (!node.kind.is_context()).then_some(at);
+            if node.data.tokens > 0 {
+                self.remnant = (!node.data.is_context()).then_some(at);
                 return tokens;
             }
             at = self.unhang(at);
-            if at == ROOT || !self.is_childless(at) {
+            if at == ROOT || !self.tree.is_childless(at) {
                 return tokens;
             }
         }
@@ -130,17 +152,16 @@ impl ContextIndex {
     /// Forgets a context, and every inner node that is left without children.
     pub(super) fn forget(&mut self, leaf: NodeId) {
         let mut at = self.unhang(leaf);
-        while at != ROOT && self.is_childless(at) {
+        while at != ROOT && self.tree.is_childless(at) {
             at = self.unhang(at);
         }
     }
 
     /// Removes a node without children, and returns its parent.
     fn unhang(&mut self, node: NodeId) -> NodeId {
-        let Some(slot) = self.node_mut(node) else {
+        let Some(kind) = self.tree.node(node).map(|node| node.data.kind) else {
             return ROOT;
         };
-        let (parent, added, kind) = (slot.parent, std::mem::take(&mut slot.added), slot.kind);
         match kind {
             NodeKind::Context { key, .. } => {
                 self.leaves.remove(&key);
@@ -154,29 +175,21 @@ impl ContextIndex {
         if self.remnant == Some(node) {
             self.remnant = None;
         }
-        self.detach(parent, node, &added);
-        self.free.push(node);
-        parent
+        self.tree.remove(node)
     }
 
     /// Records that the engine holds all of a node again: `sent` includes its documents.
     fn refill(&mut self, node: NodeId, sent: &[(Fingerprint, u32)]) {
-        if let Some(node) = self.node_mut(node) {
-            node.tokens = node.tokens.max(tokens_of(sent, &node.added));
+        if let Some(node) = self.tree.node_mut(node) {
+            let tokens = tokens_of(sent, &node.added);
+            node.data.tokens = node.data.tokens.max(tokens);
         }
-    }
-
-    fn is_childless(&self, node: NodeId) -> bool {
-        self.node(node).is_some_and(|node| node.children.is_empty())
     }
 
     /// Returns the tokens that the engine is believed to hold for all contexts.
     #[must_use]
     pub fn tokens(&self) -> u64 {
-        let held = (0..count(self.nodes.len())).map(NodeId);
-        let held = held.filter(|node| !self.free.contains(node));
-        let nodes = held.filter_map(|node| self.node(node));
-        nodes.map(|node| node.tokens).sum()
+        self.tree.nodes().map(|node| node.data.tokens).sum()
     }
 }
 
@@ -205,7 +218,7 @@ fn key_of(scope: Scope, sent: &[(Fingerprint, u32)]) -> u64 {
 }
 
 /// Returns the tokens of those documents of `request` that `held` names.
-pub(super) fn tokens_of(request: &[(Fingerprint, u32)], held: &[Fingerprint]) -> u64 {
+fn tokens_of(request: &[(Fingerprint, u32)], held: &[Fingerprint]) -> u64 {
     let shared = request
         .iter()
         .filter(|(document, _)| held.contains(document));

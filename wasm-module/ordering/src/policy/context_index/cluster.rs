@@ -6,7 +6,8 @@
 //! An entry's distance is never more than the true one to clusters of its time, and younger clusters have entries of
 //! their own. So the heap's least entry whose clusters both remain is the nearest pair of all.
 
-use super::{ContextIndex, NodeId, NodeKind, ROOT, count, distance};
+use super::super::context_tree::{NodeId, ROOT, count, distance};
+use super::{ContextIndex, NodeKind, Tracked};
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -198,7 +199,9 @@ impl Clusters {
             } else {
                 NodeKind::Shared
             };
-            let node = index.attach(parent, added, kind, 0);
+            let node = index
+                .tree
+                .attach(parent, added, Tracked { tokens: 0, kind });
             stack.extend(cluster.parts.iter().rev().map(|&part| (part, node)));
             if let Some(leaf) = leaves.get_mut(id as usize) {
                 *leaf = node;
@@ -255,7 +258,7 @@ mod tests {
         assert_eq!(paths.iter().map(Vec::len).collect::<Vec<_>>(), [3, 3, 2]);
         assert_eq!(paths[0][..2], paths[1][..2]);
         // A new context inherits [1 2] from the inner node.
-        assert_eq!(index.find(ROOT, &prints(&[2, 1, 4])).path[..], [1, 0]);
+        assert_eq!(index.tree.find(ROOT, &prints(&[2, 1, 4])).path[..], [1, 0]);
     }
 
     #[test]

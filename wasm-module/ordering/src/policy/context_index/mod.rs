@@ -29,21 +29,20 @@ mod account;
 mod cluster;
 pub mod history;
 
+pub use super::context_tree::NodeId;
+
+use super::context_tree::{ContextTree, NodeData, ROOT};
 use super::{Order, Policy, PolicyOptions, SentDocuments, fingerprints, followed_by_rank};
 use crate::document::{Candidate, Fingerprint};
 use crate::recency::Recency;
 use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashMap;
-use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// RAGBoost's context index: a tree of the document sets of recent requests.
 #[derive(Debug)]
 pub struct ContextIndex {
-    nodes: Vec<Node>,
-    free: Vec<NodeId>,
-    /// Children of a node by a document that they add.
-    by_document: FxHashMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
+    tree: ContextTree<Tracked>,
     /// The leaves, by last use.
     recency: Recency,
     /// The leaf of a context, by the [key](account::key_of) of what was sent.
@@ -59,25 +58,19 @@ pub struct ContextIndex {
     forgets: bool,
 }
 
-/// Identifies a node of the index; that of a leaf is valid until its context is forgotten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeId(u32);
-
-const ROOT: NodeId = NodeId(0);
-
+/// What is kept of a node.
 #[derive(Debug)]
-struct Node {
-    parent: NodeId,
-    /// Children, in the order in which they were added; the last one takes a removed child's place.
-    children: Vec<NodeId>,
-    /// Documents that the node adds to its parent's.
-    added: SmallVec<[Fingerprint; 8]>,
-    /// Number of documents of the whole path.
-    documents: u32,
+struct Tracked {
     /// Tokens that the node adds to its parent's, as far as the engine is believed to hold them; of a leaf, with those
     /// of its chat's later turns.
     tokens: u64,
     kind: NodeKind,
+}
+
+impl NodeData for Tracked {
+    fn is_context(&self) -> bool {
+        matches!(self.kind, NodeKind::Context { .. })
+    }
 }
 
 /// What a node of the index is.
@@ -96,53 +89,15 @@ enum NodeKind {
     },
 }
 
-impl NodeKind {
-    fn is_context(self) -> bool {
-        matches!(self, Self::Context { .. })
-    }
-}
-
-/// Returns the distance of equation 1: the share of the larger context that is not common, plus a little for common
-/// documents that stand at different positions. `gaps` is the sum of their differences in position.
-fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
-    if shared == 0 {
-        return 1.0;
-    }
-    1.0 - f64::from(shared) / f64::from(larger) + ALPHA * f64::from(gaps) / f64::from(shared)
-}
-
-/// The weight of positions; the paper gives 0.001 to 0.01.
-const ALPHA: f64 = 0.005;
-
-/// A child, the number of its documents that a request shares, and the sum of their differences in position.
-type Share = (NodeId, (u32, u32));
-
-/// The place where a request belongs.
-struct Insertion {
-    /// The deepest node that holds only documents of the request.
-    node: NodeId,
-    /// A child of the node that shares more documents, but also holds others.
-    split: Option<NodeId>,
-    /// Ranks of the documents on the path, and of those shared with `split`.
-    path: Order,
-}
-
 impl ContextIndex {
     /// Returns an empty index of at most `max_contexts` contexts (at least 1).
     #[must_use]
     pub fn new(max_contexts: u32) -> Self {
-        let root = Node {
-            parent: ROOT,
-            children: Vec::new(),
-            added: SmallVec::new(),
-            documents: 0,
-            tokens: 0,
-            kind: NodeKind::Root(None),
-        };
         Self {
-            nodes: vec![root],
-            free: Vec::new(),
-            by_document: FxHashMap::default(),
+            tree: ContextTree::new(Tracked {
+                tokens: 0,
+                kind: NodeKind::Root(None),
+            }),
             recency: Recency::default(),
             leaves: FxHashMap::default(),
             scopes: FxHashMap::default(),
@@ -196,14 +151,14 @@ impl ContextIndex {
         let mut path = vec![node];
         let mut at = node;
         while at != ROOT
-            && let Some(node) = self.node(at)
+            && let Some(node) = self.tree.node(at)
         {
             at = node.parent;
             path.push(at);
         }
         path.iter()
             .rev()
-            .filter_map(|&node| self.node(node))
+            .filter_map(|&node| self.tree.node(node))
             .flat_map(|node| node.added.iter().copied())
             .collect()
     }
@@ -211,7 +166,7 @@ impl ContextIndex {
     /// Returns the number of documents that `node` has from its ancestors.
     #[must_use]
     pub fn inherited(&self, node: NodeId) -> usize {
-        let node = self.node(node);
+        let node = self.tree.node(node);
         node.map_or(0, |node| node.documents as usize - node.added.len())
     }
 
@@ -221,9 +176,12 @@ impl ContextIndex {
         let mut path = Vec::new();
         let mut at = node;
         while at != ROOT
-            && let Some(parent) = self.node(at).map(|node| node.parent)
+            && let Some(parent) = self.tree.node(at).map(|node| node.parent)
         {
-            let among = self.node(parent).map_or(&[][..], |node| &node.children);
+            let among = self
+                .tree
+                .node(parent)
+                .map_or(&[][..], |node| &node.children);
             path.extend(
                 (0_u32..)
                     .zip(among)
@@ -239,173 +197,13 @@ impl ContextIndex {
     /// Returns the order of `request`, which is ranked, behind `scope`.
     fn ordered(&self, scope: Scope, request: &[Fingerprint]) -> Order {
         let root = self.scopes.get(&scope);
-        let mut path = root.map_or_else(Order::new, |root| self.find(*root, request).path);
+        let mut path = root.map_or_else(Order::new, |root| self.tree.find(*root, request).path);
         if path.is_empty()
             && let Some(history) = &self.history
         {
-            path = history.find(ROOT, request).path;
+            path = history.tree.find(ROOT, request).path;
         }
         followed_by_rank(path, request.len())
-    }
-
-    /// Searches greedily from `start`, a root: it descends to the child at the least distance. Among equals it prefers a child that holds
-    /// only documents of the request, then the older one.
-    fn find(&self, start: NodeId, request: &[Fingerprint]) -> Insertion {
-        let rank_of: FxHashMap<Fingerprint, u16> = request.iter().copied().zip(0..).collect();
-        let mut place = Insertion {
-            node: start,
-            split: None,
-            path: Order::new(),
-        };
-        let mut gaps = 0_u32;
-        loop {
-            // Shared documents, for each child that shares something more.
-            let mut shares: FxHashMap<NodeId, (u32, u32)> = FxHashMap::default();
-            for (&document, rank) in request.iter().zip(0_u32..) {
-                for &child in self
-                    .by_document
-                    .get(&(place.node, document))
-                    .into_iter()
-                    .flatten()
-                {
-                    let position = self
-                        .node(child)
-                        .and_then(|child| child.added.iter().position(|d| *d == document))
-                        .map_or(0, |position| count(position) + count(place.path.len()));
-                    let (shared, gaps) = shares.entry(child).or_default();
-                    *shared += 1;
-                    *gaps += position.abs_diff(rank);
-                }
-            }
-            let nearest = shares.into_iter().min_by(|a, b| {
-                let of = |&(child, (shared, more_gaps)): &Share| {
-                    let held = self.node(child).map_or(0, |node| node.documents);
-                    let shared = shared + count(place.path.len());
-                    distance(shared, held.max(count(request.len())), gaps + more_gaps)
-                };
-                of(a)
-                    .total_cmp(&of(b))
-                    .then(self.adds_more(a).cmp(&self.adds_more(b)))
-                    .then(a.0.cmp(&b.0))
-            });
-            let Some((child, (shared, more_gaps))) = nearest else {
-                return place;
-            };
-            let Some(node) = self.node(child) else {
-                return place;
-            };
-            place
-                .path
-                .extend(node.added.iter().filter_map(|d| rank_of.get(d).copied()));
-            if self.adds_more(&(child, (shared, more_gaps))) {
-                place.split = Some(child);
-                return place;
-            }
-            gaps += more_gaps;
-            place.node = child;
-        }
-    }
-
-    /// Returns whether the child holds more than is shared.
-    fn adds_more(&self, &(child, (shared, _)): &Share) -> bool {
-        self.node(child)
-            .is_some_and(|node| node.kind.is_context() || node.added.len() > shared as usize)
-    }
-
-    /// Inserts a node between `parent` and `child` that holds what `child` shares with `request`.
-    fn split(&mut self, parent: NodeId, child: NodeId, request: &[(Fingerprint, u32)]) -> NodeId {
-        let Some(added) = self
-            .node_mut(child)
-            .map(|node| std::mem::take(&mut node.added))
-        else {
-            return parent;
-        };
-        let (shared, own): (SmallVec<[_; 8]>, SmallVec<[_; 8]>) =
-            (added.iter().copied()).partition(|d| request.iter().any(|(other, _)| other == d));
-        self.detach(parent, child, &added);
-        let of_both = account::tokens_of(request, &shared);
-        let held = self.node(child).map_or(0, |child| child.tokens);
-        let between = self.attach(parent, shared, NodeKind::Shared, of_both.min(held));
-        for &document in &own {
-            self.by_document
-                .entry((between, document))
-                .or_default()
-                .push(child);
-        }
-        if let Some(node) = self.node_mut(child) {
-            node.parent = between;
-            node.added = own;
-            node.tokens = node.tokens.saturating_sub(of_both);
-        }
-        if let Some(node) = self.node_mut(between) {
-            node.children.push(child);
-        }
-        between
-    }
-
-    /// Adds a child to `parent`.
-    fn attach(
-        &mut self,
-        parent: NodeId,
-        added: SmallVec<[Fingerprint; 8]>,
-        kind: NodeKind,
-        tokens: u64,
-    ) -> NodeId {
-        let documents = self.node(parent).map_or(0, |node| node.documents) + count(added.len());
-        let node = Node {
-            parent,
-            children: Vec::new(),
-            added: added.clone(),
-            documents,
-            tokens,
-            kind,
-        };
-        let id = if let Some(id) = self.free.pop() {
-            if let Some(slot) = self.node_mut(id) {
-                *slot = node;
-            }
-            id
-        } else {
-            let id = NodeId(count(self.nodes.len()));
-            self.nodes.push(node);
-            id
-        };
-        for document in added {
-            self.by_document
-                .entry((parent, document))
-                .or_default()
-                .push(id);
-        }
-        if let Some(parent) = self.node_mut(parent) {
-            parent.children.push(id);
-        }
-        id
-    }
-
-    /// Removes `child`, which adds `added`, from `parent`'s children.
-    fn detach(&mut self, parent: NodeId, child: NodeId, added: &[Fingerprint]) {
-        for &document in added {
-            let key = (parent, document);
-            if let Some(children) = self.by_document.get_mut(&key) {
-                children.retain(|other| *other != child);
-                if children.is_empty() {
-                    self.by_document.remove(&key);
-                }
-            }
-        }
-        if let Some(parent) = self.node_mut(parent)
-            && let Some(at) = parent.children.iter().position(|other| *other == child)
-        {
-            parent.children.swap_remove(at);
-        }
-    }
-
-    fn node(&self, id: NodeId) -> Option<&Node> {
-        self.nodes.get(id.0 as usize)
-    }
-
-    fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
-        self.nodes.get_mut(id.0 as usize)
     }
 }
 
@@ -425,12 +223,9 @@ impl Policy for ContextIndex {
     }
 }
 
-fn count(items: usize) -> u32 {
-    u32::try_from(items).unwrap_or(u32::MAX)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::context_tree::distance;
     use super::*;
     use proptest::prelude::*;
     use std::collections::VecDeque;
@@ -560,7 +355,7 @@ mod tests {
         assert_eq!((index.len(), index.tokens()), (1, 50));
         let leaf = *index.leaves.values().next().unwrap();
         assert!(matches!(
-            index.nodes[leaf.0 as usize].kind,
+            index.tree.node(leaf).unwrap().data.kind,
             NodeKind::Context {
                 is_continued: true,
                 ..
@@ -615,13 +410,13 @@ mod tests {
                     documents.sort_unstable();
                     prop_assert_eq!(held, documents);
                 }
-                let nodes = index.nodes.len() - index.free.len();
+                let nodes = index.tree.nodes().count();
                 // The roots, a leaf each, inner nodes that each add a document to their parent, and a remnant's.
                 prop_assert!(nodes <= 2 + (1 + kept.len()) * 8);
             }
             index.evict(u64::MAX);
-            prop_assert!(index.by_document.is_empty() && index.leaves.is_empty() && index.scopes.is_empty());
-            prop_assert_eq!(index.nodes.len() - index.free.len(), 1);
+            prop_assert!(index.tree.has_no_documents() && index.leaves.is_empty() && index.scopes.is_empty());
+            prop_assert_eq!(index.tree.nodes().count(), 1);
         }
     }
 }
