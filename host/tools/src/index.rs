@@ -38,33 +38,15 @@ pub struct Options {
     pub json: bool,
 }
 
-/// The files hold no request with documents.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the log is empty: no line of {files} has documents ({lines} lines read, {bad} of them bad)"
-)]
-pub struct EmptyLog {
-    /// Names of the files.
-    pub files: String,
-    /// Number of lines read.
-    pub lines: u64,
-    /// Number of lines that could not be understood.
-    pub bad: u64,
-}
-
 /// Reads the log, writes the configuration, and prints what the index is like to standard output.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`EmptyLog`].
+/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`EmptyLog`](crate::EmptyLog).
 pub fn run(options: &Options) -> Result<()> {
     let mut newest = Newest::new(options.contexts.clamp(1, MOST_CONTEXTS) as usize);
     // Tokens are not needed: an index is of documents.
     let reader = LogReader::new(1);
-    let on_bad = if options.strict {
-        OnBad::Stop
-    } else {
-        OnBad::Tell
-    };
+    let on_bad = OnBad::when(options.strict);
     let (mut requests, mut rankings) = (0_u64, 0_u64);
     let counts = log::read(&options.files, "reading", on_bad, |_, line| {
         let logged = Logged::read(line)?;
@@ -79,12 +61,7 @@ pub fn run(options: &Options) -> Result<()> {
     })?;
     counts.tell();
     if requests == 0 {
-        return Err(EmptyLog {
-            files: log::names(&options.files),
-            lines: counts.lines,
-            bad: counts.bad,
-        }
-        .into());
+        return Err(counts.empty("log", &options.files).into());
     }
     if rankings > 0 {
         eprintln!(

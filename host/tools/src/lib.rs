@@ -18,3 +18,5 @@ pub mod index;
 mod log;
 pub mod replay;
 mod tls;
+
+pub use log::EmptyLog;

@@ -23,6 +23,29 @@ pub(crate) enum OnBad {
     Count,
 }
 
+impl OnBad {
+    /// Returns what a command does that may be told to be `strict`.
+    pub(crate) fn when(strict: bool) -> Self {
+        if strict { Self::Stop } else { Self::Tell }
+    }
+}
+
+/// The files hold no request with documents.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the {what} is empty: no line of {files} has documents ({lines} lines read, {bad} of them bad)"
+)]
+pub struct EmptyLog {
+    /// What the command calls the files together.
+    pub what: &'static str,
+    /// Names of the files.
+    pub files: String,
+    /// Number of lines read.
+    pub lines: u64,
+    /// Number of lines that could not be understood.
+    pub bad: u64,
+}
+
 /// The counts of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -121,6 +144,16 @@ impl Counts {
             bar.suspend(|| eprintln!("skipped: {named}"));
         }
         Ok(())
+    }
+
+    /// Returns the error that no line of the files has documents; `what` is what the command calls them together.
+    pub(crate) fn empty(self, what: &'static str, paths: &[PathBuf]) -> EmptyLog {
+        EmptyLog {
+            what,
+            files: names(paths),
+            lines: self.lines,
+            bad: self.bad,
+        }
     }
 
     /// Prints to standard error which lines were left out; nothing if none were.

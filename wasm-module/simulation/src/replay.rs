@@ -6,6 +6,7 @@ use foreword_ordering::policy::{Order, Policy, PolicyKind, PolicyOptions, finger
 use foreword_ordering::tree::KnowledgeTree;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
+use std::borrow::Borrow;
 
 /// The result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,6 +105,16 @@ impl Replay {
         reused
     }
 
+    /// Decides and serves requests, one after another, and returns the result.
+    #[must_use]
+    pub fn run(mut self, requests: impl IntoIterator<Item = impl Borrow<Request>>) -> Reuse {
+        for request in requests {
+            let order = self.decide(request.borrow());
+            self.serve(request.borrow(), &order);
+        }
+        self.reuse
+    }
+
     /// Returns the number of nodes of the knowledge tree.
     #[must_use]
     pub fn nodes(&self) -> usize {
@@ -125,12 +136,7 @@ pub fn replay(
     options: &PolicyOptions,
     capacity: Capacity,
 ) -> Reuse {
-    let mut replay = Replay::new(kind, options, capacity);
-    for request in trace {
-        let order = replay.decide(request);
-        replay.serve(request, &order);
-    }
-    replay.reuse()
+    Replay::new(kind, options, capacity).run(trace)
 }
 
 /// Returns the pairwise upper bound: each request is given its largest overlap, in tokens, with any one earlier

@@ -3,8 +3,7 @@
 use clap::ValueEnum;
 use foreword_ordering::order_table::Identity;
 use foreword_simulation::Capacity;
-use foreword_tools::compile_order;
-use foreword_tools::replay::EmptyTrace;
+use foreword_tools::{EmptyLog, compile_order};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -104,7 +103,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     };
     match compile_order::run(&options) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => super::failed(&error, if error.is::<EmptyTrace>() { 2 } else { 1 }),
+        Err(error) => super::failed(&error, if error.is::<EmptyLog>() { 2 } else { 1 }),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The arguments of `foreword index`.
 
-use foreword_tools::index;
-use foreword_tools::index::{EmptyLog, MOST_CONTEXTS};
+use foreword_tools::EmptyLog;
+use foreword_tools::index::{self, MOST_CONTEXTS};
 use std::path::PathBuf;
 use std::process::ExitCode;
 

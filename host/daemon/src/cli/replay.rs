@@ -3,8 +3,9 @@
 use foreword_ordering::cuts::CacheKind;
 use foreword_ordering::policy::PolicyKind;
 use foreword_simulation::Capacity;
+use foreword_tools::EmptyLog;
 use foreword_tools::replay;
-use foreword_tools::replay::{BoundaryOptions, EmptyTrace};
+use foreword_tools::replay::BoundaryOptions;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -107,7 +108,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     };
     match replay::run(&options) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => super::failed(&error, if error.is::<EmptyTrace>() { 2 } else { 1 }),
+        Err(error) => super::failed(&error, if error.is::<EmptyLog>() { 2 } else { 1 }),
     }
 }
 

@@ -19,7 +19,6 @@ mod figures;
 mod module;
 
 use crate::log::{self, Counts, OnBad};
-use crate::replay::EmptyTrace;
 use crate::replay::whole::Ordered;
 use anyhow::{Context, Result};
 use figures::{Check, Figures};
@@ -67,7 +66,7 @@ pub struct Options {
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written, for a bad line when strict, for a ranking where documents are
-/// known by their text, or [`EmptyTrace`].
+/// known by their text, or [`EmptyLog`](crate::EmptyLog).
 pub fn run(options: &Options) -> Result<()> {
     let empty = std::fs::read(&options.module).with_context(|| missing(options))?;
     // Before anything is learned, which may take long.
@@ -82,12 +81,7 @@ pub fn run(options: &Options) -> Result<()> {
     } = read(options, &config)?;
     counts.tell();
     if trace.requests() == 0 {
-        return Err(EmptyTrace {
-            files: log::names(&options.files),
-            lines: counts.lines,
-            bad: counts.bad,
-        }
-        .into());
+        return Err(counts.empty("trace", &options.files).into());
     }
     if let (Identity::Text, Some(place)) = (options.identity, rankings) {
         anyhow::bail!(
@@ -145,11 +139,7 @@ fn read(options: &Options, config: &Config) -> Result<Read> {
     let reader = LogReader::new(DOCUMENT_TOKENS).under(config.clone());
     let mut trace = CompactTrace::default();
     let mut rankings = None;
-    let on_bad = if options.strict {
-        OnBad::Stop
-    } else {
-        OnBad::Tell
-    };
+    let on_bad = OnBad::when(options.strict);
     let counts = log::read(&options.files, "reading", on_bad, |place, line| {
         let logged = Logged::read(line)?;
         if rankings.is_none() && logged.kind()? == LoggedKind::Ranking {
@@ -242,12 +232,8 @@ fn replay_policy(trace: &CompactTrace, kind: PolicyKind, capacity: Capacity) -> 
         block_tokens: capacity.page_tokens,
         ..PolicyOptions::default()
     };
-    let mut replay = Replay::new(kind, &options, capacity);
-    for part in (0..trace.requests()).flat_map(|at| trace.request(at)) {
-        let order = replay.decide(&part);
-        replay.serve(&part, &order);
-    }
-    replay.reuse()
+    let parts = (0..trace.requests()).flat_map(|at| trace.request(at));
+    Replay::new(kind, &options, capacity).run(parts)
 }
 
 #[cfg(test)]
@@ -343,7 +329,7 @@ mod tests {
             let mut options = options(folder.path());
             change(&mut options);
             let error = run(&options).unwrap_err();
-            (format!("{error:#}"), error.is::<EmptyTrace>())
+            (format!("{error:#}"), error.is::<crate::EmptyLog>())
         };
         let ranking = "{\"docs\":[1,2]}\n";
         let (words, _) = told(ranking, &|_| {});

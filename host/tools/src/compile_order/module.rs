@@ -21,9 +21,9 @@ pub(crate) enum BadModule {
     NotWasm,
     #[error("it is damaged: the {what} at byte {at} does not end where it should")]
     Damaged {
-        /// What was read.
+        /// The part of the module that was read.
         what: &'static str,
-        /// Where it begins.
+        /// Index of the byte at which the reading stopped.
         at: usize,
     },
     #[error(
@@ -147,10 +147,7 @@ fn sections(bytes: &[u8]) -> Result<Vec<(u8, &[u8])>, BadModule> {
 fn exported_global(exports: &[u8]) -> Result<u32, BadModule> {
     const WHAT: &str = "export";
     const GLOBAL: u8 = 3;
-    let mut reader = Reader {
-        bytes: exports,
-        at: 0,
-    };
+    let mut reader = Reader::of(exports);
     for _ in 0..reader.number(WHAT)? {
         let size = reader.size(WHAT)?;
         let name = reader.take(size, WHAT)?;
@@ -166,10 +163,7 @@ fn exported_global(exports: &[u8]) -> Result<u32, BadModule> {
 /// Counts imported globals, whose indices come first.
 fn imported_globals(imports: &[u8]) -> Result<u32, BadModule> {
     const WHAT: &str = "import";
-    let mut reader = Reader {
-        bytes: imports,
-        at: 0,
-    };
+    let mut reader = Reader::of(imports);
     let mut globals = 0;
     for _ in 0..reader.number(WHAT)? {
         for _ in 0..2 {
@@ -207,10 +201,7 @@ fn imported_globals(imports: &[u8]) -> Result<u32, BadModule> {
 fn global_value(globals: &[u8], wanted: u32) -> Result<i32, BadModule> {
     const WHAT: &str = "global";
     const I64_CONST: u8 = 0x42;
-    let mut reader = Reader {
-        bytes: globals,
-        at: 0,
-    };
+    let mut reader = Reader::of(globals);
     for index in 0..reader.number(WHAT)? {
         reader.take(2, WHAT)?;
         let value = match reader.byte(WHAT)? {
@@ -233,7 +224,7 @@ fn global_value(globals: &[u8], wanted: u32) -> Result<i32, BadModule> {
 /// Returns the data segments that do not stand at `address`, and their number.
 fn kept_segments(data: &[u8], address: i32) -> Result<(u32, Vec<u8>), BadModule> {
     const WHAT: &str = "data segment";
-    let mut reader = Reader { bytes: data, at: 0 };
+    let mut reader = Reader::of(data);
     let mut kept = Vec::with_capacity(data.len());
     let mut count = 0;
     for _ in 0..reader.number(WHAT)? {
@@ -273,6 +264,13 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    fn of(payload: &'a [u8]) -> Self {
+        Self {
+            bytes: payload,
+            at: 0,
+        }
+    }
+
     fn damaged(&self, what: &'static str) -> BadModule {
         BadModule::Damaged { what, at: self.at }
     }
@@ -327,7 +325,7 @@ fn put_section(bytes: &mut Vec<u8>, id: u8, payload: &[u8]) {
     bytes.extend(payload);
 }
 
-/// Writes unsigned LEB128.
+/// Writes a number in unsigned LEB128, as sizes and counts are.
 fn put_u32(bytes: &mut Vec<u8>, number: impl TryInto<u64>) {
     let mut number = number.try_into().unwrap_or_default();
     while number >= 0x80 {
@@ -337,7 +335,7 @@ fn put_u32(bytes: &mut Vec<u8>, number: impl TryInto<u64>) {
     bytes.push(number as u8);
 }
 
-/// Writes signed LEB128.
+/// Writes a number in signed LEB128, as the operand of `i32.const` is.
 fn put_i32(bytes: &mut Vec<u8>, mut number: i32) {
     loop {
         let byte = (number & 0x7f) as u8;

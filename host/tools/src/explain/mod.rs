@@ -169,11 +169,7 @@ pub fn run(options: &Options) -> Result<()> {
     let mut causes = Causes::default();
     // Places of the requests that the index knows.
     let mut places: VecDeque<(u64, Place)> = VecDeque::new();
-    let on_bad = if options.strict {
-        OnBad::Stop
-    } else {
-        OnBad::Tell
-    };
+    let on_bad = OnBad::when(options.strict);
     let mut failed: Option<std::io::Error> = None;
     if options.json {
         write!(out, "{{\"diagnoses\":[").context(written)?;

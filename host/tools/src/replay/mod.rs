@@ -63,35 +63,16 @@ pub struct Options {
     pub json: bool,
 }
 
-/// The files hold no request with documents.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "the trace is empty: no line of {files} has documents ({lines} lines read, {bad} of them bad)"
-)]
-pub struct EmptyTrace {
-    /// Names of the files.
-    pub files: String,
-    /// Number of lines read.
-    pub lines: u64,
-    /// Number of lines that could not be understood.
-    pub bad: u64,
-}
-
 /// Replays, prints the results to standard output and writes the report.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`EmptyTrace`].
+/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`EmptyLog`](crate::EmptyLog).
 pub fn run(options: &Options) -> Result<()> {
     let names = log::names(&options.files);
     let read = read::read(options)?;
     read.tell();
     if read.trace.requests() == 0 {
-        return Err(EmptyTrace {
-            files: names,
-            lines: read.counts.lines,
-            bad: read.counts.bad,
-        }
-        .into());
+        return Err(read.counts.empty("trace", &options.files).into());
     }
     let trace = read.trace;
     let bar = progress::bar("upper bound", trace.parts().count())?;

@@ -22,11 +22,7 @@ pub(super) fn read(options: &Options) -> Result<Log> {
     let reader = LogReader::new(options.document_tokens);
     let mut trace = CompactTrace::default();
     let mut without_documents = 0;
-    let on_bad = if options.strict {
-        OnBad::Stop
-    } else {
-        OnBad::Tell
-    };
+    let on_bad = OnBad::when(options.strict);
     let counts = log::read(&options.files, "reading", on_bad, |_, line| {
         let parts = reader.requests(Logged::read(line)?.body.as_bytes())?;
         if parts.is_empty() {
