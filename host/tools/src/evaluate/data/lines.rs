@@ -13,7 +13,7 @@
 //! own.
 
 use super::passages::holder;
-use super::{Case, Data, Document, Turn};
+use super::{Case, Data, Document, Turn, lines_of};
 use anyhow::{Context, Result, bail, ensure};
 use fxhash::FxHashMap;
 use serde::Deserialize;
@@ -64,11 +64,7 @@ enum RawDocument {
 pub(super) fn read(text: &[u8], documents: Option<usize>) -> Result<Data> {
     let mut known = Known::default();
     let mut data = Data::default();
-    for (at, line) in text.split(|&byte| byte == b'\n').enumerate() {
-        if line.trim_ascii().is_empty() {
-            continue;
-        }
-        let number = at + 1;
+    for (number, line) in lines_of(text) {
         let case = case(line, number, documents, &mut known);
         data.cases
             .push(case.with_context(|| format!("line {number}"))?);

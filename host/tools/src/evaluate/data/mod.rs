@@ -68,25 +68,25 @@ pub(super) struct Data {
 /// A format of questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// SQuAD's JSON.
+    /// SQuAD's JSON: paragraphs with questions and answers.
     Squad,
-    /// Lines of JSON.
+    /// Lines of JSON, each a question or a chat with its documents.
     Lines,
-    /// HotpotQA.
+    /// HotpotQA's JSON: questions with the paragraphs that they come with.
     HotpotQa,
-    /// MultiHop-RAG.
+    /// MultiHop-RAG's JSON: questions on a corpus of news beside it.
     MultihopRag,
-    /// QASPER.
+    /// QASPER's JSON: questions on scientific papers.
     Qasper,
-    /// NarrativeQA.
+    /// NarrativeQA's table: questions on stories, which a corpus holds.
     NarrativeQa,
-    /// MT-RAG.
+    /// MT-RAG's chats, as conversations or as tasks.
     MtRag,
-    /// Natural Questions.
+    /// Natural Questions, as Google or DPR published them.
     Nq,
-    /// MMLU.
+    /// A subject of MMLU: a table of questions with four choices.
     Mmlu,
-    /// PubMedQA.
+    /// PubMedQA's JSON: abstracts with questions to be answered yes, no or maybe.
     PubmedQa,
 }
 
@@ -165,6 +165,12 @@ impl Case {
             .clone()
             .all(|turn| turn.answer_document.is_some() && turn.documents.len() >= 3)
     }
+}
+
+/// Iterates over the lines of a text that are not blank, with their numbers, from 1.
+fn lines_of(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let lines = (1..).zip(text.split(|&byte| byte == b'\n'));
+    lines.filter(|(_, line)| !line.trim_ascii().is_empty())
 }
 
 /// Returns the bytes of a file, which is held in memory.

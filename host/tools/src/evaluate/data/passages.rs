@@ -9,7 +9,7 @@
 //!
 //! A text of more words than a chunk may have is cut into several passages; each has its place in its name.
 
-use super::{Document, table};
+use super::{Document, lines_of, table};
 use anyhow::{Context, Result, bail, ensure};
 use foreword_retrieval::Words;
 use serde::Deserialize;
@@ -66,12 +66,10 @@ pub(super) fn corpus(path: &Path, chunk: usize) -> Result<Passages> {
             }
         }
         Some("jsonl" | "ndjson") => {
-            for (at, line) in text.split(|&byte| byte == b'\n').enumerate() {
-                if !line.trim_ascii().is_empty() {
-                    let entry = serde_json::from_slice(line);
-                    let entry = entry.with_context(|| format!("line {}", at + 1));
-                    add(entry.with_context(failed)?, at + 1);
-                }
+            for (number, line) in lines_of(&text) {
+                let entry = serde_json::from_slice(line);
+                let entry = entry.with_context(|| format!("line {number}"));
+                add(entry.with_context(failed)?, number);
             }
         }
         Some("tsv") => {

@@ -11,7 +11,7 @@ struct Question {
     #[serde(alias = "id", rename = "_id")]
     id: String,
     question: String,
-    /// Absent in the test set, which nobody can score.
+    /// The answer; the test set has none, so it cannot be scored.
     answer: Option<String>,
     context: Vec<(String, Vec<String>)>,
 }

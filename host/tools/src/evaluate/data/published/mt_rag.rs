@@ -2,7 +2,7 @@
 //! published as conversations, in one array, and as tasks, one on each line, which repeat the chat up to their turn.
 
 use super::{Data, Document, Reading, turn};
-use crate::evaluate::data::{Case, Turn};
+use crate::evaluate::data::{Case, Turn, lines_of};
 use anyhow::{Context, Result};
 use fxhash::FxHashMap;
 use serde::Deserialize;
@@ -43,7 +43,7 @@ struct Task {
     contexts: Vec<Passage>,
 }
 
-/// Returns the chats.
+/// Returns the chats of conversations or tasks, in the order of the file.
 pub(super) fn read(text: &[u8], reading: &Reading<'_>) -> Result<Data> {
     let most = reading.documents.unwrap_or(usize::MAX);
     let chats = if text.trim_ascii_start().first() == Some(&b'[') {
@@ -89,24 +89,22 @@ fn conversations(json: &[u8], most: usize) -> Result<Vec<Case>> {
 fn tasks(lines: &[u8], most: usize) -> Result<Vec<Case>> {
     let mut chats: Vec<(String, Vec<(u64, Turn)>)> = Vec::new();
     let mut places: FxHashMap<String, usize> = FxHashMap::default();
-    for (at, line) in lines.split(|&byte| byte == b'\n').enumerate() {
-        if line.trim_ascii().is_empty() {
-            continue;
-        }
-        let task: Task =
-            serde_json::from_slice(line).with_context(|| format!("line {}", at + 1))?;
-        let number = match &task.turn {
+    for (number, line) in lines_of(lines) {
+        let of_line = || format!("line {number}");
+        let task: Task = serde_json::from_slice(line).with_context(of_line)?;
+        let place_in_chat = match &task.turn {
             serde_json::Value::String(digits) => digits.parse().ok(),
             number => number.as_u64(),
         };
-        let number = number.with_context(|| format!("line {}: `turn` is no number", at + 1))?;
+        let place_in_chat =
+            place_in_chat.with_context(|| format!("line {number}: `turn` is no number"))?;
         let asked = task
             .input
             .into_iter()
             .rev()
             .find(|message| message.speaker == "user");
         let asked = asked
-            .with_context(|| format!("line {}: {:?} has no user's turn", at + 1, task.task_id))?;
+            .with_context(|| format!("line {number}: {:?} has no user's turn", task.task_id))?;
         let answers = task
             .targets
             .into_iter()
@@ -119,7 +117,7 @@ fn tasks(lines: &[u8], most: usize) -> Result<Vec<Case>> {
         if place == chats.len() {
             chats.push((task.conversation_id, Vec::new()));
         }
-        chats[place].1.push((number, turn));
+        chats[place].1.push((place_in_chat, turn));
     }
     let cases = chats.into_iter().map(|(id, mut turns)| {
         turns.sort_by_key(|(number, _)| *number);

@@ -4,8 +4,8 @@
 //! A page's documents are its top-level candidates for a long answer, without markup.
 
 use super::{Data, Document, Reading, turn};
-use crate::evaluate::data::Case;
 use crate::evaluate::data::passages::{Passages, cut};
+use crate::evaluate::data::{Case, lines_of};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::Value;
@@ -84,11 +84,8 @@ pub(super) fn read(text: &[u8], reading: &Reading<'_>) -> Result<Data> {
         return retrieved(text, reading);
     }
     let mut data = Data::default();
-    for (at, line) in text.split(|&byte| byte == b'\n').enumerate() {
-        if line.trim_ascii().is_empty() {
-            continue;
-        }
-        let of_line = || format!("line {}", at + 1);
+    for (number, line) in lines_of(text) {
+        let of_line = || format!("line {number}");
         let page: Page = serde_json::from_slice(line).with_context(of_line)?;
         match page.case(reading).with_context(of_line)? {
             Some(case) => data.cases.push(case),
