@@ -2,8 +2,8 @@
 //!
 //! Cargo itself reports where it put a build's result, so profiles and target folders need no guessing. An environment
 //! variable names what has already been built: `FOREWORD_ENVOY`, `FOREWORD_FILTER`, `FOREWORD_HOST` and `FOREWORD_EXT_PROC` (of
-//! the dev profile), and `FOREWORD_ORDER`, a folder. `cargo xtask test` uses all but the first, because a package alone has other features than the workspace, so
-//! cargo would build the host's dependencies again.
+//! the dev profile), and `FOREWORD_ORDER`, a folder. `cargo xtask test` uses all but the first, because a package alone has
+//! other features than the workspace, so cargo would build the host's dependencies again.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

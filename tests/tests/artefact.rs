@@ -70,7 +70,7 @@ fn cost(workers: usize) -> [u64; 2] {
 
 /// The most that the median standard request may cost: 1,953,040 instructions and 35 calls on 23 November 2026, and a
 /// twentieth more instructions. It was 2,995,692 while a document's words were looked for three times to explain a miss.
-/// Whoever makes it dearer raises this, and says why.
+/// A change that costs more raises this, and says why.
 const BUDGET: [u64; 2] = [2_050_000, 35];
 
 #[test]

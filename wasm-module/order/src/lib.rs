@@ -7,8 +7,8 @@
 //!        wasm32-wasip1:          proxy      ─────────┘    a proxy-wasm filter
 //! ```
 //!
-//! The module is built once, with an empty room. `foreword compile-order` writes a table into that room, as data, so whoever
-//! makes a module of a log needs no compiler. What a body means and what becomes of it is decided by `foreword-ordering`
+//! The module is built once, with an empty room. `foreword compile-order` writes a table into that room as data, so making
+//! a module of a log takes no compiler. What a body means and what becomes of it is decided by `foreword-ordering`
 //! alone. The module keeps nothing from one request to the next, reads no clock, and asks its host for nothing.
 
 #![cfg_attr(

@@ -32,7 +32,7 @@ impl RootContext for Root {
     }
 }
 
-/// One request.
+/// A request, whose body is held until its end.
 struct Stream {
     /// Whether the body was too long to be held.
     is_given_up: bool,

@@ -66,7 +66,7 @@ pub enum BadTable {
     /// The identity is unknown.
     #[error("its identity is {found}, which must be 0 or 1")]
     Identity {
-        /// The number found.
+        /// The number that stands in the place of the identity.
         found: u32,
     },
     /// The table is longer than the bytes.

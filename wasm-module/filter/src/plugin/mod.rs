@@ -427,17 +427,16 @@ fn estimated_tokens(bytes: usize) -> u64 {
     u64::from(foreword_ordering::document::estimate_tokens(bytes))
 }
 
-/// Most entries that a request waits for, at some three microseconds each.
-const LEARNT_AT_A_REQUEST: u64 = 256;
-/// Most requests explained at a tick, before the worker looks after its streams again.
-const EXPLAINED_AT_A_TICK: usize = 16;
-
 fn misses_of(config: &Config) -> Misses {
     Misses::new(config.explain, config.ordering.block_tokens())
 }
 
+/// Most entries that a request waits for, at some three microseconds each.
+const LEARNT_AT_A_REQUEST: u64 = 256;
 /// Most entries learnt at a tick, before the worker looks after its streams again.
 const LEARNT_AT_A_TICK: u64 = 2048;
+/// Most requests explained at a tick.
+const EXPLAINED_AT_A_TICK: usize = 16;
 
 #[cfg(test)]
 mod tests;

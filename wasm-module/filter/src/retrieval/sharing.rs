@@ -129,6 +129,16 @@ mod tests {
         }
     }
 
+    /// Returns two workers of one proxy that share their results.
+    fn workers() -> [(ScriptedHost, Sharing); 2] {
+        let host = ScriptedHost::default();
+        let beside = ScriptedHost::beside(&host);
+        [host, beside].map(|host| {
+            let sharing = Sharing::open(&host, 1, 8).unwrap();
+            (host, sharing)
+        })
+    }
+
     fn known(cache: &mut Cache, tenant: &str) -> Option<String> {
         let hit = cache.lookup(tenant, &[1.0, 0.0], 0).unwrap()?;
         hit.elements.first().map(ToString::to_string)
@@ -136,10 +146,7 @@ mod tests {
 
     #[test]
     fn what_one_worker_found_another_knows_and_no_other_tenant() {
-        let host = ScriptedHost::default();
-        let first = Sharing::open(&host, 1, 8).unwrap();
-        let beside = ScriptedHost::beside(&host);
-        let second = Sharing::open(&beside, 1, 8).unwrap();
+        let [(host, first), (beside, second)] = workers();
         let (mut own, mut others) = (cache(), cache());
         own.keep("t", &[1.0, 0.0], &found("v1", "{}"), 0);
         first.tell(&host, "t", &[1.0, 0.0], &found("v1", "{}"));
@@ -161,10 +168,7 @@ mod tests {
 
     #[test]
     fn a_newer_version_empties_the_cache_and_the_one_left_behind_does_not() {
-        let host = ScriptedHost::default();
-        let first = Sharing::open(&host, 1, 8).unwrap();
-        let beside = ScriptedHost::beside(&host);
-        let second = Sharing::open(&beside, 1, 8).unwrap();
+        let [(host, first), (beside, second)] = workers();
         let mut cache = cache();
         for version in ["v1", "v2", "v1"] {
             first.tell(&host, "t", &[1.0, 0.0], &found(version, version));
@@ -175,10 +179,7 @@ mod tests {
 
     #[test]
     fn what_is_too_long_or_no_result_is_left_out() {
-        let host = ScriptedHost::default();
-        let first = Sharing::open(&host, 1, 8).unwrap();
-        let beside = ScriptedHost::beside(&host);
-        let second = Sharing::open(&beside, 1, 8).unwrap();
+        let [(host, first), (beside, second)] = workers();
         let mut cache = cache();
         first.tell(&host, "t", &[1.0, 0.0], &found("v", &"x".repeat(70_000)));
         for entry in [

@@ -22,11 +22,7 @@ fn elements(text: &str, scan: &mut Scan<'_>) -> Result<Vec<Span>, Bad> {
         if name != "results" {
             return scan.value().map(|_| ());
         }
-        let mut spans = Vec::new();
-        scan.list(|scan| {
-            spans.push(element(text, scan)?);
-            Ok(())
-        })?;
+        let spans = list(text, scan, 0)?;
         match found.replace(spans) {
             None => Ok(()),
             Some(_) => Err(Bad(scan.next())),
@@ -70,31 +66,33 @@ pub(super) fn results_and_texts<'a>(
     (spans, texts.collect())
 }
 
-/// Returns the elements of a list of results that stands in `text`.
-fn spans_of(text: &str, list: &str) -> Result<Vec<Span>, Bad> {
-    let base = range_in(text, list).start;
-    let mut spans = Vec::new();
-    let mut scan = Scan::new(list);
-    scan.list(|scan| {
-        let mut span = element(list, scan)?;
-        span.whole = span.whole.start + base..span.whole.end + base;
-        span.id = span.id.map(|id| id.start + base..id.end + base);
-        spans.push(span);
-        Ok(())
-    })?;
+/// Returns the elements of `results`, a list that stands in `text`.
+fn spans_of(text: &str, results: &str) -> Result<Vec<Span>, Bad> {
+    let mut scan = Scan::new(results);
+    let spans = list(text, &mut scan, range_in(text, results).start)?;
     scan.end()?;
     Ok(spans)
 }
 
+/// Reads a list of results of `text`; what is scanned begins at `base` in it.
+fn list(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Vec<Span>, Bad> {
+    let mut spans = Vec::new();
+    scan.list(|scan| {
+        spans.push(element(text, scan, base)?);
+        Ok(())
+    })?;
+    Ok(spans)
+}
+
 /// Reads an element, which must state its source.
-fn element(text: &str, scan: &mut Scan<'_>) -> Result<Span, Bad> {
+fn element(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Span, Bad> {
     let start = scan.next();
     let mut fields = scan.fields(["url", "path", "file", "filename", "uri", "href"])?;
     say(&mut fields);
     let from = fields.into_iter().flatten().find_map(inner);
     let from = range_in(text, from.ok_or(Bad(start))?);
     Ok(Span {
-        whole: start..scan.at(),
+        whole: base + start..base + scan.at(),
         id: Some(from).filter(|id| !id.is_empty()),
     })
 }

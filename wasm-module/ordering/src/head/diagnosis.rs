@@ -399,12 +399,9 @@ impl Index {
             // To copy the beginning of a document, which was just read, takes less than to look for it in memory that
             // was not.
             let is_sought = segment.kind != SegmentKind::Document;
-            let class = is_sought.then(|| (key, class_of(segment.kind)));
-            let pieces = match class.and_then(|class| self.parts.get_mut(&class)) {
-                Some(part) => {
-                    part.requests = part.requests.saturating_add(1);
-                    PendingPieces::Known(part.pieces.clone())
-                }
+            let known = is_sought.then(|| self.hold_part(key, segment.kind));
+            let pieces = match known.flatten() {
+                Some(pieces) => PendingPieces::Known(pieces),
                 None => pending.take(asked, segment, &documents, whose, depth),
             };
             pending.segments.push(PendingSegment {
@@ -497,10 +494,8 @@ impl Index {
         kind: SegmentKind,
         make: impl FnOnce(&Known<'_>, &mut SmallVec<[Piece; 4]>),
     ) -> Arc<[u32]> {
-        let class = class_of(kind);
-        if let Some(part) = self.parts.get_mut(&(key, class)) {
-            part.requests = part.requests.saturating_add(1);
-            return part.pieces.clone();
+        if let Some(pieces) = self.hold_part(key, kind) {
+            return pieces;
         }
         let mut made = SmallVec::new();
         let known = |hash| {
@@ -520,8 +515,15 @@ impl Index {
             pieces: pieces.clone(),
             requests: 1,
         };
-        self.parts.insert((key, class), part);
+        self.parts.insert((key, class_of(kind)), part);
         pieces
+    }
+
+    /// Counts one more request that holds a segment, and returns its pieces; `None`: it is not known.
+    fn hold_part(&mut self, key: u64, kind: SegmentKind) -> Option<Arc<[u32]>> {
+        let part = self.parts.get_mut(&(key, class_of(kind)))?;
+        part.requests = part.requests.saturating_add(1);
+        Some(part.pieces.clone())
     }
 
     fn entry(

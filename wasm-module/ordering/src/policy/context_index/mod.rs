@@ -80,7 +80,7 @@ enum NodeKind {
     Root(Option<Scope>),
     /// What the contexts below it share.
     Shared,
-    /// A context.
+    /// The documents of one context: a leaf.
     Context {
         /// The key of what was sent, in [`ContextIndex::leaves`].
         key: u64,
