@@ -4,20 +4,18 @@
 //! Exit codes: 0 after a graceful stop, 1 for a failure or a stop that cut streams short, 2 for bad arguments.
 
 use std::collections::BTreeMap;
-use std::io::Write;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{CommandFactory, Parser, ValueEnum, ValueHint, error::ErrorKind};
+use clap::{CommandFactory, Parser, ValueHint, error::ErrorKind};
 use foreword_gateway::pool::source::{Name, Source};
 use foreword_gateway::pool::{Pool, PoolOptions};
 use foreword_gateway::processor::{Bounds, Processor};
 use foreword_gateway::server::{Options, Place, Server, Tls};
+use foreword_process::{InternalListen, LogFormat, StopSignals, announce, start_log};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 const HELP: &str = "The configuration is the JSON that the filter takes in every gateway; its fields stand in
 gateway-config/envoy/README.md, and `foreword check-config` checks it. The file is watched: a change is taken within a second, or
@@ -40,8 +38,8 @@ struct Arguments {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9002", value_parser = place)]
     listen: Place,
     /// Address for /metrics, /live and /ready, or `none`
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9003", value_parser = internal)]
-    internal_listen: Internal,
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9003")]
+    internal_listen: InternalListen,
     /// A cluster that the configuration names, for retrieval or an engine's feed, and where it is: NAME=HOST:PORT
     #[arg(long, value_name = "NAME=HOST:PORT", value_parser = cluster)]
     cluster: Vec<(String, String)>,
@@ -95,18 +93,6 @@ struct Arguments {
     log_format: LogFormat,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum LogFormat {
-    Text,
-    Json,
-}
-
-#[derive(Clone, Copy)]
-enum Internal {
-    None,
-    At(SocketAddr),
-}
-
 #[derive(Clone)]
 struct MetricsPath(Option<String>);
 
@@ -118,16 +104,6 @@ fn place(text: &str) -> Result<Place, String> {
         |_| "it must be an IP address with a port, as 127.0.0.1:9002 is, or unix: and a path",
     )?;
     Ok(Place::Tcp(address))
-}
-
-fn internal(text: &str) -> Result<Internal, String> {
-    if text == "none" {
-        return Ok(Internal::None);
-    }
-    let address = text
-        .parse()
-        .map_err(|_| "it must be an IP address with a port, as 127.0.0.1:9003 is, or none")?;
-    Ok(Internal::At(address))
 }
 
 fn metrics_path(text: &str) -> Result<MetricsPath, String> {
@@ -168,11 +144,6 @@ fn main() -> ExitCode {
             .error(ErrorKind::ValueValidation, format!("FOREWORD_LOG: {error}"))
             .exit();
     }
-    // A panic's message may quote a request, so only its place is logged.
-    std::panic::set_hook(Box::new(|panic| {
-        let place = panic.location().map(ToString::to_string);
-        tracing::error!("foreword panicked at {}", place.unwrap_or_default());
-    }));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -224,54 +195,24 @@ async fn run(arguments: Arguments) -> anyhow::Result<bool> {
     });
     let processor = Processor::load(&arguments.config, clusters, pool, bounds)?;
     processor.find_endpoints().await?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut signals = StopSignals::new()?;
     let hang_up = signal(SignalKind::hangup())?;
     let options = Options {
         listen: arguments.listen,
         tls,
-        internal: match arguments.internal_listen {
-            Internal::None => None,
-            Internal::At(address) => Some(address),
-        },
+        internal: arguments.internal_listen.0,
         grace: Duration::from_secs(arguments.grace_s),
     };
     let server = Server::bind(std::sync::Arc::clone(&processor), options).await?;
-    announce(&server);
+    let internal = server.internal();
+    let internal = internal.map(|address| ("probes and metrics", address));
+    announce(&server.place().to_string(), internal);
     let watching = tokio::spawn(processor.watch(hang_up));
     let stop = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        signals.next().await;
         tracing::info!("draining");
     };
     let has_drained = server.serve(stop).await;
     watching.abort();
     has_drained
-}
-
-/// Says on standard output where the process listens. A closed output is no reason not to serve.
-fn announce(server: &Server) {
-    let mut lines = format!("listening on {}\n", server.place());
-    if let Some(internal) = server.internal() {
-        lines.push_str(&format!("probes and metrics on http://{internal}\n"));
-    }
-    let mut out = std::io::stdout();
-    let written = out.write_all(lines.as_bytes()).and_then(|()| out.flush());
-    if let Err(error) = written {
-        tracing::warn!(%error, "nobody reads standard output");
-    }
-}
-
-fn start_log(format: LogFormat) -> anyhow::Result<()> {
-    let wanted = std::env::var("FOREWORD_LOG").unwrap_or_else(|_| "info".to_owned());
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_new(wanted)?)
-        .with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => log.with_ansi(false).init(),
-        LogFormat::Json => log.json().init(),
-    }
-    Ok(())
 }

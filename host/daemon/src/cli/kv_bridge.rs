@@ -1,7 +1,8 @@
 //! `foreword kv-bridge`: its arguments, and its run until a signal.
 
-use super::{LOG_HELP, LogFormat, Signals, address, announce, folder_name, listener, ordering};
+use super::{LOG_HELP, folder_name, listener, ordering};
 use anyhow::Context;
+use foreword_process::{LogFormat, StopSignals, address};
 use foreword_server::bridge::{Bridge, Config, Limits, subscription};
 use foreword_server::keys::ApiKeys;
 use std::net::SocketAddr;
@@ -76,9 +77,9 @@ pub(crate) struct Arguments {
 
 /// Follows the engine until a signal.
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let mut signals = Signals::new().context("cannot listen to signals")?;
+    let mut signals = StopSignals::new().context("cannot listen to signals")?;
     let bridge = Bridge::start(config(arguments)?).await?;
-    announce(bridge.address(), bridge.internal_address());
+    listener::announce(bridge.address(), bridge.internal_address());
     signals.next().await;
     tokio::select! {
         () = bridge.stop() => Ok(ExitCode::SUCCESS),

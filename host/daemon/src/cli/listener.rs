@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 use foreword_ordering::feed::FeedKey;
+use foreword_process::InternalListen;
 use foreword_server::connections::{Bounds, within_open_files};
 use foreword_server::serve::INTERNAL_CONNECTIONS;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,8 +14,8 @@ use std::time::Duration;
 pub(crate) struct Arguments {
     /// Address of the internal listener, for probes, metrics and the KV feed, or `none` [default: 127.0.0.1, a
     /// thousand ports above --listen's]
-    #[arg(long, value_name = "ADDRESS", value_parser = internal)]
-    internal_listen: Option<Internal>,
+    #[arg(long, value_name = "ADDRESS")]
+    internal_listen: Option<InternalListen>,
     /// Most connections of clients; beyond it, those that have waited longest without a request are closed. It is
     /// lower if the process may not open so many files
     #[arg(long, value_name = "CONNECTIONS", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -45,27 +46,12 @@ pub(crate) struct Arguments {
     feed_key_file: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Internal {
-    None,
-    At(SocketAddr),
-}
-
-fn internal(text: &str) -> Result<Internal, String> {
-    if text == "none" {
-        return Ok(Internal::None);
-    }
-    let address = super::address(text).map_err(|words| format!("{words}; or none"))?;
-    Ok(Internal::At(address))
-}
-
 impl Arguments {
     /// Returns the address of the internal listener, beside the clients' at `listen`. The default follows `listen`, so
     /// several hosts on one machine get different ones.
     pub(crate) fn internal(&self, listen: SocketAddr) -> anyhow::Result<Option<SocketAddr>> {
         let port = match (self.internal_listen, listen.port()) {
-            (Some(Internal::None), _) => return Ok(None),
-            (Some(Internal::At(address)), _) => return Ok(Some(address)),
+            (Some(InternalListen(address)), _) => return Ok(address),
             (None, 0) => 0,
             (None, port) => match port.checked_add(PORTS_ABOVE) {
                 Some(port) => port,
@@ -120,6 +106,12 @@ impl Arguments {
             Err(error) => bail!("{KEY_VARIABLE}: {error}"),
         }
     }
+}
+
+/// Says on standard output where a server listens.
+pub(crate) fn announce(address: SocketAddr, internal: Option<SocketAddr>) {
+    let internal = internal.map(|internal| ("probes, metrics and KV feed", internal));
+    foreword_process::announce(&format!("http://{address}"), internal);
 }
 
 const PORTS_ABOVE: u16 = 1000;

@@ -1,4 +1,4 @@
-//! The subcommands, one file each, and what several of them share: logging, signals, the gateway's configuration.
+//! The subcommands, one file each, and what several of them share: exit codes, the gateway's configuration.
 
 pub(crate) mod batch;
 pub(crate) mod check_config;
@@ -17,24 +17,15 @@ pub(crate) mod serve;
 pub(crate) mod size;
 
 use anyhow::Context;
+use clap::CommandFactory;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, ValueEnum};
 use foreword_ordering::{Config as OrderingConfig, RawConfig};
-use std::io::Write;
-use std::net::SocketAddr;
+use foreword_process::{LogFormat, start_log};
 use std::path::Path;
 use std::process::ExitCode;
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 pub(crate) const LOG_HELP: &str = "Environment:
   FOREWORD_LOG  Level of the log: warn, say, or foreword=debug [default: info]";
-
-#[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum LogFormat {
-    Text,
-    Json,
-}
 
 /// Runs a mode that continues until a signal.
 pub(crate) fn until_signal(
@@ -93,62 +84,4 @@ fn folder_name(folder: &Path) -> String {
         || "model".to_owned(),
         |name| name.to_string_lossy().into_owned(),
     )
-}
-
-/// Prints the addresses on standard output. The process that started this one waits for them, and gets both lines at
-/// once. A closed output is no reason not to serve.
-fn announce(address: SocketAddr, internal: Option<SocketAddr>) {
-    let mut lines = format!("listening on http://{address}\n");
-    if let Some(internal) = internal {
-        lines.push_str(&format!(
-            "probes, metrics and KV feed on http://{internal}\n"
-        ));
-    }
-    let mut out = std::io::stdout();
-    let written = out.write_all(lines.as_bytes()).and_then(|()| out.flush());
-    if let Err(error) = written {
-        tracing::warn!(%error, "nobody reads standard output");
-    }
-}
-
-fn start_log(format: LogFormat) -> anyhow::Result<()> {
-    let wanted = std::env::var("FOREWORD_LOG").unwrap_or_else(|_| "info".to_owned());
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::try_new(wanted)?)
-        .with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => log.with_ansi(false).init(),
-        LogFormat::Json => log.json().init(),
-    }
-    Ok(())
-}
-
-/// Parses an address to listen on.
-fn address(text: &str) -> Result<SocketAddr, String> {
-    let words =
-        "it must be an IP address with a port: 127.0.0.1:8000, or 0.0.0.0:8000 for every interface";
-    text.parse().map_err(|_| words.to_owned())
-}
-
-/// The signals that stop a server.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    /// Returns the next signal's number.
-    async fn next(&mut self) -> u8 {
-        tokio::select! {
-            _ = self.terminate.recv() => 15,
-            _ = self.interrupt.recv() => 2,
-        }
-    }
 }

@@ -21,8 +21,6 @@ mod report;
 mod results;
 mod steps;
 
-use super::LogFormat;
-use super::start_log;
 use crate::cli::device;
 use anyhow::Context;
 use arm::Arm;
@@ -31,6 +29,7 @@ use clap::{CommandFactory, ValueEnum};
 use foreword_engine::backend::cuda;
 use foreword_engine::engine::{EngineConfig, Stepper};
 use foreword_engine::models::ModelConfig;
+use foreword_process::{LogFormat, start_log};
 use foreword_report::progress;
 use foreword_server::device::KvSize;
 use indicatif::ProgressBar;

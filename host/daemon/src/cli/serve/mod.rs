@@ -8,11 +8,12 @@ mod store;
 
 use super::device;
 use super::listener;
-use super::{LogFormat, Signals, address, announce, folder_name, ordering, until_signal};
+use super::{folder_name, ordering, until_signal};
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, ValueEnum};
 use foreword_engine::engine::{EngineConfig, Health};
+use foreword_process::{LogFormat, StopSignals, address};
 use foreword_server::api::Limits;
 use foreword_server::api::drop_in::DropIn;
 use foreword_server::gate::Phase;
@@ -144,7 +145,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
 }
 
 async fn serve(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let mut signals = Signals::new().context("cannot listen to signals")?;
+    let mut signals = StopSignals::new().context("cannot listen to signals")?;
     let server = Server::bind(server_config(&arguments)?).await?;
     let address = server.address();
     tracing::info!(%address, "loading the model");
@@ -155,7 +156,7 @@ async fn serve(arguments: Arguments) -> anyhow::Result<ExitCode> {
     };
     tracing::info!(model = model.name(), %address, "serving");
     server.open(model);
-    announce(address, server.internal_address());
+    listener::announce(address, server.internal_address());
     tokio::select! {
         _ = signals.next() => {}
         () = server.app().gate.reached(Phase::Stopping) => {

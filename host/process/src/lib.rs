@@ -1,0 +1,125 @@
+//! What the servers `foreword` and `foreword-gateway` have in common as processes: how they log, which signals stop
+//! them, and how they say where they listen.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::panic;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Format of the log on standard error.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Starts the log on standard error, with the level that `FOREWORD_LOG` names (`info` without it). From then on a panic
+/// is logged by its place alone, because its message may quote a request.
+///
+/// # Errors
+/// Returns an error when `FOREWORD_LOG` is no filter of the log.
+pub fn start_log(format: LogFormat) -> anyhow::Result<()> {
+    let wanted = std::env::var("FOREWORD_LOG").unwrap_or_else(|_| "info".to_owned());
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_new(wanted)?)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(false).init(),
+        LogFormat::Json => log.json().init(),
+    }
+    panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string);
+        tracing::error!("foreword panicked at {}", place.unwrap_or_default());
+    }));
+    Ok(())
+}
+
+/// Prints `listening on PLACE` on standard output and, on a second line, what the internal listener serves and where.
+/// The process that started this one waits for the lines, and gets both at once. A closed output is no reason not to
+/// serve.
+pub fn announce(place: &str, internal: Option<(&str, SocketAddr)>) {
+    let mut lines = format!("listening on {place}\n");
+    if let Some((serves, address)) = internal {
+        lines.push_str(&format!("{serves} on http://{address}\n"));
+    }
+    let mut out = std::io::stdout();
+    let written = out.write_all(lines.as_bytes()).and_then(|()| out.flush());
+    if let Err(error) = written {
+        tracing::warn!(%error, "nobody reads standard output");
+    }
+}
+
+/// Parses an address to listen on.
+///
+/// # Errors
+/// Returns the expected form, in words.
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    let words =
+        "it must be an IP address with a port: 127.0.0.1:8000, or 0.0.0.0:8000 for every interface";
+    text.parse().map_err(|_| words.to_owned())
+}
+
+/// The argument `--internal-listen`: an address, or `none`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InternalListen(pub Option<SocketAddr>);
+
+impl FromStr for InternalListen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        let address = address(text).map_err(|words| format!("{words}; or none"))?;
+        Ok(Self(Some(address)))
+    }
+}
+
+/// The signals that stop a server.
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    /// Starts to listen for them.
+    ///
+    /// # Errors
+    /// Returns an error when the system refuses to deliver a signal.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for the next signal and returns its number.
+    pub async fn next(&mut self) -> u8 {
+        tokio::select! {
+            _ = self.terminate.recv() => 15,
+            _ = self.interrupt.recv() => 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_internal_listener_has_an_address_or_is_switched_off() {
+        let address = "[::1]:9003".parse().unwrap();
+        assert_eq!("[::1]:9003".parse(), Ok(InternalListen(Some(address))));
+        assert_eq!("none".parse(), Ok(InternalListen(None)));
+        for text in ["", "None", "9003", "localhost:9003", "127.0.0.1"] {
+            let words = text.parse::<InternalListen>().unwrap_err();
+            assert!(words.ends_with("; or none"), "{text}: {words}");
+        }
+    }
+}
