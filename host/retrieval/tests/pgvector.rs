@@ -218,7 +218,8 @@ fn a_table_is_searched_by_vector_and_metadata_and_again_after_the_server_was_kil
 fn a_url_that_is_none_is_refused_without_repeating_it() {
     let told = Pgvector::new("postgres://u:secret@[", "t", Metric::L2)
         .err()
-        .unwrap();
+        .unwrap()
+        .to_string();
     assert!(
         told.starts_with("no PostgreSQL URL") && !told.contains("secret"),
         "{told}"

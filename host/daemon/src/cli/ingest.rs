@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 }
 
 fn ingest(arguments: &Arguments) -> anyhow::Result<(Summary, usize)> {
-    let embedder = arguments.embedder.open().map_err(anyhow::Error::msg)?;
+    let embedder = arguments.embedder.open()?;
     let collection = collection(arguments, &*embedder)?;
     let passages = Passages {
         words: arguments.passage_words as usize,

@@ -25,6 +25,20 @@ pub struct DocumentSpan {
     pub end: u32,
 }
 
+/// A document ends before the previous one or past the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("document {index} ends at token {end}, not between {least} and {most}")]
+pub struct DocumentPathError {
+    /// Place of the document in the path.
+    pub index: usize,
+    /// Token index at which it is said to end.
+    pub end: u32,
+    /// Where the previous document ends.
+    pub least: u32,
+    /// Number of tokens in the prompt.
+    pub most: u32,
+}
+
 /// A document's fingerprint and its number of tokens, as events report it.
 pub type Document = (u64, u32);
 
@@ -32,16 +46,17 @@ impl DocumentPath {
     /// Checks the path against a prompt of `tokens` tokens.
     ///
     /// # Errors
-    /// Returns a message with the offending end and its bounds when a document ends before the previous one or past the
-    /// prompt.
-    pub fn validate(&self, tokens: u32) -> Result<(), String> {
+    /// Returns a [`DocumentPathError`] when a document ends before the previous one or past the prompt.
+    pub fn validate(&self, tokens: u32) -> Result<(), DocumentPathError> {
         let mut before = self.start;
         for (index, document) in self.documents.iter().enumerate() {
             if document.end < before || document.end > tokens {
-                return Err(format!(
-                    "document {index} ends at token {}, not between {before} and {tokens}",
-                    document.end
-                ));
+                return Err(DocumentPathError {
+                    index,
+                    end: document.end,
+                    least: before,
+                    most: tokens,
+                });
             }
             before = document.end;
         }
@@ -91,7 +106,7 @@ mod tests {
                 "document 1 ends at token 10, not between 4 and 9",
             ),
         ] {
-            assert_eq!(path.validate(9), Err(reason.to_owned()));
+            assert_eq!(path.validate(9).unwrap_err().to_string(), reason);
         }
     }
 

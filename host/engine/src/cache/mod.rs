@@ -50,7 +50,7 @@ mod tree;
 
 pub use config::{CacheConfig, Cost, DiskReplicaBounds, Pages};
 pub use disk_tier::{DiskCounts, DiskTier};
-pub use documents::{Document, DocumentPath, DocumentSpan};
+pub use documents::{Document, DocumentPath, DocumentPathError, DocumentSpan};
 pub use events::{CacheEvent, Tier};
 pub use hash::PageHash;
 pub use lease::{CacheUse, Lease, Match, Opening, SlotCopy};

@@ -505,7 +505,9 @@ impl Request {
             return Err(SubmitError::TooLong { tokens, limit });
         }
         if let Some(documents) = &self.documents {
-            documents.validate(tokens).map_err(SubmitError::Invalid)?;
+            documents
+                .validate(tokens)
+                .map_err(|error| SubmitError::Invalid(error.to_string()))?;
         }
         let answer = match self.kind {
             Kind::Answer => self.max_tokens,

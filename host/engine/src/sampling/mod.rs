@@ -39,6 +39,30 @@ pub struct Sampling {
     seed: u64,
 }
 
+/// A parameter of sampling is out of its range.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("{name} is {value}, not {range}")]
+pub struct OutOfRange {
+    /// The parameter's name in a request.
+    pub name: &'static str,
+    /// Its value.
+    pub value: f32,
+    /// The allowed values, in words.
+    pub range: &'static str,
+}
+
+impl OutOfRange {
+    /// Returns `value` if it is `within`, else an error that names the range.
+    fn check(
+        name: &'static str,
+        value: f32,
+        within: bool,
+        range: &'static str,
+    ) -> Result<f32, Self> {
+        within.then_some(value).ok_or(Self { name, value, range })
+    }
+}
+
 /// Why no token could be chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SamplingError {
@@ -84,14 +108,12 @@ impl Sampling {
     /// Returns sampling with OpenAI's meaning of the values. Temperature 0 is greedy, and `top_k` 0 means no limit.
     ///
     /// # Errors
-    /// Returns a message with the offending value and its range.
-    pub fn new(temperature: f32, top_p: f32, top_k: u32, seed: u64) -> Result<Self, String> {
-        if !(0.0..=2.0).contains(&temperature) {
-            return Err(format!("temperature is {temperature}, not within 0 to 2"));
-        }
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            return Err(format!("top_p is {top_p}, not above 0 and at most 1"));
-        }
+    /// Returns [`OutOfRange`] for the first parameter that is.
+    pub fn new(temperature: f32, top_p: f32, top_k: u32, seed: u64) -> Result<Self, OutOfRange> {
+        let within = (0.0..=2.0).contains(&temperature);
+        OutOfRange::check("temperature", temperature, within, "within 0 to 2")?;
+        let within = top_p > 0.0 && top_p <= 1.0;
+        OutOfRange::check("top_p", top_p, within, "above 0 and at most 1")?;
         Ok(Self {
             temperature,
             top_p,
@@ -105,11 +127,10 @@ impl Sampling {
     /// Also excludes tokens less likely than `min_p` times the most likely one; 0 excludes none.
     ///
     /// # Errors
-    /// Returns a message with the offending value and its range.
-    pub fn with_min_p(self, min_p: f32) -> Result<Self, String> {
-        if !(0.0..=1.0).contains(&min_p) {
-            return Err(format!("min_p is {min_p}, not within 0 to 1"));
-        }
+    /// Returns [`OutOfRange`] if it is.
+    pub fn with_min_p(self, min_p: f32) -> Result<Self, OutOfRange> {
+        let within = (0.0..=1.0).contains(&min_p);
+        OutOfRange::check("min_p", min_p, within, "within 0 to 1")?;
         Ok(Self { min_p, ..self })
     }
 
@@ -119,13 +140,13 @@ impl Sampling {
     /// in the prompt or the answer, as Hugging Face and vLLM define it.
     ///
     /// # Errors
-    /// Returns a message with the offending value and its range.
+    /// Returns [`OutOfRange`] for the first penalty that is.
     pub fn with_penalties(
         self,
         frequency: f32,
         presence: f32,
         repetition: f32,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, OutOfRange> {
         let penalties = Penalties::new(frequency, presence, repetition)?;
         Ok(Self { penalties, ..self })
     }
@@ -340,12 +361,13 @@ mod tests {
             (1.0, f32::NAN, "top_p is NaN"),
         ] {
             let error = Sampling::new(temperature, top_p, 0, 0).unwrap_err();
-            assert!(error.contains(word), "{error}");
+            assert!(error.to_string().contains(word), "{error}");
         }
         assert!(
             Sampling::greedy()
                 .with_min_p(1.5)
                 .unwrap_err()
+                .to_string()
                 .contains("min_p is 1.5")
         );
         assert!(

@@ -1,5 +1,6 @@
 //! Penalties: how earlier tokens change the next row of logits.
 
+use super::OutOfRange;
 use crate::TokenId;
 use fxhash::FxHashMap;
 
@@ -30,20 +31,16 @@ pub(super) struct History {
 }
 
 impl Penalties {
-    pub(super) fn new(frequency: f32, presence: f32, repetition: f32) -> Result<Self, String> {
+    pub(super) fn new(frequency: f32, presence: f32, repetition: f32) -> Result<Self, OutOfRange> {
         for (name, value) in [
             ("frequency_penalty", frequency),
             ("presence_penalty", presence),
         ] {
-            if !(-2.0..=2.0).contains(&value) {
-                return Err(format!("{name} is {value}, not within -2 to 2"));
-            }
+            let within = (-2.0..=2.0).contains(&value);
+            OutOfRange::check(name, value, within, "within -2 to 2")?;
         }
-        if !(repetition > 0.0 && repetition <= 2.0) {
-            return Err(format!(
-                "repetition_penalty is {repetition}, not above 0 and at most 2"
-            ));
-        }
+        let (name, within) = ("repetition_penalty", repetition > 0.0 && repetition <= 2.0);
+        OutOfRange::check(name, repetition, within, "above 0 and at most 2")?;
         Ok(Self {
             frequency,
             presence,
@@ -170,7 +167,7 @@ mod tests {
             ((0.0, 0.0, 2.5), "repetition_penalty is 2.5"),
         ] {
             let error = Penalties::new(values.0, values.1, values.2).unwrap_err();
-            assert!(error.contains(word), "{error}");
+            assert!(error.to_string().contains(word), "{error}");
         }
     }
 }

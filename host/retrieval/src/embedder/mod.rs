@@ -11,6 +11,7 @@ mod bert;
 mod hashing;
 mod minilm;
 
+pub use foreword_similarity::embedding::DimensionsError;
 pub use hashing::Hashing;
 pub use minilm::{LoadError, MiniLm};
 

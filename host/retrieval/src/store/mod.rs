@@ -44,6 +44,19 @@ pub enum StoreError {
     Refused(String),
 }
 
+/// An external store's URL does not name one.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreUrlError {
+    /// The URL, which is not repeated because it may contain a password, is not PostgreSQL's.
+    #[error("no PostgreSQL URL: {0}")]
+    Postgres(postgres::Error),
+    /// The URL is not that of a Qdrant collection.
+    #[error(
+        "{0:?} is not the URL of a collection, such as http://localhost:6333/collections/handbook"
+    )]
+    Qdrant(String),
+}
+
 /// Receives the best documents so far, and decides whether the search continues.
 pub type Stage<'s> = dyn FnMut(&[ScoredDocument]) -> ControlFlow<()> + 's;
 

@@ -9,7 +9,7 @@
 //! when it was lost; searches use it one at a time. There is no TLS: run the database on the same machine or in the
 //! same network, or put a proxy in between.
 
-use super::{Ask, Stage, Store, StoreError};
+use super::{Ask, Stage, Store, StoreError, StoreUrlError};
 use crate::Document;
 use crate::collection::ScoredDocument;
 use crate::index::Metric;
@@ -39,10 +39,9 @@ impl Pgvector {
     /// have an index.
     ///
     /// # Errors
-    /// Returns a message that says why `url` is invalid, without repeating it, because it may contain a password.
-    pub fn new(url: &str, table: &str, metric: Metric) -> Result<Self, String> {
-        let parsed = url.parse::<Config>();
-        let mut config = parsed.map_err(|error| format!("no PostgreSQL URL: {error}"))?;
+    /// Returns [`StoreUrlError::Postgres`] when `url` is invalid.
+    pub fn new(url: &str, table: &str, metric: Metric) -> Result<Self, StoreUrlError> {
+        let mut config = url.parse::<Config>().map_err(StoreUrlError::Postgres)?;
         config.connect_timeout(CONNECT_TIMEOUT);
         config.options(STATEMENT_TIMEOUT);
         let parts: Vec<String> = table.split('.').map(quoted).collect();

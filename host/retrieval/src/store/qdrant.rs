@@ -3,7 +3,7 @@
 //! A point's payload is the document: `id`, `title` and `text`; all other fields are metadata. A point without an `id`
 //! in its payload uses its own id. The whole search is one stage, and words do not count.
 
-use super::{Ask, Stage, Store, StoreError};
+use super::{Ask, Stage, Store, StoreError, StoreUrlError};
 use crate::Document;
 use crate::collection::ScoredDocument;
 use serde::Deserialize;
@@ -47,14 +47,12 @@ impl Qdrant {
     /// Returns a store for the collection at `url`, such as `http://localhost:6333/collections/handbook`.
     ///
     /// # Errors
-    /// Returns a message that says why `url` is not a collection's URL.
-    pub fn new(url: &str, api_key: Option<String>) -> Result<Self, String> {
+    /// Returns [`StoreUrlError::Qdrant`] when `url` is not a collection's.
+    pub fn new(url: &str, api_key: Option<String>) -> Result<Self, StoreUrlError> {
         let url = url.trim_end_matches('/');
         let host = (url.strip_prefix("http://")).or_else(|| url.strip_prefix("https://"));
         if !host.is_some_and(|host| host.contains("/collections/")) {
-            return Err(format!(
-                "{url:?} is not the URL of a collection, such as http://localhost:6333/collections/handbook"
-            ));
+            return Err(StoreUrlError::Qdrant(url.to_owned()));
         }
         let config = Agent::config_builder()
             .timeout_global(Some(TIMEOUT))
@@ -238,7 +236,7 @@ mod tests {
             "ftp://a/collections/b",
         ] {
             let error = Qdrant::new(url, None).err().unwrap();
-            assert!(error.contains(url), "{error}");
+            assert!(error.to_string().contains(url), "{error}");
         }
     }
 

@@ -101,14 +101,11 @@ fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
         [temperature, top_p, min_p, frequency, presence, repetition].map(|value| value as f32);
     // -1 is the only value in range that does not convert.
     let top_k = u32::try_from(top_k).unwrap_or(0);
-    // Of the values that come this far, only a top_p of 0 is refused.
+    // Of the values that come this far, only 0 is refused, as top_p and as repetition_penalty.
     Sampling::new(temperature, top_p, top_k, seed)
-        .map_err(|reason| Failure::invalid("top_p", reason))?
-        .with_min_p(min_p)
-        .map_err(|reason| Failure::invalid("min_p", reason))?
-        .with_penalties(frequency, presence, repetition)
-        // This holds here too.
-        .map_err(|reason| Failure::invalid("repetition_penalty", reason))
+        .and_then(|sampling| sampling.with_min_p(min_p))
+        .and_then(|sampling| sampling.with_penalties(frequency, presence, repetition))
+        .map_err(|error| Failure::invalid(error.name, error.to_string()))
 }
 
 /// Returns a different number on every call, since std keys its hasher at random.

@@ -23,7 +23,9 @@ pub mod prompt;
 use crate::failure::Failure;
 use crate::request::SearchQuery;
 use foreword_ordering::{Config as OrderingConfig, RawConfig};
-use foreword_retrieval::embedder::{EmbedError, Embedding, Hashing, MiniLm};
+use foreword_retrieval::embedder::{
+    DimensionsError, EmbedError, Embedding, Hashing, LoadError, MiniLm,
+};
 use foreword_retrieval::store::Stage;
 use foreword_retrieval::{Embedder, ScoredDocument, Store, StoreError};
 use std::path::PathBuf;
@@ -77,22 +79,27 @@ impl std::str::FromStr for EmbedderSource {
     }
 }
 
+/// Why there is no embedder.
+#[derive(Debug, thiserror::Error)]
+pub enum EmbedderError {
+    /// The hashing embedder has no dimensions, or too many.
+    #[error(transparent)]
+    Dimensions(#[from] DimensionsError),
+    /// The folder holds no model that can be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+}
+
 impl EmbedderSource {
     /// Opens the embedder. That of a folder takes a second.
     ///
     /// # Errors
-    /// Returns the reason, in words, why there is none.
-    pub fn open(&self) -> Result<Arc<dyn Embedder>, String> {
-        match self {
-            Self::Hashing(dimensions) => match Hashing::new(*dimensions) {
-                Ok(hashing) => Ok(Arc::new(hashing)),
-                Err(error) => Err(error.to_string()),
-            },
-            Self::Folder(folder) => match MiniLm::load(folder) {
-                Ok(model) => Ok(Arc::new(model)),
-                Err(error) => Err(error.to_string()),
-            },
-        }
+    /// Returns an [`EmbedderError`] when there is none.
+    pub fn open(&self) -> Result<Arc<dyn Embedder>, EmbedderError> {
+        Ok(match self {
+            Self::Hashing(dimensions) => Arc::new(Hashing::new(*dimensions)?),
+            Self::Folder(folder) => Arc::new(MiniLm::load(folder)?),
+        })
     }
 }
 

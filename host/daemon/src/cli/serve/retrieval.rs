@@ -54,7 +54,7 @@ impl Arguments {
             return Ok(Some(Arc::new(Shelf::new(index.clone()))));
         }
         if let (Some(url), Some(table)) = (&self.pgvector, &self.pgvector_table) {
-            let store = Pgvector::new(url, table, Metric::Cosine).map_err(anyhow::Error::msg)?;
+            let store = Pgvector::new(url, table, Metric::Cosine)?;
             return Ok(Some(Arc::new(store)));
         }
         let Some(url) = &self.qdrant else {
@@ -65,7 +65,7 @@ impl Arguments {
             key.with_context(|| format!("cannot read {}", file.display()))
         });
         let key = key.transpose()?.map(|key| key.trim().to_owned());
-        let store = Qdrant::new(url, key).map_err(anyhow::Error::msg)?;
+        let store = Qdrant::new(url, key)?;
         Ok(Some(Arc::new(store)))
     }
 }
