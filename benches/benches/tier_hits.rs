@@ -51,7 +51,8 @@ fn main() {
         eprint!("\rround {} of {rounds}", round + 1);
     }
     eprintln!();
-    let mib = f64::from(CACHED_PAGES) * tiers.backend.page_bytes() as f64 / f64::from(1 << 20);
+    let mib =
+        f64::from(CACHED_PAGES) * tiers.backend.shape().page_bytes as f64 / f64::from(1 << 20);
     println!(
         "{CACHED} cached tokens ({mib:.0} MiB) and {NEW} new ones, {}, {} threads, {rounds} rounds\n",
         tiers.backend.instruction_set(),
@@ -97,7 +98,7 @@ impl Tiers {
         let disk = DiskConfig {
             capacity: 1 << 30,
             identity: backend.identity(),
-            page_bytes: backend.page_bytes(),
+            page_bytes: backend.shape().page_bytes,
         };
         let disk = DiskStore::open(path, &disk).expect("the file is made");
         let (arrived, arrivals) = channel();

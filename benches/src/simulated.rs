@@ -1,7 +1,7 @@
 //! A simulated device whose steps take as long as a formula says, on a clock of its own: scheduling at any scale, the
 //! same on every machine. Everything except the arithmetic is the real engine's.
 
-use foreword_engine::backend::{Backend, BackendError, Output, PageId, Step};
+use foreword_engine::backend::{Backend, BackendError, BackendShape, Output, PageId, Step};
 use foreword_engine::engine::{
     EngineConfig, Event, Generation, Request, Stats, Stepper, SubmitError,
 };
@@ -76,20 +76,16 @@ impl Device {
 }
 
 impl Backend for Device {
-    fn vocabulary(&self) -> u32 {
-        VOCABULARY
-    }
-
-    fn max_positions(&self) -> u32 {
-        u32::MAX
-    }
-
-    fn page_tokens(&self) -> u32 {
-        PAGE_TOKENS
-    }
-
-    fn pages(&self) -> u32 {
-        self.pages
+    fn shape(&self) -> BackendShape {
+        BackendShape {
+            vocabulary: VOCABULARY,
+            max_positions: u32::MAX,
+            page_tokens: PAGE_TOKENS,
+            pages: self.pages,
+            host_pages: 0,
+            page_bytes: 0,
+            draws: false,
+        }
     }
 
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {

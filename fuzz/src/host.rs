@@ -14,7 +14,7 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::http::response::Parts;
-use foreword_engine::backend::{Backend, BackendError, Output, PageId, Step};
+use foreword_engine::backend::{Backend, BackendError, BackendShape, Output, PageId, Step};
 use foreword_engine::engine::EngineConfig;
 use foreword_server::api::drop_in::DropIn;
 use foreword_server::api::{self, Limits};
@@ -151,20 +151,12 @@ fn model() -> Model {
 struct Tame(Parrot);
 
 impl Backend for Tame {
-    fn vocabulary(&self) -> u32 {
-        self.0.vocabulary()
-    }
-
-    fn max_positions(&self) -> u32 {
-        4096
-    }
-
-    fn page_tokens(&self) -> u32 {
-        self.0.page_tokens()
-    }
-
-    fn pages(&self) -> u32 {
-        2048
+    fn shape(&self) -> BackendShape {
+        BackendShape {
+            max_positions: 4096,
+            pages: 2048,
+            ..self.0.shape()
+        }
     }
 
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {

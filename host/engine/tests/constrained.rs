@@ -30,7 +30,7 @@ impl House {
             threads: Some(1),
         };
         let backend = Box::new(CpuBackend::load(&fixture(), &cpu).unwrap());
-        let vocabulary = foreword_engine::backend::Backend::vocabulary(&*backend);
+        let vocabulary = foreword_engine::backend::Backend::shape(&*backend).vocabulary;
         let config = EngineConfig {
             max_waiting: 64,
             max_running,

@@ -68,7 +68,7 @@ fn faults(faults: Vec<Option<Fault>>) -> impl FnMut(Call<'_>) -> Option<Fault> {
 #[test]
 fn a_lost_device_loses_its_pages_and_the_hosts_bring_them_back() {
     let mut backend = faulty(faults(vec![None, None, Some(Fault::Lost)]));
-    assert_eq!(backend.host_pages(), HOST_PAGES);
+    assert_eq!(backend.shape().host_pages, HOST_PAGES);
     let expected = run(&mut backend, &step(0, [0, 1, 2], &[])).unwrap();
     store(&mut backend, &[(0, 3), (1, 1)]).unwrap();
     let rest = step(32, [0, 1, 2], &[]);

@@ -61,7 +61,7 @@ fn logits_agree_with_transformers() {
         let name = folder.file_name().unwrap().display();
         for threads in [1, 2] {
             let mut backend = load(&folder, threads, Precision::F32).unwrap();
-            let width = backend.vocabulary() as usize;
+            let width = backend.shape().vocabulary as usize;
             for prompt in prompts(&folder) {
                 let rows = run(
                     &mut backend,
@@ -168,7 +168,7 @@ fn logits_by_bf16_products_stay_near_transformers_and_do_not_depend_on_chunks() 
                 return;
             }
         };
-        let width = backend.vocabulary() as usize;
+        let width = backend.shape().vocabulary as usize;
         for prompt in prompts(&folder) {
             let cold = pages(0, &prompt);
             let rows = run(&mut backend, &prompt.tokens, 0, &cold, Output::All);

@@ -36,9 +36,9 @@ fn run(family: &str, path: &Path) -> Run {
     let backend = CpuBackend::load(&fixture(family), &sizes).unwrap();
     let disk = DiskConfig {
         // Records of so few slots take one block, after the header's block.
-        capacity: 24 * (backend.page_bytes() as u64 + 4096),
+        capacity: 24 * (backend.shape().page_bytes as u64 + 4096),
         identity: backend.identity(),
-        page_bytes: backend.page_bytes(),
+        page_bytes: backend.shape().page_bytes,
     };
     let disk = Arc::new(DiskStore::open(path, &disk).unwrap());
     let origin = disk.origin().clone();

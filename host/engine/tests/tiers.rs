@@ -71,7 +71,7 @@ fn listen(mut generation: Generation) -> Vec<TokenId> {
 fn answers_are_the_same_cold_warm_evicted_promoted_and_after_a_restart() {
     const PROMPTS: u32 = 12;
     let cold = backend(60, 0);
-    let vocabulary = cold.vocabulary();
+    let vocabulary = cold.shape().vocabulary;
     let engine = Engine::start(Box::new(cold), EngineConfig::default());
     let expected: Vec<Vec<TokenId>> = (0..PROMPTS)
         .map(|number| {
@@ -92,7 +92,7 @@ fn answers_are_the_same_cold_warm_evicted_promoted_and_after_a_restart() {
             let disk = DiskConfig {
                 capacity: 8 << 20,
                 identity: 1,
-                page_bytes: backend.page_bytes(),
+                page_bytes: backend.shape().page_bytes,
             };
             let disk = DiskStore::open(&folder.path().join("pages"), &disk).unwrap();
             let config = EngineConfig {

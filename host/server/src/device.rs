@@ -220,7 +220,8 @@ impl DeviceConfig {
             bar.finish_and_clear();
         }
         let backend = backend?;
-        let (pages, page_bytes) = (backend.pages(), backend.page_bytes() as u64);
+        let shape = backend.shape();
+        let (pages, page_bytes) = (shape.pages, shape.page_bytes as u64);
         tracing::info!(
             device = backend.device_name(),
             pages,

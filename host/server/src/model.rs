@@ -10,7 +10,7 @@ use crate::request::{Chat, Completion, Format, Options, Prompt, ToolChoice};
 use crate::tiers::Tiers;
 use anyhow::Context;
 use foreword_engine::TokenId;
-use foreword_engine::backend::Backend;
+use foreword_engine::backend::{Backend, BackendShape};
 use foreword_engine::engine::{Engine, EngineConfig, Generation, Kind, Request};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::Constraint;
@@ -36,10 +36,7 @@ pub struct Model {
     grammars: OnceLock<Result<Grammars, String>>,
     /// Tokens that end an answer.
     eos_tokens: Vec<TokenId>,
-    vocabulary: u32,
-    max_positions: u32,
-    page_tokens: u32,
-    page_bytes: u64,
+    shape: BackendShape,
     engine: Engine,
 }
 
@@ -119,10 +116,7 @@ impl Model {
             template,
             grammars: OnceLock::new(),
             eos_tokens,
-            vocabulary: backend.vocabulary(),
-            max_positions: backend.max_positions(),
-            page_tokens: backend.page_tokens(),
-            page_bytes: backend.page_bytes() as u64,
+            shape: backend.shape(),
             engine: start(backend),
         })
     }
@@ -146,19 +140,9 @@ impl Model {
         self.created_s
     }
 
-    /// Returns the most tokens that prompt and answer may have together.
-    pub fn max_positions(&self) -> u32 {
-        self.max_positions
-    }
-
-    /// Tokens of a page of KV state.
-    pub fn page_tokens(&self) -> u32 {
-        self.page_tokens
-    }
-
-    /// Returns the bytes of KV state in a page; 0 where the backend has no host memory.
-    pub fn page_bytes(&self) -> u64 {
-        self.page_bytes
+    /// Returns the dimensions of the model and of its pools.
+    pub fn shape(&self) -> BackendShape {
+        self.shape
     }
 
     /// Its tokenizer.
@@ -298,8 +282,11 @@ impl Model {
             Prompt::Text(text) => self.encode(text, true, &completion.options, &[])?.0,
             Prompt::Tokens(tokens) => tokens.clone(),
         };
-        if let Some(index) = prompt.iter().position(|token| *token >= self.vocabulary) {
-            let (token, limit) = (prompt[index], self.vocabulary);
+        if let Some(index) = prompt
+            .iter()
+            .position(|token| *token >= self.shape.vocabulary)
+        {
+            let (token, limit) = (prompt[index], self.shape.vocabulary);
             let message = format!("prompt[{index}] must be a token below {limit}, got {token}");
             return Err(Failure::invalid("prompt", message));
         }
@@ -373,7 +360,7 @@ impl Model {
             ));
         }
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-        let room = self.max_positions.saturating_sub(length);
+        let room = self.shape.max_positions.saturating_sub(length);
         let asked = options
             .max_tokens
             .unwrap_or_else(|| default.unwrap_or(room).min(room).max(1));
@@ -381,7 +368,7 @@ impl Model {
             return Err(Failure::ContextLength {
                 prompt: length,
                 needed: u64::from(length) + u64::from(asked),
-                limit: self.max_positions,
+                limit: self.shape.max_positions,
             });
         }
         Ok(Request {
@@ -424,7 +411,7 @@ impl Model {
 
     fn grammars(&self) -> Result<&Grammars, Failure> {
         let grammars = self.grammars.get_or_init(|| {
-            Grammars::new(&self.tokenizer, self.vocabulary).map_err(|error| error.to_string())
+            Grammars::new(&self.tokenizer, self.shape.vocabulary).map_err(|error| error.to_string())
         });
         grammars.as_ref().map_err(Failure::internal)
     }

@@ -111,8 +111,8 @@ impl Server {
             move || {
                 model.get().map(|model| Numbers {
                     model: model.name().to_owned(),
-                    page_tokens: model.page_tokens(),
-                    page_bytes: model.page_bytes(),
+                    page_tokens: model.shape().page_tokens,
+                    page_bytes: model.shape().page_bytes as u64,
                     engine: model.engine().stats(),
                     tokens: model.token_cache_stats(),
                 })

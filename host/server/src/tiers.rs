@@ -51,11 +51,12 @@ impl Tiers {
     /// # Errors
     /// Returns an error when a file cannot be read or created; the chain names it.
     pub fn open(&self, device: &mut Opened) -> anyhow::Result<CacheConfig> {
+        let shape = device.backend.shape();
         if self.disk.is_some() {
             ensure!(
-                device.backend.host_pages() > 0,
+                shape.host_pages > 0,
                 "the disk tier needs host memory of at least one page, {} bytes: what is read from disk goes there first",
-                device.backend.page_bytes()
+                shape.page_bytes
             );
         }
         let mut config = CacheConfig {
@@ -78,7 +79,7 @@ impl Tiers {
         if let Some(disk) = &self.disk {
             let store = disk.open(device).context("cannot open the disk tier")?;
             config.disk = Some(Arc::new(store));
-            config.disk_replicas = disk.replicas(device.backend.page_bytes());
+            config.disk_replicas = disk.replicas(shape.page_bytes);
         }
         Ok(config)
     }
@@ -133,7 +134,7 @@ impl DiskFile {
         let config = DiskConfig {
             capacity: self.capacity,
             identity: device.identity,
-            page_bytes: device.backend.page_bytes(),
+            page_bytes: device.backend.shape().page_bytes,
         };
         let store = DiskStore::open(&self.path, &config)?;
         let (path, slots) = (self.path.display(), store.stats().slots);

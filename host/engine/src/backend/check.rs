@@ -2,22 +2,10 @@
 //! the pools; page tables are long enough; and no page that the step writes is visible to another segment or at a
 //! second position.
 
-use super::{BackendError, HostPageId, Load, Output, PageId, Step, Store};
+use super::{BackendError, BackendShape, HostPageId, Load, Output, PageId, Step, Store};
 use fxhash::FxHashSet;
 
-/// The limits that a step is validated against.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) vocabulary: u32,
-    pub(super) max_positions: u32,
-    pub(super) page_tokens: u32,
-    pub(super) pages: u32,
-    pub(super) host_pages: u32,
-    /// Whether segments may ask for sampled tokens.
-    pub(super) draws: bool,
-}
-
-impl Limits {
+impl BackendShape {
     pub(super) fn check_host_page(&self, page: HostPageId) -> Result<(), BackendError> {
         if page.0 >= self.host_pages {
             return Err(BackendError::no_host_page(page, self.host_pages));

@@ -27,7 +27,7 @@ mod tests;
 use crate::TokenId;
 use crate::sampling::{Draw, SamplingError};
 
-/// Identifies a page of the backend's pool: memory for the KV state of [`Backend::page_tokens`] consecutive tokens in
+/// Identifies a page of the backend's pool: memory for the KV state of [`BackendShape::page_tokens`] consecutive tokens in
 /// all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(pub u32);
@@ -79,7 +79,7 @@ pub enum Output {
     /// `tokens.len()` rows of logits, one for every token (tests and scoring).
     All,
     /// No logits, but a token that the backend samples from the logits of the last one ([`Sampling::choose`] says how).
-    /// Allowed where [`Backend::draws`] is true.
+    /// Allowed where [`BackendShape::draws`] is true.
     ///
     /// [`Sampling::choose`]: crate::sampling::Sampling::choose
     Token(Draw),
@@ -95,30 +95,38 @@ pub struct Step {
     pub segments: Vec<Segment>,
 }
 
+/// The dimensions of a backend: of its model's output, and of its pools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackendShape {
+    /// Width of a row of logits: the number of tokens in the vocabulary.
+    pub vocabulary: u32,
+    /// Number of positions that the model supports; no sequence may be longer.
+    pub max_positions: u32,
+    /// Number of tokens in a page.
+    pub page_tokens: u32,
+    /// Number of pages in the pool; ids are `0..pages`.
+    pub pages: u32,
+    /// Number of pages in the host pool; ids are `0..host_pages`. With 0 there is no host pool, and the calls that use
+    /// it fail.
+    pub host_pages: u32,
+    /// Bytes of a page over all layers, in the backend's own format.
+    pub page_bytes: usize,
+    /// Whether the backend samples tokens itself ([`Output::Token`]), which saves transferring a row of logits from a
+    /// device.
+    pub draws: bool,
+}
+
+impl BackendShape {
+    /// Returns the number of tokens whose KV state the pool holds.
+    pub fn kv_tokens(&self) -> u64 {
+        u64::from(self.pages) * u64::from(self.page_tokens)
+    }
+}
+
 /// Computes planned steps on pages and weights.
 pub trait Backend: Send {
-    /// Returns the width of a row of logits: the number of tokens in the vocabulary.
-    fn vocabulary(&self) -> u32;
-
-    /// Returns the number of positions that the model supports; no sequence may be longer.
-    fn max_positions(&self) -> u32;
-
-    /// Returns the number of tokens in a page.
-    fn page_tokens(&self) -> u32;
-
-    /// Returns the number of pages in the pool; ids are `0..pages()`.
-    fn pages(&self) -> u32;
-
-    /// Returns the number of pages in the host pool; ids are `0..host_pages()`. With 0 there is no host pool, and the
-    /// calls below that use it fail.
-    fn host_pages(&self) -> u32 {
-        0
-    }
-
-    /// Returns the bytes of a page over all layers, in the backend's own format; 0 without a host pool.
-    fn page_bytes(&self) -> usize {
-        0
-    }
+    /// Returns the backend's dimensions, which never change.
+    fn shape(&self) -> BackendShape;
 
     /// Carries out the loads of `step` and computes its segments. Writes the KV state of its tokens to their pages and
     /// the wanted logits to `logits` (cleared first): `[rows, vocabulary] f32`, row-major, rows in segment order.
@@ -127,12 +135,6 @@ pub trait Backend: Send {
     /// Returns a [`BackendError`] when the step is malformed (nothing was loaded or computed), the device failed (pages
     /// written by this step are undefined, others untouched) or was lost (all pages are undefined).
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError>;
-
-    /// Returns whether the backend samples tokens itself ([`Output::Token`]), which saves transferring a row of logits
-    /// from a device.
-    fn draws(&self) -> bool {
-        false
-    }
 
     /// Returns the tokens that the last [`Backend::run`] sampled, in the order of the segments that asked for one, or
     /// why it could not.
@@ -159,7 +161,7 @@ pub trait Backend: Send {
         }
     }
 
-    /// Returns the [`Backend::page_bytes`] bytes of a host page. Waits until a store to it has landed.
+    /// Returns the [`BackendShape::page_bytes`] bytes of a host page. Waits until a store to it has landed.
     ///
     /// # Errors
     /// Returns [`BackendError::Malformed`] when there is no such page, and `Device` or `Lost` when a store to it did

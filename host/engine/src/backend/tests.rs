@@ -47,7 +47,7 @@ pub(super) fn check_the_host_pool(
     prompt: &[TokenId],
     agree: impl Fn(&str, &[f32], Range<usize>),
 ) {
-    let vocabulary = machine.vocabulary();
+    let vocabulary = machine.shape().vocabulary;
     let others = |seed, count| tokens(vocabulary, seed, count);
     run(machine, vec![segment(prompt, 0, 0..4, Output::None)]);
     let stores = [(0, 5), (1, 0), (2, 4)].map(|(from, to)| Store {
@@ -65,7 +65,7 @@ pub(super) fn check_the_host_pool(
     );
     // So is a host page.
     let bytes = machine.host_page(HostPageId(5)).unwrap().to_vec();
-    assert_eq!(bytes.len(), machine.page_bytes());
+    assert_eq!(bytes.len(), machine.shape().page_bytes);
     machine.host_page_mut(HostPageId(5)).unwrap().fill(0xff);
     machine
         .host_page_mut(HostPageId(3))

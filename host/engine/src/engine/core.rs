@@ -106,7 +106,7 @@ impl Core {
             limits: Limits {
                 max_step_tokens: config.max_step_tokens.max(1),
                 max_running: config.max_running.max(1),
-                page_tokens: backend.page_tokens().max(1),
+                page_tokens: backend.shape().page_tokens.max(1),
             },
             bounds: Bounds::of(backend),
             max_retries: config.max_retries,

@@ -356,11 +356,11 @@ struct Bounds {
 
 impl Bounds {
     fn of(backend: &dyn Backend) -> Self {
-        let slots = backend.pages().saturating_mul(backend.page_tokens().max(1));
+        let shape = backend.shape();
         Self {
-            vocabulary: backend.vocabulary(),
-            capacity: backend.max_positions().min(slots),
-            draws: backend.draws(),
+            vocabulary: shape.vocabulary,
+            capacity: shape.kv_tokens().min(shape.max_positions.into()) as u32,
+            draws: shape.draws,
         }
     }
 }

@@ -102,8 +102,8 @@ pub fn measure(
     options: &ProfileOptions,
     now: &mut dyn FnMut() -> Duration,
 ) -> Result<CostProfile, ProfileError> {
-    let slots = u64::from(backend.pages()) * u64::from(backend.page_tokens());
-    let capacity = slots.min(backend.max_positions().into()) as u32;
+    let shape = backend.shape();
+    let capacity = shape.kv_tokens().min(shape.max_positions.into()) as u32;
     let step = options.max_step_tokens.max(1);
     let mut bench = Bench {
         backend,
@@ -182,8 +182,8 @@ impl Bench<'_> {
 
     /// Returns the seconds that one prompt takes. They do not depend on which tokens precede it.
     fn seconds(&mut self, cached: u32, new: u32) -> Result<f64, BackendError> {
-        let vocabulary = self.backend.vocabulary().max(1);
-        let page_tokens = self.backend.page_tokens().max(1);
+        let vocabulary = self.backend.shape().vocabulary.max(1);
+        let page_tokens = self.backend.shape().page_tokens.max(1);
         let end = cached + new;
         let mut elapsed = Duration::ZERO;
         let mut start = cached;
@@ -293,6 +293,7 @@ fn identity(key: &ProfileKey) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::BackendShape;
     use std::cell::Cell;
     use std::rc::Rc;
     use std::sync::Arc;
@@ -335,20 +336,16 @@ mod tests {
     }
 
     impl Backend for Slow {
-        fn vocabulary(&self) -> u32 {
-            7
-        }
-
-        fn max_positions(&self) -> u32 {
-            1 << 20
-        }
-
-        fn page_tokens(&self) -> u32 {
-            PAGE_TOKENS
-        }
-
-        fn pages(&self) -> u32 {
-            self.pages
+        fn shape(&self) -> BackendShape {
+            BackendShape {
+                vocabulary: 7,
+                max_positions: 1 << 20,
+                page_tokens: PAGE_TOKENS,
+                pages: self.pages,
+                host_pages: 0,
+                page_bytes: 0,
+                draws: false,
+            }
         }
 
         fn run(&mut self, step: &Step, _: &mut Vec<f32>) -> Result<(), BackendError> {

@@ -85,7 +85,7 @@ const LONG: Duration = Duration::from_secs(60);
 impl Shared {
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, clock: Clock) -> Self {
         let stats = Stats {
-            pages: backend.pages(),
+            pages: backend.shape().pages,
             prefix_caching: config.prefix_caching,
             ..Stats::default()
         };

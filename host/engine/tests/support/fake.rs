@@ -9,7 +9,7 @@
 
 use foreword_engine::TokenId;
 use foreword_engine::backend::{
-    Backend, BackendError, HostPageId, Load, Output, PageId, Step, Store,
+    Backend, BackendError, BackendShape, HostPageId, Load, Output, PageId, Step, Store,
 };
 use foreword_engine::sampling::Sampling;
 use std::sync::mpsc::Receiver;
@@ -77,7 +77,7 @@ impl FakeBackend {
 
     /// Adds a host pool.
     pub fn host_pages(self, host_pages: u32) -> Self {
-        let page = vec![0; self.page_bytes()];
+        let page = vec![0; self.shape().page_bytes];
         Self {
             host: vec![page; host_pages as usize],
             ..self
@@ -106,10 +106,10 @@ impl FakeBackend {
     }
 
     fn check_host_page(&self, page: HostPageId) -> Result<(), BackendError> {
-        if page.0 < self.host_pages() {
+        if page.0 < self.shape().host_pages {
             Ok(())
         } else {
-            Err(BackendError::no_host_page(page, self.host_pages()))
+            Err(BackendError::no_host_page(page, self.shape().host_pages))
         }
     }
 
@@ -137,20 +137,16 @@ impl FakeBackend {
 }
 
 impl Backend for FakeBackend {
-    fn vocabulary(&self) -> u32 {
-        VOCABULARY
-    }
-
-    fn max_positions(&self) -> u32 {
-        self.max_positions
-    }
-
-    fn page_tokens(&self) -> u32 {
-        self.page_tokens
-    }
-
-    fn pages(&self) -> u32 {
-        self.slots.len() as u32
+    fn shape(&self) -> BackendShape {
+        BackendShape {
+            vocabulary: VOCABULARY,
+            max_positions: self.max_positions,
+            page_tokens: self.page_tokens,
+            pages: self.slots.len() as u32,
+            host_pages: self.host.len() as u32,
+            page_bytes: self.page_tokens as usize * size_of::<u64>(),
+            draws: false,
+        }
     }
 
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
@@ -248,14 +244,6 @@ impl Backend for FakeBackend {
             *self.slot(to, slot)? = *self.slot(from, slot)?;
         }
         Ok(())
-    }
-
-    fn host_pages(&self) -> u32 {
-        self.host.len() as u32
-    }
-
-    fn page_bytes(&self) -> usize {
-        self.page_tokens as usize * size_of::<u64>()
     }
 
     fn store(&mut self, stores: &[Store]) -> Result<(), BackendError> {

@@ -6,7 +6,9 @@
 //!
 //! Included by path in both unit tests and integration tests, hence `pub`.
 
-use foreword_engine::backend::{Backend, BackendError, HostPageId, Load, PageId, Step, Store};
+use foreword_engine::backend::{
+    Backend, BackendError, BackendShape, HostPageId, Load, PageId, Step, Store,
+};
 use std::sync::mpsc::Receiver;
 
 /// The call that the backend receives.
@@ -41,7 +43,7 @@ impl<B: Backend> FaultyBackend<B> {
     /// Wraps `backend`, which must have a host pool.
     pub fn new(backend: B, script: impl FnMut(Call<'_>) -> Option<Fault> + Send + 'static) -> Self {
         assert!(
-            backend.host_pages() > 0,
+            backend.shape().host_pages > 0,
             "a device is lost by way of a host page"
         );
         Self {
@@ -60,9 +62,9 @@ impl<B: Backend> FaultyBackend<B> {
                 Ok(())
             }
             Some(Fault::Lost) => {
-                let from = HostPageId(self.host_pages());
+                let from = HostPageId(self.shape().host_pages);
                 self.backend.host_page_mut(from)?.fill(0xff);
-                let pages = (0..self.backend.pages()).map(PageId);
+                let pages = (0..self.backend.shape().pages).map(PageId);
                 let step = Step {
                     loads: pages.map(|to| Load { from, to }).collect(),
                     ..Step::default()
@@ -74,37 +76,21 @@ impl<B: Backend> FaultyBackend<B> {
     }
 
     fn check(&self, page: HostPageId) -> Result<(), BackendError> {
-        if page.0 < self.host_pages() {
+        if page.0 < self.shape().host_pages {
             Ok(())
         } else {
-            Err(BackendError::no_host_page(page, self.host_pages()))
+            Err(BackendError::no_host_page(page, self.shape().host_pages))
         }
     }
 }
 
 impl<B: Backend> Backend for FaultyBackend<B> {
-    fn vocabulary(&self) -> u32 {
-        self.backend.vocabulary()
-    }
-
-    fn max_positions(&self) -> u32 {
-        self.backend.max_positions()
-    }
-
-    fn page_tokens(&self) -> u32 {
-        self.backend.page_tokens()
-    }
-
-    fn pages(&self) -> u32 {
-        self.backend.pages()
-    }
-
-    fn host_pages(&self) -> u32 {
-        self.backend.host_pages() - 1
-    }
-
-    fn page_bytes(&self) -> usize {
-        self.backend.page_bytes()
+    fn shape(&self) -> BackendShape {
+        let shape = self.backend.shape();
+        BackendShape {
+            host_pages: shape.host_pages - 1,
+            ..shape
+        }
     }
 
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {

@@ -133,8 +133,8 @@ async fn server_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure
         "version": env!("CARGO_PKG_VERSION"),
         "model_path": model.name(),
         "served_model_name": model.name(),
-        "context_length": model.max_positions(),
-        "page_size": model.page_tokens(),
+        "context_length": model.shape().max_positions,
+        "page_size": model.shape().page_tokens,
         "max_total_num_tokens": load.all_tokens,
         "tp_size": 1,
         "dp_size": 1,
@@ -142,10 +142,10 @@ async fn server_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure
             "model_config": {
                 "model": model.name(),
                 "served_model_name": model.name(),
-                "max_model_len": model.max_positions(),
+                "max_model_len": model.shape().max_positions,
             },
             "cache_config": {
-                "block_size": model.page_tokens(),
+                "block_size": model.shape().page_tokens,
                 "num_gpu_blocks": model.engine().stats().pages,
                 "enable_prefix_caching": true,
             },
@@ -160,8 +160,8 @@ async fn model_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure>
         "model_path": model.name(),
         "served_model_name": model.name(),
         "is_generation": true,
-        "max_model_len": model.max_positions(),
-        "max_context_length": model.max_positions(),
+        "max_model_len": model.shape().max_positions,
+        "max_context_length": model.shape().max_positions,
     })))
 }
 
@@ -177,7 +177,7 @@ struct Load {
 impl Load {
     fn of(model: &Model) -> Self {
         let stats = model.engine().stats();
-        let tokens = |pages| u64::from(pages) * u64::from(model.page_tokens());
+        let tokens = |pages| u64::from(pages) * u64::from(model.shape().page_tokens);
         Self {
             running: stats.running,
             waiting: stats.waiting,

@@ -30,7 +30,7 @@ pub(super) async fn tokenize(
         let strings = asked.strings.then_some(Strings(model, &tokens));
         told(&Tokens {
             count: tokens.len(),
-            max_model_len: model.max_positions(),
+            max_model_len: model.shape().max_positions,
             tokens: &tokens,
             token_strs: strings,
         })
@@ -45,7 +45,7 @@ pub(super) async fn detokenize(
     work(&app, request, |model, body| {
         let asked = Detokenize::parse(body)?;
         check_name(model, asked.model.as_deref())?;
-        let (found, limit) = (asked.tokens.len(), model.max_positions());
+        let (found, limit) = (asked.tokens.len(), model.shape().max_positions);
         if found > limit as usize {
             let message = format!("tokens has {found} tokens, more than the model's {limit}");
             return Err(Failure::invalid("tokens", message));

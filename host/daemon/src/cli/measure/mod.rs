@@ -371,7 +371,7 @@ fn open(
         device.kv = Some(KvSize::Tokens(tokens.saturating_mul(arms)));
     }
     let opened = device.open(&arguments.model)?;
-    let pool = u64::from(opened.backend.pages()) * u64::from(opened.backend.page_tokens());
+    let pool = opened.backend.shape().kv_tokens();
     let config = EngineConfig {
         max_step_tokens: opened.max_step_tokens,
         max_running: 32,

@@ -4,7 +4,9 @@
 use anyhow::ensure;
 use foreword_engine::TokenId;
 use foreword_engine::backend::cuda::Ceilings;
-use foreword_engine::backend::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store};
+use foreword_engine::backend::{
+    Backend, BackendShape, HostPageId, Load, Output, PageId, Segment, Step, Store,
+};
 use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::Sampling;
 use serde_json::{Value, json};
@@ -107,8 +109,9 @@ impl Bench {
         config: &ModelConfig,
         ceilings: Option<&Ceilings>,
     ) -> anyhow::Result<Value> {
-        let pages = (context + 1).div_ceil(self.backend.page_tokens());
-        if u64::from(pages) * u64::from(batch) > u64::from(self.backend.pages()) {
+        let shape = self.backend.shape();
+        let pages = (context + 1).div_ceil(shape.page_tokens);
+        if u64::from(pages) * u64::from(batch) > u64::from(shape.pages) {
             return Ok(
                 json!({"batch": batch, "skipped": "the pool has no room for so many sequences"}),
             );
@@ -116,7 +119,6 @@ impl Bench {
         for sequence in 0..batch {
             self.compute(0, context, sequence * pages)?;
         }
-        let draws = self.backend.draws();
         let seconds = self.time(|bench| {
             let segments = (0..batch).map(|sequence| Segment {
                 tokens: vec![token(sequence)],
@@ -124,7 +126,7 @@ impl Bench {
                 pages: (sequence * pages..(sequence + 1) * pages)
                     .map(PageId)
                     .collect(),
-                output: if draws {
+                output: if shape.draws {
                     Output::Token(Sampling::greedy().draw(0))
                 } else {
                     Output::Last
@@ -149,10 +151,14 @@ impl Bench {
 
     /// Measures loading a prefix from the host's memory, against computing it.
     fn host_tier(&mut self, context: u32) -> anyhow::Result<Value> {
-        let page_tokens = self.backend.page_tokens();
+        let BackendShape {
+            page_tokens,
+            host_pages,
+            ..
+        } = self.backend.shape();
         let (context, question) = (context / page_tokens * page_tokens, 32);
         let pages = context / page_tokens;
-        if self.backend.host_pages() < pages {
+        if host_pages < pages {
             return Ok(json!({"skipped": "there is no host pool"}));
         }
         self.compute(0, context, 0)?;
@@ -211,7 +217,7 @@ impl Bench {
     }
 
     fn segment(&self, start: u32, tokens: u32, page: u32, output: Output) -> Segment {
-        let pages = (start + tokens).div_ceil(self.backend.page_tokens());
+        let pages = (start + tokens).div_ceil(self.backend.shape().page_tokens);
         Segment {
             tokens: (start..start + tokens).map(token).collect(),
             start,

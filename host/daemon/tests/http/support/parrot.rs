@@ -10,7 +10,7 @@
 //! So an answer is right only if engine and cache gave it the right pages.
 
 use foreword_engine::TokenId;
-use foreword_engine::backend::{Backend, BackendError, Output, PageId, Step};
+use foreword_engine::backend::{Backend, BackendError, BackendShape, Output, PageId, Step};
 use serde_json::{Map, json};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
@@ -53,20 +53,16 @@ impl Parrot {
 }
 
 impl Backend for Parrot {
-    fn vocabulary(&self) -> u32 {
-        VOCABULARY
-    }
-
-    fn max_positions(&self) -> u32 {
-        MAX_POSITIONS
-    }
-
-    fn page_tokens(&self) -> u32 {
-        PAGE_TOKENS
-    }
-
-    fn pages(&self) -> u32 {
-        PAGES
+    fn shape(&self) -> BackendShape {
+        BackendShape {
+            vocabulary: VOCABULARY,
+            max_positions: MAX_POSITIONS,
+            page_tokens: PAGE_TOKENS,
+            pages: PAGES,
+            host_pages: 0,
+            page_bytes: 0,
+            draws: false,
+        }
     }
 
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {

@@ -4,8 +4,8 @@
 
 use super::kernels::TILE_ROWS;
 use crate::TokenId;
-use crate::backend::check::{Limits, Owners, Write};
-use crate::backend::{BackendError, Load, Output, Step};
+use crate::backend::check::{Owners, Write};
+use crate::backend::{BackendError, BackendShape, Load, Output, Step};
 use crate::models::ModelConfig;
 
 /// How attention is cut into items: some tokens of a segment with some query heads that share a key and value head.
@@ -89,13 +89,13 @@ impl Batch {
     pub(super) fn plan(
         &mut self,
         step: &Step,
-        limits: &Limits,
+        shape: &BackendShape,
         cut: Cut,
     ) -> Result<(), BackendError> {
         self.all.clear();
         self.wanted.clear();
-        limits.check_loads(step, &mut self.loads)?;
-        limits.check_segments(step, &mut self.owners, &mut self.writes)?;
+        shape.check_loads(step, &mut self.loads)?;
+        shape.check_segments(step, &mut self.owners, &mut self.writes)?;
         self.writes.sort_unstable_by_key(|write| write.page);
         self.cut(step, cut);
         Ok(())
@@ -160,12 +160,13 @@ mod tests {
     use super::*;
     use crate::backend::{PageId, Segment};
 
-    const LIMITS: Limits = Limits {
+    const SHAPE: BackendShape = BackendShape {
         vocabulary: 100,
         max_positions: 64,
         page_tokens: 16,
         pages: 8,
         host_pages: 4,
+        page_bytes: 0,
         draws: false,
     };
 
@@ -192,7 +193,7 @@ mod tests {
                 segments,
                 ..Step::default()
             },
-            &LIMITS,
+            &SHAPE,
             CUT,
         ) {
             Ok(()) => Ok(batch),
@@ -338,9 +339,9 @@ mod tests {
             segments: vec![segment(1, 0, &[4])],
             ..Step::default()
         };
-        assert!(batch.plan(&bad, &LIMITS, CUT).is_err());
-        assert!(batch.plan(&good, &LIMITS, CUT).is_ok());
-        assert!(batch.plan(&good, &LIMITS, CUT).is_ok());
+        assert!(batch.plan(&bad, &SHAPE, CUT).is_err());
+        assert!(batch.plan(&good, &SHAPE, CUT).is_ok());
+        assert!(batch.plan(&good, &SHAPE, CUT).is_ok());
     }
 
     #[test]

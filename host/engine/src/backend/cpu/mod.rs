@@ -31,8 +31,7 @@ mod rows;
 
 pub use dense::{Dense, Workspace};
 
-use super::check::Limits;
-use super::{Backend, BackendError, HostPageId, PageId, Step, Store};
+use super::{Backend, BackendError, BackendShape, HostPageId, PageId, Step, Store};
 use crate::models::{Checkpoint, CheckpointError, ModelConfig};
 use batch::Batch;
 use host::HostPool;
@@ -81,7 +80,7 @@ pub struct CpuBackend {
     threads: ThreadPool,
     batch: Batch,
     scratch: Scratch,
-    limits: Limits,
+    shape: BackendShape,
     warning: Option<String>,
     identity: u128,
 }
@@ -194,12 +193,13 @@ impl CpuBackend {
         );
         Ok(Self {
             identity: xxh3_128(identity.as_bytes()),
-            limits: Limits {
+            shape: BackendShape {
                 vocabulary: model.config().vocabulary as u32,
                 max_positions: model_positions,
                 page_tokens: config.page_tokens,
                 pages: config.pages,
                 host_pages: config.host_pages,
+                page_bytes: layout.page_bytes(),
                 draws: false,
             },
             pool: Pool::new(layout, config.pages),
@@ -217,25 +217,13 @@ impl CpuBackend {
 const PAGE_LAYOUT: &str = "cpu-1";
 
 impl Backend for CpuBackend {
-    fn vocabulary(&self) -> u32 {
-        self.limits.vocabulary
-    }
-
-    fn max_positions(&self) -> u32 {
-        self.limits.max_positions
-    }
-
-    fn page_tokens(&self) -> u32 {
-        self.limits.page_tokens
-    }
-
-    fn pages(&self) -> u32 {
-        self.limits.pages
+    fn shape(&self) -> BackendShape {
+        self.shape
     }
 
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
         logits.clear();
-        self.batch.plan(step, &self.limits, self.model.cut())?;
+        self.batch.plan(step, &self.shape, self.model.cut())?;
         let Self {
             model,
             pool,
@@ -259,21 +247,13 @@ impl Backend for CpuBackend {
     }
 
     fn copy_slots(&mut self, from: PageId, to: PageId, tokens: u32) -> Result<(), BackendError> {
-        self.limits.check_copy(from, to, tokens)?;
+        self.shape.check_copy(from, to, tokens)?;
         self.pool.copy_slots(from, to, tokens as usize);
         Ok(())
     }
 
-    fn host_pages(&self) -> u32 {
-        self.limits.host_pages
-    }
-
-    fn page_bytes(&self) -> usize {
-        self.pool.layout.page_bytes()
-    }
-
     fn store(&mut self, stores: &[Store]) -> Result<(), BackendError> {
-        self.limits.check_stores(stores)?;
+        self.shape.check_stores(stores)?;
         for store in stores {
             self.pool.store(store.from, self.host.page_mut(store.to));
         }
@@ -281,12 +261,12 @@ impl Backend for CpuBackend {
     }
 
     fn host_page(&mut self, page: HostPageId) -> Result<&[u8], BackendError> {
-        self.limits.check_host_page(page)?;
+        self.shape.check_host_page(page)?;
         Ok(self.host.page(page))
     }
 
     fn host_page_mut(&mut self, page: HostPageId) -> Result<&mut [u8], BackendError> {
-        self.limits.check_host_page(page)?;
+        self.shape.check_host_page(page)?;
         Ok(self.host.page_mut(page))
     }
 }

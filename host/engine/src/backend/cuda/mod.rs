@@ -34,8 +34,8 @@ mod weights;
 pub use ceilings::{Ceilings, ceilings};
 pub use driver::unavailable;
 
-use super::check::{Limits, Owners};
-use super::{Backend, BackendError, HostPageId, PageId, Step, Store, TokenId};
+use super::check::Owners;
+use super::{Backend, BackendError, BackendShape, HostPageId, PageId, Step, Store, TokenId};
 use crate::models::{Checkpoint, CheckpointError, ModelConfig};
 use crate::sampling::SamplingError;
 use device::{Device, Fault, Queue};
@@ -112,7 +112,7 @@ pub struct CudaBackend {
     plan: Plan,
     owners: Owners,
     writes: Vec<super::check::Write>,
-    limits: Limits,
+    shape: BackendShape,
     capacity: Capacity,
     max_step_tokens: u32,
     /// The tokens that the last step sampled.
@@ -213,12 +213,13 @@ impl CudaBackend {
             plan: Plan::default(),
             owners: Owners::default(),
             writes: Vec::new(),
-            limits: Limits {
+            shape: BackendShape {
                 vocabulary: checkpoint.config().vocabulary as u32,
                 max_positions,
                 page_tokens: config.page_tokens,
                 pages,
                 host_pages: config.host_pages,
+                page_bytes: pools.page_bytes(),
                 draws: true,
             },
             capacity,
@@ -304,36 +305,16 @@ fn check(model: &ModelConfig, config: &CudaConfig) -> Result<(), CheckpointError
 }
 
 impl Backend for CudaBackend {
-    fn vocabulary(&self) -> u32 {
-        self.limits.vocabulary
-    }
-
-    fn max_positions(&self) -> u32 {
-        self.limits.max_positions
-    }
-
-    fn page_tokens(&self) -> u32 {
-        self.limits.page_tokens
-    }
-
-    fn pages(&self) -> u32 {
-        self.limits.pages
-    }
-
-    fn host_pages(&self) -> u32 {
-        self.limits.host_pages
-    }
-
-    fn page_bytes(&self) -> usize {
-        self.pools.page_bytes()
+    fn shape(&self) -> BackendShape {
+        self.shape
     }
 
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
         logits.clear();
         self.drawn.clear();
         let device = &mut *self.device;
-        self.limits.check_loads(step, self.pools.loads())?;
-        self.limits
+        self.shape.check_loads(step, self.pools.loads())?;
+        self.shape
             .check_segments(step, &mut self.owners, &mut self.writes)?;
         let tokens: usize = step
             .segments
@@ -364,23 +345,19 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
-    fn draws(&self) -> bool {
-        true
-    }
-
     fn drawn(&mut self) -> Vec<Result<TokenId, SamplingError>> {
         std::mem::take(&mut self.drawn)
     }
 
     fn copy_slots(&mut self, from: PageId, to: PageId, tokens: u32) -> Result<(), BackendError> {
-        self.limits.check_copy(from, to, tokens)?;
+        self.shape.check_copy(from, to, tokens)?;
         self.pools
             .copy_slots(&mut *self.device, from, to, tokens as usize)?;
         Ok(())
     }
 
     fn store(&mut self, stores: &[Store]) -> Result<(), BackendError> {
-        self.limits.check_stores(stores)?;
+        self.shape.check_stores(stores)?;
         self.pools.store(&mut *self.device, stores)?;
         Ok(())
     }
@@ -390,7 +367,7 @@ impl Backend for CudaBackend {
     }
 
     fn host_page_mut(&mut self, page: HostPageId) -> Result<&mut [u8], BackendError> {
-        self.limits.check_host_page(page)?;
+        self.shape.check_host_page(page)?;
         Ok(self.pools.host_page(&mut *self.device, page)?)
     }
 }

@@ -56,7 +56,7 @@ impl Core {
         failure: &Failure,
     ) -> Result<(), String> {
         let (old, new) = (self.bounds, Bounds::of(backend));
-        let page_tokens = backend.page_tokens();
+        let page_tokens = backend.shape().page_tokens;
         if old != new || page_tokens != self.limits.page_tokens {
             return Err(format!(
                 "the new device has {new:?} and pages of {page_tokens} tokens, the old one {old:?} and {}",

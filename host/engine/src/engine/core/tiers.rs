@@ -172,9 +172,10 @@ impl Core {
 
 /// Returns the sizes of a device's page pools.
 pub(super) fn pools(backend: &dyn Backend) -> Pages {
+    let shape = backend.shape();
     Pages {
-        device: backend.pages(),
-        host: backend.host_pages(),
-        tokens: backend.page_tokens().max(1),
+        device: shape.pages,
+        host: shape.host_pages,
+        tokens: shape.page_tokens.max(1),
     }
 }

@@ -377,7 +377,10 @@ fn a_pool_takes_its_part_of_the_memory_that_is_left() {
         };
         let machine = CudaBackend::build(checkpoint, &config, device, &mut |_, _| {}).unwrap();
         // The emulator has 64 MiB left.
-        assert_eq!(machine.pages() as usize, (32 << 20) / machine.page_bytes());
+        assert_eq!(
+            machine.shape().pages as usize,
+            (32 << 20) / machine.shape().page_bytes
+        );
     }
 }
 
