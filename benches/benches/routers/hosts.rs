@@ -57,6 +57,16 @@ const LARGE: Scale = Scale {
     sentences: 22,
 };
 
+impl Scale {
+    /// Returns [`LARGE`], or [`SMALL`] if the command line says `small`, with its `requests=…` where there are some.
+    fn asked_for() -> Self {
+        let is_small = std::env::args().any(|argument| argument == "small");
+        let scale = if is_small { SMALL } else { LARGE };
+        let requests = foreword_benches::number("requests").unwrap_or(scale.requests);
+        Self { requests, ..scale }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Router {
     RoundRobin,
@@ -119,8 +129,8 @@ pub(crate) fn compare_gateways() -> Result<()> {
         ("four, feeds", gateways(4, Hears::Feeds), true),
         ("four, records", gateways(4, Hears::Records), true),
     ];
-    let requests = foreword_benches::number("requests").unwrap_or(LARGE.requests);
-    let scale = Scale { requests, ..LARGE };
+    let scale = Scale::asked_for();
+    let requests = scale.requests;
     for (name, trace) in crate::simulated::traces() {
         if name.contains("k = 8") || name.contains("bursty") {
             run(name, &trace(1, requests), scale, BURST, &arms)?;
@@ -166,8 +176,8 @@ pub(crate) fn compare_peers() -> Result<()> {
         ("smg, Foreword's order", Router::Peer(peers::SMG), true),
         ("**Foreword**", Router::Foreword, true),
     ];
-    let requests = foreword_benches::number("requests").unwrap_or(LARGE.requests);
-    let scale = Scale { requests, ..LARGE };
+    let scale = Scale::asked_for();
+    let requests = scale.requests;
     for (name, trace) in crate::simulated::traces() {
         run(name, &trace(1, requests), scale, CLIENTS, &arms)?;
     }
@@ -323,6 +333,7 @@ impl Variant {
             })
             .collect();
         let (next, first) = (AtomicUsize::new(0), self.times.len());
+        let gateways: Vec<SocketAddr> = self.gateways.iter().map(Gateway::address).collect();
         let client = || -> Result<Vec<f64>> {
             let mut times = Vec::new();
             loop {
@@ -330,8 +341,8 @@ impl Variant {
                 let Some(message) = messages.get(at) else {
                     return Ok(times);
                 };
-                let gateway = &self.gateways[(first + at) % self.gateways.len()];
-                times.push(first_event(gateway.address(), message)?);
+                let gateway = gateways[(first + at) % gateways.len()];
+                times.push(first_event(gateway, message)?);
             }
         };
         let times: Vec<Result<Vec<f64>>> = thread::scope(|scope| {
