@@ -92,7 +92,7 @@ impl Fleet {
             updates,
         };
         let body = serde_json::to_string(&push.sealed(self.key.as_ref())).unwrap();
-        let token = self.key.as_ref().map(FeedKey::token).unwrap_or("none");
+        let token = self.key.as_ref().map_or("none", FeedKey::token);
         let request = format!(
             "POST /v1/kv/records HTTP/1.1\r\nhost: feed\r\ncontent-type: application/json\r\n\
              authorization: Bearer {token}\r\ncontent-length: {}\r\n\r\n{body}",
