@@ -2,8 +2,9 @@
 //!
 //! Cargo itself reports where it put a build's result, so profiles and target folders need no guessing. An environment
 //! variable names what has already been built: `FOREWORD_ENVOY`, `FOREWORD_FILTER`, `FOREWORD_HOST` and `FOREWORD_EXT_PROC` (of
-//! the dev profile), and `FOREWORD_ORDER`, a folder. `cargo xtask test` uses all but the first, because a package alone has
-//! other features than the workspace, so cargo would build the host's dependencies again.
+//! the dev profile), `FOREWORD_RELEASE_HOST` (for benches), and `FOREWORD_ORDER`, a folder. `cargo xtask test` uses
+//! `FOREWORD_FILTER`, `FOREWORD_HOST`, `FOREWORD_EXT_PROC` and `FOREWORD_ORDER`, because a package alone has other features than
+//! the workspace, so cargo would build the host's dependencies again.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -95,7 +96,12 @@ pub fn dynamic_module(profile: &str) -> Result<PathBuf> {
 
 /// Returns the `foreword` binary, built in the given cargo profile (`dev`, `release`).
 pub fn host_binary(profile: &str) -> Result<PathBuf> {
-    if let ("dev", Some(path)) = (profile, given("FOREWORD_HOST")?) {
+    let variable = match profile {
+        "dev" => Some("FOREWORD_HOST"),
+        "release" => Some("FOREWORD_RELEASE_HOST"),
+        _ => None,
+    };
+    if let Some(path) = variable.map(given).transpose()?.flatten() {
         return Ok(path);
     }
     build(

@@ -6,12 +6,14 @@
 //!                                                             Foreword: the filter orders and names it, with the feeds
 //! ```
 //!
+//! With [`compare_gateways`], one, two and four Envoys with the filter stand before their hosts, and get requests by turns.
 //! With [`peers`], routers from PyPI stand between Envoy and their hosts instead.
 //!
 //! The routers get the same requests in turns of [`CLIENTS`] at once, so that whatever else the machine does hits all
 //! alike. Reuse and load are the hosts' own counters, times are the clients'.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -27,6 +29,9 @@ use crate::peers::{self, EventPorts, Peer, RunningPeer};
 use crate::text_prefix::{self, TextPrefix};
 
 const CLIENTS: usize = 3;
+/// Requests of a turn where gateways are compared: clients send one after another, so what is sent while others are
+/// computed is most of it.
+const BURST: usize = 60;
 
 /// What the hosts hold, and how long documents are.
 #[derive(Clone, Copy)]
@@ -52,14 +57,36 @@ const LARGE: Scale = Scale {
     sentences: 22,
 };
 
+impl Scale {
+    /// Returns [`LARGE`], or [`SMALL`] if the command line says `small`, with its `requests=…` where there are some.
+    fn asked_for() -> Self {
+        let is_small = std::env::args().any(|argument| argument == "small");
+        let scale = if is_small { SMALL } else { LARGE };
+        let requests = foreword_benches::number("requests").unwrap_or(scale.requests);
+        Self { requests, ..scale }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Router {
     RoundRobin,
     LeastRequest,
     TextPrefix,
     Foreword,
+    /// As many gateways that name the engine, before the same hosts.
+    Gateways(u8, Hears),
     /// A router from PyPI, between Envoy and the hosts.
     Peer(Peer),
+}
+
+/// How gateways hear of each other's requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hears {
+    Nothing,
+    /// What engines report when prompts are computed.
+    Feeds,
+    /// That, and what the gateways tell each other.
+    Records,
 }
 
 /// A router with its engines, and what its clients have seen.
@@ -67,7 +94,8 @@ struct Variant {
     name: &'static str,
     router: Router,
     hosts: Vec<Host>,
-    gateway: Gateway,
+    /// The gateways, which get requests by turns.
+    gateways: Vec<Gateway>,
     /// A router between Envoy and the hosts.
     _peer: Option<RunningPeer>,
     texts: TextPrefix,
@@ -86,7 +114,29 @@ pub(crate) fn compare() -> Result<()> {
         ("text prefix", Router::TextPrefix, false),
         ("Foreword", Router::Foreword, true),
     ];
-    run("bursty 0.6, k = 5", &trace, SMALL, &arms)
+    run("bursty 0.6, k = 5", &trace, SMALL, CLIENTS, &arms)
+}
+
+/// Prints a table for two traces that compares several gateways with one, with and without what they tell each other.
+pub(crate) fn compare_gateways() -> Result<()> {
+    let gateways = Router::Gateways;
+    let arms = [
+        ("one", gateways(1, Hears::Feeds), true),
+        ("two, alone", gateways(2, Hears::Nothing), true),
+        ("two, feeds", gateways(2, Hears::Feeds), true),
+        ("two, records", gateways(2, Hears::Records), true),
+        ("four, alone", gateways(4, Hears::Nothing), true),
+        ("four, feeds", gateways(4, Hears::Feeds), true),
+        ("four, records", gateways(4, Hears::Records), true),
+    ];
+    let scale = Scale::asked_for();
+    let requests = scale.requests;
+    for (name, trace) in crate::simulated::traces() {
+        if name.contains("k = 8") || name.contains("bursty") {
+            run(name, &trace(1, requests), scale, BURST, &arms)?;
+        }
+    }
+    Ok(())
 }
 
 /// Prints a table for each trace that compares routers from PyPI with the filter's choice, if they are there.
@@ -126,33 +176,34 @@ pub(crate) fn compare_peers() -> Result<()> {
         ("smg, Foreword's order", Router::Peer(peers::SMG), true),
         ("**Foreword**", Router::Foreword, true),
     ];
-    let requests = foreword_benches::number("requests").unwrap_or(LARGE.requests);
-    let scale = Scale { requests, ..LARGE };
+    let scale = Scale::asked_for();
+    let requests = scale.requests;
     for (name, trace) in crate::simulated::traces() {
-        run(name, &trace(1, requests), scale, &arms)?;
+        run(name, &trace(1, requests), scale, CLIENTS, &arms)?;
     }
     Ok(())
 }
 
-/// Sends a trace to all routers in turns, and prints their table.
+/// Sends a trace to all routers in turns of so many requests, and prints their table.
 fn run(
     name: &str,
     trace: &[Request],
     scale: Scale,
+    per_turn: usize,
     arms: &[(&'static str, Router, bool)],
 ) -> Result<()> {
     let arms = arms.iter();
     let variants =
         arms.map(|&(name, router, ordered)| Variant::start(name, router, ordered, scale));
     let mut variants: Vec<Variant> = variants.collect::<Result<_>>()?;
-    for (turn, requests) in trace.chunks(CLIENTS).enumerate() {
+    for (turn, requests) in trace.chunks(per_turn).enumerate() {
         for at in 0..variants.len() {
             let index = (at + turn) % variants.len();
             variants[index].ask(requests, turn)?;
         }
     }
     println!(
-        "\n{} requests ({name}), {ENGINES} hosts of {} KV tokens, {CLIENTS} at once, in turns",
+        "\n{} requests ({name}), {ENGINES} hosts of {} KV tokens, {CLIENTS} at once, in turns of {per_turn}",
         trace.len(),
         scale.kv_tokens
     );
@@ -204,17 +255,25 @@ impl Variant {
         });
         let hosts: Vec<Host> = hosts.collect::<Result<_>>().context(name)?;
         let addresses: [SocketAddr; ENGINES] = std::array::from_fn(|at| hosts[at].address());
+        let (count, hears) = match router {
+            Router::Gateways(count, hears) => (count, hears),
+            _ => (1, Hears::Feeds),
+        };
         let engines: Vec<Value> = ["a", "b", "c"]
             .into_iter()
             .zip(addresses)
             .map(|(name, address)| {
                 let feed = json!({"cluster": format!("feed-{name}")});
+                let feed = (hears != Hears::Nothing).then_some(feed);
                 json!({"name": name, "address": address.to_string(), "feed": feed})
             })
             .collect();
+        let agreement = json!({"gateways": hears == Hears::Records});
         let plugin = match (ordered, router) {
             (false, _) => None,
-            (true, Router::Foreword) => Some(json!({"engines": engines})),
+            (true, Router::Foreword | Router::Gateways(..)) => {
+                Some(json!({"engines": engines, "agreement": agreement}))
+            }
             (true, _) => Some(json!({})),
         };
         let peer = match router {
@@ -231,13 +290,16 @@ impl Variant {
                 _ => Fallback::LeastRequest,
             },
             plugin,
-            concurrency: 2,
+            // Two cores have no use for more workers.
+            concurrency: if count == 1 { 2 } else { 1 },
             ..GatewayOptions::new(peer.as_ref().map_or(addresses[0], |peer| peer.address))
         };
         Ok(Self {
             name,
             router,
-            gateway: Gateway::start(&options).context(name)?,
+            gateways: (0..count)
+                .map(|_| Gateway::start(&options).context(name))
+                .collect::<Result<_>>()?,
             _peer: peer,
             hosts,
             texts: TextPrefix::default(),
@@ -246,7 +308,7 @@ impl Variant {
         })
     }
 
-    /// Sends some requests at once, each on a connection of its own, and waits for all.
+    /// Sends requests, [`CLIENTS`] at once and each on a connection of its own, and waits for all.
     fn ask(&mut self, requests: &[Request], turn: usize) -> Result<()> {
         let mut queues = [0; ENGINES];
         let messages: Vec<Vec<u8>> = requests
@@ -270,17 +332,26 @@ impl Variant {
                 )
             })
             .collect();
-        let address = self.gateway.address();
-        let times: Vec<Result<f64>> = thread::scope(|scope| {
-            let clients = messages
-                .iter()
-                .map(|message| scope.spawn(move || first_event(address, message)));
-            let clients: Vec<_> = clients.collect();
+        let (next, first) = (AtomicUsize::new(0), self.times.len());
+        let gateways: Vec<SocketAddr> = self.gateways.iter().map(Gateway::address).collect();
+        let client = || -> Result<Vec<f64>> {
+            let mut times = Vec::new();
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(message) = messages.get(at) else {
+                    return Ok(times);
+                };
+                let gateway = gateways[(first + at) % gateways.len()];
+                times.push(first_event(gateway, message)?);
+            }
+        };
+        let times: Vec<Result<Vec<f64>>> = thread::scope(|scope| {
+            let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
             let times = clients.into_iter().map(thread::ScopedJoinHandle::join);
             times.map(|time| time.expect("a client panicked")).collect()
         });
         for time in times {
-            self.times.push(time.context(self.name)?);
+            self.times.extend(time.context(self.name)?);
         }
         Ok(())
     }

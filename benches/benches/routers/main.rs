@@ -1,6 +1,7 @@
 //! Three engines behind one gateway: which router reuses most, and how evenly it loads them.
 //!
-//! `cargo bench -p foreword-benches --bench routers [-- simulated|gateways|hosts|peers]`; `engines=64` restricts the second
+//! `cargo bench -p foreword-benches --bench routers [-- simulated|gateways|hosts|gateways-real|peers]`; `engines=64` restricts the
+//! second; `small` and `requests=300` make the last two shorter
 
 mod gateways;
 mod hosts;
@@ -26,6 +27,9 @@ fn main() -> Result<()> {
     // Processes of release builds: nothing that a test waits for.
     if benching && tables.has("hosts") {
         hosts::compare()?;
+    }
+    if benching && tables.has("gateways-real") {
+        hosts::compare_gateways()?;
     }
     if benching && tables.has("peers") {
         hosts::compare_peers()?;

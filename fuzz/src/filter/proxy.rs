@@ -172,7 +172,13 @@ impl Host for Proxy {
         })
     }
 
-    fn call_for_plugin(&self, _: &str, _: &[(&str, &str)], _: u64) -> Result<u32, HostError> {
+    fn call_for_plugin(
+        &self,
+        _: &str,
+        _: &[(&str, &str)],
+        _: &[u8],
+        _: u64,
+    ) -> Result<u32, HostError> {
         let mut state = self.allowed("call")?;
         state.calls += 1;
         Ok(state.calls)

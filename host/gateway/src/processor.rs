@@ -154,16 +154,18 @@ impl Processor {
 
     /// Has the plugin tick, and makes its calls to engines' feeds; runs until it is dropped.
     pub async fn tick(self: Arc<Self>) {
-        let mut clock = tokio::time::interval(TICK);
-        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let calls = PluginCalls::default();
         // A response belongs to the plugin that asked, though another one may have taken its place.
         let mut under_way: JoinSet<(Arc<Plugin>, Answer)> = JoinSet::new();
+        let mut next = tokio::time::Instant::now();
         loop {
             let plugin = tokio::select! {
-                _ = clock.tick() => {
+                () = tokio::time::sleep_until(next) => {
                     let plugin = self.plugin();
-                    caught(|| plugin.on_tick(&self.proxy(&calls)));
+                    caught(|| {
+                        plugin.on_tick(&self.proxy(&calls));
+                    });
+                    next = tokio::time::Instant::now() + Duration::from_millis(plugin.tick_ms());
                     plugin
                 }
                 Some(Ok((plugin, answer))) = under_way.join_next() => {
@@ -353,8 +355,6 @@ fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
-/// The interval of ticks, the same as a Wasm VM's.
-const TICK: Duration = Duration::from_millis(100);
 /// Time for one scrape.
 const SCRAPE: Duration = Duration::from_secs(1);
 /// The interval at which the configuration's file is looked at.

@@ -286,6 +286,7 @@ impl Host for Proxy<'_> {
         &self,
         cluster: &str,
         headers: &[(&str, &str)],
+        body: &[u8],
         limit_ms: u64,
     ) -> Result<u32, HostError> {
         let Scope::Plugin(calls) = &self.scope else {
@@ -294,7 +295,7 @@ impl Host for Proxy<'_> {
         let id = calls.last.get().wrapping_add(1);
         let call = self
             .clusters
-            .prepare(id.into(), cluster, headers, &[], limit_ms)?;
+            .prepare(id.into(), cluster, headers, body, limit_ms)?;
         calls.last.set(id);
         calls.asked.borrow_mut().push(call);
         Ok(id)

@@ -15,6 +15,7 @@
 //! | 413 | `body_too_large` | the body is over the limit |
 //! | 413 | `storage_full` | as many files, bytes or batches as may be kept are kept |
 //! | 415 | `unsupported_media_type` | the body is not declared as JSON |
+//! | 429 | `push_rate` | a gateway tells others more than it may |
 //! | 429 | `queue_full` | as many requests as may wait are waiting; `retry-after` says when to come back |
 //! | 500 | `internal_error` | our fault; the cause is in the log, with the request's id |
 //! | 503 | `loading`, `stopping` | not yet, or no longer, serving |
@@ -155,6 +156,14 @@ pub enum Failure {
         /// Most requests at once.
         limit: u32,
         /// Time after which there may be room; [`SOON`] if it is unknown.
+        retry_after: Duration,
+    },
+    /// The holder of a key tells other gateways too much.
+    #[error("more than {limit} bytes a second are pushed with this key; try again later")]
+    PushRate {
+        /// Most bytes a second.
+        limit: u32,
+        /// Time after which there may be room.
         retry_after: Duration,
     },
     /// The model is not loaded yet.
@@ -312,6 +321,11 @@ impl Failure {
                 "rate_limit_error",
                 "queue_full",
             ),
+            Self::PushRate { .. } => (
+                StatusCode::TOO_MANY_REQUESTS,
+                "rate_limit_error",
+                "push_rate",
+            ),
             Self::Internal { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, "internal_error"),
             Self::Loading => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "loading"),
             Self::Stopping => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "stopping"),
@@ -363,7 +377,7 @@ impl IntoResponse for Failure {
         response.extensions_mut().insert(Wording(self.to_string()));
         let headers = response.headers_mut();
         match self {
-            Self::QueueFull { retry_after, .. } => {
+            Self::QueueFull { retry_after, .. } | Self::PushRate { retry_after, .. } => {
                 headers.insert(header::RETRY_AFTER, whole_seconds(retry_after));
             }
             Self::Loading | Self::Retriever { .. } => {

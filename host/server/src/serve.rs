@@ -294,16 +294,19 @@ pub(crate) fn access(
     access
 }
 
-/// Returns the bounds of the internal listener's connections: few besides those of readers, and none with a body.
+/// Returns the bounds of the internal listener's connections: few besides those of readers, and none with a body but what
+/// gateways tell each other.
 pub(crate) fn internal_bounds(access: &Access) -> Bounds {
     Bounds {
-        connections: access.readers() + INTERNAL_CONNECTIONS,
+        connections: access.readers() * CALLS_OF_A_READER + INTERNAL_CONNECTIONS,
         per_address: 0,
-        body_bytes: 1 << 20,
+        body_bytes: 8 << 20,
         ..Bounds::default()
     }
 }
 
+/// Calls that a gateway makes at once: it reads the feed, listens to other gateways, and tells them.
+pub const CALLS_OF_A_READER: u32 = 3;
 /// Connections of the internal listener besides those of the feed's readers: probes and scrapers.
 pub const INTERNAL_CONNECTIONS: u32 = 64;
 pub(crate) const INTERNAL: &str =

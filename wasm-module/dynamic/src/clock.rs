@@ -1,7 +1,7 @@
 //! A clock that ticks for a filter's configuration, since Envoy has none for it.
 //!
 //! ```text
-//!   thread ── every 100 ms ──▶ scheduler ──▶ main thread's queue ──▶ `config_scheduled` ──▶ Plugin::on_tick
+//!   thread ── at intervals ──▶ scheduler ──▶ main thread's queue ──▶ `config_scheduled` ──▶ Plugin::on_tick
 //! ```
 //!
 //! Envoy 1.40 lets a configuration make HTTP calls and run events on the main thread, but has timers for bootstrap
@@ -26,18 +26,21 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Calls the configuration's `config_scheduled` hook every [`TICK`]. `None` if there can be no thread.
+    /// Calls the configuration's `config_scheduled` hook at this interval. `None` if there can be no thread.
     ///
     /// # Safety
     /// `config` came with the running hook.
-    pub(crate) unsafe fn start(config: abi::HttpFilterConfigEnvoyPtr) -> Option<Self> {
+    pub(crate) unsafe fn start(
+        config: abi::HttpFilterConfigEnvoyPtr,
+        interval: Duration,
+    ) -> Option<Self> {
         // SAFETY: by the contract.
         let scheduler =
             unsafe { abi::envoy_dynamic_module_callback_http_filter_config_scheduler_new(config) };
         let scheduler = Scheduler(scheduler);
         let (stop, stopped) = sync_channel(0);
         let wait = move || {
-            while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                 scheduler.commit();
             }
         };
@@ -83,6 +86,3 @@ impl Drop for Scheduler {
         }
     }
 }
-
-/// The interval of ticks, the same as a Wasm VM's.
-const TICK: Duration = Duration::from_millis(100);

@@ -114,12 +114,13 @@ pub trait Host {
     /// Returns a property of the proxy or of the request, as the proxy writes it; `None`: there is none.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError>;
 
-    /// Sends a request without a body to a cluster of the proxy, and returns the call's number. The response comes to
-    /// [`Plugin::on_answer`](crate::Plugin::on_answer), within `limit_ms`.
+    /// Sends a request to a cluster of the proxy, without a body if `body` is empty, and returns the call's number. The
+    /// response comes to [`Plugin::on_answer`](crate::Plugin::on_answer), within `limit_ms`.
     fn call_for_plugin(
         &self,
         cluster: &str,
         headers: &[(&str, &str)],
+        body: &[u8],
         limit_ms: u64,
     ) -> Result<u32, HostError>;
 

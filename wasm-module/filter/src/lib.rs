@@ -71,6 +71,6 @@ pub use exchange::{Exchange, Flow};
 pub use foreword_ordering::{EngineId, MAX_ENGINES};
 pub use host::{EnginePool, Host, HostError, LogLevel, MetricId, PoolEngine};
 pub use outcome::RequestOutcome;
-pub use plugin::Plugin;
+pub use plugin::{Plugin, Tick};
 #[cfg(not(target_arch = "wasm32"))]
 pub use shared_data::SharedData;

@@ -62,6 +62,10 @@ pub(crate) struct Metrics {
     learnt_entries: Counter,
     lost_entries: Counter,
     untold_requests: Counter,
+    /// Updates that gateways of other proxies were told, that they told, and that did not reach the other side.
+    told_updates: Counter,
+    heard_updates: Counter,
+    lost_updates: Counter,
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
     engine_cached_percent: Option<MetricId>,
@@ -143,6 +147,9 @@ impl Metrics {
             learnt_entries: Counter::define(host, "foreword_learnt_entries_total"),
             lost_entries: Counter::define(host, "foreword_lost_entries_total"),
             untold_requests: Counter::define(host, "foreword_untold_requests_total"),
+            told_updates: Counter::define(host, "foreword_told_updates_total"),
+            heard_updates: Counter::define(host, "foreword_heard_updates_total"),
+            lost_updates: Counter::define(host, "foreword_lost_updates_total"),
             passed: Skip::REASONS
                 .into_iter()
                 .chain(reason::ALL)
@@ -291,6 +298,21 @@ impl Metrics {
     /// Counts a request that was not published to other workers.
     pub(crate) fn untold(&self, host: &impl Host) {
         self.untold_requests.add(host, 1);
+    }
+
+    /// Counts updates that the server of a feed took for gateways of other proxies.
+    pub(crate) fn told_updates(&self, host: &impl Host, updates: u64) {
+        self.told_updates.add(host, updates);
+    }
+
+    /// Counts updates that were learnt from gateways of other proxies.
+    pub(crate) fn heard_updates(&self, host: &impl Host, updates: u64) {
+        self.heard_updates.add(host, updates);
+    }
+
+    /// Counts updates that gateways of other proxies were not told, and those of theirs that cannot be read.
+    pub(crate) fn lost_updates(&self, host: &impl Host, updates: u64) {
+        self.lost_updates.add(host, updates);
     }
 
     fn arm(&self, arm: Option<Arm>) -> Option<&ArmCounters> {

@@ -37,7 +37,7 @@ use proxy_wasm::types::{
 use crate::exchange::{Exchange, Flow};
 use crate::host::{Host, HostError, LogLevel, MetricId};
 use crate::metric_buffer::MetricBuffer;
-use crate::plugin::Plugin;
+use crate::plugin::{Plugin, Tick};
 
 proxy_wasm::main! {{
     proxy_wasm::set_root_context(|_| Box::new(Root(None)));
@@ -67,7 +67,7 @@ impl RootContext for Root {
         let configuration = configuration.ok().flatten().unwrap_or_default();
         match Plugin::load(&Proxy, &configuration) {
             Ok(plugin) => {
-                let _ = hostcalls::set_tick_period(TICK);
+                let _ = hostcalls::set_tick_period(Duration::from_millis(plugin.tick_ms()));
                 self.0 = Some(Arc::new(plugin));
                 true
             }
@@ -79,10 +79,11 @@ impl RootContext for Root {
     }
 
     fn on_tick(&mut self) {
-        if let Some(plugin) = &self.0 {
-            plugin.on_tick(&Proxy);
+        let is_short =
+            (self.0.as_ref()).is_some_and(|plugin| plugin.on_tick(&Proxy) == Tick::Short);
+        if !is_short {
+            tell_counts();
         }
-        tell_counts();
     }
 
     fn create_http_context(&self, _context_id: u32) -> Option<Box<dyn HttpContext>> {
@@ -97,9 +98,6 @@ impl RootContext for Root {
         Some(ContextType::HttpContext)
     }
 }
-
-/// The tick: the longest delay until an idle worker learns what others did, and the age of counters.
-const TICK: Duration = Duration::from_millis(100);
 
 /// A context without a configuration. It is unknown whether salts are on, so it refuses everything. Envoy sends no
 /// requests to a plugin whose configuration was refused.
@@ -280,10 +278,12 @@ impl Host for Proxy {
         &self,
         cluster: &str,
         headers: &[(&str, &str)],
+        body: &[u8],
         limit_ms: u64,
     ) -> Result<u32, HostError> {
         let limit = Duration::from_millis(limit_ms);
-        hostcalls::dispatch_http_call(cluster, headers.to_vec(), None, Vec::new(), limit)
+        let body = (!body.is_empty()).then_some(body);
+        hostcalls::dispatch_http_call(cluster, headers.to_vec(), body, Vec::new(), limit)
             .map_err(refused("call"))
     }
 

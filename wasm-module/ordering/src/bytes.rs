@@ -128,6 +128,14 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Reads bytes behind their length.
+    pub(crate) fn blob(&mut self) -> Result<Vec<u8>, BadBytes> {
+        let length = self.length()?;
+        let bytes = self.bytes.get(self.at..self.at + length);
+        self.at += length;
+        Ok(bytes.unwrap_or_default().to_vec())
+    }
+
     pub(crate) fn text(&mut self) -> Result<Box<str>, BadBytes> {
         let length = self.length()?;
         let bytes = self

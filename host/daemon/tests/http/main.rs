@@ -21,6 +21,7 @@ mod logprobs;
 mod messages;
 mod pipeline;
 mod probes;
+mod records;
 mod refusals;
 mod responses;
 mod retrieval;

@@ -286,6 +286,7 @@ async fn what_tells_of_tenants_is_not_on_the_clients_port_and_the_rest_not_on_th
     for path in [
         "/v1/kv/events",
         "/v1/kv/snapshot?tenant=",
+        "/v1/kv/records?gateway=0000000000000001",
         "/metrics",
         "/healthz",
         "/readyz",

@@ -23,6 +23,7 @@
 //! | route | methods | key needed |
 //! | --- | --- | --- |
 //! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, where it has some |
+//! | `/v1/kv/records` | GET, POST | the same |
 //! | `/healthz`, `/readyz`, `/metrics` | GET | no |
 //!
 //! ```text
@@ -206,12 +207,13 @@ pub fn internal(app: Arc<App>) -> Router {
 }
 
 /// Paths of the internal listener. The error that a client gets for them here names that listener.
-const INTERNAL: [&str; 5] = [
+const INTERNAL: [&str; 6] = [
     "/healthz",
     "/readyz",
     "/metrics",
     "/v1/kv/events",
     "/v1/kv/snapshot",
+    "/v1/kv/records",
 ];
 
 /// The id under which a request appears in responses and in the log.

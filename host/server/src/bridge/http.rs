@@ -9,6 +9,7 @@
 //! | route | method | key needed |
 //! | --- | --- | --- |
 //! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, where it has some, else the API's |
+//! | `/v1/kv/records` | GET, POST | the same |
 //! | `/healthz`, `/readyz`, `/metrics` | GET | no |
 //!
 //! The sender of a copy does not wait and reads no answer, so errors of a copy are counted and not reported to it.

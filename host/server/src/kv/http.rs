@@ -19,9 +19,12 @@
 //! key, the accepted keys are the token that gateways derive from it and the keys of `--kv-key-file`; a reader without
 //! any gets 401.
 //!
+//! Gateways that read the feed tell each other what they send through [`super::records`], under the same keys.
+//!
 //! A reader gets what there is when it asks, and holds nothing of the engine meanwhile. A slow reader falls behind and
 //! is then told to begin anew.
 
+use super::records::{self, Records};
 use super::wire;
 use crate::api::refusals;
 use crate::failure::{Failure, SOON, clip};
@@ -56,6 +59,10 @@ pub struct Readers {
     gate: Arc<Gate>,
     /// Places by key; if no key is required, those of everybody.
     places: Vec<Arc<Semaphore>>,
+    /// The same for gateways that listen to each other.
+    pub(super) listening: Vec<Arc<Semaphore>>,
+    /// What gateways tell each other.
+    pub(super) records: Records,
     source: OnceLock<Source>,
 }
 
@@ -131,10 +138,12 @@ const MAX_READERS_IN_ALL: u32 = 1024;
 impl Readers {
     /// Returns readers that can read nothing until [`Readers::open`]; `gate` ends their reading.
     pub fn new(access: Access, gate: Arc<Gate>) -> Arc<Self> {
-        let places = access.places() as usize;
-        let places = (0..access.pools()).map(|_| Arc::new(Semaphore::new(places)));
+        let each = access.places() as usize;
+        let places = || (0..access.pools()).map(|_| Arc::new(Semaphore::new(each)));
         Arc::new(Self {
-            places: places.collect(),
+            places: places().collect(),
+            listening: places().collect(),
+            records: Records::new(access.pools() as usize),
             access,
             gate,
             source: OnceLock::new(),
@@ -151,9 +160,58 @@ impl Readers {
         self.source.get().is_some()
     }
 
+    /// Returns the gate, which ends all waiting.
+    pub(super) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// Returns the key that seals the feed.
+    pub(super) fn seal(&self) -> Option<&FeedKey> {
+        self.access.seal.as_ref()
+    }
+
+    /// Fails where the feed would tell anyone what there is.
+    pub(super) fn check_exposure(&self) -> Result<(), Failure> {
+        if self.access.seal.is_none() && self.access.is_exposed {
+            return Err(Failure::FeedKeyRequired);
+        }
+        Ok(())
+    }
+
+    /// Returns the number of the key that came with a request; 0 where none is required.
+    pub(super) fn holder(&self, headers: &HeaderMap) -> Result<usize, Failure> {
+        let holder = self.access.keys.as_ref();
+        // A request without a key was refused before.
+        let holder = holder.map_or(Some(0), |keys| keys.holder(headers));
+        holder.ok_or(Failure::Unauthorized)
+    }
+
+    /// Takes one of the key's places.
+    pub(super) fn place(
+        &self,
+        headers: &HeaderMap,
+        places: &[Arc<Semaphore>],
+    ) -> Result<OwnedSemaphorePermit, Failure> {
+        let places = places.get(self.holder(headers)?);
+        let place = Arc::clone(places.ok_or(Failure::Unauthorized)?).try_acquire_owned();
+        place.map_err(|_| Failure::QueueFull {
+            limit: self.access.places(),
+            retry_after: SOON,
+        })
+    }
+
     /// Returns the number of readers now.
     pub fn reading(&self) -> u32 {
-        let free = self.places.iter().map(|places| places.available_permits());
+        self.taken(&self.places)
+    }
+
+    /// Returns the number of gateways that listen to each other now.
+    pub fn listening(&self) -> u32 {
+        self.taken(&self.listening)
+    }
+
+    fn taken(&self, places: &[Arc<Semaphore>]) -> u32 {
+        let free = places.iter().map(|places| places.available_permits());
         self.access.readers() - free.sum::<usize>() as u32
     }
 }
@@ -163,6 +221,7 @@ pub fn router(readers: Arc<Readers>) -> Router {
     Router::new()
         .route("/v1/kv/events", get(events))
         .route("/v1/kv/snapshot", get(snapshot))
+        .route("/v1/kv/records", get(records::listen).post(records::tell))
         .route_layer(from_fn_with_state(
             readers.access.keys.clone(),
             refusals::authorize,
@@ -211,10 +270,8 @@ struct Query {
 
 impl Query {
     fn parse(request: &Request, readers: &Readers) -> Result<Self, Failure> {
+        readers.check_exposure()?;
         let access = &readers.access;
-        if access.seal.is_none() && access.is_exposed {
-            return Err(Failure::FeedKeyRequired);
-        }
         let query = request.uri().query().unwrap_or_default();
         let mut since = None;
         let mut epoch: Option<Epoch> = None;
@@ -229,10 +286,7 @@ impl Query {
             match name {
                 "since" => since = Some(number(name, value, u64::MAX)?),
                 "epoch" => epoch = Some(read(name, value)?),
-                "wait_ms" => {
-                    let limit = u64::try_from(MAX_WAIT.as_millis()).unwrap_or(u64::MAX);
-                    parsed.wait = Duration::from_millis(number(name, value, limit)?);
-                }
+                "wait_ms" => parsed.wait = wait(name, value)?,
                 "limit" => {
                     // This fits, since the limit does.
                     parsed.limit = number(name, value, MAX_LIMIT)?.max(1) as usize;
@@ -254,16 +308,22 @@ impl Query {
         parsed.since = match (epoch, since) {
             (Some(epoch), Some(since)) => Some(wire::position(epoch, since)),
             (None, None) => None,
-            _ => {
-                let message = "since means something within an epoch only: give both, or neither";
-                return Err(Failure::invalid("since", message));
-            }
+            _ => return Err(Failure::invalid("since", BOTH_OR_NEITHER)),
         };
         Ok(parsed)
     }
 }
 
-fn number(name: &str, value: &str, limit: u64) -> Result<u64, Failure> {
+pub(super) const BOTH_OR_NEITHER: &str =
+    "since means something within an epoch only: give both, or neither";
+
+/// Reads how long a request may wait.
+pub(super) fn wait(name: &str, value: &str) -> Result<Duration, Failure> {
+    let limit = u64::try_from(MAX_WAIT.as_millis()).unwrap_or(u64::MAX);
+    Ok(Duration::from_millis(number(name, value, limit)?))
+}
+
+pub(super) fn number(name: &str, value: &str, limit: u64) -> Result<u64, Failure> {
     match value.parse() {
         Ok(number) if number <= limit => Ok(number),
         _ => Err(Failure::invalid(
@@ -276,7 +336,7 @@ fn number(name: &str, value: &str, limit: u64) -> Result<u64, Failure> {
     }
 }
 
-fn read<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, Failure> {
+pub(super) fn read<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, Failure> {
     value
         .parse()
         .map_err(|error| Failure::invalid(name, format!("{name}: {error}, got {:?}", clip(value))))
@@ -309,21 +369,13 @@ impl Reader {
         if readers.source.get().is_none() {
             return Err(Failure::Loading);
         }
-        let holder = readers.access.keys.as_ref();
-        let holder = holder.map_or(Some(0), |keys| keys.holder(headers));
-        // A reader without a key was refused before.
-        let places = holder.and_then(|holder| readers.places.get(holder));
-        let place = Arc::clone(places.ok_or(Failure::Unauthorized)?).try_acquire_owned();
-        let limit = readers.access.places();
+        let place = readers.place(headers, &readers.places)?;
         Ok(Self {
             readers,
             since: query.since,
             limit: query.limit,
             tenant: query.tenant,
-            _place: place.map_err(|_| Failure::QueueFull {
-                limit,
-                retry_after: SOON,
-            })?,
+            _place: place,
         })
     }
 

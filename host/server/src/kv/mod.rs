@@ -4,6 +4,7 @@
 //!   request ── path header, body, prompt ──▶ place: where its documents end, in tokens ──▶ engine
 //!                                                                                            │ feed
 //!   gateway ◀── documents, JSON over HTTP ── http ◀── wire ◀─────────────────────────────────┤
+//!   gateway ── requests ──▶ records ──▶ other gateways                                       │
 //!   router  ◀── pages, vLLM's ZeroMQ feed ── publisher ◀── vllm ◀────────────────────────────┘
 //! ```
 //!
@@ -14,5 +15,6 @@
 pub mod http;
 pub mod place;
 pub mod publisher;
+mod records;
 pub mod vllm;
 pub mod wire;

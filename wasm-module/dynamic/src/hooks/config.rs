@@ -5,6 +5,7 @@
 )]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use foreword_filter::{LogLevel, Plugin};
 
@@ -45,8 +46,9 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
         let (envoy, text) = unsafe { (Envoy::config(config), bytes(&text)) };
         match Plugin::load(&envoy, text) {
             Ok(plugin) => {
+                let interval = Duration::from_millis(plugin.tick_ms());
                 // SAFETY: the configuration is this hook's.
-                let clock = || unsafe { Clock::start(config) };
+                let clock = || unsafe { Clock::start(config, interval) };
                 let clock = plugin.has_feeds().then(clock).flatten();
                 if plugin.has_feeds() && clock.is_none() {
                     log(LogLevel::Warn, NO_CLOCK);

@@ -16,6 +16,7 @@ impl Envoy<'_> {
         &self,
         cluster: &str,
         headers: &[(&str, &str)],
+        body: &[u8],
         limit_ms: u64,
     ) -> Result<u32, HostError> {
         const CALL: &str = "call";
@@ -32,7 +33,11 @@ impl Envoy<'_> {
                 ModuleBuffer::of(cluster.as_bytes()),
                 headers.as_mut_ptr(),
                 headers.len(),
-                ModuleBuffer::NULL,
+                if body.is_empty() {
+                    ModuleBuffer::NULL
+                } else {
+                    ModuleBuffer::of(body)
+                },
                 limit_ms,
             )
         };

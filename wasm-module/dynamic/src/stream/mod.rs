@@ -144,9 +144,10 @@ impl Host for Envoy<'_> {
         &self,
         cluster: &str,
         headers: &[(&str, &str)],
+        body: &[u8],
         limit_ms: u64,
     ) -> Result<u32, HostError> {
-        self.call_for_config(cluster, headers, limit_ms)
+        self.call_for_config(cluster, headers, body, limit_ms)
     }
 
     fn call_for_request(

@@ -12,15 +12,18 @@ pub(crate) struct AgreementConfig {
     pub(crate) ring: Option<String>,
     /// Number of entries that the ring holds, one a request; 0: workers know nothing of each other.
     pub(crate) entries: u32,
+    /// Whether gateways of other proxies, which follow the same engines' feeds, are told too, and heard.
+    pub(crate) gateways: bool,
 }
 
 impl AgreementConfig {
     /// Reads the part `agreement`; an absent one has the defaults.
     pub(super) fn from_json(value: Option<&Value>) -> Result<Self, ConfigError> {
-        let fields = Fields::of("agreement", value, &["ring", "entries"])?;
+        let fields = Fields::of("agreement", value, &["ring", "entries", "gateways"])?;
         Ok(Self {
             ring: fields.name("agreement.ring")?,
             entries: fields.number("agreement.entries", 0..=MAX_ENTRIES, DEFAULT_ENTRIES)?,
+            gateways: fields.switch("agreement.gateways", true)?,
         })
     }
 }
@@ -39,6 +42,7 @@ mod tests {
         let read = |value: Value| AgreementConfig::from_json(Some(&value)).unwrap();
         let default = AgreementConfig::from_json(None).unwrap();
         assert_eq!((default.ring.as_deref(), default.entries), (None, 4096));
+        assert!(default.gateways && !read(json!({"gateways": false})).gateways);
         assert_eq!(read(json!({})), default);
         assert_eq!(read(json!({"ring": null})), default);
         let own = read(json!({"ring": "eu-1.b_2", "entries": 0}));
@@ -49,11 +53,18 @@ mod tests {
     fn a_wrong_value_is_named_with_its_limit() {
         for (value, words) in [
             (json!(true), ["agreement: true", "an object"]),
-            (json!({"size": 1}), ["agreement: {", "ring, entries"]),
+            (
+                json!({"size": 1}),
+                ["agreement: {", "ring, entries, gateways"],
+            ),
             (json!({"ring": ""}), ["agreement.ring: \"\"", "1 to 64"]),
             (
                 json!({"ring": "a/b"}),
                 ["agreement.ring: \"a/b\"", "letters"],
+            ),
+            (
+                json!({"gateways": "no"}),
+                ["agreement.gateways: \"no\"", "true or false"],
             ),
             (
                 json!({"entries": -1}),

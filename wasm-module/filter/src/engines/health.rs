@@ -14,6 +14,10 @@ pub(super) struct EngineHealth {
     failures: u64,
     /// The engine gets no requests before this time.
     out_until_ms: u64,
+    /// Tokens that it has yet to compute for requests that went through other proxies, as these tell.
+    elsewhere: u64,
+    /// Time when they told it last.
+    elsewhere_ms: u64,
 }
 
 impl EngineHealth {
@@ -23,9 +27,17 @@ impl EngineHealth {
             status: NO_STATE,
         };
         let (bytes, number) = host.shared_data(key)?.ok_or(not_ours)?;
-        let bytes: [u8; 32] = bytes.try_into().map_err(|_| not_ours)?;
+        let bytes: [u8; 48] = bytes.try_into().map_err(|_| not_ours)?;
         let (fields, _) = bytes.as_chunks::<8>();
-        let [outstanding, changed_ms, failures, out_until_ms] = fields else {
+        let [
+            outstanding,
+            changed_ms,
+            failures,
+            out_until_ms,
+            elsewhere,
+            elsewhere_ms,
+        ] = fields
+        else {
             return Err(not_ours);
         };
         let number_of = |field: &[u8; 8]| u64::from_le_bytes(*field);
@@ -34,6 +46,8 @@ impl EngineHealth {
             changed_ms: number_of(changed_ms),
             failures: number_of(failures),
             out_until_ms: number_of(out_until_ms),
+            elsewhere: number_of(elsewhere),
+            elsewhere_ms: number_of(elsewhere_ms),
         };
         Ok((state, number))
     }
@@ -44,6 +58,8 @@ impl EngineHealth {
             self.changed_ms,
             self.failures,
             self.out_until_ms,
+            self.elsewhere,
+            self.elsewhere_ms,
         ];
         fields.map(u64::to_le_bytes).concat()
     }
@@ -56,6 +72,21 @@ impl EngineHealth {
         } else {
             self.outstanding
         }
+    }
+
+    /// Returns the tokens that it has yet to compute for other proxies' requests. A worker that hears of them and is lost
+    /// tells nothing any more, so a value that was not repeated for a while is stale.
+    pub(super) fn elsewhere(self, now_ms: u64) -> u64 {
+        if now_ms.saturating_sub(self.elsewhere_ms) > ELSEWHERE_STALE_MS {
+            0
+        } else {
+            self.elsewhere
+        }
+    }
+
+    pub(super) fn set_elsewhere(&mut self, now_ms: u64, tokens: u64) {
+        self.elsewhere = tokens;
+        self.elsewhere_ms = now_ms;
     }
 
     /// Returns whether the engine may be chosen.
@@ -98,9 +129,10 @@ impl EngineHealth {
 }
 
 /// Version of the state's layout; a build with another layout uses other keys.
-pub(super) const LAYOUT: &str = "1";
+pub(super) const LAYOUT: &str = "2";
 
 const STALE_MS: u64 = 60_000;
+const ELSEWHERE_STALE_MS: u64 = 5_000;
 const FIRST_PAUSE_MS: u64 = 1_000;
 const LONGEST_PAUSE_MS: u64 = 30_000;
 const MAX_DOUBLINGS: u32 = 5;

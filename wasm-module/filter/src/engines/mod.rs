@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   shared data   …/engine/a   {2 failures, out until 12:00:07, 4,100 tokens to compute}     all workers read and
-//!                 …/engine/b   {0 failures, –, 900 tokens to compute}                        change these
+//!                 …/engine/b   {0 failures, –, 900 tokens to compute, 700 for others}        change these
 //!
 //!   request ──▶ choices: who is not out, with loads ──▶ core chooses ──▶ x-gateway-destination-endpoint: b:8000,a:8000
 //!   answer begins ──▶ the tokens are computed; an engine that gave none, or 502, 503, 504, is out for a while
@@ -114,6 +114,7 @@ impl Engines {
             let state = EngineHealth::read(host, key).map(|(state, _)| state);
             let state = state.unwrap_or_default();
             let own = state.outstanding(now_ms);
+            let own = own.saturating_add(state.elsewhere(now_ms));
             // Of engines that are out, or have too much to do, none is a choice while there are others.
             let rank = if !state.is_well(now_ms) {
                 2
@@ -198,6 +199,24 @@ impl Engines {
             self.mean_tokens.store(mean.max(1), Ordering::Relaxed);
         }
         Dispatch { engine, tokens }
+    }
+
+    /// Returns the tokens that an engine has yet to compute for requests that went through this proxy.
+    pub(crate) fn own_outstanding(&self, host: &impl Host, now_ms: u64, engine: EngineId) -> u64 {
+        let key = self.keys.get(usize::from(engine.0));
+        let state = key.and_then(|key| EngineHealth::read(host, key).ok());
+        state.map_or(0, |(state, _)| state.outstanding(now_ms))
+    }
+
+    /// Records the tokens that an engine has yet to compute for requests that went through other proxies.
+    pub(crate) fn set_elsewhere(
+        &self,
+        host: &impl Host,
+        now_ms: u64,
+        engine: EngineId,
+        tokens: u64,
+    ) {
+        self.change(host, engine, |state| state.set_elsewhere(now_ms, tokens));
     }
 
     /// Forgets everything of an engine, whose id is another one's from now on.
@@ -326,6 +345,20 @@ mod tests {
         assert_eq!(loads(&one, &host, 1_000), [0, 350, 7]);
         one.settle(&host, 1_100, dispatch, DispatchResult::Answered);
         assert_eq!(loads(&two, &host, 1_100), [0, 50, 7]);
+    }
+
+    #[test]
+    fn what_engines_have_to_do_for_other_proxies_counts_until_it_is_not_told_again() {
+        let host = ScriptedHost::default();
+        let (one, two) = (three(&host), three(&host));
+        one.send(&host, 1_000, EngineId(1), 300);
+        one.set_elsewhere(&host, 1_000, EngineId(1), 50);
+        one.set_elsewhere(&host, 1_000, EngineId(0), 70);
+        assert_eq!(loads(&two, &host, 2_000), [70, 350, 0]);
+        assert_eq!(two.own_outstanding(&host, 2_000, EngineId(1)), 300);
+        assert_eq!(two.own_outstanding(&host, 2_000, EngineId(0)), 0);
+        one.set_elsewhere(&host, 5_000, EngineId(0), 80);
+        assert_eq!(loads(&two, &host, 7_000), [80, 300, 0]);
     }
 
     #[test]

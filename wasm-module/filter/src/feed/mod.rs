@@ -13,15 +13,22 @@
 //! A host that shares a key with its gateways seals its feed. A batch that is sealed in another way than the
 //! configuration says is a failure like any other, with a counter of its own.
 //!
+//! The same worker exchanges what requests did with gateways of other proxies, through the feed's server ([`gateways`]).
+//!
 //! This module knows HTTP's status codes and the feed's JSON, and decides when to call and what to do about a
 //! response. It knows nothing of trees.
 
+mod gateways;
 mod lease;
+mod outbox;
 
 use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower};
 use foreword_ordering::{EngineId, Residency};
 
+use self::gateways::Link;
+pub(crate) use self::gateways::{Gateways, Heard};
 use self::lease::Lease;
+pub(crate) use self::outbox::{Outbox, Taken};
 use crate::engines::FeedConfig;
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
@@ -33,6 +40,8 @@ pub(crate) struct Feed {
     config: FeedConfig,
     key: Option<FeedKey>,
     lease: Lease,
+    /// Whether this worker held the lease when it last looked.
+    leads: bool,
     follower: Follower,
     /// The number and time of the call under way.
     waiting: Option<(u32, u64)>,
@@ -40,6 +49,8 @@ pub(crate) struct Feed {
     next_ms: u64,
     /// Number of calls that failed since the last good one.
     failures: u32,
+    /// What gateways of other proxies tell and are told; `None`: this is switched off.
+    gateways: Option<Gateways>,
 }
 
 /// What an engine's feed reported.
@@ -56,7 +67,7 @@ pub(crate) struct FeedUpdate {
 
 impl Feed {
     /// Returns one worker's part. `key` is the key that the feed must be sealed with; `ring` is the name under which
-    /// workers agree.
+    /// workers agree; `gateways` is the part in what gateways of other proxies tell each other.
     pub(crate) fn new(
         host: &impl Host,
         engine: EngineId,
@@ -64,11 +75,14 @@ impl Feed {
         config: FeedConfig,
         key: Option<FeedKey>,
         ring: &str,
+        gateways: Option<Gateways>,
     ) -> Result<Self, HostError> {
         Ok(Self {
             engine,
             name: name.to_owned(),
             lease: Lease::claim(host, &format!("{ring}/{name}"))?,
+            leads: false,
+            gateways,
             config,
             key,
             follower: Follower::default(),
@@ -80,37 +94,116 @@ impl Feed {
 
     /// Calls the engine, if this worker holds the lease and it is time.
     pub(crate) fn on_tick(&mut self, host: &impl Host, now_ms: u64) -> Result<(), HostError> {
-        if !self.lease.hold(host, now_ms)? {
+        self.leads = self.lease.hold(host, now_ms)?;
+        if !self.leads {
             // The holder has begun anew; so will this worker when it is its turn again.
             self.follower = Follower::default();
             self.waiting = None;
             return Ok(());
         }
-        let is_lost = |since: u64| now_ms.saturating_sub(since) > CALL_LIMIT_MS.saturating_mul(2);
-        if self.waiting.is_some_and(|(_, since)| !is_lost(since)) || now_ms < self.next_ms {
+        let is_waiting = self
+            .waiting
+            .is_some_and(|(_, since)| !is_lost(since, now_ms));
+        if is_waiting || now_ms < self.next_ms {
             return Ok(());
         }
         let query = self.follower.query();
         let path = format!("/v1/kv/events?wait_ms={WAIT_MS}&{query}");
-        // A gateway that has the key needs no other token: the token is derived from it.
-        let derived = self.key.as_ref().map(FeedKey::token);
-        let token = self.config.token.as_deref().or(derived);
-        let authorization = token.map(|token| format!("Bearer {token}"));
-        let mut headers = vec![
-            (":method", "GET"),
-            (":path", path.as_str()),
-            (":authority", self.config.cluster.as_str()),
-            ("accept", "application/json"),
-        ];
-        if let Some(authorization) = &authorization {
-            headers.push(("authorization", authorization));
-        }
-        match host.call_for_plugin(&self.config.cluster, &headers, CALL_LIMIT_MS) {
+        let authorization = self.authorization();
+        let mut headers = vec![(":method", "GET"), (":path", path.as_str())];
+        headers.extend(common_headers(&self.config, authorization.as_deref()));
+        match host.call_for_plugin(&self.config.cluster, &headers, &[], CALL_LIMIT_MS) {
             Ok(call) => self.waiting = Some((call, now_ms)),
             // Envoy reports that there is no such cluster.
             Err(error) => self.failed(host, now_ms, &error.to_string()),
         }
         Ok(())
+    }
+
+    /// Returns the engine.
+    pub(crate) fn engine(&self) -> EngineId {
+        self.engine
+    }
+
+    /// Returns whether updates are to be kept for gateways of other proxies: this worker leads, and one listens.
+    pub(crate) fn has_listeners(&self) -> bool {
+        let gateways = self.gateways.as_ref().filter(|_| self.leads);
+        gateways.is_some_and(Gateways::has_listeners)
+    }
+
+    /// Returns whether gateways of other proxies can be told something now.
+    pub(crate) fn may_tell(&self, now_ms: u64) -> bool {
+        let gateways = self.gateways.as_ref().filter(|_| self.leads);
+        gateways.is_some_and(|gateways| gateways.may_tell(now_ms))
+    }
+
+    /// Returns whether gateways of other proxies believe that the engine has something to compute for this one.
+    pub(crate) fn has_told_load(&self) -> bool {
+        self.gateways.as_ref().is_some_and(Gateways::has_told_load)
+    }
+
+    /// Listens to gateways of other proxies, if this worker leads. Returns the load that others have told, if it has
+    /// changed.
+    pub(crate) fn listen(&mut self, host: &impl Host, now_ms: u64) -> Option<u64> {
+        if !self.leads {
+            if let Some(gateways) = &mut self.gateways {
+                gateways.reset();
+            }
+            return None;
+        }
+        self.with_gateways(|gateways, link| gateways.listen(host, now_ms, link));
+        self.news_of_load(now_ms)
+    }
+
+    /// Returns the load that others have told, if it has changed.
+    pub(crate) fn news_of_load(&mut self, now_ms: u64) -> Option<u64> {
+        self.gateways.as_mut()?.news_of_load(now_ms)
+    }
+
+    /// Tells gateways of other proxies; returns the number of updates that are lost.
+    pub(crate) fn tell(
+        &mut self,
+        host: &impl Host,
+        now_ms: u64,
+        taken: Taken,
+        outstanding: u64,
+    ) -> u64 {
+        let told = self
+            .with_gateways(|gateways, link| gateways.tell(host, now_ms, link, taken, outstanding));
+        told.unwrap_or(0)
+    }
+
+    /// Handles the response to a call for gateways of other proxies. Returns `None` if it is to none of this feed.
+    pub(crate) fn on_gateways_answer(
+        &mut self,
+        host: &impl Host,
+        now_ms: u64,
+        call: u32,
+        answer: CallResponse<'_>,
+    ) -> Option<Heard> {
+        self.with_gateways(|gateways, link| gateways.on_answer(host, now_ms, call, answer, link))?
+    }
+
+    fn with_gateways<T>(&mut self, act: impl FnOnce(&mut Gateways, &Link<'_>) -> T) -> Option<T> {
+        let mut gateways = self.gateways.take()?;
+        let authorization = self.authorization();
+        let link = Link {
+            cluster: &self.config.cluster,
+            headers: &common_headers(&self.config, authorization.as_deref()),
+            key: self.key.as_ref(),
+            name: &self.name,
+        };
+        let acted = act(&mut gateways, &link);
+        self.gateways = Some(gateways);
+        Some(acted)
+    }
+
+    /// Returns the header that lets this gateway in. One that has the key needs no other token: it is derived from the
+    /// key.
+    fn authorization(&self) -> Option<String> {
+        let derived = self.key.as_ref().map(FeedKey::token);
+        let token = self.config.token.as_deref().or(derived);
+        token.map(|token| format!("Bearer {token}"))
     }
 
     /// Handles the response to a call. Returns `None` if it is not this feed's, else what the engine reported.
@@ -160,6 +253,24 @@ impl Feed {
         self.failures = self.failures.saturating_add(1);
         self.next_ms = now_ms.saturating_add(pause);
     }
+}
+
+/// Returns the headers of every call.
+fn common_headers<'a>(
+    config: &'a FeedConfig,
+    authorization: Option<&'a str>,
+) -> Vec<(&'a str, &'a str)> {
+    let mut headers = vec![
+        (":authority", config.cluster.as_str()),
+        ("accept", "application/json"),
+    ];
+    headers.extend(authorization.map(|value| ("authorization", value)));
+    headers
+}
+
+/// Returns whether a call that was made at `since` will have no answer any more.
+fn is_lost(since: u64, now_ms: u64) -> bool {
+    now_ms.saturating_sub(since) > CALL_LIMIT_MS.saturating_mul(2)
 }
 
 /// The reason why a response cannot be used.
@@ -269,7 +380,7 @@ mod tests {
             token: Some("secret".to_owned()),
             key: None,
         };
-        Feed::new(host, EngineId(3), "e", config, None, "r").unwrap()
+        Feed::new(host, EngineId(3), "e", config, None, "r", None).unwrap()
     }
 
     /// A feed of a configuration with a key and without a token.
@@ -279,7 +390,7 @@ mod tests {
             token: None,
             key: None,
         };
-        Feed::new(host, EngineId(3), "e", config, Some(key.clone()), "r").unwrap()
+        Feed::new(host, EngineId(3), "e", config, Some(key.clone()), "r", None).unwrap()
     }
 
     fn stored(documents: u64) -> Event {

@@ -2,10 +2,11 @@
 //! ([`crate::agreement`]).
 
 use foreword_ordering::cuts::Cutter;
-use foreword_ordering::{Orderer, PeerUpdate};
+use foreword_ordering::{Orderer, OrderingRecord, PeerUpdate};
 
-use crate::agreement::Agreement;
+use crate::agreement::{Agreement, Origin};
 use crate::config::Config;
+use crate::feed::Outbox;
 use crate::host::{Host, LogLevel};
 use crate::metrics::Metrics;
 
@@ -15,6 +16,8 @@ pub(super) struct Knowledge {
     pub(super) cutter: Cutter,
     /// The worker's part in the ring; `None`: it publishes and learns nothing.
     pub(super) agreement: Option<Agreement>,
+    /// What gateways of other proxies are yet to be told.
+    pub(super) outbox: Outbox,
     /// One bit for each engine: whether its answers ever reported cached tokens. From then on, an answer without them
     /// means none.
     pub(super) reporting: u64,
@@ -29,6 +32,7 @@ impl Knowledge {
             orderer: Orderer::new(config.ordering.clone()),
             cutter: Cutter::new(),
             agreement: None,
+            outbox: Outbox::default(),
             reporting: 0,
             request_number: 0,
         }
@@ -46,27 +50,56 @@ impl Knowledge {
     /// Learns what others have published, at most `limit` entries.
     pub(super) fn catch_up(&mut self, host: &impl Host, metrics: &Metrics, limit: u64) {
         let Self {
-            orderer, agreement, ..
+            orderer,
+            agreement,
+            outbox,
+            ..
         } = self;
         let Some(agreement) = agreement else { return };
-        match agreement.catch_up(host, limit, |update| orderer.learn(update)) {
+        let learn = |update: &PeerUpdate, origin| {
+            orderer.learn(update);
+            if origin == Origin::Here {
+                outbox.add(update);
+            }
+        };
+        match agreement.catch_up(host, limit, learn) {
             Ok(learnt) => metrics.learnt(host, learnt),
             Err(error) => host.log(LogLevel::Warn, &error.to_string()),
         }
     }
 
     /// Applies an update and publishes it.
-    pub(super) fn take(&mut self, host: &impl Host, metrics: &Metrics, update: PeerUpdate) {
+    pub(super) fn take(
+        &mut self,
+        host: &impl Host,
+        metrics: &Metrics,
+        update: PeerUpdate,
+        origin: Origin,
+    ) {
         self.orderer.learn(&update);
-        self.tell(host, metrics, &update.encode());
+        if origin == Origin::Here {
+            self.outbox.add(&update);
+        }
+        self.tell(host, metrics, &update.encode(), origin);
+    }
+
+    /// Publishes the record of a request of this worker.
+    pub(super) fn tell_record(
+        &mut self,
+        host: &impl Host,
+        metrics: &Metrics,
+        record: &OrderingRecord,
+    ) {
+        self.outbox.add_record(record);
+        self.tell(host, metrics, &record.encode(), Origin::Here);
     }
 
     /// Publishes an [encoded](PeerUpdate::encode) update.
-    pub(super) fn tell(&mut self, host: &impl Host, metrics: &Metrics, update: &[u8]) {
+    fn tell(&mut self, host: &impl Host, metrics: &Metrics, update: &[u8], origin: Origin) {
         let Some(agreement) = &mut self.agreement else {
             return;
         };
-        match agreement.tell(host, update) {
+        match agreement.tell(host, update, origin) {
             Ok(true) => {}
             Ok(false) => metrics.untold(host),
             Err(error) => {

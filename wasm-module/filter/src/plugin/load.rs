@@ -1,15 +1,17 @@
 //! Loads a plugin: it checks the configuration, joins the workers' agreement and derives the salts.
 
 use foreword_ordering::EngineId;
-use foreword_ordering::feed::FeedKey;
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::feed::{FeedKey, GatewayId};
 
 use super::Plugin;
+use super::gateways::{FullTicks, gateway_id};
 use super::knowledge::Knowledge;
 use super::misses_of;
 use crate::agreement::Agreement;
 use crate::config::{Config, ConfigError, KEY, Mode, SaltKey, TenantSource};
 use crate::engines::Engines;
-use crate::feed::Feed;
+use crate::feed::{Feed, Gateways};
 use crate::host::{Host, HostError, LogLevel};
 use crate::metrics::Metrics;
 use crate::retrieval::Retrieval;
@@ -59,6 +61,7 @@ impl Plugin {
             knowledge: Shared::new(knowledge),
             misses: Shared::new(misses_of(&config)),
             feeds: Shared::new(followed),
+            full_ticks: FullTicks::default(),
             retrieval: (config.retrieval.clone()).map(|config| Retrieval::new(host, config)),
             metrics,
             config,
@@ -87,11 +90,18 @@ fn ring(host: &impl Host, config: &Config) -> Result<(String, Option<Agreement>)
 }
 
 fn feeds(host: &impl Host, config: &Config, keys: Vec<Option<FeedKey>>, ring: &str) -> Vec<Feed> {
+    let warn = |error: &HostError| host.log(LogLevel::Warn, &error.to_string());
+    let has_feeds = config.engines.iter().any(|engine| engine.feed.is_some());
+    let id = (has_feeds && config.agreement.gateways).then(|| gateway_id(host, ring));
+    let id: Option<GatewayId> = id.and_then(|id| id.inspect_err(warn).ok());
+    // Gateways whose workers would agree learn from each other.
+    let audience = Fingerprint::of(&[ring.as_bytes()]).0;
     let engines = (0..).map(EngineId).zip(&config.engines).zip(keys);
-    let feeds = engines.filter_map(|((id, engine), key)| {
-        let feed = Feed::new(host, id, &engine.name, engine.feed.clone()?, key, ring);
-        feed.inspect_err(|error| host.log(LogLevel::Warn, &error.to_string()))
-            .ok()
+    let feeds = engines.filter_map(|((id_of_engine, engine), key)| {
+        let (name, feed) = (&engine.name, engine.feed.clone()?);
+        let gateways = id.map(|id| Gateways::new(id, audience));
+        let feed = Feed::new(host, id_of_engine, name, feed, key, ring, gateways);
+        feed.inspect_err(warn).ok()
     });
     feeds.collect()
 }

@@ -4,8 +4,10 @@
 //! | --- | --- |
 //! | `load` | how a plugin is loaded |
 //! | `knowledge` | what its requests know together |
+//! | `gateways` | what gateways of other proxies are told, and tell |
 //! | this file | what a request asks of it |
 
+mod gateways;
 mod knowledge;
 mod load;
 
@@ -19,7 +21,10 @@ use foreword_ordering::{
     Residency, Retrieved, Rewrite, RewriteOptions, Skip, Trial, Usage, parse, parse_with,
 };
 
+use self::gateways::FullTicks;
+pub use self::gateways::Tick;
 use self::knowledge::Knowledge;
+use crate::agreement::Origin;
 use crate::config::{Config, Mode};
 use crate::engines::{Dispatch, DispatchResult, Engines};
 use crate::feed::{Feed, MAX_BATCH_BYTES};
@@ -41,6 +46,7 @@ pub struct Plugin {
     misses: Shared<Misses>,
     /// The feeds, apart from the knowledge, so that no request waits while a batch is read.
     feeds: Shared<Vec<Feed>>,
+    full_ticks: FullTicks,
     metrics: Metrics,
     salts: Option<Salts>,
     /// The retrieval of documents; `None`: it is not configured.
@@ -95,21 +101,33 @@ impl Plugin {
             .any(|engine| engine.feed.is_some())
     }
 
-    /// Handles a tick: it learns what other workers did meanwhile, so that the next request finds little left to
-    /// learn, and explains requests that have gone on.
-    pub fn on_tick(&self, host: &impl Host) {
-        self.metrics.memory(host);
+    /// Handles a tick, every [`Plugin::tick_ms`]: it learns what other workers did meanwhile, so that the next request
+    /// finds little left to learn, and tells gateways of other proxies. At full ticks it explains requests that have
+    /// gone on and looks at engines' feeds.
+    pub fn on_tick(&self, host: &impl Host) -> Tick {
+        let now_ms = host.now_ms();
+        let tick = match self.exchanges() && !self.full_ticks.is_due(now_ms) {
+            true => Tick::Short,
+            false => Tick::Full,
+        };
         if let Some(mut knowledge) = self.knowledge() {
             knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
         }
-        if let Some(mut misses) = self.misses() {
-            misses.explain_waiting(EXPLAINED_AT_A_TICK, &self.config.ordering);
-        }
-        for feed in self.feeds().iter_mut().flat_map(|feeds| feeds.iter_mut()) {
-            if let Err(error) = feed.on_tick(host, host.now_ms()) {
-                host.log(LogLevel::Warn, &error.to_string());
+        if tick == Tick::Full {
+            self.metrics.memory(host);
+            if let Some(mut misses) = self.misses() {
+                misses.explain_waiting(EXPLAINED_AT_A_TICK, &self.config.ordering);
             }
         }
+        for feed in self.feeds().iter_mut().flat_map(|feeds| feeds.iter_mut()) {
+            if tick == Tick::Full
+                && let Err(error) = feed.on_tick(host, now_ms)
+            {
+                host.log(LogLevel::Warn, &error.to_string());
+            }
+            self.exchange(host, now_ms, feed, tick);
+        }
+        tick
     }
 
     /// Most bytes of a response to a [`Host::call_for_plugin`] that are read.
@@ -119,6 +137,9 @@ impl Plugin {
     /// than [`Plugin::MAX_ANSWER_BYTES`].
     pub fn on_answer(&self, host: &impl Host, call: u32, status: Option<u16>, body: Option<&[u8]>) {
         let (now_ms, answer) = (host.now_ms(), CallResponse { status, body });
+        if self.hear(host, now_ms, call, answer) {
+            return;
+        }
         let said = self.feeds().and_then(|mut feeds| {
             let mut feeds = feeds.iter_mut();
             feeds.find_map(|feed| feed.on_answer(host, now_ms, call, answer))
@@ -132,7 +153,8 @@ impl Plugin {
         // Entries that were published before are older.
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
         for residency in said.messages {
-            knowledge.take(host, &self.metrics, PeerUpdate::Residency(residency));
+            let update = PeerUpdate::Residency(residency);
+            knowledge.take(host, &self.metrics, update, Origin::Elsewhere);
         }
         // The count comes last, so whoever sees it also sees the knowledge.
         self.metrics.fed(host, said.events);
@@ -254,7 +276,7 @@ impl Plugin {
         self.metrics.marked(host, cut.as_ref());
         let (engine, tokens) = match &answer {
             Ok(rewrite) => {
-                knowledge.tell(host, &self.metrics, &rewrite.record.encode());
+                knowledge.tell_record(host, &self.metrics, &rewrite.record);
                 (rewrite.record.engine(), rewrite.record.uncached())
             }
             Err(_) => (least_loaded(&choices), estimated_tokens(body.len())),
@@ -294,7 +316,8 @@ impl Plugin {
             events: vec![Event::Cleared],
         };
         if let Some(mut knowledge) = self.knowledge() {
-            knowledge.take(host, &self.metrics, PeerUpdate::Residency(cleared));
+            let update = PeerUpdate::Residency(cleared);
+            knowledge.take(host, &self.metrics, update, Origin::Elsewhere);
         }
     }
 
@@ -324,7 +347,8 @@ impl Plugin {
         if !undone.events.is_empty()
             && let Some(mut knowledge) = self.knowledge()
         {
-            knowledge.take(host, &self.metrics, PeerUpdate::Residency(undone));
+            let update = PeerUpdate::Residency(undone);
+            knowledge.take(host, &self.metrics, update, Origin::Here);
         }
     }
 
@@ -332,11 +356,8 @@ impl Plugin {
     pub(crate) fn went_to(&self, host: &impl Host, record: &mut OrderingRecord, engine: EngineId) {
         record.redirect(engine);
         if let Some(mut knowledge) = self.knowledge() {
-            knowledge.take(
-                host,
-                &self.metrics,
-                PeerUpdate::OrderingRecord(record.clone()),
-            );
+            let update = PeerUpdate::OrderingRecord(record.clone());
+            knowledge.take(host, &self.metrics, update, Origin::Here);
         }
     }
 
@@ -364,7 +385,8 @@ impl Plugin {
         };
         if let Some(correction) = record.judged(usage) {
             self.metrics.corrected(host);
-            knowledge.take(host, &self.metrics, PeerUpdate::Correction(correction));
+            let update = PeerUpdate::Correction(correction);
+            knowledge.take(host, &self.metrics, update, Origin::Here);
         }
     }
 

@@ -1,6 +1,7 @@
 //! What workers know of each other, against the scripted host.
 
 use foreword_ordering::Report;
+use foreword_ordering::feed::{Epoch, GatewayId, Push, Pushes, SealedPush};
 use foreword_ordering::random::Random;
 
 use super::*;
@@ -111,4 +112,174 @@ fn a_proxy_without_shared_data_orders_all_the_same() {
     host.refuse("set_shared_data");
     send(&plugin, &host, &body(&[1, 2]));
     assert_eq!(host.counter("foreword_untold_requests_total"), 1);
+}
+
+/// A proxy of two workers before two engines whose feeds it follows.
+struct Proxy {
+    hosts: [ScriptedHost; 2],
+    workers: [Plugin; 2],
+    /// Calls that were answered, of the first worker, which leads.
+    answered: usize,
+}
+
+const FOLLOWING: &str = r#"{"engines": [
+    {"name": "a", "address": "10.0.0.1:80", "feed": {"cluster": "feed-a"}},
+    {"name": "b", "address": "10.0.0.2:80", "feed": {"cluster": "feed-b"}}]}"#;
+
+impl Proxy {
+    fn new(json: &str) -> Self {
+        let first = ScriptedHost::default();
+        let hosts = [ScriptedHost::beside(&first), first];
+        let workers = hosts.each_ref().map(|host| load(host, json));
+        Self {
+            hosts,
+            workers,
+            answered: 0,
+        }
+    }
+
+    /// Both workers tick, and what the leader has called is answered: `others` listen, and have told `pushes` to the
+    /// server of the first engine's feed. Returns what was pushed there.
+    fn tick(&mut self, ms: u64, others: u32, pushes: &[Push]) -> Vec<Push> {
+        for (host, worker) in self.hosts.iter().zip(&self.workers) {
+            host.set_time(ms);
+            worker.on_tick(host);
+        }
+        let (host, worker) = (&self.hosts[0], &self.workers[0]);
+        assert_eq!(self.hosts[1].calls().len(), 0, "one leads");
+        let calls = host.calls().into_iter().zip(host.call_bodies());
+        let mut pushed = Vec::new();
+        for (call, ((cluster, headers), body)) in calls.enumerate().skip(self.answered) {
+            let header = |wanted: &str| {
+                let found = headers.iter().find(|(name, _)| name == wanted);
+                found.unwrap().1.clone()
+            };
+            let is_first = cluster == "feed-a";
+            let answer = if header(":method") == "POST" {
+                let sealed: SealedPush = serde_json::from_slice(&body).unwrap();
+                pushed.extend(is_first.then(|| sealed.open(None).unwrap()));
+                "{}".to_owned()
+            } else if header(":path").starts_with("/v1/kv/records") {
+                let told = pushes.iter().filter(|_| is_first);
+                let answer = Pushes {
+                    epoch: Epoch(1),
+                    next: 1,
+                    others,
+                    pushes: told.map(|push| push.sealed(None)).collect(),
+                };
+                serde_json::to_string(&answer).unwrap()
+            } else {
+                // The engine reports nothing: its feed is waited for.
+                continue;
+            };
+            let call = u32::try_from(call).unwrap();
+            worker.on_answer(host, call, Some(200), Some(answer.as_bytes()));
+        }
+        self.answered = host.calls().len();
+        pushed
+    }
+
+    /// Sends a request of one worker, which stays in flight; returns how many documents matched, and the engine.
+    fn send(&self, worker: usize, documents: &[u64]) -> (u32, EngineId, Dispatch) {
+        let (plugin, host) = (&self.workers[worker], &self.hosts[worker]);
+        let identity = plugin.identity(String::new());
+        let body = body(documents);
+        let known = RequestDocuments::Nothing;
+        let rewritten = plugin.rewrite(host, &identity, body.as_bytes(), known, None);
+        let rewritten = rewritten.unwrap();
+        let rewrite = rewritten.answer.unwrap();
+        let engine = rewrite.record.engine();
+        (rewrite.report.matched, engine, rewritten.route.dispatch)
+    }
+
+    /// Sends a request that is answered at once; returns how many documents matched.
+    fn ask(&self, worker: usize, documents: &[u64]) -> u32 {
+        let (matched, _, dispatch) = self.send(worker, documents);
+        let plugin = &self.workers[worker];
+        plugin.settle(&self.hosts[worker], dispatch, DispatchResult::Answered);
+        matched
+    }
+
+    fn counted(&self, name: &str) -> u64 {
+        self.hosts.iter().map(|host| host.counter(name)).sum()
+    }
+}
+
+#[test]
+fn what_any_worker_sent_is_told_to_gateways_of_other_proxies_once_and_what_they_told_never() {
+    let mut one = Proxy::new(FOLLOWING);
+    assert_eq!(one.workers[0].tick_ms(), 10);
+    one.send(0, &[1, 2]);
+    assert_eq!(one.tick(0, 1, &[]), [], "nobody was listening yet");
+    one.tick(10, 1, &[]);
+    // Each worker sends one, and the choice falls on an engine each time.
+    let mut pushed = Vec::new();
+    for documents in [[11, 12], [21, 22], [31, 32], [41, 42]] {
+        one.send(0, &documents);
+        one.send(1, &documents.map(|document| document + 5));
+        pushed.extend(one.tick(20 + documents[0], 1, &[]));
+    }
+    let updates: usize = pushed.iter().map(|push| push.updates.len()).sum();
+    assert!(
+        (1..8).contains(&updates),
+        "{updates} of 8 are of the first engine"
+    );
+    assert!(pushed.iter().any(|push| push.outstanding > 0));
+    assert_eq!(one.counted("foreword_told_updates_total"), 8);
+
+    // Another proxy hears them: its workers order as if they had sent these requests.
+    let mut other = Proxy::new(FOLLOWING);
+    other.tick(0, 1, &[]);
+    let told = other.tick(10, 1, &pushed);
+    assert_eq!(told, []);
+    let heard = u64::try_from(updates).unwrap();
+    assert_eq!(other.counted("foreword_heard_updates_total"), heard);
+    // What it heard is not told again.
+    for now in [20, 30, 200, 6_000] {
+        assert_eq!(other.tick(now, 1, &[]), []);
+    }
+    let all = [
+        11, 12, 16, 17, 21, 22, 26, 27, 31, 32, 36, 37, 41, 42, 46, 47,
+    ];
+    let known = all.chunks(2).map(|pair| other.ask(1, &[pair[1], pair[0]]));
+    let known = known.filter(|matched| *matched == 2).count();
+    assert_eq!(u64::try_from(known), Ok(heard));
+}
+
+#[test]
+fn a_request_goes_where_other_proxies_have_sent_less() {
+    let mut proxy = Proxy::new(FOLLOWING);
+    proxy.tick(0, 1, &[]);
+    let busy = Push {
+        gateway: GatewayId(77),
+        number: 1,
+        audience: 0,
+        outstanding: 50_000,
+        updates: Vec::new(),
+    };
+    proxy.tick(10, 1, std::slice::from_ref(&busy));
+    let engine = |proxy: &Proxy, document: u64| proxy.send(1, &[document]).1;
+    for document in 100..110 {
+        assert_eq!(engine(&proxy, document), EngineId(1));
+    }
+    // It says no more, and is forgotten.
+    proxy.tick(6_000, 1, &[]);
+    let chosen: Vec<u16> = (200..210).map(|at| engine(&proxy, at).0).collect();
+    assert!(chosen.contains(&0), "{chosen:?}");
+}
+
+#[test]
+fn a_gateway_that_is_told_to_exchange_nothing_neither_listens_nor_tells() {
+    let json = FOLLOWING.replacen('{', r#"{"agreement": {"gateways": false}, "#, 1);
+    let mut proxy = Proxy::new(&json);
+    assert_eq!(proxy.workers[0].tick_ms(), 100);
+    proxy.tick(0, 1, &[]);
+    proxy.send(0, &[1, 2]);
+    proxy.tick(100, 1, &[]);
+    let calls = proxy.hosts[0].calls();
+    let is_event = |(_, headers): &(String, Vec<(String, String)>)| {
+        let mut headers = headers.iter();
+        headers.any(|(name, value)| name == ":path" && value.starts_with("/v1/kv/events"))
+    };
+    assert!(!calls.is_empty() && calls.iter().all(is_event), "{calls:?}");
 }

@@ -187,7 +187,7 @@ mod tests {
             br#"{"tenant": "t", "vector": "A", "version": "v", "documents": []}"#,
         ] {
             let mut agreement = first.0.try_lock().unwrap();
-            assert!(agreement.tell(&host, entry).unwrap());
+            assert!(agreement.tell_within(&host, entry, 1_000).unwrap());
         }
         // Vectors of another length are refused by the cache.
         first.tell(&host, "t", &[1.0], &found("v", "{}"));

@@ -23,6 +23,9 @@ struct Interleaving {
 /// Values with their compare-and-swap numbers, by key; several hosts may share them, as workers do.
 type SharedData = Rc<RefCell<BTreeMap<String, (Vec<u8>, u32)>>>;
 
+/// Cluster, headers and body of a call.
+type ScriptedCall = (String, Vec<(String, String)>, Vec<u8>);
+
 #[derive(Default)]
 struct ScriptedState {
     request_headers: BTreeMap<String, String>,
@@ -36,7 +39,7 @@ struct ScriptedState {
     /// The chunk that goes by.
     response_body: Vec<u8>,
     properties: BTreeMap<String, Vec<u8>>,
-    calls: Vec<(String, Vec<(String, String)>)>,
+    calls: Vec<ScriptedCall>,
     /// Bodies of [`Host::call_for_request`], by its numbers, with the path.
     asked: Vec<(String, Vec<u8>)>,
     resumed: bool,
@@ -118,7 +121,21 @@ impl ScriptedHost {
 
     /// Calls made so far, with their headers; the number of a call is its place.
     pub(crate) fn calls(&self) -> Vec<(String, Vec<(String, String)>)> {
-        self.0.borrow().calls.clone()
+        let state = self.0.borrow();
+        let calls = state.calls.iter();
+        calls
+            .map(|(cluster, headers, _)| (cluster.clone(), headers.clone()))
+            .collect()
+    }
+
+    /// The bodies of these calls, empty where there was none.
+    pub(crate) fn call_bodies(&self) -> Vec<Vec<u8>> {
+        let state = self.0.borrow();
+        state
+            .calls
+            .iter()
+            .map(|(_, _, body)| body.clone())
+            .collect()
     }
 
     /// Paths and bodies of what was asked so far; the number of a call is its place.
@@ -399,13 +416,14 @@ impl Host for ScriptedHost {
         &self,
         cluster: &str,
         headers: &[(&str, &str)],
+        body: &[u8],
         _limit_ms: u64,
     ) -> Result<u32, HostError> {
         self.allow("call")?;
         let headers = headers.iter();
         let headers = headers.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let calls = &mut self.0.borrow_mut().calls;
-        calls.push((cluster.to_owned(), headers.collect()));
+        calls.push((cluster.to_owned(), headers.collect(), body.to_vec()));
         Ok(u32::try_from(calls.len() - 1).unwrap())
     }
 

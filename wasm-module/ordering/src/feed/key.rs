@@ -7,6 +7,8 @@
 //!
 //!   tag    = SipHash-2-4-128(tags, kind ‖ tenant ‖ value), first 64 bits
 //!   sealed = tag ‖ (value ⊕ SipHash-2-4-128(masks, kind ‖ tag))
+//!
+//!   bytes of any length      tag of 128 bits over kind ‖ bytes; masked with SipHash-2-4-128(masks, kind ‖ tag ‖ 0, 1, 2, …)
 //! ```
 //!
 //! This is the synthetic-IV construction (Rogaway and Shrimpton, EUROCRYPT 2006) with SipHash as the pseudorandom
@@ -20,8 +22,9 @@ use super::TenantKey;
 use crate::hexadecimal;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use siphasher::sip128::SipHasher24;
+use siphasher::sip128::{Hasher128, SipHasher24};
 use std::fmt;
+use std::hash::Hasher;
 
 /// The key that a host and its gateways share to seal a feed.
 #[derive(Clone, PartialEq, Eq)]
@@ -49,6 +52,7 @@ enum Kind {
     Tenant = 1,
     Scope = 2,
     Document = 3,
+    Bytes = 4,
 }
 
 impl FeedKey {
@@ -155,6 +159,48 @@ impl FeedKey {
         is_ours.then_some((fingerprint, tokens))
     }
 
+    /// Seals bytes of any length, which take [`SEAL_BYTES`] more. Equal bytes look equal.
+    pub(super) fn seal_bytes(&self, bytes: &[u8]) -> Vec<u8> {
+        let tag = self.tag_of_bytes(bytes);
+        let mut sealed = Vec::with_capacity(bytes.len() + SEAL_BYTES);
+        sealed.extend_from_slice(&tag.to_le_bytes());
+        sealed.extend_from_slice(bytes);
+        if let Some((_, masked)) = sealed.split_first_chunk_mut::<SEAL_BYTES>() {
+            self.mask_bytes(tag, masked);
+        }
+        sealed
+    }
+
+    /// Opens sealed bytes; `None` if they were sealed with another key, or changed since.
+    pub(super) fn open_bytes(&self, sealed: &[u8]) -> Option<Vec<u8>> {
+        let (tag, masked) = sealed.split_first_chunk::<SEAL_BYTES>()?;
+        let tag = u128::from_le_bytes(*tag);
+        let mut bytes = masked.to_vec();
+        self.mask_bytes(tag, &mut bytes);
+        (self.tag_of_bytes(&bytes) == tag).then_some(bytes)
+    }
+
+    fn tag_of_bytes(&self, bytes: &[u8]) -> u128 {
+        let mut hasher = SipHasher24::new_with_key(&self.tags);
+        hasher.write(&[Kind::Bytes as u8]);
+        hasher.write(bytes);
+        hasher.finish128().as_u128()
+    }
+
+    /// Masks bytes, or takes the mask off again.
+    fn mask_bytes(&self, tag: u128, bytes: &mut [u8]) {
+        for (number, block) in (0_u64..).zip(bytes.chunks_mut(SEAL_BYTES)) {
+            let mut hasher = SipHasher24::new_with_key(&self.masks);
+            hasher.write(&[Kind::Bytes as u8]);
+            hasher.write(&tag.to_le_bytes());
+            hasher.write(&number.to_le_bytes());
+            let mask = hasher.finish128().as_u128().to_le_bytes();
+            for (byte, mask) in block.iter_mut().zip(mask) {
+                *byte ^= mask;
+            }
+        }
+    }
+
     fn tag(&self, kind: Kind, tenant: TenantKey, value: u128) -> u64 {
         let mut input = [0; 33];
         let (first, rest) = input.split_at_mut(1);
@@ -214,6 +260,8 @@ fn high(bits: u128) -> u32 {
 
 const MIN_BYTES: usize = 32;
 const MAX_BYTES: usize = 128;
+/// Bytes by which sealed bytes are longer: their tag.
+pub(super) const SEAL_BYTES: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -294,6 +342,21 @@ mod tests {
             let sealed = key.seal_tenant(tenant);
             prop_assert_eq!(key.open_tenant(sealed), Some(tenant));
             prop_assert_eq!(other.open_tenant(sealed).is_some(), salt.is_empty());
+        }
+
+        #[test]
+        fn sealed_bytes_open_with_their_key_alone_and_unchanged_alone(
+            secret in any::<[u8; 32]>(), bytes in prop::collection::vec(any::<u8>(), 0..100), at in any::<usize>(),
+        ) {
+            let (key, other) = (FeedKey::new(&secret), FeedKey::new(b"other"));
+            let mut sealed = key.seal_bytes(&bytes);
+            prop_assert_eq!(sealed.len(), bytes.len() + SEAL_BYTES);
+            prop_assert_eq!(other.open_bytes(&sealed), None);
+            prop_assert_eq!(key.open_bytes(&sealed[1..]), None);
+            prop_assert_eq!(key.open_bytes(&sealed), Some(bytes));
+            let at = at % sealed.len();
+            sealed[at] ^= 1;
+            prop_assert_eq!(key.open_bytes(&sealed), None);
         }
     }
 }

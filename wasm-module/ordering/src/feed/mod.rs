@@ -19,11 +19,17 @@
 //! a [`FeedKey`], hashes and token counts are sealed on the wire ([`FeedKey`] says how). The batch names the key by
 //! its check value in `key`; `null` there means that the feed is not sealed. [`Batch::wire`] writes both forms, and
 //! [`Batch::read`] reads the one that its caller expects.
+//!
+//! What gateways tell each other through the feed's server is a [`Push`], sealed in the same way.
 
 mod key;
+mod push;
 mod wire;
 
 pub use self::key::{FeedKey, KeyCheck, SealedTenant};
+pub use self::push::{
+    GatewayId, MAX_PUSH_BYTES, MAX_PUSH_UPDATES, Push, PushError, Pushes, SealedPush,
+};
 pub use self::wire::{ReadError, Wire};
 
 use crate::document::Fingerprint;

@@ -20,6 +20,7 @@ pub(crate) use record::{ChatContinuation, SentRun};
 pub use residency::Residency;
 
 use crate::bytes::{BadBytes, Reader, Writer};
+use crate::engines::EngineId;
 
 /// An update for other orderers of the same requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +41,36 @@ impl PeerUpdate {
             Self::OrderingRecord(record) => record.encode(),
             Self::Residency(residency) => encoded(RESIDENCY, |to| residency.write(to)),
             Self::Correction(correction) => encoded(CORRECTION, |to| correction.write(to)),
+        }
+    }
+
+    /// Returns the engine that the update is about.
+    #[must_use]
+    pub fn engine(&self) -> EngineId {
+        match self {
+            Self::OrderingRecord(record) => record.engine,
+            Self::Residency(residency) => residency.engine,
+            Self::Correction(correction) => correction.engine,
+        }
+    }
+
+    /// Returns the update of an orderer that knows the engine under another id.
+    #[must_use]
+    pub fn about(mut self, engine: EngineId) -> Self {
+        match &mut self {
+            Self::OrderingRecord(record) => record.engine = engine,
+            Self::Residency(residency) => residency.engine = engine,
+            Self::Correction(correction) => correction.engine = engine,
+        }
+        self
+    }
+
+    /// Returns the update without any text of a request, encoded for gateways of other proxies.
+    #[must_use]
+    pub fn encode_without_texts(&self) -> Vec<u8> {
+        match self {
+            Self::OrderingRecord(record) => record.without_texts().encode(),
+            Self::Residency(_) | Self::Correction(_) => self.encode(),
         }
     }
 
@@ -94,7 +125,6 @@ mod tests {
     use crate::conversation::memory::{AddedMessage, MessageKey};
     use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written};
     use crate::document::Fingerprint;
-    use crate::engines::EngineId;
     use crate::feed::{Event, TenantKey};
     use crate::head::decision::{Claim, ContextMessage, Form};
     use crate::tree::Scope;
@@ -507,6 +537,31 @@ mod tests {
         #[test]
         fn bytes_lead_back_to_what_was_told(update in update()) {
             prop_assert_eq!(PeerUpdate::decode(&update.encode()), Ok(update));
+        }
+
+        #[test]
+        fn gateways_of_other_proxies_are_told_no_text(record in record()) {
+            let texts = |record: &OrderingRecord| {
+                let added = record.chat.iter().flat_map(|chat| &chat.added);
+                let pinned = added.filter(|added| added.sent.pin().is_some() || added.sent.kept.is_some());
+                pinned.count() + usize::from(record.context.is_some())
+            };
+            let told = PeerUpdate::OrderingRecord(record.clone()).encode_without_texts();
+            let Ok(PeerUpdate::OrderingRecord(told)) = PeerUpdate::decode(&told) else {
+                panic!("it can be read");
+            };
+            prop_assert_eq!(texts(&told), 0);
+            prop_assert_eq!(&told.runs, &record.runs);
+            let goes_on = record.chat.as_ref().is_none_or(|chat| !chat.added.is_empty());
+            if texts(&record) == 0 && goes_on {
+                prop_assert_eq!(told, record);
+            }
+        }
+
+        #[test]
+        fn an_update_is_about_the_engine_that_its_reader_knows(update in update(), engine: u16) {
+            let engine = EngineId(engine);
+            prop_assert_eq!(update.about(engine).engine(), engine);
         }
 
         #[test]

@@ -132,6 +132,23 @@ impl OrderingRecord {
         }
     }
 
+    /// Returns the record without any text of a request, for gateways of other proxies. A chat is told up to its first
+    /// message that stands in for a text.
+    #[must_use]
+    pub fn without_texts(&self) -> Self {
+        let chat = self.chat.as_ref().and_then(|chat| {
+            let added = chat.added.iter().take_while(|added| !holds_texts(added));
+            let added: Vec<AddedMessage> = added.cloned().collect();
+            let after = chat.after;
+            (!added.is_empty()).then_some(ChatContinuation { after, added })
+        });
+        Self {
+            chat,
+            context: None,
+            ..self.clone()
+        }
+    }
+
     /// Returns the estimated tokens that the engine had to compute.
     #[must_use]
     pub fn uncached(&self) -> u64 {

@@ -1,0 +1,276 @@
+//! `GET` and `POST /v1/kv/records`: what gateways tell each other through the feed's server.
+
+use crate::support::client::{JSON, Response, get, send};
+use crate::support::{Options, TestServer, until};
+use foreword_ordering::feed::{FeedKey, GatewayId, MAX_PUSH_BYTES, Push, Pushes};
+use foreword_server::keys::ApiKeys;
+use foreword_server::kv::http::MAX_READERS;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::net::SocketAddr;
+
+const RECORDS: &str = "/v1/kv/records";
+
+fn push(gateway: u64, updates: &[&str]) -> Push {
+    let updates = updates.iter().map(|update| update.as_bytes().to_vec());
+    Push {
+        gateway: GatewayId(gateway),
+        number: 1,
+        audience: 2,
+        outstanding: 3,
+        updates: updates.collect(),
+    }
+}
+
+fn json_of(push: &Push, key: Option<&FeedKey>) -> Value {
+    serde_json::to_value(push.sealed(key)).unwrap()
+}
+
+async fn tell_with(house: &TestServer, token: Option<&str>, body: &Value) -> Response {
+    let bearer = token.map(|token| format!("Bearer {token}"));
+    let bearer = bearer.iter().map(|value| ("authorization", &**value));
+    let headers: Vec<_> = JSON.into_iter().chain(bearer).collect();
+    let body = body.to_string();
+    let reply = send(house.internal(), "POST", RECORDS, &headers, body.as_bytes());
+    reply.await.read().await
+}
+
+async fn tell(house: &TestServer, push: &Push) -> u64 {
+    let response = tell_with(house, None, &json_of(push, None)).await;
+    assert_eq!(response.status, 200, "{}", response.text());
+    response.json()["others"].as_u64().unwrap()
+}
+
+fn pushes(response: &Response) -> Pushes {
+    assert_eq!(response.status, 200, "{}", response.text());
+    serde_json::from_slice(&response.body).unwrap()
+}
+
+async fn listen(house: &TestServer, gateway: u64, after: Option<&Pushes>) -> Pushes {
+    pushes(&get(house.internal(), &query(gateway, after)).await)
+}
+
+fn query(gateway: u64, after: Option<&Pushes>) -> String {
+    let after = after.map(|after| format!("&epoch={:016x}&since={}", after.epoch.0, after.next));
+    let after = after.unwrap_or_default();
+    format!("{RECORDS}?gateway={}{after}", GatewayId(gateway))
+}
+
+#[tokio::test]
+async fn gateways_hear_what_others_told_as_it_was_told() {
+    let house = TestServer::open().await;
+    assert_eq!(tell(&house, &push(2, &["early"])).await, 0);
+    let start = listen(&house, 1, None).await;
+    assert_eq!((start.pushes.len(), start.others), (0, 0));
+    assert_eq!(tell(&house, &push(2, &["a", "b"])).await, 1);
+    assert_eq!(tell(&house, &push(1, &["own"])).await, 0);
+    let heard = listen(&house, 1, Some(&start)).await;
+    let opened: Vec<Push> = heard
+        .pushes
+        .iter()
+        .map(|push| push.open(None).unwrap())
+        .collect();
+    assert_eq!(opened, [push(2, &["a", "b"])]);
+    let heard = listen(&house, 1, Some(&heard)).await;
+    assert_eq!(heard.pushes, []);
+}
+
+#[tokio::test]
+async fn a_gateway_that_waits_is_woken_by_others_alone_and_when_one_joins() {
+    let house = TestServer::open().await;
+    let address = house.internal();
+    let wait = |after: &Pushes| {
+        let path = format!("{}&wait_ms=60000", query(1, Some(after)));
+        tokio::spawn(async move { pushes(&get(address, &path).await) })
+    };
+    let start = listen(&house, 1, None).await;
+    let waiting = wait(&start);
+    tell(&house, &push(1, &["own"])).await;
+    assert_eq!(listen(&house, 2, None).await.others, 1);
+    let joined = waiting.await.unwrap();
+    assert_eq!((joined.pushes.len(), joined.others), (0, 1));
+    let waiting = wait(&joined);
+    tell(&house, &push(1, &["own"])).await;
+    tell(&house, &push(2, &["a"])).await;
+    assert_eq!(waiting.await.unwrap().pushes.len(), 1);
+    // One that joined before it asked is no news it would wait for.
+    let address_of =
+        |others: u32| format!("{}&wait_ms=60000&others={others}", query(1, Some(&joined)));
+    let at_once = pushes(&get(address, &address_of(7)).await);
+    assert_eq!(at_once.others, 1);
+    // And nobody holds up the server's end.
+    let waiting = wait(&listen(&house, 1, None).await);
+    until("it waits", || house.app().readers.listening() == 1).await;
+    house.server.stop().await;
+    assert_eq!(waiting.await.unwrap().pushes, []);
+}
+
+fn sealed() -> Options {
+    let mut keys = tempfile::NamedTempFile::new().unwrap();
+    keys.write_all(b"a reader").unwrap();
+    Options {
+        kv_keys: Some(ApiKeys::load(keys.path()).unwrap()),
+        feed_key: Some(FeedKey::new(&[7; 32])),
+        ..Options::default()
+    }
+}
+
+#[tokio::test]
+async fn with_a_feed_key_pushes_are_its_holders_and_show_nothing() {
+    let house = TestServer::with(sealed()).await;
+    let [key, other] = [[7; 32], [8; 32]].map(|key| FeedKey::new(&key));
+    let body = json_of(&push(1, &["tenant red"]), Some(&key));
+    for token in [None, Some("x"), Some(other.token())] {
+        let refused = tell_with(&house, token, &body).await;
+        refused.error(401, "invalid_api_key", None);
+    }
+    // A reader with a key of its own cannot seal, so it cannot tell.
+    for (key, words) in [
+        (Some(&other), "sealed with another key"),
+        (None, "is not sealed"),
+    ] {
+        let refused = tell_with(&house, Some("a reader"), &json_of(&push(1, &[]), key)).await;
+        let message = refused.error(400, "invalid_value", Some("told"));
+        assert!(message.contains(words), "{message}");
+    }
+    let hear = |token: String| {
+        let path = query(2, None);
+        let address = house.internal();
+        async move {
+            let bearer = format!("Bearer {token}");
+            let headers = [("authorization", &*bearer)];
+            send(address, "GET", &path, &headers, b"").await.status
+        }
+    };
+    assert_eq!(hear("x".to_owned()).await, 401);
+    assert_eq!(hear(key.token().to_owned()).await, 200);
+    let told = tell_with(&house, Some(key.token()), &body).await;
+    assert_eq!(told.status, 200, "{}", told.text());
+    assert!(!body.to_string().contains("74656e616e7420726564"), "{body}");
+}
+
+#[tokio::test]
+async fn a_push_that_is_none_is_refused_with_its_field_and_limit_and_not_passed_on() {
+    let house = TestServer::open().await;
+    let start = listen(&house, 9, None).await;
+    let good = json_of(&push(1, &["a"]), None);
+    let with = |field: &str, value: Value| {
+        let mut body = good.clone();
+        body[field] = value;
+        body
+    };
+    for (body, param, words) in [
+        (json!([]), None, "no push: "),
+        (json!({}), None, "missing field `gateway`"),
+        (with("gateway", json!("1")), None, "16 hexadecimal digits"),
+        (
+            with("gateway", json!("00000000000000aa")),
+            Some("told"),
+            "another one than its push names",
+        ),
+        (with("told", json!("0")), Some("told"), "does not open it"),
+        (with("told", json!("")), Some("told"), "more bytes"),
+        (with("told", json!("ff")), Some("told"), "version 1"),
+        (
+            with("key", json!("00000000000000aa")),
+            Some("told"),
+            "no key is configured",
+        ),
+        (
+            json_of(&push(1, &[""; 257]), None),
+            Some("told"),
+            "257 updates, more than the limit of 256",
+        ),
+        (
+            with("told", json!("0".repeat(2 * MAX_PUSH_BYTES + 2))),
+            Some("told"),
+            "65537 bytes, more than the limit of 65536",
+        ),
+    ] {
+        let refused = tell_with(&house, None, &body).await;
+        let message = refused.error(400, "invalid_value", param);
+        assert!(message.contains(words), "{message} lacks {words}");
+    }
+    let long = json!("0".repeat(2 * MAX_PUSH_BYTES + 4_000));
+    let refused = tell_with(&house, None, &with("told", long)).await;
+    refused.error(413, "body_too_large", None);
+    assert_eq!(listen(&house, 9, Some(&start)).await.next, start.next);
+    for (query, param, words) in [
+        ("", "gateway", "is missing"),
+        ("gateway=x", "gateway", "16 hexadecimal digits, got \"x\""),
+        ("gateway=0000000000000001&since=1", "since", "give both"),
+        (
+            "gateway=0000000000000001&wait_ms=60001",
+            "wait_ms",
+            "up to 60000",
+        ),
+        ("gatway=0000000000000001", "gatway", "the parameters are"),
+    ] {
+        let refused = get(house.internal(), &format!("{RECORDS}?{query}")).await;
+        let message = refused.error(400, "invalid_value", Some(param));
+        assert!(message.contains(words), "{query}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn who_pushes_more_than_its_key_may_is_told_to_wait_and_others_are_not() {
+    let house = TestServer::with(sealed()).await;
+    let key = FeedKey::new(&[7; 32]);
+    // They count before they are read.
+    let long = json!("x".repeat(2 * MAX_PUSH_BYTES));
+    let mut refused = None;
+    for _ in 0..20_000 {
+        let response = tell_with(&house, Some(key.token()), &long).await;
+        if response.status != 400 {
+            refused = Some(response);
+            break;
+        }
+    }
+    let refused = refused.expect("there is a limit");
+    let message = refused.error(429, "push_rate", None);
+    assert!(message.contains("8388608 bytes a second"), "{message}");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    let empty = json_of(&push(1, &[]), Some(&key));
+    let other = tell_with(&house, Some("a reader"), &empty).await;
+    assert_eq!(other.status, 200);
+}
+
+#[tokio::test]
+async fn without_a_key_gateways_elsewhere_are_refused_and_places_are_bounded() {
+    let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
+    let house = TestServer::with(Options {
+        internal: Some(everywhere),
+        ..Options::default()
+    })
+    .await;
+    let here = SocketAddr::from(([127, 0, 0, 1], house.internal().port()));
+    let refused = get(here, &query(1, None)).await;
+    refused.error(403, "feed_key_required", None);
+    let body = json_of(&push(1, &[]), None).to_string();
+    let refused = send(here, "POST", RECORDS, &JSON, body.as_bytes()).await;
+    let refused = refused.read().await;
+    refused.error(403, "feed_key_required", None);
+
+    let house = TestServer::open().await;
+    let address = house.internal();
+    let start = listen(&house, 0, None).await;
+    let mut waiting = Vec::new();
+    for _ in 0..MAX_READERS {
+        let path = format!("{}&wait_ms=60000", query(0, Some(&start)));
+        waiting.push(tokio::spawn(
+            async move { get(address, &path).await.status },
+        ));
+    }
+    until("all wait", || {
+        house.app().readers.listening() == MAX_READERS
+    })
+    .await;
+    let refused = get(house.internal(), &query(0, Some(&start))).await;
+    refused.error(429, "queue_full", None);
+    // Readers of the feed have places of their own.
+    assert_eq!(get(house.internal(), "/v1/kv/events").await.status, 200);
+    tell(&house, &push(7, &[])).await;
+    for waiting in waiting {
+        assert_eq!(waiting.await.unwrap(), 200);
+    }
+}

@@ -1,0 +1,395 @@
+//! What gateways of different proxies tell each other about one engine, through the server of its feed.
+//!
+//! ```text
+//!   requests ─▶ ring ─▶ leader ── POST /v1/kv/records ──▶ server of the feed ──▶ other leaders ─▶ their rings ─▶ workers
+//!                          ▲            updates, load            │ keeps the last ones
+//!                          └────── GET /v1/kv/records ───────────┘ others' alone; waits
+//! ```
+//!
+//! The worker that leads a feed listens with a long poll, and pushes what its own proxy's requests did as soon as no push
+//! is under way, one at a time. A push carries the tokens that the engine has yet to compute for this proxy's requests
+//! too: a state, told again every [`REPEAT_MS`] while it is not zero, and forgotten [`FORGET_MS`] after the last push. So
+//! a push that is lost costs knowledge for a while, and nothing has to be undone.
+//!
+//! The server says how many others listen. While nobody does, nothing is collected or pushed. A server that does not know
+//! the route, an older host's or another engine's, is left alone for [`OFF_MS`].
+
+use foreword_ordering::PeerUpdate;
+use foreword_ordering::feed::{Epoch, FeedKey, GatewayId, Push, Pushes};
+
+use super::outbox::Taken;
+use super::{CALL_LIMIT_MS, FIRST_PAUSE_MS, MAX_DOUBLINGS, WAIT_MS, is_lost};
+use crate::host::{CallResponse, Host, HostError, LogLevel};
+
+/// One worker's part in what gateways tell each other about one engine.
+#[derive(Debug)]
+pub(crate) struct Gateways {
+    /// The id that all workers of this proxy share.
+    id: GatewayId,
+    /// A hash of what gateways must have in common to learn from each other.
+    audience: u64,
+    listening: Line,
+    telling: Line,
+    /// What the push under way holds.
+    told: Told,
+    /// The position from which to listen; `None`: from now on.
+    place: Option<(Epoch, u64)>,
+    /// Number of other gateways that listen.
+    others: u32,
+    /// The load that others told.
+    loads: Vec<Load>,
+    /// The sum of the loads as published, and when.
+    published: (u64, u64),
+}
+
+/// The way to the server of a feed.
+pub(super) struct Link<'a> {
+    pub(super) cluster: &'a str,
+    pub(super) headers: &'a [(&'a str, &'a str)],
+    pub(super) key: Option<&'a FeedKey>,
+    /// The engine's name, for the log.
+    pub(super) name: &'a str,
+}
+
+/// What the response to a call brought.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    /// Updates of other gateways' requests.
+    pub(crate) updates: Vec<PeerUpdate>,
+    /// Number of own updates that the server took.
+    pub(crate) told: u64,
+    /// Number of own updates that it did not take, and of others' that cannot be read.
+    pub(crate) lost: u64,
+}
+
+/// Calls of one kind, of which one is under way at a time.
+#[derive(Debug, Default)]
+struct Line {
+    /// The number and time of the call under way.
+    waiting: Option<(u32, u64)>,
+    /// Time before which no call is made.
+    next_ms: u64,
+    /// Number of calls that failed since the last good one.
+    failures: u32,
+}
+
+/// The push that was made last.
+#[derive(Debug, Default)]
+struct Told {
+    updates: u64,
+    outstanding: u64,
+    at_ms: u64,
+}
+
+/// The load of another gateway.
+#[derive(Debug)]
+struct Load {
+    gateway: GatewayId,
+    outstanding: u64,
+    heard_ms: u64,
+}
+
+impl Gateways {
+    pub(crate) fn new(id: GatewayId, audience: u64) -> Self {
+        Self {
+            id,
+            audience,
+            listening: Line::default(),
+            telling: Line::default(),
+            told: Told::default(),
+            place: None,
+            others: 0,
+            loads: Vec::new(),
+            published: (0, 0),
+        }
+    }
+
+    /// Forgets everything but the id: another worker leads.
+    pub(super) fn reset(&mut self) {
+        *self = Self::new(self.id, self.audience);
+    }
+
+    /// Returns whether somebody listens.
+    pub(super) fn has_listeners(&self) -> bool {
+        self.others > 0
+    }
+
+    /// Returns whether a push can be made now.
+    pub(super) fn may_tell(&self, now_ms: u64) -> bool {
+        self.others > 0 && self.telling.is_free(now_ms)
+    }
+
+    /// Returns whether the load may have to be told again, though nothing else is: others believe that there is some.
+    pub(super) fn has_told_load(&self) -> bool {
+        self.told.outstanding > 0
+    }
+
+    /// Listens, unless it does already.
+    pub(super) fn listen(&mut self, host: &impl Host, now_ms: u64, link: &Link<'_>) {
+        if !self.listening.is_free(now_ms) {
+            return;
+        }
+        let place = self.place.map_or_else(String::new, |(epoch, next)| {
+            format!(
+                "&epoch={:016x}&since={next}&others={}",
+                epoch.0, self.others
+            )
+        });
+        let path = format!("{PATH}?gateway={}&wait_ms={WAIT_MS}{place}", self.id);
+        let call = link.call(host, "GET", &path, &[]);
+        self.listening.made(host, now_ms, call, link.name);
+    }
+
+    /// Pushes the updates, and the load if it is other than told before, or was told a while ago. Returns the number of
+    /// updates that are lost, since the call could not be made.
+    pub(super) fn tell(
+        &mut self,
+        host: &impl Host,
+        now_ms: u64,
+        link: &Link<'_>,
+        taken: Taken,
+        outstanding: u64,
+    ) -> u64 {
+        let age_ms = now_ms.saturating_sub(self.told.at_ms);
+        let is_due =
+            outstanding != self.told.outstanding || (outstanding > 0 && age_ms >= REPEAT_MS);
+        if taken.updates.is_empty() && !is_due {
+            return taken.dropped;
+        }
+        let updates = count(taken.updates.len());
+        let push = Push {
+            gateway: self.id,
+            number: host.now_ns(),
+            audience: self.audience,
+            outstanding,
+            updates: taken.updates,
+        };
+        let body = serde_json::to_vec(&push.sealed(link.key)).unwrap_or_default();
+        let call = link.call(host, "POST", PATH, &body);
+        self.told = Told {
+            updates,
+            outstanding,
+            at_ms: now_ms,
+        };
+        let is_made = self.telling.made(host, now_ms, call, link.name);
+        let lost = if is_made { 0 } else { updates };
+        taken.dropped.saturating_add(lost)
+    }
+
+    /// Handles the response to a call. Returns `None` if it is to none of these calls.
+    pub(super) fn on_answer(
+        &mut self,
+        host: &impl Host,
+        now_ms: u64,
+        call: u32,
+        answer: CallResponse<'_>,
+        link: &Link<'_>,
+    ) -> Option<Heard> {
+        if self.telling.is_waiting_for(call) {
+            let updates = std::mem::take(&mut self.told.updates);
+            let is_taken = self.settle_push(host, now_ms, answer, link);
+            let (told, lost) = if is_taken { (updates, 0) } else { (0, updates) };
+            return Some(Heard {
+                told,
+                lost,
+                ..Heard::default()
+            });
+        }
+        self.listening.is_waiting_for(call).then(|| {
+            self.hear(now_ms, answer, link).unwrap_or_else(|problem| {
+                self.others = 0;
+                let line = &mut self.listening;
+                line.failed(host, now_ms, answer.status, &problem, link.name);
+                Heard::default()
+            })
+        })
+    }
+
+    /// Returns the sum of the loads of others, if it has to be published: it is another one, or was published a while
+    /// ago.
+    pub(super) fn news_of_load(&mut self, now_ms: u64) -> Option<u64> {
+        let is_recent = |load: &Load| now_ms.saturating_sub(load.heard_ms) < FORGET_MS;
+        self.loads.retain(is_recent);
+        let loads = self.loads.iter().map(|load| load.outstanding);
+        let sum = loads.fold(0_u64, u64::saturating_add);
+        let (published, at_ms) = self.published;
+        let is_old = now_ms.saturating_sub(at_ms) >= REPEAT_MS;
+        (sum != published || (sum > 0 && is_old)).then(|| {
+            self.published = (sum, now_ms);
+            sum
+        })
+    }
+
+    /// Handles the response to a push; returns whether the server took it.
+    fn settle_push(
+        &mut self,
+        host: &impl Host,
+        now_ms: u64,
+        answer: CallResponse<'_>,
+        link: &Link<'_>,
+    ) -> bool {
+        let is_taken = matches!(answer.status, Some(200..=299));
+        if is_taken {
+            self.telling.succeeded(now_ms);
+        } else {
+            let line = &mut self.telling;
+            line.failed(
+                host,
+                now_ms,
+                answer.status,
+                "the push was refused",
+                link.name,
+            );
+            // Nobody heard of the load, so it is told again.
+            self.told = Told::default();
+        }
+        is_taken
+    }
+
+    fn hear(
+        &mut self,
+        now_ms: u64,
+        answer: CallResponse<'_>,
+        link: &Link<'_>,
+    ) -> Result<Heard, String> {
+        let body = match (answer.status, answer.body) {
+            (Some(200), Some(body)) => body,
+            (Some(200), None) => return Err("the response is too long".to_owned()),
+            (Some(status), _) => return Err(format!("status {status}")),
+            (None, _) => return Err("no answer".to_owned()),
+        };
+        let pushes: Pushes = serde_json::from_slice(body).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            format!("no pushes: line {line}, column {column}")
+        })?;
+        self.listening.succeeded(now_ms);
+        self.place = Some((pushes.epoch, pushes.next));
+        self.others = pushes.others;
+        let mut heard = Heard::default();
+        let own = self.id;
+        for sealed in pushes.pushes.iter().filter(|push| push.gateway != own) {
+            let Ok(push) = sealed.open(link.key) else {
+                heard.lost = heard.lost.saturating_add(1);
+                continue;
+            };
+            self.take_load(now_ms, &push);
+            if push.audience != self.audience {
+                continue;
+            }
+            for update in &push.updates {
+                match PeerUpdate::decode(update) {
+                    Ok(update) => heard.updates.push(update),
+                    Err(_) => heard.lost = heard.lost.saturating_add(1),
+                }
+            }
+        }
+        Ok(heard)
+    }
+
+    fn take_load(&mut self, now_ms: u64, push: &Push) {
+        self.loads.retain(|load| load.gateway != push.gateway);
+        if push.outstanding > 0 && self.loads.len() < MAX_GATEWAYS {
+            self.loads.push(Load {
+                gateway: push.gateway,
+                outstanding: push.outstanding,
+                heard_ms: now_ms,
+            });
+        }
+    }
+}
+
+impl Line {
+    fn is_free(&self, now_ms: u64) -> bool {
+        let is_waiting = self
+            .waiting
+            .is_some_and(|(_, since)| !is_lost(since, now_ms));
+        !is_waiting && now_ms >= self.next_ms
+    }
+
+    fn is_waiting_for(&mut self, call: u32) -> bool {
+        self.waiting
+            .take_if(|(waiting, _)| *waiting == call)
+            .is_some()
+    }
+
+    /// Notes a call, and returns whether it was made.
+    fn made(
+        &mut self,
+        host: &impl Host,
+        now_ms: u64,
+        call: Result<u32, HostError>,
+        name: &str,
+    ) -> bool {
+        match call {
+            Ok(call) => {
+                self.waiting = Some((call, now_ms));
+                true
+            }
+            Err(error) => {
+                self.failed(host, now_ms, None, &error.to_string(), name);
+                false
+            }
+        }
+    }
+
+    fn succeeded(&mut self, now_ms: u64) {
+        self.failures = 0;
+        self.next_ms = now_ms;
+    }
+
+    /// Delays the next call, and logs the first of several problems, except that a server does not know the route.
+    fn failed(
+        &mut self,
+        host: &impl Host,
+        now_ms: u64,
+        status: Option<u16>,
+        problem: &str,
+        name: &str,
+    ) {
+        let is_unknown = matches!(status, Some(404 | 405 | 501));
+        if self.failures == 0 && !is_unknown {
+            let message = format!("gateways are not heard or told at {name}: {problem}");
+            host.log(LogLevel::Warn, &message);
+        }
+        let pause = match is_unknown {
+            true => OFF_MS,
+            false => FIRST_PAUSE_MS << self.failures.min(MAX_DOUBLINGS),
+        };
+        self.failures = self.failures.saturating_add(1);
+        self.next_ms = now_ms.saturating_add(pause);
+    }
+}
+
+impl Link<'_> {
+    fn call(
+        &self,
+        host: &impl Host,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<u32, HostError> {
+        let mut headers = vec![(":method", method), (":path", path)];
+        headers.extend(self.headers);
+        if !body.is_empty() {
+            headers.push(("content-type", "application/json"));
+        }
+        host.call_for_plugin(self.cluster, &headers, body, CALL_LIMIT_MS)
+    }
+}
+
+fn count(length: usize) -> u64 {
+    u64::try_from(length).unwrap_or(u64::MAX)
+}
+
+const PATH: &str = "/v1/kv/records";
+/// Time after which a load that has not changed is told again.
+const REPEAT_MS: u64 = 1_000;
+/// Time after which the load of a gateway that says nothing is forgotten.
+const FORGET_MS: u64 = 5_000;
+/// Time for which a server that does not know the route is left alone.
+const OFF_MS: u64 = 300_000;
+/// Most gateways whose load is known.
+const MAX_GATEWAYS: usize = 256;
+
+#[cfg(test)]
+mod tests;

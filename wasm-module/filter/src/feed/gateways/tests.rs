@@ -1,0 +1,277 @@
+//! What gateways tell each other, against the scripted host.
+
+use foreword_ordering::feed::{Event, SealedPush};
+use foreword_ordering::{EngineId, Residency};
+
+use super::*;
+use crate::tests::scripted::ScriptedHost;
+
+const US: GatewayId = GatewayId(1);
+
+struct Side {
+    host: ScriptedHost,
+    gateways: Gateways,
+    key: Option<FeedKey>,
+}
+
+impl Side {
+    fn new(key: Option<&FeedKey>) -> Self {
+        Self {
+            host: ScriptedHost::default(),
+            gateways: Gateways::new(US, 9),
+            key: key.cloned(),
+        }
+    }
+
+    fn with<T>(&mut self, act: impl FnOnce(&mut Gateways, &ScriptedHost, &Link<'_>) -> T) -> T {
+        let link = Link {
+            cluster: "engine",
+            headers: &[("authorization", "Bearer secret")],
+            key: self.key.as_ref(),
+            name: "e",
+        };
+        act(&mut self.gateways, &self.host, &link)
+    }
+
+    fn listen(&mut self, now_ms: u64) {
+        self.with(|gateways, host, link| gateways.listen(host, now_ms, link));
+    }
+
+    fn tell(&mut self, now_ms: u64, updates: &[PeerUpdate], outstanding: u64) -> u64 {
+        let taken = Taken {
+            updates: updates.iter().map(PeerUpdate::encode).collect(),
+            dropped: 0,
+        };
+        self.with(|gateways, host, link| gateways.tell(host, now_ms, link, taken, outstanding))
+    }
+
+    fn answer(&mut self, now_ms: u64, call: u32, status: u16, body: &[u8]) -> Option<Heard> {
+        let answer = CallResponse {
+            status: Some(status),
+            body: Some(body),
+        };
+        self.with(|gateways, host, link| gateways.on_answer(host, now_ms, call, answer, link))
+    }
+
+    /// Hears these pushes, in the response to a call that is made for it.
+    fn hear(&mut self, now_ms: u64, others: u32, pushes: Vec<SealedPush>) -> Heard {
+        self.listen(now_ms);
+        let call = u32::try_from(self.host.calls().len()).unwrap() - 1;
+        let body = Pushes {
+            epoch: Epoch(5),
+            next: 40,
+            others,
+            pushes,
+        };
+        let body = serde_json::to_vec(&body).unwrap();
+        self.answer(now_ms, call, 200, &body).unwrap()
+    }
+
+    fn paths(&self) -> Vec<String> {
+        let value = |headers: &[(String, String)], wanted: &str| {
+            let found = headers.iter().find(|(name, _)| name == wanted);
+            found.unwrap().1.clone()
+        };
+        let calls = self.host.calls().into_iter();
+        calls
+            .map(|(_, headers)| {
+                assert_eq!(value(&headers, "authorization"), "Bearer secret");
+                format!(
+                    "{} {}",
+                    value(&headers, ":method"),
+                    value(&headers, ":path")
+                )
+            })
+            .collect()
+    }
+
+    /// The push that was made last.
+    fn pushed(&self) -> Push {
+        let body = self.host.call_bodies().pop().unwrap();
+        let sealed: SealedPush = serde_json::from_slice(&body).unwrap();
+        sealed.open(self.key.as_ref()).unwrap()
+    }
+}
+
+fn update(model: &str) -> PeerUpdate {
+    PeerUpdate::Residency(Residency {
+        engine: EngineId(3),
+        model: model.into(),
+        events: vec![Event::Cleared],
+    })
+}
+
+fn push(gateway: u64, audience: u64, outstanding: u64, models: &[&str]) -> Push {
+    Push {
+        gateway: GatewayId(gateway),
+        number: gateway,
+        audience,
+        outstanding,
+        updates: models.iter().map(|model| update(model).encode()).collect(),
+    }
+}
+
+#[test]
+fn a_gateway_listens_from_where_it_was_and_tells_only_while_somebody_listens() {
+    let mut side = Side::new(None);
+    for now in [0, 10, 20] {
+        side.listen(now);
+    }
+    let first = "GET /v1/kv/records?gateway=0000000000000001&wait_ms=5000";
+    assert_eq!(side.paths(), [first]);
+    assert!(!side.gateways.may_tell(20));
+    side.hear(30, 0, Vec::new());
+    assert!(!side.gateways.may_tell(30) && !side.gateways.has_listeners());
+    side.listen(40);
+    assert_eq!(
+        side.paths()[1],
+        format!("{first}&epoch=0000000000000005&since=40&others=0")
+    );
+    side.hear(50, 2, Vec::new());
+    assert!(side.gateways.may_tell(50) && side.gateways.has_listeners());
+    // Who cannot be asked listens no more.
+    side.listen(60);
+    side.answer(60, 2, 503, b"").unwrap();
+    assert!(!side.gateways.may_tell(60));
+}
+
+#[test]
+fn one_push_is_under_way_at_a_time_and_says_what_is_new() {
+    let key = FeedKey::new(&[7; 32]);
+    let mut side = Side::new(Some(&key));
+    side.hear(0, 1, Vec::new());
+    assert_eq!(side.tell(0, &[], 0), 0);
+    assert_eq!(side.host.calls().len(), 1, "there is nothing to tell");
+    side.tell(10, &[update("a"), update("b")], 700);
+    assert!(!side.gateways.may_tell(20));
+    let told = side.pushed();
+    assert_eq!(
+        (told.gateway, told.audience, told.outstanding),
+        (US, 9, 700)
+    );
+    assert_eq!(told.updates, [update("a").encode(), update("b").encode()]);
+    assert_eq!(side.paths()[1], "POST /v1/kv/records");
+    let heard = side.answer(30, 1, 200, b"{}").unwrap();
+    assert_eq!((heard.told, heard.lost), (2, 0));
+
+    // The same load is told again after a while, another one at once, and none once.
+    for (now, outstanding, pushes) in [
+        (40, 700, 0),
+        (900, 700, 0),
+        (1_010, 700, 1),
+        (1_020, 600, 1),
+        (1_030, 0, 1),
+        (9_000, 0, 0),
+    ] {
+        let before = side.host.calls().len();
+        side.tell(now, &[], outstanding);
+        assert_eq!(side.host.calls().len() - before, pushes, "at {now}");
+        if pushes > 0 {
+            let call = u32::try_from(before).unwrap();
+            assert_eq!(side.pushed().outstanding, outstanding);
+            side.answer(now, call, 200, b"{}").unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_push_that_fails_is_lost_and_its_load_told_again_after_a_pause() {
+    let mut side = Side::new(None);
+    side.hear(0, 1, Vec::new());
+    side.tell(0, &[update("a")], 700);
+    let heard = side.answer(10, 1, 429, b"{}").unwrap();
+    assert_eq!((heard.told, heard.lost), (0, 1));
+    assert!(!side.gateways.may_tell(509) && side.gateways.may_tell(510));
+    side.tell(510, &[], 700);
+    assert_eq!(side.host.calls().len(), 3);
+    // A cluster that is not there.
+    side.answer(520, 2, 200, b"{}").unwrap();
+    side.host.refuse("call");
+    assert_eq!(side.tell(530, &[update("b")], 0), 1);
+    let logged = side.host.log_text();
+    assert_eq!(
+        logged.matches("the push was refused").count(),
+        1,
+        "{logged}"
+    );
+}
+
+#[test]
+fn a_server_that_does_not_know_the_route_is_left_alone_quietly() {
+    for status in [404, 405, 501] {
+        let mut side = Side::new(None);
+        side.listen(0);
+        side.answer(0, 0, status, b"{}").unwrap();
+        for now in (0..OFF_MS).step_by(1_000) {
+            side.listen(now);
+        }
+        assert_eq!(side.host.calls().len(), 1);
+        assert_eq!(side.host.log_text(), "");
+        side.listen(OFF_MS);
+        assert_eq!(side.host.calls().len(), 2);
+    }
+}
+
+#[test]
+fn what_others_tell_is_heard_once_and_what_is_for_others_is_not() {
+    let key = FeedKey::new(&[7; 32]);
+    let mut side = Side::new(Some(&key));
+    let mut garbled = push(5, 9, 0, &["e"]);
+    garbled.updates.push(b"noise".to_vec());
+    let pushes = [
+        push(2, 9, 0, &["a", "b"]),
+        // Its own.
+        push(US.0, 9, 500, &["c"]),
+        // Of another audience.
+        push(3, 8, 70, &["d"]),
+        garbled,
+    ];
+    let mut sealed: Vec<SealedPush> = pushes.iter().map(|push| push.sealed(Some(&key))).collect();
+    // Of another key, and of none.
+    sealed.push(push(6, 9, 0, &["f"]).sealed(Some(&FeedKey::new(b"x"))));
+    sealed.push(push(7, 9, 0, &["g"]).sealed(None));
+    let heard = side.hear(0, 4, sealed);
+    assert_eq!(heard.updates, ["a", "b", "e"].map(update));
+    assert_eq!((heard.told, heard.lost), (0, 3));
+    assert_eq!(side.gateways.news_of_load(0), Some(70));
+}
+
+#[test]
+fn the_load_of_others_is_what_each_told_last_for_as_long_as_it_is_repeated() {
+    let mut side = Side::new(None);
+    let load = |gateway, tokens| push(gateway, 9, tokens, &[]).sealed(None);
+    assert_eq!(side.gateways.news_of_load(0), None);
+    side.hear(0, 2, vec![load(2, 100), load(3, 50), load(2, 30)]);
+    assert_eq!(side.gateways.news_of_load(0), Some(80));
+    assert_eq!(side.gateways.news_of_load(10), None);
+    // Workers forget it too, so it is published again.
+    assert_eq!(side.gateways.news_of_load(REPEAT_MS), Some(80));
+    side.hear(2_000, 2, vec![load(3, 0)]);
+    assert_eq!(side.gateways.news_of_load(2_000), Some(30));
+    side.hear(4_000, 2, vec![load(3, 9)]);
+    assert_eq!(side.gateways.news_of_load(FORGET_MS - 1), Some(39));
+    assert_eq!(side.gateways.news_of_load(FORGET_MS), Some(9));
+    assert_eq!(side.gateways.news_of_load(9_000), Some(0));
+    assert_eq!(side.gateways.news_of_load(99_000), None);
+}
+
+#[test]
+fn responses_that_are_none_change_nothing_and_delay_the_next_call() {
+    let mut side = Side::new(None);
+    let mut now = 0;
+    for (call, body) in [&b""[..], b"{}", b"noise", b"{\"epoch\": 1}"]
+        .into_iter()
+        .enumerate()
+    {
+        while side.host.calls().len() == call {
+            side.listen(now);
+            now += 100;
+        }
+        let call = u32::try_from(call).unwrap();
+        let heard = side.answer(now, call, 200, body).unwrap();
+        assert!(heard.updates.is_empty());
+        assert!(side.answer(now, call, 200, body).is_none(), "once");
+    }
+    assert!(now > FIRST_PAUSE_MS * 6, "{now}");
+    assert_eq!(side.host.log_text().matches("no pushes").count(), 1);
+}

@@ -1,0 +1,308 @@
+//! What gateways of different proxies tell each other through the server of an engine's feed.
+//!
+//! ```text
+//!   {"gateway": "1f0c…", "key": "9a3e…", "told": "c0ffee…"}            a push, as a gateway sends it and others get it
+//!   {"epoch": "5c0f…", "next": 17, "others": 3, "pushes": [{…}, {…}]}    what a gateway has not heard yet
+//! ```
+//!
+//! A [`Push`] holds updates ([`crate::PeerUpdate`]) and the tokens that the engine has yet to compute for the gateway's
+//! requests. The load is a state and no change: a push that is lost, or heard twice, leaves nothing wrong behind.
+//!
+//! With a [`FeedKey`], all of `told` is sealed: names, hashes, counts. Its server opens a push to check it, and passes it
+//! on as it came. Updates stay bytes here, since a server may be older than the gateways that it serves.
+
+use super::key::{FeedKey, KeyCheck};
+use super::{Epoch, ReadError};
+use crate::bytes::{BadBytes, Reader, Writer};
+use crate::hexadecimal;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::str::FromStr;
+
+/// A number that tells one gateway (all workers of one proxy) from others, chosen at random.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GatewayId(pub u64);
+
+/// What a gateway tells others of one engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Push {
+    /// The gateway.
+    pub gateway: GatewayId,
+    /// A number that no other push of this gateway has, so that no two look equal when sealed.
+    pub number: u64,
+    /// A hash of what gateways must have in common to learn from each other's updates. The load concerns all.
+    pub audience: u64,
+    /// Estimated tokens that the engine has yet to compute for this gateway's requests.
+    pub outstanding: u64,
+    /// Encoded updates, in order.
+    pub updates: Vec<Vec<u8>>,
+}
+
+/// A [`Push`] in JSON, sealed if there is a key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealedPush {
+    /// The gateway.
+    pub gateway: GatewayId,
+    #[serde(default)]
+    key: Option<KeyCheck>,
+    /// The push in hexadecimal digits.
+    told: String,
+}
+
+/// The pushes of others that a gateway has not heard yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pushes {
+    /// The life of the server in which the position is valid.
+    pub epoch: Epoch,
+    /// The position from which to ask next.
+    pub next: u64,
+    /// Number of other gateways that listen now.
+    pub others: u32,
+    /// The pushes, oldest first.
+    pub pushes: Vec<SealedPush>,
+}
+
+/// The error that a push cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PushError {
+    /// The two sides disagree about the key.
+    #[error(transparent)]
+    Key(ReadError),
+    /// `told` is not hexadecimal, or not what its key has sealed.
+    #[error("told: its key does not open it")]
+    Seal,
+    /// `told` is longer than may be.
+    #[error("told: {bytes} bytes, more than the limit of {limit}", limit = MAX_PUSH_BYTES)]
+    TooLong {
+        /// Bytes found.
+        bytes: usize,
+    },
+    /// There are too many updates.
+    #[error("told: {updates} updates, more than the limit of {limit}", limit = MAX_PUSH_UPDATES)]
+    TooMany {
+        /// Updates found.
+        updates: usize,
+    },
+    /// The bytes are no push.
+    #[error("told: {0}")]
+    Bytes(BadBytes),
+    /// The gateway that is named outside is not the one within.
+    #[error("gateway: another one than its push names")]
+    OtherGateway,
+}
+
+impl Push {
+    /// Returns the form for the wire, sealed if there is a key.
+    #[must_use]
+    pub fn sealed(&self, key: Option<&FeedKey>) -> SealedPush {
+        let mut to = Writer(Vec::with_capacity(256));
+        to.byte(VERSION);
+        to.bytes(&self.gateway.0.to_le_bytes());
+        to.bytes(&self.number.to_le_bytes());
+        to.bytes(&self.audience.to_le_bytes());
+        to.number(self.outstanding);
+        to.list(&self.updates, |to, update| {
+            to.number(update.len() as u64);
+            to.bytes(update);
+        });
+        let bytes = match key {
+            Some(key) => key.seal_bytes(&to.0),
+            None => to.0,
+        };
+        let mut told = String::with_capacity(2 * bytes.len());
+        hexadecimal::push(&mut told, &bytes);
+        SealedPush {
+            gateway: self.gateway,
+            key: key.map(FeedKey::check),
+            told,
+        }
+    }
+}
+
+impl SealedPush {
+    /// Returns the length of `told`, which is nearly all that the push takes.
+    #[must_use]
+    pub fn told_bytes(&self) -> usize {
+        self.told.len()
+    }
+
+    /// Opens a push that must be sealed with `key`; without a key it must not be sealed.
+    ///
+    /// # Errors
+    /// Returns a [`PushError`] for any other push, and for one beyond the limits.
+    pub fn open(&self, key: Option<&FeedKey>) -> Result<Push, PushError> {
+        match (key.map(FeedKey::check), self.key) {
+            (None, Some(_)) => return Err(PushError::Key(ReadError::Sealed)),
+            (Some(_), None) => return Err(PushError::Key(ReadError::NotSealed)),
+            (ours, theirs) if ours != theirs => return Err(PushError::Key(ReadError::OtherKey)),
+            _ => {}
+        }
+        let (pairs, rest) = self.told.as_bytes().as_chunks::<2>();
+        if pairs.len() > MAX_PUSH_BYTES {
+            return Err(PushError::TooLong { bytes: pairs.len() });
+        }
+        let bytes = pairs.iter().map(|pair| hexadecimal::byte(*pair));
+        let bytes: Option<Vec<u8>> = bytes.collect();
+        let bytes = bytes.filter(|_| rest.is_empty()).ok_or(PushError::Seal)?;
+        let bytes = match key {
+            Some(key) => key.open_bytes(&bytes).ok_or(PushError::Seal)?,
+            None => bytes,
+        };
+        let push = read(&bytes).map_err(PushError::Bytes)?;
+        if push.updates.len() > MAX_PUSH_UPDATES {
+            let updates = push.updates.len();
+            return Err(PushError::TooMany { updates });
+        }
+        if push.gateway != self.gateway {
+            return Err(PushError::OtherGateway);
+        }
+        Ok(push)
+    }
+}
+
+impl PushError {
+    /// Returns whether the two sides disagree about the key.
+    #[must_use]
+    pub fn is_about_the_key(self) -> bool {
+        matches!(self, Self::Key(_))
+    }
+}
+
+fn read(bytes: &[u8]) -> Result<Push, BadBytes> {
+    let mut from = Reader::new(bytes);
+    if from.byte()? != VERSION {
+        return Err(from.bad("version 1"));
+    }
+    let push = Push {
+        gateway: GatewayId(from.hash()?),
+        number: from.hash()?,
+        audience: from.hash()?,
+        outstanding: from.number()?,
+        updates: from.list(Reader::blob)?,
+    };
+    from.end()?;
+    Ok(push)
+}
+
+impl fmt::Display for GatewayId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl FromStr for GatewayId {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        hexadecimal::parse_hash(text)
+            .map(Self)
+            .ok_or("a gateway's id is 16 hexadecimal digits")
+    }
+}
+
+impl Serialize for GatewayId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for GatewayId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(D::Error::custom)
+    }
+}
+
+const VERSION: u8 = 1;
+
+/// Most bytes of a push, with its seal.
+pub const MAX_PUSH_BYTES: usize = 64 << 10;
+/// Most updates of a push.
+pub const MAX_PUSH_UPDATES: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn push(updates: Vec<Vec<u8>>) -> Push {
+        Push {
+            gateway: GatewayId(7),
+            number: 3,
+            audience: 9,
+            outstanding: 1_234,
+            updates,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_push_opens_with_its_key_alone(
+            secret in any::<Option<[u8; 32]>>(), number in any::<u64>(),
+            updates in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..5),
+        ) {
+            let key = secret.map(|secret| FeedKey::new(&secret));
+            let push = Push { number, outstanding: number, ..push(updates) };
+            let sealed = push.sealed(key.as_ref());
+            let json = serde_json::to_vec(&sealed).unwrap();
+            let read: SealedPush = serde_json::from_slice(&json).unwrap();
+            prop_assert_eq!(read.open(key.as_ref()), Ok(push));
+            let other = FeedKey::new(b"other");
+            prop_assert!(sealed.open(Some(&other)).unwrap_err().is_about_the_key());
+            if key.is_some() {
+                prop_assert!(sealed.open(None).unwrap_err().is_about_the_key());
+            }
+        }
+    }
+
+    #[test]
+    fn a_sealed_push_shows_nothing_and_no_two_look_equal() {
+        let key = FeedKey::new(&[7; 32]);
+        let updates = vec![b"tenant red".to_vec()];
+        let mut hidden = String::new();
+        hexadecimal::push(&mut hidden, b"tenant red");
+        let open = serde_json::to_string(&push(updates.clone()).sealed(None)).unwrap();
+        assert!(open.contains(&hidden));
+        let one = push(updates);
+        let two = Push {
+            number: 4,
+            ..one.clone()
+        };
+        let [one, two] = [one, two].map(|push| push.sealed(Some(&key)));
+        assert!(!serde_json::to_string(&one).unwrap().contains(&hidden));
+        assert_ne!(one.told[..40], two.told[..40]);
+    }
+
+    #[test]
+    fn a_push_that_is_changed_too_long_or_of_another_gateway_is_an_error_that_says_so() {
+        let key = FeedKey::new(&[7; 32]);
+        let told = |told: &str, key: Option<&FeedKey>| {
+            let sealed = push(Vec::new()).sealed(key);
+            let told = told.to_owned();
+            SealedPush { told, ..sealed }.open(key).unwrap_err()
+        };
+        for words in ["", "00", "0", "zz", &"00".repeat(40)] {
+            assert_eq!(told(words, Some(&key)), PushError::Seal);
+        }
+        assert!(told("", None).to_string().contains("more bytes"));
+        assert!(told("02", None).to_string().contains("version 1"));
+        let long = told(&"0".repeat(2 * MAX_PUSH_BYTES + 2), None).to_string();
+        assert!(
+            long.contains("65537 bytes, more than the limit of 65536"),
+            "{long}"
+        );
+        let many = push(vec![Vec::new(); MAX_PUSH_UPDATES + 1]).sealed(None);
+        let many = many.open(None).unwrap_err().to_string();
+        assert!(
+            many.contains("257 updates, more than the limit of 256"),
+            "{many}"
+        );
+        let sealed = push(Vec::new()).sealed(Some(&key));
+        let renamed = SealedPush {
+            gateway: GatewayId(8),
+            ..sealed
+        };
+        assert_eq!(renamed.open(Some(&key)), Err(PushError::OtherGateway));
+    }
+}
