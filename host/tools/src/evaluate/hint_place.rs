@@ -183,8 +183,10 @@ mod tests {
         raw.hint.enabled = false;
         let error = mark(&mut raw).unwrap_err().to_string();
         assert!(error.starts_with("hint.enabled is false"), "{error}");
-        let mut raw = RawConfig::default();
-        raw.policy = "retrieval".into();
+        let mut raw = RawConfig {
+            policy: "retrieval".into(),
+            ..RawConfig::default()
+        };
         let error = mark(&mut raw).unwrap_err().to_string();
         assert!(error.starts_with("policy is \"retrieval\""), "{error}");
 
