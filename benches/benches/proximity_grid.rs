@@ -28,7 +28,8 @@ const PREFIXES: [&str; 4] = [
     "I would like to know: ",
     "Tell me, ",
 ];
-const TOLERANCES: [f32; 6] = [0.0, 0.5, 1.0, 2.0, 5.0, 10.0];
+/// The study's tolerances, and three between its last two.
+const TOLERANCES: [f32; 9] = [0.0, 0.5, 1.0, 2.0, 5.0, 6.0, 7.0, 8.0, 10.0];
 const CAPACITIES: [usize; 5] = [10, 50, 100, 200, 300];
 const SYSTEM: &str = "Answer the question from the documents, with the answer alone and in as few words as possible.";
 

@@ -153,7 +153,8 @@ def json_hash(shape):
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def write_gguf(shape, element, path):
+def write_gguf(shape, element, path, tokens=None, values_of=random):
+    """Writes the weights as GGUF. Without `tokens`, their texts, the file has no vocabulary and serves ids alone."""
     import gguf
 
     writer = gguf.GGUFWriter(path + ".part", "qwen2")
@@ -166,11 +167,21 @@ def write_gguf(shape, element, path):
     writer.add_layer_norm_rms_eps(shape["rms_norm_eps"])
     writer.add_rope_freq_base(shape["rope_theta"])
     writer.add_vocab_size(shape["vocab_size"])
-    writer.add_tokenizer_model("none")
+    if tokens is None:
+        writer.add_tokenizer_model("none")
+    else:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * len(tokens))
+        writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+        writer.add_add_bos_token(False)
     for name, theirs, size in tensors(shape):
-        values = random(name, size)
+        values = values_of(name, size)
         if element == "f32":
             writer.add_tensor(theirs, values)
+        elif element == "f16" and len(size) > 1:
+            # The numbers in bf16, which f16 has too but for the smallest: for builds that are slow with bf16.
+            writer.add_tensor(theirs, from_bf16(to_bf16(values)).astype(numpy.float16))
         elif len(size) == 1:
             # llama.cpp wants vectors in f32: the same numbers, widened.
             writer.add_tensor(theirs, from_bf16(to_bf16(values)))
@@ -204,4 +215,5 @@ def main():
         print(json.dumps(answer), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -127,14 +127,15 @@ impl Server {
             internal_address,
         );
         let internal_bounds = internal_bounds(&access);
-        let metrics = Arc::new(Metrics::new(numbers));
+        let owners = config.keys.as_ref().map_or(0, ApiKeys::count);
+        let batches = config.batches.map(|config| Batches::open(config, owners));
+        let batches = batches.transpose()?;
+        let store = batches.as_ref().map(|batches| Arc::clone(batches.store()));
+        let metrics = Arc::new(Metrics::new(numbers, store));
         let counts = &metrics.connections;
         let connections = Book::new("public", config.connections, counts.clone());
         let internal_connections = Book::new("internal", internal_bounds, counts.clone());
         let cores = std::thread::available_parallelism().map_or(1, Into::into);
-        let owners = config.keys.as_ref().map_or(0, ApiKeys::count);
-        let batches = config.batches.map(|config| Batches::open(config, owners));
-        let batches = batches.transpose()?;
         let app = Arc::new(App {
             readers: Readers::new(access, Arc::clone(&gate)),
             connections: Arc::clone(&connections),

@@ -54,6 +54,72 @@ fn arms_order_by_themselves_alone_and_have_caches_of_their_own() {
 }
 
 #[test]
+fn the_order_hint_stands_where_an_arm_puts_it_and_nothing_else_moves() {
+    let upstream = reader();
+    let lines = [question(0, 2), question(2, 0)];
+    let evaluation = Evaluation::of(&lines);
+    let arguments = ["--arms", "retrieval,ordered+hint", "--hint-positions"];
+    let figures = evaluation.figures(&upstream, &arguments);
+    let received = upstream.received();
+    let second = |name: &str| {
+        let requests = of(&received, name);
+        assert_eq!(requests.len(), 2, "{name}");
+        // Nothing was moved in the first one, so there is no hint anywhere.
+        assert!(!asked(requests[0]).contains("first:"), "{name}");
+        asked(requests[1])
+    };
+    let hint = "Best documents first: d2>s0>t.";
+    let usual = second("ordered+hint");
+    let (documents, question) = usual.split_once(&format!("\n{hint}")).unwrap();
+    assert!(documents.starts_with("<document id=\"s0\">"), "{usual}");
+    assert_eq!(question, "\n\nWhat is the code of thing 2?");
+    assert_eq!(
+        second("ordered+hint:top"),
+        format!("{hint}\n{documents}{question}")
+    );
+    assert_eq!(
+        second("ordered+hint:end"),
+        format!("{documents}{question}\n\n{hint}")
+    );
+    for name in ["ordered+hint", "ordered+hint:top", "ordered+hint:end"] {
+        assert_eq!(arm(&figures, name)["hinted"], 1, "{name}");
+        let compared = arm(&figures, name)["difference_from_usual_hint"].is_object();
+        assert_eq!(compared, name.contains(':'), "{name}");
+    }
+    assert_eq!(arm(&figures, "retrieval")["hinted"], 0);
+}
+
+#[test]
+fn a_hint_that_cannot_stand_elsewhere_is_refused_before_anything_is_asked() {
+    let upstream = reader();
+    let evaluation = Evaluation::of(&[question(0, 2)]);
+    let write = |text: &str| std::fs::write(evaluation.folder.path().join("o.json"), text).unwrap();
+    let refused = |arguments: &[&str]| {
+        let output = evaluation.run(&upstream, arguments);
+        assert!(!output.status.success());
+        crate::error_of(&output)
+    };
+    let error = refused(&["--arms", "retrieval,ordered", "--hint-positions"]);
+    assert!(
+        error.contains("--hint-positions needs the arm ordered+hint or dedup+hint"),
+        "{error}"
+    );
+    let error = refused(&["--arms", "ordered+hint:before"]);
+    assert!(
+        error.contains("ordered+hint:top, ordered+hint:end"),
+        "{error}"
+    );
+    write(r#"{"hint": {"enabled": false}}"#);
+    let error = refused(&["--arms", "dedup+hint:end", "--ordering", "o.json"]);
+    assert!(error.contains("the arm dedup+hint:end"), "{error}");
+    assert!(error.contains("hint.enabled is false"), "{error}");
+    write(r#"{"policy": "retrieval"}"#);
+    let error = refused(&["--arms", "ordered+hint:top", "--ordering", "o.json"]);
+    assert!(error.contains("policy is \"retrieval\""), "{error}");
+    assert!(upstream.received().is_empty());
+}
+
+#[test]
 fn chats_go_on_with_their_own_answers_and_say_documents_once_where_they_are_deduplicated() {
     let upstream = reader();
     let text = "A text that is longer than any hint in its place could ever be. ".repeat(3);

@@ -22,6 +22,8 @@ whether they are right; its judgements are kept in DIR/judgements.jsonl.
 
 Arms: retrieval, ordered, ordered+hint, dedup, dedup+hint (what the filter does), random, reversed, gateway;
   first, middle, last: where the answer's document stands;
+  ordered+hint:top, ordered+hint:end, dedup+hint:top, dedup+hint:end: the order hint before the documents, or behind the
+  question, instead of between them;
   stabilised, stabilised:tools, stabilised:words: what stands before the documents is made alike
 
 DIR/answers.jsonl holds the answers' texts, readable by its owner alone: a run that was stopped goes on from it.
@@ -67,6 +69,9 @@ pub(crate) struct Arguments {
     /// Also put the answer's document first, in the middle and last
     #[arg(long)]
     positions: bool,
+    /// Also put the order hint before the documents and behind the question, in the arms that have one
+    #[arg(long)]
+    hint_positions: bool,
     /// Ask the first N questions only (of SQuAD's, N drawn at random)
     #[arg(long, value_name = "N")]
     questions: Option<NonZeroUsize>,
@@ -151,6 +156,7 @@ impl Arguments {
             out: self.out,
             arms: self.arms,
             positions: self.positions,
+            hint_positions: self.hint_positions,
             questions: self.questions.map(NonZeroUsize::get),
             documents: self.documents.map(NonZeroUsize::get),
             concurrency: self.concurrency.into(),

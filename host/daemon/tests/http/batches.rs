@@ -15,7 +15,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 
-fn config(folder: &Path) -> Config {
+pub(crate) fn config(folder: &Path) -> Config {
     Config {
         folder: folder.join("batches"),
         bounds: Bounds {
@@ -354,6 +354,77 @@ async fn a_batch_goes_on_after_a_restart_and_asks_nothing_twice() {
     assert_eq!(output.len(), 30);
     // What the first life answered was counted there.
     assert!(house.stats().finished <= 30 - before);
+}
+
+/// Returns a metric of the server's that has these labels.
+async fn metric(house: &TestServer, name: &str) -> u64 {
+    let metrics = client::get(house.internal(), "/metrics").await;
+    let text = metrics.text();
+    let told = text.lines().find_map(|line| line.strip_prefix(name));
+    let told = told.unwrap_or_else(|| panic!("no {name} in {text}"));
+    told.trim().parse().unwrap()
+}
+
+#[tokio::test]
+async fn the_metrics_count_batches_by_status_and_their_requests_by_outcome() {
+    let folder = TempDir::new().unwrap();
+    let house = with(Options {
+        batches: Some(config(folder.path())),
+        max_running: 1,
+        ..Options::default()
+    })
+    .await;
+    let address = house.address();
+    // Everything is told from the start, or nothing could be said of how fast it grows.
+    for name in [
+        "batches{status=\"in_progress\"}",
+        "batches_ended_total{status=\"expired\"}",
+        "batch_requests_total{outcome=\"served\"}",
+        "batch_requests_waiting",
+        "batch_bytes",
+    ] {
+        assert_eq!(metric(&house, &format!("foreword_{name}")).await, 0);
+    }
+    // One runs and one waits, so that the batch waits too, until the steps are let go.
+    house.steps.hold(0);
+    let chat = json!({"messages": [{"role": "user", "content": "say(live)"}]});
+    let live = [chat.clone(), chat].map(|chat| {
+        tokio::spawn(async move { client::post(address, "/v1/chat/completions", &chat).await })
+    });
+    until("one waits", || house.stats().waiting == 1).await;
+    let wrong = json!({"custom_id": "w", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "other", "messages": []}});
+    let text = format!("{}{wrong}\n", lines(4));
+    let id = begin(address, "", &text).await;
+    while metric(&house, "foreword_batches{status=\"in_progress\"}").await == 0 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert_eq!(metric(&house, "foreword_batch_requests_waiting").await, 5);
+    assert_eq!(
+        metric(&house, "foreword_batch_bytes").await,
+        text.len() as u64
+    );
+    house.steps.release();
+    for live in live {
+        assert_eq!(live.await.unwrap().status, 200);
+    }
+    assert_eq!(ended(address, "", &id).await["status"], "completed");
+    let wrong = begin(address, "", "{}\n").await;
+    assert_eq!(ended(address, "", &wrong).await["status"], "failed");
+    for (name, value) in [
+        ("batches{status=\"in_progress\"}", 0),
+        ("batches{status=\"completed\"}", 1),
+        ("batches{status=\"failed\"}", 1),
+        ("batches_ended_total{status=\"completed\"}", 1),
+        ("batches_ended_total{status=\"failed\"}", 1),
+        ("batch_requests_total{outcome=\"served\"}", 4),
+        ("batch_requests_total{outcome=\"failed\"}", 1),
+        ("batch_requests_waiting", 0),
+    ] {
+        let name = format!("foreword_{name}");
+        assert_eq!(metric(&house, &name).await, value, "{name}");
+    }
+    let answers = metric(&house, "foreword_batch_bytes").await - text.len() as u64 - 3;
+    assert!(answers > 500, "{answers}");
 }
 
 #[tokio::test]

@@ -1,10 +1,12 @@
 //! The Grafana dashboard asks for nothing that `/metrics` does not tell.
 
+use crate::batches;
 use crate::chat::say;
-use crate::support::TestServer;
 use crate::support::client::{get, post};
+use crate::support::{Options, TestServer};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use tempfile::TempDir;
 
 const DASHBOARD: &str = include_str!("../../../../gateway-config/grafana/foreword.json");
 
@@ -19,7 +21,12 @@ fn names(query: &str) -> BTreeSet<&str> {
 
 #[tokio::test]
 async fn every_metric_that_the_dashboard_asks_for_is_told() {
-    let house = TestServer::open().await;
+    let folder = TempDir::new().unwrap();
+    let house = TestServer::with(Options {
+        batches: Some(batches::config(folder.path())),
+        ..Options::default()
+    })
+    .await;
     post(house.address(), "/v1/chat/completions", &say("abc")).await;
     house.idle().await;
     let metrics = get(house.internal(), "/metrics").await;

@@ -15,8 +15,8 @@ mod run;
 mod store;
 
 pub use store::{
-    BatchRecord, Bounds, FileRecord, RequestCounts, Status, Store, Upload, WINDOW, WINDOW_SECONDS,
-    now,
+    BatchRecord, Bounds, FileRecord, RequestCounts, Status, Store, StoreNumbers, Upload, WINDOW,
+    WINDOW_SECONDS, now,
 };
 
 use crate::api::App;

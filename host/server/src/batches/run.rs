@@ -409,6 +409,7 @@ impl Running {
             return;
         }
         progress.answers.add(request.line, is_served, usage);
+        self.store.answered(is_served);
         self.count(progress);
     }
 

@@ -59,7 +59,7 @@ pub struct FileRecord {
 }
 
 /// How far a batch is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// Its file is being read.
@@ -81,6 +81,33 @@ pub enum Status {
 }
 
 impl Status {
+    /// All statuses, in the order in which a batch reaches them.
+    pub const ALL: [Self; 8] = [
+        Self::Validating,
+        Self::InProgress,
+        Self::Finalizing,
+        Self::Completed,
+        Self::Failed,
+        Self::Expired,
+        Self::Cancelling,
+        Self::Cancelled,
+    ];
+
+    /// Returns OpenAI's word for the status.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Validating => "validating",
+            Self::Failed => "failed",
+            Self::InProgress => "in_progress",
+            Self::Finalizing => "finalizing",
+            Self::Completed => "completed",
+            Self::Expired => "expired",
+            Self::Cancelling => "cancelling",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
     /// Returns whether nothing more will happen.
     #[must_use]
     pub fn is_final(self) -> bool {
@@ -255,6 +282,28 @@ struct State {
     bytes: HashMap<String, u64>,
     /// Files that are being written, by owner.
     writing: HashMap<String, usize>,
+    /// Requests that got an answer since the start: those that were served, and the others.
+    served: u64,
+    failed: u64,
+    /// Batches that ended since the start, by how.
+    ended: HashMap<Status, u64>,
+}
+
+/// The numbers of a store, for metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoreNumbers {
+    /// Batches that are kept, by status.
+    pub batches: HashMap<Status, u64>,
+    /// Requests of batches under way that have no answer yet.
+    pub waiting: u64,
+    /// Bytes of all files, answers included.
+    pub bytes: u64,
+    /// Requests that were served since the start.
+    pub served: u64,
+    /// Requests that got another answer since the start.
+    pub failed: u64,
+    /// Batches that ended since the start, by their last status.
+    pub ended: HashMap<Status, u64>,
 }
 
 impl State {
@@ -507,6 +556,41 @@ impl Store {
         batches.into_iter().map(|batch| batch.id.clone()).collect()
     }
 
+    /// Counts a request that got an answer.
+    pub(super) fn answered(&self, is_served: bool) {
+        let state = &mut *self.lock();
+        match is_served {
+            true => state.served += 1,
+            false => state.failed += 1,
+        }
+    }
+
+    /// Returns the numbers of what is kept and of what was done since the start.
+    pub fn numbers(&self) -> StoreNumbers {
+        let state = self.lock();
+        let mut batches = HashMap::new();
+        let mut waiting = 0;
+        for batch in state.batches.values() {
+            *batches.entry(batch.status).or_default() += 1;
+            let RequestCounts {
+                total,
+                completed,
+                failed,
+            } = batch.counts;
+            if !batch.status.is_final() {
+                waiting += total.saturating_sub(completed + failed);
+            }
+        }
+        StoreNumbers {
+            batches,
+            waiting,
+            bytes: state.all_bytes(),
+            served: state.served,
+            failed: state.failed,
+            ended: state.ended.clone(),
+        }
+    }
+
     /// Changes a batch without writing it down: for counts, which the lines of answers hold as well.
     pub(super) fn note(&self, id: &str, change: impl FnOnce(&mut BatchRecord)) {
         if let Some(batch) = self.lock().batches.get_mut(id) {
@@ -532,10 +616,11 @@ impl Store {
         change(batch);
         let stays = batch.status == Status::Cancelling && !status.is_final();
         if !stays {
-            batch.status = status;
-            if let Ok(Value::String(name)) = serde_json::to_value(status) {
-                batch.times.insert(name, now);
+            if status.is_final() && !batch.status.is_final() {
+                *state.ended.entry(status).or_default() += 1;
             }
+            batch.status = status;
+            batch.times.insert(status.name().to_owned(), now);
         }
         let record = batch.clone();
         self.write(id, &record)

@@ -32,6 +32,16 @@
 //! | `foreword_disk_replicated_pages_total` | counter | copied to `--kv-disk` while still in memory |
 //! | `foreword_disk_replica_pages`, `foreword_disk_replica_bytes` | gauge | in memory and on disk, in case the process ends |
 //!
+//! with `--batch-dir`:
+//!
+//! | name | kind | labels |
+//! | --- | --- | --- |
+//! | `foreword_batches` | gauge | `status`, in OpenAI's words: batches that are kept |
+//! | `foreword_batches_ended_total` | counter | `status`: `completed`, `failed`, `expired`, `cancelled` |
+//! | `foreword_batch_requests_total` | counter | `outcome`: `served`, `failed` |
+//! | `foreword_batch_requests_waiting` | gauge | of batches under way, without an answer |
+//! | `foreword_batch_bytes` | gauge | of all files, answers included; `--batch-mib` bounds them |
+//!
 //! and in vLLM's words, for routers and autoscalers that know no others:
 //!
 //! | name | kind | labels |
@@ -41,6 +51,7 @@
 //!
 //! The engine's own numbers are read on each scrape; before the model is loaded they are absent.
 
+mod batches;
 mod counts;
 mod engine;
 
@@ -48,13 +59,16 @@ pub(crate) use counts::Outcomes;
 pub use counts::{Placement, Placements, Responses};
 pub use engine::Numbers;
 
+use crate::batches::Store;
 use crate::connections;
 use axum::http::StatusCode;
+use batches::OfBatches;
 use engine::{InVllmsWords, Scraped};
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The server's metrics.
@@ -117,8 +131,11 @@ impl GenerationOutcome {
 }
 
 impl Metrics {
-    /// Metrics that tell the engine's `numbers` once there are any.
-    pub fn new(numbers: impl Fn() -> Option<Numbers> + Clone + Send + Sync + 'static) -> Self {
+    /// Metrics that tell the engine's `numbers` once there are any, and those of batches if these are taken.
+    pub fn new(
+        numbers: impl Fn() -> Option<Numbers> + Clone + Send + Sync + 'static,
+        batches: Option<Arc<Store>>,
+    ) -> Self {
         let mut root = Registry::default();
         let registry = root.sub_registry_with_prefix("foreword");
         let http = Responses::registered(registry);
@@ -182,6 +199,9 @@ impl Metrics {
             registry: Registry::default(),
         };
         registry.register_collector(Box::new(Scraped(numbers.clone())));
+        if let Some(store) = batches {
+            registry.register_collector(Box::new(OfBatches(store)));
+        }
         root.register_collector(Box::new(InVllmsWords(numbers)));
         Self {
             registry: root,

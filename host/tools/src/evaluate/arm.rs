@@ -8,6 +8,7 @@
 //! | `ordered+hint` | best first | the configured policy | yes | sent again |
 //! | `dedup` | best first | the configured policy | no | their bare labels |
 //! | `dedup+hint` | best first | the configured policy | yes | location hints |
+//! | `ordered+hint:top`, `:end`; `dedup+hint:top`, `:end` | best first | the configured policy | [elsewhere](super::hint_place) | as without |
 //! | `random` | best first | chance | no | sent again |
 //! | `reversed` | worst first | nothing | no | sent again |
 //! | `first`, `middle`, `last` | the answer's document there | nothing | no | sent again |
@@ -22,6 +23,7 @@
 //! contain its label, never by nothing, so `dedup`, the arm without hints, has the label alone.
 
 use super::data::{Document, Turn};
+use super::hint_place::{self, HintPlace};
 use anyhow::{Context, Result};
 use foreword_ordering::head::config::{HeadMode, RawHead, RawPatterns};
 use foreword_ordering::{Config, RawConfig};
@@ -36,10 +38,14 @@ pub enum Arm {
     Ordered,
     /// Ordered for the cache, with the order hint.
     OrderedHint,
+    /// As `OrderedHint`, with the hint in another place than the gateway's.
+    OrderedHintAt(HintPlace),
     /// Ordered for the cache; documents of earlier turns are not sent again.
     Dedup,
     /// As `Dedup`, with order hints and location hints.
     DedupHint,
+    /// As `DedupHint`, with order hints in another place than the gateway's.
+    DedupHintAt(HintPlace),
     /// A random order.
     Random,
     /// The worst document first.
@@ -62,12 +68,16 @@ pub enum Arm {
 
 impl Arm {
     /// All arms, in the order of tables.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 18] = [
         Self::Retrieval,
         Self::Ordered,
         Self::OrderedHint,
+        Self::OrderedHintAt(HintPlace::Top),
+        Self::OrderedHintAt(HintPlace::End),
         Self::Dedup,
         Self::DedupHint,
+        Self::DedupHintAt(HintPlace::Top),
+        Self::DedupHintAt(HintPlace::End),
         Self::Random,
         Self::Reversed,
         Self::First,
@@ -89,8 +99,12 @@ impl Arm {
             Self::Retrieval => "retrieval",
             Self::Ordered => "ordered",
             Self::OrderedHint => "ordered+hint",
+            Self::OrderedHintAt(HintPlace::Top) => "ordered+hint:top",
+            Self::OrderedHintAt(HintPlace::End) => "ordered+hint:end",
             Self::Dedup => "dedup",
             Self::DedupHint => "dedup+hint",
+            Self::DedupHintAt(HintPlace::Top) => "dedup+hint:top",
+            Self::DedupHintAt(HintPlace::End) => "dedup+hint:end",
             Self::Random => "random",
             Self::Reversed => "reversed",
             Self::First => "first",
@@ -115,13 +129,35 @@ impl Arm {
         Self::POSITIONS.contains(&self)
     }
 
+    /// Returns the place of the order hint, if it is another one than the gateway's.
+    #[must_use]
+    pub fn hint_place(self) -> Option<HintPlace> {
+        match self {
+            Self::OrderedHintAt(place) | Self::DedupHintAt(place) => Some(place),
+            _ => None,
+        }
+    }
+
+    /// Returns the arm that differs only in having the order hint in the gateway's place.
+    #[must_use]
+    pub fn with_usual_hint(self) -> Option<Self> {
+        match self {
+            Self::OrderedHintAt(_) => Some(Self::OrderedHint),
+            Self::DedupHintAt(_) => Some(Self::DedupHint),
+            _ => None,
+        }
+    }
+
     /// Returns the core's configuration for this arm, made from the gateway's, `base`.
     pub(super) fn config(self, base: &RawConfig, seed: u64) -> Result<Config> {
+        let failed = || format!("the configuration for the arm {}", self.name());
         let mut raw = base.clone();
         let (hints, deduplicates) = match self {
-            Self::OrderedHint => (true, false),
+            Self::OrderedHint | Self::OrderedHintAt(_) => (true, false),
             Self::Dedup => (false, true),
-            Self::DedupHint => (base.hint.enabled, base.conversation.deduplicate),
+            Self::DedupHint | Self::DedupHintAt(_) => {
+                (base.hint.enabled, base.conversation.deduplicate)
+            }
             _ => (false, false),
         };
         raw.hint.enabled = hints;
@@ -129,6 +165,9 @@ impl Arm {
         raw.head = self.head(&base.head);
         match self {
             Self::Ordered | Self::OrderedHint | Self::Dedup | Self::DedupHint => {}
+            Self::OrderedHintAt(_) | Self::DedupHintAt(_) => {
+                hint_place::mark(&mut raw).with_context(failed)?;
+            }
             Self::Random => {
                 raw.policy = "random".into();
                 raw.policy_options.seed = seed;
@@ -138,15 +177,14 @@ impl Arm {
         if self == Self::Dedup {
             raw.hint.location = "{document}".into();
         }
-        let name = self.name();
-        Config::try_from(raw).with_context(|| format!("the configuration for the arm {name}"))
+        Config::try_from(raw).with_context(failed)
     }
 
     /// Returns what the core does with the head in this arm.
     fn head(self, base: &RawHead) -> RawHead {
         let mut head = base.clone();
         match self {
-            Self::DedupHint => return head,
+            Self::DedupHint | Self::DedupHintAt(_) => return head,
             Self::Stabilised | Self::StabilisedTools | Self::StabilisedWords => {
                 head.mode = HeadMode::Apply;
             }
@@ -229,6 +267,25 @@ mod tests {
             assert_eq!(Arm::by_name(arm.name()), Some(arm));
         }
         assert_eq!(Arm::by_name("best"), None);
+    }
+
+    #[test]
+    fn a_hint_elsewhere_belongs_to_an_arm_with_the_hint_in_its_usual_place() {
+        for arm in Arm::ALL {
+            assert_eq!(arm.hint_place().is_some(), arm.with_usual_hint().is_some());
+            if let Some(usual) = arm.with_usual_hint() {
+                let name = arm.name();
+                assert_eq!(name.split_once(':').unwrap().0, usual.name());
+            }
+        }
+        let mut base = RawConfig::default();
+        base.hint.enabled = false;
+        // The arms of single questions have hints whatever the gateway's configuration says.
+        let place = HintPlace::End;
+        assert!(Arm::OrderedHintAt(place).config(&base, 0).is_ok());
+        let error = Arm::DedupHintAt(place).config(&base, 0).err().unwrap();
+        let words = "the configuration for the arm dedup+hint:end: hint.enabled is false";
+        assert!(format!("{error:#}").starts_with(words), "{error:#}");
     }
 
     #[test]

@@ -172,6 +172,7 @@ impl Questions<'_> {
                         documents: report.map_or(0, |report| report.documents),
                         moved: report.map_or(0, |report| report.moved),
                         deduplicated: report.map_or(0, |report| report.deduplicated),
+                        hinted: report.is_some_and(|report| report.hinted),
                         by_text,
                         judged: None,
                     };
@@ -290,7 +291,14 @@ impl<'a> Run<'a> {
             (body, None)
         } else {
             match self.orderers[job.arm].rewrite(Tenant::default(), &body) {
-                Ok(rewrite) => (rewrite.body.unwrap_or(body), Some(rewrite.report)),
+                Ok(rewrite) => {
+                    let body = rewrite.body.unwrap_or(body);
+                    let body = match arm.hint_place() {
+                        Some(place) => place.moved(&body)?,
+                        None => body,
+                    };
+                    (body, Some(rewrite.report))
+                }
                 // The body is sent as at the gateway; that documents are found was checked before.
                 Err(_) => (body, None),
             }

@@ -2,7 +2,8 @@
 //!
 //! Only cases that were answered under every arm count, so that all arms cover the same questions. Position arms,
 //! which ask only where the answer's document is known, cover the cases that have one, and are compared with retrieval
-//! order over these.
+//! order over these. Arms that put the order hint elsewhere are also compared with the arm that has it where the gateway
+//! puts it.
 
 use super::arm::Arm;
 use super::bootstrap::{self, Interval, RESAMPLES, Verdict};
@@ -40,9 +41,14 @@ pub(super) struct Figure {
     pub(super) documents: u64,
     pub(super) moved: u64,
     pub(super) deduplicated: u64,
+    /// Number of requests with an order hint.
+    pub(super) hinted: u64,
     /// Number of answers that `max_tokens` cut.
     pub(super) cut: usize,
     pub(super) difference: Option<Difference>,
+    /// For an arm that has the order hint elsewhere: its figures minus those of the arm with the hint in its usual
+    /// place.
+    pub(super) from_usual_hint: Option<Difference>,
 }
 
 /// A figure and its interval.
@@ -52,7 +58,7 @@ pub(super) struct Estimate {
     pub(super) interval: Interval,
 }
 
-/// An arm's figures minus those of retrieval order, over the same cases.
+/// An arm's figures minus those of another, over the same cases.
 #[derive(Clone, Debug)]
 pub(super) struct Difference {
     /// Difference of exact match in points.
@@ -82,6 +88,7 @@ struct Sums {
     documents: u64,
     moved: u64,
     deduplicated: u64,
+    hinted: u64,
     cut: usize,
 }
 
@@ -104,11 +111,14 @@ pub(super) fn compare(cases: &[Case], arms: &[Arm], records: &[Record], seed: u6
     let figure = |arm: Arm| {
         let cases = if arm.is_position() { &placed } else { &all };
         let own = of(&sums, arm, cases);
-        let baseline = of(&sums, Arm::Retrieval, cases);
-        let is_paired = arm != Arm::Retrieval && baseline.len() == own.len();
-        let difference = (is_paired && !own.is_empty()).then(|| difference(&own, &baseline, seed));
+        let less = |other: Arm| {
+            let baseline = of(&sums, other, cases);
+            let is_paired = arm != other && baseline.len() == own.len();
+            (is_paired && !own.is_empty()).then(|| difference(&own, &baseline, seed))
+        };
         Figure {
-            difference,
+            difference: less(Arm::Retrieval),
+            from_usual_hint: arm.with_usual_hint().and_then(less),
             ..alone(arm, &own, seed)
         }
     };
@@ -164,6 +174,7 @@ fn sums<'a>(cases: &'a [Case], records: &[Record]) -> FxHashMap<(&'a str, Arm), 
         sums.documents += u64::from(record.documents);
         sums.moved += u64::from(record.moved);
         sums.deduplicated += u64::from(record.deduplicated);
+        sums.hinted += u64::from(record.hinted);
         sums.judged += f64::from(u8::from(record.judged.is_some()));
         sums.judged_right += f64::from(u8::from(record.judged == Some(true)));
         sums.by_text += u64::from(record.by_text);
@@ -207,8 +218,10 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
         documents: count(|sums| sums.documents),
         moved: count(|sums| sums.moved),
         deduplicated: count(|sums| sums.deduplicated),
+        hinted: count(|sums| sums.hinted),
         cut: own.iter().map(|sums| sums.cut).sum(),
         difference: None,
+        from_usual_hint: None,
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::arm::Arm;
 use super::bootstrap::{RESAMPLES, Verdict};
-use super::compare::{Estimate, Figure};
+use super::compare::{Difference, Estimate, Figure};
 use foreword_report::words::{grouped, rounded};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -69,6 +69,8 @@ impl Figures {
 
     /// Returns the results as lines for a terminal.
     pub(super) fn to_table(&self) -> String {
+        let names = self.arms.iter().map(|figure| figure.arm.name().len() + 2);
+        let width = names.max().unwrap_or_default().max(16);
         let mut table = format!(
             "{} questions of {}, asked of {}; {} left out\n\n",
             grouped(self.cases as u64),
@@ -102,29 +104,11 @@ impl Figures {
             );
         }
         self.add_judged(&mut table);
-        let mut is_first = true;
-        for figure in &self.arms {
-            let Some(difference) = &figure.difference else {
-                continue;
-            };
-            if std::mem::take(&mut is_first) {
-                let _ = writeln!(
-                    table,
-                    "\n{:<16}{:<22}{:<22}{:<22}TTFT median [95 %]",
-                    "less retrieval", "exact match [95 %]", "", "F1 [95 %]"
-                );
-            }
-            let (exact_match, verdict) = &difference.exact_match;
-            let _ = writeln!(
-                table,
-                "{:<16}{:<22}{:<22}{:<22}{} ms",
-                figure.arm.name(),
-                with_interval(exact_match),
-                verdict.words(),
-                with_interval(&difference.f1.0),
-                with_interval(&difference.ttft),
-            );
-        }
+        let differences = self.arms.iter().map(|figure| (figure, &figure.difference));
+        add_differences(&mut table, "less retrieval", width, differences);
+        let places = self.arms.iter();
+        let places = places.map(|figure| (figure, &figure.from_usual_hint));
+        add_differences(&mut table, "less usual hint", width, places);
         table
     }
 
@@ -165,12 +149,54 @@ impl Figures {
     }
 }
 
-fn arm(figure: &Figure) -> Value {
+/// Adds the lines of those differences that there are, under a heading.
+fn add_differences<'a>(
+    table: &mut String,
+    heading: &str,
+    width: usize,
+    differences: impl Iterator<Item = (&'a Figure, &'a Option<Difference>)>,
+) {
+    let mut is_first = true;
+    for (figure, difference) in differences {
+        let Some(difference) = difference else {
+            continue;
+        };
+        if std::mem::take(&mut is_first) {
+            let _ = writeln!(
+                table,
+                "\n{heading:<width$}{:<22}{:<22}{:<22}TTFT median [95 %]",
+                "exact match [95 %]", "", "F1 [95 %]"
+            );
+        }
+        let (exact_match, verdict) = &difference.exact_match;
+        let _ = writeln!(
+            table,
+            "{:<width$}{:<22}{:<22}{:<22}{} ms",
+            figure.arm.name(),
+            with_interval(exact_match),
+            verdict.words(),
+            with_interval(&difference.f1.0),
+            with_interval(&difference.ttft),
+        );
+    }
+}
+
+fn difference(difference: &Difference) -> Value {
     let compared = |(estimate, verdict): &(Estimate, Verdict)| {
         let mut value = interval(estimate);
         value["verdict"] = verdict.words().into();
         value
     };
+    json!({
+        "exact_match": compared(&difference.exact_match),
+        "f1": compared(&difference.f1),
+        "judged": difference.judged.as_ref().map(compared),
+        "reused": difference.reused.as_ref().map(interval),
+        "ttft_ms": interval(&difference.ttft),
+    })
+}
+
+fn arm(figure: &Figure) -> Value {
     json!({
         "name": figure.arm.name(),
         "questions": figure.cases,
@@ -187,14 +213,10 @@ fn arm(figure: &Figure) -> Value {
         "documents": figure.documents,
         "moved": figure.moved,
         "deduplicated": figure.deduplicated,
+        "hinted": figure.hinted,
         "cut": figure.cut,
-        "difference": figure.difference.as_ref().map(|difference| json!({
-            "exact_match": compared(&difference.exact_match),
-            "f1": compared(&difference.f1),
-            "judged": difference.judged.as_ref().map(compared),
-            "reused": difference.reused.as_ref().map(interval),
-            "ttft_ms": interval(&difference.ttft),
-        })),
+        "difference": figure.difference.as_ref().map(difference),
+        "difference_from_usual_hint": figure.from_usual_hint.as_ref().map(difference),
     })
 }
 
@@ -313,6 +335,23 @@ pub(super) mod tests {
         assert_eq!(difference["reused"]["value"], 7.0);
         assert_eq!(difference["ttft_ms"]["value"], -0.9);
         assert_eq!(json["resamples"], 10_000);
+    }
+
+    #[test]
+    fn hints_elsewhere_are_compared_with_the_usual_one_too() {
+        let usual = Arm::by_name("ordered+hint").unwrap();
+        let end = Arm::by_name("ordered+hint:end").unwrap();
+        let figures = example(&[Arm::Retrieval, usual, end], 160);
+        let table = figures.to_table();
+        let (_, compared) = table.split_once("\nless usual hint ").unwrap();
+        let lines: Vec<_> = compared.lines().skip(1).collect();
+        assert_eq!(lines.len(), 1, "{table}");
+        assert!(lines[0].starts_with("ordered+hint:end  -6.2 ["), "{table}");
+        let json: Value = serde_json::from_str(&figures.to_json()).unwrap();
+        assert!(json["arms"][1]["difference_from_usual_hint"].is_null());
+        let difference = |of: &str| json["arms"][2][of]["exact_match"]["value"].clone();
+        assert_eq!(difference("difference_from_usual_hint"), -6.25);
+        assert_eq!(difference("difference"), -12.5);
     }
 
     #[test]

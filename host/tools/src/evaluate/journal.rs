@@ -44,6 +44,9 @@ pub(super) struct Record {
     pub(super) documents: u32,
     pub(super) moved: u32,
     pub(super) deduplicated: u32,
+    /// Whether the core wrote an order hint.
+    #[serde(default)]
+    pub(super) hinted: bool,
     /// Whether a choice was read from the answer's text, since the endpoint told no log-probability of a letter.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) by_text: bool,
@@ -218,6 +221,7 @@ pub(super) mod tests {
             documents: 5,
             moved: 0,
             deduplicated: 0,
+            hinted: false,
             by_text: false,
             judged: None,
         }

@@ -22,6 +22,7 @@ mod compare;
 mod data;
 mod figures;
 mod head;
+mod hint_place;
 mod journal;
 mod judge;
 mod plots;
@@ -32,6 +33,7 @@ mod stream;
 
 pub use arm::Arm;
 pub use data::Format;
+pub use hint_place::HintPlace;
 pub use judge::JudgeOptions;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -74,6 +76,8 @@ pub struct Options {
     pub arms: Vec<Arm>,
     /// Whether the answer's document is also put first, in the middle and last.
     pub positions: bool,
+    /// Whether the order hint is also put before the documents and behind the question.
+    pub hint_positions: bool,
     /// Most questions.
     pub questions: Option<usize>,
     /// Most documents of a question.
@@ -144,8 +148,12 @@ pub fn run(options: &Options) -> Result<()> {
         changing_head: options.changing_head.then_some(options.seed),
     };
     let base = Config::try_from(options.ordering.clone()).context("the ordering configuration")?;
+    let moves_hints = arms.iter().any(|arm| arm.hint_place().is_some());
     for case in &data.cases {
         prompts.check(case, &base)?;
+        if moves_hints {
+            hint_place::check(case)?;
+        }
     }
     let (mut journal, records) = Journal::open(&options.out, &parameters)?;
     if options.salts {
@@ -249,6 +257,16 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
     }
     if options.positions {
         arms.extend(Arm::POSITIONS);
+    }
+    if options.hint_positions {
+        let usual = Arm::ALL.map(|arm| Some((arm, arm.with_usual_hint()?)));
+        let mut usual: Vec<_> = usual.into_iter().flatten().collect();
+        usual.retain(|(_, usual)| arms.contains(usual));
+        ensure!(
+            !usual.is_empty(),
+            "--hint-positions needs the arm ordered+hint or dedup+hint"
+        );
+        arms.extend(usual.into_iter().map(|(arm, _)| arm));
     }
     ensure!(
         options.gateway.is_some() || !arms.contains(&Arm::Gateway),

@@ -101,7 +101,7 @@ fn colour(arm: Arm) -> RGBColor {
 const ROW: i32 = 34;
 const EDGE: i32 = 8;
 /// Width for names at the left and for labels at the right.
-const NAMES: i32 = 116;
+const NAMES: i32 = 132;
 const LABELS: i32 = 84;
 
 /// Plots rows on one scale, which reaches from 0 or below to the greatest value. `band` reaches as far to either side

@@ -1,7 +1,7 @@
 //! The report: one HTML file, filled from the figures.
 
 use super::bootstrap::{MIN_CASES, MIN_CASES_WITHIN, RESAMPLES, Verdict};
-use super::compare::{Estimate, Figure};
+use super::compare::{Difference, Estimate, Figure};
 use super::figures::{Figures, cells, milliseconds, share, with_interval};
 use super::plots;
 use anyhow::Result;
@@ -40,7 +40,11 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
             })?,
         ),
         ("rows", rows(figures)),
-        ("compared", compared(figures)),
+        (
+            "compared",
+            compared(figures, |figure| figure.difference.as_ref()),
+        ),
+        ("hint_places", hint_places(figures)),
     ];
     let template = include_str!("report.html");
     Ok(foreword_report::page(TITLE, "", template, &values))
@@ -168,7 +172,22 @@ fn rows(figures: &Figures) -> String {
     rows
 }
 
-fn compared(figures: &Figures) -> String {
+/// Returns the table of arms that have the order hint elsewhere, if there are any.
+fn hint_places(figures: &Figures) -> String {
+    let rows = compared(figures, |figure| figure.from_usual_hint.as_ref());
+    if rows.is_empty() {
+        return rows;
+    }
+    format!(
+        "<div class=\"card\">\n<h2>Where the order hint stands</h2>\n<p class=\"soft\">Less the same arm with the hint \
+         where the gateway puts it, between documents and question. <code>:top</code>: before the documents; \
+         <code>:end</code>: behind the question.</p>\n<table>\n<thead><tr><th>arm</th><th>exact match [95 %]</th>\
+         <th></th><th class=\"wide\">F1 [95 %]</th><th class=\"wide\"></th><th class=\"wide\">TTFT [95 %]</th></tr>\
+         </thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
+    )
+}
+
+fn compared(figures: &Figures, of: fn(&Figure) -> Option<&Difference>) -> String {
     let score = |(estimate, verdict): &(Estimate, Verdict), wide: bool| {
         format!(
             "<td{0}>{1}</td><td class=\"words{2}\">{3}</td>",
@@ -180,7 +199,7 @@ fn compared(figures: &Figures) -> String {
     };
     let mut rows = String::new();
     for figure in &figures.arms {
-        let Some(difference) = &figure.difference else {
+        let Some(difference) = of(figure) else {
             continue;
         };
         let _ = writeln!(
@@ -208,6 +227,9 @@ mod tests {
         let page = page(&figures).unwrap();
         assert_eq!(page.matches("{{").count(), page.matches("{{rows}}").count());
         assert!(page.contains("some &lt;data&gt;.json"));
+        let (_, places) = page.split_once("Where the order hint stands").unwrap();
+        let (places, _) = places.split_once("</table>").unwrap();
+        assert_eq!(places.matches("<tr><th>").count(), 1 + 4, "{places}");
         assert_eq!(page.matches("<svg").count(), 10);
         let links = page
             .replace("http://www.w3.org/2000/svg", "")
@@ -223,6 +245,7 @@ mod tests {
     fn an_evaluation_of_one_arm_makes_a_page() {
         for arm in [Arm::Retrieval, Arm::Random, Arm::Gateway] {
             let mut figures = example(&[arm], 1);
+            assert!(!page(&figures).unwrap().contains("order hint stands"));
             assert!(page(&figures).unwrap().contains(arm.name()));
             figures.arms[0].reused = None;
             assert!(page(&figures).unwrap().contains("does not tell"));

@@ -85,6 +85,7 @@ impl BatchSchedule {
         if order == BatchOrder::Plan && lines.len() > window {
             lines.sort_by_cached_key(|&line| (index.group(line), frequent(index, line)));
         }
+        lines.shrink_to_fit();
         Self {
             order,
             lines: lines.into(),
@@ -127,6 +128,16 @@ impl BatchSchedule {
             };
             *self.workers.get_mut(worker)? = run;
         }
+    }
+
+    /// Returns the bytes that the schedule takes now: 4 for each line that is not planned yet, and the planned window.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let documents = self.planned.iter().map(|step| step.documents.len());
+        self.lines.capacity() * size_of::<u32>()
+            + self.planned.capacity() * size_of::<Step>()
+            + documents.sum::<usize>() * size_of::<u32>()
+            + (self.runs.capacity() + self.workers.capacity()) * size_of::<Range<usize>>()
     }
 
     /// Takes the end of the longest run that a worker follows: from the step on, about its middle, that shares least
@@ -288,6 +299,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_schedule_takes_4_bytes_a_line_and_one_window_however_many_lines_there_are() {
+        let most = |lines: usize| {
+            let trace = workload::zipf_topics(1, lines, 500, 6);
+            let (index, _) = read(&text(&trace), LIMITS);
+            let mut schedule =
+                BatchSchedule::with_window(&index, BatchOrder::Plan, 4, |_| true, 100);
+            let mut most = schedule.bytes();
+            let mut asked = 0;
+            while let Some(_task) = schedule.next(&index, asked % 4) {
+                most = most.max(schedule.bytes());
+                asked += 1;
+            }
+            assert_eq!(asked, lines);
+            most
+        };
+        let (few, many) = (most(1_000), most(5_000));
+        // Windows differ a little in how many runs and documents they have.
+        assert!((many - few).abs_diff(4 * 4_000) < 4_096, "{few}, {many}");
+        assert!(few < 4 * 1_000 + 100 * 200, "{few}");
     }
 
     #[test]

@@ -1,0 +1,204 @@
+//! The place of the order hint in the user message, for arms that measure another place than the gateway's.
+//!
+//! RAGBoost writes the hint between documents and question (section 5.3) and reports that places before and after the
+//! question differ by less than half a point of accuracy (section 7, *Hint robustness*). The gateway writes it where
+//! the paper does. What the other places cost and bring depends on the model and is measured here:
+//!
+//! | arms | the user message | what the cache holds of it |
+//! | --- | --- | --- |
+//! | `ordered+hint`, `dedup+hint` | documents, **hint**, question | the documents |
+//! | the same with `:end` | documents, question, **hint** | the documents |
+//! | the same with `:top` | **hint**, documents, question | nothing behind a hint that differs |
+//!
+//! Nothing stands between documents and question except lines that the core moves there from the head, so *before the
+//! question* is no place of its own.
+//!
+//! Only the core knows the hint's words, and it writes them behind the documents. In these arms it is configured to
+//! write them between two marks, by which they are found again; the marks are not sent.
+
+use super::data::Case;
+use anyhow::{Context, Result, ensure};
+use foreword_ordering::RawConfig;
+use serde_json::Value;
+
+/// A place of the order hint that the gateway has no setting for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum HintPlace {
+    /// Before the documents, at the message's beginning.
+    Top,
+    /// Behind the question, at the message's end.
+    End,
+}
+
+/// Checks that a configuration can put a hint anywhere, and lets the core mark it.
+///
+/// # Errors
+/// Returns an error if the configuration never has a hint.
+pub(super) fn mark(config: &mut RawConfig) -> Result<()> {
+    ensure!(
+        config.hint.enabled,
+        "hint.enabled is false: there is no order hint that could stand elsewhere"
+    );
+    ensure!(
+        config.policy != "retrieval",
+        "policy is \"retrieval\": no document is moved, so there is no order hint that could stand elsewhere"
+    );
+    for words in [&mut config.hint.template, &mut config.hint.short] {
+        // Without words for short names, the template serves for all.
+        if !words.is_empty() {
+            *words = format!("{OPEN}{words}{CLOSE}");
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a case has no mark in its texts.
+///
+/// # Errors
+/// Returns an error that names the case.
+pub(super) fn check(case: &Case) -> Result<()> {
+    for turn in &case.turns {
+        let documents = turn.documents.iter();
+        let texts = documents.flat_map(|document| [&document.id, &document.title, &document.text]);
+        let mut texts = texts.chain([&turn.question]).chain(&turn.choices);
+        ensure!(
+            !texts.any(|text| text.contains([OPEN, CLOSE])),
+            "{:?} contains U+FDD0 or U+FDD1, which mark the order hint in the arms that put it elsewhere",
+            case.id
+        );
+    }
+    Ok(())
+}
+
+impl HintPlace {
+    /// Returns a body that the core marked, with the hint of every user message in this place and without marks.
+    ///
+    /// # Errors
+    /// Returns an error if the body is no JSON object, which the core would not have rewritten.
+    pub(super) fn moved(self, body: &[u8]) -> Result<Vec<u8>> {
+        let mut body: Value = serde_json::from_slice(body).context("a body that the core wrote")?;
+        let messages = body.get_mut("messages").and_then(Value::as_array_mut);
+        for message in messages.into_iter().flatten() {
+            let is_users = message.get("role").is_some_and(|role| role == "user");
+            if let Some(Value::String(text)) = message.get_mut("content").filter(|_| is_users)
+                && let Some(moved) = self.moved_text(text)
+            {
+                *text = moved;
+            }
+        }
+        Ok(body.to_string().into_bytes())
+    }
+
+    /// Returns a message's text with its hint in this place; `None` if it has no hint.
+    fn moved_text(self, text: &str) -> Option<String> {
+        let (before, rest) = text.split_once(OPEN)?;
+        let (hint, behind) = rest.split_once(CLOSE)?;
+        // The core ends the documents' last line for the hint.
+        let before = before.strip_suffix('\n').unwrap_or(before);
+        Some(match self {
+            Self::Top => format!("{hint}\n{before}{behind}"),
+            Self::End => format!("{before}{behind}\n\n{hint}"),
+        })
+    }
+}
+
+/// The marks: code points that Unicode keeps free of characters, so that texts have none.
+const OPEN: char = '\u{fdd0}';
+const CLOSE: char = '\u{fdd1}';
+
+#[cfg(test)]
+mod tests {
+    use super::super::compare::tests::cases;
+    use super::super::data::Document;
+    use super::*;
+    use foreword_ordering::{Config, Orderer, Tenant};
+    use serde_json::json;
+    use std::sync::Arc;
+
+    /// Returns the user messages of the second request, whose documents the core moves, with the hint in this place.
+    fn second(place: Option<HintPlace>, raw: &mut RawConfig) -> Vec<String> {
+        if place.is_some() {
+            mark(raw).unwrap();
+        }
+        let mut orderer = Orderer::new(Config::try_from(raw.clone()).unwrap());
+        let document = |id: &str| format!("<document id=\"{id}\">\nText of {id}.\n</document>\n");
+        let body = |ids: [&str; 3], question: &str| {
+            let content = ids.map(document).concat() + "\n" + question;
+            let messages = json!([
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": content},
+                {"role": "assistant", "content": "So."},
+                {"role": "user", "content": "And?"},
+            ]);
+            json!({"model": "m", "messages": messages}).to_string()
+        };
+        orderer
+            .rewrite(Tenant::default(), body(["a", "b", "c"], "Why?").as_bytes())
+            .unwrap();
+        let body = body(["c", "d", "a"], "How?");
+        let rewrite = orderer.rewrite(Tenant::default(), body.as_bytes()).unwrap();
+        assert!(rewrite.report.hinted);
+        let body = rewrite.body.unwrap();
+        let body = place.map_or(body.clone(), |place| place.moved(&body).unwrap());
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        let messages = body["messages"].as_array().unwrap().iter();
+        messages
+            .filter(|message| message["role"] == "user")
+            .map(|message| message["content"].as_str().unwrap().to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn a_moved_hint_leaves_every_other_byte_where_it_was() {
+        let usual = second(None, &mut RawConfig::default());
+        let hint = "Best documents first: c>d>a.";
+        let documents = usual[0]
+            .strip_suffix(&format!("\n{hint}\n\nHow?"))
+            .unwrap_or_else(|| panic!("{usual:?}"));
+        assert!(documents.starts_with("<document id=\"a\">"), "{documents}");
+        let top = second(Some(HintPlace::Top), &mut RawConfig::default());
+        assert_eq!(top[0], format!("{hint}\n{documents}\n\nHow?"));
+        let end = second(Some(HintPlace::End), &mut RawConfig::default());
+        assert_eq!(end[0], format!("{documents}\n\nHow?\n\n{hint}"));
+        for messages in [usual, top, end] {
+            assert_eq!(messages[1], "And?");
+        }
+    }
+
+    #[test]
+    fn a_template_of_the_users_own_is_moved_too() {
+        let mut raw = RawConfig::default();
+        raw.hint.short.clear();
+        raw.hint.template = "Rank: {order}!".into();
+        let end = second(Some(HintPlace::End), &mut raw);
+        assert!(
+            end[0].ends_with("How?\n\nRank: [c] > [d] > [a]!"),
+            "{end:?}"
+        );
+    }
+
+    #[test]
+    fn what_has_no_hint_is_refused_and_so_is_a_text_with_a_mark() {
+        let mut raw = RawConfig::default();
+        raw.hint.enabled = false;
+        let error = mark(&mut raw).unwrap_err().to_string();
+        assert!(error.starts_with("hint.enabled is false"), "{error}");
+        let mut raw = RawConfig {
+            policy: "retrieval".into(),
+            ..RawConfig::default()
+        };
+        let error = mark(&mut raw).unwrap_err().to_string();
+        assert!(error.starts_with("policy is \"retrieval\""), "{error}");
+
+        let mut cases = cases(1);
+        assert!(check(&cases[0]).is_ok());
+        let turn = &mut cases[0].turns[0];
+        turn.documents[2] = Arc::new(Document {
+            id: "1".into(),
+            title: CLOSE.into(),
+            text: "yes".into(),
+        });
+        let error = check(&cases[0]).unwrap_err().to_string();
+        assert!(error.starts_with("\"0\" contains U+FDD0"), "{error}");
+    }
+}
