@@ -19,7 +19,7 @@
 //! key, the accepted keys are the token that gateways derive from it and the keys of `--kv-key-file`; a reader without
 //! any gets 401.
 //!
-//! Gateways that read the feed tell each other what they send through [`super::records`], under the same keys.
+//! Gateways that read the feed tell each other what they send through `/v1/kv/records`, under the same keys.
 //!
 //! A reader gets what there is when it asks, and holds nothing of the engine meanwhile. A slow reader falls behind and
 //! is then told to begin anew.
