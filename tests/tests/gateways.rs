@@ -136,7 +136,7 @@ impl Fleet {
 }
 
 fn heard(gateway: &Gateway) -> u64 {
-    let count = gateway.metric("foreword_heard_updates_total").unwrap();
+    let count = gateway.metric("foreword_received_updates_total").unwrap();
     count.unwrap_or_default()
 }
 
@@ -237,10 +237,10 @@ fn what_one_sends_the_other_follows(key: Option<&str>) {
 fn asked_of(gateway: &Gateway) -> u64 {
     let count = |name: &str| gateway.metric(name).unwrap().unwrap_or_default();
     until("all is told", || {
-        count("foreword_requests_total") == count("foreword_told_updates_total")
+        count("foreword_requests_total") == count("foreword_sent_updates_total")
             && count("foreword_requests_total") > 0
     });
-    count("foreword_told_updates_total")
+    count("foreword_sent_updates_total")
 }
 
 #[test]

@@ -63,8 +63,8 @@ pub(crate) struct Metrics {
     lost_entries: Counter,
     untold_requests: Counter,
     /// Updates that gateways of other proxies were told, that they told, and that did not reach the other side.
-    told_updates: Counter,
-    heard_updates: Counter,
+    sent_updates: Counter,
+    received_updates: Counter,
     lost_updates: Counter,
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
@@ -147,8 +147,8 @@ impl Metrics {
             learnt_entries: Counter::define(host, "foreword_learnt_entries_total"),
             lost_entries: Counter::define(host, "foreword_lost_entries_total"),
             untold_requests: Counter::define(host, "foreword_untold_requests_total"),
-            told_updates: Counter::define(host, "foreword_told_updates_total"),
-            heard_updates: Counter::define(host, "foreword_heard_updates_total"),
+            sent_updates: Counter::define(host, "foreword_sent_updates_total"),
+            received_updates: Counter::define(host, "foreword_received_updates_total"),
             lost_updates: Counter::define(host, "foreword_lost_updates_total"),
             passed: Skip::REASONS
                 .into_iter()
@@ -301,13 +301,13 @@ impl Metrics {
     }
 
     /// Counts updates that the server of a feed took for gateways of other proxies.
-    pub(crate) fn told_updates(&self, host: &impl Host, updates: u64) {
-        self.told_updates.add(host, updates);
+    pub(crate) fn sent_updates(&self, host: &impl Host, updates: u64) {
+        self.sent_updates.add(host, updates);
     }
 
     /// Counts updates that were learnt from gateways of other proxies.
-    pub(crate) fn heard_updates(&self, host: &impl Host, updates: u64) {
-        self.heard_updates.add(host, updates);
+    pub(crate) fn received_updates(&self, host: &impl Host, updates: u64) {
+        self.received_updates.add(host, updates);
     }
 
     /// Counts updates that gateways of other proxies were not told, and those of theirs that cannot be read.

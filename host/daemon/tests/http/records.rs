@@ -130,7 +130,7 @@ async fn with_a_feed_key_pushes_are_its_holders_and_show_nothing() {
         (None, "is not sealed"),
     ] {
         let refused = tell_with(&house, Some("a reader"), &json_of(&push(1, &[]), key)).await;
-        let message = refused.error(400, "invalid_value", Some("told"));
+        let message = refused.error(400, "invalid_value", Some("payload"));
         assert!(message.contains(words), "{message}");
     }
     let hear = |token: String| {
@@ -165,25 +165,29 @@ async fn a_push_that_is_none_is_refused_with_its_field_and_limit_and_not_passed_
         (with("gateway", json!("1")), None, "16 hexadecimal digits"),
         (
             with("gateway", json!("00000000000000aa")),
-            Some("told"),
+            Some("payload"),
             "another one than its push names",
         ),
-        (with("told", json!("0")), Some("told"), "does not open it"),
-        (with("told", json!("")), Some("told"), "more bytes"),
-        (with("told", json!("ff")), Some("told"), "version 1"),
+        (
+            with("payload", json!("0")),
+            Some("payload"),
+            "does not open it",
+        ),
+        (with("payload", json!("")), Some("payload"), "more bytes"),
+        (with("payload", json!("ff")), Some("payload"), "version 1"),
         (
             with("key", json!("00000000000000aa")),
-            Some("told"),
+            Some("payload"),
             "no key is configured",
         ),
         (
             json_of(&push(1, &[""; 257]), None),
-            Some("told"),
+            Some("payload"),
             "257 updates, more than the limit of 256",
         ),
         (
-            with("told", json!("0".repeat(2 * MAX_PUSH_BYTES + 2))),
-            Some("told"),
+            with("payload", json!("0".repeat(2 * MAX_PUSH_BYTES + 2))),
+            Some("payload"),
             "65537 bytes, more than the limit of 65536",
         ),
     ] {
@@ -192,7 +196,7 @@ async fn a_push_that_is_none_is_refused_with_its_field_and_limit_and_not_passed_
         assert!(message.contains(words), "{message} lacks {words}");
     }
     let long = json!("0".repeat(2 * MAX_PUSH_BYTES + 4_000));
-    let refused = tell_with(&house, None, &with("told", long)).await;
+    let refused = tell_with(&house, None, &with("payload", long)).await;
     refused.error(413, "body_too_large", None);
     assert_eq!(listen(&house, 9, Some(&start)).await.next, start.next);
     for (query, param, words) in [

@@ -221,7 +221,7 @@ pub fn router(readers: Arc<Readers>) -> Router {
     Router::new()
         .route("/v1/kv/events", get(events))
         .route("/v1/kv/snapshot", get(snapshot))
-        .route("/v1/kv/records", get(records::listen).post(records::tell))
+        .route("/v1/kv/records", get(records::poll).post(records::push))
         .route_layer(from_fn_with_state(
             readers.access.keys.clone(),
             refusals::authorize,

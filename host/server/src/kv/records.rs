@@ -55,7 +55,7 @@ struct Recent {
 
 /// The answer to a push.
 #[derive(Serialize)]
-pub(super) struct Taken {
+pub(super) struct PushAnswer {
     /// Number of other gateways that listen.
     others: u32,
 }
@@ -189,7 +189,7 @@ impl Recent {
 }
 
 /// Handles a gateway that listens: returns what others tell, and waits for it if it may.
-pub(super) async fn listen(
+pub(super) async fn poll(
     State(readers): State<Arc<Readers>>,
     request: Request,
 ) -> Result<Json<Pushes>, Failure> {
@@ -223,10 +223,10 @@ pub(super) async fn listen(
 }
 
 /// Handles a push.
-pub(super) async fn tell(
+pub(super) async fn push(
     State(readers): State<Arc<Readers>>,
     request: Request,
-) -> Result<Json<Taken>, Failure> {
+) -> Result<Json<PushAnswer>, Failure> {
     if let Err(failure) = readers.check_exposure() {
         body::discard(request).await;
         return Err(failure);
@@ -247,9 +247,9 @@ pub(super) async fn tell(
         .map_err(|error| Failure::invalid_body(format!("no push: {error}")))?;
     // Only its frame is understood here. It is passed on as it came.
     push.open(readers.seal())
-        .map_err(|error| Failure::invalid("told", error.to_string()))?;
+        .map_err(|error| Failure::invalid("payload", error.to_string()))?;
     let others = readers.records.take(push);
-    Ok(Json(Taken { others }))
+    Ok(Json(PushAnswer { others }))
 }
 
 impl Query {
@@ -299,7 +299,7 @@ impl Query {
 
 /// Returns what a kept push counts for: its text, and what surrounds it.
 fn weight(push: &SealedPush) -> usize {
-    push.told_bytes() + 128
+    push.payload_bytes() + 128
 }
 
 /// Most bytes of a push's JSON: hexadecimal digits, and the frame.

@@ -8,7 +8,7 @@
 //!
 //! The worker that leads a feed listens with a long poll, and pushes what its own proxy's requests did as soon as no push
 //! is under way, one at a time. A push carries the tokens that the engine has yet to compute for this proxy's requests
-//! too: a state, told again every [`REPEAT_MS`] while it is not zero, and forgotten [`FORGET_MS`] after the last push. So
+//! too: a state, sent again every [`REPEAT_MS`] while it is not zero, and forgotten [`FORGET_MS`] after the last push. So
 //! a push that is lost costs knowledge for a while, and nothing has to be undone.
 //!
 //! The server says how many others listen. While nobody does, nothing is collected or pushed. A server that does not know
@@ -17,7 +17,7 @@
 use foreword_ordering::PeerUpdate;
 use foreword_ordering::feed::{Epoch, FeedKey, GatewayId, Push, Pushes};
 
-use super::outbox::Taken;
+use super::outbox::Outgoing;
 use super::{CALL_LIMIT_MS, FIRST_PAUSE_MS, MAX_DOUBLINGS, WAIT_MS, is_lost};
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
@@ -28,15 +28,15 @@ pub(crate) struct Gateways {
     id: GatewayId,
     /// A hash of what gateways must have in common to learn from each other.
     audience: u64,
-    listening: Line,
-    telling: Line,
+    receiving: CallSlot,
+    sending: CallSlot,
     /// What the push under way holds.
-    told: Told,
+    last_push: LastPush,
     /// The position from which to listen; `None`: from now on.
     place: Option<(Epoch, u64)>,
     /// Number of other gateways that listen.
     others: u32,
-    /// The load that others told.
+    /// The load that others reported.
     loads: Vec<Load>,
     /// The sum of the loads as published, and when.
     published: (u64, u64),
@@ -53,18 +53,18 @@ pub(super) struct Link<'a> {
 
 /// What the response to a call brought.
 #[derive(Debug, Default)]
-pub(crate) struct Heard {
+pub(crate) struct ExchangeResult {
     /// Updates of other gateways' requests.
     pub(crate) updates: Vec<PeerUpdate>,
     /// Number of own updates that the server took.
-    pub(crate) told: u64,
+    pub(crate) sent: u64,
     /// Number of own updates that it did not take, and of others' that cannot be read.
     pub(crate) lost: u64,
 }
 
 /// Calls of one kind, of which one is under way at a time.
 #[derive(Debug, Default)]
-struct Line {
+struct CallSlot {
     /// The number and time of the call under way.
     waiting: Option<(u32, u64)>,
     /// Time before which no call is made.
@@ -75,7 +75,7 @@ struct Line {
 
 /// The push that was made last.
 #[derive(Debug, Default)]
-struct Told {
+struct LastPush {
     updates: u64,
     outstanding: u64,
     at_ms: u64,
@@ -86,7 +86,7 @@ struct Told {
 struct Load {
     gateway: GatewayId,
     outstanding: u64,
-    heard_ms: u64,
+    received_ms: u64,
 }
 
 impl Gateways {
@@ -94,9 +94,9 @@ impl Gateways {
         Self {
             id,
             audience,
-            listening: Line::default(),
-            telling: Line::default(),
-            told: Told::default(),
+            receiving: CallSlot::default(),
+            sending: CallSlot::default(),
+            last_push: LastPush::default(),
             place: None,
             others: 0,
             loads: Vec::new(),
@@ -115,18 +115,18 @@ impl Gateways {
     }
 
     /// Returns whether a push can be made now.
-    pub(super) fn may_tell(&self, now_ms: u64) -> bool {
-        self.others > 0 && self.telling.is_free(now_ms)
+    pub(super) fn may_push(&self, now_ms: u64) -> bool {
+        self.others > 0 && self.sending.is_free(now_ms)
     }
 
     /// Returns whether the load may have to be told again, though nothing else is: others believe that there is some.
-    pub(super) fn has_told_load(&self) -> bool {
-        self.told.outstanding > 0
+    pub(super) fn has_sent_load(&self) -> bool {
+        self.last_push.outstanding > 0
     }
 
     /// Listens, unless it does already.
-    pub(super) fn listen(&mut self, host: &impl Host, now_ms: u64, link: &Link<'_>) {
-        if !self.listening.is_free(now_ms) {
+    pub(super) fn poll(&mut self, host: &impl Host, now_ms: u64, link: &Link<'_>) {
+        if !self.receiving.is_free(now_ms) {
             return;
         }
         let place = self.place.map_or_else(String::new, |(epoch, next)| {
@@ -137,22 +137,22 @@ impl Gateways {
         });
         let path = format!("{PATH}?gateway={}&wait_ms={WAIT_MS}{place}", self.id);
         let call = link.call(host, "GET", &path, &[]);
-        self.listening.made(host, now_ms, call, link.name);
+        self.receiving.begin(host, now_ms, call, link.name);
     }
 
     /// Pushes the updates, and the load if it is other than told before, or was told a while ago. Returns the number of
     /// updates that are lost, since the call could not be made.
-    pub(super) fn tell(
+    pub(super) fn push(
         &mut self,
         host: &impl Host,
         now_ms: u64,
         link: &Link<'_>,
-        taken: Taken,
+        taken: Outgoing,
         outstanding: u64,
     ) -> u64 {
-        let age_ms = now_ms.saturating_sub(self.told.at_ms);
+        let age_ms = now_ms.saturating_sub(self.last_push.at_ms);
         let is_due =
-            outstanding != self.told.outstanding || (outstanding > 0 && age_ms >= REPEAT_MS);
+            outstanding != self.last_push.outstanding || (outstanding > 0 && age_ms >= REPEAT_MS);
         if taken.updates.is_empty() && !is_due {
             return taken.dropped;
         }
@@ -166,12 +166,12 @@ impl Gateways {
         };
         let body = serde_json::to_vec(&push.sealed(link.key)).unwrap_or_default();
         let call = link.call(host, "POST", PATH, &body);
-        self.told = Told {
+        self.last_push = LastPush {
             updates,
             outstanding,
             at_ms: now_ms,
         };
-        let is_made = self.telling.made(host, now_ms, call, link.name);
+        let is_made = self.sending.begin(host, now_ms, call, link.name);
         let lost = if is_made { 0 } else { updates };
         taken.dropped.saturating_add(lost)
     }
@@ -184,31 +184,32 @@ impl Gateways {
         call: u32,
         answer: CallResponse<'_>,
         link: &Link<'_>,
-    ) -> Option<Heard> {
-        if self.telling.is_waiting_for(call) {
-            let updates = std::mem::take(&mut self.told.updates);
+    ) -> Option<ExchangeResult> {
+        if self.sending.is_waiting_for(call) {
+            let updates = std::mem::take(&mut self.last_push.updates);
             let is_taken = self.settle_push(host, now_ms, answer, link);
-            let (told, lost) = if is_taken { (updates, 0) } else { (0, updates) };
-            return Some(Heard {
-                told,
+            let (sent, lost) = if is_taken { (updates, 0) } else { (0, updates) };
+            return Some(ExchangeResult {
+                sent,
                 lost,
-                ..Heard::default()
+                ..ExchangeResult::default()
             });
         }
-        self.listening.is_waiting_for(call).then(|| {
-            self.hear(now_ms, answer, link).unwrap_or_else(|problem| {
-                self.others = 0;
-                let line = &mut self.listening;
-                line.failed(host, now_ms, answer.status, &problem, link.name);
-                Heard::default()
-            })
+        self.receiving.is_waiting_for(call).then(|| {
+            self.receive(now_ms, answer, link)
+                .unwrap_or_else(|problem| {
+                    self.others = 0;
+                    let slot = &mut self.receiving;
+                    slot.failed(host, now_ms, answer.status, &problem, link.name);
+                    ExchangeResult::default()
+                })
         })
     }
 
     /// Returns the sum of the loads of others, if it has to be published: it is another one, or was published a while
     /// ago.
-    pub(super) fn news_of_load(&mut self, now_ms: u64) -> Option<u64> {
-        let is_recent = |load: &Load| now_ms.saturating_sub(load.heard_ms) < FORGET_MS;
+    pub(super) fn changed_load(&mut self, now_ms: u64) -> Option<u64> {
+        let is_recent = |load: &Load| now_ms.saturating_sub(load.received_ms) < FORGET_MS;
         self.loads.retain(is_recent);
         let loads = self.loads.iter().map(|load| load.outstanding);
         let sum = loads.fold(0_u64, u64::saturating_add);
@@ -230,10 +231,10 @@ impl Gateways {
     ) -> bool {
         let is_taken = matches!(answer.status, Some(200..=299));
         if is_taken {
-            self.telling.succeeded(now_ms);
+            self.sending.succeeded(now_ms);
         } else {
-            let line = &mut self.telling;
-            line.failed(
+            let slot = &mut self.sending;
+            slot.failed(
                 host,
                 now_ms,
                 answer.status,
@@ -241,17 +242,17 @@ impl Gateways {
                 link.name,
             );
             // Nobody heard of the load, so it is told again.
-            self.told = Told::default();
+            self.last_push = LastPush::default();
         }
         is_taken
     }
 
-    fn hear(
+    fn receive(
         &mut self,
         now_ms: u64,
         answer: CallResponse<'_>,
         link: &Link<'_>,
-    ) -> Result<Heard, String> {
+    ) -> Result<ExchangeResult, String> {
         let body = match (answer.status, answer.body) {
             (Some(200), Some(body)) => body,
             (Some(200), None) => return Err("the response is too long".to_owned()),
@@ -262,14 +263,14 @@ impl Gateways {
             let (line, column) = (error.line(), error.column());
             format!("no pushes: line {line}, column {column}")
         })?;
-        self.listening.succeeded(now_ms);
+        self.receiving.succeeded(now_ms);
         self.place = Some((pushes.epoch, pushes.next));
         self.others = pushes.others;
-        let mut heard = Heard::default();
+        let mut received = ExchangeResult::default();
         let own = self.id;
         for sealed in pushes.pushes.iter().filter(|push| push.gateway != own) {
             let Ok(push) = sealed.open(link.key) else {
-                heard.lost = heard.lost.saturating_add(1);
+                received.lost = received.lost.saturating_add(1);
                 continue;
             };
             self.take_load(now_ms, &push);
@@ -278,12 +279,12 @@ impl Gateways {
             }
             for update in &push.updates {
                 match PeerUpdate::decode(update) {
-                    Ok(update) => heard.updates.push(update),
-                    Err(_) => heard.lost = heard.lost.saturating_add(1),
+                    Ok(update) => received.updates.push(update),
+                    Err(_) => received.lost = received.lost.saturating_add(1),
                 }
             }
         }
-        Ok(heard)
+        Ok(received)
     }
 
     fn take_load(&mut self, now_ms: u64, push: &Push) {
@@ -292,13 +293,13 @@ impl Gateways {
             self.loads.push(Load {
                 gateway: push.gateway,
                 outstanding: push.outstanding,
-                heard_ms: now_ms,
+                received_ms: now_ms,
             });
         }
     }
 }
 
-impl Line {
+impl CallSlot {
     fn is_free(&self, now_ms: u64) -> bool {
         let is_waiting = self
             .waiting
@@ -313,7 +314,7 @@ impl Line {
     }
 
     /// Notes a call, and returns whether it was made.
-    fn made(
+    fn begin(
         &mut self,
         host: &impl Host,
         now_ms: u64,
@@ -348,7 +349,7 @@ impl Line {
     ) {
         let is_unknown = matches!(status, Some(404 | 405 | 501));
         if self.failures == 0 && !is_unknown {
-            let message = format!("gateways are not heard or told at {name}: {problem}");
+            let message = format!("gateways cannot exchange records at {name}: {problem}");
             host.log(LogLevel::Warn, &message);
         }
         let pause = match is_unknown {

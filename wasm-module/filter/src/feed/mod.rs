@@ -26,9 +26,9 @@ use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower};
 use foreword_ordering::{EngineId, Residency};
 
 use self::gateways::Link;
-pub(crate) use self::gateways::{Gateways, Heard};
+pub(crate) use self::gateways::{ExchangeResult, Gateways};
 use self::lease::Lease;
-pub(crate) use self::outbox::{Outbox, Taken};
+pub(crate) use self::outbox::{Outbox, Outgoing};
 use crate::engines::FeedConfig;
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
@@ -132,45 +132,45 @@ impl Feed {
     }
 
     /// Returns whether gateways of other proxies can be told something now.
-    pub(crate) fn may_tell(&self, now_ms: u64) -> bool {
+    pub(crate) fn may_push(&self, now_ms: u64) -> bool {
         let gateways = self.gateways.as_ref().filter(|_| self.leads);
-        gateways.is_some_and(|gateways| gateways.may_tell(now_ms))
+        gateways.is_some_and(|gateways| gateways.may_push(now_ms))
     }
 
     /// Returns whether gateways of other proxies believe that the engine has something to compute for this one.
-    pub(crate) fn has_told_load(&self) -> bool {
-        self.gateways.as_ref().is_some_and(Gateways::has_told_load)
+    pub(crate) fn has_sent_load(&self) -> bool {
+        self.gateways.as_ref().is_some_and(Gateways::has_sent_load)
     }
 
     /// Listens to gateways of other proxies, if this worker leads. Returns the load that others have told, if it has
     /// changed.
-    pub(crate) fn listen(&mut self, host: &impl Host, now_ms: u64) -> Option<u64> {
+    pub(crate) fn poll_gateways(&mut self, host: &impl Host, now_ms: u64) -> Option<u64> {
         if !self.leads {
             if let Some(gateways) = &mut self.gateways {
                 gateways.reset();
             }
             return None;
         }
-        self.with_gateways(|gateways, link| gateways.listen(host, now_ms, link));
-        self.news_of_load(now_ms)
+        self.with_gateways(|gateways, link| gateways.poll(host, now_ms, link));
+        self.changed_load(now_ms)
     }
 
     /// Returns the load that others have told, if it has changed.
-    pub(crate) fn news_of_load(&mut self, now_ms: u64) -> Option<u64> {
-        self.gateways.as_mut()?.news_of_load(now_ms)
+    pub(crate) fn changed_load(&mut self, now_ms: u64) -> Option<u64> {
+        self.gateways.as_mut()?.changed_load(now_ms)
     }
 
     /// Tells gateways of other proxies; returns the number of updates that are lost.
-    pub(crate) fn tell(
+    pub(crate) fn push(
         &mut self,
         host: &impl Host,
         now_ms: u64,
-        taken: Taken,
+        taken: Outgoing,
         outstanding: u64,
     ) -> u64 {
-        let told = self
-            .with_gateways(|gateways, link| gateways.tell(host, now_ms, link, taken, outstanding));
-        told.unwrap_or(0)
+        let lost = self
+            .with_gateways(|gateways, link| gateways.push(host, now_ms, link, taken, outstanding));
+        lost.unwrap_or(0)
     }
 
     /// Handles the response to a call for gateways of other proxies. Returns `None` if it is to none of this feed.
@@ -180,7 +180,7 @@ impl Feed {
         now_ms: u64,
         call: u32,
         answer: CallResponse<'_>,
-    ) -> Option<Heard> {
+    ) -> Option<ExchangeResult> {
         self.with_gateways(|gateways, link| gateways.on_answer(host, now_ms, call, answer, link))?
     }
 

@@ -21,7 +21,7 @@ struct Queue {
 
 /// What a queue held.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct Outgoing {
     pub(crate) updates: Vec<Vec<u8>>,
     /// Number of updates that found no room.
     pub(crate) dropped: u64,
@@ -57,12 +57,12 @@ impl Outbox {
     }
 
     /// Takes what an engine's queue holds.
-    pub(crate) fn take(&mut self, engine: EngineId) -> Taken {
+    pub(crate) fn take(&mut self, engine: EngineId) -> Outgoing {
         let Some(queue) = self.queue(engine) else {
-            return Taken::default();
+            return Outgoing::default();
         };
         queue.bytes = 0;
-        Taken {
+        Outgoing {
             updates: std::mem::take(&mut queue.updates),
             dropped: std::mem::take(&mut queue.dropped),
         }
@@ -109,16 +109,16 @@ mod tests {
         outbox.set_open(EngineId(1), true);
         outbox.set_open(EngineId(2), true);
         outbox.set_open(EngineId(2), true);
-        assert_eq!(outbox.take(EngineId(1)), Taken::default());
+        assert_eq!(outbox.take(EngineId(1)), Outgoing::default());
         for engine in [1, 2, 3, 1] {
             outbox.add(&update(engine));
         }
         assert_eq!(outbox.take(EngineId(1)).updates.len(), 2);
-        assert_eq!(outbox.take(EngineId(1)), Taken::default());
-        assert_eq!(outbox.take(EngineId(3)), Taken::default());
+        assert_eq!(outbox.take(EngineId(1)), Outgoing::default());
+        assert_eq!(outbox.take(EngineId(3)), Outgoing::default());
         outbox.set_open(EngineId(2), false);
         outbox.set_open(EngineId(2), true);
-        assert_eq!(outbox.take(EngineId(2)), Taken::default());
+        assert_eq!(outbox.take(EngineId(2)), Outgoing::default());
     }
 
     #[test]

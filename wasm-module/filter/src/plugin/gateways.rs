@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Plugin;
 use crate::agreement::Origin;
-use crate::feed::{Feed, Taken};
+use crate::feed::{Feed, Outgoing};
 use crate::host::{CallResponse, Host, HostError};
 use crate::swap;
 
@@ -58,62 +58,62 @@ impl Plugin {
     /// Listens to gateways of other proxies that send requests to this feed's engine, and tells them what is new.
     pub(super) fn exchange(&self, host: &impl Host, now_ms: u64, feed: &mut Feed, tick: Tick) {
         let engine = feed.engine();
-        if let Some(load) = feed.listen(host, now_ms) {
+        if let Some(load) = feed.poll_gateways(host, now_ms) {
             self.engines.set_elsewhere(host, now_ms, engine, load);
         }
-        let may_tell = feed.may_tell(now_ms);
+        let may_push = feed.may_push(now_ms);
         let Some(mut knowledge) = self.knowledge() else {
             return;
         };
         knowledge.outbox.set_open(engine, feed.has_listeners());
-        let taken = match may_tell {
+        let outgoing = match may_push {
             true => knowledge.outbox.take(engine),
-            false => Taken::default(),
+            false => Outgoing::default(),
         };
         drop(knowledge);
         // The load of an engine that had nothing to do is looked at now and then.
-        let may_have_load = !taken.updates.is_empty() || feed.has_told_load();
-        if may_tell && (may_have_load || tick == Tick::Full) {
+        let may_have_load = !outgoing.updates.is_empty() || feed.has_sent_load();
+        if may_push && (may_have_load || tick == Tick::Full) {
             let load = self.engines.own_outstanding(host, now_ms, engine);
-            let lost = feed.tell(host, now_ms, taken, load);
+            let lost = feed.push(host, now_ms, outgoing, load);
             self.metrics.lost_updates(host, lost);
         }
     }
 
     /// Handles the response to a call for gateways of other proxies; returns whether it was one.
-    pub(super) fn hear(
+    pub(super) fn receive(
         &self,
         host: &impl Host,
         now_ms: u64,
         call: u32,
         answer: CallResponse<'_>,
     ) -> bool {
-        let heard = self.feeds().and_then(|mut feeds| {
+        let received = self.feeds().and_then(|mut feeds| {
             let mut feeds = feeds.iter_mut();
             feeds.find_map(|feed| {
-                let heard = feed.on_gateways_answer(host, now_ms, call, answer)?;
-                Some((feed.engine(), heard, feed.news_of_load(now_ms)))
+                let received = feed.on_gateways_answer(host, now_ms, call, answer)?;
+                Some((feed.engine(), received, feed.changed_load(now_ms)))
             })
         });
-        let Some((engine, heard, load)) = heard else {
+        let Some((engine, received, load)) = received else {
             return false;
         };
         if let Some(load) = load {
             self.engines.set_elsewhere(host, now_ms, engine, load);
         }
-        let count = u64::try_from(heard.updates.len()).unwrap_or(u64::MAX);
+        let count = u64::try_from(received.updates.len()).unwrap_or(u64::MAX);
         if count > 0
             && let Some(mut knowledge) = self.knowledge()
         {
-            for update in heard.updates {
+            for update in received.updates {
                 let update = update.about(engine);
                 knowledge.take(host, &self.metrics, update, Origin::Elsewhere);
             }
         }
-        self.metrics.told_updates(host, heard.told);
-        self.metrics.lost_updates(host, heard.lost);
+        self.metrics.sent_updates(host, received.sent);
+        self.metrics.lost_updates(host, received.lost);
         // The count comes last, so whoever sees it also sees the knowledge.
-        self.metrics.heard_updates(host, count);
+        self.metrics.received_updates(host, count);
         true
     }
 }

@@ -137,7 +137,7 @@ impl Plugin {
     /// than [`Plugin::MAX_ANSWER_BYTES`].
     pub fn on_answer(&self, host: &impl Host, call: u32, status: Option<u16>, body: Option<&[u8]>) {
         let (now_ms, answer) = (host.now_ms(), CallResponse { status, body });
-        if self.hear(host, now_ms, call, answer) {
+        if self.receive(host, now_ms, call, answer) {
             return;
         }
         let said = self.feeds().and_then(|mut feeds| {

@@ -225,7 +225,7 @@ fn what_any_worker_sent_is_told_to_gateways_of_other_proxies_once_and_what_they_
         "{updates} of 8 are of the first engine"
     );
     assert!(pushed.iter().any(|push| push.outstanding > 0));
-    assert_eq!(one.counted("foreword_told_updates_total"), 8);
+    assert_eq!(one.counted("foreword_sent_updates_total"), 8);
 
     // Another proxy hears them: its workers order as if they had sent these requests.
     let mut other = Proxy::new(FOLLOWING);
@@ -233,7 +233,7 @@ fn what_any_worker_sent_is_told_to_gateways_of_other_proxies_once_and_what_they_
     let told = other.tick(10, 1, &pushed);
     assert_eq!(told, []);
     let heard = u64::try_from(updates).unwrap();
-    assert_eq!(other.counted("foreword_heard_updates_total"), heard);
+    assert_eq!(other.counted("foreword_received_updates_total"), heard);
     // What it heard is not told again.
     for now in [20, 30, 200, 6_000] {
         assert_eq!(other.tick(now, 1, &[]), []);

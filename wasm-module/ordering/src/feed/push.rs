@@ -1,14 +1,14 @@
 //! What gateways of different proxies tell each other through the server of an engine's feed.
 //!
 //! ```text
-//!   {"gateway": "1f0c…", "key": "9a3e…", "told": "c0ffee…"}            a push, as a gateway sends it and others get it
+//!   {"gateway": "1f0c…", "key": "9a3e…", "payload": "c0ffee…"}            a push, as a gateway sends it and others get it
 //!   {"epoch": "5c0f…", "next": 17, "others": 3, "pushes": [{…}, {…}]}    what a gateway has not heard yet
 //! ```
 //!
 //! A [`Push`] holds updates ([`crate::PeerUpdate`]) and the tokens that the engine has yet to compute for the gateway's
 //! requests. The load is a state and no change: a push that is lost, or heard twice, leaves nothing wrong behind.
 //!
-//! With a [`FeedKey`], all of `told` is sealed: names, hashes, counts. Its server opens a push to check it, and passes it
+//! With a [`FeedKey`], all of `payload` is sealed: names, hashes, counts. Its server opens a push to check it, and passes it
 //! on as it came. Updates stay bytes here, since a server may be older than the gateways that it serves.
 
 use super::key::{FeedKey, KeyCheck};
@@ -47,7 +47,7 @@ pub struct SealedPush {
     #[serde(default)]
     key: Option<KeyCheck>,
     /// The push in hexadecimal digits.
-    told: String,
+    payload: String,
 }
 
 /// The pushes of others that a gateway has not heard yet.
@@ -69,23 +69,23 @@ pub enum PushError {
     /// The two sides disagree about the key.
     #[error(transparent)]
     Key(ReadError),
-    /// `told` is not hexadecimal, or not what its key has sealed.
-    #[error("told: its key does not open it")]
+    /// `payload` is not hexadecimal, or not what its key has sealed.
+    #[error("payload: its key does not open it")]
     Seal,
-    /// `told` is longer than may be.
-    #[error("told: {bytes} bytes, more than the limit of {limit}", limit = MAX_PUSH_BYTES)]
+    /// `payload` is longer than may be.
+    #[error("payload: {bytes} bytes, more than the limit of {limit}", limit = MAX_PUSH_BYTES)]
     TooLong {
         /// Bytes found.
         bytes: usize,
     },
     /// There are too many updates.
-    #[error("told: {updates} updates, more than the limit of {limit}", limit = MAX_PUSH_UPDATES)]
+    #[error("payload: {updates} updates, more than the limit of {limit}", limit = MAX_PUSH_UPDATES)]
     TooMany {
         /// Updates found.
         updates: usize,
     },
     /// The bytes are no push.
-    #[error("told: {0}")]
+    #[error("payload: {0}")]
     Bytes(BadBytes),
     /// The gateway that is named outside is not the one within.
     #[error("gateway: another one than its push names")]
@@ -110,21 +110,21 @@ impl Push {
             Some(key) => key.seal_bytes(&to.0),
             None => to.0,
         };
-        let mut told = String::with_capacity(2 * bytes.len());
-        hexadecimal::push(&mut told, &bytes);
+        let mut payload = String::with_capacity(2 * bytes.len());
+        hexadecimal::push(&mut payload, &bytes);
         SealedPush {
             gateway: self.gateway,
             key: key.map(FeedKey::check),
-            told,
+            payload,
         }
     }
 }
 
 impl SealedPush {
-    /// Returns the length of `told`, which is nearly all that the push takes.
+    /// Returns the length of `payload`, which is nearly all that the push takes.
     #[must_use]
-    pub fn told_bytes(&self) -> usize {
-        self.told.len()
+    pub fn payload_bytes(&self) -> usize {
+        self.payload.len()
     }
 
     /// Opens a push that must be sealed with `key`; without a key it must not be sealed.
@@ -138,7 +138,7 @@ impl SealedPush {
             (ours, theirs) if ours != theirs => return Err(PushError::Key(ReadError::OtherKey)),
             _ => {}
         }
-        let (pairs, rest) = self.told.as_bytes().as_chunks::<2>();
+        let (pairs, rest) = self.payload.as_bytes().as_chunks::<2>();
         if pairs.len() > MAX_PUSH_BYTES {
             return Err(PushError::TooLong { bytes: pairs.len() });
         }
@@ -271,23 +271,23 @@ mod tests {
         };
         let [one, two] = [one, two].map(|push| push.sealed(Some(&key)));
         assert!(!serde_json::to_string(&one).unwrap().contains(&hidden));
-        assert_ne!(one.told[..40], two.told[..40]);
+        assert_ne!(one.payload[..40], two.payload[..40]);
     }
 
     #[test]
     fn a_push_that_is_changed_too_long_or_of_another_gateway_is_an_error_that_says_so() {
         let key = FeedKey::new(&[7; 32]);
-        let told = |told: &str, key: Option<&FeedKey>| {
+        let refusal = |payload: &str, key: Option<&FeedKey>| {
             let sealed = push(Vec::new()).sealed(key);
-            let told = told.to_owned();
-            SealedPush { told, ..sealed }.open(key).unwrap_err()
+            let payload = payload.to_owned();
+            SealedPush { payload, ..sealed }.open(key).unwrap_err()
         };
         for words in ["", "00", "0", "zz", &"00".repeat(40)] {
-            assert_eq!(told(words, Some(&key)), PushError::Seal);
+            assert_eq!(refusal(words, Some(&key)), PushError::Seal);
         }
-        assert!(told("", None).to_string().contains("more bytes"));
-        assert!(told("02", None).to_string().contains("version 1"));
-        let long = told(&"0".repeat(2 * MAX_PUSH_BYTES + 2), None).to_string();
+        assert!(refusal("", None).to_string().contains("more bytes"));
+        assert!(refusal("02", None).to_string().contains("version 1"));
+        let long = refusal(&"0".repeat(2 * MAX_PUSH_BYTES + 2), None).to_string();
         assert!(
             long.contains("65537 bytes, more than the limit of 65536"),
             "{long}"

@@ -34,18 +34,24 @@ impl Side {
     }
 
     fn listen(&mut self, now_ms: u64) {
-        self.with(|gateways, host, link| gateways.listen(host, now_ms, link));
+        self.with(|gateways, host, link| gateways.poll(host, now_ms, link));
     }
 
     fn tell(&mut self, now_ms: u64, updates: &[PeerUpdate], outstanding: u64) -> u64 {
-        let taken = Taken {
+        let taken = Outgoing {
             updates: updates.iter().map(PeerUpdate::encode).collect(),
             dropped: 0,
         };
-        self.with(|gateways, host, link| gateways.tell(host, now_ms, link, taken, outstanding))
+        self.with(|gateways, host, link| gateways.push(host, now_ms, link, taken, outstanding))
     }
 
-    fn answer(&mut self, now_ms: u64, call: u32, status: u16, body: &[u8]) -> Option<Heard> {
+    fn answer(
+        &mut self,
+        now_ms: u64,
+        call: u32,
+        status: u16,
+        body: &[u8],
+    ) -> Option<ExchangeResult> {
         let answer = CallResponse {
             status: Some(status),
             body: Some(body),
@@ -54,7 +60,7 @@ impl Side {
     }
 
     /// Hears these pushes, in the response to a call that is made for it.
-    fn hear(&mut self, now_ms: u64, others: u32, pushes: Vec<SealedPush>) -> Heard {
+    fn hear(&mut self, now_ms: u64, others: u32, pushes: Vec<SealedPush>) -> ExchangeResult {
         self.listen(now_ms);
         let call = u32::try_from(self.host.calls().len()).unwrap() - 1;
         let body = Pushes {
@@ -119,20 +125,20 @@ fn a_gateway_listens_from_where_it_was_and_tells_only_while_somebody_listens() {
     }
     let first = "GET /v1/kv/records?gateway=0000000000000001&wait_ms=5000";
     assert_eq!(side.paths(), [first]);
-    assert!(!side.gateways.may_tell(20));
+    assert!(!side.gateways.may_push(20));
     side.hear(30, 0, Vec::new());
-    assert!(!side.gateways.may_tell(30) && !side.gateways.has_listeners());
+    assert!(!side.gateways.may_push(30) && !side.gateways.has_listeners());
     side.listen(40);
     assert_eq!(
         side.paths()[1],
         format!("{first}&epoch=0000000000000005&since=40&others=0")
     );
     side.hear(50, 2, Vec::new());
-    assert!(side.gateways.may_tell(50) && side.gateways.has_listeners());
+    assert!(side.gateways.may_push(50) && side.gateways.has_listeners());
     // Who cannot be asked listens no more.
     side.listen(60);
     side.answer(60, 2, 503, b"").unwrap();
-    assert!(!side.gateways.may_tell(60));
+    assert!(!side.gateways.may_push(60));
 }
 
 #[test]
@@ -143,7 +149,7 @@ fn one_push_is_under_way_at_a_time_and_says_what_is_new() {
     assert_eq!(side.tell(0, &[], 0), 0);
     assert_eq!(side.host.calls().len(), 1, "there is nothing to tell");
     side.tell(10, &[update("a"), update("b")], 700);
-    assert!(!side.gateways.may_tell(20));
+    assert!(!side.gateways.may_push(20));
     let told = side.pushed();
     assert_eq!(
         (told.gateway, told.audience, told.outstanding),
@@ -152,7 +158,7 @@ fn one_push_is_under_way_at_a_time_and_says_what_is_new() {
     assert_eq!(told.updates, [update("a").encode(), update("b").encode()]);
     assert_eq!(side.paths()[1], "POST /v1/kv/records");
     let heard = side.answer(30, 1, 200, b"{}").unwrap();
-    assert_eq!((heard.told, heard.lost), (2, 0));
+    assert_eq!((heard.sent, heard.lost), (2, 0));
 
     // The same load is told again after a while, another one at once, and none once.
     for (now, outstanding, pushes) in [
@@ -180,8 +186,8 @@ fn a_push_that_fails_is_lost_and_its_load_told_again_after_a_pause() {
     side.hear(0, 1, Vec::new());
     side.tell(0, &[update("a")], 700);
     let heard = side.answer(10, 1, 429, b"{}").unwrap();
-    assert_eq!((heard.told, heard.lost), (0, 1));
-    assert!(!side.gateways.may_tell(509) && side.gateways.may_tell(510));
+    assert_eq!((heard.sent, heard.lost), (0, 1));
+    assert!(!side.gateways.may_push(509) && side.gateways.may_push(510));
     side.tell(510, &[], 700);
     assert_eq!(side.host.calls().len(), 3);
     // A cluster that is not there.
@@ -232,27 +238,27 @@ fn what_others_tell_is_heard_once_and_what_is_for_others_is_not() {
     sealed.push(push(7, 9, 0, &["g"]).sealed(None));
     let heard = side.hear(0, 4, sealed);
     assert_eq!(heard.updates, ["a", "b", "e"].map(update));
-    assert_eq!((heard.told, heard.lost), (0, 3));
-    assert_eq!(side.gateways.news_of_load(0), Some(70));
+    assert_eq!((heard.sent, heard.lost), (0, 3));
+    assert_eq!(side.gateways.changed_load(0), Some(70));
 }
 
 #[test]
 fn the_load_of_others_is_what_each_told_last_for_as_long_as_it_is_repeated() {
     let mut side = Side::new(None);
     let load = |gateway, tokens| push(gateway, 9, tokens, &[]).sealed(None);
-    assert_eq!(side.gateways.news_of_load(0), None);
+    assert_eq!(side.gateways.changed_load(0), None);
     side.hear(0, 2, vec![load(2, 100), load(3, 50), load(2, 30)]);
-    assert_eq!(side.gateways.news_of_load(0), Some(80));
-    assert_eq!(side.gateways.news_of_load(10), None);
+    assert_eq!(side.gateways.changed_load(0), Some(80));
+    assert_eq!(side.gateways.changed_load(10), None);
     // Workers forget it too, so it is published again.
-    assert_eq!(side.gateways.news_of_load(REPEAT_MS), Some(80));
+    assert_eq!(side.gateways.changed_load(REPEAT_MS), Some(80));
     side.hear(2_000, 2, vec![load(3, 0)]);
-    assert_eq!(side.gateways.news_of_load(2_000), Some(30));
+    assert_eq!(side.gateways.changed_load(2_000), Some(30));
     side.hear(4_000, 2, vec![load(3, 9)]);
-    assert_eq!(side.gateways.news_of_load(FORGET_MS - 1), Some(39));
-    assert_eq!(side.gateways.news_of_load(FORGET_MS), Some(9));
-    assert_eq!(side.gateways.news_of_load(9_000), Some(0));
-    assert_eq!(side.gateways.news_of_load(99_000), None);
+    assert_eq!(side.gateways.changed_load(FORGET_MS - 1), Some(39));
+    assert_eq!(side.gateways.changed_load(FORGET_MS), Some(9));
+    assert_eq!(side.gateways.changed_load(9_000), Some(0));
+    assert_eq!(side.gateways.changed_load(99_000), None);
 }
 
 #[test]
