@@ -17,6 +17,8 @@ use tempfile::TempDir;
 pub(crate) struct Vllm {
     child: Child,
     folder: TempDir,
+    python: PathBuf,
+    pages: Option<u32>,
     pub(crate) address: SocketAddr,
     /// Addresses on which it publishes KV events and replays them.
     pub(crate) events: SocketAddr,
@@ -50,52 +52,39 @@ impl Vllm {
             .with_context(|| format!("cannot run {}", python.display()))?;
         ensure!(made.success(), "no checkpoint could be made ({made})");
         let [address, events, replay] = ports()?;
-        let kv_events = serde_json::json!({
-            "enable_kv_cache_events": true,
-            "publisher": "zmq",
-            // With an address instead of `*`, vLLM would connect there and not listen.
-            "endpoint": format!("tcp://*:{}", events.port()),
-            "replay_endpoint": format!("tcp://*:{}", replay.port()),
-            "topic": "kv-events",
-        });
-        let log = File::create(folder.path().join("vllm.log"))?;
-        let child = Command::new(python)
-            .args(["-m", "vllm.entrypoints.openai.api_server", "--model"])
-            .arg(&model)
-            .args(["--served-model-name", MODEL, "--host", "127.0.0.1"])
-            .args(["--port", &address.port().to_string()])
-            .args([
-                "--dtype",
-                "bfloat16",
-                "--max-model-len",
-                "8192",
-                "--max-num-seqs",
-                "8",
-            ])
-            .args(["--enable-prefix-caching", "--enable-prompt-tokens-details"])
-            .args(["--kv-events-config", &kv_events.to_string()])
-            // Without a parser, vLLM refuses requests with tools.
-            .args(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"])
-            .args(pages.map(|pages| format!("--num-gpu-blocks-override={pages}")))
-            .env("VLLM_CPU_KVCACHE_SPACE", KV_GIB)
-            // Enables `/reset_prefix_cache`.
-            .env("VLLM_SERVER_DEV_MODE", "1")
-            .env("HF_HUB_OFFLINE", "1")
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            // vLLM has child processes, which end with the process group.
-            .process_group(0)
-            .spawn()?;
+        let child = launch(python, folder.path(), pages, [address, events, replay])?;
         let mut vllm = Self {
             child,
             folder,
+            python: python.to_owned(),
+            pages,
             address,
             events,
             replay,
         };
         vllm.wait()?;
         Ok(vllm)
+    }
+
+    /// Kills it, as a machine that fails does: nothing is said to anyone, and its cache is gone.
+    pub(crate) fn kill(&mut self) {
+        self.signal("KILL");
+    }
+
+    /// Starts a killed one again, at the same addresses, and waits until it serves.
+    pub(crate) fn revive(&mut self) -> Result<()> {
+        let addresses = [self.address, self.events, self.replay];
+        self.child = launch(&self.python, self.folder.path(), self.pages, addresses)?;
+        self.wait()
+    }
+
+    fn signal(&mut self, signal: &str) {
+        // A negative number names a process group.
+        let group = format!("-{}", self.child.id());
+        let _ = Command::new("kill")
+            .args(["-s", signal, "--", &group])
+            .status();
+        let _ = self.child.wait();
     }
 
     /// Waits until vLLM serves requests.
@@ -162,13 +151,55 @@ impl Vllm {
 
 impl Drop for Vllm {
     fn drop(&mut self) {
-        // A negative number names a process group.
-        let group = format!("-{}", self.child.id());
-        let _ = Command::new("kill")
-            .args(["-s", "TERM", "--", &group])
-            .status();
-        let _ = self.child.wait();
+        self.signal("TERM");
     }
+}
+
+/// Starts vLLM on the checkpoint in `folder`, listening at these addresses: for clients, its events, and their replay.
+fn launch(
+    python: &Path,
+    folder: &Path,
+    pages: Option<u32>,
+    [address, events, replay]: [SocketAddr; 3],
+) -> Result<Child> {
+    let kv_events = serde_json::json!({
+        "enable_kv_cache_events": true,
+        "publisher": "zmq",
+        // With an address instead of `*`, vLLM would connect there and not listen.
+        "endpoint": format!("tcp://*:{}", events.port()),
+        "replay_endpoint": format!("tcp://*:{}", replay.port()),
+        "topic": "kv-events",
+    });
+    let log = File::create(folder.join("vllm.log"))?;
+    let child = Command::new(python)
+        .args(["-m", "vllm.entrypoints.openai.api_server", "--model"])
+        .arg(folder.join("model"))
+        .args(["--served-model-name", MODEL, "--host", "127.0.0.1"])
+        .args(["--port", &address.port().to_string()])
+        .args([
+            "--dtype",
+            "bfloat16",
+            "--max-model-len",
+            "8192",
+            "--max-num-seqs",
+            "8",
+        ])
+        .args(["--enable-prefix-caching", "--enable-prompt-tokens-details"])
+        .args(["--kv-events-config", &kv_events.to_string()])
+        // Without a parser, vLLM refuses requests with tools.
+        .args(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"])
+        .args(pages.map(|pages| format!("--num-gpu-blocks-override={pages}")))
+        .env("VLLM_CPU_KVCACHE_SPACE", KV_GIB)
+        // Enables `/reset_prefix_cache`.
+        .env("VLLM_SERVER_DEV_MODE", "1")
+        .env("HF_HUB_OFFLINE", "1")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        // vLLM has child processes, which end with the process group.
+        .process_group(0)
+        .spawn()?;
+    Ok(child)
 }
 
 /// Returns three ports that are free now. vLLM takes port numbers and does not report which ones the system chose.

@@ -5,6 +5,7 @@
 //! … -- orders     cached share of all prompt tokens: client's order against each policy's, through real Envoy
 //! … -- bridge     what `foreword kv-bridge` reports as held, against what vLLM reports as cached
 //! … -- feed       what the filter believes with the bridge's feed and by answers alone; `pages=160` makes vLLM evict
+//! … -- fleet      three vLLMs and two gateways, while one of each is killed and comes back (takes 12 GiB; only if named)
 //! … -- heads      cached share where tools or system text differ between requests, as they come and stabilised
 //! … -- requests=100 pages=400
 //! ```
@@ -14,6 +15,7 @@
 
 mod engine;
 mod feed;
+mod fleet;
 mod heads;
 
 use std::collections::HashSet;
@@ -59,12 +61,20 @@ fn main() -> Result<ExitCode> {
         }
     };
     let requests = number("requests").unwrap_or(REQUESTS);
+    let bodies: Vec<String> = bodies(&corpus).into_iter().take(requests).collect();
+    if std::env::args().any(|argument| argument == "fleet") {
+        let holds = fleet::fleet(&python, &file, number("pages"), &bodies)?;
+        return Ok(if holds {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        });
+    }
     let vllm = Vllm::start(&python, &file, number("pages"))?;
     println!(
         "vLLM with room for {} tokens; {requests} questions, {DEPTH} documents each",
         vllm.kv_tokens()?
     );
-    let bodies: Vec<String> = bodies(&corpus).into_iter().take(requests).collect();
     let named: Vec<String> = std::env::args()
         .skip(1)
         .filter(|word| !word.contains(['-', '=']))
