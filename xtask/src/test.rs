@@ -55,7 +55,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     };
     let tests = ["test", "--locked", "--workspace"];
     plan.step(built.given_to(Step::cargo("tests", workspace.root(), &tests)))?;
-    plan.step(built.given_to(gateway_as_dynamic_module(workspace)))?;
+    plan.step(built.given_to(gateway_as(workspace, "dynamic module", "dynamic")))?;
+    plan.step(built.given_to(gateway_as(workspace, "external processor", "ext-proc")))?;
     plan.step(core_as_wasm(workspace))?;
     plan.task("npm package and page", || {
         browser::check(workspace, Some(&built))
@@ -88,12 +89,12 @@ fn rustdoc(workspace: &Workspace) -> Step {
     Step::cargo("rustdoc", workspace.root(), &arguments).env("RUSTDOCFLAGS", "-D warnings")
 }
 
-/// The tests have run with the Wasm filter; those of the gateway hold for its other shell too. They are named within the
+/// The tests have run with the Wasm filter; those of the gateway hold for its other shells too. They are named within the
 /// workspace, whose features they were built with.
-fn gateway_as_dynamic_module(workspace: &Workspace) -> Step {
+fn gateway_as(workspace: &Workspace, name: &str, shell: &str) -> Step {
     let arguments = ["test", "--locked", "--workspace", "--test", "gateway"];
-    Step::cargo("gateway, dynamic module", workspace.root(), &arguments)
-        .env("FOREWORD_SHELL", "dynamic")
+    Step::cargo(&format!("gateway, {name}"), workspace.root(), &arguments)
+        .env("FOREWORD_SHELL", shell)
 }
 
 /// The core's unit tests as 32-bit Wasm, in Node's V8: what ships in Envoy and in pages has other widths than this machine.

@@ -1,11 +1,11 @@
 //! A fleet as `gateway-config/vllm` describes it: three vLLMs with a bridge each, behind two gateways, while an engine and
 //! a gateway are killed and come back.
 //!
-//! | requests | what happens before them |
+//! | requests | what happens meanwhile |
 //! | --- | --- |
 //! | first third | |
-//! | second third | one engine is killed, and is revived when half of them are answered |
-//! | last third | one gateway is killed, and is revived when half of them are answered |
+//! | second third | one engine is killed when a quarter of them are answered, and is revived when half are |
+//! | last third | one gateway is killed when a quarter of them are answered, and another one comes when half are |
 //!
 //! Four clients send one request after another, each to the next gateway, as behind a balancer: to the other gateway where
 //! a connection is refused or closed without an answer, and once more where the answer says that the engine is gone.
@@ -13,6 +13,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::thread;
 
@@ -62,7 +63,7 @@ pub(crate) fn fleet(
     );
     let addresses: Vec<SocketAddr> = engines.iter().map(|engine| engine.address).collect();
     let in_turn = Seen::default();
-    send(&in_turn, bodies, |at| addresses[at % ENGINES]);
+    send(&in_turn, bodies, |at| addresses[at % ENGINES], || ());
     in_turn.print("client's order, engines in turn, nothing fails");
     let mut is_good = in_turn.is_whole(bodies.len());
     for engine in &engines {
@@ -102,16 +103,15 @@ pub(crate) fn fleet(
     };
 
     let seen = Seen::default();
-    send(&seen, whole, place);
+    send(&seen, whole, place, || ());
     done("everything is there", &seen, whole.len());
 
     let seen = Seen::default();
     let last = engines.last_mut().context("engines")?;
-    last.kill();
     let (first, second) = without_engine.split_at(without_engine.len() / 2);
-    send(&seen, first, place);
+    send(&seen, first, place, || last.kill());
     last.revive()?;
-    send(&seen, second, place);
+    send(&seen, second, place, || ());
     done(
         "an engine is killed, and comes back",
         &seen,
@@ -121,11 +121,10 @@ pub(crate) fn fleet(
     let seen = Seen::default();
     let (first, second) = without_gateway.split_at(without_gateway.len() / 2);
     let [stays, goes] = gateways;
-    drop(goes);
-    send(&seen, first, place);
+    send(&seen, first, place, || drop(goes));
     // It comes back as a pod does: with the same configuration, knowing nothing, at another address.
     places.write().unwrap_or_else(PoisonError::into_inner)[1] = replacement.address();
-    send(&seen, second, place);
+    send(&seen, second, place, || ());
     done(
         "a gateway is killed, and another one comes",
         &seen,
@@ -154,12 +153,23 @@ pub(crate) fn fleet(
     Ok(is_good && share > in_turn.share())
 }
 
-/// Sends the requests with [`CLIENTS`] clients; `place` is where the n-th attempt goes.
-fn send(seen: &Seen, bodies: &[String], place: impl Fn(usize) -> SocketAddr + Sync) {
+/// Sends the requests with [`CLIENTS`] clients; `place` is where the n-th attempt goes. Calls `midway` when half of the
+/// requests have been taken.
+fn send(
+    seen: &Seen,
+    bodies: &[String],
+    place: impl Fn(usize) -> SocketAddr + Sync,
+    midway: impl FnOnce() + Send,
+) {
     let next = AtomicUsize::new(0);
+    let (half, is_half) = sync_channel(1);
     let client = || {
-        while let Some(body) = bodies.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let at = next.load(Ordering::Relaxed);
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(body) = bodies.get(at) else { break };
+            if at == bodies.len() / 2 {
+                let _ = half.send(());
+            }
             let mut problem = String::new();
             let answered = (at..at + ATTEMPTS).any(|at| match ask(place(at), body) {
                 Ok(usage) => {
@@ -183,6 +193,9 @@ fn send(seen: &Seen, bodies: &[String], place: impl Fn(usize) -> SocketAddr + Sy
     thread::scope(|scope| {
         for _ in 0..CLIENTS {
             scope.spawn(client);
+        }
+        if !bodies.is_empty() && is_half.recv().is_ok() {
+            midway();
         }
     });
 }
