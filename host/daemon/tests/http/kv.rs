@@ -12,7 +12,6 @@ use foreword_server::keys::ApiKeys;
 use foreword_server::kv::http::MAX_READERS;
 use serde_json::{Value, json};
 use std::io::Write;
-use std::net::SocketAddr;
 
 const EVENTS: &str = "/v1/kv/events";
 const SNAPSHOT: &str = "/v1/kv/snapshot";
@@ -303,13 +302,7 @@ async fn a_sealed_feed_tells_nothing_without_its_key_and_is_read_with_the_token_
 
 #[tokio::test]
 async fn a_feed_without_a_key_is_for_loopback_alone_and_says_that_it_has_none() {
-    let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
-    let house = TestServer::with(Options {
-        internal: Some(everywhere),
-        ..Options::default()
-    })
-    .await;
-    let here = SocketAddr::from(([127, 0, 0, 1], house.internal().port()));
+    let (_house, here) = TestServer::with_internal_everywhere(Options::default()).await;
     for path in [EVENTS, SNAPSHOT] {
         let message = get(here, path).await.error(403, "feed_key_required", None);
         assert!(message.contains("--feed-key-file"), "{message}");
@@ -322,12 +315,7 @@ async fn a_feed_without_a_key_is_for_loopback_alone_and_says_that_it_has_none() 
     assert!(snapshot.as_object().unwrap().contains_key("key"));
     assert_eq!(snapshot["key"], Value::Null);
     // With a key it is served there too.
-    let house = TestServer::with(Options {
-        internal: Some(everywhere),
-        ..sealed("clients")
-    })
-    .await;
-    let here = SocketAddr::from(([127, 0, 0, 1], house.internal().port()));
+    let (_house, here) = TestServer::with_internal_everywhere(sealed("clients")).await;
     assert_eq!(get(here, SNAPSHOT).await.status, 401);
 }
 

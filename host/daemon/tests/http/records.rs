@@ -7,7 +7,6 @@ use foreword_server::keys::ApiKeys;
 use foreword_server::kv::http::MAX_READERS;
 use serde_json::{Value, json};
 use std::io::Write;
-use std::net::SocketAddr;
 
 const RECORDS: &str = "/v1/kv/records";
 
@@ -241,13 +240,7 @@ async fn who_pushes_more_than_its_key_may_is_told_to_wait_and_others_are_not() {
 
 #[tokio::test]
 async fn without_a_key_gateways_elsewhere_are_refused_and_places_are_bounded() {
-    let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
-    let house = TestServer::with(Options {
-        internal: Some(everywhere),
-        ..Options::default()
-    })
-    .await;
-    let here = SocketAddr::from(([127, 0, 0, 1], house.internal().port()));
+    let (_house, here) = TestServer::with_internal_everywhere(Options::default()).await;
     let refused = get(here, &query(1, None)).await;
     refused.error(403, "feed_key_required", None);
     let body = json_of(&push(1, &[]), None).to_string();

@@ -89,6 +89,19 @@ impl TestServer {
         Self::with(Options::default()).await
     }
 
+    /// Starts a server whose internal listener takes connections on every interface. Also returns its address on
+    /// loopback.
+    pub(crate) async fn with_internal_everywhere(options: Options) -> (Self, SocketAddr) {
+        let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
+        let house = Self::with(Options {
+            internal: Some(everywhere),
+            ..options
+        })
+        .await;
+        let here = SocketAddr::from(([127, 0, 0, 1], house.internal().port()));
+        (house, here)
+    }
+
     pub(crate) async fn with(options: Options) -> Self {
         let steps = Steps::free();
         let model = model(&options, steps.clone());
