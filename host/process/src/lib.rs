@@ -13,7 +13,7 @@ use tracing_subscriber::EnvFilter;
 /// Format of the log on standard error.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people.
+    /// Plain text, a line for each event.
     Text,
     /// One JSON object per line.
     Json,

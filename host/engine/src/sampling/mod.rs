@@ -45,7 +45,7 @@ pub struct Sampling {
 pub struct OutOfRange {
     /// The parameter's name in a request.
     pub name: &'static str,
-    /// Its value.
+    /// The value that was refused.
     pub value: f32,
     /// The allowed values, in words.
     pub range: &'static str,

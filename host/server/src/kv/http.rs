@@ -422,7 +422,7 @@ impl Reader {
                 return None;
             }
             let batch = reader.next(Instant::now() + MAX_WAIT).await.ok()?;
-            let id = format!("{:016x}-{}", batch.epoch.0, batch.next);
+            let id = format!("{}-{}", batch.epoch, batch.next);
             let event = Event::default()
                 .id(id)
                 .json_data(reader.wire(&batch))

@@ -17,7 +17,7 @@
 //! nothing. Pushes are bounded in bytes, number and rate for each key; what is kept is bounded for all.
 //!
 //! A gateway that was overtaken goes on with the oldest push that is kept; one that is new, or comes to a new life of the
-//! server, with the next one. Nobody is told what is missing: it is knowledge of requests, which the feed corrects.
+//! server, with the next one. The server does not report what a gateway missed: the feed corrects it.
 
 use super::http::Readers;
 use crate::api::body;
@@ -69,7 +69,7 @@ struct Query {
 }
 
 impl Records {
-    /// Returns records of nobody, for holders of this many keys.
+    /// Returns an empty list of pushes, with a rate budget for each of this many keys.
     pub(super) fn new(keys: usize) -> Self {
         let budget = (RATE_BYTES * BURST_SECONDS, Instant::now());
         Self {
@@ -222,7 +222,7 @@ pub(super) async fn poll(
     Ok(Json(pushes))
 }
 
-/// Handles a push.
+/// Takes a gateway's push, within its key's rate, and keeps it for the others.
 pub(super) async fn push(
     State(readers): State<Arc<Readers>>,
     request: Request,

@@ -22,6 +22,41 @@
 //!
 //! What gateways tell each other through the feed's server is a [`Push`], sealed in the same way.
 
+/// Writes and reads a newtype over `u64` as 16 hexadecimal digits, also in JSON. The words say what was expected.
+macro_rules! hexadecimal_id {
+    ($id:ident, $expected:literal) => {
+        impl std::fmt::Display for $id {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "{:016x}", self.0)
+            }
+        }
+
+        impl std::str::FromStr for $id {
+            type Err = &'static str;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                crate::hexadecimal::parse_hash(text)
+                    .map(Self)
+                    .ok_or($expected)
+            }
+        }
+
+        impl serde::Serialize for $id {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $id {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = String::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+use hexadecimal_id;
+
 mod key;
 mod push;
 mod wire;
@@ -35,8 +70,7 @@ pub use self::wire::{ReadError, Wire};
 use crate::document::Fingerprint;
 use crate::hexadecimal;
 use crate::tree::{ResidencyEvent, Scope};
-use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// A part of the events in an engine's cache, in order; or everything that it holds. Serde reads and writes the form
@@ -152,7 +186,7 @@ impl Follower {
     #[must_use]
     pub fn query(&self) -> String {
         self.place.map_or_else(String::new, |(epoch, next)| {
-            format!("epoch={:016x}&since={next}", epoch.0)
+            format!("epoch={epoch}&since={next}")
         })
     }
 
@@ -233,28 +267,7 @@ impl std::fmt::Display for TenantKey {
     }
 }
 
-impl std::str::FromStr for Epoch {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        hexadecimal::parse_hash(text)
-            .map(Self)
-            .ok_or("an epoch is 16 hexadecimal digits")
-    }
-}
-
-impl Serialize for Epoch {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!("{:016x}", self.0))
-    }
-}
-
-impl<'de> Deserialize<'de> for Epoch {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(D::Error::custom)
-    }
-}
+hexadecimal_id!(Epoch, "an epoch is 16 hexadecimal digits");
 
 #[cfg(test)]
 mod tests {

@@ -15,10 +15,7 @@ use super::key::{FeedKey, KeyCheck};
 use super::{Epoch, ReadError};
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::hexadecimal;
-use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::fmt;
-use std::str::FromStr;
+use serde::{Deserialize, Serialize};
 
 /// A number that tells one gateway (all workers of one proxy) from others, chosen at random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,7 +24,7 @@ pub struct GatewayId(pub u64);
 /// What a gateway tells others of one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Push {
-    /// The gateway.
+    /// The gateway that pushes.
     pub gateway: GatewayId,
     /// A number that no other push of this gateway has, so that no two look equal when sealed.
     pub number: u64,
@@ -42,7 +39,7 @@ pub struct Push {
 /// A [`Push`] in JSON, sealed if there is a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealedPush {
-    /// The gateway.
+    /// The gateway that pushes.
     pub gateway: GatewayId,
     #[serde(default)]
     key: Option<KeyCheck>,
@@ -75,13 +72,13 @@ pub enum PushError {
     /// `payload` is longer than may be.
     #[error("payload: {bytes} bytes, more than the limit of {limit}", limit = MAX_PUSH_BYTES)]
     TooLong {
-        /// Bytes found.
+        /// Length of the payload that was refused, in bytes.
         bytes: usize,
     },
     /// There are too many updates.
     #[error("payload: {updates} updates, more than the limit of {limit}", limit = MAX_PUSH_UPDATES)]
     TooMany {
-        /// Updates found.
+        /// Number of updates in the push that was refused.
         updates: usize,
     },
     /// The bytes are no push.
@@ -185,34 +182,7 @@ fn read(bytes: &[u8]) -> Result<Push, BadBytes> {
     Ok(push)
 }
 
-impl fmt::Display for GatewayId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-impl FromStr for GatewayId {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        hexadecimal::parse_hash(text)
-            .map(Self)
-            .ok_or("a gateway's id is 16 hexadecimal digits")
-    }
-}
-
-impl Serialize for GatewayId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for GatewayId {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(D::Error::custom)
-    }
-}
+super::hexadecimal_id!(GatewayId, "a gateway's id is 16 hexadecimal digits");
 
 const VERSION: u8 = 1;
 
