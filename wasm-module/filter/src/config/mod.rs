@@ -140,6 +140,16 @@ impl OnFailure {
 }
 
 impl Config {
+    /// Returns whether any engine's feed is followed.
+    pub(crate) fn has_feeds(&self) -> bool {
+        self.engines.iter().any(|engine| engine.feed.is_some())
+    }
+
+    /// Returns whether gateways of other proxies are told of requests, and listened to.
+    pub(crate) fn exchanges(&self) -> bool {
+        self.agreement.gateways && self.has_feeds()
+    }
+
     /// Parses and checks a configuration.
     pub fn from_json(bytes: &[u8]) -> Result<Self, ConfigError> {
         let raw: Raw = match bytes.trim_ascii().first() {
@@ -255,7 +265,7 @@ impl Config {
                 rule: "with several, a header says which one is chosen: request_headers must be \"hold\"",
             });
         }
-        if self.agreement.entries == 0 && self.engines.iter().any(|engine| engine.feed.is_some()) {
+        if self.agreement.entries == 0 && self.has_feeds() {
             return Err(ConfigError::Conflict {
                 field: "engines.feed",
                 rule: "one worker follows it and tells the others: agreement.entries must not be 0",

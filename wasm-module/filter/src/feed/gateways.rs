@@ -11,14 +11,15 @@
 //! too: a state, sent again every [`REPEAT_MS`] while it is not zero, and forgotten [`FORGET_MS`] after the last push. So
 //! a push that is lost costs knowledge for a while, and nothing has to be undone.
 //!
-//! The server says how many others listen. While nobody does, nothing is collected or pushed. A server that does not know
-//! the route, an older host's or another engine's, is left alone for [`OFF_MS`].
+//! The server's responses say how many other gateways listen. While none does, nothing is collected or pushed. A server
+//! without the route, such as an older host's, is not called again for [`OFF_MS`].
 
 use foreword_ordering::PeerUpdate;
-use foreword_ordering::feed::{Epoch, FeedKey, GatewayId, Push, Pushes};
+use foreword_ordering::feed::{Epoch, GatewayId, Push, Pushes};
 
+use super::WAIT_MS;
+use super::call::{CallSlot, Link, body_of};
 use super::outbox::Outgoing;
-use super::{CALL_LIMIT_MS, FIRST_PAUSE_MS, MAX_DOUBLINGS, WAIT_MS, is_lost};
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
 /// One worker's part in what gateways tell each other about one engine.
@@ -42,15 +43,6 @@ pub(crate) struct Gateways {
     published: (u64, u64),
 }
 
-/// The way to the server of a feed.
-pub(super) struct Link<'a> {
-    pub(super) cluster: &'a str,
-    pub(super) headers: &'a [(&'a str, &'a str)],
-    pub(super) key: Option<&'a FeedKey>,
-    /// The engine's name, for the log.
-    pub(super) name: &'a str,
-}
-
 /// What the response to a call brought.
 #[derive(Debug, Default)]
 pub(crate) struct ExchangeResult {
@@ -60,17 +52,6 @@ pub(crate) struct ExchangeResult {
     pub(crate) sent: u64,
     /// Number of own updates that it did not take, and of others' that cannot be read.
     pub(crate) lost: u64,
-}
-
-/// Calls of one kind, of which one is under way at a time.
-#[derive(Debug, Default)]
-struct CallSlot {
-    /// The number and time of the call under way.
-    waiting: Option<(u32, u64)>,
-    /// Time before which no call is made.
-    next_ms: u64,
-    /// Number of calls that failed since the last good one.
-    failures: u32,
 }
 
 /// The push that was made last.
@@ -130,14 +111,11 @@ impl Gateways {
             return;
         }
         let place = self.place.map_or_else(String::new, |(epoch, next)| {
-            format!(
-                "&epoch={:016x}&since={next}&others={}",
-                epoch.0, self.others
-            )
+            format!("&epoch={epoch}&since={next}&others={}", self.others)
         });
         let path = format!("{PATH}?gateway={}&wait_ms={WAIT_MS}{place}", self.id);
         let call = link.call(host, "GET", &path, &[]);
-        self.receiving.begin(host, now_ms, call, link.name);
+        begin(&mut self.receiving, host, now_ms, call, link);
     }
 
     /// Pushes the updates, and the load if it is other than told before, or was told a while ago. Returns the number of
@@ -171,7 +149,7 @@ impl Gateways {
             outstanding,
             at_ms: now_ms,
         };
-        let is_made = self.sending.begin(host, now_ms, call, link.name);
+        let is_made = begin(&mut self.sending, host, now_ms, call, link);
         let lost = if is_made { 0 } else { updates };
         taken.dropped.saturating_add(lost)
     }
@@ -185,7 +163,7 @@ impl Gateways {
         answer: CallResponse<'_>,
         link: &Link<'_>,
     ) -> Option<ExchangeResult> {
-        if self.sending.is_waiting_for(call) {
+        if self.sending.end(call) {
             let updates = std::mem::take(&mut self.last_push.updates);
             let is_taken = self.settle_push(host, now_ms, answer, link);
             let (sent, lost) = if is_taken { (updates, 0) } else { (0, updates) };
@@ -195,12 +173,12 @@ impl Gateways {
                 ..ExchangeResult::default()
             });
         }
-        self.receiving.is_waiting_for(call).then(|| {
+        self.receiving.end(call).then(|| {
             self.receive(now_ms, answer, link)
                 .unwrap_or_else(|problem| {
                     self.others = 0;
                     let slot = &mut self.receiving;
-                    slot.failed(host, now_ms, answer.status, &problem, link.name);
+                    failed(slot, host, now_ms, answer.status, &problem, link);
                     ExchangeResult::default()
                 })
         })
@@ -233,14 +211,8 @@ impl Gateways {
         if is_taken {
             self.sending.succeeded(now_ms);
         } else {
-            let slot = &mut self.sending;
-            slot.failed(
-                host,
-                now_ms,
-                answer.status,
-                "the push was refused",
-                link.name,
-            );
+            let (slot, problem) = (&mut self.sending, "the push was refused");
+            failed(slot, host, now_ms, answer.status, problem, link);
             // Nobody heard of the load, so it is told again.
             self.last_push = LastPush::default();
         }
@@ -253,13 +225,7 @@ impl Gateways {
         answer: CallResponse<'_>,
         link: &Link<'_>,
     ) -> Result<ExchangeResult, String> {
-        let body = match (answer.status, answer.body) {
-            (Some(200), Some(body)) => body,
-            (Some(200), None) => return Err("the response is too long".to_owned()),
-            (Some(status), _) => return Err(format!("status {status}")),
-            (None, _) => return Err("no answer".to_owned()),
-        };
-        let pushes: Pushes = serde_json::from_slice(body).map_err(|error| {
+        let pushes: Pushes = serde_json::from_slice(body_of(answer)?).map_err(|error| {
             let (line, column) = (error.line(), error.column());
             format!("no pushes: line {line}, column {column}")
         })?;
@@ -299,82 +265,36 @@ impl Gateways {
     }
 }
 
-impl CallSlot {
-    fn is_free(&self, now_ms: u64) -> bool {
-        let is_waiting = self
-            .waiting
-            .is_some_and(|(_, since)| !is_lost(since, now_ms));
-        !is_waiting && now_ms >= self.next_ms
+/// Notes a call, or that it could not be made; returns whether it was.
+fn begin(
+    slot: &mut CallSlot,
+    host: &impl Host,
+    now_ms: u64,
+    call: Result<u32, HostError>,
+    link: &Link<'_>,
+) -> bool {
+    match &call {
+        Ok(call) => slot.begin(now_ms, *call),
+        Err(error) => failed(slot, host, now_ms, None, &error.to_string(), link),
     }
-
-    fn is_waiting_for(&mut self, call: u32) -> bool {
-        self.waiting
-            .take_if(|(waiting, _)| *waiting == call)
-            .is_some()
-    }
-
-    /// Notes a call, and returns whether it was made.
-    fn begin(
-        &mut self,
-        host: &impl Host,
-        now_ms: u64,
-        call: Result<u32, HostError>,
-        name: &str,
-    ) -> bool {
-        match call {
-            Ok(call) => {
-                self.waiting = Some((call, now_ms));
-                true
-            }
-            Err(error) => {
-                self.failed(host, now_ms, None, &error.to_string(), name);
-                false
-            }
-        }
-    }
-
-    fn succeeded(&mut self, now_ms: u64) {
-        self.failures = 0;
-        self.next_ms = now_ms;
-    }
-
-    /// Delays the next call, and logs the first of several problems, except that a server does not know the route.
-    fn failed(
-        &mut self,
-        host: &impl Host,
-        now_ms: u64,
-        status: Option<u16>,
-        problem: &str,
-        name: &str,
-    ) {
-        let is_unknown = matches!(status, Some(404 | 405 | 501));
-        if self.failures == 0 && !is_unknown {
-            let message = format!("gateways cannot exchange records at {name}: {problem}");
-            host.log(LogLevel::Warn, &message);
-        }
-        let pause = match is_unknown {
-            true => OFF_MS,
-            false => FIRST_PAUSE_MS << self.failures.min(MAX_DOUBLINGS),
-        };
-        self.failures = self.failures.saturating_add(1);
-        self.next_ms = now_ms.saturating_add(pause);
-    }
+    call.is_ok()
 }
 
-impl Link<'_> {
-    fn call(
-        &self,
-        host: &impl Host,
-        method: &str,
-        path: &str,
-        body: &[u8],
-    ) -> Result<u32, HostError> {
-        let mut headers = vec![(":method", method), (":path", path)];
-        headers.extend(self.headers);
-        if !body.is_empty() {
-            headers.push(("content-type", "application/json"));
-        }
-        host.call_for_plugin(self.cluster, &headers, body, CALL_LIMIT_MS)
+/// Notes a failure, and logs the first of several, except that a server does not know the route.
+fn failed(
+    slot: &mut CallSlot,
+    host: &impl Host,
+    now_ms: u64,
+    status: Option<u16>,
+    problem: &str,
+    link: &Link<'_>,
+) {
+    if matches!(status, Some(404 | 405 | 501)) {
+        slot.failed_for(now_ms, OFF_MS);
+    } else if slot.failed(now_ms) {
+        let name = link.name;
+        let message = format!("gateways cannot exchange records at {name}: {problem}");
+        host.log(LogLevel::Warn, &message);
     }
 }
 

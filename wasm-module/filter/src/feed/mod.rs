@@ -18,6 +18,7 @@
 //! This module knows HTTP's status codes and the feed's JSON, and decides when to call and what to do about a
 //! response. It knows nothing of trees.
 
+mod call;
 mod gateways;
 mod lease;
 mod outbox;
@@ -25,7 +26,7 @@ mod outbox;
 use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower};
 use foreword_ordering::{EngineId, Residency};
 
-use self::gateways::Link;
+use self::call::{CallSlot, Link, body_of};
 pub(crate) use self::gateways::{ExchangeResult, Gateways};
 use self::lease::Lease;
 pub(crate) use self::outbox::{Outbox, Outgoing};
@@ -43,12 +44,7 @@ pub(crate) struct Feed {
     /// Whether this worker held the lease when it last looked.
     leads: bool,
     follower: Follower,
-    /// The number and time of the call under way.
-    waiting: Option<(u32, u64)>,
-    /// Time before which no call is made.
-    next_ms: u64,
-    /// Number of calls that failed since the last good one.
-    failures: u32,
+    reading: CallSlot,
     /// What gateways of other proxies tell and are told; `None`: this is switched off.
     gateways: Option<Gateways>,
 }
@@ -86,9 +82,7 @@ impl Feed {
             config,
             key,
             follower: Follower::default(),
-            waiting: None,
-            next_ms: 0,
-            failures: 0,
+            reading: CallSlot::default(),
         })
     }
 
@@ -98,29 +92,23 @@ impl Feed {
         if !self.leads {
             // The holder has begun anew; so will this worker when it is its turn again.
             self.follower = Follower::default();
-            self.waiting = None;
+            self.reading.forget();
             return Ok(());
         }
-        let is_waiting = self
-            .waiting
-            .is_some_and(|(_, since)| !is_lost(since, now_ms));
-        if is_waiting || now_ms < self.next_ms {
+        if !self.reading.is_free(now_ms) {
             return Ok(());
         }
         let query = self.follower.query();
         let path = format!("/v1/kv/events?wait_ms={WAIT_MS}&{query}");
-        let authorization = self.authorization();
-        let mut headers = vec![(":method", "GET"), (":path", path.as_str())];
-        headers.extend(common_headers(&self.config, authorization.as_deref()));
-        match host.call_for_plugin(&self.config.cluster, &headers, &[], CALL_LIMIT_MS) {
-            Ok(call) => self.waiting = Some((call, now_ms)),
+        match self.link().call(host, "GET", &path, &[]) {
+            Ok(call) => self.reading.begin(now_ms, call),
             // Envoy reports that there is no such cluster.
             Err(error) => self.failed(host, now_ms, &error.to_string()),
         }
         Ok(())
     }
 
-    /// Returns the engine.
+    /// Returns the engine whose feed this is.
     pub(crate) fn engine(&self) -> EngineId {
         self.engine
     }
@@ -186,24 +174,17 @@ impl Feed {
 
     fn with_gateways<T>(&mut self, act: impl FnOnce(&mut Gateways, &Link<'_>) -> T) -> Option<T> {
         let mut gateways = self.gateways.take()?;
-        let authorization = self.authorization();
-        let link = Link {
-            cluster: &self.config.cluster,
-            headers: &common_headers(&self.config, authorization.as_deref()),
-            key: self.key.as_ref(),
-            name: &self.name,
-        };
-        let acted = act(&mut gateways, &link);
+        let acted = act(&mut gateways, &self.link());
         self.gateways = Some(gateways);
         Some(acted)
     }
 
-    /// Returns the header that lets this gateway in. One that has the key needs no other token: it is derived from the
-    /// key.
-    fn authorization(&self) -> Option<String> {
-        let derived = self.key.as_ref().map(FeedKey::token);
-        let token = self.config.token.as_deref().or(derived);
-        token.map(|token| format!("Bearer {token}"))
+    fn link(&self) -> Link<'_> {
+        Link {
+            config: &self.config,
+            key: self.key.as_ref(),
+            name: &self.name,
+        }
     }
 
     /// Handles the response to a call. Returns `None` if it is not this feed's, else what the engine reported.
@@ -214,7 +195,9 @@ impl Feed {
         call: u32,
         answer: CallResponse<'_>,
     ) -> Option<FeedUpdate> {
-        self.waiting.take_if(|(waiting, _)| *waiting == call)?;
+        if !self.reading.end(call) {
+            return None;
+        }
         let batch = match read(answer, self.key.as_ref()) {
             Ok(batch) => batch,
             Err(problem) => {
@@ -225,12 +208,10 @@ impl Feed {
                 });
             }
         };
-        if self.failures > 0 {
+        if self.reading.succeeded(now_ms) {
             let message = format!("the feed of {} is back", self.name);
             host.log(LogLevel::Info, &message);
         }
-        self.failures = 0;
-        self.next_ms = now_ms;
         let events = self.follower.follow(&batch).map(owned);
         Some(FeedUpdate {
             messages: in_messages(self.engine, &batch.model, events),
@@ -245,32 +226,11 @@ impl Feed {
 
     /// Delays the next call, and logs the problem once.
     fn failed(&mut self, host: &impl Host, now_ms: u64, problem: &str) {
-        if self.failures == 0 {
+        if self.reading.failed(now_ms) {
             let message = format!("the feed of {} cannot be followed: {problem}", self.name);
             host.log(LogLevel::Warn, &message);
         }
-        let pause = FIRST_PAUSE_MS << self.failures.min(MAX_DOUBLINGS);
-        self.failures = self.failures.saturating_add(1);
-        self.next_ms = now_ms.saturating_add(pause);
     }
-}
-
-/// Returns the headers of every call.
-fn common_headers<'a>(
-    config: &'a FeedConfig,
-    authorization: Option<&'a str>,
-) -> Vec<(&'a str, &'a str)> {
-    let mut headers = vec![
-        (":authority", config.cluster.as_str()),
-        ("accept", "application/json"),
-    ];
-    headers.extend(authorization.map(|value| ("authorization", value)));
-    headers
-}
-
-/// Returns whether a call that was made at `since` will have no answer any more.
-fn is_lost(since: u64, now_ms: u64) -> bool {
-    now_ms.saturating_sub(since) > CALL_LIMIT_MS.saturating_mul(2)
 }
 
 /// The reason why a response cannot be used.
@@ -280,21 +240,14 @@ struct Problem {
 }
 
 fn read(answer: CallResponse<'_>, key: Option<&FeedKey>) -> Result<Batch, Problem> {
-    let problem = |words| Problem {
+    let body = body_of(answer).map_err(|words| Problem {
         words,
         is_about_the_key: false,
-    };
-    match (answer.status, answer.body) {
-        (None, _) => Err(problem("no answer".to_owned())),
-        (Some(200), Some(body)) => Batch::read(body, key).map_err(|error| Problem {
-            words: error.to_string(),
-            is_about_the_key: error.is_about_the_key(),
-        }),
-        (Some(200), None) => Err(problem(format!(
-            "an answer of more than {MAX_BATCH_BYTES} bytes"
-        ))),
-        (Some(status), _) => Err(problem(format!("status {status}"))),
-    }
+    })?;
+    Batch::read(body, key).map_err(|error| Problem {
+        words: error.to_string(),
+        is_about_the_key: error.is_about_the_key(),
+    })
 }
 
 fn owned(change: Change<'_>) -> Event {
@@ -355,12 +308,6 @@ pub(crate) const MAX_BATCH_BYTES: usize = 4 << 20;
 
 /// How long the engine may wait for an event before it responds.
 const WAIT_MS: u64 = 5_000;
-/// Time limit of a call.
-const CALL_LIMIT_MS: u64 = 10_000;
-/// Pause after a first failure; it doubles with each further one.
-const FIRST_PAUSE_MS: u64 = 500;
-/// Most doublings of the pause: it reaches half a minute.
-const MAX_DOUBLINGS: u32 = 6;
 /// Most documents in a message: twelve bytes each, well below an entry's bound.
 const DOCUMENTS_IN_A_MESSAGE: usize = 1_000;
 

@@ -43,16 +43,11 @@ impl FullTicks {
 impl Plugin {
     /// Returns the interval of [`Plugin::on_tick`].
     pub fn tick_ms(&self) -> u64 {
-        if self.exchanges() {
+        if self.config.exchanges() {
             SHORT_TICK_MS
         } else {
             FULL_TICK_MS
         }
-    }
-
-    /// Returns whether gateways of other proxies are told of requests.
-    pub(super) fn exchanges(&self) -> bool {
-        self.config.agreement.gateways && self.has_feeds()
     }
 
     /// Listens to gateways of other proxies that send requests to this feed's engine, and tells them what is new.

@@ -91,8 +91,7 @@ fn ring(host: &impl Host, config: &Config) -> Result<(String, Option<Agreement>)
 
 fn feeds(host: &impl Host, config: &Config, keys: Vec<Option<FeedKey>>, ring: &str) -> Vec<Feed> {
     let warn = |error: &HostError| host.log(LogLevel::Warn, &error.to_string());
-    let has_feeds = config.engines.iter().any(|engine| engine.feed.is_some());
-    let id = (has_feeds && config.agreement.gateways).then(|| gateway_id(host, ring));
+    let id = config.exchanges().then(|| gateway_id(host, ring));
     let id: Option<GatewayId> = id.and_then(|id| id.inspect_err(warn).ok());
     // Gateways whose workers would agree learn from each other.
     let audience = Fingerprint::of(&[ring.as_bytes()]).0;

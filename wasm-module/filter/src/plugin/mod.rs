@@ -95,10 +95,7 @@ impl<'b> RequestDocuments<'b> {
 impl Plugin {
     /// Returns whether the plugin follows engines' feeds, which requires ticks.
     pub fn has_feeds(&self) -> bool {
-        self.config
-            .engines
-            .iter()
-            .any(|engine| engine.feed.is_some())
+        self.config.has_feeds()
     }
 
     /// Handles a tick, every [`Plugin::tick_ms`]: it learns what other workers did meanwhile, so that the next request
@@ -106,7 +103,7 @@ impl Plugin {
     /// gone on and looks at engines' feeds.
     pub fn on_tick(&self, host: &impl Host) -> Tick {
         let now_ms = host.now_ms();
-        let tick = match self.exchanges() && !self.full_ticks.is_due(now_ms) {
+        let tick = match self.config.exchanges() && !self.full_ticks.is_due(now_ms) {
             true => Tick::Short,
             false => Tick::Full,
         };

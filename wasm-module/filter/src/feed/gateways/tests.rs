@@ -1,9 +1,11 @@
 //! What gateways tell each other, against the scripted host.
 
-use foreword_ordering::feed::{Event, SealedPush};
+use foreword_ordering::feed::{Event, FeedKey, SealedPush};
 use foreword_ordering::{EngineId, Residency};
 
 use super::*;
+use crate::engines::FeedConfig;
+use crate::feed::call::FIRST_PAUSE_MS;
 use crate::tests::scripted::ScriptedHost;
 
 const US: GatewayId = GatewayId(1);
@@ -24,9 +26,13 @@ impl Side {
     }
 
     fn with<T>(&mut self, act: impl FnOnce(&mut Gateways, &ScriptedHost, &Link<'_>) -> T) -> T {
+        let config = FeedConfig {
+            cluster: "engine".to_owned(),
+            token: Some("secret".to_owned()),
+            key: None,
+        };
         let link = Link {
-            cluster: "engine",
-            headers: &[("authorization", "Bearer secret")],
+            config: &config,
             key: self.key.as_ref(),
             name: "e",
         };

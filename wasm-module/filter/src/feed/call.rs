@@ -1,0 +1,122 @@
+//! Calls to the server of an engine's feed, one of each kind at a time.
+
+use foreword_ordering::feed::FeedKey;
+
+use crate::engines::FeedConfig;
+use crate::host::{CallResponse, Host, HostError};
+
+/// The way to the server of a feed.
+pub(super) struct Link<'a> {
+    pub(super) config: &'a FeedConfig,
+    /// The key that the feed must be sealed with.
+    pub(super) key: Option<&'a FeedKey>,
+    /// The engine's name, for the log.
+    pub(super) name: &'a str,
+}
+
+/// Calls of one kind, of which one is under way at a time.
+#[derive(Debug, Default)]
+pub(super) struct CallSlot {
+    /// The number and time of the call under way.
+    waiting: Option<(u32, u64)>,
+    /// Time before which no call is made.
+    next_ms: u64,
+    /// Number of calls that failed since the last good one.
+    failures: u32,
+}
+
+impl Link<'_> {
+    /// Calls the server; the body, where there is one, is JSON.
+    pub(super) fn call(
+        &self,
+        host: &impl Host,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<u32, HostError> {
+        let cluster = self.config.cluster.as_str();
+        // A gateway that has the key needs no other token: the token is derived from it.
+        let derived = self.key.map(FeedKey::token);
+        let token = self.config.token.as_deref().or(derived);
+        let authorization = token.map(|token| format!("Bearer {token}"));
+        let mut headers = vec![
+            (":method", method),
+            (":path", path),
+            (":authority", cluster),
+            ("accept", "application/json"),
+        ];
+        if let Some(authorization) = &authorization {
+            headers.push(("authorization", authorization));
+        }
+        if !body.is_empty() {
+            headers.push(("content-type", "application/json"));
+        }
+        host.call_for_plugin(cluster, &headers, body, LIMIT_MS)
+    }
+}
+
+impl CallSlot {
+    /// Returns whether a call may be made now.
+    pub(super) fn is_free(&self, now_ms: u64) -> bool {
+        // After twice the limit, the call under way will have no response any more.
+        let is_lost = |since: u64| now_ms.saturating_sub(since) > LIMIT_MS.saturating_mul(2);
+        let is_waiting = self.waiting.is_some_and(|(_, since)| !is_lost(since));
+        !is_waiting && now_ms >= self.next_ms
+    }
+
+    /// Notes a call that was made.
+    pub(super) fn begin(&mut self, now_ms: u64, call: u32) {
+        self.waiting = Some((call, now_ms));
+    }
+
+    /// Ends the call under way, if it is this one; returns whether it is.
+    pub(super) fn end(&mut self, call: u32) -> bool {
+        self.waiting
+            .take_if(|(waiting, _)| *waiting == call)
+            .is_some()
+    }
+
+    /// Forgets the call under way.
+    pub(super) fn forget(&mut self) {
+        self.waiting = None;
+    }
+
+    /// Allows the next call at once. Returns whether calls had failed before.
+    pub(super) fn succeeded(&mut self, now_ms: u64) -> bool {
+        self.next_ms = now_ms;
+        std::mem::take(&mut self.failures) > 0
+    }
+
+    /// Delays the next call, longer with each failure. Returns whether it is the first failure.
+    pub(super) fn failed(&mut self, now_ms: u64) -> bool {
+        let pause = FIRST_PAUSE_MS << self.failures.min(MAX_DOUBLINGS);
+        self.failed_for(now_ms, pause)
+    }
+
+    /// Delays the next call by `pause_ms`. Returns whether it is the first failure.
+    pub(super) fn failed_for(&mut self, now_ms: u64, pause_ms: u64) -> bool {
+        self.next_ms = now_ms.saturating_add(pause_ms);
+        self.failures = self.failures.saturating_add(1);
+        self.failures == 1
+    }
+}
+
+/// Returns the body of a good response, else why there is none.
+pub(super) fn body_of(answer: CallResponse<'_>) -> Result<&[u8], String> {
+    match (answer.status, answer.body) {
+        (Some(200), Some(body)) => Ok(body),
+        (Some(200), None) => Err(format!(
+            "an answer of more than {} bytes",
+            super::MAX_BATCH_BYTES
+        )),
+        (Some(status), _) => Err(format!("status {status}")),
+        (None, _) => Err("no answer".to_owned()),
+    }
+}
+
+/// Limit after which a call has failed; it is longer than the server waits.
+const LIMIT_MS: u64 = 10_000;
+/// Pause after a first failure; it doubles with each further one.
+pub(super) const FIRST_PAUSE_MS: u64 = 500;
+/// Most doublings of the pause: it reaches half a minute.
+const MAX_DOUBLINGS: u32 = 6;
