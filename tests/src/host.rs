@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
@@ -78,6 +79,12 @@ impl Host {
     /// Returns the address of the host's probes, metrics and KV feed.
     pub fn internal(&self) -> SocketAddr {
         self.internal
+    }
+
+    /// Returns the processor time that the host has used so far, in user and kernel mode, in steps of 10 ms.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let process = self.process.as_ref().context("it is killed")?;
+        process.cpu_time()
     }
 
     /// Returns all that the host has written to its standard output.

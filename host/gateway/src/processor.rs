@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use foreword_filter::{Plugin, SharedData};
 use tokio::signal::unix::Signal;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
@@ -48,9 +48,17 @@ impl Default for Bounds {
     }
 }
 
+/// Returns what a plugin asks for a tick with.
+fn waker(woken: &Arc<Notify>) -> impl Fn() + Send + Sync + use<> {
+    let woken = Arc::clone(woken);
+    move || woken.notify_one()
+}
+
 /// What all streams of a process share.
 pub struct Processor {
     plugin: RwLock<Arc<Plugin>>,
+    /// Whether a plugin has asked for a tick.
+    woken: Arc<Notify>,
     /// The path of the file that holds the filter's configuration.
     file: PathBuf,
     pub(crate) shared_data: SharedData,
@@ -83,8 +91,11 @@ impl Processor {
         let proxy = Proxy::of_plugin(&shared_data, &metrics, &clusters, pool.as_ref(), &calls);
         let plugin = Plugin::load(&proxy, &configuration)
             .with_context(|| format!("{} is refused", file.display()))?;
+        let woken = Arc::new(Notify::new());
+        plugin.wake_with(waker(&woken));
         Ok(Arc::new(Self {
             plugin: RwLock::new(Arc::new(plugin)),
+            woken,
             file: file.to_owned(),
             shared_data,
             metrics,
@@ -108,6 +119,7 @@ impl Processor {
         });
         match loaded {
             Ok(plugin) => {
+                plugin.wake_with(waker(&self.woken));
                 let mut place = self.plugin.write().unwrap_or_else(PoisonError::into_inner);
                 *place = Arc::new(plugin);
                 self.metrics.reloads.inc();
@@ -160,12 +172,17 @@ impl Processor {
         let mut next = tokio::time::Instant::now();
         loop {
             let plugin = tokio::select! {
+                () = self.woken.notified() => {
+                    next = next.min(tokio::time::Instant::now() + Plugin::WOKEN);
+                    continue;
+                }
                 () = tokio::time::sleep_until(next) => {
                     let plugin = self.plugin();
+                    let proxy = self.proxy(&calls);
                     caught(|| {
-                        plugin.on_tick(&self.proxy(&calls));
+                        plugin.on_tick(&proxy);
                     });
-                    next = tokio::time::Instant::now() + Duration::from_millis(plugin.tick_ms());
+                    next = tokio::time::Instant::now() + plugin.until_tick(&proxy);
                     plugin
                 }
                 Some(Ok((plugin, answer))) = under_way.join_next() => {

@@ -299,15 +299,16 @@ pub(crate) fn access(
 /// gateways tell each other.
 pub(crate) fn internal_bounds(access: &Access) -> Bounds {
     Bounds {
-        connections: access.readers() * CALLS_OF_A_READER + INTERNAL_CONNECTIONS,
+        connections: access.readers() * CONNECTIONS_OF_A_READER + INTERNAL_CONNECTIONS,
         per_address: 0,
         body_bytes: 8 << 20,
         ..Bounds::default()
     }
 }
 
-/// Calls that a gateway makes at once: it reads the feed, listens to other gateways, and tells them.
-pub const CALLS_OF_A_READER: u32 = 3;
+/// Connections of a gateway: one of its workers reads the feed and listens to other gateways, and each of eight tells them.
+/// Where there are more, those that have been idle longest end.
+pub const CONNECTIONS_OF_A_READER: u32 = 2 + 8;
 /// Connections of the internal listener besides those of the feed's readers: probes and scrapers.
 pub const INTERNAL_CONNECTIONS: u32 = 64;
 pub(crate) const INTERNAL: &str =

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //!   thread ── at intervals ──▶ scheduler ──▶ main thread's queue ──▶ `config_scheduled` ──▶ Plugin::on_tick
+//!      ▲
+//!      └─ request that has something to tell
 //! ```
 //!
 //! Envoy 1.40 lets a configuration make HTTP calls and run events on the main thread, but has timers for bootstrap
@@ -14,15 +16,24 @@
 
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use foreword_filter::Plugin;
 
 use crate::abi;
 
 /// A thread that ticks until this is dropped.
 pub(crate) struct Clock {
-    /// The sender whose drop ends the thread. It is dropped first.
-    stop: Option<SyncSender<()>>,
+    signals: SyncSender<Signal>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread is told.
+enum Signal {
+    /// A tick is wanted before the next is due.
+    Wake,
+    /// The configuration ends.
+    Stop,
 }
 
 impl Clock {
@@ -38,23 +49,41 @@ impl Clock {
         let scheduler =
             unsafe { abi::envoy_dynamic_module_callback_http_filter_config_scheduler_new(config) };
         let scheduler = Scheduler(scheduler);
-        let (stop, stopped) = sync_channel(0);
+        // Where it is full, a tick is coming.
+        let (signals, received) = sync_channel(4);
         let wait = move || {
-            while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            let mut next = Instant::now() + interval;
+            loop {
+                let left = next.saturating_duration_since(Instant::now());
+                match received.recv_timeout(left) {
+                    Err(RecvTimeoutError::Timeout) => next = Instant::now() + interval,
+                    // What else there is to tell by then is told with it.
+                    Ok(Signal::Wake) => thread::sleep(Plugin::WOKEN),
+                    Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                }
                 scheduler.commit();
             }
         };
         let thread = thread::Builder::new().name("foreword-clock".to_owned());
         Some(Self {
             thread: Some(thread.spawn(wait).ok()?),
-            stop: Some(stop),
+            signals,
         })
+    }
+
+    /// Returns what asks for a tick, from any thread and however long it is kept.
+    pub(crate) fn waker(&self) -> impl Fn() + Send + Sync + use<> {
+        let signals = self.signals.clone();
+        move || {
+            // Where the thread has ended, so has the configuration.
+            let _ = signals.try_send(Signal::Wake);
+        }
     }
 }
 
 impl Drop for Clock {
     fn drop(&mut self) {
-        self.stop = None;
+        let _ = self.signals.send(Signal::Stop);
         if let Some(thread) = self.thread.take() {
             // It has no reason to panic, and nothing to tell.
             let _ = thread.join();

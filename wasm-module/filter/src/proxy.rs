@@ -53,9 +53,11 @@ impl Context for Root {
         plugin.on_answer(&Proxy, call, status, body.as_deref());
     }
 
-    /// Handles the end of the configuration.
+    /// Handles the end of the configuration, after its last request.
     fn on_done(&mut self) -> bool {
         tell_counts();
+        // Envoy would let the timer run on, and a request may have asked for a tick just now.
+        set_tick(Duration::ZERO);
         true
     }
 }
@@ -67,7 +69,8 @@ impl RootContext for Root {
         let configuration = configuration.ok().flatten().unwrap_or_default();
         match Plugin::load(&Proxy, &configuration) {
             Ok(plugin) => {
-                let _ = hostcalls::set_tick_period(Duration::from_millis(plugin.tick_ms()));
+                plugin.wake_with(|| set_tick(Plugin::WOKEN));
+                set_tick(plugin.until_tick(&Proxy));
                 self.0 = Some(Arc::new(plugin));
                 true
             }
@@ -79,10 +82,13 @@ impl RootContext for Root {
     }
 
     fn on_tick(&mut self) {
-        let is_short =
-            (self.0.as_ref()).is_some_and(|plugin| plugin.on_tick(&Proxy) == Tick::Short);
-        if !is_short {
+        let Some(plugin) = &self.0 else { return };
+        if plugin.on_tick(&Proxy) == Tick::Full {
             tell_counts();
+        }
+        // The interval may have been shortened, by this plugin or by the one whose place it has taken.
+        if !plugin.is_woken() {
+            set_tick(plugin.until_tick(&Proxy));
         }
     }
 
@@ -97,6 +103,11 @@ impl RootContext for Root {
     fn get_type(&self) -> Option<ContextType> {
         Some(ContextType::HttpContext)
     }
+}
+
+/// Sets the interval of the running context's root.
+fn set_tick(interval: Duration) {
+    let _ = hostcalls::set_tick_period(interval);
 }
 
 /// A context without a configuration. It is unknown whether salts are on, so it refuses everything. Envoy sends no

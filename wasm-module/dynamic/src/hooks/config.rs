@@ -46,12 +46,14 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
         let (envoy, text) = unsafe { (Envoy::config(config), bytes(&text)) };
         match Plugin::load(&envoy, text) {
             Ok(plugin) => {
-                let interval = Duration::from_millis(plugin.tick_ms());
+                let interval = Duration::from_millis(Plugin::TICK_MS);
                 // SAFETY: the configuration is this hook's.
                 let clock = || unsafe { Clock::start(config, interval) };
                 let clock = plugin.has_feeds().then(clock).flatten();
-                if plugin.has_feeds() && clock.is_none() {
-                    log(LogLevel::Warn, NO_CLOCK);
+                match &clock {
+                    Some(clock) => plugin.wake_with(clock.waker()),
+                    None if plugin.has_feeds() => log(LogLevel::Warn, NO_CLOCK),
+                    None => {}
                 }
                 Box::into_raw(Box::new(Loaded {
                     plugin: Arc::new(plugin),

@@ -39,15 +39,6 @@ pub(crate) struct Agreement {
     head: Option<Head>,
 }
 
-/// Where an entry of the ring comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
-    /// A request of this proxy.
-    Here,
-    /// An engine's feed, or a gateway of another proxy: those that it concerns elsewhere have heard of it.
-    Elsewhere,
-}
-
 /// The result of learning new entries.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LearnResult {
@@ -76,19 +67,8 @@ impl Agreement {
     }
 
     /// Publishes an [encoded](PeerUpdate::encode) update, and returns whether it could.
-    pub(crate) fn tell(
-        &mut self,
-        host: &impl Host,
-        update: &[u8],
-        origin: Origin,
-    ) -> Result<bool, HostError> {
-        match origin {
-            Origin::Here => self.tell_within(host, update, MAX_ENTRY_BYTES),
-            Origin::Elsewhere => {
-                let entry = [&[ELSEWHERE], update].concat();
-                self.tell_within(host, &entry, MAX_ENTRY_BYTES)
-            }
-        }
+    pub(crate) fn tell(&mut self, host: &impl Host, update: &[u8]) -> Result<bool, HostError> {
+        self.tell_within(host, update, MAX_ENTRY_BYTES)
     }
 
     /// As [`Agreement::tell`], for an entry of up to `most` bytes.
@@ -113,20 +93,14 @@ impl Agreement {
         &mut self,
         host: &impl Host,
         limit: u64,
-        mut learn: impl FnMut(&PeerUpdate, Origin),
+        mut learn: impl FnMut(&PeerUpdate),
     ) -> Result<LearnResult, HostError> {
-        self.read_on(host, limit, |entry| {
-            let (update, origin) = match entry.split_first() {
-                Some((&ELSEWHERE, update)) => (update, Origin::Elsewhere),
-                _ => (entry, Origin::Here),
-            };
-            match PeerUpdate::decode(update) {
-                Ok(update) => {
-                    learn(&update, origin);
-                    true
-                }
-                Err(_) => false,
+        self.read_on(host, limit, |entry| match PeerUpdate::decode(entry) {
+            Ok(update) => {
+                learn(&update);
+                true
             }
+            Err(_) => false,
         })
     }
 
@@ -177,9 +151,6 @@ fn oldest(ring: &Ring, head: u64) -> u64 {
     head.saturating_sub(ring.entries())
 }
 
-/// The first byte of an entry that comes from elsewhere. No update begins with it: there is no version 0.
-const ELSEWHERE: u8 = 0;
-
 /// Most bytes of an entry: a request of some 1,500 documents. A longer one is not published.
 const MAX_ENTRY_BYTES: usize = 16 << 10;
 
@@ -228,13 +199,13 @@ mod tests {
 
         fn tell(&mut self, document: u64) {
             let entry = record(document).encode();
-            let update = self.agreement.tell(&self.host, &entry, Origin::Here);
+            let update = self.agreement.tell(&self.host, &entry);
             assert_eq!(update, Ok(true));
         }
 
         fn catch_up(&mut self) -> LearnResult {
             let known = &mut self.known;
-            let learn = |update: &PeerUpdate, _| known.push(update.clone());
+            let learn = |update: &PeerUpdate| known.push(update.clone());
             let learnt = self.agreement.catch_up(&self.host, u64::MAX, learn);
             let learnt = learnt.unwrap();
             self.lost += learnt.lost;
@@ -274,7 +245,7 @@ mod tests {
         }
         for expected in [2, 2, 1, 0] {
             let known = &mut two.known;
-            let learn = |update: &PeerUpdate, _| known.push(update.clone());
+            let learn = |update: &PeerUpdate| known.push(update.clone());
             let got = two.agreement.catch_up(&two.host, 2, learn).unwrap();
             assert_eq!(got, learnt(expected, 0));
         }
@@ -367,43 +338,18 @@ mod tests {
     }
 
     #[test]
-    fn where_an_entry_comes_from_is_told_with_it() {
-        let [mut one, mut two] = workers(8);
-        for (document, origin) in [(1, Origin::Elsewhere), (2, Origin::Here)] {
-            let entry = record(document).encode();
-            assert_eq!(one.agreement.tell(&one.host, &entry, origin), Ok(true));
-        }
-        let mut known = Vec::new();
-        let learn = |update: &PeerUpdate, origin| known.push((update.clone(), origin));
-        let learnt = two.agreement.catch_up(&two.host, u64::MAX, learn);
-        assert_eq!(
-            learnt,
-            Ok(super::LearnResult {
-                entries: 2,
-                lost: 0
-            })
-        );
-        let expected = [(record(1), Origin::Elsewhere), (record(2), Origin::Here)];
-        assert_eq!(known, expected);
-    }
-
-    #[test]
     fn a_head_that_is_not_ours_is_an_error_and_no_trap() {
         let [mut one] = workers(8);
         for head in [&b""[..], b"123456789"] {
             let key = "foreword/1/r/8/head";
             one.host.shared().get_mut(key).unwrap().0 = head.to_vec();
-            let told = one
-                .agreement
-                .tell(&one.host, &record(1).encode(), Origin::Here);
+            let told = one.agreement.tell(&one.host, &record(1).encode());
             assert!(told.is_err());
-            let caught = one.agreement.catch_up(&one.host, 1, |_, _| {});
+            let caught = one.agreement.catch_up(&one.host, 1, |_| {});
             assert!(caught.is_err());
         }
         one.host.shared().clear();
-        let told = one
-            .agreement
-            .tell(&one.host, &record(1).encode(), Origin::Here);
+        let told = one.agreement.tell(&one.host, &record(1).encode());
         assert!(told.is_err());
     }
 
@@ -417,7 +363,7 @@ mod tests {
         let mut orderer = Orderer::new(config);
         let rewrite = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
         let entry = rewrite.unwrap().record.encode();
-        let update = one.agreement.tell(&one.host, &entry, Origin::Here);
+        let update = one.agreement.tell(&one.host, &entry);
         assert_eq!(update, Ok(false));
         assert_eq!(one.agreement.ring.head(&one.host).unwrap().next, 0);
     }

@@ -67,7 +67,7 @@ impl EngineHealth {
     /// Returns its outstanding tokens. A worker that was lost never settles its own, so a value that has not changed
     /// for a while is stale.
     pub(super) fn outstanding(self, now_ms: u64) -> u64 {
-        if now_ms.saturating_sub(self.changed_ms) > STALE_MS {
+        if now_ms.abs_diff(self.changed_ms) > STALE_MS {
             0
         } else {
             self.outstanding
@@ -77,7 +77,7 @@ impl EngineHealth {
     /// Returns the tokens that it has yet to compute for other proxies' requests. A worker that hears of them and is lost
     /// tells nothing any more, so a value that was not repeated for a while is stale.
     pub(super) fn elsewhere(self, now_ms: u64) -> u64 {
-        if now_ms.saturating_sub(self.elsewhere_ms) > ELSEWHERE_STALE_MS {
+        if now_ms.abs_diff(self.elsewhere_ms) > ELSEWHERE_STALE_MS {
             0
         } else {
             self.elsewhere

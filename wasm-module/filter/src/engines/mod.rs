@@ -49,6 +49,13 @@ pub(crate) struct Dispatch {
     tokens: u64,
 }
 
+impl Dispatch {
+    /// Returns whether the engine has something to compute for the request.
+    pub(crate) fn has_tokens(self) -> bool {
+        self.tokens > 0
+    }
+}
+
 /// The result of a dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DispatchResult {

@@ -58,10 +58,13 @@ impl Link<'_> {
 impl CallSlot {
     /// Returns whether a call may be made now.
     pub(super) fn is_free(&self, now_ms: u64) -> bool {
-        // After twice the limit, the call under way will have no response any more.
-        let is_lost = |since: u64| now_ms.saturating_sub(since) > LIMIT_MS.saturating_mul(2);
+        // After twice the limit, the call under way will have no response any more; before it began, or long before the
+        // next is due, the clock was set back.
+        let is_lost = |since: u64| now_ms.abs_diff(since) > LIMIT_MS.saturating_mul(2);
         let is_waiting = self.waiting.is_some_and(|(_, since)| !is_lost(since));
-        !is_waiting && now_ms >= self.next_ms
+        let is_due =
+            now_ms >= self.next_ms || self.next_ms.saturating_sub(now_ms) > LONGEST_PAUSE_MS;
+        !is_waiting && is_due
     }
 
     /// Notes a call that was made.
@@ -69,11 +72,10 @@ impl CallSlot {
         self.waiting = Some((call, now_ms));
     }
 
-    /// Ends the call under way, if it is this one; returns whether it is.
-    pub(super) fn end(&mut self, call: u32) -> bool {
-        self.waiting
-            .take_if(|(waiting, _)| *waiting == call)
-            .is_some()
+    /// Ends the call under way, if it is this one; returns when it began.
+    pub(super) fn end(&mut self, call: u32) -> Option<u64> {
+        let ended = self.waiting.take_if(|(waiting, _)| *waiting == call);
+        ended.map(|(_, since)| since)
     }
 
     /// Forgets the call under way.
@@ -82,8 +84,8 @@ impl CallSlot {
     }
 
     /// Allows the next call at once. Returns whether calls had failed before.
-    pub(super) fn succeeded(&mut self, now_ms: u64) -> bool {
-        self.next_ms = now_ms;
+    pub(super) fn succeeded(&mut self) -> bool {
+        self.next_ms = 0;
         std::mem::take(&mut self.failures) > 0
     }
 
@@ -120,3 +122,5 @@ const LIMIT_MS: u64 = 10_000;
 pub(super) const FIRST_PAUSE_MS: u64 = 500;
 /// Most doublings of the pause: it reaches half a minute.
 const MAX_DOUBLINGS: u32 = 6;
+/// The longest pause that is asked for.
+pub(super) const LONGEST_PAUSE_MS: u64 = 300_000;

@@ -1,24 +1,26 @@
 //! What gateways of different proxies tell each other about one engine, through the server of its feed.
 //!
 //! ```text
-//!   requests ─▶ ring ─▶ leader ── POST /v1/kv/records ──▶ server of the feed ──▶ other leaders ─▶ their rings ─▶ workers
-//!                          ▲            updates, load            │ keeps the last ones
-//!                          └────── GET /v1/kv/records ───────────┘ others' alone; waits
+//!   requests ─▶ worker ── POST /v1/kv/records ──▶ server of the feed ──▶ leaders elsewhere ─▶ their rings ─▶ workers
+//!               leader ◀─ GET /v1/kv/records ────┘ keeps the last ones
+//!                            others' alone; waits
 //! ```
 //!
-//! The worker that leads a feed listens with a long poll, and pushes what its own proxy's requests did as soon as no push
-//! is under way, one at a time. A push carries the tokens that the engine has yet to compute for this proxy's requests
-//! too: a state, sent again every [`REPEAT_MS`] while it is not zero, and forgotten [`FORGET_MS`] after the last push. So
-//! a push that is lost costs knowledge for a while, and nothing has to be undone.
+//! The worker that leads a feed listens with a long poll. Each worker pushes what its own requests did, a millisecond
+//! after they did it, one push at a time. A push carries the tokens that the engine has yet to compute for this proxy's
+//! requests too: a state, of which the latest counts. The leader sends it again every [`REPEAT_MS`] while it is not
+//! zero, and it is forgotten [`FORGET_MS`] after the last push. So a push that is lost costs knowledge for a while, and
+//! nothing has to be undone.
 //!
-//! The server's responses say how many other gateways listen. While none does, nothing is collected or pushed. A server
-//! without the route, such as an older host's, is not called again for [`OFF_MS`].
+//! The server's responses say how many other gateways listen. When none has for a while, nothing is collected or pushed. A server
+//! without the route, such as an older host's, is not called again for [`LONGEST_PAUSE_MS`].
 
 use foreword_ordering::PeerUpdate;
 use foreword_ordering::feed::{Epoch, GatewayId, Push, Pushes};
 
 use super::WAIT_MS;
-use super::call::{CallSlot, Link, body_of};
+use super::call::{CallSlot, LONGEST_PAUSE_MS, Link, body_of};
+use super::listeners::Listeners;
 use super::outbox::Outgoing;
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
@@ -31,12 +33,14 @@ pub(crate) struct Gateways {
     audience: u64,
     receiving: CallSlot,
     sending: CallSlot,
-    /// What the push under way holds.
     last_push: LastPush,
     /// The position from which to listen; `None`: from now on.
     place: Option<(Epoch, u64)>,
-    /// Number of other gateways that listen.
+    /// Number of other gateways that listen, as the leader knows it.
     others: u32,
+    listeners: Listeners,
+    /// Whether somebody listened when this worker last looked.
+    is_listened_to: bool,
     /// The load that others reported.
     loads: Vec<Load>,
     /// The sum of the loads as published, and when.
@@ -52,14 +56,19 @@ pub(crate) struct ExchangeResult {
     pub(crate) sent: u64,
     /// Number of own updates that it did not take, and of others' that cannot be read.
     pub(crate) lost: u64,
+    /// Whether to listen again at once: others had told something, or the server had waited for it, so it does not
+    /// answer again and again.
+    pub(crate) listens_again: bool,
 }
 
-/// The push that was made last.
+/// The push that this worker made last.
 #[derive(Debug, Default)]
 struct LastPush {
     updates: u64,
     outstanding: u64,
     at_ms: u64,
+    /// Whether nobody heard of it, so that the load has to be told again.
+    failed: bool,
 }
 
 /// The load of another gateway.
@@ -67,14 +76,24 @@ struct LastPush {
 struct Load {
     gateway: GatewayId,
     outstanding: u64,
+    /// The push that told it. Workers of one gateway push beside each other, so a later one may come first.
+    number: u64,
     received_ms: u64,
 }
 
 impl Gateways {
-    pub(crate) fn new(id: GatewayId, audience: u64) -> Self {
-        Self {
+    /// Returns one worker's part. `name` is one for all workers and this engine.
+    pub(crate) fn new(
+        host: &impl Host,
+        id: GatewayId,
+        audience: u64,
+        name: &str,
+    ) -> Result<Self, HostError> {
+        Ok(Self {
             id,
             audience,
+            listeners: Listeners::open(host, name)?,
+            is_listened_to: false,
             receiving: CallSlot::default(),
             sending: CallSlot::default(),
             last_push: LastPush::default(),
@@ -82,27 +101,39 @@ impl Gateways {
             others: 0,
             loads: Vec::new(),
             published: (0, 0),
-        }
+        })
     }
 
-    /// Forgets everything but the id: another worker leads.
-    pub(super) fn reset(&mut self) {
-        *self = Self::new(self.id, self.audience);
+    /// Looks whether somebody listens. The worker that `leads` tells the others; another listens to nobody.
+    pub(super) fn look(&mut self, host: &impl Host, now_ms: u64, leads: bool) {
+        if leads && self.others > 0 {
+            self.listeners.note(host, now_ms);
+        }
+        if !leads {
+            self.receiving.forget();
+            self.place = None;
+            self.others = 0;
+            self.loads.clear();
+            self.published = (0, 0);
+        }
+        self.is_listened_to = self.listeners.are_there(host, now_ms);
     }
 
     /// Returns whether somebody listens.
     pub(super) fn has_listeners(&self) -> bool {
-        self.others > 0
+        self.is_listened_to
     }
 
     /// Returns whether a push can be made now.
     pub(super) fn may_push(&self, now_ms: u64) -> bool {
-        self.others > 0 && self.sending.is_free(now_ms)
+        self.is_listened_to && self.sending.is_free(now_ms)
     }
 
-    /// Returns whether the load may have to be told again, though nothing else is: others believe that there is some.
-    pub(super) fn has_sent_load(&self) -> bool {
-        self.last_push.outstanding > 0
+    /// Returns whether this worker has to tell the load again: its last push failed, or it leads and the push was a while
+    /// ago.
+    pub(super) fn repeats_load(&self, now_ms: u64, leads: bool) -> bool {
+        let push = &self.last_push;
+        push.failed || (leads && now_ms.abs_diff(push.at_ms) >= REPEAT_MS)
     }
 
     /// Listens, unless it does already.
@@ -118,38 +149,43 @@ impl Gateways {
         begin(&mut self.receiving, host, now_ms, call, link);
     }
 
-    /// Pushes the updates, and the load if it is other than told before, or was told a while ago. Returns the number of
-    /// updates that are lost, since the call could not be made.
+    /// Pushes what is new, with the load; if nothing is, the load alone where others believe or should know that there is
+    /// some. Returns the number of updates that are lost: they found no room, or the call could not be made.
+    ///
+    /// The push's number is drawn before `outstanding` reads the load, so the last of several workers' pushes is never older
+    /// than a change.
     pub(super) fn push(
         &mut self,
         host: &impl Host,
         now_ms: u64,
         link: &Link<'_>,
         taken: Outgoing,
-        outstanding: u64,
+        outstanding: impl FnOnce() -> u64,
     ) -> u64 {
-        let age_ms = now_ms.saturating_sub(self.last_push.at_ms);
-        let is_due =
-            outstanding != self.last_push.outstanding || (outstanding > 0 && age_ms >= REPEAT_MS);
-        if taken.updates.is_empty() && !is_due {
+        let number = host.now_ns();
+        let outstanding = outstanding();
+        let last = &self.last_push;
+        let has_load = taken.has_load || last.failed || outstanding > 0 || last.outstanding > 0;
+        if taken.updates.is_empty() && !has_load {
             return taken.dropped;
         }
         let updates = count(taken.updates.len());
         let push = Push {
             gateway: self.id,
-            number: host.now_ns(),
+            number,
             audience: self.audience,
             outstanding,
             updates: taken.updates,
         };
         let body = serde_json::to_vec(&push.sealed(link.key)).unwrap_or_default();
         let call = link.call(host, "POST", PATH, &body);
+        let is_made = begin(&mut self.sending, host, now_ms, call, link);
         self.last_push = LastPush {
             updates,
             outstanding,
             at_ms: now_ms,
+            failed: !is_made,
         };
-        let is_made = begin(&mut self.sending, host, now_ms, call, link);
         let lost = if is_made { 0 } else { updates };
         taken.dropped.saturating_add(lost)
     }
@@ -163,7 +199,7 @@ impl Gateways {
         answer: CallResponse<'_>,
         link: &Link<'_>,
     ) -> Option<ExchangeResult> {
-        if self.sending.end(call) {
+        if self.sending.end(call).is_some() {
             let updates = std::mem::take(&mut self.last_push.updates);
             let is_taken = self.settle_push(host, now_ms, answer, link);
             let (sent, lost) = if is_taken { (updates, 0) } else { (0, updates) };
@@ -173,26 +209,27 @@ impl Gateways {
                 ..ExchangeResult::default()
             });
         }
-        self.receiving.end(call).then(|| {
-            self.receive(now_ms, answer, link)
-                .unwrap_or_else(|problem| {
-                    self.others = 0;
-                    let slot = &mut self.receiving;
-                    failed(slot, host, now_ms, answer.status, &problem, link);
-                    ExchangeResult::default()
-                })
-        })
+        let since = self.receiving.end(call)?;
+        let mut received = self
+            .receive(now_ms, answer, link)
+            .unwrap_or_else(|problem| {
+                self.others = 0;
+                let slot = &mut self.receiving;
+                failed(slot, host, now_ms, answer.status, &problem, link);
+                ExchangeResult::default()
+            });
+        received.listens_again |= now_ms.saturating_sub(since) >= WAIT_MS / 2;
+        Some(received)
     }
 
     /// Returns the sum of the loads of others, if it has to be published: it is another one, or was published a while
     /// ago.
     pub(super) fn changed_load(&mut self, now_ms: u64) -> Option<u64> {
-        let is_recent = |load: &Load| now_ms.saturating_sub(load.received_ms) < FORGET_MS;
-        self.loads.retain(is_recent);
+        self.loads.retain(|load| load.is_recent(now_ms));
         let loads = self.loads.iter().map(|load| load.outstanding);
         let sum = loads.fold(0_u64, u64::saturating_add);
         let (published, at_ms) = self.published;
-        let is_old = now_ms.saturating_sub(at_ms) >= REPEAT_MS;
+        let is_old = now_ms.abs_diff(at_ms) >= REPEAT_MS;
         (sum != published || (sum > 0 && is_old)).then(|| {
             self.published = (sum, now_ms);
             sum
@@ -209,12 +246,11 @@ impl Gateways {
     ) -> bool {
         let is_taken = matches!(answer.status, Some(200..=299));
         if is_taken {
-            self.sending.succeeded(now_ms);
+            self.sending.succeeded();
         } else {
             let (slot, problem) = (&mut self.sending, "the push was refused");
             failed(slot, host, now_ms, answer.status, problem, link);
-            // Nobody heard of the load, so it is told again.
-            self.last_push = LastPush::default();
+            self.last_push.failed = true;
         }
         is_taken
     }
@@ -229,10 +265,13 @@ impl Gateways {
             let (line, column) = (error.line(), error.column());
             format!("no pushes: line {line}, column {column}")
         })?;
-        self.receiving.succeeded(now_ms);
+        self.receiving.succeeded();
         self.place = Some((pushes.epoch, pushes.next));
         self.others = pushes.others;
-        let mut received = ExchangeResult::default();
+        let mut received = ExchangeResult {
+            listens_again: !pushes.pushes.is_empty(),
+            ..ExchangeResult::default()
+        };
         let own = self.id;
         for sealed in pushes.pushes.iter().filter(|push| push.gateway != own) {
             let Ok(push) = sealed.open(link.key) else {
@@ -254,14 +293,35 @@ impl Gateways {
     }
 
     fn take_load(&mut self, now_ms: u64, push: &Push) {
+        let is_overtaken = |load: &Load| {
+            load.gateway == push.gateway && load.number > push.number && load.is_recent(now_ms)
+        };
+        if self.loads.iter().any(is_overtaken) {
+            return;
+        }
         self.loads.retain(|load| load.gateway != push.gateway);
-        if push.outstanding > 0 && self.loads.len() < MAX_GATEWAYS {
+        if self.loads.len() >= MAX_GATEWAYS
+            && let Some(idle) = self.loads.iter().position(|load| load.outstanding == 0)
+        {
+            // The one that was heard of the longest ago.
+            self.loads.remove(idle);
+        }
+        if self.loads.len() < MAX_GATEWAYS {
             self.loads.push(Load {
                 gateway: push.gateway,
                 outstanding: push.outstanding,
+                number: push.number,
                 received_ms: now_ms,
             });
         }
+    }
+}
+
+impl Load {
+    /// Returns whether it counts. What came after now came before the clock was set back.
+    fn is_recent(&self, now_ms: u64) -> bool {
+        let age_ms = now_ms.checked_sub(self.received_ms);
+        age_ms.is_some_and(|age_ms| age_ms < FORGET_MS)
     }
 }
 
@@ -290,7 +350,7 @@ fn failed(
     link: &Link<'_>,
 ) {
     if matches!(status, Some(404 | 405 | 501)) {
-        slot.failed_for(now_ms, OFF_MS);
+        slot.failed_for(now_ms, LONGEST_PAUSE_MS);
     } else if slot.failed(now_ms) {
         let name = link.name;
         let message = format!("gateways cannot exchange records at {name}: {problem}");
@@ -307,8 +367,6 @@ const PATH: &str = "/v1/kv/records";
 const REPEAT_MS: u64 = 1_000;
 /// Time after which the load of a gateway that says nothing is forgotten.
 const FORGET_MS: u64 = 5_000;
-/// Time for which a server that does not know the route is left alone.
-const OFF_MS: u64 = 300_000;
 /// Most gateways whose load is known.
 const MAX_GATEWAYS: usize = 256;
 

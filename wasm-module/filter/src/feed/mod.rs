@@ -13,7 +13,7 @@
 //! A host that shares a key with its gateways seals its feed. A batch that is sealed in another way than the
 //! configuration says is a failure like any other, with a counter of its own.
 //!
-//! The same worker exchanges what requests did with gateways of other proxies, through the feed's server ([`gateways`]).
+//! Workers exchange what requests did with gateways of other proxies, through the feed's server ([`gateways`]).
 //!
 //! This module knows HTTP's status codes and the feed's JSON, and decides when to call and what to do about a
 //! response. It knows nothing of trees.
@@ -21,6 +21,7 @@
 mod call;
 mod gateways;
 mod lease;
+mod listeners;
 mod outbox;
 
 use foreword_ordering::feed::{Batch, Change, Event, FeedKey, Follower};
@@ -113,30 +114,31 @@ impl Feed {
         self.engine
     }
 
-    /// Returns whether updates are to be kept for gateways of other proxies: this worker leads, and one listens.
-    pub(crate) fn has_listeners(&self) -> bool {
-        let gateways = self.gateways.as_ref().filter(|_| self.leads);
-        gateways.is_some_and(Gateways::has_listeners)
+    /// Looks whether gateways of other proxies listen; returns whether one does, so that updates are to be kept for them.
+    pub(crate) fn look_for_listeners(&mut self, host: &impl Host, now_ms: u64) -> bool {
+        let leads = self.leads;
+        self.gateways.as_mut().is_some_and(|gateways| {
+            gateways.look(host, now_ms, leads);
+            gateways.has_listeners()
+        })
     }
 
     /// Returns whether gateways of other proxies can be told something now.
     pub(crate) fn may_push(&self, now_ms: u64) -> bool {
-        let gateways = self.gateways.as_ref().filter(|_| self.leads);
+        let gateways = self.gateways.as_ref();
         gateways.is_some_and(|gateways| gateways.may_push(now_ms))
     }
 
-    /// Returns whether gateways of other proxies believe that the engine has something to compute for this one.
-    pub(crate) fn has_sent_load(&self) -> bool {
-        self.gateways.as_ref().is_some_and(Gateways::has_sent_load)
+    /// Returns whether it is on this worker to tell gateways of other proxies the load again.
+    pub(crate) fn repeats_load(&self, now_ms: u64) -> bool {
+        let gateways = self.gateways.as_ref();
+        gateways.is_some_and(|gateways| gateways.repeats_load(now_ms, self.leads))
     }
 
     /// Listens to gateways of other proxies, if this worker leads. Returns the load that others have told, if it has
     /// changed.
     pub(crate) fn poll_gateways(&mut self, host: &impl Host, now_ms: u64) -> Option<u64> {
         if !self.leads {
-            if let Some(gateways) = &mut self.gateways {
-                gateways.reset();
-            }
             return None;
         }
         self.with_gateways(|gateways, link| gateways.poll(host, now_ms, link));
@@ -148,13 +150,14 @@ impl Feed {
         self.gateways.as_mut()?.changed_load(now_ms)
     }
 
-    /// Tells gateways of other proxies; returns the number of updates that are lost.
+    /// Tells gateways of other proxies, with the load that `outstanding` reads; returns the number of updates that are
+    /// lost.
     pub(crate) fn push(
         &mut self,
         host: &impl Host,
         now_ms: u64,
         taken: Outgoing,
-        outstanding: u64,
+        outstanding: impl FnOnce() -> u64,
     ) -> u64 {
         let lost = self
             .with_gateways(|gateways, link| gateways.push(host, now_ms, link, taken, outstanding));
@@ -195,9 +198,7 @@ impl Feed {
         call: u32,
         answer: CallResponse<'_>,
     ) -> Option<FeedUpdate> {
-        if !self.reading.end(call) {
-            return None;
-        }
+        self.reading.end(call)?;
         let batch = match read(answer, self.key.as_ref()) {
             Ok(batch) => batch,
             Err(problem) => {
@@ -208,7 +209,7 @@ impl Feed {
                 });
             }
         };
-        if self.reading.succeeded(now_ms) {
+        if self.reading.succeeded() {
             let message = format!("the feed of {} is back", self.name);
             host.log(LogLevel::Info, &message);
         }

@@ -1,86 +1,99 @@
-//! What a proxy's requests did, kept until the worker that leads an engine's feed tells gateways of other proxies.
+//! What a worker's requests did, kept until gateways of other proxies are told.
 //!
-//! Every worker of a proxy learns every update of every other, so whichever leads has all of them. A queue is open
-//! while this worker leads and somebody listens; for the rest of the time a request adds nothing.
+//! A queue is open while somebody listens; for the rest of the time a request adds nothing.
 
 use foreword_ordering::feed::{MAX_PUSH_BYTES, MAX_PUSH_UPDATES};
 use foreword_ordering::{EngineId, OrderingRecord, PeerUpdate};
 
-/// Updates by the engine that they are about, for engines whose queue is open.
+/// What is to be told, by the engine that it is about; `None`: that engine's queue is closed.
 #[derive(Debug, Default)]
-pub(crate) struct Outbox(Vec<Queue>);
+pub(crate) struct Outbox(Vec<Option<Queue>>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Queue {
-    engine: EngineId,
-    updates: Vec<Vec<u8>>,
+    waiting: Outgoing,
+    /// Bytes of the updates that wait.
     bytes: usize,
-    /// Number of updates since the last taking that found no room.
-    dropped: u64,
 }
 
-/// What a queue held.
+/// What a queue holds.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outgoing {
+    /// Encoded updates, in order.
     pub(crate) updates: Vec<Vec<u8>>,
+    /// Whether the tokens that the engine has to compute for this proxy are others than before.
+    pub(crate) has_load: bool,
     /// Number of updates that found no room.
     pub(crate) dropped: u64,
+}
+
+impl Outgoing {
+    /// Returns whether there is nothing to tell.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.updates.is_empty() && !self.has_load && self.dropped == 0
+    }
 }
 
 impl Outbox {
     /// Opens or closes an engine's queue; what a closed one held is forgotten.
     pub(crate) fn set_open(&mut self, engine: EngineId, is_open: bool) {
-        if !is_open {
-            self.0.retain(|queue| queue.engine != engine);
-        } else if !self.0.iter().any(|queue| queue.engine == engine) {
-            self.0.push(Queue {
-                engine,
-                updates: Vec::new(),
-                bytes: 0,
-                dropped: 0,
-            });
+        let place = usize::from(engine.0);
+        if is_open && self.0.len() <= place {
+            self.0.resize_with(place.saturating_add(1), || None);
+        }
+        if let Some(queue) = self.0.get_mut(place) {
+            let kept = queue.take().filter(|_| is_open);
+            *queue = is_open.then(|| kept.unwrap_or_default());
         }
     }
 
-    /// Adds an update, without the texts of requests.
-    pub(crate) fn add(&mut self, update: &PeerUpdate) {
-        if let Some(queue) = self.queue(update.engine()) {
-            queue.add(update.encode_without_texts());
-        }
+    /// Adds an update, without the texts of requests. Returns whether the queue is open.
+    pub(crate) fn add(&mut self, update: &PeerUpdate) -> bool {
+        let queue = self.queue(update.engine());
+        let added = queue.map(|queue| queue.add(update.encode_without_texts()));
+        added.is_some()
     }
 
-    /// Adds a request's record, without its texts.
-    pub(crate) fn add_record(&mut self, record: &OrderingRecord) {
-        if let Some(queue) = self.queue(record.engine()) {
-            queue.add(record.without_texts().encode());
-        }
+    /// Adds a request's record, without its texts. Returns whether the queue is open.
+    pub(crate) fn add_record(&mut self, record: &OrderingRecord) -> bool {
+        let queue = self.queue(record.engine());
+        let added = queue.map(|queue| queue.add(record.without_texts().encode()));
+        added.is_some()
+    }
+
+    /// Notes that an engine has other tokens to compute than before. Returns whether its queue is open.
+    pub(crate) fn add_load(&mut self, engine: EngineId) -> bool {
+        let queue = self.queue(engine);
+        queue.map(|queue| queue.waiting.has_load = true).is_some()
+    }
+
+    /// Returns whether an engine's queue holds something.
+    pub(crate) fn has(&self, engine: EngineId) -> bool {
+        let queue = self.0.get(usize::from(engine.0));
+        let queue = queue.and_then(Option::as_ref);
+        queue.is_some_and(|queue| !queue.waiting.is_empty())
     }
 
     /// Takes what an engine's queue holds.
     pub(crate) fn take(&mut self, engine: EngineId) -> Outgoing {
-        let Some(queue) = self.queue(engine) else {
-            return Outgoing::default();
-        };
-        queue.bytes = 0;
-        Outgoing {
-            updates: std::mem::take(&mut queue.updates),
-            dropped: std::mem::take(&mut queue.dropped),
-        }
+        let queue = self.queue(engine);
+        queue.map(std::mem::take).unwrap_or_default().waiting
     }
 
     fn queue(&mut self, engine: EngineId) -> Option<&mut Queue> {
-        self.0.iter_mut().find(|queue| queue.engine == engine)
+        self.0.get_mut(usize::from(engine.0))?.as_mut()
     }
 }
 
 impl Queue {
     fn add(&mut self, update: Vec<u8>) {
+        let waiting = &mut self.waiting;
         let bytes = self.bytes.saturating_add(update.len());
-        if self.updates.len() < MAX_PUSH_UPDATES && bytes <= MAX_UPDATE_BYTES {
+        if waiting.updates.len() < MAX_PUSH_UPDATES && bytes <= MAX_UPDATE_BYTES {
             self.bytes = bytes;
-            self.updates.push(update);
+            waiting.updates.push(update);
         } else {
-            self.dropped = self.dropped.saturating_add(1);
+            waiting.dropped = waiting.dropped.saturating_add(1);
         }
     }
 }
@@ -105,15 +118,21 @@ mod tests {
     #[test]
     fn what_is_about_an_open_engine_is_kept_until_it_is_taken() {
         let mut outbox = Outbox::default();
-        outbox.add(&update(1));
+        assert!(!outbox.add(&update(1)) && !outbox.add_load(EngineId(1)));
         outbox.set_open(EngineId(1), true);
         outbox.set_open(EngineId(2), true);
         outbox.set_open(EngineId(2), true);
         assert_eq!(outbox.take(EngineId(1)), Outgoing::default());
-        for engine in [1, 2, 3, 1] {
-            outbox.add(&update(engine));
+        for (engine, is_open) in [(1, true), (2, true), (3, false), (1, true)] {
+            assert_eq!(outbox.add(&update(engine)), is_open);
         }
-        assert_eq!(outbox.take(EngineId(1)).updates.len(), 2);
+        // What is open stays open.
+        outbox.set_open(EngineId(1), true);
+        assert!(outbox.has(EngineId(1)) && !outbox.has(EngineId(0)) && !outbox.has(EngineId(3)));
+        let taken = outbox.take(EngineId(1));
+        assert_eq!((taken.updates.len(), taken.has_load), (2, false));
+        assert!(outbox.add_load(EngineId(1)) && outbox.has(EngineId(1)));
+        assert!(outbox.take(EngineId(1)).has_load);
         assert_eq!(outbox.take(EngineId(1)), Outgoing::default());
         assert_eq!(outbox.take(EngineId(3)), Outgoing::default());
         outbox.set_open(EngineId(2), false);

@@ -1,52 +1,29 @@
 //! What a plugin tells gateways of other proxies, and hears of them; see [`crate::feed`] on how.
 
+use foreword_ordering::EngineId;
 use foreword_ordering::feed::GatewayId;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Plugin;
-use crate::agreement::Origin;
-use crate::feed::{Feed, Outgoing};
+use super::{Plugin, Tick};
+use crate::feed::{Feed, Outbox};
 use crate::host::{CallResponse, Host, HostError};
 use crate::swap;
 
-/// A tick of a plugin's clock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tick {
-    /// Everything was done that there is to do now and then.
-    Full,
-    /// Only what cannot wait that long was done: learning, telling.
-    Short,
-}
-
-/// The times of full ticks.
-#[derive(Debug, Default)]
-pub(super) struct FullTicks {
-    /// Time of the next one.
-    next_ms: AtomicU64,
-}
-
-impl FullTicks {
-    /// Returns whether a full tick is due, and notes it.
-    pub(super) fn is_due(&self, now_ms: u64) -> bool {
-        let next_ms = self.next_ms.load(Ordering::Relaxed);
-        // A clock that was set back must not stop them.
-        let is_due = now_ms >= next_ms || next_ms.saturating_sub(now_ms) > FULL_TICK_MS;
-        if is_due {
-            let next_ms = now_ms.saturating_add(FULL_TICK_MS);
-            self.next_ms.store(next_ms, Ordering::Relaxed);
-        }
-        is_due
-    }
-}
-
 impl Plugin {
-    /// Returns the interval of [`Plugin::on_tick`].
-    pub fn tick_ms(&self) -> u64 {
-        if self.config.exchanges() {
-            SHORT_TICK_MS
-        } else {
-            FULL_TICK_MS
+    /// Notes something for gateways of other proxies; `note` returns whether there are any.
+    pub(super) fn note(&self, note: impl FnOnce(&mut Outbox) -> bool) {
+        if self.config.exchanges()
+            && let Some(mut outbox) = self.outbox.lock(|outbox| *outbox = Outbox::default())
+            && note(&mut outbox)
+        {
+            self.clock.wake();
+        }
+    }
+
+    /// Notes that an engine has other tokens to compute. With one engine nobody asks.
+    pub(super) fn note_load(&self, engine: EngineId) {
+        if self.engines.are_several() {
+            self.note(|outbox| outbox.add_load(engine));
         }
     }
 
@@ -56,20 +33,20 @@ impl Plugin {
         if let Some(load) = feed.poll_gateways(host, now_ms) {
             self.engines.set_elsewhere(host, now_ms, engine, load);
         }
-        let may_push = feed.may_push(now_ms);
-        let Some(mut knowledge) = self.knowledge() else {
+        let Some(mut outbox) = self.outbox.lock(|outbox| *outbox = Outbox::default()) else {
             return;
         };
-        knowledge.outbox.set_open(engine, feed.has_listeners());
-        let outgoing = match may_push {
-            true => knowledge.outbox.take(engine),
-            false => Outgoing::default(),
-        };
-        drop(knowledge);
-        // The load of an engine that had nothing to do is looked at now and then.
-        let may_have_load = !outgoing.updates.is_empty() || feed.has_sent_load();
-        if may_push && (may_have_load || tick == Tick::Full) {
-            let load = self.engines.own_outstanding(host, now_ms, engine);
+        if tick == Tick::Full {
+            let is_open = feed.look_for_listeners(host, now_ms);
+            outbox.set_open(engine, is_open);
+        }
+        if !feed.may_push(now_ms) {
+            return;
+        }
+        let outgoing = outbox.take(engine);
+        drop(outbox);
+        if !outgoing.is_empty() || (tick == Tick::Full && feed.repeats_load(now_ms)) {
+            let load = || self.engines.own_outstanding(host, now_ms, engine);
             let lost = feed.push(host, now_ms, outgoing, load);
             self.metrics.lost_updates(host, lost);
         }
@@ -101,15 +78,23 @@ impl Plugin {
             && let Some(mut knowledge) = self.knowledge()
         {
             for update in received.updates {
-                let update = update.about(engine);
-                knowledge.take(host, &self.metrics, update, Origin::Elsewhere);
+                knowledge.take(host, &self.metrics, &update.about(engine));
             }
         }
         self.metrics.sent_updates(host, received.sent);
         self.metrics.lost_updates(host, received.lost);
         // The count comes last, so whoever sees it also sees the knowledge.
         self.metrics.received_updates(host, count);
+        // There may be more to hear, or to tell by now.
+        if received.listens_again || self.has_outgoing(engine) {
+            self.clock.wake();
+        }
         true
+    }
+
+    fn has_outgoing(&self, engine: EngineId) -> bool {
+        let outbox = self.outbox.lock(|outbox| *outbox = Outbox::default());
+        outbox.is_some_and(|outbox| outbox.has(engine))
     }
 }
 
@@ -132,7 +117,3 @@ pub(super) fn gateway_id(host: &impl Host, ring: &str) -> Result<GatewayId, Host
 const LAYOUT: &str = "1";
 /// Status for an id that is missing or malformed.
 const NO_ID: u32 = 205;
-/// The longest delay until an idle worker learns what others did, and until engines' feeds are looked at.
-const FULL_TICK_MS: u64 = 100;
-/// The delay until gateways of other proxies are told, where they are.
-const SHORT_TICK_MS: u64 = 10;

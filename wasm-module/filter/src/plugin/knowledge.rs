@@ -4,9 +4,8 @@
 use foreword_ordering::cuts::Cutter;
 use foreword_ordering::{Orderer, OrderingRecord, PeerUpdate};
 
-use crate::agreement::{Agreement, Origin};
+use crate::agreement::Agreement;
 use crate::config::Config;
-use crate::feed::Outbox;
 use crate::host::{Host, LogLevel};
 use crate::metrics::Metrics;
 
@@ -16,8 +15,6 @@ pub(super) struct Knowledge {
     pub(super) cutter: Cutter,
     /// The worker's part in the ring; `None`: it publishes and learns nothing.
     pub(super) agreement: Option<Agreement>,
-    /// What gateways of other proxies are yet to be told.
-    pub(super) outbox: Outbox,
     /// One bit for each engine: whether its answers ever reported cached tokens. From then on, an answer without them
     /// means none.
     pub(super) reporting: u64,
@@ -32,7 +29,6 @@ impl Knowledge {
             orderer: Orderer::new(config.ordering.clone()),
             cutter: Cutter::new(),
             agreement: None,
-            outbox: Outbox::default(),
             reporting: 0,
             request_number: 0,
         }
@@ -50,37 +46,19 @@ impl Knowledge {
     /// Learns what others have published, at most `limit` entries.
     pub(super) fn catch_up(&mut self, host: &impl Host, metrics: &Metrics, limit: u64) {
         let Self {
-            orderer,
-            agreement,
-            outbox,
-            ..
+            orderer, agreement, ..
         } = self;
         let Some(agreement) = agreement else { return };
-        let learn = |update: &PeerUpdate, origin| {
-            orderer.learn(update);
-            if origin == Origin::Here {
-                outbox.add(update);
-            }
-        };
-        match agreement.catch_up(host, limit, learn) {
+        match agreement.catch_up(host, limit, |update| orderer.learn(update)) {
             Ok(learnt) => metrics.learnt(host, learnt),
             Err(error) => host.log(LogLevel::Warn, &error.to_string()),
         }
     }
 
     /// Applies an update and publishes it.
-    pub(super) fn take(
-        &mut self,
-        host: &impl Host,
-        metrics: &Metrics,
-        update: PeerUpdate,
-        origin: Origin,
-    ) {
-        self.orderer.learn(&update);
-        if origin == Origin::Here {
-            self.outbox.add(&update);
-        }
-        self.tell(host, metrics, &update.encode(), origin);
+    pub(super) fn take(&mut self, host: &impl Host, metrics: &Metrics, update: &PeerUpdate) {
+        self.orderer.learn(update);
+        self.tell(host, metrics, &update.encode());
     }
 
     /// Publishes the record of a request of this worker.
@@ -90,16 +68,15 @@ impl Knowledge {
         metrics: &Metrics,
         record: &OrderingRecord,
     ) {
-        self.outbox.add_record(record);
-        self.tell(host, metrics, &record.encode(), Origin::Here);
+        self.tell(host, metrics, &record.encode());
     }
 
     /// Publishes an [encoded](PeerUpdate::encode) update.
-    fn tell(&mut self, host: &impl Host, metrics: &Metrics, update: &[u8], origin: Origin) {
+    fn tell(&mut self, host: &impl Host, metrics: &Metrics, update: &[u8]) {
         let Some(agreement) = &mut self.agreement else {
             return;
         };
-        match agreement.tell(host, update, origin) {
+        match agreement.tell(host, update) {
             Ok(true) => {}
             Ok(false) => metrics.untold(host),
             Err(error) => {

@@ -5,13 +5,14 @@ use foreword_ordering::document::Fingerprint;
 use foreword_ordering::feed::{FeedKey, GatewayId};
 
 use super::Plugin;
-use super::gateways::{FullTicks, gateway_id};
+use super::clock::Clock;
+use super::gateways::gateway_id;
 use super::knowledge::Knowledge;
 use super::misses_of;
 use crate::agreement::Agreement;
 use crate::config::{Config, ConfigError, KEY, Mode, SaltKey, TenantSource};
 use crate::engines::Engines;
-use crate::feed::{Feed, Gateways};
+use crate::feed::{Feed, Gateways, Outbox};
 use crate::host::{Host, HostError, LogLevel};
 use crate::metrics::Metrics;
 use crate::retrieval::Retrieval;
@@ -61,7 +62,8 @@ impl Plugin {
             knowledge: Shared::new(knowledge),
             misses: Shared::new(misses_of(&config)),
             feeds: Shared::new(followed),
-            full_ticks: FullTicks::default(),
+            outbox: Shared::new(Outbox::default()),
+            clock: Clock::default(),
             retrieval: (config.retrieval.clone()).map(|config| Retrieval::new(host, config)),
             metrics,
             config,
@@ -98,7 +100,11 @@ fn feeds(host: &impl Host, config: &Config, keys: Vec<Option<FeedKey>>, ring: &s
     let engines = (0..).map(EngineId).zip(&config.engines).zip(keys);
     let feeds = engines.filter_map(|((id_of_engine, engine), key)| {
         let (name, feed) = (&engine.name, engine.feed.clone()?);
-        let gateways = id.map(|id| Gateways::new(id, audience));
+        let of_feed = format!("{ring}/{name}");
+        let gateways = id.and_then(|id| {
+            let gateways = Gateways::new(host, id, audience, &of_feed);
+            gateways.inspect_err(warn).ok()
+        });
         let feed = Feed::new(host, id_of_engine, name, feed, key, ring, gateways);
         feed.inspect_err(warn).ok()
     });

@@ -5,8 +5,10 @@
 //! | `load` | how a plugin is loaded |
 //! | `knowledge` | what its requests know together |
 //! | `gateways` | what gateways of other proxies are told, and tell |
+//! | `clock` | when it ticks |
 //! | this file | what a request asks of it |
 
+mod clock;
 mod gateways;
 mod knowledge;
 mod load;
@@ -21,13 +23,12 @@ use foreword_ordering::{
     Residency, Retrieved, Rewrite, RewriteOptions, Skip, Trial, Usage, parse, parse_with,
 };
 
-use self::gateways::FullTicks;
-pub use self::gateways::Tick;
+use self::clock::Clock;
+pub use self::clock::Tick;
 use self::knowledge::Knowledge;
-use crate::agreement::Origin;
 use crate::config::{Config, Mode};
 use crate::engines::{Dispatch, DispatchResult, Engines};
-use crate::feed::{Feed, MAX_BATCH_BYTES};
+use crate::feed::{Feed, MAX_BATCH_BYTES, Outbox};
 use crate::host::{CallResponse, Host, LogLevel};
 use crate::metrics::Metrics;
 use crate::misses::{self, Misses, Ticket};
@@ -46,7 +47,9 @@ pub struct Plugin {
     misses: Shared<Misses>,
     /// The feeds, apart from the knowledge, so that no request waits while a batch is read.
     feeds: Shared<Vec<Feed>>,
-    full_ticks: FullTicks,
+    /// What gateways of other proxies are yet to be told.
+    outbox: Shared<Outbox>,
+    clock: Clock,
     metrics: Metrics,
     salts: Option<Salts>,
     /// The retrieval of documents; `None`: it is not configured.
@@ -98,19 +101,16 @@ impl Plugin {
         self.config.has_feeds()
     }
 
-    /// Handles a tick, every [`Plugin::tick_ms`]: it learns what other workers did meanwhile, so that the next request
-    /// finds little left to learn, and tells gateways of other proxies. At full ticks it explains requests that have
-    /// gone on and looks at engines' feeds.
+    /// Handles a tick, every [`Plugin::TICK_MS`] and when the plugin has asked for one: it tells gateways of other proxies
+    /// what its requests did. At full ticks it also learns what other workers did meanwhile, so that the next request
+    /// finds little left to learn, explains requests that have gone on, and looks at engines' feeds.
     pub fn on_tick(&self, host: &impl Host) -> Tick {
         let now_ms = host.now_ms();
-        let tick = match self.config.exchanges() && !self.full_ticks.is_due(now_ms) {
-            true => Tick::Short,
-            false => Tick::Full,
-        };
-        if let Some(mut knowledge) = self.knowledge() {
-            knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
-        }
+        let tick = self.clock.tick(now_ms);
         if tick == Tick::Full {
+            if let Some(mut knowledge) = self.knowledge() {
+                knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
+            }
             self.metrics.memory(host);
             if let Some(mut misses) = self.misses() {
                 misses.explain_waiting(EXPLAINED_AT_A_TICK, &self.config.ordering);
@@ -151,7 +151,7 @@ impl Plugin {
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
         for residency in said.messages {
             let update = PeerUpdate::Residency(residency);
-            knowledge.take(host, &self.metrics, update, Origin::Elsewhere);
+            knowledge.take(host, &self.metrics, &update);
         }
         // The count comes last, so whoever sees it also sees the knowledge.
         self.metrics.fed(host, said.events);
@@ -274,12 +274,13 @@ impl Plugin {
         let (engine, tokens) = match &answer {
             Ok(rewrite) => {
                 knowledge.tell_record(host, &self.metrics, &rewrite.record);
+                self.note(|outbox| outbox.add_record(&rewrite.record));
                 (rewrite.record.engine(), rewrite.record.uncached())
             }
             Err(_) => (least_loaded(&choices), estimated_tokens(body.len())),
         };
         let route = Route {
-            dispatch: self.engines.send(host, now_ms, engine, tokens),
+            dispatch: self.send(host, now_ms, engine, tokens),
             destinations: self.engines.destinations(host, engine, &choices),
         };
         Some(Rewritten {
@@ -298,7 +299,7 @@ impl Plugin {
         let engine = least_loaded(&choices);
         let tokens = estimated_tokens(bytes);
         Route {
-            dispatch: self.engines.send(host, now_ms, engine, tokens),
+            dispatch: self.send(host, now_ms, engine, tokens),
             destinations: self.engines.destinations(host, engine, &choices),
         }
     }
@@ -314,13 +315,24 @@ impl Plugin {
         };
         if let Some(mut knowledge) = self.knowledge() {
             let update = PeerUpdate::Residency(cleared);
-            knowledge.take(host, &self.metrics, update, Origin::Elsewhere);
+            knowledge.take(host, &self.metrics, &update);
         }
+    }
+
+    fn send(&self, host: &impl Host, now_ms: u64, engine: EngineId, tokens: u64) -> Dispatch {
+        let dispatch = self.engines.send(host, now_ms, engine, tokens);
+        if tokens > 0 {
+            self.note_load(engine);
+        }
+        dispatch
     }
 
     pub(crate) fn settle(&self, host: &impl Host, dispatch: Dispatch, result: DispatchResult) {
         self.engines
             .settle(host, self.now_ms(host), dispatch, result);
+        if dispatch.has_tokens() {
+            self.note_load(dispatch.engine);
+        }
     }
 
     /// Records a response from an engine that this plugin did not choose.
@@ -345,7 +357,8 @@ impl Plugin {
             && let Some(mut knowledge) = self.knowledge()
         {
             let update = PeerUpdate::Residency(undone);
-            knowledge.take(host, &self.metrics, update, Origin::Here);
+            knowledge.take(host, &self.metrics, &update);
+            self.note(|outbox| outbox.add(&update));
         }
     }
 
@@ -354,7 +367,8 @@ impl Plugin {
         record.redirect(engine);
         if let Some(mut knowledge) = self.knowledge() {
             let update = PeerUpdate::OrderingRecord(record.clone());
-            knowledge.take(host, &self.metrics, update, Origin::Here);
+            knowledge.take(host, &self.metrics, &update);
+            self.note(|outbox| outbox.add(&update));
         }
     }
 
@@ -383,7 +397,8 @@ impl Plugin {
         if let Some(correction) = record.judged(usage) {
             self.metrics.corrected(host);
             let update = PeerUpdate::Correction(correction);
-            knowledge.take(host, &self.metrics, update, Origin::Here);
+            knowledge.take(host, &self.metrics, &update);
+            self.note(|outbox| outbox.add(&update));
         }
     }
 

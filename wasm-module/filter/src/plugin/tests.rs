@@ -117,9 +117,10 @@ fn a_proxy_without_shared_data_orders_all_the_same() {
 /// A proxy of two workers before two engines whose feeds it follows.
 struct Proxy {
     hosts: [ScriptedHost; 2],
+    /// The first one leads.
     workers: [Plugin; 2],
-    /// Calls that were answered, of the first worker, which leads.
-    answered: usize,
+    /// Calls of each that were answered.
+    answered: [usize; 2],
 }
 
 const FOLLOWING: &str = r#"{"engines": [
@@ -134,22 +135,31 @@ impl Proxy {
         Self {
             hosts,
             workers,
-            answered: 0,
+            answered: [0; 2],
         }
     }
 
-    /// Both workers tick, and what the leader has called is answered: `others` listen, and have told `pushes` to the
-    /// server of the first engine's feed. Returns what was pushed there.
+    /// Both workers tick, and what they have called is answered: `others` listen, and have told `pushes` to the server of
+    /// the first engine's feed. Returns what was pushed there.
     fn tick(&mut self, ms: u64, others: u32, pushes: &[Push]) -> Vec<Push> {
-        for (host, worker) in self.hosts.iter().zip(&self.workers) {
-            host.set_time(ms);
-            worker.on_tick(host);
-        }
-        let (host, worker) = (&self.hosts[0], &self.workers[0]);
-        assert_eq!(self.hosts[1].calls().len(), 0, "one leads");
+        let workers = [0, 1].map(|worker| {
+            self.hosts[worker].set_time(ms);
+            self.workers[worker].on_tick(&self.hosts[worker]);
+            self.answer(worker, others, pushes)
+        });
+        workers.concat()
+    }
+
+    fn answer(&mut self, worker: usize, others: u32, pushes: &[Push]) -> Vec<Push> {
+        let leads = worker == 0;
+        let (host, worker, answered) = (
+            &self.hosts[worker],
+            &self.workers[worker],
+            &mut self.answered[worker],
+        );
         let calls = host.calls().into_iter().zip(host.call_bodies());
         let mut pushed = Vec::new();
-        for (call, ((cluster, headers), body)) in calls.enumerate().skip(self.answered) {
+        for (call, ((cluster, headers), body)) in calls.enumerate().skip(*answered) {
             let header = |wanted: &str| {
                 let found = headers.iter().find(|(name, _)| name == wanted);
                 found.unwrap().1.clone()
@@ -160,6 +170,7 @@ impl Proxy {
                 pushed.extend(is_first.then(|| sealed.open(None).unwrap()));
                 "{}".to_owned()
             } else if header(":path").starts_with("/v1/kv/records") {
+                assert!(leads, "one listens");
                 let told = pushes.iter().filter(|_| is_first);
                 let answer = Pushes {
                     epoch: Epoch(1),
@@ -175,7 +186,7 @@ impl Proxy {
             let call = u32::try_from(call).unwrap();
             worker.on_answer(host, call, Some(200), Some(answer.as_bytes()));
         }
-        self.answered = host.calls().len();
+        *answered = host.calls().len();
         pushed
     }
 
@@ -208,16 +219,17 @@ impl Proxy {
 #[test]
 fn what_any_worker_sent_is_told_to_gateways_of_other_proxies_once_and_what_they_told_never() {
     let mut one = Proxy::new(FOLLOWING);
-    assert_eq!(one.workers[0].tick_ms(), 10);
     one.send(0, &[1, 2]);
     assert_eq!(one.tick(0, 1, &[]), [], "nobody was listening yet");
-    one.tick(10, 1, &[]);
+    one.tick(100, 1, &[]);
+    assert!(one.workers.iter().all(|worker| !worker.is_woken()));
     // Each worker sends one, and the choice falls on an engine each time.
     let mut pushed = Vec::new();
     for documents in [[11, 12], [21, 22], [31, 32], [41, 42]] {
         one.send(0, &documents);
         one.send(1, &documents.map(|document| document + 5));
-        pushed.extend(one.tick(20 + documents[0], 1, &[]));
+        assert!(one.workers.iter().all(Plugin::is_woken));
+        pushed.extend(one.tick(120 + documents[0], 1, &[]));
     }
     let updates: usize = pushed.iter().map(|push| push.updates.len()).sum();
     assert!(
@@ -272,7 +284,6 @@ fn a_request_goes_where_other_proxies_have_sent_less() {
 fn a_gateway_that_is_told_to_exchange_nothing_neither_listens_nor_tells() {
     let json = FOLLOWING.replacen('{', r#"{"agreement": {"gateways": false}, "#, 1);
     let mut proxy = Proxy::new(&json);
-    assert_eq!(proxy.workers[0].tick_ms(), 100);
     proxy.tick(0, 1, &[]);
     proxy.send(0, &[1, 2]);
     proxy.tick(100, 1, &[]);

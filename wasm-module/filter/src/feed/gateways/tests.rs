@@ -18,9 +18,10 @@ struct Side {
 
 impl Side {
     fn new(key: Option<&FeedKey>) -> Self {
+        let host = ScriptedHost::default();
         Self {
-            host: ScriptedHost::default(),
-            gateways: Gateways::new(US, 9),
+            gateways: Gateways::new(&host, US, 9, "e").unwrap(),
+            host,
             key: key.cloned(),
         }
     }
@@ -46,9 +47,10 @@ impl Side {
     fn tell(&mut self, now_ms: u64, updates: &[PeerUpdate], outstanding: u64) -> u64 {
         let taken = Outgoing {
             updates: updates.iter().map(PeerUpdate::encode).collect(),
+            has_load: outstanding > 0,
             dropped: 0,
         };
-        self.with(|gateways, host, link| gateways.push(host, now_ms, link, taken, outstanding))
+        self.with(|gateways, host, link| gateways.push(host, now_ms, link, taken, || outstanding))
     }
 
     fn answer(
@@ -76,7 +78,13 @@ impl Side {
             pushes,
         };
         let body = serde_json::to_vec(&body).unwrap();
-        self.answer(now_ms, call, 200, &body).unwrap()
+        let heard = self.answer(now_ms, call, 200, &body).unwrap();
+        self.look(now_ms, true);
+        heard
+    }
+
+    fn look(&mut self, now_ms: u64, leads: bool) {
+        self.with(|gateways, host, _| gateways.look(host, now_ms, leads));
     }
 
     fn paths(&self) -> Vec<String> {
@@ -141,10 +149,30 @@ fn a_gateway_listens_from_where_it_was_and_tells_only_while_somebody_listens() {
     );
     side.hear(50, 2, Vec::new());
     assert!(side.gateways.may_push(50) && side.gateways.has_listeners());
-    // Who cannot be asked listens no more.
+    // Who cannot be asked listens no more, after a while.
     side.listen(60);
     side.answer(60, 2, 503, b"").unwrap();
-    assert!(!side.gateways.may_push(60));
+    side.look(6_050, true);
+    assert!(!side.gateways.may_push(6_050));
+}
+
+#[test]
+fn a_worker_that_does_not_lead_tells_those_that_the_leader_knows_of() {
+    let mut side = Side::new(None);
+    let mut other = Gateways::new(&side.host, US, 9, "e").unwrap();
+    other.look(&side.host, 0, false);
+    assert!(!other.has_listeners());
+    side.hear(10, 1, vec![push(2, 9, 70, &[]).sealed(None)]);
+    other.look(&side.host, 100, false);
+    assert!(other.may_push(100));
+    // Who leads no more has heard nothing, and still tells.
+    assert_eq!(side.gateways.changed_load(20), Some(70));
+    side.look(200, false);
+    assert_eq!(side.gateways.changed_load(200), None);
+    assert!(side.gateways.may_push(200));
+    side.look(6_010, false);
+    other.look(&side.host, 6_010, false);
+    assert!(!side.gateways.may_push(6_010) && !other.may_push(6_010));
 }
 
 #[test]
@@ -166,15 +194,11 @@ fn one_push_is_under_way_at_a_time_and_says_what_is_new() {
     let heard = side.answer(30, 1, 200, b"{}").unwrap();
     assert_eq!((heard.sent, heard.lost), (2, 0));
 
-    // The same load is told again after a while, another one at once, and none once.
-    for (now, outstanding, pushes) in [
-        (40, 700, 0),
-        (900, 700, 0),
-        (1_010, 700, 1),
-        (1_020, 600, 1),
-        (1_030, 0, 1),
-        (9_000, 0, 0),
-    ] {
+    // That there is no load is told once.
+    for (now, outstanding, pushes) in [(40, 700, 1), (1_020, 600, 1), (1_030, 0, 1), (9_000, 0, 0)]
+    {
+        assert_eq!(side.gateways.repeats_load(now, true), now == 9_000);
+        assert!(!side.gateways.repeats_load(now, false));
         let before = side.host.calls().len();
         side.tell(now, &[], outstanding);
         assert_eq!(side.host.calls().len() - before, pushes, "at {now}");
@@ -194,12 +218,16 @@ fn a_push_that_fails_is_lost_and_its_load_told_again_after_a_pause() {
     let heard = side.answer(10, 1, 429, b"{}").unwrap();
     assert_eq!((heard.sent, heard.lost), (0, 1));
     assert!(!side.gateways.may_push(509) && side.gateways.may_push(510));
-    side.tell(510, &[], 700);
+    // Whoever leads: it is this worker's push that nobody heard of. Even that there is no load any more is told.
+    assert!(side.gateways.repeats_load(510, false));
+    side.tell(510, &[], 0);
     assert_eq!(side.host.calls().len(), 3);
-    // A cluster that is not there.
     side.answer(520, 2, 200, b"{}").unwrap();
+    assert!(!side.gateways.repeats_load(530, false));
+    // A cluster that is not there.
     side.host.refuse("call");
     assert_eq!(side.tell(530, &[update("b")], 0), 1);
+    assert!(side.gateways.repeats_load(530, false));
     let logged = side.host.log_text();
     assert_eq!(
         logged.matches("the push was refused").count(),
@@ -214,12 +242,12 @@ fn a_server_that_does_not_know_the_route_is_left_alone_quietly() {
         let mut side = Side::new(None);
         side.listen(0);
         side.answer(0, 0, status, b"{}").unwrap();
-        for now in (0..OFF_MS).step_by(1_000) {
+        for now in (0..LONGEST_PAUSE_MS).step_by(1_000) {
             side.listen(now);
         }
         assert_eq!(side.host.calls().len(), 1);
         assert_eq!(side.host.log_text(), "");
-        side.listen(OFF_MS);
+        side.listen(LONGEST_PAUSE_MS);
         assert_eq!(side.host.calls().len(), 2);
     }
 }
@@ -265,6 +293,90 @@ fn the_load_of_others_is_what_each_told_last_for_as_long_as_it_is_repeated() {
     assert_eq!(side.gateways.changed_load(FORGET_MS), Some(9));
     assert_eq!(side.gateways.changed_load(9_000), Some(0));
     assert_eq!(side.gateways.changed_load(99_000), None);
+}
+
+#[test]
+fn a_push_that_was_overtaken_does_not_bring_an_old_load_back() {
+    let mut side = Side::new(None);
+    let load = |number, tokens| {
+        let push = Push {
+            number,
+            ..push(2, 9, tokens, &[])
+        };
+        push.sealed(None)
+    };
+    side.hear(0, 1, vec![load(10, 100), load(12, 0), load(11, 50)]);
+    assert_eq!(side.gateways.changed_load(0), None);
+    side.hear(10, 1, vec![load(13, 70), load(13, 70)]);
+    assert_eq!(side.gateways.changed_load(10), Some(70));
+    // Its clock was set back, which is forgotten with the last load.
+    side.hear(20, 1, vec![load(5, 90)]);
+    assert_eq!(side.gateways.changed_load(20), None);
+    side.hear(10 + FORGET_MS, 1, vec![load(6, 90)]);
+    assert_eq!(side.gateways.changed_load(10 + FORGET_MS), Some(90));
+}
+
+#[test]
+fn a_clock_that_was_set_back_keeps_no_load_and_stops_no_call() {
+    let mut side = Side::new(None);
+    let load = |number, tokens| {
+        let push = Push {
+            number,
+            ..push(2, 9, tokens, &[])
+        };
+        push.sealed(None)
+    };
+    let (before, after) = (9_000_000, 5_000_000);
+    side.hear(before, 1, vec![load(before, 100)]);
+    assert_eq!(side.gateways.changed_load(before), Some(100));
+    side.tell(before, &[], 700);
+    side.answer(before, 1, 200, b"{}").unwrap();
+    assert!(side.gateways.repeats_load(after, true));
+    // Both clocks were, so the number is a lower one.
+    side.hear(after, 1, vec![load(after, 30)]);
+    assert_eq!(side.gateways.changed_load(after), Some(30));
+    assert!(side.gateways.may_push(after));
+    // So it is while a call is under way, or after one that failed.
+    side.listen(after);
+    side.listen(before);
+    assert_eq!(side.host.calls().len(), 5);
+    side.answer(before, 4, 503, b"").unwrap();
+    side.listen(after);
+    assert_eq!(side.host.calls().len(), 6);
+}
+
+#[test]
+fn of_too_many_gateways_those_with_load_count() {
+    let mut side = Side::new(None);
+    let idle = (0..MAX_GATEWAYS as u64 + 9).map(|id| push(id + 10, 9, 0, &[]).sealed(None));
+    side.hear(0, 1, idle.collect());
+    let busy = (0..MAX_GATEWAYS as u64).map(|id| push(id + 9_000, 9, 2, &[]).sealed(None));
+    side.hear(1, 1, busy.collect());
+    let all = 2 * MAX_GATEWAYS as u64;
+    assert_eq!(side.gateways.changed_load(1), Some(all));
+    side.hear(2, 1, vec![push(5, 9, 70, &[]).sealed(None)]);
+    assert_eq!(side.gateways.changed_load(2), None, "there is no room");
+}
+
+#[test]
+fn it_listens_again_at_once_after_news_or_a_wait() {
+    let mut side = Side::new(None);
+    assert!(!side.hear(0, 1, Vec::new()).listens_again);
+    assert!(
+        side.hear(10, 1, vec![push(2, 9, 0, &[]).sealed(None)])
+            .listens_again
+    );
+    side.listen(20);
+    let call = u32::try_from(side.host.calls().len()).unwrap() - 1;
+    let nothing = Pushes {
+        epoch: Epoch(5),
+        next: 40,
+        others: 1,
+        pushes: Vec::new(),
+    };
+    let nothing = serde_json::to_vec(&nothing).unwrap();
+    let waited = side.answer(20 + WAIT_MS, call, 200, &nothing).unwrap();
+    assert!(waited.listens_again);
 }
 
 #[test]
