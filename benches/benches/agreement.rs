@@ -1,25 +1,42 @@
-//! How long it takes until one worker knows what another one did.
+//! How long it takes until one worker knows what another one did, of its own Envoy or of another.
 //!
-//! `cargo bench -p foreword-benches --bench agreement`
+//! `cargo bench -p foreword-benches --bench agreement [-- workers|gateways]`
 //!
-//! One Envoy runs with two workers and a connection to each. A request about new documents goes to one worker. Some
-//! time later a request with the same documents in reverse order goes to the other worker, which knows of the first if
-//! it matches them. A worker reads what it does not know yet before it orders a request, so nothing waits for a tick.
+//! A request about new documents goes to one worker. Some time later a request with the same documents in reverse order goes
+//! to the other worker, which knows of the first if it matches them. Workers of one Envoy read what they do not know yet
+//! before they order a request, so nothing waits for a tick. Envoys tell each other through the server of an engine's feed.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use foreword_benches::Tables;
+use foreword_tests::artifacts::repository;
 use foreword_tests::http::{Client, post};
-use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
-use serde_json::json;
+use foreword_tests::{Gateway, GatewayOptions, Host, Shell, Upstream};
+use serde_json::{Value, json};
 
 const REQUESTS: usize = 400;
-/// Microseconds between the two requests.
+/// Microseconds between two requests to workers of one Envoy.
 const LATER: [u64; 7] = [0, 50, 100, 200, 400, 800, 1_600];
+/// Microseconds between two requests to two Envoys.
+const LATER_ELSEWHERE: [u64; 8] = [0, 1_000, 2_000, 3_000, 4_000, 6_000, 10_000, 20_000];
+/// The last part of the time between, which is not slept through.
+const SPIN: Duration = Duration::from_micros(800);
 
 fn main() -> Result<()> {
     let benching = std::env::args().any(|argument| argument == "--bench");
     let requests = if benching { REQUESTS } else { 4 };
+    let tables = Tables::asked_for();
+    if tables.has("workers") {
+        compare_workers(requests)?;
+    }
+    if tables.has("gateways") {
+        compare_gateways(requests)?;
+    }
+    Ok(())
+}
+
+fn compare_workers(requests: usize) -> Result<()> {
     let upstream = Upstream::forgetful()?;
     let gateway = Gateway::start(&GatewayOptions {
         shell: Shell::Wasm,
@@ -28,28 +45,64 @@ fn main() -> Result<()> {
     })?;
     let mut clients = [connect(&gateway, 0)?, connect(&gateway, 1)?];
     println!("{requests} pairs of requests, two workers");
-    println!("| sent later by | known to the other worker |");
+    compare(&mut clients, requests, &LATER)
+}
+
+fn compare_gateways(requests: usize) -> Result<()> {
+    let upstream = Upstream::forgetful()?;
+    let model = repository().join("host/engine/fixtures/qwen2");
+    // It serves the feed, and gets no request.
+    let host = Host::start(&model, &["--name", "m", "--kv-tokens", "2560"])?;
+    let engine = |name: &str, feed: Value| json!({"name": name, "address": upstream.address().to_string(), "feed": feed});
+    let engines = [engine("a", json!({"cluster": "feed-a"}))];
+    let addresses = [upstream.address(); 3];
+    let gateway = || {
+        Gateway::start(&GatewayOptions {
+            shell: Shell::Wasm,
+            concurrency: 2,
+            engines: Some(addresses),
+            feeds: Some([host.internal(); 3]),
+            plugin: Some(json!({"engines": engines})),
+            ..GatewayOptions::new(upstream.address())
+        })
+    };
+    let gateways = [gateway()?, gateway()?];
+    let mut clients = [
+        Client::connect(gateways[0].address())?,
+        Client::connect(gateways[1].address())?,
+    ];
+    // Gateways tell each other nothing before they know that somebody listens.
+    let mut known = 0;
+    for at in 0.. {
+        ensure!(at < 100, "the gateways never heard of each other");
+        std::thread::sleep(Duration::from_millis(50));
+        let topic = usize::MAX - at;
+        known = if pair(&mut clients, topic, Duration::from_millis(20))? {
+            known + 1
+        } else {
+            0
+        };
+        clients.reverse();
+        if known == 4 {
+            break;
+        }
+    }
+    println!("{requests} pairs of requests, two Envoys of two workers");
+    compare(&mut clients, requests, &LATER_ELSEWHERE)
+}
+
+/// Prints how often the second client's worker knew of the first's request, by the time between their requests.
+fn compare(clients: &mut [Client; 2], requests: usize, later: &[u64]) -> Result<()> {
+    println!("| sent later by | known to the other |");
     println!("| ---: | ---: |");
     let mut topic = 0;
-    for later in LATER.map(Duration::from_micros) {
+    for later in later.iter().copied().map(Duration::from_micros) {
         let mut known = 0;
-        for number in 0..requests {
+        for _ in 0..requests {
             topic += 1;
+            known += u32::from(pair(clients, topic, later)?);
             // Alternately, so that neither worker is always the first.
-            let [first, second] = &mut clients;
-            let (first, second) = match number % 2 {
-                0 => (first, second),
-                _ => (second, first),
-            };
-            let start = Instant::now();
-            first.send(&request(topic, ["a", "b", "c"]))?;
-            let message = request(topic, ["c", "b", "a"]);
-            while start.elapsed() < later {
-                std::hint::spin_loop();
-            }
-            second.send(&message)?;
-            ensure!(first.response()?.report().contains("documents=3"));
-            known += u32::from(second.response()?.report().contains("matched=3"));
+            clients.reverse();
         }
         println!(
             "| {} µs | {:.1} % |",
@@ -58,6 +111,21 @@ fn main() -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Sends a request to the first, and its documents in reverse order to the second; returns whether the second knew them.
+fn pair(clients: &mut [Client; 2], topic: usize, later: Duration) -> Result<bool> {
+    let [first, second] = clients;
+    let start = Instant::now();
+    first.send(&request(topic, ["a", "b", "c"]))?;
+    let message = request(topic, ["c", "b", "a"]);
+    std::thread::sleep(later.saturating_sub(SPIN));
+    while start.elapsed() < later {
+        std::hint::spin_loop();
+    }
+    second.send(&message)?;
+    ensure!(first.response()?.report().contains("documents=3"));
+    Ok(second.response()?.report().contains("matched=3"))
 }
 
 /// Returns a connection that this worker has accepted.

@@ -8,7 +8,7 @@
 //!
 //! A gateway knows its own requests and their load at once. What others sent it learns from the engines' feeds, when the prompt
 //! is computed, or, as an alternative, from the other gateways' records, as the workers of one gateway do: then it also knows
-//! their load, from the record until the feed reports the prompt.
+//! their load.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -30,8 +30,9 @@ const REQUESTS_PER_ENGINE: usize = 100;
 const LOAD: f64 = 0.6;
 /// Seconds until a gateway has read an engine's event: a poll of the feed, as measured (`agreement`, `residency`).
 const FEED_DELAY: f64 = 0.05;
-/// Seconds until a gateway has another one's record: a round trip within a data centre and a batch.
-const RECORD_DELAY: f64 = 0.01;
+/// Seconds until a gateway has another one's record or load: what was measured on one machine (`agreement -- gateways`),
+/// and ways within a data centre.
+const RECORD_DELAY: f64 = 0.005;
 
 /// How gateways hear of requests that others sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -161,7 +162,7 @@ fn run(trace: &Trace, gateways: usize, count: usize, hears: Hears) -> (f64, f64)
             if other == gateway {
                 loads[at].push((now, engine.free_at, todo));
             } else if hears == Hears::Records {
-                loads[at].push((now + RECORD_DELAY, engine.free_at + FEED_DELAY, todo));
+                loads[at].push((now + RECORD_DELAY, engine.free_at + RECORD_DELAY, todo));
             }
         }
         let run = &rewrite.path.runs[0];

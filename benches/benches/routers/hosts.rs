@@ -15,7 +15,7 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use foreword_simulation::{Request, Retrieved, workload};
@@ -26,6 +26,7 @@ use serde_json::{Value, json};
 
 use crate::ENGINES;
 use crate::peers::{self, EventPorts, Peer, RunningPeer};
+use crate::simulated::{self, Generator};
 use crate::text_prefix::{self, TextPrefix};
 
 const CLIENTS: usize = 3;
@@ -102,6 +103,8 @@ struct Variant {
     scale: Scale,
     /// Seconds to the first event of each answer.
     times: Vec<f64>,
+    /// The processor time of gateways and hosts before the first request.
+    before: [Duration; 2],
 }
 
 /// Prints the table that compares Envoy's routers and the filter's choice.
@@ -131,7 +134,7 @@ pub(crate) fn compare_gateways() -> Result<()> {
     ];
     let scale = Scale::asked_for();
     let requests = scale.requests;
-    for (name, trace) in crate::simulated::traces() {
+    for (name, trace) in asked_for() {
         if name.contains("k = 8") || name.contains("bursty") {
             run(name, &trace(1, requests), scale, BURST, &arms)?;
         }
@@ -178,10 +181,17 @@ pub(crate) fn compare_peers() -> Result<()> {
     ];
     let scale = Scale::asked_for();
     let requests = scale.requests;
-    for (name, trace) in crate::simulated::traces() {
+    for (name, trace) in asked_for() {
         run(name, &trace(1, requests), scale, CLIENTS, &arms)?;
     }
     Ok(())
+}
+
+/// The traces, or with `k=…` on the command line those of so many documents.
+fn asked_for() -> impl Iterator<Item = (&'static str, Generator)> {
+    let only: Option<u32> = foreword_benches::number("k");
+    let traces = simulated::traces().into_iter();
+    traces.filter(move |(name, _)| only.is_none_or(|only| name.ends_with(&format!("k = {only}"))))
 }
 
 /// Sends a trace to all routers in turns of so many requests, and prints their table.
@@ -196,6 +206,9 @@ fn run(
     let variants =
         arms.map(|&(name, router, ordered)| Variant::start(name, router, ordered, scale));
     let mut variants: Vec<Variant> = variants.collect::<Result<_>>()?;
+    for variant in &mut variants {
+        variant.before = variant.cpu_times()?;
+    }
     for (turn, requests) in trace.chunks(per_turn).enumerate() {
         for at in 0..variants.len() {
             let index = (at + turn) % variants.len();
@@ -208,9 +221,9 @@ fn run(
         scale.kv_tokens
     );
     println!(
-        "| router | prompt tokens | cached | busiest / mean | first token, mean | p95 | mean, of round-robin's |"
+        "| router | prompt tokens | cached | busiest / mean | first token, mean | p95 | mean, of the first's | processor, gateways | hosts |"
     );
-    println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: |");
+    println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
     let base = mean(&variants[0].times);
     for variant in &mut variants {
         let counts = variant.hosts.iter().map(counts);
@@ -221,14 +234,22 @@ fn run(
         let busiest = computed.fold(0.0, f64::max);
         let time = mean(&variant.times);
         variant.times.sort_by(f64::total_cmp);
+        let [gateways, hosts] = variant
+            .cpu_times()?
+            .map(|time| time.as_secs_f64() * 1_000.0);
+        let [gateways_before, hosts_before] =
+            variant.before.map(|time| time.as_secs_f64() * 1_000.0);
+        let requests = trace.len() as f64;
         println!(
-            "| {} | {prompt} | {:.1} % | {:.2} | {:.0} ms | {:.0} ms | {:.2} |",
+            "| {} | {prompt} | {:.1} % | {:.2} | {:.0} ms | {:.0} ms | {:.2} | {:.1} ms | {:.1} ms |",
             variant.name,
             100.0 * cached / prompt,
             busiest * ENGINES as f64 / (prompt - cached),
             1_000.0 * time,
             1_000.0 * variant.times[variant.times.len() * 95 / 100],
             time / base,
+            (gateways - gateways_before) / requests,
+            (hosts - hosts_before) / requests,
         );
     }
     Ok(())
@@ -305,7 +326,15 @@ impl Variant {
             texts: TextPrefix::default(),
             scale,
             times: Vec::new(),
+            before: [Duration::ZERO; 2],
         })
+    }
+
+    /// The processor time that gateways and hosts have used so far.
+    fn cpu_times(&self) -> Result<[Duration; 2]> {
+        let gateways = self.gateways.iter().map(Gateway::cpu_time);
+        let hosts = self.hosts.iter().map(Host::cpu_time);
+        Ok([gateways.sum::<Result<_>>()?, hosts.sum::<Result<_>>()?])
     }
 
     /// Sends requests, [`CLIENTS`] at once and each on a connection of its own, and waits for all.
