@@ -6,9 +6,9 @@
 //!                            └─ records ──┴──── feed: stored ◀─────┘      each told to all gateways after its delay
 //! ```
 //!
-//! A gateway knows its own requests and their load at once. What others sent it learns from the engines' feeds, when the prompt
-//! is computed, or, as an alternative, from the other gateways' records, as the workers of one gateway do: then it also knows
-//! their load.
+//! A gateway knows its own requests and their load at once. It learns what other gateways sent from the engines' feeds, when the
+//! prompt is computed. Alternatively it learns that from the other gateways' records, as the workers of one gateway do; then it
+//! also knows the load of the other gateways' requests.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -32,7 +32,7 @@ pub(crate) struct Clock {
 enum Signal {
     /// A tick is wanted before the next is due.
     Wake,
-    /// The configuration ends.
+    /// Envoy destroys the configuration, so the thread has to end.
     Stop,
 }
 

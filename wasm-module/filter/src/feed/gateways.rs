@@ -67,7 +67,7 @@ struct LastPush {
     updates: u64,
     outstanding: u64,
     at_ms: u64,
-    /// Whether nobody heard of it, so that the load has to be told again.
+    /// Whether the server did not take the push; then no gateway knows its load, and the worker pushes the load again.
     failed: bool,
 }
 
@@ -104,7 +104,8 @@ impl Gateways {
         })
     }
 
-    /// Looks whether somebody listens. The worker that `leads` tells the others; another listens to nobody.
+    /// Reads from shared data whether other gateways listen. The worker that leads the feed writes it there first; a
+    /// worker that does not lead forgets what it heard while it did.
     pub(super) fn look(&mut self, host: &impl Host, now_ms: u64, leads: bool) {
         if leads && self.others > 0 {
             self.listeners.note(host, now_ms);

@@ -31,7 +31,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Begins a tick.
+    /// Records that the shell has triggered a tick, and returns how much the plugin has to do in it.
     pub(super) fn tick(&self, now_ms: u64) -> Tick {
         self.is_woken.store(false, Ordering::Release);
         let next_ms = self.next_full_ms.load(Ordering::Relaxed);
@@ -79,7 +79,7 @@ impl Plugin {
         self.clock.is_woken.load(Ordering::Acquire)
     }
 
-    /// Returns the time until a tick is due that nobody asks for.
+    /// Returns the time until the next full tick, which a shell triggers though nobody asks for it.
     pub fn until_tick(&self, host: &impl Host) -> Duration {
         Duration::from_millis(self.clock.left_ms(host.now_ms()))
     }

@@ -20,7 +20,8 @@ impl Plugin {
         }
     }
 
-    /// Notes that an engine has other tokens to compute. With one engine nobody asks.
+    /// Notes for gateways of other proxies that the tokens outstanding at an engine have changed. With one engine there is
+    /// no choice that depends on them, so nothing is noted.
     pub(super) fn note_load(&self, engine: EngineId) {
         if self.engines.are_several() {
             self.note(|outbox| outbox.add_load(engine));

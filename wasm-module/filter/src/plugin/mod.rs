@@ -357,8 +357,7 @@ impl Plugin {
             && let Some(mut knowledge) = self.knowledge()
         {
             let update = PeerUpdate::Residency(undone);
-            knowledge.take(host, &self.metrics, &update);
-            self.note(|outbox| outbox.add(&update));
+            self.tell(host, &mut knowledge, &update);
         }
     }
 
@@ -367,8 +366,7 @@ impl Plugin {
         record.redirect(engine);
         if let Some(mut knowledge) = self.knowledge() {
             let update = PeerUpdate::OrderingRecord(record.clone());
-            knowledge.take(host, &self.metrics, &update);
-            self.note(|outbox| outbox.add(&update));
+            self.tell(host, &mut knowledge, &update);
         }
     }
 
@@ -397,9 +395,14 @@ impl Plugin {
         if let Some(correction) = record.judged(usage) {
             self.metrics.corrected(host);
             let update = PeerUpdate::Correction(correction);
-            knowledge.take(host, &self.metrics, &update);
-            self.note(|outbox| outbox.add(&update));
+            self.tell(host, &mut knowledge, &update);
         }
+    }
+
+    /// Takes what one of this plugin's requests has found out, and notes it for gateways of other proxies.
+    fn tell(&self, host: &impl Host, knowledge: &mut Knowledge, update: &PeerUpdate) {
+        knowledge.take(host, &self.metrics, update);
+        self.note(|outbox| outbox.add(update));
     }
 
     /// Locks the feeds. Ticks and responses come on one thread, so a caller that finds them in use is nested.

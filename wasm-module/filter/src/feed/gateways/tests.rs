@@ -131,6 +131,15 @@ fn push(gateway: u64, audience: u64, outstanding: u64, models: &[&str]) -> Push 
     }
 }
 
+/// Returns another gateway's push of this number, with a load alone.
+fn load_of_push(number: u64, outstanding: u64) -> SealedPush {
+    let push = Push {
+        number,
+        ..push(2, 9, outstanding, &[])
+    };
+    push.sealed(None)
+}
+
 #[test]
 fn a_gateway_listens_from_where_it_was_and_tells_only_while_somebody_listens() {
     let mut side = Side::new(None);
@@ -298,42 +307,36 @@ fn the_load_of_others_is_what_each_told_last_for_as_long_as_it_is_repeated() {
 #[test]
 fn a_push_that_was_overtaken_does_not_bring_an_old_load_back() {
     let mut side = Side::new(None);
-    let load = |number, tokens| {
-        let push = Push {
-            number,
-            ..push(2, 9, tokens, &[])
-        };
-        push.sealed(None)
-    };
-    side.hear(0, 1, vec![load(10, 100), load(12, 0), load(11, 50)]);
+    side.hear(
+        0,
+        1,
+        vec![
+            load_of_push(10, 100),
+            load_of_push(12, 0),
+            load_of_push(11, 50),
+        ],
+    );
     assert_eq!(side.gateways.changed_load(0), None);
-    side.hear(10, 1, vec![load(13, 70), load(13, 70)]);
+    side.hear(10, 1, vec![load_of_push(13, 70), load_of_push(13, 70)]);
     assert_eq!(side.gateways.changed_load(10), Some(70));
     // Its clock was set back, which is forgotten with the last load.
-    side.hear(20, 1, vec![load(5, 90)]);
+    side.hear(20, 1, vec![load_of_push(5, 90)]);
     assert_eq!(side.gateways.changed_load(20), None);
-    side.hear(10 + FORGET_MS, 1, vec![load(6, 90)]);
+    side.hear(10 + FORGET_MS, 1, vec![load_of_push(6, 90)]);
     assert_eq!(side.gateways.changed_load(10 + FORGET_MS), Some(90));
 }
 
 #[test]
 fn a_clock_that_was_set_back_keeps_no_load_and_stops_no_call() {
     let mut side = Side::new(None);
-    let load = |number, tokens| {
-        let push = Push {
-            number,
-            ..push(2, 9, tokens, &[])
-        };
-        push.sealed(None)
-    };
     let (before, after) = (9_000_000, 5_000_000);
-    side.hear(before, 1, vec![load(before, 100)]);
+    side.hear(before, 1, vec![load_of_push(before, 100)]);
     assert_eq!(side.gateways.changed_load(before), Some(100));
     side.tell(before, &[], 700);
     side.answer(before, 1, 200, b"{}").unwrap();
     assert!(side.gateways.repeats_load(after, true));
     // Both clocks were, so the number is a lower one.
-    side.hear(after, 1, vec![load(after, 30)]);
+    side.hear(after, 1, vec![load_of_push(after, 30)]);
     assert_eq!(side.gateways.changed_load(after), Some(30));
     assert!(side.gateways.may_push(after));
     // So it is while a call is under way, or after one that failed.
