@@ -9,10 +9,15 @@
 //! With [`compare_gateways`], one, two and four Envoys with the filter stand before their hosts, and get requests by turns.
 //! With [`peers`], routers from PyPI stand between Envoy and their hosts instead.
 //!
+//! The fixture that is served has an MLP so narrow that attention takes two thirds of a long prompt's arithmetic: a cached beginning,
+//! over which attention is cheap, saves less time there than in real models. `wide` serves the same shape with an MLP of
+//! [`WIDE_MLP`] and random weights instead.
+//!
 //! The routers get the same requests in turns of [`CLIENTS`] at once, so that whatever else the machine does hits all
 //! alike. Reuse and load are the hosts' own counters, times are the clients'.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,6 +28,7 @@ use foreword_tests::artifacts::{host_binary, repository};
 use foreword_tests::http::{Client, exchange, post, post_with};
 use foreword_tests::{Fallback, Gateway, GatewayOptions, Host};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::ENGINES;
 use crate::peers::{self, EventPorts, Peer, RunningPeer};
@@ -65,6 +71,58 @@ impl Scale {
         let scale = if is_small { SMALL } else { LARGE };
         let requests = foreword_benches::number("requests").unwrap_or(scale.requests);
         Self { requests, ..scale }
+    }
+}
+
+/// Width of the MLP of the wide model, with which attention takes an eighth of the arithmetic of 1,800 tokens.
+const WIDE_MLP: u32 = 4_096;
+
+/// The checkpoint that the hosts serve.
+struct Model {
+    folder: PathBuf,
+    /// Where `folder` is, if it was made for this run.
+    made: Option<TempDir>,
+}
+
+impl Model {
+    /// Returns the fixture, or a wide model if the command line says `wide`.
+    fn asked_for() -> Result<Self> {
+        let fixture = repository().join("host/engine/fixtures/qwen2");
+        if !std::env::args().any(|argument| argument == "wide") {
+            return Ok(Self {
+                folder: fixture,
+                made: None,
+            });
+        }
+        let made = tempfile::tempdir()?;
+        for name in [
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+        ] {
+            std::fs::copy(fixture.join(name), made.path().join(name)).context(name)?;
+        }
+        let config = std::fs::read(fixture.join("config.json"))?;
+        let mut config: Value = serde_json::from_slice(&config)?;
+        config["intermediate_size"] = json!(WIDE_MLP);
+        std::fs::write(made.path().join("config.json"), config.to_string())?;
+        Ok(Self {
+            folder: made.path().to_owned(),
+            made: Some(made),
+        })
+    }
+
+    fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Returns what a host's command line says of its weights.
+    fn arguments(&self) -> &'static [&'static str] {
+        if self.made.is_some() {
+            &["--random-weights", "1"]
+        } else {
+            &[]
+        }
     }
 }
 
@@ -202,9 +260,10 @@ fn run(
     per_turn: usize,
     arms: &[(&'static str, Router, bool)],
 ) -> Result<()> {
+    let model = Model::asked_for()?;
     let arms = arms.iter();
     let variants =
-        arms.map(|&(name, router, ordered)| Variant::start(name, router, ordered, scale));
+        arms.map(|&(name, router, ordered)| Variant::start(name, router, ordered, scale, &model));
     let mut variants: Vec<Variant> = variants.collect::<Result<_>>()?;
     for variant in &mut variants {
         variant.before = variant.cpu_times()?;
@@ -256,8 +315,13 @@ fn run(
 }
 
 impl Variant {
-    fn start(name: &'static str, router: Router, ordered: bool, scale: Scale) -> Result<Self> {
-        let model = repository().join("host/engine/fixtures/qwen2");
+    fn start(
+        name: &'static str,
+        router: Router,
+        ordered: bool,
+        scale: Scale,
+        model: &Model,
+    ) -> Result<Self> {
         let binary = host_binary("release")?;
         let events: Vec<EventPorts> = (0..ENGINES)
             .map(|_| EventPorts::free())
@@ -267,12 +331,13 @@ impl Variant {
             let mut arguments: Vec<String> = ["--name", "tiny", "--kv-tokens", &kv_tokens]
                 .map(Into::into)
                 .into();
+            arguments.extend(model.arguments().iter().map(|&argument| argument.into()));
             if let Router::Peer(peer) = router {
                 arguments.extend(["--drop-in".into(), peer.drop_in.into()]);
                 arguments.extend(events.arguments());
             }
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            Host::start_binary(&binary, &model, &arguments)
+            Host::start_binary(&binary, model.folder(), &arguments)
         });
         let hosts: Vec<Host> = hosts.collect::<Result<_>>().context(name)?;
         let addresses: [SocketAddr; ENGINES] = std::array::from_fn(|at| hosts[at].address());

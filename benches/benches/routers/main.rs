@@ -1,7 +1,8 @@
 //! Three engines behind one gateway: which router reuses most, and how evenly it loads them.
 //!
 //! `cargo bench -p foreword-benches --bench routers [-- simulated|gateways|hosts|gateways-real|peers]`; `engines=64` restricts the
-//! second; `small`, `requests=300` and `k=8` (the traces of that many documents) make the last two shorter
+//! second; `small`, `requests=300` and `k=8` (the traces of that many documents) make the last two shorter; `wide` has the real hosts
+//! serve a model whose MLP is wide
 
 mod gateways;
 mod hosts;
