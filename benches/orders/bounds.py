@@ -120,17 +120,15 @@ def run(policy, seed):
     return found[len(found) // 2 :]
 
 
-plain = {seed: run(retrieval, seed) for seed in range(SEEDS)}
+plain = [run(retrieval, seed) for seed in range(SEEDS)]
 print("order      found   median finds   mean less        median less")
-for policy, hint in [(retrieval, 0), (longest, 0), (longest, HINT), (law, 0), (law, HINT)]:
-    shares, medians, means_less, medians_less = [], [], [], []
-    for seed, base in plain.items():
-        found = base if policy is retrieval else run(policy, seed)
-        shares.append(statistics.mean(found) / K)
-        medians.append(statistics.median(found))
-        costs, before = [cost(each, hint) for each in found], [cost(each, 0) for each in base]
-        means_less.append(100 * (1 - statistics.mean(costs) / statistics.mean(before)))
-        medians_less.append(100 * (1 - statistics.median(costs) / statistics.median(before)))
-    spread = [f"{statistics.mean(less):5.1f} +- {statistics.stdev(less):4.1f} %" for less in (means_less, medians_less)]
-    name = policy.__name__ + (" + hint" if hint else "")
-    print(f"{name:15} {statistics.mean(shares):.3f}  {statistics.mean(medians):4.2f}  {spread[0]}  {spread[1]}")
+for policy, hints in [(retrieval, [0]), (longest, [0, HINT]), (law, [0, HINT])]:
+    ordered = plain if policy is retrieval else [run(policy, seed) for seed in range(SEEDS)]
+    share = statistics.mean(statistics.mean(found) / K for found in ordered)
+    median = statistics.mean(map(statistics.median, ordered))
+    for hint in hints:
+        pairs = [([cost(each, hint) for each in found], [cost(each, 0) for each in base]) for found, base in zip(ordered, plain)]
+        less = [[100 * (1 - figure(costs) / figure(before)) for costs, before in pairs] for figure in (statistics.mean, statistics.median)]
+        spread = [f"{statistics.mean(each):5.1f} +- {statistics.stdev(each):4.1f} %" for each in less]
+        name = policy.__name__ + (" + hint" if hint else "")
+        print(f"{name:15} {share:.3f}  {median:4.2f}  {spread[0]}  {spread[1]}")

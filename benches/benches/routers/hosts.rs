@@ -67,8 +67,7 @@ const LARGE: Scale = Scale {
 impl Scale {
     /// Returns [`LARGE`], or [`SMALL`] if the command line says `small`, with its `requests=…` where there are some.
     fn asked_for() -> Self {
-        let is_small = std::env::args().any(|argument| argument == "small");
-        let scale = if is_small { SMALL } else { LARGE };
+        let scale = if says("small") { SMALL } else { LARGE };
         let requests = foreword_benches::number("requests").unwrap_or(scale.requests);
         Self { requests, ..scale }
     }
@@ -78,21 +77,18 @@ impl Scale {
 const WIDE_MLP: u32 = 4_096;
 
 /// The checkpoint that the hosts serve.
-struct Model {
-    folder: PathBuf,
-    /// Where `folder` is, if it was made for this run.
-    made: Option<TempDir>,
+enum Model {
+    Fixture(PathBuf),
+    /// A shape without weights, made for this run.
+    Wide(TempDir),
 }
 
 impl Model {
     /// Returns the fixture, or a wide model if the command line says `wide`.
     fn asked_for() -> Result<Self> {
         let fixture = repository().join("host/engine/fixtures/qwen2");
-        if !std::env::args().any(|argument| argument == "wide") {
-            return Ok(Self {
-                folder: fixture,
-                made: None,
-            });
+        if !says("wide") {
+            return Ok(Self::Fixture(fixture));
         }
         let made = tempfile::tempdir()?;
         for name in [
@@ -106,24 +102,28 @@ impl Model {
         let mut config: Value = serde_json::from_slice(&config)?;
         config["intermediate_size"] = json!(WIDE_MLP);
         std::fs::write(made.path().join("config.json"), config.to_string())?;
-        Ok(Self {
-            folder: made.path().to_owned(),
-            made: Some(made),
-        })
+        Ok(Self::Wide(made))
     }
 
     fn folder(&self) -> &Path {
-        &self.folder
+        match self {
+            Self::Fixture(folder) => folder,
+            Self::Wide(made) => made.path(),
+        }
     }
 
     /// Returns what a host's command line says of its weights.
     fn arguments(&self) -> &'static [&'static str] {
-        if self.made.is_some() {
-            &["--random-weights", "1"]
-        } else {
-            &[]
+        match self {
+            Self::Fixture(_) => &[],
+            Self::Wide(_) => &["--random-weights", "1"],
         }
     }
+}
+
+/// Returns whether the command line has this word.
+fn says(word: &str) -> bool {
+    std::env::args().any(|argument| argument == word)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
