@@ -14,7 +14,7 @@ mod machine;
 use fixtures::{Prompt, deviation, families, json, prompts, strays};
 use foreword_engine::backend::cpu::{CpuBackend, Precision};
 use foreword_engine::backend::{Backend, Output, PageId};
-use foreword_engine::models::ModelConfig;
+use foreword_engine::models::{Checkpoint, ModelConfig};
 use machine::{PAGE_TOKENS, POOL, best, load, run};
 
 const TOLERANCE: f32 = 2e-4;
@@ -213,11 +213,10 @@ fn sizes_are_known_before_loading() {
             * number("num_hidden_layers").unwrap()
             * number("num_key_value_heads").unwrap()
             * head_dim;
-        assert_eq!(
-            CpuBackend::page_bytes(&folder, 32).unwrap(),
-            values * 32 * 4
-        );
-        assert!(CpuBackend::page_bytes(&folder, 20).is_err());
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let bytes = |tokens| CpuBackend::page_bytes(&checkpoint, tokens, Precision::F32);
+        assert_eq!(bytes(32).unwrap(), values * 32 * 4);
+        assert!(bytes(20).is_err());
         let model = ModelConfig::load(&folder).unwrap();
         assert!(u64::from(model.max_positions) >= number("max_position_embeddings").unwrap());
         assert!(!model.eos_tokens.is_empty());

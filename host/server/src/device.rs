@@ -148,14 +148,14 @@ impl DeviceConfig {
         }
         .with_context(context)?;
         match ordinal {
-            None => self.open_cpu(&checkpoint, folder),
+            None => self.open_cpu(&checkpoint),
             Some(ordinal) => self.open_cuda(&checkpoint, folder, ordinal),
         }
         .with_context(context)
     }
 
-    fn open_cpu(&self, checkpoint: &Checkpoint, folder: &Path) -> anyhow::Result<Opened> {
-        let page_bytes = CpuBackend::page_bytes(folder, self.page_tokens)?;
+    fn open_cpu(&self, checkpoint: &Checkpoint) -> anyhow::Result<Opened> {
+        let page_bytes = CpuBackend::page_bytes(checkpoint, self.page_tokens, self.precision)?;
         let kv = self.kv.unwrap_or(KvSize::Tokens(CPU_KV_TOKENS));
         let pages = kv.some_pages(self.page_tokens, page_bytes)?;
         let config = CpuConfig {

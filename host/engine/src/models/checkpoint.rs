@@ -198,6 +198,18 @@ impl Checkpoint {
         })
     }
 
+    /// Returns the number type of the first layer's key projection, which stands for all that attention reads.
+    pub(crate) fn attention_element(&self) -> Result<Element, CheckpointError> {
+        let (c, name) = (&self.config, "model.layers.0.self_attn.k_proj.weight");
+        match &self.source {
+            Source::Random(element, _) => Ok(*element),
+            Source::Files(folder, files) => {
+                let tensor = files.tensor(folder, name, &[c.kv_heads * c.head_dim, c.hidden])?;
+                Ok(tensor.element)
+            }
+        }
+    }
+
     /// Returns the token embedding, `[vocabulary, hidden]`.
     pub(crate) fn embedding(&self) -> Result<Tensor<'_>, CheckpointError> {
         self.tensor(

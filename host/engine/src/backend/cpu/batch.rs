@@ -2,7 +2,8 @@
 //!
 //! The step is [checked](crate::backend::check) first, so nothing after that checks it again.
 
-use super::kernels::TILE_ROWS;
+use super::attention;
+use super::left_operand::Form;
 use crate::TokenId;
 use crate::backend::check::{Owners, Write};
 use crate::backend::{BackendError, BackendShape, Load, Output, Step};
@@ -19,21 +20,23 @@ pub(super) struct Cut {
     pub(super) item_heads: usize,
     /// Most tokens in an item.
     pub(super) item_tokens: usize,
+    /// Most rows in an item.
+    pub(super) item_rows: usize,
 }
 
-/// Most rows in an item: two tiles, so that each key and value that is read serves all of them.
-pub(super) const ITEM_ROWS: usize = 2 * TILE_ROWS;
-
 impl Cut {
-    pub(super) fn new(model: &ModelConfig) -> Self {
+    /// Cuts for attention over a pool of form `form`.
+    pub(super) fn new(model: &ModelConfig, form: Form) -> Self {
+        let item_rows = attention::item_rows(form);
         let group = model.group();
         let divides = |heads: &usize| group.is_multiple_of(*heads);
-        let item_heads = (1..=group.min(ITEM_ROWS)).rev().find(divides).unwrap_or(1);
+        let item_heads = (1..=group.min(item_rows)).rev().find(divides).unwrap_or(1);
         Self {
             heads: model.heads,
             group,
             item_heads,
-            item_tokens: ITEM_ROWS / item_heads,
+            item_tokens: item_rows / item_heads,
+            item_rows,
         }
     }
 }
@@ -44,8 +47,9 @@ pub(super) struct Row {
     pub(super) token: TokenId,
     /// Number of the token's row in the step.
     pub(super) number: u32,
-    /// The first of the items that attend for this token; the following ones are for the next query heads.
+    /// The first of the items that attend for this token, and how far on the next query heads' items are.
     pub(super) item: u32,
+    pub(super) next_heads: u32,
     /// Index of the token among the items' tokens.
     pub(super) within: u32,
 }
@@ -132,26 +136,35 @@ impl Selection {
         self.items.clear();
     }
 
-    /// Adds the rows of `tokens`, which begin where `item` does, and their items.
-    fn add(&mut self, tokens: &[TokenId], mut item: Item, cut: Cut) {
-        for tokens in tokens.chunks(cut.item_tokens) {
-            let first = self.items.len() as u32;
-            item.tokens = tokens.len() as u32;
-            self.items
-                .extend((0..cut.heads).step_by(cut.item_heads).map(|head| Item {
-                    head: head as u32,
-                    ..item
-                }));
-            self.rows
-                .extend(tokens.iter().zip(0..).map(|(&token, within)| Row {
-                    token,
-                    number: item.row + within,
-                    item: first,
-                    within,
-                }));
-            item.row += item.tokens;
-            item.position += item.tokens;
+    /// Adds the rows of `tokens`, which begin where `first` does, and their items. Items that share a key and value head
+    /// are adjacent, so that a thread finds keys and values in its cache from one to the next.
+    fn add(&mut self, tokens: &[TokenId], first: Item, cut: Cut) {
+        let next_heads = tokens.len().div_ceil(cut.item_tokens) as u32;
+        let item = self.items.len() as u32;
+        for head in (0..cut.heads).step_by(cut.item_heads) {
+            let cuts = (0..).step_by(cut.item_tokens);
+            self.items.extend(
+                tokens
+                    .chunks(cut.item_tokens)
+                    .zip(cuts)
+                    .map(|(tokens, at)| Item {
+                        head: head as u32,
+                        tokens: tokens.len() as u32,
+                        row: first.row + at,
+                        position: first.position + at,
+                        ..first
+                    }),
+            );
         }
+        let item_tokens = cut.item_tokens as u32;
+        self.rows
+            .extend(tokens.iter().zip(0..).map(|(&token, at)| Row {
+                token,
+                number: first.row + at,
+                item: item + at / item_tokens,
+                next_heads,
+                within: at % item_tokens,
+            }));
     }
 }
 
@@ -175,6 +188,7 @@ mod tests {
         group: 3,
         item_heads: 3,
         item_tokens: 8,
+        item_rows: 24,
     };
 
     fn segment(tokens: usize, start: u32, pages: &[u32]) -> Segment {
@@ -222,21 +236,24 @@ mod tests {
             items[..4],
             [
                 (0, 0, 8, 10, 0),
-                (0, 0, 8, 10, 3),
                 (0, 8, 8, 18, 0),
-                (0, 8, 8, 18, 3)
+                (0, 16, 4, 26, 0),
+                (0, 0, 8, 10, 3),
             ]
         );
         assert_eq!(
             items[4..],
             [
-                (0, 16, 4, 26, 0),
+                (0, 8, 8, 18, 3),
                 (0, 16, 4, 26, 3),
                 (1, 20, 1, 17, 0),
                 (1, 20, 1, 17, 3)
             ]
         );
-        assert_eq!((batch.all.rows[9].item, batch.all.rows[9].within), (2, 1));
+        let row = batch.all.rows[9];
+        assert_eq!((row.item, row.next_heads, row.within), (1, 3, 1));
+        let row = batch.all.rows[20];
+        assert_eq!((row.item, row.next_heads, row.within), (6, 1, 0));
         let wanted: Vec<_> = batch.wanted.rows.iter().map(|row| row.number).collect();
         assert_eq!(wanted, (0..21).collect::<Vec<_>>());
     }
@@ -346,20 +363,23 @@ mod tests {
 
     #[test]
     fn items_hold_whole_groups_where_they_fit() {
-        for (heads, kv_heads, expected) in [
-            (12, 4, (3, 8)),
-            (14, 2, (7, 3)),
-            (8, 8, (1, 24)),
-            (64, 2, (16, 1)),
-            (29, 1, (1, 24)),
+        for (heads, kv_heads, wide, pairs) in [
+            (12, 4, (3, 8), (3, 42)),
+            (14, 2, (7, 3), (7, 18)),
+            (8, 8, (1, 24), (1, 128)),
+            (64, 2, (16, 1), (32, 4)),
+            (29, 1, (1, 24), (29, 4)),
         ] {
             let json = format!(
                 r#"{{"model_type":"llama","hidden_size":64,"num_hidden_layers":1,"num_attention_heads":{heads},
                 "num_key_value_heads":{kv_heads},"head_dim":8,"intermediate_size":8,"vocab_size":8,
                 "max_position_embeddings":8}}"#
             );
-            let cut = Cut::new(&ModelConfig::parse(&json).unwrap());
-            assert_eq!((cut.item_heads, cut.item_tokens), expected);
+            let model = ModelConfig::parse(&json).unwrap();
+            for (form, expected) in [(Form::Wide, wide), (Form::Pairs, pairs)] {
+                let cut = Cut::new(&model, form);
+                assert_eq!((cut.item_heads, cut.item_tokens), expected);
+            }
         }
     }
 }

@@ -5,15 +5,15 @@
 //!  Pairs   [row / 16][column / 512][row % 16][272 pairs] bf16      see `kernels::pairs`
 //! ```
 //!
-//! Callers write f32 to a tile and do not know its form. Rounding to bf16 happens here and only here.
+//! Callers write f32 to a tile and do not know its form.
 
 use super::aligned::Aligned;
 use super::kernels::{BLOCK, STRIDE, TILE_BLOCK, TILE_ROWS, lanes, pairs};
-use pairs::Pair;
+use pairs::{Machine, Pair};
 use rayon::iter::Either;
 use rayon::prelude::*;
 
-/// The storage form of a left operand.
+/// What is multiplied, and how it is stored: f32, or pairs of bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Wide,
@@ -21,6 +21,11 @@ pub(super) enum Form {
 }
 
 impl Form {
+    /// Returns the form that products with `machine` need, or with the f32 kernels if there is none.
+    pub(super) fn of(machine: Option<Machine>) -> Self {
+        machine.map_or(Form::Wide, |_| Form::Pairs)
+    }
+
     /// Returns the rows in a tile.
     pub(super) fn tile_rows(self) -> usize {
         match self {

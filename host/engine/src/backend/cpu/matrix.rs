@@ -330,13 +330,16 @@ fn multiply_pairs(
     let panel_length = panel_pairs(tiles.columns());
     sums.fill(tiles, panels, |rows, panel, c| {
         let panel = &weights[panel * panel_length..][..panel_length];
+        let mut machine = machine.ready();
         for (number, b) in panel.chunks(pairs::BLOCK / 2 * PANEL).enumerate() {
             machine.multiply(PairProduct {
                 a: &tiles.pairs()[number * pairs::TILE_BLOCK / 2..],
+                a_stride: pairs::STRIDE / 2,
                 a_tile: tiles.tile_length(),
                 rows: rows.clone(),
                 b,
                 c,
+                columns: PANEL,
                 start: Start::of_block(number),
             });
         }

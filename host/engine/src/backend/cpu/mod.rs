@@ -7,10 +7,10 @@
 //!                                                      dense     matrix and kernels, for other models
 //! ```
 //!
-//! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32. Sums, activations and
-//! the KV state are f32. Products with bf16 weights are computed in one of two ways, chosen once ([`Precision`]).
-//! Either the weights are widened in registers and everything is f32, or the activations are rounded to bf16 for the
-//! CPU's bf16 instructions. Results do not depend on batch, chunks, page size or number of threads, bit for bit. They
+//! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32. Sums and activations are
+//! f32. Models with bf16 weights are computed in one of two ways, chosen once ([`Precision`]). Either weights are widened
+//! in registers and everything is f32, the KV state too, or both operands of every product are bf16 for the CPU's bf16
+//! instructions, and the KV state is bf16. Results do not depend on batch, chunks, page size or number of threads, bit for bit. They
 //! do depend on that choice, and may differ in the last bits between instruction sets.
 //!
 //! The backend owns the layout of weights and pages, the threads and the arithmetic. It does not know requests,
@@ -32,10 +32,11 @@ mod rows;
 pub use dense::{Dense, Workspace};
 
 use super::{Backend, BackendError, BackendShape, HostPageId, PageId, Step, Store};
-use crate::models::{Checkpoint, CheckpointError, ModelConfig};
+use crate::models::{Checkpoint, CheckpointError};
 use batch::Batch;
 use host::HostPool;
 use kernels::{Kernels, LANES};
+use left_operand::Form;
 use model::{Model, Scratch};
 use pages::{Layout, Pool};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -53,13 +54,13 @@ pub struct CpuConfig {
     pub page_tokens: u32,
     /// Worker threads; `None` for one per core.
     pub threads: Option<u32>,
-    /// How bf16 weights are multiplied.
+    /// How a model with bf16 weights is computed.
     pub precision: Precision,
 }
 
-/// How bf16 weights are multiplied. Weights of other types, attention and everything between products always use f32.
+/// How a model with bf16 weights is computed. Weights of other types, and everything between products, always use f32.
 ///
-/// Rounding activations to bf16 costs accuracy: logits deviate by one or two percent of their standard deviation, where
+/// Bf16 is for products with weights and for attention's, so KV state is bf16 too and takes half the memory. It costs accuracy: logits deviate by one or two percent of their standard deviation, where
 /// f32 deviates by less than a hundredth of one percent. Models with bf16 weights were trained with that rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
@@ -68,7 +69,7 @@ pub enum Precision {
     Auto,
     /// Widens weights to f32.
     F32,
-    /// Rounds activations to bf16 and sums in f32.
+    /// Rounds operands to bf16 and sums in f32.
     Bf16,
 }
 
@@ -103,23 +104,23 @@ impl CpuBackend {
     /// # Errors
     /// Returns a [`CheckpointError`] when the checkpoint is incomplete or `config` is unusable.
     pub fn new(checkpoint: &Checkpoint, config: &CpuConfig) -> Result<Self, CheckpointError> {
-        let (kernels, warning) = Kernels::detect(config.precision).ok_or_else(|| {
-            let reason = "precision is bf16, this CPU has neither AMX-BF16 nor AVX512-BF16";
-            CheckpointError::new(Path::new(""), reason)
-        })?;
+        let (kernels, warning) = detect(config.precision)?;
         let mut backend = Self::build(checkpoint, config, kernels)?;
         backend.warning = warning;
         Ok(backend)
     }
 
-    /// Returns the bytes of KV state in a page, for sizing a pool before loading.
+    /// Returns the bytes of KV state in a page of `page_tokens` tokens, for sizing a pool before loading.
     ///
     /// # Errors
-    /// Returns a [`CheckpointError`] when the model's configuration cannot be loaded or `page_tokens` is unsupported.
-    pub fn page_bytes(folder: &Path, page_tokens: u32) -> Result<u64, CheckpointError> {
-        let model = ModelConfig::load(folder)?;
-        check_page_tokens(page_tokens).map_err(|reason| CheckpointError::new(folder, reason))?;
-        Ok(Layout::new(&model, page_tokens).page_bytes() as u64)
+    /// Returns a [`CheckpointError`] when the checkpoint is incomplete, or `page_tokens` or `precision` unsupported.
+    pub fn page_bytes(
+        checkpoint: &Checkpoint,
+        page_tokens: u32,
+        precision: Precision,
+    ) -> Result<u64, CheckpointError> {
+        let (kernels, _) = detect(precision)?;
+        Ok(layout(checkpoint, page_tokens, kernels)?.page_bytes() as u64)
     }
 
     /// Names the instructions in use, for logs and to distinguish states that were computed with other instructions.
@@ -149,7 +150,7 @@ impl CpuBackend {
         kernels: Kernels,
     ) -> Result<Self, CheckpointError> {
         let wrong = |reason: String| CheckpointError::new(Path::new(""), reason);
-        check_page_tokens(config.page_tokens).map_err(wrong)?;
+        let layout = layout(checkpoint, config.page_tokens, kernels)?;
         let positions = u64::from(config.pages) * u64::from(config.page_tokens);
         if config.pages == 0 || positions > u64::from(u32::MAX) {
             return Err(wrong(format!(
@@ -160,7 +161,6 @@ impl CpuBackend {
             )));
         }
         let model_positions = checkpoint.config().max_positions;
-        let layout = Layout::new(checkpoint.config(), config.page_tokens);
         for (name, pages) in [("pages", config.pages), ("host_pages", config.host_pages)] {
             let bytes = (layout.page_bytes() as u64).checked_mul(u64::from(pages));
             if bytes.is_none_or(|bytes| bytes > isize::MAX as u64 / 2) {
@@ -213,8 +213,27 @@ impl CpuBackend {
     }
 }
 
+/// Detects the kernels for `precision`, with a warning if there is one.
+fn detect(precision: Precision) -> Result<(Kernels, Option<String>), CheckpointError> {
+    Kernels::detect(precision).ok_or_else(|| {
+        let reason = "precision is bf16, this CPU has neither AMX-BF16 nor AVX512-BF16";
+        CheckpointError::new(Path::new(""), reason)
+    })
+}
+
+/// Returns the layout of KV state for `checkpoint`.
+fn layout(
+    checkpoint: &Checkpoint,
+    page_tokens: u32,
+    kernels: Kernels,
+) -> Result<Layout, CheckpointError> {
+    check_page_tokens(page_tokens).map_err(|reason| CheckpointError::new(Path::new(""), reason))?;
+    let form = Form::of(model::attention_machine(checkpoint, kernels)?);
+    Ok(Layout::new(checkpoint.config(), page_tokens, form))
+}
+
 /// Version of the host page format. Changed whenever the bytes of a host page change their meaning or their values.
-const PAGE_LAYOUT: &str = "cpu-1";
+const PAGE_LAYOUT: &str = "cpu-2";
 
 impl Backend for CpuBackend {
     fn shape(&self) -> BackendShape {

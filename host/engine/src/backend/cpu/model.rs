@@ -12,23 +12,36 @@
 //! block and panel, attention by item, and pages by page. None of these cuts affects a result.
 
 use super::attention::Attention;
-use super::batch::{Batch, Cut, ITEM_ROWS, Selection};
+use super::batch::{Batch, Cut, Selection};
 use super::heads::{Heads, MAX_HEAD, Rotary};
 use super::host::HostPool;
+use super::kernels::pairs::Machine;
 use super::kernels::{Kernels, Loop, TILE_ROWS};
-use super::left_operand::Tiles;
+use super::left_operand::{Form, Tiles};
 use super::matrix::{Panels, Sums};
 use super::pages::{LayerPool, Layout};
 use super::rows::{Gate, Norm};
 use crate::backend::Step;
 use crate::backend::check::Write;
-use crate::models::{Checkpoint, CheckpointError, LayerWeights, ModelConfig, Tensor};
+use crate::models::{Checkpoint, CheckpointError, Element, LayerWeights, ModelConfig, Tensor};
 use rayon::prelude::*;
+
+/// Returns what attention multiplies pairs with, or `None` where it is f32. As with weights, the checkpoint's type
+/// decides: rounding to bf16 is for models that were trained with it.
+pub(super) fn attention_machine(
+    checkpoint: &Checkpoint,
+    kernels: Kernels,
+) -> Result<Option<Machine>, CheckpointError> {
+    let element = checkpoint.attention_element()?;
+    Ok(kernels.pairs().filter(|_| element == Element::Bf16))
+}
 
 /// A model's weights, laid out for the kernels.
 pub(super) struct Model {
     config: ModelConfig,
     kernels: Kernels,
+    /// What attention multiplies pairs with, or `None` where it is f32.
+    attention: Option<Machine>,
     cut: Cut,
     rotary: Rotary,
     embedding: Panels,
@@ -60,7 +73,7 @@ pub(super) struct Scratch {
     residual: Vec<f32>,
     tiles: Tiles,
     sums: Sums,
-    /// Attention outputs `[items, ITEM_ROWS, value_stride]`.
+    /// Attention outputs `[items, item_rows, padded_head]`.
     attended: Vec<f32>,
 }
 
@@ -87,8 +100,10 @@ impl Model {
             .map(|index| Ok(Layer::new(&checkpoint.layer(index)?, kernels)))
             .collect::<Result<_, CheckpointError>>()?;
         let head = checkpoint.head()?;
+        let attention = attention_machine(checkpoint, kernels)?;
         Ok(Self {
-            cut: Cut::new(&config),
+            attention,
+            cut: Cut::new(&config, Form::of(attention)),
             rotary: Rotary::new(&config.rope, positions),
             embedding: Panels::pack(&[&checkpoint.embedding()?], kernels),
             layers,
@@ -269,20 +284,15 @@ impl Model {
         } = scratch;
         let attention = Attention {
             kernels: self.kernels,
+            machine: self.attention,
             queries: self.heads(layer, sums, 0),
             rotary: &self.rotary,
             pool,
-            item_heads: self.cut.item_heads,
-            group: self.cut.group,
+            cut: self.cut,
         };
-        let stride = pool.layout.value_stride();
-        attended.resize(selection.items.len() * ITEM_ROWS * stride, 0.0);
-        let items = attended
-            .par_chunks_mut(ITEM_ROWS * stride)
-            .zip(&selection.items);
-        items.for_each(|(out, item)| {
-            attention.attend(item, &step.segments[item.segment as usize].pages, out);
-        });
+        let (stride, item_rows) = (pool.layout.padded_head(), self.cut.item_rows);
+        attended.resize(selection.items.len() * item_rows * stride, 0.0);
+        attention.attend(&selection.items, &step.segments, attended);
 
         let (head_dim, item_heads) = (self.config.head_dim, self.cut.item_heads);
         let next = layer.output.form();
@@ -291,9 +301,9 @@ impl Model {
         tiles.par_tiles().zip(rows).for_each(|(mut tile, rows)| {
             for (number, row) in rows.iter().enumerate() {
                 for head in 0..self.config.heads {
-                    let item = row.item as usize + head / item_heads;
+                    let item = row.item as usize + head / item_heads * row.next_heads as usize;
                     let within = row.within as usize * item_heads + head % item_heads;
-                    let from = &attended[(item * ITEM_ROWS + within) * stride..][..head_dim];
+                    let from = &attended[(item * item_rows + within) * stride..][..head_dim];
                     tile.write(number, head * head_dim, from);
                 }
             }
@@ -398,7 +408,7 @@ struct Store<'a> {
     layout: Layout,
     kv_heads: usize,
     write: &'a Write,
-    piece: &'a mut [f32],
+    piece: &'a mut [u32],
 }
 
 impl Loop for Store<'_> {

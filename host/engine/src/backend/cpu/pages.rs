@@ -4,21 +4,31 @@
 //! piece in each layer:
 //!
 //! ```text
-//! pool: [layer] [page][kv_head] { keys   [page_tokens / 16][head_dim][16 tokens]   a strip per 16 tokens
-//!                                 values [page_tokens][head_dim, padded to 16] }   a strip per 16 columns
+//! pool: [layer] [page][kv_head] { strips [page_tokens / 16][depth][16 tokens]     rows [page_tokens][width] }
+//!
+//!   form           strips                                  rows
+//!   Wide    f32    keys, depth head_dim                    values, width head_dim padded to 16
+//!   Pairs   bf16   values, depth head_dim padded to 16     keys, width head_dim padded to 32
 //!
 //! host page: [layer][kv_head] { the same }, little-endian, one piece to move to a disk and back
 //! ```
 //!
-//! Both halves are f32 and serve as right operands without conversion: scores are `queries · keys`, and outputs are
-//! `weights · values`.
+//! Both serve as operands without conversion. In f32 they are right operands of `queries · keys` and `weights · values`,
+//! in bf16 left operands of the transposed products, `keys · queries` and `values · weights` (see
+//! [attention](super::attention)). A row's padding is zero, because products run over it.
 
 use super::aligned::Aligned;
 use super::host::HostPool;
-use super::kernels::LANES;
+use super::kernels::{LANES, lanes, pairs};
+use super::left_operand::Form;
 use crate::backend::{Load, PageId};
 use crate::models::ModelConfig;
+use bytemuck::{Pod, cast_slice, cast_slice_mut};
+use half::bf16;
 use std::ops::Range;
+
+/// What memory consists of: an f32 or a pair of bf16.
+type Word = u32;
 
 /// Dimensions of a page.
 #[derive(Clone, Copy, Debug)]
@@ -28,36 +38,63 @@ pub(super) struct Layout {
     head_dim: usize,
     /// Tokens in a page, a multiple of 16.
     pub(super) page_tokens: usize,
+    /// What keys and values are multiplied as.
+    pub(super) form: Form,
 }
 
 impl Layout {
-    pub(super) fn new(model: &ModelConfig, page_tokens: u32) -> Self {
+    pub(super) fn new(model: &ModelConfig, page_tokens: u32, form: Form) -> Self {
         Self {
             layers: model.layers,
             kv_heads: model.kv_heads,
             head_dim: model.head_dim,
             page_tokens: page_tokens as usize,
+            form,
         }
     }
 
-    /// Returns the floats from one token's values to the next token's.
-    pub(super) fn value_stride(&self) -> usize {
+    /// Returns the elements of a head, padded to whole vectors.
+    pub(super) fn padded_head(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
     }
 
-    /// Returns the floats of one head's keys and values in one layer.
-    fn head_floats(&self) -> usize {
-        self.page_tokens * (self.head_dim + self.value_stride())
+    /// Returns the elements of one token in a strip.
+    pub(super) fn depth(&self) -> usize {
+        match self.form {
+            Form::Wide => self.head_dim,
+            Form::Pairs => self.padded_head(),
+        }
     }
 
-    /// Returns the floats of one layer's piece of a page.
-    fn piece_floats(&self) -> usize {
-        self.kv_heads * self.head_floats()
+    /// Returns the elements of a row.
+    pub(super) fn width(&self) -> usize {
+        match self.form {
+            Form::Wide => self.padded_head(),
+            Form::Pairs => self.head_dim.next_multiple_of(pairs::DEPTH),
+        }
+    }
+
+    /// Returns the words that `elements` take.
+    fn words(&self, elements: usize) -> usize {
+        match self.form {
+            Form::Wide => elements,
+            Form::Pairs => elements / 2,
+        }
+    }
+
+    /// Returns the words of one head's keys and values in one layer.
+    fn head_words(&self) -> usize {
+        self.words(self.page_tokens * (self.depth() + self.width()))
+    }
+
+    /// Returns the words of one layer's piece of a page.
+    fn piece_words(&self) -> usize {
+        self.kv_heads * self.head_words()
     }
 
     /// Returns the bytes of one layer's piece of a host page.
     pub(super) fn piece_bytes(&self) -> usize {
-        self.piece_floats() * size_of::<f32>()
+        self.piece_words() * size_of::<Word>()
     }
 
     /// Returns the bytes of a page with all its pieces, which are those of a host page.
@@ -66,26 +103,73 @@ impl Layout {
     }
 
     fn head_range(&self, head: usize) -> Range<usize> {
-        let start = head * self.head_floats();
-        start..start + self.head_floats()
+        let start = head * self.head_words();
+        start..start + self.head_words()
+    }
+
+    /// Returns where a head's strips end and its rows begin, in words.
+    fn rows_start(&self) -> usize {
+        self.words(self.page_tokens * self.depth())
     }
 
     /// Writes a token's key and value, each `[head_dim]`, to slot `slot` of `piece`, one layer's piece of a page.
+    #[inline(always)]
     pub(super) fn store(
         &self,
-        piece: &mut [f32],
+        piece: &mut [Word],
         head: usize,
         slot: usize,
         key: &[f32],
         value: &[f32],
     ) {
-        let place = &mut piece[self.head_range(head)];
-        let (keys, values) = place.split_at_mut(self.page_tokens * self.head_dim);
-        let strip = &mut keys[slot / LANES * self.head_dim * LANES..][..self.head_dim * LANES];
-        for (to, key) in strip.iter_mut().skip(slot % LANES).step_by(LANES).zip(key) {
-            *to = *key;
+        let (strips, rows) = piece[self.head_range(head)].split_at_mut(self.rows_start());
+        match self.form {
+            Form::Wide => self.write::<f32>(strips, rows, slot, key, value, |x| x),
+            Form::Pairs => self.write::<bf16>(strips, rows, slot, value, key, lanes::narrow),
         }
-        values[slot * self.value_stride()..][..self.head_dim].copy_from_slice(value);
+    }
+
+    /// Writes a token's elements `in_strip` and `in_row`, each `[head_dim]`.
+    #[inline(always)]
+    fn write<E: Pod>(
+        &self,
+        strips: &mut [Word],
+        rows: &mut [Word],
+        slot: usize,
+        in_strip: &[f32],
+        in_row: &[f32],
+        narrow: impl Fn(f32) -> E,
+    ) {
+        let (strips, rows) = (cast_slice_mut::<_, E>(strips), cast_slice_mut::<_, E>(rows));
+        let strip = self.depth() * LANES;
+        let column = strips[slot / LANES * strip..][..strip].iter_mut();
+        for (to, from) in column.skip(slot % LANES).step_by(LANES).zip(in_strip) {
+            *to = narrow(*from);
+        }
+        let (row, padding) = rows[slot * self.width()..][..self.width()].split_at_mut(in_row.len());
+        for (to, from) in row.iter_mut().zip(in_row) {
+            *to = narrow(*from);
+        }
+        padding.fill(E::zeroed());
+    }
+
+    /// Copies the first `tokens` slots of a head.
+    fn copy<E: Pod>(&self, from: &[Word], to: &mut [Word], tokens: usize) {
+        let (strips, rows) = cast_slice::<_, E>(from).split_at(self.page_tokens * self.depth());
+        let (to_strips, to_rows) =
+            cast_slice_mut::<_, E>(to).split_at_mut(self.page_tokens * self.depth());
+        let strip = self.depth() * LANES;
+        let whole = tokens / LANES * strip;
+        to_strips[..whole].copy_from_slice(&strips[..whole]);
+        let rest = tokens % LANES;
+        if rest > 0 {
+            let columns = to_strips[whole..][..strip].chunks_exact_mut(LANES);
+            for (to, from) in columns.zip(strips[whole..].chunks_exact(LANES)) {
+                to[..rest].copy_from_slice(&from[..rest]);
+            }
+        }
+        let length = tokens * self.width();
+        to_rows[..length].copy_from_slice(&rows[..length]);
     }
 }
 
@@ -99,7 +183,7 @@ pub(super) struct Pool {
 pub(super) struct LayerPool {
     pub(super) layout: Layout,
     layer: usize,
-    data: Aligned<f32>,
+    data: Aligned<Word>,
 }
 
 impl Pool {
@@ -107,7 +191,7 @@ impl Pool {
         let layer = |layer| LayerPool {
             layout,
             layer,
-            data: Aligned::new(layout.piece_floats() * pages as usize),
+            data: Aligned::new(layout.piece_words() * pages as usize),
         };
         Self {
             layout,
@@ -124,8 +208,8 @@ impl Pool {
     pub(super) fn store(&self, from: PageId, to: &mut [u8]) {
         let pieces = to.chunks_exact_mut(self.layout.piece_bytes());
         for (layer, piece) in self.layers.iter().zip(pieces) {
-            let floats = layer.piece(from);
-            for (to, from) in piece.as_chunks_mut().0.iter_mut().zip(floats) {
+            let words = layer.piece(from);
+            for (to, from) in piece.as_chunks_mut().0.iter_mut().zip(words) {
                 *to = from.to_le_bytes();
             }
         }
@@ -140,22 +224,23 @@ impl Pool {
 }
 
 impl LayerPool {
-    /// Returns the keys `[head_dim][16]` of the 16 tokens from slot `slot` on, a multiple of 16.
-    pub(super) fn keys(&self, page: PageId, head: usize, slot: usize) -> &[f32] {
-        let strip = self.layout.head_dim * LANES;
-        &self.piece(page)[self.layout.head_range(head)][slot / LANES * strip..][..strip]
-    }
-
-    /// Returns the values `[slots][value_stride]` from slot `slot` to the page's end.
-    pub(super) fn values(&self, page: PageId, head: usize, slot: usize) -> &[f32] {
+    /// Returns the strip `[depth][16]` of the 16 tokens from slot `slot` on, a multiple of 16.
+    pub(super) fn strip<E: Pod>(&self, page: PageId, head: usize, slot: usize) -> &[E] {
         let layout = &self.layout;
-        let values = layout.page_tokens * layout.head_dim + slot * layout.value_stride();
-        &self.piece(page)[layout.head_range(head)][values..]
+        let strip = layout.words(layout.depth() * LANES);
+        cast_slice(&self.piece(page)[layout.head_range(head)][slot / LANES * strip..][..strip])
     }
 
-    fn piece(&self, page: PageId) -> &[f32] {
-        let floats = self.layout.piece_floats();
-        &self.data[page.0 as usize * floats..][..floats]
+    /// Returns the rows `[slots][width]` from slot `slot` to the page's end.
+    pub(super) fn rows<E: Pod>(&self, page: PageId, head: usize, slot: usize) -> &[E] {
+        let layout = &self.layout;
+        let start = layout.rows_start() + slot * layout.words(layout.width());
+        cast_slice(&self.piece(page)[layout.head_range(head)][start..])
+    }
+
+    fn piece(&self, page: PageId) -> &[Word] {
+        let words = self.layout.piece_words();
+        &self.data[page.0 as usize * words..][..words]
     }
 
     /// Overwrites this layer's pieces of pages with what [`Pool::store`] wrote. `loads` must ascend by page.
@@ -167,7 +252,7 @@ impl LayerPool {
             |load, to| {
                 let from = host.page(load.from)[piece.clone()].as_chunks().0;
                 for (to, from) in to.iter_mut().zip(from) {
-                    *to = f32::from_le_bytes(*from);
+                    *to = Word::from_le_bytes(*from);
                 }
             },
         );
@@ -178,63 +263,55 @@ impl LayerPool {
         &mut self,
         writes: &[T],
         page: impl Fn(&T) -> PageId + Sync,
-        write: impl Fn(&T, &mut [f32]) + Sync,
+        write: impl Fn(&T, &mut [Word]) + Sync,
     ) {
         fn halve<T: Sync>(
-            memory: &mut [f32],
+            memory: &mut [Word],
             first: usize,
-            floats: usize,
+            words: usize,
             writes: &[T],
             page: &(impl Fn(&T) -> PageId + Sync),
-            write: &(impl Fn(&T, &mut [f32]) + Sync),
+            write: &(impl Fn(&T, &mut [Word]) + Sync),
         ) {
             match writes {
                 [] => {}
                 [one] => write(
                     one,
-                    &mut memory[(page(one).0 as usize - first) * floats..][..floats],
+                    &mut memory[(page(one).0 as usize - first) * words..][..words],
                 ),
                 _ => {
                     let (left, right) = writes.split_at(writes.len() / 2);
                     let middle = page(&right[0]).0 as usize;
-                    let (low, high) = memory.split_at_mut((middle - first) * floats);
+                    let (low, high) = memory.split_at_mut((middle - first) * words);
                     rayon::join(
-                        || halve(low, first, floats, left, page, write),
-                        || halve(high, middle, floats, right, page, write),
+                        || halve(low, first, words, left, page, write),
+                        || halve(high, middle, words, right, page, write),
                     );
                 }
             }
         }
-        let floats = self.layout.piece_floats();
-        halve(&mut self.data, 0, floats, writes, &page, &write);
+        let words = self.layout.piece_words();
+        halve(&mut self.data, 0, words, writes, &page, &write);
     }
 
     fn copy_slots(&mut self, from: PageId, to: PageId, tokens: usize) {
         let layout = self.layout;
-        let floats = layout.piece_floats();
-        let (from, to) = (from.0 as usize * floats, to.0 as usize * floats);
+        let words = layout.piece_words();
+        let (from, to) = (from.0 as usize * words, to.0 as usize * words);
         let (source, target) = if from < to {
             let (low, high) = self.data.split_at_mut(to);
-            (&low[from..from + floats], &mut high[..floats])
+            (&low[from..from + words], &mut high[..words])
         } else {
             let (low, high) = self.data.split_at_mut(from);
-            (&high[..floats], &mut low[to..to + floats])
+            (&high[..words], &mut low[to..to + words])
         };
-        let strip = layout.head_dim * LANES;
-        let whole = tokens / LANES * strip;
         for head in 0..layout.kv_heads {
             let range = layout.head_range(head);
             let (source, target) = (&source[range.clone()], &mut target[range]);
-            target[..whole].copy_from_slice(&source[..whole]);
-            if !tokens.is_multiple_of(LANES) {
-                let rows = target[whole..whole + strip].chunks_exact_mut(LANES);
-                for (to, from) in rows.zip(source[whole..whole + strip].chunks_exact(LANES)) {
-                    to[..tokens % LANES].copy_from_slice(&from[..tokens % LANES]);
-                }
+            match layout.form {
+                Form::Wide => layout.copy::<f32>(source, target, tokens),
+                Form::Pairs => layout.copy::<bf16>(source, target, tokens),
             }
-            let values = layout.page_tokens * layout.head_dim;
-            let length = tokens * layout.value_stride();
-            target[values..values + length].copy_from_slice(&source[values..values + length]);
         }
     }
 }
@@ -244,31 +321,38 @@ mod tests {
     use super::*;
     use crate::backend::HostPageId;
 
-    const LAYOUT: Layout = Layout {
-        layers: 2,
-        kv_heads: 3,
-        head_dim: 6,
-        page_tokens: 32,
-    };
+    const SLOTS: usize = 32;
 
-    /// Returns a number that encodes its own location.
-    fn mark(page: usize, layer: usize, head: usize, slot: usize, d: usize) -> f32 {
-        ((((page * 2 + layer) * 3 + head) * 32 + slot) * 6 + d + 1) as f32
+    /// Layouts of both forms with a head that is padded.
+    fn layouts() -> [Layout; 2] {
+        [Form::Wide, Form::Pairs].map(|form| Layout {
+            layers: 2,
+            kv_heads: 3,
+            head_dim: 6,
+            page_tokens: SLOTS,
+            form,
+        })
     }
 
-    fn filled() -> Pool {
-        let mut pool = Pool::new(LAYOUT, 3);
+    /// Returns a number that encodes its own location and that bf16 holds exactly.
+    fn mark(page: usize, layer: usize, head: usize, slot: usize, d: usize) -> f32 {
+        let number = ((((page * 2 + layer) * 3 + head) * SLOTS + slot) * 6 + d) as u32;
+        f32::from_bits((number + 0x3f80) << 16)
+    }
+
+    fn filled(layout: Layout) -> Pool {
+        let mut pool = Pool::new(layout, 3);
         for (layer, pieces) in pool.layers_mut().iter_mut().enumerate() {
             pieces.write(
                 &[0u32, 2],
                 |page| PageId(*page),
                 |page, piece| {
-                    for (head, slot) in (0..3).flat_map(|h| (0..32).map(move |s| (h, s))) {
+                    for (head, slot) in (0..3).flat_map(|h| (0..SLOTS).map(move |s| (h, s))) {
                         let key: Vec<f32> = (0..6)
                             .map(|d| mark(*page as usize, layer, head, slot, d))
                             .collect();
                         let value: Vec<f32> = key.iter().map(|v| -v).collect();
-                        LAYOUT.store(piece, head, slot, &key, &value);
+                        layout.store(piece, head, slot, &key, &value);
                     }
                 },
             );
@@ -276,76 +360,89 @@ mod tests {
         pool
     }
 
-    fn key(pool: &Pool, page: u32, layer: usize, head: usize, slot: usize, d: usize) -> f32 {
-        pool.layers[layer].keys(PageId(page), head, slot / 16 * 16)[d * 16 + slot % 16]
+    /// Returns element `d` of a token's key and value, as the layout's table says where they lie.
+    fn read(pool: &Pool, page: u32, layer: usize, head: usize, slot: usize, d: usize) -> [f32; 2] {
+        fn both<E: Pod>(pool: &LayerPool, page: u32, head: usize, slot: usize, d: usize) -> [E; 2] {
+            let page = PageId(page);
+            [
+                pool.strip::<E>(page, head, slot / 16 * 16)[d * 16 + slot % 16],
+                pool.rows::<E>(page, head, slot)[d],
+            ]
+        }
+        let pool = &pool.layers[layer];
+        match pool.layout.form {
+            Form::Wide => both::<f32>(pool, page, head, slot, d),
+            Form::Pairs => {
+                let [value, key] = both::<bf16>(pool, page, head, slot, d);
+                [key.to_f32(), value.to_f32()]
+            }
+        }
     }
 
-    fn value(pool: &Pool, page: u32, layer: usize, head: usize, slot: usize, d: usize) -> f32 {
-        pool.layers[layer].values(PageId(page), head, slot)[d]
-    }
+    const PLACES: [(usize, usize, usize, usize); 4] =
+        [(0, 0, 0, 0), (1, 2, 31, 5), (0, 1, 16, 3), (1, 0, 7, 4)];
 
     #[test]
     fn keys_and_values_are_read_where_they_were_stored() {
-        let pool = filled();
-        for page in [0, 2] {
-            for (layer, head, slot, d) in [(0, 0, 0, 0), (1, 2, 31, 5), (0, 1, 16, 3), (1, 0, 7, 4)]
-            {
-                let expected = mark(page as usize, layer, head, slot, d);
-                assert_eq!(key(&pool, page, layer, head, slot, d), expected);
-                assert_eq!(value(&pool, page, layer, head, slot, d), -expected);
+        for layout in layouts() {
+            let pool = filled(layout);
+            for page in [0, 2] {
+                for (layer, head, slot, d) in PLACES {
+                    let expected = mark(page as usize, layer, head, slot, d);
+                    let got = read(&pool, page, layer, head, slot, d);
+                    assert_eq!(got, [expected, -expected]);
+                }
             }
+            let mut untouched = pool.layers.iter().flat_map(|layer| layer.piece(PageId(1)));
+            assert!(untouched.all(|v| *v == 0));
         }
-        let mut untouched = pool.layers.iter().flat_map(|layer| layer.piece(PageId(1)));
-        assert!(untouched.all(|v| *v == 0.0));
     }
 
     #[test]
     fn a_page_goes_to_the_host_pool_and_to_another_place_as_it_was() {
-        let (mut pool, mut host) = (filled(), HostPool::new(LAYOUT.page_bytes(), 4));
-        for (page, host_page) in [(0, 3), (2, 1)] {
-            pool.store(PageId(page), host.page_mut(HostPageId(host_page)));
-        }
-        // The loads go to places that are known to hold something else.
-        let loads = [(3, 1), (3, 2), (1, 0)].map(|(from, to)| Load {
-            from: HostPageId(from),
-            to: PageId(to),
-        });
-        let ascending = [loads[2], loads[0], loads[1]];
-        for layer in pool.layers_mut() {
-            layer.load(&ascending, &host);
-        }
-        for (page, source) in [(0, 2), (1, 0), (2, 0)] {
-            for (layer, head, slot, d) in [(0, 0, 0, 0), (1, 2, 31, 5), (0, 1, 16, 3), (1, 0, 7, 4)]
-            {
-                let expected = mark(source, layer, head, slot, d);
-                assert_eq!(key(&pool, page, layer, head, slot, d), expected);
-                assert_eq!(value(&pool, page, layer, head, slot, d), -expected);
+        for layout in layouts() {
+            let (mut pool, mut host) = (filled(layout), HostPool::new(layout.page_bytes(), 4));
+            for (page, host_page) in [(0, 3), (2, 1)] {
+                pool.store(PageId(page), host.page_mut(HostPageId(host_page)));
+            }
+            // The loads go to places that are known to hold something else.
+            let loads = [(3, 1), (3, 2), (1, 0)].map(|(from, to)| Load {
+                from: HostPageId(from),
+                to: PageId(to),
+            });
+            let ascending = [loads[2], loads[0], loads[1]];
+            for layer in pool.layers_mut() {
+                layer.load(&ascending, &host);
+            }
+            for (page, source) in [(0, 2), (1, 0), (2, 0)] {
+                for (layer, head, slot, d) in PLACES {
+                    let expected = mark(source, layer, head, slot, d);
+                    let got = read(&pool, page, layer, head, slot, d);
+                    assert_eq!(got, [expected, -expected]);
+                }
             }
         }
     }
 
     #[test]
     fn copying_slots_moves_those_and_no_others() {
-        for tokens in [0usize, 1, 15, 16, 17, 31, 32] {
-            for (from, to) in [(0, 1), (2, 1)] {
-                let mut pool = filled();
-                pool.copy_slots(PageId(from), PageId(to), tokens);
-                for (layer, head, slot, d) in (0..2).flat_map(|l| {
-                    (0..3).flat_map(move |h| {
-                        (0..32).flat_map(move |s| (0..6).map(move |d| (l, h, s, d)))
-                    })
-                }) {
-                    let expected = if slot < tokens {
-                        mark(from as usize, layer, head, slot, d)
-                    } else {
-                        0.0
-                    };
-                    assert_eq!(key(&pool, to, layer, head, slot, d), expected);
-                    assert_eq!(value(&pool, to, layer, head, slot, d).abs(), expected);
-                    assert_eq!(
-                        key(&pool, from, layer, head, slot, d),
-                        mark(from as usize, layer, head, slot, d)
-                    );
+        for layout in layouts() {
+            for tokens in [0usize, 1, 15, 16, 17, 31, 32] {
+                for (from, to) in [(0, 1), (2, 1)] {
+                    let mut pool = filled(layout);
+                    pool.copy_slots(PageId(from), PageId(to), tokens);
+                    for (layer, head, slot, d) in (0..2).flat_map(|l| {
+                        (0..3).flat_map(move |h| {
+                            (0..SLOTS).flat_map(move |s| (0..6).map(move |d| (l, h, s, d)))
+                        })
+                    }) {
+                        let source = mark(from as usize, layer, head, slot, d);
+                        let expected = if slot < tokens { source } else { 0.0 };
+                        let got = read(&pool, to, layer, head, slot, d);
+                        assert_eq!(got, [expected, -expected]);
+                        let got = read(&pool, from, layer, head, slot, d);
+                        assert_eq!(got, [source, -source]);
+                    }
                 }
             }
         }

@@ -5,7 +5,7 @@ use super::*;
 use crate::TokenId;
 use crate::backend::tests::{self, check_the_host_pool, run};
 use crate::backend::{Load, Output, Segment};
-use crate::models::{Element, Rope, Tensor};
+use crate::models::{Element, ModelConfig, Rope, Tensor};
 
 const VOCABULARY: u32 = 90;
 const HOST_PAGES: u32 = 12;
@@ -228,7 +228,7 @@ fn chunks_pages_companions_and_threads_do_not_change_a_bit() {
                 layer.write(
                     &(0..100).collect::<Vec<u32>>(),
                     |page| PageId(*page),
-                    |_, piece| piece.fill(f32::NAN),
+                    |_, piece| piece.fill(u32::MAX),
                 );
             }
             let other = tokens(8, 64);

@@ -1,7 +1,7 @@
 //! The twin of `amx.rs` and of `avx512.rs` for other architectures, with machines that no CPU has.
 
 use super::Checked;
-use super::tiles::Emulated;
+pub(in super::super::super) use super::tiles::Emulated as TileRegisters;
 
 /// Proof of AMX, which does not exist on this architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ impl Amx {
         Ok(None)
     }
 
-    pub(super) fn unit(self) -> Emulated {
+    pub(super) fn unit(self) -> TileRegisters {
         match self {}
     }
 }
@@ -29,8 +29,8 @@ impl Avx512Bf16 {
     pub(super) fn is_faster_than_f32(self) -> bool {
         match self {}
     }
-}
 
-/// # Safety
-/// Cannot be called: there is no [`Avx512Bf16`] value.
-pub(super) unsafe fn multiply(_: Checked<'_>) {}
+    pub(super) fn multiply(self, _: Checked<'_>) {
+        match self {}
+    }
+}

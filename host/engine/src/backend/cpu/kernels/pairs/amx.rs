@@ -107,10 +107,12 @@ fn check(unit: &mut impl Unit) -> Result<(), String> {
         let mut c = sums.clone();
         unit(PairProduct {
             a: &a,
+            a_stride: STRIDE / 2,
             a_tile: TILE_BLOCK / 2,
             rows: 0..ROW_COUNT,
             b: &b,
             c: &mut c,
+            columns: PANEL,
             start: Start::Sum,
         });
         c
@@ -152,7 +154,7 @@ static CONFIGURATION: Configuration = Configuration {
 };
 
 /// The calling thread's tiles. They are released on drop, because a thread with tiles in use takes longer to switch.
-pub(super) struct TileRegisters {
+pub(in super::super::super) struct TileRegisters {
     /// Makes the type stay in its thread, whose registers these are.
     thread: PhantomData<*const ()>,
 }

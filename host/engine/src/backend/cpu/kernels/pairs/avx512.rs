@@ -3,7 +3,7 @@
 //! `VDPBF16PS` adds the odd input's product and then the even one's, each rounded to nearest: one chain per output, in
 //! steps of two inputs, however many rows there are.
 
-use super::{Checked, PANEL, Pair, ROWS, STRIDE, Start};
+use super::{Checked, LANES, PANEL, Pair, ROWS, STRIDE, Start};
 use std::arch::x86_64::{
     __cpuid, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512,
     _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps,
@@ -28,6 +28,12 @@ impl Avx512Bf16 {
     pub(super) fn is_faster_than_f32(self) -> bool {
         self.faster
     }
+
+    #[inline]
+    pub(super) fn multiply(self, product: Checked<'_>) {
+        // SAFETY: an `Avx512Bf16` exists, and the product is checked.
+        unsafe { multiply(product) }
+    }
 }
 
 fn is_amd() -> bool {
@@ -41,27 +47,48 @@ const STEP: usize = ROWS / 2;
 /// # Safety
 /// The CPU must have AVX512-BF16. The product is checked.
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub(super) unsafe fn multiply(product: Checked<'_>) {
+unsafe fn multiply(product: Checked<'_>) {
+    let (a_stride, columns) = (product.0.a_stride, product.0.columns);
+    // SAFETY: see above. The stride of weights' left operands is made a constant, so that addresses are immediates.
+    unsafe {
+        match (columns, a_stride) {
+            (PANEL, ACTIVATIONS) => multiply_rows::<2>(product, ACTIVATIONS),
+            (PANEL, _) => multiply_rows::<2>(product, a_stride),
+            _ => multiply_rows::<1>(product, a_stride),
+        }
+    }
+}
+
+/// Pairs from one row of a weights' left operand to the next.
+const ACTIVATIONS: usize = STRIDE / 2;
+
+/// Computes `V` vectors of each row of a product.
+///
+/// # Safety
+/// The CPU must have AVX512-BF16. The product is checked.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn multiply_rows<const V: usize>(product: Checked<'_>, a_stride: usize) {
     let p = product.0;
     // What every row reads takes at most a quarter of the first-level cache.
     for (number, b) in p.b.chunks(PANEL * PART).enumerate() {
         let start = if number == 0 { p.start } else { Start::Sum };
         for row in p.rows.clone().step_by(STEP) {
-            let a = &p.a[row / ROWS * p.a_tile + row % ROWS * STRIDE / 2 + number * PART..];
+            let a = &p.a[row / ROWS * p.a_tile + row % ROWS * a_stride + number * PART..];
             let c = &mut p.c[(row - p.rows.start) * PANEL..];
             let (a, b, pairs, c) = (a.as_ptr(), b.as_ptr(), b.len() / PANEL, c.as_mut_ptr());
             // SAFETY: up to eight rows from `row` on lie in one tile, which `a` holds with `pairs` pairs of each row;
             // `b` has `pairs` rows and `c` the rows that are left of the product's, as checked.
             unsafe {
                 match p.rows.end - row {
-                    1 => rows::<1>(a, b, pairs, c, start),
-                    2 => rows::<2>(a, b, pairs, c, start),
-                    3 => rows::<3>(a, b, pairs, c, start),
-                    4 => rows::<4>(a, b, pairs, c, start),
-                    5 => rows::<5>(a, b, pairs, c, start),
-                    6 => rows::<6>(a, b, pairs, c, start),
-                    7 => rows::<7>(a, b, pairs, c, start),
-                    _ => rows::<STEP>(a, b, pairs, c, start),
+                    1 => rows::<1, V>(a, a_stride, b, pairs, c, start),
+                    2 => rows::<2, V>(a, a_stride, b, pairs, c, start),
+                    3 => rows::<3, V>(a, a_stride, b, pairs, c, start),
+                    4 => rows::<4, V>(a, a_stride, b, pairs, c, start),
+                    5 => rows::<5, V>(a, a_stride, b, pairs, c, start),
+                    6 => rows::<6, V>(a, a_stride, b, pairs, c, start),
+                    7 => rows::<7, V>(a, a_stride, b, pairs, c, start),
+                    _ => rows::<STEP, V>(a, a_stride, b, pairs, c, start),
                 }
             }
         }
@@ -72,11 +99,13 @@ pub(super) unsafe fn multiply(product: Checked<'_>) {
 const PART: usize = 128;
 
 /// # Safety
-/// The CPU must have AVX512-BF16. `a` has `R` rows of `pairs` pairs at [`STRIDE`], `b` has `pairs` rows of [`PANEL`]
-/// pairs, and `c` has `R` rows of [`PANEL`] floats.
+/// The CPU must have AVX512-BF16. `a` has `R` rows of `pairs` pairs that are `a_stride` apart, `b` has `pairs` rows of
+/// [`PANEL`] pairs, and `c` has `R` rows of [`PANEL`] floats. `V` vectors are within [`PANEL`].
+#[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn rows<const R: usize>(
+unsafe fn rows<const R: usize, const V: usize>(
     a: *const Pair,
+    a_stride: usize,
     b: *const Pair,
     pairs: usize,
     c: *mut f32,
@@ -84,18 +113,18 @@ unsafe fn rows<const R: usize>(
 ) {
     // SAFETY: see above.
     unsafe {
-        let mut sums = [[_mm512_setzero_ps(); 2]; R];
+        let mut sums = [[_mm512_setzero_ps(); V]; R];
         if start == Start::Sum {
             for (row, sums) in sums.iter_mut().enumerate() {
                 for (v, sum) in sums.iter_mut().enumerate() {
-                    *sum = _mm512_loadu_ps(c.add(row * PANEL + v * 16));
+                    *sum = _mm512_loadu_ps(c.add(row * PANEL + v * LANES));
                 }
             }
         }
         for k in 0..pairs {
-            let strip = [0, 16].map(|v| load(b.add(k * PANEL + v)));
+            let strip: [_; V] = std::array::from_fn(|v| load(b.add(k * PANEL + v * LANES)));
             for (row, sums) in sums.iter_mut().enumerate() {
-                let pair = a.add(row * STRIDE / 2 + k).cast::<i32>().read_unaligned();
+                let pair = a.add(row * a_stride + k).cast::<i32>().read_unaligned();
                 let value = bits(_mm512_set1_epi32(pair));
                 for (sum, strip) in sums.iter_mut().zip(strip) {
                     *sum = _mm512_dpbf16_ps(*sum, value, strip);
@@ -104,7 +133,7 @@ unsafe fn rows<const R: usize>(
         }
         for (row, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {
-                _mm512_storeu_ps(c.add(row * PANEL + v * 16), *sum);
+                _mm512_storeu_ps(c.add(row * PANEL + v * LANES), *sum);
             }
         }
     }

@@ -3,8 +3,8 @@
 //! Both kinds of instruction take inputs two at a time, so both operands are stored as *pairs* of adjacent inputs:
 //!
 //! ```text
-//!  a (left)    [row / 16][input / 512][row % 16][272 pairs]      a tile is sixteen rows; 16 pairs of padding
-//!  b (right)   [input / 2][32 outputs]                           a pair per output; one layout for every machine
+//!  a (left)    [row / 16][row % 16][stride]           pairs along the inputs; a tile is sixteen rows
+//!  b (right)   [input / 2][32 outputs]                a pair per output; one layout for every machine
 //!  c           [row][32] f32
 //! ```
 //!
@@ -14,9 +14,12 @@
 //! | AVX512-BF16 | `VDPBF16PS` | 1 row, 16 outputs, 2 inputs | input after input |
 //! | emulated | none: `TDPBF16PS` written out | as AMX | as AMX |
 //!
+//! Activations that are multiplied by weights are stored as `[row / 16][input / 512][row % 16][272 pairs]`: rows of a
+//! block are [`STRIDE`] values apart. Attention has strides of its own.
+//!
 //! Inputs are padded with zeroes to a multiple of 32 on both sides. Products may be cut along the inputs at any such
-//! multiple and along the rows anywhere. The order of additions of an output stays the same, so a row's bits do not
-//! depend on the rows beside it. They do depend on the machine; a process uses one throughout.
+//! multiple, and along rows and outputs anywhere. The order of additions of an output stays the same, so its bits do not
+//! depend on the rows and columns beside it. They do depend on the machine; a process uses one throughout.
 //!
 //! Both instructions treat subnormal numbers as zero. Whether rounding activations to bf16 is worth its error is
 //! decided elsewhere, by [`Precision`](super::Precision).
@@ -33,7 +36,7 @@ use amx as avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-use super::{PANEL, Start, extent};
+use super::{LANES, PANEL, Start, extent};
 use half::bf16;
 use std::ops::Range;
 
@@ -51,18 +54,22 @@ pub(in super::super) const STRIDE: usize = BLOCK + DEPTH;
 /// Values in one block of a tile.
 pub(in super::super) const TILE_BLOCK: usize = ROWS * STRIDE;
 
-/// A product of bf16 pairs, `c[row - rows.start][0..32] (+)= Σ a[row] · b[..][0..32]`.
+/// A product of bf16 pairs, `c[row - rows.start][0..columns] (+)= Σ a[row] · b[..][0..columns]`.
 pub(in super::super) struct PairProduct<'a> {
     /// Left operand from the first row's tile and the first pair of interest on.
     pub(in super::super) a: &'a [Pair],
+    /// Pairs of `a` from one row of a tile to the next.
+    pub(in super::super) a_stride: usize,
     /// Pairs of `a` from one tile to the next.
     pub(in super::super) a_tile: usize,
     /// Rows of `a` to compute; the first begins a tile.
     pub(in super::super) rows: Range<usize>,
     /// Right operand `[inputs / 2][32]`: a multiple of [`DEPTH`] inputs, at most [`BLOCK`].
     pub(in super::super) b: &'a [Pair],
-    /// Output `[rows.len()][32]`.
+    /// Output `[rows.len()][32]`. Where it holds the whole last tile, that tile's unwanted rows are undefined afterwards.
     pub(in super::super) c: &'a mut [f32],
+    /// Columns to compute, [`LANES`] or [`PANEL`]. The others keep their content.
+    pub(in super::super) columns: usize,
     pub(in super::super) start: Start,
 }
 
@@ -92,16 +99,16 @@ impl<'a> PairProduct<'a> {
             self.rows
         );
         assert!(
-            self.a_tile >= TILE_BLOCK / 2,
-            "tiles overlap: {} pairs",
-            self.a_tile
+            self.columns == LANES || self.columns == PANEL,
+            "{} columns",
+            self.columns
         );
         if let Some(last) = self.rows.end.checked_sub(1) {
             // A whole tile is read, however many of its rows are computed.
             let a = extent(
                 last / ROWS,
                 self.a_tile,
-                extent(ROWS - 1, STRIDE / 2, pairs),
+                extent(ROWS - 1, self.a_stride, pairs),
             );
             assert!(
                 a <= self.a.len(),
@@ -192,19 +199,39 @@ impl Machine {
         }
     }
 
+    /// Makes the machine ready in the calling thread, which must not have it ready already.
+    pub(in super::super) fn ready(self) -> Ready {
+        match self {
+            Machine::Amx(machine) => Ready::Amx(machine.unit()),
+            Machine::Avx512(machine) => Ready::Avx512(machine),
+            #[cfg(test)]
+            Machine::Emulated => Ready::Emulated(Box::new(tiles::Emulated::new())),
+        }
+    }
+}
+
+/// A machine that is ready in one thread: its tiles are configured. Kept for as many products as possible, because
+/// configuring takes about as long as a small one.
+pub(in super::super) enum Ready {
+    Amx(amx::TileRegisters),
+    Avx512(avx512::Avx512Bf16),
+    #[cfg(test)]
+    Emulated(Box<tiles::Emulated>),
+}
+
+impl Ready {
     /// Computes `product`.
     ///
     /// # Panics
     /// Panics when the product would reach beyond its slices.
     #[inline]
-    pub(in super::super) fn multiply(self, product: PairProduct<'_>) {
+    pub(in super::super) fn multiply(&mut self, product: PairProduct<'_>) {
         let product = product.check();
         match self {
-            Machine::Amx(machine) => tiles::multiply(&mut machine.unit(), product),
-            // SAFETY: the product stays within its slices, and the CPU has the instructions.
-            Machine::Avx512(_) => unsafe { avx512::multiply(product) },
+            Ready::Amx(unit) => tiles::multiply(unit, product),
+            Ready::Avx512(machine) => machine.multiply(product),
             #[cfg(test)]
-            Machine::Emulated => tiles::multiply(&mut tiles::Emulated::new(), product),
+            Ready::Emulated(unit) => tiles::multiply(&mut **unit, product),
         }
     }
 }

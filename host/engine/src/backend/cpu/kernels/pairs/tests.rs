@@ -24,12 +24,14 @@ fn run(
     c: &mut [f32],
     start: Start,
 ) {
-    machine.multiply(PairProduct {
+    machine.ready().multiply(PairProduct {
         a: &a[inputs.start / 2..],
+        a_stride: STRIDE / 2,
         a_tile: TILE_BLOCK / 2,
         rows,
         b: &b[inputs.start / 2 * PANEL..inputs.end / 2 * PANEL],
         c,
+        columns: PANEL,
         start,
     });
 }
@@ -124,6 +126,55 @@ fn rows_that_are_not_wanted_may_hold_anything() {
     }
 }
 
+#[test]
+fn a_product_has_the_same_bits_at_any_stride_and_in_one_vector_of_columns() {
+    let (a, b) = (left(3, 3), right(4, 64));
+    // The same left operand with rows of 32 pairs and no padding.
+    let mut dense = Vec::new();
+    for row in 0..48 {
+        let from = row / ROWS * TILE_BLOCK / 2 + row % ROWS * STRIDE / 2;
+        dense.extend_from_slice(&a[from..from + 32]);
+    }
+    for machine in Machine::available() {
+        for rows in [0..5, 0..16, 16..48, 0..37] {
+            let mut expected = numbers(1, rows.len() * PANEL);
+            let before = expected.clone();
+            run(
+                machine,
+                (&a, &b),
+                rows.clone(),
+                0..64,
+                &mut expected,
+                Start::Sum,
+            );
+            for columns in [LANES, PANEL] {
+                // Room for whole tiles, of which the rows that are not wanted are undefined.
+                let mut c = before.clone();
+                c.resize(rows.len().next_multiple_of(ROWS) * PANEL, 0.0);
+                machine.ready().multiply(PairProduct {
+                    a: &dense[rows.start / ROWS * ROWS * 32..],
+                    a_stride: 32,
+                    a_tile: ROWS * 32,
+                    rows: 0..rows.len(),
+                    b: &b,
+                    c: &mut c,
+                    columns,
+                    start: Start::Sum,
+                });
+                for row in 0..rows.len() {
+                    let (got, before) = (&c[row * PANEL..], &before[row * PANEL..]);
+                    let expected = &expected[row * PANEL..][..columns];
+                    assert!(
+                        same_bits(&got[..columns], expected)
+                            && same_bits(&got[columns..PANEL], &before[columns..PANEL]),
+                        "{machine:?} {rows:?} {columns} columns, row {row}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// The manual's semantics by hand: sums that lose or keep a small term depending on the order of additions.
 #[test]
 fn emulated_tiles_add_even_and_odd_inputs_apart_and_then_join_them() {
@@ -188,12 +239,14 @@ fn products_beyond_their_slices_are_refused() {
     let attempt = |a_pairs: usize, b_pairs: usize, c_floats: usize, rows: Range<usize>| {
         let (a, b, mut c) = (&a[..a_pairs], &b[..b_pairs], vec![0f32; c_floats]);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            Machine::Emulated.multiply(PairProduct {
+            Machine::Emulated.ready().multiply(PairProduct {
                 a,
+                a_stride: STRIDE / 2,
                 a_tile: TILE_BLOCK / 2,
                 rows,
                 b,
                 c: &mut c,
+                columns: PANEL,
                 start: Start::Zero,
             });
         }))

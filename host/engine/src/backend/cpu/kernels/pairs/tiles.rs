@@ -12,7 +12,7 @@
 //! same for both, so what the emulation proves of packing, blocking and edges holds for the CPU too. Only five single
 //! instructions differ, and a self-check compares those with the emulation before they are used.
 
-use super::{Checked, PANEL, Pair, ROWS, STRIDE, Start};
+use super::{Checked, PANEL, Pair, ROWS, Start};
 
 /// Words in a row of a tile.
 const WORDS: usize = 16;
@@ -51,28 +51,63 @@ struct Whole([f32; 2 * ROWS * PANEL]);
 
 pub(super) fn multiply<U: Unit>(unit: &mut U, product: Checked<'_>) {
     let p = product.0;
-    let first = p.rows.start / ROWS;
-    let sums = p.c[..p.rows.len() * PANEL].chunks_mut(2 * ROWS * PANEL);
-    for (number, c) in sums.enumerate() {
-        let a = &p.a[(first + 2 * number) * p.a_tile..];
-        let second = (c.len() > ROWS * PANEL).then(|| &a[p.a_tile..]);
-        if c.len().is_multiple_of(ROWS * PANEL) {
-            multiply_tiles(unit, a, second, p.b, c, p.start);
+    let left = Left {
+        tiles: &p.a[p.rows.start / ROWS * p.a_tile..],
+        tile: p.a_tile,
+        stride: p.a_stride,
+    };
+    if p.columns == PANEL {
+        multiply_rows::<U, true>(unit, left, p.rows.len(), p.b, p.c, p.start);
+    } else {
+        multiply_rows::<U, false>(unit, left, p.rows.len(), p.b, p.c, p.start);
+    }
+}
+
+/// The left operand from a tile on.
+#[derive(Clone, Copy)]
+struct Left<'a> {
+    tiles: &'a [Pair],
+    /// Pairs from one tile to the next.
+    tile: usize,
+    /// Pairs from one row of a tile to the next.
+    stride: usize,
+}
+
+/// Multiplies `rows` rows by the right half of `b` too if `WIDE`, and by its left half.
+#[inline(always)]
+fn multiply_rows<U: Unit, const WIDE: bool>(
+    unit: &mut U,
+    left: Left<'_>,
+    rows: usize,
+    b: &[Pair],
+    c: &mut [f32],
+    start: Start,
+) {
+    for first in (0..rows).step_by(2 * ROWS) {
+        let (wanted, c) = ((rows - first).min(2 * ROWS), &mut c[first * PANEL..]);
+        let left = Left {
+            tiles: &left.tiles[first / ROWS * left.tile..],
+            ..left
+        };
+        let second = wanted > ROWS;
+        if c.len() >= (1 + usize::from(second)) * ROWS * PANEL {
+            multiply_tiles::<U, WIDE>(unit, left, second, b, c, start);
         } else {
             let mut whole = Whole([0.0; 2 * ROWS * PANEL]);
+            let c = &mut c[..wanted * PANEL];
             whole.0[..c.len()].copy_from_slice(c);
-            multiply_tiles(unit, a, second, p.b, &mut whole.0, p.start);
+            multiply_tiles::<U, WIDE>(unit, left, second, b, &mut whole.0, start);
             c.copy_from_slice(&whole.0[..c.len()]);
         }
     }
 }
 
-/// Multiplies one or two tiles of rows by one panel.
+/// Multiplies one tile of rows, or two if `second`.
 #[inline(always)]
-fn multiply_tiles<U: Unit>(
+fn multiply_tiles<U: Unit, const WIDE: bool>(
     unit: &mut U,
-    a: &[Pair],
-    second: Option<&[Pair]>,
+    left: Left<'_>,
+    second: bool,
     b: &[Pair],
     c: &mut [f32],
     start: Start,
@@ -87,35 +122,48 @@ fn multiply_tiles<U: Unit>(
         }
         Start::Sum => {
             unit.load_sums::<0>(c, PANEL);
-            unit.load_sums::<1>(&c[WORDS..], PANEL);
-            if second.is_some() {
+            if WIDE {
+                unit.load_sums::<1>(&c[WORDS..], PANEL);
+            }
+            if second {
                 unit.load_sums::<2>(&c[LOW..], PANEL);
-                unit.load_sums::<3>(&c[LOW + WORDS..], PANEL);
+                if WIDE {
+                    unit.load_sums::<3>(&c[LOW + WORDS..], PANEL);
+                }
             }
         }
     }
     for (step, b) in b.chunks_exact(WORDS * PANEL).enumerate() {
+        let a = &left.tiles[step * WORDS..];
         unit.load_pairs::<6>(b, PANEL);
-        unit.load_pairs::<4>(&a[step * WORDS..], STRIDE / 2);
+        unit.load_pairs::<4>(a, left.stride);
         unit.multiply::<0, 4, 6>();
-        unit.load_pairs::<7>(&b[WORDS..], PANEL);
-        unit.multiply::<1, 4, 7>();
-        if let Some(a) = second {
-            unit.load_pairs::<5>(&a[step * WORDS..], STRIDE / 2);
+        if WIDE {
+            unit.load_pairs::<7>(&b[WORDS..], PANEL);
+            unit.multiply::<1, 4, 7>();
+        }
+        if second {
+            unit.load_pairs::<5>(&a[left.tile..], left.stride);
             unit.multiply::<2, 5, 6>();
-            unit.multiply::<3, 5, 7>();
+            if WIDE {
+                unit.multiply::<3, 5, 7>();
+            }
         }
     }
     unit.store_sums::<0>(c, PANEL);
-    unit.store_sums::<1>(&mut c[WORDS..], PANEL);
-    if second.is_some() {
+    if WIDE {
+        unit.store_sums::<1>(&mut c[WORDS..], PANEL);
+    }
+    if second {
         unit.store_sums::<2>(&mut c[LOW..], PANEL);
-        unit.store_sums::<3>(&mut c[LOW + WORDS..], PANEL);
+        if WIDE {
+            unit.store_sums::<3>(&mut c[LOW + WORDS..], PANEL);
+        }
     }
 }
 
 /// The instructions as Intel's manual specifies them (Software Developer's Manual, volume 2, `TDPBF16PS`).
-pub(super) struct Emulated([[[u32; WORDS]; ROWS]; 8]);
+pub(in super::super::super) struct Emulated([[[u32; WORDS]; ROWS]; 8]);
 
 impl Emulated {
     #[cfg_attr(

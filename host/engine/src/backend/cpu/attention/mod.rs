@@ -1,0 +1,85 @@
+//! Causal attention over pages.
+//!
+//! An item is a few tokens of one segment with the query heads that share a key and value head, so that each key and
+//! value that is read serves all of them. The item walks the sequence in *spans* of positions counted from position 0,
+//! and keeps for each query a running maximum, total and output (online softmax: Milakov and Gimelshein, arXiv
+//! 1805.02867, section 3; FlashAttention, arXiv 2205.14135, section 3.1):
+//!
+//! ```text
+//!   span      scores = queries · keys
+//!             maximum, exponentials, total              a row's own positions only; the rest of the span is zero
+//!             output += scores · values                 each row up to its own position
+//! ```
+//!
+//! Spans are cut by position, never by chunk, item or page, and a query computes only with positions up to its own. The
+//! content of slots behind the item and the number of rows in it therefore cannot reach a row's result. That keeps
+//! attention batch-invariant, and lets slots beyond a sequence hold anything, NaN included.
+//!
+//! There are two ways through a span, one for each form of the pool: [`wide`] in f32, and [`pairs`] with bf16 products.
+
+mod pairs;
+mod wide;
+
+use super::batch::{Cut, Item};
+use super::heads::{Heads, Rotary};
+use super::kernels::Kernels;
+use super::kernels::pairs::Machine;
+use super::left_operand::Form;
+use super::pages::LayerPool;
+use crate::backend::Segment;
+use rayon::prelude::*;
+
+/// Returns the most rows that an item may have over a pool of form `form`.
+pub(super) fn item_rows(form: Form) -> usize {
+    match form {
+        Form::Wide => wide::ITEM_ROWS,
+        Form::Pairs => pairs::ITEM_ROWS,
+    }
+}
+
+/// The part of attention that all items of a layer share.
+pub(super) struct Attention<'a> {
+    pub(super) kernels: Kernels,
+    /// What multiplies pairs, if the pool has that form.
+    pub(super) machine: Option<Machine>,
+    pub(super) queries: Heads<'a>,
+    pub(super) rotary: &'a Rotary,
+    pub(super) pool: &'a LayerPool,
+    pub(super) cut: Cut,
+}
+
+impl Attention<'_> {
+    /// Computes attention for `items` of `segments`, in parallel. Row `token * item_heads + head` of item `i` is at
+    /// `out[(i * item_rows + row) * padded_head..]`, `[head_dim]`. `out` is `[items, item_rows, padded_head]`.
+    pub(super) fn attend(&self, items: &[Item], segments: &[Segment], out: &mut [f32]) {
+        let length = self.cut.item_rows * self.pool.layout.padded_head();
+        let items = out.par_chunks_mut(length).zip(items);
+        items.for_each(|(out, item)| {
+            let pages = &segments[item.segment as usize].pages;
+            match self.machine {
+                None => wide::attend(self, item, pages, out),
+                Some(machine) => pairs::attend(self, machine, item, pages, out),
+            }
+        });
+    }
+
+    /// Returns the key and value head of an item.
+    fn kv_head(&self, item: &Item) -> usize {
+        item.head as usize / self.cut.group
+    }
+
+    /// Writes the query of token `token` and head `head` of an item to `to`, `[head_dim]`, rotated and times `scale`.
+    #[inline(always)]
+    fn query<const FMA: bool>(
+        &self,
+        item: &Item,
+        (token, head): (usize, usize),
+        scale: f32,
+        to: &mut [f32],
+    ) {
+        let (row, head) = (item.row as usize + token, item.head as usize + head);
+        self.queries.read::<FMA>(row, head, to);
+        self.rotary.rotate(item.position as usize + token, to);
+        to.iter_mut().for_each(|value| *value *= scale);
+    }
+}

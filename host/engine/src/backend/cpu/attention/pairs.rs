@@ -1,0 +1,374 @@
+//! Attention with bf16 products.
+//!
+//! Products are transposed: keys and values are left operands, queries and weights right ones. A vector then holds one
+//! position's scores for sixteen rows of the item, so that maxima, totals and corrections are one operation per vector
+//! and nothing is summed across lanes:
+//!
+//! ```text
+//!                  rows of the item (token, head)
+//!                  ┌──────────────┐                                   ┌──────────────┐
+//!  span of keys    │ scores       │  = keys · queries     head_dim    │ out          │  += values · weights
+//!  [64][head_dim]  │ [64][32]     │                                   │ [..][32]     │
+//!                  └──────────────┘                                   └──────────────┘
+//! ```
+//!
+//! Scores, maxima, totals and outputs are f32. Queries, keys, values and weights are rounded to bf16. Queries are
+//! multiplied by log₂ e too, so that weights are powers of two.
+//!
+//! A span's keys and values are copied together first, which serves all rows of the item.
+
+use super::Attention;
+use crate::backend::PageId;
+use crate::backend::cpu::batch::Item;
+use crate::backend::cpu::heads::MAX_HEAD;
+use crate::backend::cpu::kernels::pairs::{DEPTH, Machine, Pair, PairProduct, ROWS, Ready};
+use crate::backend::cpu::kernels::{LANES, Loop, PANEL, Start, lanes};
+use crate::backend::cpu::pages::LayerPool;
+use half::bf16;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Positions between two corrections of the running maximum.
+const SPAN: usize = 64;
+/// Panels of rows in an item. More of them read each key and value less often, and leave fewer items to share out.
+const PANELS: usize = 4;
+/// Most rows in an item.
+pub(super) const ITEM_ROWS: usize = PANELS * PANEL;
+
+/// Scratch memory of an item. Its content is undefined when an item begins.
+#[repr(align(64))]
+struct Buffers {
+    panels: [Panel; PANELS],
+    span: SpanState,
+    /// Scores of a panel's span `[position][row]`.
+    scores: [[f32; PANEL]; SPAN],
+    /// Weights of a panel's span `[position / 2][row]`, a word for a pair.
+    weights: [[u32; PANEL]; SPAN / 2],
+}
+
+/// Keys and values of a span, copied together: a step of a product takes 32 positions and a page may hold 16.
+#[repr(align(64))]
+struct SpanState {
+    /// Keys `[position][width / 2]`.
+    keys: [Pair; SPAN * MAX_HEAD / 2],
+    /// Values `[head_dim][position / 2]`, with zeroes behind the item: a weight of zero does not hide a NaN.
+    values: [[Pair; SPAN / 2]; MAX_HEAD],
+}
+
+/// Up to 32 rows of an item.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Panel {
+    /// Queries `[head_dim / 2][row]`, padded with zeroes to steps of a product.
+    queries: [[Pair; PANEL]; MAX_HEAD / 2],
+    /// Outputs so far `[head_dim][row]`.
+    out: [[f32; PANEL]; MAX_HEAD],
+    maxima: [f32; PANEL],
+    totals: [f32; PANEL],
+}
+
+thread_local! {
+    static BUFFERS: RefCell<Box<Buffers>> = RefCell::new(Box::new(Buffers {
+        panels: [Panel {
+            queries: [[ZEROES; PANEL]; MAX_HEAD / 2],
+            out: [[0.0; PANEL]; MAX_HEAD],
+            maxima: [0.0; PANEL],
+            totals: [0.0; PANEL],
+        }; PANELS],
+        span: SpanState {
+            keys: [ZEROES; SPAN * MAX_HEAD / 2],
+            values: [[ZEROES; SPAN / 2]; MAX_HEAD],
+        },
+        scores: [[0.0; PANEL]; SPAN],
+        weights: [[0; PANEL]; SPAN / 2],
+    }));
+}
+
+const ZEROES: Pair = [bf16::ZERO; 2];
+
+/// Computes attention for `item` of a segment with `pages`, see [`Attention::attend`].
+pub(super) fn attend(
+    attention: &Attention<'_>,
+    machine: Machine,
+    item: &Item,
+    pages: &[PageId],
+    out: &mut [f32],
+) {
+    BUFFERS.with_borrow_mut(|buffers| {
+        attend_with(attention, &mut machine.ready(), item, pages, buffers, out);
+    });
+}
+
+fn attend_with(
+    attention: &Attention<'_>,
+    machine: &mut Ready,
+    item: &Item,
+    pages: &[PageId],
+    buffers: &mut Buffers,
+    out: &mut [f32],
+) {
+    let Attention { kernels, pool, .. } = *attention;
+    let Buffers {
+        panels,
+        span: state,
+        scores,
+        weights,
+    } = buffers;
+    let heads = attention.cut.item_heads;
+    let rows = item.tokens as usize * heads;
+    let panels = &mut panels[..rows.div_ceil(PANEL)];
+    let padded_head = pool.layout.padded_head();
+    kernels.run(Queries {
+        attention,
+        item,
+        panels,
+    });
+    for panel in &mut *panels {
+        panel.out[..padded_head].fill([0.0; PANEL]);
+        panel.maxima.fill(f32::NEG_INFINITY);
+        panel.totals.fill(0.0);
+    }
+
+    let (width, end) = (pool.layout.width(), (item.position + item.tokens) as usize);
+    for span in (0..end).step_by(SPAN) {
+        kernels.run(Gather {
+            pool,
+            pages,
+            head: attention.kv_head(item),
+            positions: span..end.min(span + SPAN),
+            to: state,
+        });
+        for (number, panel) in panels.iter_mut().enumerate() {
+            let rows = number * PANEL..rows.min((number + 1) * PANEL);
+            let last = item.position as usize + (rows.end - 1) / heads;
+            if last < span {
+                continue;
+            }
+            let columns = if rows.len() > LANES { PANEL } else { LANES };
+            let positions = SPAN.min(last + 1 - span);
+            let padded = positions.next_multiple_of(DEPTH);
+            machine.multiply(PairProduct {
+                a: &state.keys,
+                a_stride: width / 2,
+                a_tile: ROWS * width / 2,
+                rows: 0..positions,
+                b: panel.queries[..width / 2].as_flattened(),
+                c: scores.as_flattened_mut(),
+                columns,
+                start: Start::Zero,
+            });
+            kernels.run(Softmax {
+                panel,
+                scores: &mut scores[..padded],
+                weights: &mut weights[..padded / 2],
+                columns,
+                padded_head,
+                first: item.position as usize * heads + rows.start,
+                heads,
+                span,
+            });
+            machine.multiply(PairProduct {
+                a: state.values.as_flattened(),
+                a_stride: SPAN / 2,
+                a_tile: ROWS * SPAN / 2,
+                rows: 0..padded_head,
+                b: bytemuck::cast_slice(&weights[..padded / 2]),
+                c: panel.out.as_flattened_mut(),
+                columns,
+                start: Start::Sum,
+            });
+        }
+    }
+
+    let mut outputs = out.chunks_exact_mut(padded_head).take(rows);
+    for panel in panels {
+        let shares = panel.totals.map(|total| 1.0 / total);
+        for (row, out) in outputs.by_ref().take(PANEL).enumerate() {
+            for (to, from) in out.iter_mut().zip(&panel.out) {
+                *to = from[row] * shares[row];
+            }
+        }
+    }
+}
+
+/// Rotates and scales an item's queries and stores them as right operands.
+struct Queries<'a> {
+    attention: &'a Attention<'a>,
+    item: &'a Item,
+    panels: &'a mut [Panel],
+}
+
+impl Loop for Queries<'_> {
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let (head_dim, heads) = (
+            self.attention.queries.head_dim,
+            self.attention.cut.item_heads,
+        );
+        let scale = std::f32::consts::LOG2_E / (head_dim as f32).sqrt();
+        let mut buffer = [0.0; MAX_HEAD];
+        let pairs = self.attention.pool.layout.width() / 2;
+        for token in 0..self.item.tokens as usize {
+            for head in 0..heads {
+                let query = &mut buffer[..head_dim];
+                self.attention
+                    .query::<FMA>(self.item, (token, head), scale, query);
+                let row = token * heads + head;
+                let queries = &mut self.panels[row / PANEL].queries[..pairs];
+                for (to, pair) in queries.iter_mut().zip(buffer.as_chunks::<2>().0) {
+                    to[row % PANEL] = pair.map(lanes::narrow);
+                }
+            }
+        }
+    }
+}
+
+/// One span of the online softmax: a panel's scores become weights relative to the new maximum, and outputs and totals
+/// are corrected for it.
+struct Softmax<'a> {
+    panel: &'a mut Panel,
+    /// Scores of the span's positions up to the panel's last, and of some more up to a step of a product.
+    scores: &'a mut [[f32; PANEL]],
+    /// Weights of as many positions.
+    weights: &'a mut [[u32; PANEL]],
+    /// Rows of the panel, rounded up to whole vectors.
+    columns: usize,
+    padded_head: usize,
+    /// Position of the panel's first row times `heads`, plus its head: row `row` is at position `(first + row) / heads`.
+    first: usize,
+    heads: usize,
+    span: usize,
+}
+
+impl Loop for Softmax<'_> {
+    // The innermost loops run over rows and have a length that the compiler does not know, so that it makes vectors of
+    // rows and nothing else.
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        let Panel {
+            out,
+            maxima,
+            totals,
+            ..
+        } = self.panel;
+        let columns = self.columns.min(PANEL);
+        // Every row sees these positions. The others are compared with the row's own.
+        let common = (self.first / self.heads + 1).saturating_sub(self.span);
+        let (common, rest) = self
+            .scores
+            .split_at_mut(common.min(self.scores.len()) / 8 * 8);
+        let own: [i32; PANEL] = std::array::from_fn(|row| {
+            let position = (self.first + row) / self.heads;
+            position as i32 - self.span as i32
+        });
+
+        let mut maximum = *maxima;
+        for [a, b, c, d, e, f, g, h] in common.as_chunks().0 {
+            for row in 0..columns {
+                let low = lanes::max(lanes::max(a[row], b[row]), lanes::max(c[row], d[row]));
+                let high = lanes::max(lanes::max(e[row], f[row]), lanes::max(g[row], h[row]));
+                // With `lanes::max` this would become a masked store, for which the next load has to wait.
+                maximum[row] = maximum[row].max(lanes::max(low, high));
+            }
+        }
+        for (position, scores) in (common.len() as i32..).zip(&mut *rest) {
+            for row in 0..columns {
+                let score = scores[row];
+                scores[row] = if position <= own[row] {
+                    score
+                } else {
+                    f32::NEG_INFINITY
+                };
+                maximum[row] = maximum[row].max(scores[row]);
+            }
+        }
+
+        let mut sums = [0.0; PANEL];
+        let (common_weights, rest_weights) = self.weights.split_at_mut(common.len() / 2);
+        for ([even, odd], weights) in common.as_chunks().0.iter().zip(common_weights) {
+            for row in 0..columns {
+                let even = lanes::exp2_of_nonpositive::<FMA>(even[row] - maximum[row]);
+                let odd = lanes::exp2_of_nonpositive::<FMA>(odd[row] - maximum[row]);
+                sums[row] += even + odd;
+                weights[row] = lanes::narrow_pair(even, odd);
+            }
+        }
+        let rest = rest.as_chunks().0.iter().zip(rest_weights);
+        for (position, ([even, odd], weights)) in (common.len() as i32..).step_by(2).zip(rest) {
+            for row in 0..columns {
+                let even = lanes::exp2_of_nonpositive::<FMA>(even[row] - maximum[row]);
+                let odd = lanes::exp2_of_nonpositive::<FMA>(odd[row] - maximum[row]);
+                let even = if position <= own[row] { even } else { 0.0 };
+                let odd = if position < own[row] { odd } else { 0.0 };
+                sums[row] += even + odd;
+                weights[row] = lanes::narrow_pair(even, odd);
+            }
+        }
+
+        // In the first span totals and outputs are zero, so the correction has no effect.
+        let mut corrections = [1.0; PANEL];
+        for row in 0..columns {
+            corrections[row] = lanes::exp2_of_nonpositive::<FMA>(maxima[row] - maximum[row]);
+            totals[row] = lanes::fma::<FMA>(totals[row], corrections[row], sums[row]);
+        }
+        *maxima = maximum;
+        if corrections.iter().any(|correction| *correction != 1.0) {
+            for out in &mut out[..self.padded_head] {
+                for row in 0..columns {
+                    out[row] *= corrections[row];
+                }
+            }
+        }
+    }
+}
+
+/// Copies a span's keys and values together.
+struct Gather<'a> {
+    pool: &'a LayerPool,
+    pages: &'a [PageId],
+    head: usize,
+    /// The span's positions up to the item's end.
+    positions: Range<usize>,
+    to: &'a mut SpanState,
+}
+
+impl Loop for Gather<'_> {
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        /// A strip's positions of one element.
+        type Row = [Pair; LANES / 2];
+        let layout = &self.pool.layout;
+        let (page_tokens, pairs) = (layout.page_tokens, layout.width() / 2);
+        let span = self.positions.start;
+        let values = &mut self.to.values[..layout.padded_head()];
+        for position in self.positions.clone().step_by(LANES) {
+            let (page, slot) = (self.pages[position / page_tokens], position % page_tokens);
+            let keys: &[Pair] = self.pool.rows(page, self.head, slot);
+            let to = &mut self.to.keys[(position - span) * pairs..][..LANES * pairs];
+            to.copy_from_slice(&keys[..LANES * pairs]);
+
+            let strip: &[Row] = self.pool.strip(page, self.head, slot);
+            let values = values
+                .iter_mut()
+                .map(|to| &mut to[(position - span) / 2..][..LANES / 2]);
+            let tokens = self.positions.end - position;
+            if tokens >= LANES {
+                values
+                    .zip(strip)
+                    .for_each(|(to, from)| to.copy_from_slice(from));
+            } else {
+                for (to, from) in values.zip(strip) {
+                    let mut row = [bf16::ZERO; LANES];
+                    row[..tokens].copy_from_slice(&from.as_flattened()[..tokens]);
+                    to.copy_from_slice(row.as_chunks().0);
+                }
+            }
+        }
+        let behind = self.positions.len().next_multiple_of(LANES);
+        if !behind.is_multiple_of(DEPTH) {
+            for values in values {
+                values[behind / 2..][..LANES / 2].fill(ZEROES);
+            }
+        }
+    }
+}
