@@ -202,7 +202,7 @@ impl CpuBackend {
                 page_bytes: layout.page_bytes(),
                 draws: false,
             },
-            pool: Pool::new(layout, config.pages),
+            pool: threads.install(|| Pool::new(layout, config.pages)),
             host: HostPool::new(layout.page_bytes(), config.host_pages),
             model,
             threads,

@@ -25,6 +25,7 @@ use crate::backend::{Load, PageId};
 use crate::models::ModelConfig;
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use half::bf16;
+use rayon::prelude::*;
 use std::ops::Range;
 
 /// What memory consists of: an f32 or a pair of bf16.
@@ -187,15 +188,17 @@ pub(super) struct LayerPool {
 }
 
 impl Pool {
+    /// Returns a pool of `pages` pages. All memory is written at once, in parallel, because a step that is the first to
+    /// touch a page waits for the system to find and clear it.
     pub(super) fn new(layout: Layout, pages: u32) -> Self {
         let layer = |layer| LayerPool {
             layout,
             layer,
-            data: Aligned::new(layout.piece_words() * pages as usize),
+            data: Aligned::touched(layout.piece_words() * pages as usize),
         };
         Self {
             layout,
-            layers: (0..layout.layers).map(layer).collect(),
+            layers: (0..layout.layers).into_par_iter().map(layer).collect(),
         }
     }
 

@@ -73,7 +73,7 @@ impl Loop for Gate<'_, '_> {
                 add(&mut gate, &gate_bias[column..]);
                 add(&mut up, &up_bias[column..]);
             }
-            for (gate, up) in gate.iter_mut().zip(up) {
+            for (gate, up) in gate.iter_mut().zip(&up) {
                 *gate = lanes::silu::<FMA>(*gate) * up;
             }
             let width = PANEL.min(self.intermediate - column);
