@@ -44,7 +44,7 @@ enum CpuPrecision {
     Auto,
     /// Widen to f32: most accurate
     F32,
-    /// Round activations to bf16; an error if the CPU has no instructions for it
+    /// Round activations and KV state to bf16; an error if the CPU has no instructions for it
     Bf16,
 }
 
