@@ -33,7 +33,9 @@ pub(super) fn attention_machine(
     kernels: Kernels,
 ) -> Result<Option<Machine>, CheckpointError> {
     let element = checkpoint.attention_element()?;
-    Ok(kernels.pairs().filter(|_| element == Element::Bf16))
+    Ok(kernels
+        .attention_pairs()
+        .filter(|_| element == Element::Bf16))
 }
 
 /// A model's weights, laid out for the kernels.

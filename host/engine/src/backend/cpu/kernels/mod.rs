@@ -200,6 +200,8 @@ pub(super) trait Loop {
 pub(super) struct Kernels {
     isa: Isa,
     pairs: Option<pairs::Machine>,
+    /// Whether attention multiplies pairs too.
+    pairs_in_attention: bool,
 }
 
 /// A vector instruction set. An `Avx512` or `Avx2` exists only where the CPU has the instructions, which proves it to
@@ -220,18 +222,29 @@ impl Kernels {
             .or_else(|| x86::Avx2::detect().map(Isa::Avx2))
             .unwrap_or(Isa::Portable);
         if precision == Precision::F32 {
-            return Some((Self { isa, pairs: None }, None));
+            let kernels = Self {
+                isa,
+                pairs: None,
+                pairs_in_attention: false,
+            };
+            return Some((kernels, None));
         }
         let found = pairs::Machine::detect();
         let pairs = match (precision, found.machine) {
-            (Precision::Bf16, None) => return None,
-            (Precision::Bf16, machine) => machine,
+            (Precision::Bf16 | Precision::Bf16Kv, None) => return None,
+            (Precision::Bf16 | Precision::Bf16Kv, machine) => machine,
             (_, machine) => machine.filter(|machine| machine.is_faster_than_f32()),
         };
-        Some((Self { isa, pairs }, found.warning))
+        let kernels = Self {
+            isa,
+            pairs,
+            pairs_in_attention: precision == Precision::Bf16Kv,
+        };
+        Some((kernels, found.warning))
     }
 
-    /// Returns all kernels of this CPU: vector sets, best first, then pair machines with the best of them.
+    /// Returns all kernels of this CPU: vector sets, best first, then pair machines with the best of them, without and
+    /// with attention.
     #[cfg(test)]
     pub(super) fn available() -> Vec<Self> {
         let vectors = [
@@ -242,19 +255,31 @@ impl Kernels {
         let mut all: Vec<Self> = vectors
             .into_iter()
             .flatten()
-            .map(|isa| Self { isa, pairs: None })
+            .map(|isa| Self {
+                isa,
+                pairs: None,
+                pairs_in_attention: false,
+            })
             .collect();
         let best = all[0];
-        all.extend(pairs::Machine::available().into_iter().map(|pairs| Self {
-            pairs: Some(pairs),
-            ..best
-        }));
+        for pairs in pairs::Machine::available() {
+            all.extend([false, true].map(|pairs_in_attention| Self {
+                pairs: Some(pairs),
+                pairs_in_attention,
+                ..best
+            }));
+        }
         all
     }
 
     /// Returns the machine that multiplies bf16 by bf16, if one is in use.
     pub(super) fn pairs(self) -> Option<pairs::Machine> {
         self.pairs
+    }
+
+    /// Returns the machine that attention multiplies bf16 by bf16 with, if it does.
+    pub(super) fn attention_pairs(self) -> Option<pairs::Machine> {
+        self.pairs.filter(|_| self.pairs_in_attention)
     }
 
     /// Returns a human-readable name.
