@@ -10,8 +10,9 @@
 //! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32. Sums and activations are
 //! f32. Models with bf16 weights are computed in one of three ways, chosen once ([`Precision`]). Either weights are widened
 //! in registers and everything is f32, or activations are rounded to bf16 for the CPU's bf16 instructions, in products
-//! with weights alone or in attention too, whose keys and values are then bf16. Results do not depend on batch, chunks, page size or number of threads, bit for bit. They
-//! do depend on that choice, and may differ in the last bits between instruction sets.
+//! with weights alone or in attention too, whose keys and values are then bf16. Results do not depend on batch, chunks,
+//! page size or number of threads, bit for bit. They do depend on that choice, and may differ in the last bits between
+//! instruction sets.
 //!
 //! The backend owns the layout of weights and pages, the threads and the arithmetic. It does not know requests,
 //! prefixes or sampling.

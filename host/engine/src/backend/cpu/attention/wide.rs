@@ -1,4 +1,4 @@
-//! Attention in f32.
+//! Attention with f32 products.
 //!
 //! A span is 128 positions, one block of the microkernel's left operand:
 //!
