@@ -3,7 +3,7 @@
 //! The step is [checked](crate::backend::check) first, so nothing after that checks it again.
 
 use super::attention;
-use super::left_operand::Form;
+use super::pages::KvType;
 use crate::TokenId;
 use crate::backend::check::{Owners, Write};
 use crate::backend::{BackendError, BackendShape, Load, Output, Step};
@@ -25,9 +25,9 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Cuts for attention over a pool of form `form`.
-    pub(super) fn new(model: &ModelConfig, form: Form) -> Self {
-        let item_rows = attention::item_rows(form);
+    /// Cuts for attention over a pool of type `kv_type`.
+    pub(super) fn new(model: &ModelConfig, kv_type: KvType) -> Self {
+        let item_rows = attention::item_rows(kv_type);
         let group = model.group();
         let divides = |heads: &usize| group.is_multiple_of(*heads);
         let item_heads = (1..=group.min(item_rows)).rev().find(divides).unwrap_or(1);
@@ -376,8 +376,8 @@ mod tests {
                 "max_position_embeddings":8}}"#
             );
             let model = ModelConfig::parse(&json).unwrap();
-            for (form, expected) in [(Form::Wide, wide), (Form::Pairs, pairs)] {
-                let cut = Cut::new(&model, form);
+            for (kv_type, expected) in [(KvType::F32, wide), (KvType::Bf16x2, pairs)] {
+                let cut = Cut::new(&model, kv_type);
                 assert_eq!((cut.item_heads, cut.item_tokens), expected);
             }
         }

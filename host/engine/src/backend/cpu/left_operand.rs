@@ -9,7 +9,7 @@
 
 use super::aligned::Aligned;
 use super::kernels::{BLOCK, STRIDE, TILE_BLOCK, TILE_ROWS, lanes, pairs};
-use pairs::{Machine, Pair};
+use pairs::Pair;
 use rayon::iter::Either;
 use rayon::prelude::*;
 
@@ -21,11 +21,6 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Returns the form that products with `machine` need, or with the f32 kernels if there is none.
-    pub(super) fn of(machine: Option<Machine>) -> Self {
-        machine.map_or(Form::Wide, |_| Form::Pairs)
-    }
-
     /// Returns the rows in a tile.
     pub(super) fn tile_rows(self) -> usize {
         match self {

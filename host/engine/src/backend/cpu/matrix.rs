@@ -336,6 +336,7 @@ fn multiply_pairs(
                 a: &tiles.pairs()[number * pairs::TILE_BLOCK / 2..],
                 a_stride: pairs::STRIDE / 2,
                 a_tile: tiles.tile_length(),
+                a_low: None,
                 rows: rows.clone(),
                 b,
                 c,

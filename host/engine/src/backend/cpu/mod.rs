@@ -37,7 +37,6 @@ use crate::models::{Checkpoint, CheckpointError};
 use batch::Batch;
 use host::HostPool;
 use kernels::{Kernels, LANES};
-use left_operand::Form;
 use model::{Model, Scratch};
 use pages::{Layout, Pool};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -189,11 +188,11 @@ impl CpuBackend {
         let positions = (positions as u32).min(model_positions);
         let model = threads.install(|| Model::load(checkpoint, kernels, positions))?;
         let identity = format!(
-            "{:032x} {PAGE_LAYOUT} {} {} {}",
+            "{:032x} {PAGE_LAYOUT} {} {:?} {}",
             checkpoint.fingerprint(),
             kernels.name(),
+            layout.kv_type,
             config.page_tokens,
-            layout.page_bytes()
         );
         Ok(Self {
             identity: xxh3_128(identity.as_bytes()),
@@ -232,12 +231,12 @@ fn layout(
     kernels: Kernels,
 ) -> Result<Layout, CheckpointError> {
     check_page_tokens(page_tokens).map_err(|reason| CheckpointError::new(Path::new(""), reason))?;
-    let form = Form::of(model::attention_machine(checkpoint, kernels)?);
-    Ok(Layout::new(checkpoint.config(), page_tokens, form))
+    let (_, kv_type) = model::attention_pairs(checkpoint, kernels)?;
+    Ok(Layout::new(checkpoint.config(), page_tokens, kv_type))
 }
 
 /// Version of the host page format. Changed whenever the bytes of a host page change their meaning or their values.
-const PAGE_LAYOUT: &str = "cpu-2";
+const PAGE_LAYOUT: &str = "cpu-3";
 
 impl Backend for CpuBackend {
     fn shape(&self) -> BackendShape {

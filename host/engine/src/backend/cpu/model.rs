@@ -17,25 +17,25 @@ use super::heads::{Heads, MAX_HEAD, Rotary};
 use super::host::HostPool;
 use super::kernels::pairs::Machine;
 use super::kernels::{Kernels, Loop, TILE_ROWS};
-use super::left_operand::{Form, Tiles};
+use super::left_operand::Tiles;
 use super::matrix::{Panels, Sums};
-use super::pages::{LayerPool, Layout};
+use super::pages::{KvType, LayerPool, Layout};
 use super::rows::{Gate, Norm};
 use crate::backend::Step;
 use crate::backend::check::Write;
 use crate::models::{Checkpoint, CheckpointError, Element, LayerWeights, ModelConfig, Tensor};
 use rayon::prelude::*;
 
-/// Returns what attention multiplies pairs with, or `None` where it is f32. As with weights, the checkpoint's type
-/// decides: rounding to bf16 is for models that were trained with it.
-pub(super) fn attention_machine(
+/// Returns what attention multiplies pairs with, or `None` where it is f32, and the type of keys and values. As with
+/// weights, the checkpoint's type decides: bf16 is for models that were trained with it.
+pub(super) fn attention_pairs(
     checkpoint: &Checkpoint,
     kernels: Kernels,
-) -> Result<Option<Machine>, CheckpointError> {
+) -> Result<(Option<Machine>, KvType), CheckpointError> {
     let element = checkpoint.attention_element()?;
-    Ok(kernels
-        .attention_pairs()
-        .filter(|_| element == Element::Bf16))
+    let pairs = kernels.attention().filter(|_| element == Element::Bf16);
+    let (machine, parts) = pairs.unzip();
+    Ok((machine, KvType::of(parts)))
 }
 
 /// A model's weights, laid out for the kernels.
@@ -102,10 +102,10 @@ impl Model {
             .map(|index| Ok(Layer::new(&checkpoint.layer(index)?, kernels)))
             .collect::<Result<_, CheckpointError>>()?;
         let head = checkpoint.head()?;
-        let attention = attention_machine(checkpoint, kernels)?;
+        let (attention, kv_type) = attention_pairs(checkpoint, kernels)?;
         Ok(Self {
             attention,
-            cut: Cut::new(&config, Form::of(attention)),
+            cut: Cut::new(&config, kv_type),
             rotary: Rotary::new(&config.rope, positions),
             embedding: Panels::pack(&[&checkpoint.embedding()?], kernels),
             layers,

@@ -6,9 +6,10 @@
 //! ```text
 //! pool: [layer] [page][kv_head] { strips [page_tokens / 16][depth][16 tokens]     rows [page_tokens][width] }
 //!
-//!   form           strips                                  rows
-//!   Wide    f32    keys, depth head_dim                    values, width head_dim padded to 16
-//!   Pairs   bf16   values, depth head_dim padded to 16     keys, width head_dim padded to 32
+//!   type      strips                                           rows
+//!   F32       keys, depth head_dim                             values, width head_dim padded to 16
+//!   Bf16      values, depth head_dim padded to 16              keys, width head_dim padded to 32
+//!   Bf16x2    the same for high parts, then for low parts      the same for high parts, then for low parts
 //!
 //! host page: [layer][kv_head] { the same }, little-endian, one piece to move to a disk and back
 //! ```
@@ -19,8 +20,8 @@
 
 use super::aligned::Aligned;
 use super::host::HostPool;
-use super::kernels::{LANES, lanes, pairs};
-use super::left_operand::Form;
+use super::kernels::pairs::{self, Parts};
+use super::kernels::{LANES, lanes};
 use crate::backend::{Load, PageId};
 use crate::models::ModelConfig;
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
@@ -31,6 +32,26 @@ use std::ops::Range;
 /// What memory consists of: an f32 or a pair of bf16.
 type Word = u32;
 
+/// What a key or value consists of in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KvType {
+    F32,
+    Bf16,
+    /// Two bf16 whose sum is the number, to 16 significant bits.
+    Bf16x2,
+}
+
+impl KvType {
+    /// Returns the type that attention in `parts` needs, or in f32 if there are none.
+    pub(super) fn of(parts: Option<Parts>) -> Self {
+        match parts {
+            None => KvType::F32,
+            Some(Parts::One) => KvType::Bf16,
+            Some(Parts::Two) => KvType::Bf16x2,
+        }
+    }
+}
+
 /// Dimensions of a page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
@@ -39,18 +60,17 @@ pub(super) struct Layout {
     head_dim: usize,
     /// Tokens in a page, a multiple of 16.
     pub(super) page_tokens: usize,
-    /// What keys and values are multiplied as.
-    pub(super) form: Form,
+    pub(super) kv_type: KvType,
 }
 
 impl Layout {
-    pub(super) fn new(model: &ModelConfig, page_tokens: u32, form: Form) -> Self {
+    pub(super) fn new(model: &ModelConfig, page_tokens: u32, kv_type: KvType) -> Self {
         Self {
             layers: model.layers,
             kv_heads: model.kv_heads,
             head_dim: model.head_dim,
             page_tokens: page_tokens as usize,
-            form,
+            kv_type,
         }
     }
 
@@ -61,25 +81,32 @@ impl Layout {
 
     /// Returns the elements of one token in a strip.
     pub(super) fn depth(&self) -> usize {
-        match self.form {
-            Form::Wide => self.head_dim,
-            Form::Pairs => self.padded_head(),
+        match self.kv_type {
+            KvType::F32 => self.head_dim,
+            KvType::Bf16 => self.padded_head(),
+            KvType::Bf16x2 => 2 * self.padded_head(),
         }
     }
 
     /// Returns the elements of a row.
     pub(super) fn width(&self) -> usize {
-        match self.form {
-            Form::Wide => self.padded_head(),
-            Form::Pairs => self.head_dim.next_multiple_of(pairs::DEPTH),
+        match self.kv_type {
+            KvType::F32 => self.padded_head(),
+            KvType::Bf16 => self.part_width(),
+            KvType::Bf16x2 => 2 * self.part_width(),
         }
+    }
+
+    /// Returns the elements of a row that are one part of its numbers.
+    pub(super) fn part_width(&self) -> usize {
+        self.head_dim.next_multiple_of(pairs::DEPTH)
     }
 
     /// Returns the words that `elements` take.
     fn words(&self, elements: usize) -> usize {
-        match self.form {
-            Form::Wide => elements,
-            Form::Pairs => elements / 2,
+        match self.kv_type {
+            KvType::F32 => elements,
+            KvType::Bf16 | KvType::Bf16x2 => elements / 2,
         }
     }
 
@@ -124,34 +151,21 @@ impl Layout {
         value: &[f32],
     ) {
         let (strips, rows) = piece[self.head_range(head)].split_at_mut(self.rows_start());
-        match self.form {
-            Form::Wide => self.write::<f32>(strips, rows, slot, key, value, |x| x),
-            Form::Pairs => self.write::<bf16>(strips, rows, slot, value, key, lanes::narrow),
-        }
-    }
-
-    /// Writes a token's elements `in_strip` and `in_row`, each `[head_dim]`.
-    #[inline(always)]
-    fn write<E: Pod>(
-        &self,
-        strips: &mut [Word],
-        rows: &mut [Word],
-        slot: usize,
-        in_strip: &[f32],
-        in_row: &[f32],
-        narrow: impl Fn(f32) -> E,
-    ) {
-        let (strips, rows) = (cast_slice_mut::<_, E>(strips), cast_slice_mut::<_, E>(rows));
         let strip = self.depth() * LANES;
-        let column = strips[slot / LANES * strip..][..strip].iter_mut();
-        for (to, from) in column.skip(slot % LANES).step_by(LANES).zip(in_strip) {
-            *to = narrow(*from);
+        let strip = &mut strips[self.words(slot / LANES * strip)..][..self.words(strip)];
+        let row = &mut rows[self.words(slot * self.width())..][..self.words(self.width())];
+        let slot = slot % LANES;
+        match self.kv_type {
+            KvType::F32 => write::<f32>(strip, slot, key, row, value, |x| x),
+            KvType::Bf16 => write::<bf16>(strip, slot, value, row, key, lanes::narrow),
+            KvType::Bf16x2 => {
+                let (high_strip, low_strip) = strip.split_at_mut(strip.len() / 2);
+                let (high_row, low_row) = row.split_at_mut(row.len() / 2);
+                write::<bf16>(high_strip, slot, value, high_row, key, lanes::narrow);
+                let low = |x| lanes::split(x)[1];
+                write::<bf16>(low_strip, slot, value, low_row, key, low);
+            }
         }
-        let (row, padding) = rows[slot * self.width()..][..self.width()].split_at_mut(in_row.len());
-        for (to, from) in row.iter_mut().zip(in_row) {
-            *to = narrow(*from);
-        }
-        padding.fill(E::zeroed());
     }
 
     /// Copies the first `tokens` slots of a head.
@@ -172,6 +186,27 @@ impl Layout {
         let length = tokens * self.width();
         to_rows[..length].copy_from_slice(&rows[..length]);
     }
+}
+
+/// Writes elements `in_strip` to column `slot` of a strip, and `in_row` to a row, each `[head_dim]`.
+#[inline(always)]
+fn write<E: Pod>(
+    strip: &mut [Word],
+    slot: usize,
+    in_strip: &[f32],
+    row: &mut [Word],
+    in_row: &[f32],
+    narrow: impl Fn(f32) -> E,
+) {
+    let column = cast_slice_mut::<_, E>(strip).iter_mut();
+    for (to, from) in column.skip(slot).step_by(LANES).zip(in_strip) {
+        *to = narrow(*from);
+    }
+    let (row, padding) = cast_slice_mut::<_, E>(row).split_at_mut(in_row.len());
+    for (to, from) in row.iter_mut().zip(in_row) {
+        *to = narrow(*from);
+    }
+    padding.fill(E::zeroed());
 }
 
 /// The pool of all pages, split by layer.
@@ -311,9 +346,9 @@ impl LayerPool {
         for head in 0..layout.kv_heads {
             let range = layout.head_range(head);
             let (source, target) = (&source[range.clone()], &mut target[range]);
-            match layout.form {
-                Form::Wide => layout.copy::<f32>(source, target, tokens),
-                Form::Pairs => layout.copy::<bf16>(source, target, tokens),
+            match layout.kv_type {
+                KvType::F32 => layout.copy::<f32>(source, target, tokens),
+                KvType::Bf16 | KvType::Bf16x2 => layout.copy::<bf16>(source, target, tokens),
             }
         }
     }
@@ -326,21 +361,26 @@ mod tests {
 
     const SLOTS: usize = 32;
 
-    /// Layouts of both forms with a head that is padded.
-    fn layouts() -> [Layout; 2] {
-        [Form::Wide, Form::Pairs].map(|form| Layout {
+    /// Layouts of all types with a head that is padded.
+    fn layouts() -> [Layout; 3] {
+        [KvType::F32, KvType::Bf16, KvType::Bf16x2].map(|kv_type| Layout {
             layers: 2,
             kv_heads: 3,
             head_dim: 6,
             page_tokens: SLOTS,
-            form,
+            kv_type,
         })
     }
 
-    /// Returns a number that encodes its own location and that bf16 holds exactly.
-    fn mark(page: usize, layer: usize, head: usize, slot: usize, d: usize) -> f32 {
+    /// Returns a number that encodes its own location and that the layout's type holds exactly, but no smaller type.
+    fn mark(layout: Layout, page: usize, layer: usize, head: usize, slot: usize, d: usize) -> f32 {
         let number = ((((page * 2 + layer) * 3 + head) * SLOTS + slot) * 6 + d) as u32;
-        f32::from_bits((number + 0x3f80) << 16)
+        let low = match layout.kv_type {
+            KvType::F32 => 0x2a01,
+            KvType::Bf16 => 0,
+            KvType::Bf16x2 => 0x2a00,
+        };
+        f32::from_bits((number + 0x3f80) << 16 | low)
     }
 
     fn filled(layout: Layout) -> Pool {
@@ -352,7 +392,7 @@ mod tests {
                 |page, piece| {
                     for (head, slot) in (0..3).flat_map(|h| (0..SLOTS).map(move |s| (h, s))) {
                         let key: Vec<f32> = (0..6)
-                            .map(|d| mark(*page as usize, layer, head, slot, d))
+                            .map(|d| mark(layout, *page as usize, layer, head, slot, d))
                             .collect();
                         let value: Vec<f32> = key.iter().map(|v| -v).collect();
                         layout.store(piece, head, slot, &key, &value);
@@ -365,21 +405,20 @@ mod tests {
 
     /// Returns element `d` of a token's key and value, as the layout's table says where they lie.
     fn read(pool: &Pool, page: u32, layer: usize, head: usize, slot: usize, d: usize) -> [f32; 2] {
-        fn both<E: Pod>(pool: &LayerPool, page: u32, head: usize, slot: usize, d: usize) -> [E; 2] {
-            let page = PageId(page);
-            [
-                pool.strip::<E>(page, head, slot / 16 * 16)[d * 16 + slot % 16],
-                pool.rows::<E>(page, head, slot)[d],
-            ]
+        let (pool, page) = (&pool.layers[layer], PageId(page));
+        let (strip, column) = (slot / 16 * 16, slot % 16);
+        if pool.layout.kv_type == KvType::F32 {
+            let key = pool.strip::<f32>(page, head, strip)[d * 16 + column];
+            return [key, pool.rows::<f32>(page, head, slot)[d]];
         }
-        let pool = &pool.layers[layer];
-        match pool.layout.form {
-            Form::Wide => both::<f32>(pool, page, head, slot, d),
-            Form::Pairs => {
-                let [value, key] = both::<bf16>(pool, page, head, slot, d);
-                [key.to_f32(), value.to_f32()]
-            }
-        }
+        let values = pool.strip::<bf16>(page, head, strip);
+        let keys = pool.rows::<bf16>(page, head, slot);
+        // A head of 6 elements is padded to 16 in strips and to 32 in rows.
+        let part = |part: usize| [keys[part * 32 + d], values[(part * 16 + d) * 16 + column]];
+        let parts = (0..pool.layout.depth() / 16).map(part);
+        parts.fold([0.0; 2], |[key, value], part| {
+            [key + part[0].to_f32(), value + part[1].to_f32()]
+        })
     }
 
     const PLACES: [(usize, usize, usize, usize); 4] =
@@ -391,7 +430,7 @@ mod tests {
             let pool = filled(layout);
             for page in [0, 2] {
                 for (layer, head, slot, d) in PLACES {
-                    let expected = mark(page as usize, layer, head, slot, d);
+                    let expected = mark(layout, page as usize, layer, head, slot, d);
                     let got = read(&pool, page, layer, head, slot, d);
                     assert_eq!(got, [expected, -expected]);
                 }
@@ -419,7 +458,7 @@ mod tests {
             }
             for (page, source) in [(0, 2), (1, 0), (2, 0)] {
                 for (layer, head, slot, d) in PLACES {
-                    let expected = mark(source, layer, head, slot, d);
+                    let expected = mark(layout, source, layer, head, slot, d);
                     let got = read(&pool, page, layer, head, slot, d);
                     assert_eq!(got, [expected, -expected]);
                 }
@@ -439,7 +478,7 @@ mod tests {
                             (0..SLOTS).flat_map(move |s| (0..6).map(move |d| (l, h, s, d)))
                         })
                     }) {
-                        let source = mark(from as usize, layer, head, slot, d);
+                        let source = mark(layout, from as usize, layer, head, slot, d);
                         let expected = if slot < tokens { source } else { 0.0 };
                         let got = read(&pool, to, layer, head, slot, d);
                         assert_eq!(got, [expected, -expected]);

@@ -15,7 +15,7 @@
 //! content of slots behind the item and the number of rows in it therefore cannot reach a row's result. That keeps
 //! attention batch-invariant, and lets slots beyond a sequence hold anything, NaN included.
 //!
-//! There are two ways through a span, one for each form of the pool: [`wide`] in f32, and [`pairs`] with bf16 products.
+//! There are two ways through a span: [`wide`] in f32, and [`pairs`] with bf16 products.
 
 mod pairs;
 mod wide;
@@ -24,23 +24,22 @@ use super::batch::{Cut, Item};
 use super::heads::{Heads, Rotary};
 use super::kernels::Kernels;
 use super::kernels::pairs::Machine;
-use super::left_operand::Form;
-use super::pages::LayerPool;
+use super::pages::{KvType, LayerPool};
 use crate::backend::Segment;
 use rayon::prelude::*;
 
-/// Returns the most rows that an item may have over a pool of form `form`.
-pub(super) fn item_rows(form: Form) -> usize {
-    match form {
-        Form::Wide => wide::ITEM_ROWS,
-        Form::Pairs => pairs::ITEM_ROWS,
+/// Returns the most rows that an item may have over a pool of type `kv_type`.
+pub(super) fn item_rows(kv_type: KvType) -> usize {
+    match kv_type {
+        KvType::F32 => wide::ITEM_ROWS,
+        KvType::Bf16 | KvType::Bf16x2 => pairs::ITEM_ROWS,
     }
 }
 
 /// The part of attention that all items of a layer share.
 pub(super) struct Attention<'a> {
     pub(super) kernels: Kernels,
-    /// What multiplies pairs, if the pool has that form.
+    /// What multiplies pairs, if the pool consists of them.
     pub(super) machine: Option<Machine>,
     pub(super) queries: Heads<'a>,
     pub(super) rotary: &'a Rotary,
@@ -68,17 +67,17 @@ impl Attention<'_> {
         item.head as usize / self.cut.group
     }
 
-    /// Writes the query of token `token` and head `head` of an item to `to`, `[head_dim]`, rotated and times `scale`.
+    /// Returns the rows of an item.
+    fn rows(&self, item: &Item) -> usize {
+        item.tokens as usize * self.cut.item_heads
+    }
+
+    /// Writes the query of row `row` of an item to `to`, `[head_dim]`, rotated and times `scale`.
     #[inline(always)]
-    fn query<const FMA: bool>(
-        &self,
-        item: &Item,
-        (token, head): (usize, usize),
-        scale: f32,
-        to: &mut [f32],
-    ) {
-        let (row, head) = (item.row as usize + token, item.head as usize + head);
-        self.queries.read::<FMA>(row, head, to);
+    fn query<const FMA: bool>(&self, item: &Item, row: usize, scale: f32, to: &mut [f32]) {
+        let (token, head) = (row / self.cut.item_heads, row % self.cut.item_heads);
+        self.queries
+            .read::<FMA>(item.row as usize + token, item.head as usize + head, to);
         self.rotary.rotate(item.position as usize + token, to);
         to.iter_mut().for_each(|value| *value *= scale);
     }

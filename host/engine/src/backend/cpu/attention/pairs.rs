@@ -12,8 +12,8 @@
 //!                  └──────────────┘                                   └──────────────┘
 //! ```
 //!
-//! Scores, maxima, totals and outputs are f32. Queries, keys, values and weights are rounded to bf16. Queries are
-//! multiplied by log₂ e too, so that weights are powers of two.
+//! Scores, maxima, totals and outputs are f32. Queries, keys, values and weights are bf16, in one part or two, as the
+//! pool's keys and values are. Queries are multiplied by log₂ e too, so that weights are powers of two.
 //!
 //! A span's keys and values are copied together first, which serves all rows of the item.
 
@@ -23,7 +23,7 @@ use crate::backend::cpu::batch::Item;
 use crate::backend::cpu::heads::MAX_HEAD;
 use crate::backend::cpu::kernels::pairs::{DEPTH, Machine, Pair, PairProduct, ROWS, Ready};
 use crate::backend::cpu::kernels::{LANES, Loop, PANEL, Start, lanes};
-use crate::backend::cpu::pages::LayerPool;
+use crate::backend::cpu::pages::{KvType, LayerPool};
 use half::bf16;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -32,6 +32,8 @@ use std::ops::Range;
 const SPAN: usize = 64;
 /// Panels of rows in an item. More of them read each key and value less often, and leave fewer items to share out.
 const PANELS: usize = 4;
+/// Most parts that stand for a number.
+const PARTS: usize = 2;
 /// Most rows in an item.
 pub(super) const ITEM_ROWS: usize = PANELS * PANEL;
 
@@ -39,28 +41,28 @@ pub(super) const ITEM_ROWS: usize = PANELS * PANEL;
 #[repr(align(64))]
 struct Buffers {
     panels: [Panel; PANELS],
-    span: SpanState,
+    gathered: Gathered,
     /// Scores of a panel's span `[position][row]`.
     scores: [[f32; PANEL]; SPAN],
-    /// Weights of a panel's span `[position / 2][row]`, a word for a pair.
-    weights: [[u32; PANEL]; SPAN / 2],
+    /// Weights of a panel's span `[part][position / 2][row]`, a word for a pair.
+    weights: [[u32; PANEL]; PARTS * SPAN / 2],
 }
 
 /// Keys and values of a span, copied together: a step of a product takes 32 positions and a page may hold 16.
 #[repr(align(64))]
-struct SpanState {
-    /// Keys `[position][width / 2]`.
-    keys: [Pair; SPAN * MAX_HEAD / 2],
-    /// Values `[head_dim][position / 2]`, with zeroes behind the item: a weight of zero does not hide a NaN.
-    values: [[Pair; SPAN / 2]; MAX_HEAD],
+struct Gathered {
+    /// Keys `[position][part][part_width / 2]`.
+    keys: [Pair; PARTS * SPAN * MAX_HEAD / 2],
+    /// Values `[part][padded_head][position / 2]`, with zeroes behind the item: a weight of zero does not hide a NaN.
+    values: [[Pair; SPAN / 2]; PARTS * MAX_HEAD],
 }
 
 /// Up to 32 rows of an item.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Panel {
-    /// Queries `[head_dim / 2][row]`, padded with zeroes to steps of a product.
-    queries: [[Pair; PANEL]; MAX_HEAD / 2],
+    /// Queries `[part][part_width / 2][row]`.
+    queries: [[Pair; PANEL]; PARTS * MAX_HEAD / 2],
     /// Outputs so far `[head_dim][row]`.
     out: [[f32; PANEL]; MAX_HEAD],
     maxima: [f32; PANEL],
@@ -70,17 +72,17 @@ struct Panel {
 thread_local! {
     static BUFFERS: RefCell<Box<Buffers>> = RefCell::new(Box::new(Buffers {
         panels: [Panel {
-            queries: [[ZEROES; PANEL]; MAX_HEAD / 2],
+            queries: [[ZEROES; PANEL]; PARTS * MAX_HEAD / 2],
             out: [[0.0; PANEL]; MAX_HEAD],
             maxima: [0.0; PANEL],
             totals: [0.0; PANEL],
         }; PANELS],
-        span: SpanState {
-            keys: [ZEROES; SPAN * MAX_HEAD / 2],
-            values: [[ZEROES; SPAN / 2]; MAX_HEAD],
+        gathered: Gathered {
+            keys: [ZEROES; PARTS * SPAN * MAX_HEAD / 2],
+            values: [[ZEROES; SPAN / 2]; PARTS * MAX_HEAD],
         },
         scores: [[0.0; PANEL]; SPAN],
-        weights: [[0; PANEL]; SPAN / 2],
+        weights: [[0; PANEL]; PARTS * SPAN / 2],
     }));
 }
 
@@ -110,7 +112,7 @@ fn attend_with(
     let Attention { kernels, pool, .. } = *attention;
     let Buffers {
         panels,
-        span: state,
+        gathered,
         scores,
         weights,
     } = buffers;
@@ -129,14 +131,16 @@ fn attend_with(
         panel.totals.fill(0.0);
     }
 
-    let (width, end) = (pool.layout.width(), (item.position + item.tokens) as usize);
+    let two = pool.layout.kv_type == KvType::Bf16x2;
+    let (row_pairs, part_pairs) = (pool.layout.width() / 2, pool.layout.part_width() / 2);
+    let end = (item.position + item.tokens) as usize;
     for span in (0..end).step_by(SPAN) {
         kernels.run(Gather {
             pool,
             pages,
             head: attention.kv_head(item),
             positions: span..end.min(span + SPAN),
-            to: state,
+            to: gathered,
         });
         for (number, panel) in panels.iter_mut().enumerate() {
             let rows = number * PANEL..rows.min((number + 1) * PANEL);
@@ -147,12 +151,14 @@ fn attend_with(
             let columns = if rows.len() > LANES { PANEL } else { LANES };
             let positions = SPAN.min(last + 1 - span);
             let padded = positions.next_multiple_of(DEPTH);
+            let weights = &mut weights[..if two { padded } else { padded / 2 }];
             machine.multiply(PairProduct {
-                a: &state.keys,
-                a_stride: width / 2,
-                a_tile: ROWS * width / 2,
+                a: &gathered.keys,
+                a_stride: row_pairs,
+                a_tile: ROWS * row_pairs,
+                a_low: two.then_some(part_pairs),
                 rows: 0..positions,
-                b: panel.queries[..width / 2].as_flattened(),
+                b: panel.queries[..row_pairs].as_flattened(),
                 c: scores.as_flattened_mut(),
                 columns,
                 start: Start::Zero,
@@ -160,7 +166,7 @@ fn attend_with(
             kernels.run(Softmax {
                 panel,
                 scores: &mut scores[..padded],
-                weights: &mut weights[..padded / 2],
+                weights,
                 columns,
                 padded_head,
                 first: item.position as usize * heads + rows.start,
@@ -168,11 +174,12 @@ fn attend_with(
                 span,
             });
             machine.multiply(PairProduct {
-                a: state.values.as_flattened(),
+                a: gathered.values.as_flattened(),
                 a_stride: SPAN / 2,
                 a_tile: ROWS * SPAN / 2,
+                a_low: two.then_some(padded_head * SPAN / 2),
                 rows: 0..padded_head,
-                b: bytemuck::cast_slice(&weights[..padded / 2]),
+                b: bytemuck::cast_slice(weights),
                 c: panel.out.as_flattened_mut(),
                 columns,
                 start: Start::Sum,
@@ -201,23 +208,22 @@ struct Queries<'a> {
 impl Loop for Queries<'_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        let (head_dim, heads) = (
-            self.attention.queries.head_dim,
-            self.attention.cut.item_heads,
-        );
+        let layout = &self.attention.pool.layout;
+        let head_dim = self.attention.queries.head_dim;
         let scale = std::f32::consts::LOG2_E / (head_dim as f32).sqrt();
-        let mut buffer = [0.0; MAX_HEAD];
-        let pairs = self.attention.pool.layout.width() / 2;
-        for token in 0..self.item.tokens as usize {
-            for head in 0..heads {
-                let query = &mut buffer[..head_dim];
-                self.attention
-                    .query::<FMA>(self.item, (token, head), scale, query);
-                let row = token * heads + head;
-                let queries = &mut self.panels[row / PANEL].queries[..pairs];
-                for (to, pair) in queries.iter_mut().zip(buffer.as_chunks::<2>().0) {
-                    to[row % PANEL] = pair.map(lanes::narrow);
-                }
+        let (row_pairs, part_pairs) = (layout.width() / 2, layout.part_width() / 2);
+        let mut query = [0.0; MAX_HEAD];
+        for row in 0..self.attention.rows(self.item) {
+            self.attention
+                .query::<FMA>(self.item, row, scale, &mut query[..head_dim]);
+            let queries = &mut self.panels[row / PANEL].queries[..row_pairs];
+            let (high, low) = queries.split_at_mut(part_pairs);
+            let (row, pairs) = (row % PANEL, query.as_chunks::<2>().0);
+            for (to, pair) in high.iter_mut().zip(pairs) {
+                to[row] = pair.map(lanes::narrow);
+            }
+            for (to, pair) in low.iter_mut().zip(pairs) {
+                to[row] = pair.map(|x| lanes::split(x)[1]);
             }
         }
     }
@@ -229,7 +235,7 @@ struct Softmax<'a> {
     panel: &'a mut Panel,
     /// Scores of the span's positions up to the panel's last, and of some more up to a step of a product.
     scores: &'a mut [[f32; PANEL]],
-    /// Weights of as many positions.
+    /// Weights of as many positions, in one part or two.
     weights: &'a mut [[u32; PANEL]],
     /// Rows of the panel, rounded up to whole vectors.
     columns: usize,
@@ -241,10 +247,21 @@ struct Softmax<'a> {
 }
 
 impl Loop for Softmax<'_> {
+    #[inline(always)]
+    fn run<const FMA: bool>(self) {
+        if self.weights.len() == self.scores.len() {
+            self.in_parts::<FMA, true>();
+        } else {
+            self.in_parts::<FMA, false>();
+        }
+    }
+}
+
+impl Softmax<'_> {
     // The innermost loops run over rows and have a length that the compiler does not know, so that it makes vectors of
     // rows and nothing else.
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
+    fn in_parts<const FMA: bool, const TWO: bool>(self) {
         let Panel {
             out,
             maxima,
@@ -284,24 +301,31 @@ impl Loop for Softmax<'_> {
         }
 
         let mut sums = [0.0; PANEL];
-        let (common_weights, rest_weights) = self.weights.split_at_mut(common.len() / 2);
-        for ([even, odd], weights) in common.as_chunks().0.iter().zip(common_weights) {
+        let pairs = (common.len() + rest.len()) / 2;
+        let (high, low) = self.weights.split_at_mut(pairs);
+        let mut store = |pair: usize, row: usize, even: f32, odd: f32| {
+            sums[row] += even + odd;
+            if TWO {
+                [high[pair][row], low[pair][row]] = lanes::split_pair(even, odd);
+            } else {
+                high[pair][row] = lanes::narrow_pair(even, odd);
+            }
+        };
+        for (pair, [even, odd]) in common.as_chunks().0.iter().enumerate() {
             for row in 0..columns {
                 let even = lanes::exp2_of_nonpositive::<FMA>(even[row] - maximum[row]);
                 let odd = lanes::exp2_of_nonpositive::<FMA>(odd[row] - maximum[row]);
-                sums[row] += even + odd;
-                weights[row] = lanes::narrow_pair(even, odd);
+                store(pair, row, even, odd);
             }
         }
-        let rest = rest.as_chunks().0.iter().zip(rest_weights);
-        for (position, ([even, odd], weights)) in (common.len() as i32..).step_by(2).zip(rest) {
+        for (pair, [even, odd]) in (common.len() / 2..).zip(rest.as_chunks().0) {
+            let position = 2 * pair as i32;
             for row in 0..columns {
                 let even = lanes::exp2_of_nonpositive::<FMA>(even[row] - maximum[row]);
                 let odd = lanes::exp2_of_nonpositive::<FMA>(odd[row] - maximum[row]);
                 let even = if position <= own[row] { even } else { 0.0 };
                 let odd = if position < own[row] { odd } else { 0.0 };
-                sums[row] += even + odd;
-                weights[row] = lanes::narrow_pair(even, odd);
+                store(pair, row, even, odd);
             }
         }
 
@@ -329,7 +353,7 @@ struct Gather<'a> {
     head: usize,
     /// The span's positions up to the item's end.
     positions: Range<usize>,
-    to: &'a mut SpanState,
+    to: &'a mut Gathered,
 }
 
 impl Loop for Gather<'_> {
@@ -340,7 +364,7 @@ impl Loop for Gather<'_> {
         let layout = &self.pool.layout;
         let (page_tokens, pairs) = (layout.page_tokens, layout.width() / 2);
         let span = self.positions.start;
-        let values = &mut self.to.values[..layout.padded_head()];
+        let values = &mut self.to.values[..layout.depth()];
         for position in self.positions.clone().step_by(LANES) {
             let (page, slot) = (self.pages[position / page_tokens], position % page_tokens);
             let keys: &[Pair] = self.pool.rows(page, self.head, slot);

@@ -175,22 +175,15 @@ struct Queries<'a> {
 impl Loop for Queries<'_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        let (head_dim, heads) = (
-            self.attention.queries.head_dim,
-            self.attention.cut.item_heads,
-        );
+        let head_dim = self.attention.queries.head_dim;
         let scale = 1.0 / (head_dim as f32).sqrt();
         let tile_length = head_dim.div_ceil(BLOCK) * TILE_BLOCK;
-        let mut buffer = [0.0; MAX_HEAD];
-        let buffer = &mut buffer[..head_dim];
-        for token in 0..self.item.tokens as usize {
-            for head in 0..heads {
-                self.attention
-                    .query::<FMA>(self.item, (token, head), scale, buffer);
-                let row = token * heads + head;
-                let tile = &mut self.tiles[row / TILE_ROWS * tile_length..][..tile_length];
-                write_row(tile, row % TILE_ROWS, 0, buffer);
-            }
+        let mut query = [0.0; MAX_HEAD];
+        let query = &mut query[..head_dim];
+        for row in 0..self.attention.rows(self.item) {
+            self.attention.query::<FMA>(self.item, row, scale, query);
+            let tile = &mut self.tiles[row / TILE_ROWS * tile_length..][..tile_length];
+            write_row(tile, row % TILE_ROWS, 0, query);
         }
     }
 }

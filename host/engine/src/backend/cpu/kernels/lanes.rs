@@ -21,11 +21,31 @@ pub(in super::super) fn narrow(x: f32) -> bf16 {
     bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
 }
 
-/// Returns two numbers from 0 on as the word of a pair of bf16, each the nearest, ties upwards.
+/// Returns a number in two parts: the nearest bf16, and the bf16 nearest to the rest.
+#[inline(always)]
+pub(in super::super) fn split(x: f32) -> [bf16; 2] {
+    let high = narrow(x);
+    let rest = x - f32::from_bits(u32::from(high.to_bits()) << 16);
+    [high, narrow(rest)]
+}
+
+/// Returns two finite numbers as the word of a pair of bf16, each the nearest, ties away from zero.
 #[inline(always)]
 pub(in super::super) fn narrow_pair(even: f32, odd: f32) -> u32 {
     let round = |x: f32| x.to_bits().wrapping_add(0x8000);
     round(odd) & 0xffff_0000 | round(even) >> 16
+}
+
+/// Returns two finite numbers in two parts, as the words of two pairs of bf16. The high part is the upper half of the
+/// number's bits, which takes less to compute than the nearest bf16; both together are within 2^-16 of the number.
+#[inline(always)]
+pub(in super::super) fn split_pair(even: f32, odd: f32) -> [u32; 2] {
+    let high = |x: f32| x.to_bits() & 0xffff_0000;
+    let rest = |x: f32| x - f32::from_bits(high(x));
+    [
+        high(odd) | high(even) >> 16,
+        narrow_pair(rest(even), rest(odd)),
+    ]
 }
 
 /// Returns the sum of the squares of `values`.
@@ -167,6 +187,27 @@ mod tests {
                 let x = f32::from_bits(u32::from(high) << 16 | low);
                 let (got, expected) = (narrow(x), bf16::from_f32(x));
                 assert_eq!(got.to_bits(), expected.to_bits(), "{x:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_parts_are_within_the_stated_error() {
+        for x in numbers(1, 10_000)
+            .into_iter()
+            .chain([0.0, 1.0, -3e-30, 1e30])
+        {
+            let [high, low] = split(x);
+            let error = (f64::from(high.to_f32()) + f64::from(low.to_f32()) - f64::from(x)).abs();
+            assert!(error <= f64::from(x.abs()) * 2f64.powi(-17), "{x:e}");
+            let [high, low] = split_pair(x, -x);
+            for (expected, bits) in [
+                (x, [high, low].map(|w| w << 16)),
+                (-x, [high, low].map(|w| w & 0xffff_0000)),
+            ] {
+                let [high, low] = bits.map(f32::from_bits).map(f64::from);
+                let error = (high + low - f64::from(expected)).abs();
+                assert!(error <= f64::from(x.abs()) * 2f64.powi(-16), "{expected:e}");
             }
         }
     }

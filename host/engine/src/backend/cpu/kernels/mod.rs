@@ -42,6 +42,7 @@ mod x86;
 use super::Precision;
 use crate::models::Element;
 use half::{bf16, f16};
+use pairs::Parts;
 use std::ops::Range;
 
 /// Values in a vector.
@@ -199,9 +200,10 @@ pub(super) trait Loop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kernels {
     isa: Isa,
+    /// What multiplies bf16 weights.
     pairs: Option<pairs::Machine>,
-    /// Whether attention multiplies pairs too.
-    pairs_in_attention: bool,
+    /// What multiplies in the attention of models with bf16 weights, and the parts that stand for a number there.
+    attention: Option<(pairs::Machine, Parts)>,
 }
 
 /// A vector instruction set. An `Avx512` or `Avx2` exists only where the CPU has the instructions, which proves it to
@@ -225,7 +227,7 @@ impl Kernels {
             let kernels = Self {
                 isa,
                 pairs: None,
-                pairs_in_attention: false,
+                attention: None,
             };
             return Some((kernels, None));
         }
@@ -235,16 +237,22 @@ impl Kernels {
             (Precision::Bf16 | Precision::Bf16Kv, machine) => machine,
             (_, machine) => machine.filter(|machine| machine.is_faster_than_f32()),
         };
+        let attention = match precision {
+            Precision::Bf16Kv => pairs.map(|machine| (machine, Parts::One)),
+            _ => pairs
+                .filter(|machine| machine.is_faster_in_two_parts())
+                .map(|machine| (machine, Parts::Two)),
+        };
         let kernels = Self {
             isa,
             pairs,
-            pairs_in_attention: precision == Precision::Bf16Kv,
+            attention,
         };
         Some((kernels, found.warning))
     }
 
-    /// Returns all kernels of this CPU: vector sets, best first, then pair machines with the best of them, without and
-    /// with attention.
+    /// Returns all kernels of this CPU: vector sets, best first, then pair machines with the best of them, each with every
+    /// attention.
     #[cfg(test)]
     pub(super) fn available() -> Vec<Self> {
         let vectors = [
@@ -258,16 +266,19 @@ impl Kernels {
             .map(|isa| Self {
                 isa,
                 pairs: None,
-                pairs_in_attention: false,
+                attention: None,
             })
             .collect();
         let best = all[0];
-        for pairs in pairs::Machine::available() {
-            all.extend([false, true].map(|pairs_in_attention| Self {
-                pairs: Some(pairs),
-                pairs_in_attention,
+        for machine in pairs::Machine::available() {
+            let with = |pairs, parts: Option<Parts>| Self {
+                pairs,
+                attention: parts.map(|parts| (machine, parts)),
                 ..best
-            }));
+            };
+            all.extend([None, Some(Parts::One), Some(Parts::Two)].map(|p| with(Some(machine), p)));
+            // No choice of precision leads here, but the error of attention in two parts can be seen alone.
+            all.push(with(None, Some(Parts::Two)));
         }
         all
     }
@@ -277,9 +288,10 @@ impl Kernels {
         self.pairs
     }
 
-    /// Returns the machine that attention multiplies bf16 by bf16 with, if it does.
-    pub(super) fn attention_pairs(self) -> Option<pairs::Machine> {
-        self.pairs.filter(|_| self.pairs_in_attention)
+    /// Returns the machine that attention multiplies bf16 by bf16 with, if it does, and the parts that stand for a
+    /// number.
+    pub(super) fn attention(self) -> Option<(pairs::Machine, Parts)> {
+        self.attention
     }
 
     /// Returns a human-readable name.

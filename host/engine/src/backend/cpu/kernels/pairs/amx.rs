@@ -109,6 +109,7 @@ fn check(unit: &mut impl Unit) -> Result<(), String> {
             a: &a,
             a_stride: STRIDE / 2,
             a_tile: TILE_BLOCK / 2,
+            a_low: None,
             rows: 0..ROW_COUNT,
             b: &b,
             c: &mut c,

@@ -3,7 +3,7 @@
 //! `VDPBF16PS` adds the odd input's product and then the even one's, each rounded to nearest: one chain per output, in
 //! steps of two inputs, however many rows there are.
 
-use super::{Checked, LANES, PANEL, Pair, ROWS, STRIDE, Start};
+use super::{Checked, LANES, PANEL, Pair, ROWS, STRIDE, Start, Term};
 use std::arch::x86_64::{
     __cpuid, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512,
     _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps,
@@ -52,9 +52,9 @@ unsafe fn multiply(product: Checked<'_>) {
     // SAFETY: see above. The stride of weights' left operands is made a constant, so that addresses are immediates.
     unsafe {
         match (columns, a_stride) {
-            (PANEL, ACTIVATIONS) => multiply_rows::<2>(product, ACTIVATIONS),
-            (PANEL, _) => multiply_rows::<2>(product, a_stride),
-            _ => multiply_rows::<1>(product, a_stride),
+            (PANEL, ACTIVATIONS) => multiply_terms::<2>(product, ACTIVATIONS),
+            (PANEL, _) => multiply_terms::<2>(product, a_stride),
+            _ => multiply_terms::<1>(product, a_stride),
         }
     }
 }
@@ -68,13 +68,17 @@ const ACTIVATIONS: usize = STRIDE / 2;
 /// The CPU must have AVX512-BF16. The product is checked.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn multiply_rows<const V: usize>(product: Checked<'_>, a_stride: usize) {
+unsafe fn multiply_terms<const V: usize>(product: Checked<'_>, a_stride: usize) {
     let p = product.0;
     // What every row reads takes at most a quarter of the first-level cache.
-    for (number, b) in p.b.chunks(PANEL * PART).enumerate() {
+    let parts = p.terms().into_iter().flat_map(|Term { a, b }| {
+        let parts = b.chunks(PANEL * PART).enumerate();
+        parts.map(move |(number, b)| (a + number * PART, b))
+    });
+    for (number, (a, b)) in parts.enumerate() {
         let start = if number == 0 { p.start } else { Start::Sum };
         for row in p.rows.clone().step_by(STEP) {
-            let a = &p.a[row / ROWS * p.a_tile + row % ROWS * a_stride + number * PART..];
+            let a = &p.a[row / ROWS * p.a_tile + row % ROWS * a_stride + a..];
             let c = &mut p.c[(row - p.rows.start) * PANEL..];
             let (a, b, pairs, c) = (a.as_ptr(), b.as_ptr(), b.len() / PANEL, c.as_mut_ptr());
             // SAFETY: up to eight rows from `row` on lie in one tile, which `a` holds with `pairs` pairs of each row;

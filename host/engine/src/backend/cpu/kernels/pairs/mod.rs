@@ -17,6 +17,10 @@
 //! Activations that are multiplied by weights are stored as `[row / 16][input / 512][row % 16][272 pairs]`: rows of a
 //! block are [`STRIDE`] values apart. Attention has strides of its own.
 //!
+//! A number may also be stored in two *parts*, its nearest bf16 and the bf16 nearest to the rest: 16 significant bits
+//! instead of 8. Three products of parts then make up one product (low parts are not multiplied with each other), whose
+//! terms are exact to 2^-15 (*bf16x2*: Henry, Tang and Heinecke, arXiv 1904.06376, section 2).
+//!
 //! Inputs are padded with zeroes to a multiple of 32 on both sides. Products may be cut along the inputs at any such
 //! multiple, and along rows and outputs anywhere. The order of additions of an output stays the same, so its bits do not
 //! depend on the rows and columns beside it. They do depend on the machine; a process uses one throughout.
@@ -64,6 +68,9 @@ pub(in super::super) struct PairProduct<'a> {
     pub(in super::super) a_tile: usize,
     /// Rows of `a` to compute; the first begins a tile.
     pub(in super::super) rows: Range<usize>,
+    /// Pairs of `a` from a number's high part to its low part, if operands are in two parts; `b` then has all its high
+    /// parts first.
+    pub(in super::super) a_low: Option<usize>,
     /// Right operand `[inputs / 2][32]`: a multiple of [`DEPTH`] inputs, at most [`BLOCK`].
     pub(in super::super) b: &'a [Pair],
     /// Output `[rows.len()][32]`. Where it holds the whole last tile, that tile's unwanted rows are undefined afterwards.
@@ -73,13 +80,29 @@ pub(in super::super) struct PairProduct<'a> {
     pub(in super::super) start: Start,
 }
 
+/// A product of one part of `a` with one part of `b`, which may be empty.
+#[derive(Clone, Copy)]
+struct Term<'a> {
+    /// Pairs of a row of `a` before the part.
+    a: usize,
+    b: &'a [Pair],
+}
+
 /// A [`PairProduct`] that has been checked to stay within its slices.
 struct Checked<'a>(PairProduct<'a>);
 
 impl<'a> PairProduct<'a> {
-    /// Returns the number of pairs of each row that are multiplied.
-    fn pairs(&self) -> usize {
-        self.b.len() / PANEL
+    /// Returns the products that make up this one.
+    #[inline(always)]
+    fn terms(&self) -> [Term<'a>; 3] {
+        let term = |a, b| Term { a, b };
+        match self.a_low {
+            None => [term(0, self.b), term(0, &[]), term(0, &[])],
+            Some(a_low) => {
+                let (high, low) = self.b.split_at(self.b.len() / 2);
+                [term(0, high), term(a_low, high), term(0, low)]
+            }
+        }
     }
 
     /// Checks that the product stays within its slices.
@@ -87,9 +110,12 @@ impl<'a> PairProduct<'a> {
     /// # Panics
     /// Panics when it would reach beyond them, which is a mistake in the caller's code and not in any input.
     fn check(self) -> Checked<'a> {
-        let (pairs, rows) = (self.pairs(), self.rows.len());
+        let parts = 1 + usize::from(self.a_low.is_some());
+        let (pairs, rows) = (self.b.len() / PANEL / parts, self.rows.len());
         assert!(
-            self.b.len().is_multiple_of(PANEL * DEPTH / 2) && (1..=BLOCK / 2).contains(&pairs),
+            self.b.len() == parts * pairs * PANEL
+                && pairs.is_multiple_of(DEPTH / 2)
+                && (1..=BLOCK / 2).contains(&pairs),
             "b has {} pairs, not whole steps of one block",
             self.b.len()
         );
@@ -108,7 +134,11 @@ impl<'a> PairProduct<'a> {
             let a = extent(
                 last / ROWS,
                 self.a_tile,
-                extent(ROWS - 1, self.a_stride, pairs),
+                extent(
+                    ROWS - 1,
+                    self.a_stride,
+                    self.a_low.unwrap_or(0).saturating_add(pairs),
+                ),
             );
             assert!(
                 a <= self.a.len(),
@@ -124,6 +154,13 @@ impl<'a> PairProduct<'a> {
         );
         Checked(self)
     }
+}
+
+/// How many bf16 stand for a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Parts {
+    One,
+    Two,
 }
 
 /// A way of multiplying pairs. A value exists only where the CPU supports it.
@@ -197,6 +234,11 @@ impl Machine {
             #[cfg(test)]
             Machine::Emulated => false,
         }
+    }
+
+    /// Returns whether three products are faster than one of the f32 kernels, as far as CPUs of its kind were measured.
+    pub(in super::super) fn is_faster_in_two_parts(self) -> bool {
+        matches!(self, Machine::Amx(_))
     }
 
     /// Makes the machine ready in the calling thread, which must not have it ready already.

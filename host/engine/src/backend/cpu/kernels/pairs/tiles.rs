@@ -12,7 +12,7 @@
 //! same for both, so what the emulation proves of packing, blocking and edges holds for the CPU too. Only five single
 //! instructions differ, and a self-check compares those with the emulation before they are used.
 
-use super::{Checked, PANEL, Pair, ROWS, Start};
+use super::{Checked, PANEL, Pair, ROWS, Start, Term};
 
 /// Words in a row of a tile.
 const WORDS: usize = 16;
@@ -56,10 +56,11 @@ pub(super) fn multiply<U: Unit>(unit: &mut U, product: Checked<'_>) {
         tile: p.a_tile,
         stride: p.a_stride,
     };
+    let terms = p.terms();
     if p.columns == PANEL {
-        multiply_rows::<U, true>(unit, left, p.rows.len(), p.b, p.c, p.start);
+        multiply_rows::<U, true>(unit, left, p.rows.len(), terms, p.c, p.start);
     } else {
-        multiply_rows::<U, false>(unit, left, p.rows.len(), p.b, p.c, p.start);
+        multiply_rows::<U, false>(unit, left, p.rows.len(), terms, p.c, p.start);
     }
 }
 
@@ -73,13 +74,13 @@ struct Left<'a> {
     stride: usize,
 }
 
-/// Multiplies `rows` rows by the right half of `b` too if `WIDE`, and by its left half.
+/// Multiplies `rows` rows by the right half of each `b` too if `WIDE`, and by its left half.
 #[inline(always)]
 fn multiply_rows<U: Unit, const WIDE: bool>(
     unit: &mut U,
     left: Left<'_>,
     rows: usize,
-    b: &[Pair],
+    terms: [Term<'_>; 3],
     c: &mut [f32],
     start: Start,
 ) {
@@ -91,12 +92,12 @@ fn multiply_rows<U: Unit, const WIDE: bool>(
         };
         let second = wanted > ROWS;
         if c.len() >= (1 + usize::from(second)) * ROWS * PANEL {
-            multiply_tiles::<U, WIDE>(unit, left, second, b, c, start);
+            multiply_tiles::<U, WIDE>(unit, left, second, terms, c, start);
         } else {
             let mut whole = Whole([0.0; 2 * ROWS * PANEL]);
             let c = &mut c[..wanted * PANEL];
             whole.0[..c.len()].copy_from_slice(c);
-            multiply_tiles::<U, WIDE>(unit, left, second, b, &mut whole.0, start);
+            multiply_tiles::<U, WIDE>(unit, left, second, terms, &mut whole.0, start);
             c.copy_from_slice(&whole.0[..c.len()]);
         }
     }
@@ -108,7 +109,7 @@ fn multiply_tiles<U: Unit, const WIDE: bool>(
     unit: &mut U,
     left: Left<'_>,
     second: bool,
-    b: &[Pair],
+    terms: [Term<'_>; 3],
     c: &mut [f32],
     start: Start,
 ) {
@@ -133,20 +134,22 @@ fn multiply_tiles<U: Unit, const WIDE: bool>(
             }
         }
     }
-    for (step, b) in b.chunks_exact(WORDS * PANEL).enumerate() {
-        let a = &left.tiles[step * WORDS..];
-        unit.load_pairs::<6>(b, PANEL);
-        unit.load_pairs::<4>(a, left.stride);
-        unit.multiply::<0, 4, 6>();
-        if WIDE {
-            unit.load_pairs::<7>(&b[WORDS..], PANEL);
-            unit.multiply::<1, 4, 7>();
-        }
-        if second {
-            unit.load_pairs::<5>(&a[left.tile..], left.stride);
-            unit.multiply::<2, 5, 6>();
+    for Term { a, b } in terms {
+        for (step, b) in b.chunks_exact(WORDS * PANEL).enumerate() {
+            let a = &left.tiles[a + step * WORDS..];
+            unit.load_pairs::<6>(b, PANEL);
+            unit.load_pairs::<4>(a, left.stride);
+            unit.multiply::<0, 4, 6>();
             if WIDE {
-                unit.multiply::<3, 5, 7>();
+                unit.load_pairs::<7>(&b[WORDS..], PANEL);
+                unit.multiply::<1, 4, 7>();
+            }
+            if second {
+                unit.load_pairs::<5>(&a[left.tile..], left.stride);
+                unit.multiply::<2, 5, 6>();
+                if WIDE {
+                    unit.multiply::<3, 5, 7>();
+                }
             }
         }
     }
