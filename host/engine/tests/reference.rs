@@ -19,7 +19,7 @@ use machine::{PAGE_TOKENS, POOL, best, load, run};
 
 const TOLERANCE: f32 = 2e-4;
 const BF16_TOLERANCE: f32 = 2e-2;
-/// With keys and values in bf16, which is no default.
+/// With keys and values in one bf16, which is no default.
 const BF16_KV_TOLERANCE: f32 = 3e-2;
 
 fn same_bits(a: &[f32], b: &[f32]) -> bool {

@@ -85,7 +85,8 @@ pub struct DeviceConfig {
     pub kv_host: KvSize,
     /// Tokens in a page.
     pub page_tokens: u32,
-    /// Most tokens of a step; by default 512 on the CPU and 8,192 on a CUDA device.
+    /// Most tokens of a step; by default 512 on the CPU, 2,048 there with AMX while no answer is generated, and 8,192 on a
+    /// CUDA device.
     pub max_step_tokens: Option<u32>,
     /// Number of worker threads of the CPU.
     pub threads: Option<u32>,
@@ -105,10 +106,14 @@ pub struct Opened {
     pub machine: String,
     /// Most tokens of a step.
     pub max_step_tokens: u32,
+    /// Most tokens of a step in which no answer is generated.
+    pub max_prefill_step_tokens: u32,
 }
 
 const CPU_KV_TOKENS: u32 = 65_536;
 const CPU_STEP_TOKENS: u32 = 512;
+/// With AMX these take about as long as 512 without.
+const CPU_TILES_PREFILL_STEP_TOKENS: u32 = 2_048;
 const CUDA_STEP_TOKENS: u32 = 8_192;
 
 impl DeviceConfig {
@@ -184,8 +189,14 @@ impl DeviceConfig {
                 backend.instruction_set(),
                 backend.threads()
             ),
-            backend: Box::new(backend),
             max_step_tokens: self.max_step_tokens.unwrap_or(CPU_STEP_TOKENS),
+            max_prefill_step_tokens: self.max_step_tokens.unwrap_or(
+                match backend.multiplies_tiles() {
+                    true => CPU_TILES_PREFILL_STEP_TOKENS,
+                    false => CPU_STEP_TOKENS,
+                },
+            ),
+            backend: Box::new(backend),
         })
     }
 
@@ -235,6 +246,7 @@ impl DeviceConfig {
             machine: backend.device_name().to_owned(),
             backend: Box::new(backend),
             max_step_tokens,
+            max_prefill_step_tokens: max_step_tokens,
         })
     }
 }

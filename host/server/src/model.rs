@@ -67,6 +67,7 @@ impl Model {
     ) -> anyhow::Result<Self> {
         let mut opened = device.open(folder)?;
         engine.max_step_tokens = opened.max_step_tokens;
+        engine.max_prefill_step_tokens = Some(opened.max_prefill_step_tokens);
         engine.cache = tiers.open(&mut opened)?;
         let factory = {
             let (folder, device) = (folder.to_owned(), device.clone());

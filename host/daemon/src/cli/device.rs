@@ -24,7 +24,8 @@ pub(crate) struct Arguments {
     /// Tokens in a page of KV state, a multiple of 16; a power of two up to 256 on a CUDA device
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = page_tokens)]
     pub(crate) page_tokens: u32,
-    /// Tokens computed in one step; longer prompts are computed in parts [default: 512 on the CPU, 8192 on a CUDA device]
+    /// Tokens computed in one step; longer prompts are computed in parts [default: 512 on the CPU, 2048 there with AMX while
+    /// no answer is generated, 8192 on a CUDA device]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_step_tokens: Option<u32>,
     /// Worker threads for computing on the CPU [default: one per core]
@@ -46,7 +47,7 @@ enum CpuPrecision {
     F32,
     /// Round activations to bf16; an error if the CPU has no instructions for it
     Bf16,
-    /// The same in attention, with KV state in bf16: half the memory, long prompts in little more than half the time, less accurate
+    /// The same in attention, with KV state in bf16: half the memory, long prompts a tenth faster or more, less accurate
     Bf16Kv,
 }
 

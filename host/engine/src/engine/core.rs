@@ -36,6 +36,8 @@ pub(super) struct Core {
     fetching: Vec<Fetching>,
     replication: Replication,
     limits: Limits,
+    /// Most tokens of a step that nobody waits for, see [`EngineConfig::max_prefill_step_tokens`].
+    max_prefill_step_tokens: u32,
     bounds: Bounds,
     /// The configured [`EngineConfig::max_retries`].
     max_retries: u32,
@@ -108,6 +110,8 @@ impl Core {
                 max_running: config.max_running.max(1),
                 page_tokens: backend.shape().page_tokens.max(1),
             },
+            max_prefill_step_tokens: (config.max_prefill_step_tokens.unwrap_or(1))
+                .max(config.max_step_tokens),
             bounds: Bounds::of(backend),
             max_retries: config.max_retries,
             prefix_caching: config.prefix_caching,
@@ -276,12 +280,20 @@ impl Core {
         // The head includes as many requests as could be admitted, bounded by slots, tokens and pages.
         let slots = (self.limits.max_running as usize).saturating_sub(running.len());
         let busy: u32 = running.iter().map(|one| one.tokens - one.computed).sum();
-        let mut tokens = self.limits.max_step_tokens.saturating_sub(busy);
+        let speculates = |sequence: &Sequence| sequence.kind == Kind::Prefill;
+        let mut awaited = running.iter().any(Running::decodes)
+            || (self.running.iter()).any(|active| speculates(&active.sequence));
+        let mut limits = self.limits;
+        if !awaited {
+            limits.max_step_tokens = self.max_prefill_step_tokens;
+        }
+        let mut tokens = limits.max_step_tokens.saturating_sub(busy);
         let mut pages = available_pages;
         let most = if tokens == 0 { 0 } else { slots };
-        let page_tokens = self.limits.page_tokens;
+        let page_tokens = limits.page_tokens;
         let cache = &self.cache;
         let look = |sequence: &Sequence| {
+            awaited |= speculates(sequence);
             let found = match sequence.cache_use.reads {
                 true => cache.lookup(&sequence.salt, &sequence.tokens),
                 false => Match::default(),
@@ -303,8 +315,11 @@ impl Core {
         };
         let head = self.waiting.head(most, look, more);
         let (tickets, waiting) = head.into_iter().unzip();
+        if awaited {
+            limits.max_step_tokens = self.limits.max_step_tokens;
+        }
         let state = SchedulerState {
-            limits: self.limits,
+            limits,
             available_pages,
             running,
             waiting,
@@ -582,7 +597,7 @@ impl Core {
             assert!(active.computed + active.share <= pages * self.limits.page_tokens);
         }
         let planned: u32 = self.running.iter().map(|active| active.share).sum();
-        assert!(planned <= self.limits.max_step_tokens);
+        assert!(planned <= self.max_prefill_step_tokens);
     }
 }
 

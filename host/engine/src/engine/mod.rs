@@ -65,6 +65,9 @@ pub struct EngineConfig {
     /// Most tokens computed in one step, over all its segments; long prompts are prefilled in chunks of this size.
     /// Should be at least `max_running`, or the youngest sequences wait while the others decode.
     pub max_step_tokens: u32,
+    /// Most tokens of a step in which no answer is generated and nothing is speculative, if more than `max_step_tokens`:
+    /// nobody waits for the next token, and fewer steps read the weights less often.
+    pub max_prefill_step_tokens: Option<u32>,
     /// How often a request is computed again after the device failed under it; after one more failure it fails.
     pub max_retries: u32,
     /// Speculative work is accepted only while fewer requests than this wait (RAGCache, algorithm 2). 0 accepts none.
@@ -89,6 +92,7 @@ impl Default for EngineConfig {
             },
             max_running: 8,
             max_step_tokens: 512,
+            max_prefill_step_tokens: None,
             max_retries: 2,
             max_prefill_batch: 4,
             watchdog: None,

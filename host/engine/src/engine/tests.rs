@@ -393,6 +393,42 @@ fn a_prompt_as_large_as_the_pool_allows_runs_to_the_end_of_it() {
 }
 
 #[test]
+fn a_step_takes_more_tokens_while_nobody_waits_for_one() {
+    let config = EngineConfig {
+        max_step_tokens: 8,
+        max_prefill_step_tokens: Some(32),
+        ..EngineConfig::default()
+    };
+    let request = |first: u32, kind| Request {
+        prompt: (first..first + 30)
+            .map(|token| token % VOCABULARY)
+            .collect(),
+        max_tokens: 5,
+        kind,
+        sampling: Sampling::greedy(),
+        ..Request::default()
+    };
+    let steps = |load: &mut Load| {
+        let before = load.core.stats().steps;
+        load.drain();
+        load.core.stats().steps - before
+    };
+    let mut load = Load::with(FakeBackend::new(100, 4), &config);
+    load.submit(request(0, Kind::Answer));
+    assert_eq!(steps(&mut load), 1 + 4, "the prompt in one step");
+
+    // Beside an answer, and as a speculation, a prompt is computed eight tokens at a time.
+    load.submit(request(1, Kind::Answer));
+    load.step();
+    load.submit(request(2, Kind::Answer));
+    load.step();
+    assert_eq!(load.core.stats().running, 2);
+    assert_eq!(steps(&mut load), 4 + 4, "seven tokens of the prompt a step");
+    load.submit(request(3, Kind::Prefill));
+    assert_eq!(steps(&mut load), 4);
+}
+
+#[test]
 fn a_long_prompt_does_not_stall_the_answers_beside_it() {
     let mut load = Load::new(FakeBackend::new(200, 4), 8, 8);
     let request = |length: u32, max_tokens| Request {

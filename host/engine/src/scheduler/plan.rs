@@ -142,7 +142,7 @@ impl Waiting {
 
 impl Running {
     /// Returns whether all tokens but the newest are computed.
-    fn decodes(&self) -> bool {
+    pub fn decodes(&self) -> bool {
         self.tokens - self.computed == 1
     }
 }

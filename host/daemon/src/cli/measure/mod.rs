@@ -185,7 +185,7 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         };
         let steps = steps::run(
             opened.backend,
-            opened.max_step_tokens,
+            opened.max_prefill_step_tokens,
             &sizes,
             &config,
             ceilings.as_ref(),
@@ -374,6 +374,7 @@ fn open(
     let pool = opened.backend.shape().kv_tokens();
     let config = EngineConfig {
         max_step_tokens: opened.max_step_tokens,
+        max_prefill_step_tokens: Some(opened.max_prefill_step_tokens),
         max_running: 32,
         ..EngineConfig::default()
     };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  Wide    [row / 12][column / 128][row % 12][144] f32             see `kernels`
-//!  Pairs   [row / 16][column / 512][row % 16][272 pairs] bf16      see `kernels::pairs`
+//!  Pairs   [row / 16][column / 32][row % 16][16 pairs] bf16        see `kernels::pairs`
 //! ```
 //!
 //! Callers write f32 to a tile and do not know its form.
@@ -86,8 +86,13 @@ impl Tiles {
     pub(super) fn tile_length(&self) -> usize {
         match self.form {
             Form::Wide => self.columns.div_ceil(BLOCK) * TILE_BLOCK,
-            Form::Pairs => self.columns.div_ceil(pairs::BLOCK) * pairs::TILE_BLOCK / 2,
+            Form::Pairs => self.columns.div_ceil(pairs::DEPTH) * pairs::STEP_PAIRS,
         }
+    }
+
+    /// Returns the bytes of a tile, for both forms.
+    pub(super) fn tile_bytes(&self) -> usize {
+        self.tile_length() * size_of::<f32>()
     }
 
     /// Iterates over the tiles in order, in parallel.
@@ -127,12 +132,10 @@ impl Tile<'_> {
             Tile::Pairs(tile) => {
                 let tile = tile.as_flattened_mut();
                 while !values.is_empty() {
-                    let room = pairs::BLOCK - column % pairs::BLOCK;
+                    let room = pairs::DEPTH - column % pairs::DEPTH;
                     let (part, rest) = values.split_at(values.len().min(room));
-                    let start = column / pairs::BLOCK * pairs::TILE_BLOCK
-                        + row * pairs::STRIDE
-                        + column % pairs::BLOCK;
-                    for (to, value) in tile[start..][..part.len()].iter_mut().zip(part) {
+                    let to = &mut tile[pair_place(row, column)..][..part.len()];
+                    for (to, value) in to.iter_mut().zip(part) {
                         *to = lanes::narrow(*value);
                     }
                     column += part.len();
@@ -141,6 +144,13 @@ impl Tile<'_> {
             }
         }
     }
+}
+
+/// Returns where a tile of pairs, seen as single numbers, holds column `column` of row `row`.
+#[inline(always)]
+fn pair_place(row: usize, column: usize) -> usize {
+    const DEPTH: usize = pairs::DEPTH;
+    (column / DEPTH * pairs::ROWS + row) * DEPTH + column % DEPTH
 }
 
 /// Writes `values` to the columns from `column` on of row `row` of a wide tile.
@@ -184,7 +194,7 @@ mod tests {
                 .get(column)
                 .copied()
                 .map_or(bf16::ZERO, bf16::from_f32);
-            let at = column / pairs::BLOCK * pairs::TILE_BLOCK + column % pairs::BLOCK;
+            let at = pair_place(0, column);
             assert_eq!(last[at].to_bits(), expected.to_bits(), "column {column}");
         }
     }

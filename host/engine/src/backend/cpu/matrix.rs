@@ -16,12 +16,13 @@ use super::kernels::{BLOCK, Kernels, PANEL, Product, Scalar, Start, TILE_BLOCK, 
 use super::left_operand::{Form, Tiles};
 use crate::models::{Element, Tensor};
 use half::{bf16, f16};
-use pairs::{Machine, Pair, PairProduct};
+use pairs::{Left, Machine, Pair, PairProduct};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Most tiles in a block. A larger block reads the weights less often, but its tiles no longer fit the cache.
-const MAX_BLOCK_TILES: usize = 44;
+/// Most bytes of a block's tiles, half of a second-level cache of 2 MiB. A larger block reads the weights less often, but
+/// its tiles no longer fit the cache beside sums and weights.
+const MAX_BLOCK_BYTES: usize = 1 << 20;
 /// Fewest tiles in a block that is cut to occupy more threads.
 const MIN_BLOCK_TILES: usize = 3;
 /// Tasks per thread to aim for when cutting blocks, where there are enough rows.
@@ -48,12 +49,14 @@ impl Sums {
         }
     }
 
-    /// Sets the shape for `rows` rows in tiles of `tile_rows`. The values are undefined.
-    fn resize(&mut self, rows: usize, tile_rows: usize, panels: usize) {
+    /// Sets the shape for the product of `tiles` with `panels` panels. The values are undefined.
+    fn resize(&mut self, tiles: &Tiles, panels: usize) {
+        let (rows, tile_rows) = (tiles.rows(), tiles.tile_rows());
+        let max_block_tiles = (MAX_BLOCK_BYTES / tiles.tile_bytes()).max(MIN_BLOCK_TILES);
         // Blocks of equal size, cut between tiles; more of them where panels alone would leave threads idle.
         let wanted = (TASKS_PER_THREAD * rayon::current_num_threads()).div_ceil(panels);
         let blocks = rows
-            .div_ceil(MAX_BLOCK_TILES * tile_rows)
+            .div_ceil(max_block_tiles * tile_rows)
             .max(wanted.min(rows / (MIN_BLOCK_TILES * tile_rows)));
         self.block_rows = match blocks {
             0 | 1 => rows,
@@ -72,7 +75,7 @@ impl Sums {
         panels: usize,
         task: impl Fn(Range<usize>, usize, &mut [f32]) + Sync,
     ) {
-        self.resize(tiles.rows(), tiles.tile_rows(), panels);
+        self.resize(tiles, panels);
         let block_rows = self.block_rows;
         let worth = (MIN_TASK / (tiles.columns() * block_rows * PANEL).max(1)).max(1);
         let tasks = self
@@ -329,16 +332,25 @@ fn multiply_pairs(
 ) {
     let panel_length = panel_pairs(tiles.columns());
     sums.fill(tiles, panels, |rows, panel, c| {
-        let panel = &weights[panel * panel_length..][..panel_length];
+        let first = panel * panel_length;
+        let panel = &weights[first..][..panel_length];
         let mut machine = machine.ready();
-        for (number, b) in panel.chunks(pairs::BLOCK / 2 * PANEL).enumerate() {
+        let chunk = pairs::BLOCK / 2 * PANEL;
+        for (number, b) in panel.chunks(chunk).enumerate() {
+            let next = (first + (number + 1) * chunk).min(weights.len());
             machine.multiply(PairProduct {
-                a: &tiles.pairs()[number * pairs::TILE_BLOCK / 2..],
-                a_stride: pairs::STRIDE / 2,
-                a_tile: tiles.tile_length(),
-                a_low: None,
+                a: Left {
+                    pairs: &tiles.pairs()
+                        [number * pairs::BLOCK / pairs::DEPTH * pairs::STEP_PAIRS..],
+                    row: pairs::DEPTH / 2,
+                    step: pairs::STEP_PAIRS,
+                    tile: tiles.tile_length(),
+                    low: None,
+                    streamed: true,
+                },
                 rows: rows.clone(),
                 b,
+                next: &weights[next..weights.len().min(next + chunk)],
                 c,
                 columns: PANEL,
                 start: Start::of_block(number),

@@ -9,10 +9,10 @@
 //!
 //! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32. Sums and activations are
 //! f32. Models with bf16 weights are computed in one of three ways, chosen once ([`Precision`]). Either weights are widened
-//! in registers and everything is f32, or activations are rounded to bf16 for the CPU's bf16 instructions, in products
-//! with weights alone or in attention too, whose keys and values are then bf16. Results do not depend on batch, chunks,
-//! page size or number of threads, bit for bit. They do depend on that choice, and may differ in the last bits between
-//! instruction sets.
+//! in registers and everything is f32, or activations are rounded to bf16 for the CPU's bf16 instructions. Attention then
+//! multiplies f32 or, with AMX, two bf16 for each number, which is as exact; or a single one, which halves KV state.
+//! Results do not depend on batch, chunks, page size or number of threads, bit for bit. They do depend on that choice,
+//! and may differ in the last bits between instruction sets.
 //!
 //! The backend owns the layout of weights and pages, the threads and the arithmetic. It does not know requests,
 //! prefixes or sampling.
@@ -69,10 +69,11 @@ pub enum Precision {
     Auto,
     /// Widens weights to f32.
     F32,
-    /// Rounds activations to bf16 where they are multiplied by weights, and sums in f32. Attention and KV state are f32.
+    /// Rounds activations to bf16 where they are multiplied by weights, and sums in f32. Attention is as exact as in f32:
+    /// KV state is f32, or with AMX two bf16 for each number.
     Bf16,
-    /// The same in attention: KV state is bf16 and takes half the memory, and long prompts take little more than half the
-    /// time. Logits deviate half as much again.
+    /// The same in attention: KV state is bf16, which takes half the memory and less time. Logits deviate half as much
+    /// again.
     Bf16Kv,
 }
 
@@ -129,6 +130,11 @@ impl CpuBackend {
     /// Names the instructions in use, for logs and to distinguish states that were computed with other instructions.
     pub fn instruction_set(&self) -> &'static str {
         self.model.kernels().name()
+    }
+
+    /// Returns whether the CPU multiplies the model's weights in tiles (AMX), several times as fast as without.
+    pub fn multiplies_tiles(&self) -> bool {
+        self.model.multiplies_tiles()
     }
 
     /// Returns a warning for the operator, if there is one: that the CPU has AMX, and why it is not used.

@@ -124,6 +124,10 @@ impl Model {
         self.kernels
     }
 
+    pub(super) fn multiplies_tiles(&self) -> bool {
+        self.attention.is_some_and(Machine::has_tiles)
+    }
+
     pub(super) fn cut(&self) -> Cut {
         self.cut
     }

@@ -21,7 +21,7 @@ use super::Attention;
 use crate::backend::PageId;
 use crate::backend::cpu::batch::Item;
 use crate::backend::cpu::heads::MAX_HEAD;
-use crate::backend::cpu::kernels::pairs::{DEPTH, Machine, Pair, PairProduct, ROWS, Ready};
+use crate::backend::cpu::kernels::pairs::{DEPTH, Left, Machine, Pair, PairProduct, ROWS, Ready};
 use crate::backend::cpu::kernels::{LANES, Loop, PANEL, Start, lanes};
 use crate::backend::cpu::pages::{KvType, LayerPool};
 use half::bf16;
@@ -67,6 +67,8 @@ struct Panel {
     out: [[f32; PANEL]; MAX_HEAD],
     maxima: [f32; PANEL],
     totals: [f32; PANEL],
+    /// Positions of the rows.
+    positions: [i32; PANEL],
 }
 
 thread_local! {
@@ -76,6 +78,7 @@ thread_local! {
             out: [[0.0; PANEL]; MAX_HEAD],
             maxima: [0.0; PANEL],
             totals: [0.0; PANEL],
+            positions: [0; PANEL],
         }; PANELS],
         gathered: Gathered {
             keys: [ZEROES; PARTS * SPAN * MAX_HEAD / 2],
@@ -125,7 +128,10 @@ fn attend_with(
         item,
         panels,
     });
-    for panel in &mut *panels {
+    for (number, panel) in panels.iter_mut().enumerate() {
+        for (row, position) in (number * PANEL..).zip(&mut panel.positions) {
+            *position = item.position as i32 + (row / heads) as i32;
+        }
         panel.out[..padded_head].fill([0.0; PANEL]);
         panel.maxima.fill(f32::NEG_INFINITY);
         panel.totals.fill(0.0);
@@ -151,14 +157,18 @@ fn attend_with(
             let columns = if rows.len() > LANES { PANEL } else { LANES };
             let positions = SPAN.min(last + 1 - span);
             let padded = positions.next_multiple_of(DEPTH);
-            let weights = &mut weights[..if two { padded } else { padded / 2 }];
             machine.multiply(PairProduct {
-                a: &gathered.keys,
-                a_stride: row_pairs,
-                a_tile: ROWS * row_pairs,
-                a_low: two.then_some(part_pairs),
+                a: Left {
+                    pairs: &gathered.keys,
+                    row: row_pairs,
+                    step: DEPTH / 2,
+                    tile: ROWS * row_pairs,
+                    low: two.then_some(part_pairs),
+                    streamed: false,
+                },
                 rows: 0..positions,
                 b: panel.queries[..row_pairs].as_flattened(),
+                next: &[],
                 c: scores.as_flattened_mut(),
                 columns,
                 start: Start::Zero,
@@ -166,20 +176,24 @@ fn attend_with(
             kernels.run(Softmax {
                 panel,
                 scores: &mut scores[..padded],
-                weights,
+                weights: &mut weights[..padded],
+                two,
                 columns,
                 padded_head,
-                first: item.position as usize * heads + rows.start,
-                heads,
                 span,
             });
             machine.multiply(PairProduct {
-                a: gathered.values.as_flattened(),
-                a_stride: SPAN / 2,
-                a_tile: ROWS * SPAN / 2,
-                a_low: two.then_some(padded_head * SPAN / 2),
+                a: Left {
+                    pairs: gathered.values.as_flattened(),
+                    row: SPAN / 2,
+                    step: DEPTH / 2,
+                    tile: ROWS * SPAN / 2,
+                    low: two.then_some(padded_head * SPAN / 2),
+                    streamed: false,
+                },
                 rows: 0..padded_head,
-                b: bytemuck::cast_slice(weights),
+                b: bytemuck::cast_slice(&weights[..if two { padded } else { padded / 2 }]),
+                next: &[],
                 c: panel.out.as_flattened_mut(),
                 columns,
                 start: Start::Sum,
@@ -235,21 +249,20 @@ struct Softmax<'a> {
     panel: &'a mut Panel,
     /// Scores of the span's positions up to the panel's last, and of some more up to a step of a product.
     scores: &'a mut [[f32; PANEL]],
-    /// Weights of as many positions, in one part or two.
+    /// High parts of the weights of as many positions, and then low parts if there are `two`.
     weights: &'a mut [[u32; PANEL]],
+    two: bool,
     /// Rows of the panel, rounded up to whole vectors.
     columns: usize,
     padded_head: usize,
-    /// Position of the panel's first row times `heads`, plus its head: row `row` is at position `(first + row) / heads`.
-    first: usize,
-    heads: usize,
+    /// The span's first position.
     span: usize,
 }
 
 impl Loop for Softmax<'_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        if self.weights.len() == self.scores.len() {
+        if self.two {
             self.in_parts::<FMA, true>();
         } else {
             self.in_parts::<FMA, false>();
@@ -266,18 +279,16 @@ impl Softmax<'_> {
             out,
             maxima,
             totals,
+            positions,
             ..
         } = self.panel;
         let columns = self.columns.min(PANEL);
         // Every row sees these positions. The others are compared with the row's own.
-        let common = (self.first / self.heads + 1).saturating_sub(self.span);
+        let common = (positions[0] as usize + 1).saturating_sub(self.span);
         let (common, rest) = self
             .scores
             .split_at_mut(common.min(self.scores.len()) / 8 * 8);
-        let own: [i32; PANEL] = std::array::from_fn(|row| {
-            let position = (self.first + row) / self.heads;
-            position as i32 - self.span as i32
-        });
+        let first = (self.span + common.len()) as i32;
 
         let mut maximum = *maxima;
         for [a, b, c, d, e, f, g, h] in common.as_chunks().0 {
@@ -288,10 +299,10 @@ impl Softmax<'_> {
                 maximum[row] = maximum[row].max(lanes::max(low, high));
             }
         }
-        for (position, scores) in (common.len() as i32..).zip(&mut *rest) {
+        for (position, scores) in (first..).zip(&mut *rest) {
             for row in 0..columns {
                 let score = scores[row];
-                scores[row] = if position <= own[row] {
+                scores[row] = if position <= positions[row] {
                     score
                 } else {
                     f32::NEG_INFINITY
@@ -301,31 +312,39 @@ impl Softmax<'_> {
         }
 
         let mut sums = [0.0; PANEL];
-        let pairs = (common.len() + rest.len()) / 2;
-        let (high, low) = self.weights.split_at_mut(pairs);
-        let mut store = |pair: usize, row: usize, even: f32, odd: f32| {
-            sums[row] += even + odd;
+        let (high, low) = self.weights.split_at_mut(self.weights.len() / 2);
+        let (common_high, rest_high) = high.split_at_mut(common.len() / 2);
+        let (common_low, rest_low) = low.split_at_mut(common.len() / 2);
+        let store = |even: f32, odd: f32, high: &mut u32, low: &mut u32| {
             if TWO {
-                [high[pair][row], low[pair][row]] = lanes::split_pair(even, odd);
+                [*high, *low] = lanes::split_pair(even, odd);
             } else {
-                high[pair][row] = lanes::narrow_pair(even, odd);
+                *high = lanes::narrow_pair(even, odd);
             }
         };
-        for (pair, [even, odd]) in common.as_chunks().0.iter().enumerate() {
+        let weights = common_high.iter_mut().zip(common_low);
+        for ([even, odd], (high, low)) in common.as_chunks().0.iter().zip(weights) {
             for row in 0..columns {
                 let even = lanes::exp2_of_nonpositive::<FMA>(even[row] - maximum[row]);
                 let odd = lanes::exp2_of_nonpositive::<FMA>(odd[row] - maximum[row]);
-                store(pair, row, even, odd);
+                sums[row] += even + odd;
+                store(even, odd, &mut high[row], &mut low[row]);
             }
         }
-        for (pair, [even, odd]) in (common.len() / 2..).zip(rest.as_chunks().0) {
-            let position = 2 * pair as i32;
+        let weights = rest_high.iter_mut().zip(rest_low);
+        let rest = rest.as_chunks().0.iter().zip(weights);
+        for (position, ([even, odd], (high, low))) in (first..).step_by(2).zip(rest) {
             for row in 0..columns {
                 let even = lanes::exp2_of_nonpositive::<FMA>(even[row] - maximum[row]);
                 let odd = lanes::exp2_of_nonpositive::<FMA>(odd[row] - maximum[row]);
-                let even = if position <= own[row] { even } else { 0.0 };
-                let odd = if position < own[row] { odd } else { 0.0 };
-                store(pair, row, even, odd);
+                let even = if position <= positions[row] {
+                    even
+                } else {
+                    0.0
+                };
+                let odd = if position < positions[row] { odd } else { 0.0 };
+                sums[row] += even + odd;
+                store(even, odd, &mut high[row], &mut low[row]);
             }
         }
 

@@ -240,7 +240,7 @@ impl Kernels {
         let attention = match precision {
             Precision::Bf16Kv => pairs.map(|machine| (machine, Parts::One)),
             _ => pairs
-                .filter(|machine| machine.is_faster_in_two_parts())
+                .filter(|machine| machine.has_tiles())
                 .map(|machine| (machine, Parts::Two)),
         };
         let kernels = Self {

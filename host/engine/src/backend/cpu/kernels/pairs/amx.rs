@@ -1,11 +1,11 @@
-//! AMX: detection, the kernel's permission, a self-check, and the five instructions.
+//! AMX: detection, the kernel's permission, a self-check, and the instructions.
 //!
 //! The instructions are written in assembly, because stable Rust has no intrinsics for them. Tile registers live from
 //! one `asm!` to the next: rustc never allocates them (no type lives there), so only these blocks and the kernel's
 //! context switch touch them. A [`TileRegisters`] holds the configuration for as long as a product needs it.
 
 use super::tiles::{Emulated, Unit, multiply, span};
-use super::{BLOCK, DEPTH, PANEL, Pair, PairProduct, ROWS, STRIDE, Start, TILE_BLOCK};
+use super::{BLOCK, DEPTH, Left, PANEL, Pair, PairProduct, ROWS, STEP_PAIRS, Start};
 use half::bf16;
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -100,18 +100,23 @@ fn check(unit: &mut impl Unit) -> Result<(), String> {
     let number =
         |i: usize, range: usize| bf16::from_f32((i * 31 % range) as f32 - (range / 2) as f32);
     let pair = |i: usize| [number(2 * i, 15), number(2 * i + 1, 13)];
-    let a: Vec<Pair> = (0..3 * TILE_BLOCK / 2).map(pair).collect();
+    let a: Vec<Pair> = (0..3 * 2 * STEP_PAIRS).map(pair).collect();
     let b: Vec<Pair> = (0..PANEL * DEPTH).map(pair).collect();
     let sums: Vec<f32> = (0..ROW_COUNT * PANEL).map(|i| i as f32).collect();
     let run = |unit: &mut dyn FnMut(PairProduct<'_>)| {
         let mut c = sums.clone();
         unit(PairProduct {
-            a: &a,
-            a_stride: STRIDE / 2,
-            a_tile: TILE_BLOCK / 2,
-            a_low: None,
+            a: Left {
+                pairs: &a,
+                row: DEPTH / 2,
+                step: STEP_PAIRS,
+                tile: 2 * STEP_PAIRS,
+                low: None,
+                streamed: true,
+            },
             rows: 0..ROW_COUNT,
             b: &b,
+            next: &b,
             c: &mut c,
             columns: PANEL,
             start: Start::Sum,
@@ -202,6 +207,24 @@ impl Unit for TileRegisters {
     }
 
     #[inline(always)]
+    fn stream_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize) {
+        assert!(from.len() >= span(stride));
+        // SAFETY: see above.
+        unsafe {
+            asm!("tileloaddt1 tmm{}, [{} + {}*1]", const T, in(reg) from.as_ptr(), in(reg) stride * size_of::<Pair>(),
+                options(nostack, readonly, preserves_flags));
+        }
+    }
+
+    #[inline(always)]
+    fn fetch(&mut self, pair: &Pair) {
+        // SAFETY: every CPU has the instruction, and it changes nothing but caches.
+        unsafe {
+            asm!("prefetcht1 [{}]", in(reg) pair, options(nostack, readonly, preserves_flags));
+        }
+    }
+
+    #[inline(always)]
     fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize) {
         assert!(from.len() >= span(stride));
         // SAFETY: see above.
@@ -231,7 +254,7 @@ impl Unit for TileRegisters {
 }
 
 // The self-check's product lies within one block.
-const _: () = assert!(2 * DEPTH <= BLOCK && STRIDE.is_multiple_of(2));
+const _: () = assert!(2 * DEPTH <= BLOCK);
 
 #[cfg(test)]
 mod tests {
@@ -246,6 +269,12 @@ mod tests {
         }
         fn load_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize) {
             self.0.load_pairs::<T>(from, stride);
+        }
+        fn stream_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize) {
+            self.0.stream_pairs::<T>(from, stride);
+        }
+        fn fetch(&mut self, pair: &Pair) {
+            self.0.fetch(pair);
         }
         fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize) {
             self.0.load_sums::<T>(from, stride);

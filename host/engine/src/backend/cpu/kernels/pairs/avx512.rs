@@ -3,7 +3,7 @@
 //! `VDPBF16PS` adds the odd input's product and then the even one's, each rounded to nearest: one chain per output, in
 //! steps of two inputs, however many rows there are.
 
-use super::{Checked, LANES, PANEL, Pair, ROWS, STRIDE, Start, Term};
+use super::{Checked, DEPTH, LANES, PANEL, Pair, ROWS, Start, Term};
 use std::arch::x86_64::{
     __cpuid, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512,
     _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps,
@@ -42,25 +42,24 @@ fn is_amd() -> bool {
 }
 
 /// Rows computed at once: sixteen accumulators hide the latency, and the two halves of a tile read the same `b`.
-const STEP: usize = ROWS / 2;
+const GROUP: usize = ROWS / 2;
+/// Pairs of a row in a step.
+const STEP: usize = DEPTH / 2;
 
 /// # Safety
 /// The CPU must have AVX512-BF16. The product is checked.
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn multiply(product: Checked<'_>) {
-    let (a_stride, columns) = (product.0.a_stride, product.0.columns);
-    // SAFETY: see above. The stride of weights' left operands is made a constant, so that addresses are immediates.
+    let (row, columns) = (product.0.a.row, product.0.columns);
+    // SAFETY: see above. Where rows are adjacent their distance is made a constant, so that addresses are immediates.
     unsafe {
-        match (columns, a_stride) {
-            (PANEL, ACTIVATIONS) => multiply_terms::<2>(product, ACTIVATIONS),
-            (PANEL, _) => multiply_terms::<2>(product, a_stride),
-            _ => multiply_terms::<1>(product, a_stride),
+        match (columns, row) {
+            (PANEL, STEP) => multiply_terms::<2>(product, STEP),
+            (PANEL, _) => multiply_terms::<2>(product, row),
+            _ => multiply_terms::<1>(product, row),
         }
     }
 }
-
-/// Pairs from one row of a weights' left operand to the next.
-const ACTIVATIONS: usize = STRIDE / 2;
 
 /// Computes `V` vectors of each row of a product.
 ///
@@ -68,31 +67,32 @@ const ACTIVATIONS: usize = STRIDE / 2;
 /// The CPU must have AVX512-BF16. The product is checked.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn multiply_terms<const V: usize>(product: Checked<'_>, a_stride: usize) {
+unsafe fn multiply_terms<const V: usize>(product: Checked<'_>, a_row: usize) {
     let p = product.0;
     // What every row reads takes at most a quarter of the first-level cache.
     let parts = p.terms().into_iter().flat_map(|Term { a, b }| {
         let parts = b.chunks(PANEL * PART).enumerate();
-        parts.map(move |(number, b)| (a + number * PART, b))
+        parts.map(move |(number, b)| (a + number * PART / STEP * p.a.step, b))
     });
     for (number, (a, b)) in parts.enumerate() {
         let start = if number == 0 { p.start } else { Start::Sum };
-        for row in p.rows.clone().step_by(STEP) {
-            let a = &p.a[row / ROWS * p.a_tile + row % ROWS * a_stride + a..];
+        for row in p.rows.clone().step_by(GROUP) {
+            let a = &p.a.pairs[row / ROWS * p.a.tile + row % ROWS * a_row + a..];
             let c = &mut p.c[(row - p.rows.start) * PANEL..];
-            let (a, b, pairs, c) = (a.as_ptr(), b.as_ptr(), b.len() / PANEL, c.as_mut_ptr());
-            // SAFETY: up to eight rows from `row` on lie in one tile, which `a` holds with `pairs` pairs of each row;
-            // `b` has `pairs` rows and `c` the rows that are left of the product's, as checked.
+            let (a, steps, c) = (a.as_ptr(), b.len() / PANEL / STEP, c.as_mut_ptr());
+            let (a, b) = ((a, a_row, p.a.step), b.as_ptr());
+            // SAFETY: up to eight rows from `row` on lie in one tile, of which `a` holds `steps` steps; `b` has as many, and
+            // `c` the rows that are left of the product's, as checked.
             unsafe {
                 match p.rows.end - row {
-                    1 => rows::<1, V>(a, a_stride, b, pairs, c, start),
-                    2 => rows::<2, V>(a, a_stride, b, pairs, c, start),
-                    3 => rows::<3, V>(a, a_stride, b, pairs, c, start),
-                    4 => rows::<4, V>(a, a_stride, b, pairs, c, start),
-                    5 => rows::<5, V>(a, a_stride, b, pairs, c, start),
-                    6 => rows::<6, V>(a, a_stride, b, pairs, c, start),
-                    7 => rows::<7, V>(a, a_stride, b, pairs, c, start),
-                    _ => rows::<STEP, V>(a, a_stride, b, pairs, c, start),
+                    1 => rows::<1, V>(a, b, steps, c, start),
+                    2 => rows::<2, V>(a, b, steps, c, start),
+                    3 => rows::<3, V>(a, b, steps, c, start),
+                    4 => rows::<4, V>(a, b, steps, c, start),
+                    5 => rows::<5, V>(a, b, steps, c, start),
+                    6 => rows::<6, V>(a, b, steps, c, start),
+                    7 => rows::<7, V>(a, b, steps, c, start),
+                    _ => rows::<GROUP, V>(a, b, steps, c, start),
                 }
             }
         }
@@ -103,15 +103,15 @@ unsafe fn multiply_terms<const V: usize>(product: Checked<'_>, a_stride: usize) 
 const PART: usize = 128;
 
 /// # Safety
-/// The CPU must have AVX512-BF16. `a` has `R` rows of `pairs` pairs that are `a_stride` apart, `b` has `pairs` rows of
-/// [`PANEL`] pairs, and `c` has `R` rows of [`PANEL`] floats. `V` vectors are within [`PANEL`].
+/// The CPU must have AVX512-BF16. `a` points to `steps` steps of `R` rows, and says how many pairs lie from one row and
+/// from one step to the next. `b` has as many steps of [`PANEL`] pairs, and `c` has `R` rows of [`PANEL`] floats. `V`
+/// vectors are within [`PANEL`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn rows<const R: usize, const V: usize>(
-    a: *const Pair,
-    a_stride: usize,
+    (a, a_row, a_step): (*const Pair, usize, usize),
     b: *const Pair,
-    pairs: usize,
+    steps: usize,
     c: *mut f32,
     start: Start,
 ) {
@@ -125,13 +125,16 @@ unsafe fn rows<const R: usize, const V: usize>(
                 }
             }
         }
-        for k in 0..pairs {
-            let strip: [_; V] = std::array::from_fn(|v| load(b.add(k * PANEL + v * LANES)));
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let pair = a.add(row * a_stride + k).cast::<i32>().read_unaligned();
-                let value = bits(_mm512_set1_epi32(pair));
-                for (sum, strip) in sums.iter_mut().zip(strip) {
-                    *sum = _mm512_dpbf16_ps(*sum, value, strip);
+        for step in 0..steps {
+            let (a, b) = (a.add(step * a_step), b.add(step * STEP * PANEL));
+            for k in 0..STEP {
+                let strip: [_; V] = std::array::from_fn(|v| load(b.add(k * PANEL + v * LANES)));
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let pair = a.add(row * a_row + k).cast::<i32>().read_unaligned();
+                    let value = bits(_mm512_set1_epi32(pair));
+                    for (sum, strip) in sums.iter_mut().zip(strip) {
+                        *sum = _mm512_dpbf16_ps(*sum, value, strip);
+                    }
                 }
             }
         }

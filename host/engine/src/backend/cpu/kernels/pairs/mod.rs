@@ -3,7 +3,7 @@
 //! Both kinds of instruction take inputs two at a time, so both operands are stored as *pairs* of adjacent inputs:
 //!
 //! ```text
-//!  a (left)    [row / 16][row % 16][stride]           pairs along the inputs; a tile is sixteen rows
+//!  a (left)    [row / 16][input / 32][row % 16][16]   pairs along the inputs; sixteen rows are a tile
 //!  b (right)   [input / 2][32 outputs]                a pair per output; one layout for every machine
 //!  c           [row][32] f32
 //! ```
@@ -14,8 +14,8 @@
 //! | AVX512-BF16 | `VDPBF16PS` | 1 row, 16 outputs, 2 inputs | input after input |
 //! | emulated | none: `TDPBF16PS` written out | as AMX | as AMX |
 //!
-//! Activations that are multiplied by weights are stored as `[row / 16][input / 512][row % 16][272 pairs]`: rows of a
-//! block are [`STRIDE`] values apart. Attention has strides of its own.
+//! Activations that are multiplied by weights have this layout of `a`, in which sixteen rows of 32 inputs, which one
+//! instruction loads, are adjacent. Attention has strides of its own ([`Left`]).
 //!
 //! A number may also be stored in two *parts*, its nearest bf16 and the bf16 nearest to the rest: 16 significant bits
 //! instead of 8. Three products of parts then make up one product (low parts are not multiplied with each other), whose
@@ -51,28 +51,38 @@ pub(in super::super) type Pair = [bf16; 2];
 pub(in super::super) const ROWS: usize = 16;
 /// Inputs are padded to a multiple of this.
 pub(in super::super) const DEPTH: usize = 32;
-/// Inputs of a left operand in one block.
+/// Most inputs of one product.
 pub(in super::super) const BLOCK: usize = 512;
-/// Values from one row of a block to the next: an odd number of cache lines, so that rows do not compete for one set.
-pub(in super::super) const STRIDE: usize = BLOCK + DEPTH;
-/// Values in one block of a tile.
-pub(in super::super) const TILE_BLOCK: usize = ROWS * STRIDE;
+/// Pairs in a tile of one step, where its rows are adjacent.
+pub(in super::super) const STEP_PAIRS: usize = ROWS * DEPTH / 2;
+
+/// A left operand. Sixteen rows are a tile, and 32 inputs of a tile are a step.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Left<'a> {
+    /// Pairs from the first row's tile and the first step of interest on.
+    pub(in super::super) pairs: &'a [Pair],
+    /// Pairs from one row of a tile to the next.
+    pub(in super::super) row: usize,
+    /// Pairs from one step to the next.
+    pub(in super::super) step: usize,
+    /// Pairs from one tile to the next.
+    pub(in super::super) tile: usize,
+    /// Pairs from a number's high part to its low part, if numbers are in two parts.
+    pub(in super::super) low: Option<usize>,
+    /// Whether AMX's kernel leaves the first-level cache to `b`, which it reads again for every two tiles.
+    pub(in super::super) streamed: bool,
+}
 
 /// A product of bf16 pairs, `c[row - rows.start][0..columns] (+)= Σ a[row] · b[..][0..columns]`.
 pub(in super::super) struct PairProduct<'a> {
-    /// Left operand from the first row's tile and the first pair of interest on.
-    pub(in super::super) a: &'a [Pair],
-    /// Pairs of `a` from one row of a tile to the next.
-    pub(in super::super) a_stride: usize,
-    /// Pairs of `a` from one tile to the next.
-    pub(in super::super) a_tile: usize,
+    pub(in super::super) a: Left<'a>,
     /// Rows of `a` to compute; the first begins a tile.
     pub(in super::super) rows: Range<usize>,
-    /// Pairs of `a` from a number's high part to its low part, if operands are in two parts; `b` then has all its high
-    /// parts first.
-    pub(in super::super) a_low: Option<usize>,
-    /// Right operand `[inputs / 2][32]`: a multiple of [`DEPTH`] inputs, at most [`BLOCK`].
+    /// Right operand `[inputs / 2][32]`: a multiple of [`DEPTH`] inputs, at most [`BLOCK`]. If numbers are in two parts, all
+    /// high parts come first.
     pub(in super::super) b: &'a [Pair],
+    /// The right operand of the next product, which AMX's kernel fetches to the second-level cache meanwhile. May be empty.
+    pub(in super::super) next: &'a [Pair],
     /// Output `[rows.len()][32]`. Where it holds the whole last tile, that tile's unwanted rows are undefined afterwards.
     pub(in super::super) c: &'a mut [f32],
     /// Columns to compute, [`LANES`] or [`PANEL`]. The others keep their content.
@@ -96,11 +106,11 @@ impl<'a> PairProduct<'a> {
     #[inline(always)]
     fn terms(&self) -> [Term<'a>; 3] {
         let term = |a, b| Term { a, b };
-        match self.a_low {
+        match self.a.low {
             None => [term(0, self.b), term(0, &[]), term(0, &[])],
-            Some(a_low) => {
+            Some(low_part) => {
                 let (high, low) = self.b.split_at(self.b.len() / 2);
-                [term(0, high), term(a_low, high), term(0, low)]
+                [term(0, high), term(low_part, high), term(0, low)]
             }
         }
     }
@@ -110,7 +120,7 @@ impl<'a> PairProduct<'a> {
     /// # Panics
     /// Panics when it would reach beyond them, which is a mistake in the caller's code and not in any input.
     fn check(self) -> Checked<'a> {
-        let parts = 1 + usize::from(self.a_low.is_some());
+        let parts = 1 + usize::from(self.a.low.is_some());
         let (pairs, rows) = (self.b.len() / PANEL / parts, self.rows.len());
         assert!(
             self.b.len() == parts * pairs * PANEL
@@ -131,19 +141,14 @@ impl<'a> PairProduct<'a> {
         );
         if let Some(last) = self.rows.end.checked_sub(1) {
             // A whole tile is read, however many of its rows are computed.
-            let a = extent(
-                last / ROWS,
-                self.a_tile,
-                extent(
-                    ROWS - 1,
-                    self.a_stride,
-                    self.a_low.unwrap_or(0).saturating_add(pairs),
-                ),
-            );
+            let a = self.a;
+            let step = extent(ROWS - 1, a.row, DEPTH / 2);
+            let steps = extent(pairs / (DEPTH / 2) - 1, a.step, step);
+            let read = extent(last / ROWS, a.tile, steps).saturating_add(a.low.unwrap_or(0));
             assert!(
-                a <= self.a.len(),
-                "a has {} pairs, {a} are read",
-                self.a.len()
+                read <= a.pairs.len(),
+                "a has {} pairs, {read} are read",
+                a.pairs.len()
             );
         }
         assert!(
@@ -236,8 +241,9 @@ impl Machine {
         }
     }
 
-    /// Returns whether three products are faster than one of the f32 kernels, as far as CPUs of its kind were measured.
-    pub(in super::super) fn is_faster_in_two_parts(self) -> bool {
+    /// Returns whether the CPU multiplies tiles, which is so fast that three products of parts take less time than one in
+    /// f32.
+    pub(in super::super) fn has_tiles(self) -> bool {
         matches!(self, Machine::Amx(_))
     }
 

@@ -1,3 +1,4 @@
+use super::super::lanes;
 use super::super::tests::numbers;
 use super::*;
 
@@ -7,8 +8,29 @@ fn pairs(values: &[f32]) -> Vec<Pair> {
     narrow.as_chunks().0.to_vec()
 }
 
+/// Pairs in a tile of the left operands here, which hold a whole block.
+const TILE: usize = BLOCK / DEPTH * STEP_PAIRS;
+
 fn left(seed: u32, tiles: usize) -> Vec<Pair> {
-    pairs(&numbers(seed, tiles * TILE_BLOCK))
+    pairs(&numbers(seed, tiles * 2 * TILE))
+}
+
+/// Returns a left operand from input `input` of its first tile on.
+fn operand(a: &[Pair], input: usize) -> Left<'_> {
+    Left {
+        pairs: &a[input / DEPTH * STEP_PAIRS..],
+        row: DEPTH / 2,
+        step: STEP_PAIRS,
+        tile: TILE,
+        low: None,
+        streamed: false,
+    }
+}
+
+/// Returns the place of pair `pair` of row `row` in a left operand.
+fn place(row: usize, pair: usize) -> usize {
+    let (step, within) = (pair / (DEPTH / 2), pair % (DEPTH / 2));
+    row / ROWS * TILE + step * STEP_PAIRS + row % ROWS * DEPTH / 2 + within
 }
 
 fn right(seed: u32, inputs: usize) -> Vec<Pair> {
@@ -25,12 +47,10 @@ fn run(
     start: Start,
 ) {
     machine.ready().multiply(PairProduct {
-        a: &a[inputs.start / 2..],
-        a_stride: STRIDE / 2,
-        a_tile: TILE_BLOCK / 2,
-        a_low: None,
+        a: operand(a, inputs.start),
         rows,
         b: &b[inputs.start / 2 * PANEL..inputs.end / 2 * PANEL],
+        next: &[],
         c,
         columns: PANEL,
         start,
@@ -63,9 +83,8 @@ fn products_agree_with_f64_on_every_machine() {
                     let (row, column) = (rows.start + cell / PANEL, cell % PANEL);
                     let mut expected = f64::from(before[cell]);
                     if row < rows.end {
-                        let a = &a[row / ROWS * TILE_BLOCK / 2 + row % ROWS * STRIDE / 2..];
                         let term = |k: usize, i: usize| {
-                            f64::from(a[k][i]) * f64::from(b[k * PANEL + column][i])
+                            f64::from(a[place(row, k)][i]) * f64::from(b[k * PANEL + column][i])
                         };
                         let sum: f64 = (0..inputs).map(|k| term(k / 2, k % 2)).sum();
                         expected = sum + if start == Start::Sum { expected } else { 0.0 };
@@ -120,7 +139,9 @@ fn rows_that_are_not_wanted_may_hold_anything() {
     for machine in Machine::available() {
         let mut clean = vec![0.0; PANEL];
         run(machine, (&a, &b), 0..1, 0..64, &mut clean, Start::Zero);
-        a[STRIDE / 2..].fill([bf16::NAN; 2]);
+        for row in 1..ROWS {
+            (0..BLOCK / 2).for_each(|pair| a[place(row, pair)] = [bf16::NAN; 2]);
+        }
         let mut beside = vec![0.0; PANEL];
         run(machine, (&a, &b), 0..1, 0..64, &mut beside, Start::Zero);
         assert!(same_bits(&clean, &beside), "{machine:?}");
@@ -133,8 +154,7 @@ fn a_product_has_the_same_bits_at_any_stride_and_in_one_vector_of_columns() {
     // The same left operand with rows of 32 pairs and no padding.
     let mut dense = Vec::new();
     for row in 0..48 {
-        let from = row / ROWS * TILE_BLOCK / 2 + row % ROWS * STRIDE / 2;
-        dense.extend_from_slice(&a[from..from + 32]);
+        dense.extend((0..32).map(|pair| a[place(row, pair)]));
     }
     for machine in Machine::available() {
         for rows in [0..5, 0..16, 16..48, 0..37] {
@@ -153,12 +173,17 @@ fn a_product_has_the_same_bits_at_any_stride_and_in_one_vector_of_columns() {
                 let mut c = before.clone();
                 c.resize(rows.len().next_multiple_of(ROWS) * PANEL, 0.0);
                 machine.ready().multiply(PairProduct {
-                    a: &dense[rows.start / ROWS * ROWS * 32..],
-                    a_stride: 32,
-                    a_tile: ROWS * 32,
-                    a_low: None,
+                    a: Left {
+                        pairs: &dense[rows.start / ROWS * ROWS * 32..],
+                        row: 32,
+                        step: DEPTH / 2,
+                        tile: ROWS * 32,
+                        low: None,
+                        streamed: false,
+                    },
                     rows: 0..rows.len(),
                     b: &b,
+                    next: &[],
                     c: &mut c,
                     columns,
                     start: Start::Sum,
@@ -180,7 +205,7 @@ fn a_product_has_the_same_bits_at_any_stride_and_in_one_vector_of_columns() {
 /// The manual's semantics by hand: sums that lose or keep a small term depending on the order of additions.
 #[test]
 fn emulated_tiles_add_even_and_odd_inputs_apart_and_then_join_them() {
-    let (mut a, mut b) = (vec![[bf16::ZERO; 2]; TILE_BLOCK / 2], right(0, DEPTH));
+    let (mut a, mut b) = (vec![[bf16::ZERO; 2]; TILE], right(0, DEPTH));
     a[..DEPTH / 2].fill([bf16::ONE; 2]);
     b.fill([bf16::ZERO; 2]);
     let big = bf16::from_f32(2f32.powi(30));
@@ -242,12 +267,10 @@ fn products_beyond_their_slices_are_refused() {
         let (a, b, mut c) = (&a[..a_pairs], &b[..b_pairs], vec![0f32; c_floats]);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             Machine::Emulated.ready().multiply(PairProduct {
-                a,
-                a_stride: STRIDE / 2,
-                a_tile: TILE_BLOCK / 2,
-                a_low: None,
+                a: operand(a, 0),
                 rows,
                 b,
+                next: &[],
                 c: &mut c,
                 columns: PANEL,
                 start: Start::Zero,
@@ -255,13 +278,71 @@ fn products_beyond_their_slices_are_refused() {
         }))
         .is_ok()
     };
-    let (tile, step) = (15 * STRIDE / 2 + 16, 16 * PANEL);
+    let (tile, step) = (STEP_PAIRS, 16 * PANEL);
     assert!(attempt(tile, step, PANEL, 0..1));
     assert!(!attempt(tile - 1, step, PANEL, 0..1));
     assert!(!attempt(tile, step - 1, PANEL, 0..1));
     assert!(!attempt(tile, 0, PANEL, 0..1));
     assert!(!attempt(tile, step, PANEL - 1, 0..1));
     assert!(!attempt(tile, step, 17 * PANEL, 0..17));
-    assert!(!attempt(TILE_BLOCK, step, PANEL, 1..2));
-    assert!(!attempt(TILE_BLOCK, BLOCK / 2 * PANEL + step, PANEL, 0..1));
+    assert!(!attempt(2 * TILE, step, PANEL, 1..2));
+    assert!(!attempt(2 * TILE, BLOCK / 2 * PANEL + step, PANEL, 0..1));
+}
+
+#[test]
+fn numbers_in_two_parts_are_multiplied_to_sixteen_bits() {
+    let (inputs, rows) = (64, 21);
+    let (wide_a, wide_b) = (numbers(1, 32 * inputs), numbers(2, inputs * PANEL));
+    // Rows of a high part and a low part, without padding; all high parts of the right operand before its low ones.
+    let mut a = Vec::new();
+    for row in wide_a.chunks(inputs) {
+        for part in [0, 1] {
+            let part = row.iter().map(|x| lanes::split(*x)[part]);
+            a.extend(part.collect::<Vec<_>>().as_chunks::<2>().0);
+        }
+    }
+    let mut b = Vec::new();
+    for part in [0, 1] {
+        for pair in 0..inputs / 2 {
+            b.extend((0..PANEL).map(|column| {
+                let at = |input: usize| wide_b[input * PANEL + column];
+                [at(2 * pair), at(2 * pair + 1)].map(|x| lanes::split(x)[part])
+            }));
+        }
+    }
+    for machine in Machine::available() {
+        for (streamed, next) in [(false, &[][..]), (true, &b)] {
+            let mut c = vec![0.0; rows * PANEL];
+            machine.ready().multiply(PairProduct {
+                a: Left {
+                    pairs: &a,
+                    row: inputs,
+                    step: DEPTH / 2,
+                    tile: ROWS * inputs,
+                    low: Some(inputs / 2),
+                    streamed,
+                },
+                rows: 0..rows,
+                b: &b,
+                next,
+                c: &mut c,
+                columns: PANEL,
+                start: Start::Zero,
+            });
+            for (cell, got) in c.iter().enumerate() {
+                let (row, column) = (cell / PANEL, cell % PANEL);
+                let term = |input: usize| {
+                    f64::from(wide_a[row * inputs + input])
+                        * f64::from(wide_b[input * PANEL + column])
+                };
+                let expected: f64 = (0..inputs).map(term).sum();
+                let size: f64 = (0..inputs).map(|input| term(input).abs()).sum();
+                let error = (f64::from(*got) - expected).abs();
+                assert!(
+                    error < size * 2f64.powi(-15),
+                    "{machine:?}, cell {cell}: {error}"
+                );
+            }
+        }
+    }
 }

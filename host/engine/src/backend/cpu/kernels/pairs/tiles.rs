@@ -9,10 +9,11 @@
 //! ```
 //!
 //! A [`Unit`] is such a machine: the CPU's ([`super::amx`]) or the emulation in this file. The kernel's source is the
-//! same for both, so what the emulation proves of packing, blocking and edges holds for the CPU too. Only five single
+//! same for both, so what the emulation proves of packing, blocking and edges holds for the CPU too. Only single
 //! instructions differ, and a self-check compares those with the emulation before they are used.
 
-use super::{Checked, PANEL, Pair, ROWS, Start, Term};
+use super::{Checked, Left, PANEL, Pair, ROWS, Start, Term};
+use std::slice::Chunks;
 
 /// Words in a row of a tile.
 const WORDS: usize = 16;
@@ -26,6 +27,13 @@ pub(super) trait Unit {
     /// # Panics
     /// Panics when `from` is too short.
     fn load_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize);
+    /// Fills tile `T` as [`Unit::load_pairs`] does, and leaves the first-level cache to others.
+    ///
+    /// # Panics
+    /// Panics when `from` is too short.
+    fn stream_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize);
+    /// Brings the cache line of `pair` to the second-level cache.
+    fn fetch(&mut self, pair: &Pair);
     /// Fills tile `T` with rows of sixteen sums that are `stride` floats apart.
     ///
     /// # Panics
@@ -52,26 +60,36 @@ struct Whole([f32; 2 * ROWS * PANEL]);
 pub(super) fn multiply<U: Unit>(unit: &mut U, product: Checked<'_>) {
     let p = product.0;
     let left = Left {
-        tiles: &p.a[p.rows.start / ROWS * p.a_tile..],
-        tile: p.a_tile,
-        stride: p.a_stride,
+        pairs: &p.a.pairs[p.rows.start / ROWS * p.a.tile..],
+        ..p.a
+    };
+    let steps = p.rows.len().div_ceil(2 * ROWS) * p.b.len() / (WORDS * PANEL);
+    let lines = p.next.chunks(WORDS);
+    let fetch = Fetch {
+        per_step: lines.len().div_ceil(steps.max(1)),
+        lines,
     };
     let terms = p.terms();
     if p.columns == PANEL {
-        multiply_rows::<U, true>(unit, left, p.rows.len(), terms, p.c, p.start);
+        multiply_rows::<U, true>(unit, left, p.rows.len(), terms, fetch, p.c, p.start);
     } else {
-        multiply_rows::<U, false>(unit, left, p.rows.len(), terms, p.c, p.start);
+        multiply_rows::<U, false>(unit, left, p.rows.len(), terms, fetch, p.c, p.start);
     }
 }
 
-/// The left operand from a tile on.
-#[derive(Clone, Copy)]
-struct Left<'a> {
-    tiles: &'a [Pair],
-    /// Pairs from one tile to the next.
-    tile: usize,
-    /// Pairs from one row of a tile to the next.
-    stride: usize,
+/// Cache lines to fetch, spread over the steps of a product: memory is idle while a product reads its caches.
+struct Fetch<'a> {
+    lines: Chunks<'a, Pair>,
+    per_step: usize,
+}
+
+impl Fetch<'_> {
+    #[inline(always)]
+    fn step<U: Unit>(&mut self, unit: &mut U) {
+        for line in self.lines.by_ref().take(self.per_step) {
+            unit.fetch(&line[0]);
+        }
+    }
 }
 
 /// Multiplies `rows` rows by the right half of each `b` too if `WIDE`, and by its left half.
@@ -81,23 +99,24 @@ fn multiply_rows<U: Unit, const WIDE: bool>(
     left: Left<'_>,
     rows: usize,
     terms: [Term<'_>; 3],
+    mut fetch: Fetch<'_>,
     c: &mut [f32],
     start: Start,
 ) {
     for first in (0..rows).step_by(2 * ROWS) {
         let (wanted, c) = ((rows - first).min(2 * ROWS), &mut c[first * PANEL..]);
         let left = Left {
-            tiles: &left.tiles[first / ROWS * left.tile..],
+            pairs: &left.pairs[first / ROWS * left.tile..],
             ..left
         };
         let second = wanted > ROWS;
         if c.len() >= (1 + usize::from(second)) * ROWS * PANEL {
-            multiply_tiles::<U, WIDE>(unit, left, second, terms, c, start);
+            multiply_tiles::<U, WIDE>(unit, left, second, terms, &mut fetch, c, start);
         } else {
             let mut whole = Whole([0.0; 2 * ROWS * PANEL]);
             let c = &mut c[..wanted * PANEL];
             whole.0[..c.len()].copy_from_slice(c);
-            multiply_tiles::<U, WIDE>(unit, left, second, terms, &mut whole.0, start);
+            multiply_tiles::<U, WIDE>(unit, left, second, terms, &mut fetch, &mut whole.0, start);
             c.copy_from_slice(&whole.0[..c.len()]);
         }
     }
@@ -110,6 +129,7 @@ fn multiply_tiles<U: Unit, const WIDE: bool>(
     left: Left<'_>,
     second: bool,
     terms: [Term<'_>; 3],
+    fetch: &mut Fetch<'_>,
     c: &mut [f32],
     start: Start,
 ) {
@@ -136,16 +156,17 @@ fn multiply_tiles<U: Unit, const WIDE: bool>(
     }
     for Term { a, b } in terms {
         for (step, b) in b.chunks_exact(WORDS * PANEL).enumerate() {
-            let a = &left.tiles[a + step * WORDS..];
+            let a = &left.pairs[a + step * left.step..];
+            fetch.step(unit);
             unit.load_pairs::<6>(b, PANEL);
-            unit.load_pairs::<4>(a, left.stride);
+            load_left::<U, 4>(unit, left, a);
             unit.multiply::<0, 4, 6>();
             if WIDE {
                 unit.load_pairs::<7>(&b[WORDS..], PANEL);
                 unit.multiply::<1, 4, 7>();
             }
             if second {
-                unit.load_pairs::<5>(&a[left.tile..], left.stride);
+                load_left::<U, 5>(unit, left, &a[left.tile..]);
                 unit.multiply::<2, 5, 6>();
                 if WIDE {
                     unit.multiply::<3, 5, 7>();
@@ -162,6 +183,16 @@ fn multiply_tiles<U: Unit, const WIDE: bool>(
         if WIDE {
             unit.store_sums::<3>(&mut c[LOW + WORDS..], PANEL);
         }
+    }
+}
+
+/// Fills tile `T` with a step of the left operand, which begins at `from`.
+#[inline(always)]
+fn load_left<U: Unit, const T: usize>(unit: &mut U, left: Left<'_>, from: &[Pair]) {
+    if left.streamed {
+        unit.stream_pairs::<T>(from, left.row);
+    } else {
+        unit.load_pairs::<T>(from, left.row);
     }
 }
 
@@ -191,6 +222,12 @@ impl Unit for Emulated {
             }
         }
     }
+
+    fn stream_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize) {
+        self.load_pairs::<T>(from, stride);
+    }
+
+    fn fetch(&mut self, _: &Pair) {}
 
     fn load_sums<const T: usize>(&mut self, from: &[f32], stride: usize) {
         assert!(from.len() >= span(stride));
