@@ -36,7 +36,7 @@ pub(super) struct Core {
     fetching: Vec<Fetching>,
     replication: Replication,
     limits: Limits,
-    /// Most tokens of a step that nobody waits for, see [`EngineConfig::max_prefill_step_tokens`].
+    /// Most tokens of a step in which no answer is generated and nothing is speculative.
     max_prefill_step_tokens: u32,
     bounds: Bounds,
     /// The configured [`EngineConfig::max_retries`].
@@ -281,10 +281,11 @@ impl Core {
         let slots = (self.limits.max_running as usize).saturating_sub(running.len());
         let busy: u32 = running.iter().map(|one| one.tokens - one.computed).sum();
         let speculates = |sequence: &Sequence| sequence.kind == Kind::Prefill;
-        let mut awaited = running.iter().any(Running::decodes)
+        // A long step would delay the next token of an answer, or what comes behind a speculation.
+        let mut short = running.iter().any(Running::decodes)
             || (self.running.iter()).any(|active| speculates(&active.sequence));
         let mut limits = self.limits;
-        if !awaited {
+        if !short {
             limits.max_step_tokens = self.max_prefill_step_tokens;
         }
         let mut tokens = limits.max_step_tokens.saturating_sub(busy);
@@ -293,7 +294,7 @@ impl Core {
         let page_tokens = limits.page_tokens;
         let cache = &self.cache;
         let look = |sequence: &Sequence| {
-            awaited |= speculates(sequence);
+            short |= speculates(sequence);
             let found = match sequence.cache_use.reads {
                 true => cache.lookup(&sequence.salt, &sequence.tokens),
                 false => Match::default(),
@@ -315,7 +316,7 @@ impl Core {
         };
         let head = self.waiting.head(most, look, more);
         let (tickets, waiting) = head.into_iter().unzip();
-        if awaited {
+        if short {
             limits.max_step_tokens = self.limits.max_step_tokens;
         }
         let state = SchedulerState {

@@ -65,8 +65,8 @@ pub struct EngineConfig {
     /// Most tokens computed in one step, over all its segments; long prompts are prefilled in chunks of this size.
     /// Should be at least `max_running`, or the youngest sequences wait while the others decode.
     pub max_step_tokens: u32,
-    /// Most tokens of a step in which no answer is generated and nothing is speculative, if more than `max_step_tokens`:
-    /// nobody waits for the next token, and fewer steps read the weights less often.
+    /// Most tokens of a step in which no answer is generated and nothing is speculative, if more than `max_step_tokens`.
+    /// Such a step delays no answer's next token, and fewer steps read the weights less often.
     pub max_prefill_step_tokens: Option<u32>,
     /// How often a request is computed again after the device failed under it; after one more failure it fails.
     pub max_retries: u32,
