@@ -9,7 +9,7 @@
 
 use super::aligned::Aligned;
 use super::kernels::{BLOCK, STRIDE, TILE_BLOCK, TILE_ROWS, lanes, pairs};
-use pairs::Pair;
+use pairs::{Left, Pair};
 use rayon::iter::Either;
 use rayon::prelude::*;
 
@@ -110,10 +110,17 @@ impl Tiles {
         &self.wide
     }
 
-    /// Returns all tiles of [`Form::Pairs`].
-    pub(super) fn pairs(&self) -> &[Pair] {
+    /// Returns the tiles of [`Form::Pairs`] from block `block` of their inputs on. Weights are read more often.
+    pub(super) fn pairs(&self, block: usize) -> Left<'_> {
         debug_assert_eq!(self.form, Form::Pairs);
-        &self.pairs
+        Left {
+            pairs: &self.pairs[block * (pairs::BLOCK / pairs::DEPTH) * pairs::STEP_PAIRS..],
+            row: pairs::DEPTH / 2,
+            step: pairs::STEP_PAIRS,
+            tile: self.tile_length(),
+            low: None,
+            streamed: true,
+        }
     }
 }
 
@@ -188,7 +195,7 @@ mod tests {
             }
         });
         let length = tiles.tile_length();
-        let last = tiles.pairs()[length..].as_flattened();
+        let last = tiles.pairs[length..].as_flattened();
         for column in 0..576 {
             let expected = values
                 .get(column)

@@ -16,7 +16,7 @@ use super::kernels::{BLOCK, Kernels, PANEL, Product, Scalar, Start, TILE_BLOCK, 
 use super::left_operand::{Form, Tiles};
 use crate::models::{Element, Tensor};
 use half::{bf16, f16};
-use pairs::{Left, Machine, Pair, PairProduct};
+use pairs::{Machine, Pair, PairProduct};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -339,15 +339,7 @@ fn multiply_pairs(
         for (number, b) in panel.chunks(chunk).enumerate() {
             let next = (first + (number + 1) * chunk).min(weights.len());
             machine.multiply(PairProduct {
-                a: Left {
-                    pairs: &tiles.pairs()
-                        [number * pairs::BLOCK / pairs::DEPTH * pairs::STEP_PAIRS..],
-                    row: pairs::DEPTH / 2,
-                    step: pairs::STEP_PAIRS,
-                    tile: tiles.tile_length(),
-                    low: None,
-                    streamed: true,
-                },
+                a: tiles.pairs(number),
                 rows: rows.clone(),
                 b,
                 next: &weights[next..weights.len().min(next + chunk)],

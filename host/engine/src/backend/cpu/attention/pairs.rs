@@ -120,7 +120,7 @@ fn attend_with(
         weights,
     } = buffers;
     let heads = attention.cut.item_heads;
-    let rows = item.tokens as usize * heads;
+    let rows = attention.rows(item);
     let panels = &mut panels[..rows.div_ceil(PANEL)];
     let padded_head = pool.layout.padded_head();
     kernels.run(Queries {

@@ -28,7 +28,7 @@ pub(super) fn attend(attention: &Attention<'_>, item: &Item, pages: &[PageId], o
         item.tokens as usize,
         attention.cut.item_heads,
     );
-    let (rows, stride) = (tokens * heads, attention.pool.layout.width());
+    let (rows, stride) = (attention.rows(item), attention.pool.layout.width());
     let mut queries = [0.0; 2 * MAX_HEAD.div_ceil(BLOCK) * TILE_BLOCK];
     attention.kernels.run(Queries {
         attention,
