@@ -3,7 +3,8 @@
 #[path = "../../wasm-module/ordering/tests/hostile/mod.rs"]
 mod shapes;
 
-pub(crate) use shapes::{BODIES, TEXTS, body};
+pub use shapes::requests;
+pub(crate) use shapes::{BODIES, DECISIONS, TEXTS, body, numbered};
 
 use foreword_ordering::path::{Locator, SentPath};
 use foreword_ordering::work::{Work, counted};

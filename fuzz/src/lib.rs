@@ -7,6 +7,7 @@
 //! | `heads` | system texts of one tenant | a report changes no byte; words move, and none is lost or repeated |
 //! | `wandering` | the steps of a client that sends contexts with the newest question alone | what the slow model says that keeps all that was ever sent |
 //! | `chats` | a client's steps | what the slow model of the property tests says |
+//! | `instructions` | a shape of a body, by what it repeats | the shipped module takes at most 1,500 instructions a byte, and no more for a long body |
 //! | `json` | a value | the core's scanner takes what `serde_json` takes, and reading is linear, by count |
 //! | `configurations` | a configuration of the filter or of the core | one that is taken works |
 //! | `updates` | an entry of the ring | what is read is written alike; bounds are kept |
@@ -35,6 +36,7 @@ mod grammars;
 mod heads;
 mod host;
 mod hostile;
+pub mod instructions;
 mod json;
 mod records;
 mod requests;
@@ -70,6 +72,7 @@ pub const TARGETS: &[Target] = &[
     target("heads", heads::run, heads::seeds),
     target("wandering", wandering::run, wandering::seeds),
     target("chats", chats::run, chats::seeds),
+    target("instructions", instructions::run, instructions::seeds),
     target("json", json::run, json::seeds),
     target("configurations", configurations::run, configurations::seeds),
     target("updates", updates::run, updates::seeds),

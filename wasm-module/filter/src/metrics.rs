@@ -51,7 +51,7 @@ pub(crate) struct Metrics {
     /// In the order of [`head_counts`].
     heads: [Counter; HEAD_COUNTS],
     /// In the order of [`cut_counts`].
-    cuts: [Counter; 5],
+    cuts: [Counter; 6],
     /// Requests and tokens lost, in the order of [`misses::COUNTED`].
     misses: Vec<[Counter; 2]>,
     engine_prompt_tokens: Counter,

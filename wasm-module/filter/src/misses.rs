@@ -43,6 +43,8 @@ pub(crate) struct Sent<'r, 'b> {
     pub(crate) engine: &'r str,
     pub(crate) parsed: &'r Parsed<'b>,
     pub(crate) rewritten: Option<&'r Rewrite>,
+    /// The rewritten body, if it was parsed.
+    pub(crate) again: Option<&'r Parsed<'b>>,
     /// Tokens of documents that the engine is believed to hold, by its feed; `None`: it has none.
     pub(crate) believed: Option<u64>,
 }
@@ -114,14 +116,21 @@ impl Misses {
             engine,
             parsed,
             rewritten,
+            again,
             ..
         } = *sent;
         let index = self.index_for(tenant, ordering)?;
         let stabilised = rewritten.filter(|rewrite| rewrite.head.applied);
         let prompt = match stabilised.and_then(|rewrite| rewrite.body.as_deref()) {
-            Some(body) => Prompt::Body {
-                body: body.into(),
-                engine: engine.into(),
+            Some(body) => match again {
+                Some(again) => {
+                    let read = index.read_sent(again, ordering, tenant, engine, None);
+                    Prompt::Read(Box::new(read))
+                }
+                None => Prompt::Body {
+                    body: body.into(),
+                    engine: engine.into(),
+                },
             },
             None => {
                 let read = index.read_sent(parsed, ordering, tenant, engine, rewritten);
@@ -235,7 +244,7 @@ const MAX_TENANTS: usize = 16;
 
 /// The causes that are counted, with the segments in which they occur; `None`: outside the prompt. A cause in any
 /// other segment is counted with the last pair of that cause.
-pub(crate) const COUNTED: [(Cause, Option<SegmentKind>); 35] = [
+pub(crate) const COUNTED: [(Cause, Option<SegmentKind>); 36] = [
     (Cause::ToolOrder, Some(SegmentKind::Tool)),
     (Cause::ToolSet, Some(SegmentKind::Tool)),
     (Cause::ToolSchema, Some(SegmentKind::Tool)),
@@ -271,6 +280,7 @@ pub(crate) const COUNTED: [(Cause, Option<SegmentKind>); 35] = [
     (Cause::BelowPage, Some(SegmentKind::System)),
     (Cause::BelowPage, Some(SegmentKind::Document)),
     (Cause::BelowPage, Some(SegmentKind::Message)),
+    (Cause::Unread, None),
 ];
 
 /// Returns the index of a diagnosis in [`COUNTED`]; `None`: nothing broke.
@@ -329,6 +339,7 @@ mod tests {
             engine: "",
             parsed: &parse(body.as_bytes(), &ordering).unwrap(),
             rewritten: None,
+            again: None,
             believed: None,
         };
         misses.take(&sent, &ordering)

@@ -137,7 +137,7 @@ pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
 }
 
 /// Counts of a report on a head.
-pub(crate) const HEAD_COUNTS: usize = 12;
+pub(crate) const HEAD_COUNTS: usize = 13;
 
 /// Returns the fields of what was marked, for header and log: counts that are not 0.
 pub(crate) fn cut_fields(cut: &Cut) -> Vec<(&'static str, String)> {
@@ -149,11 +149,12 @@ pub(crate) fn cut_fields(cut: &Cut) -> Vec<(&'static str, String)> {
 }
 
 /// The counts of what was marked, by their names in header, log and metrics.
-pub(crate) fn cut_counts(cut: &Cut) -> [(&'static str, u64); 5] {
+pub(crate) fn cut_counts(cut: &Cut) -> [(&'static str, u64); 6] {
     [
         ("cut_markers", cut.markers.into()),
         ("cut_client_markers", cut.client_markers.into()),
         ("cut_splits", cut.splits.into()),
+        ("cut_unread", cut.unread.into()),
         ("cut_read_tokens", cut.read_tokens),
         ("cut_written_tokens", cut.written_tokens),
     ]
@@ -169,6 +170,7 @@ pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); HEAD_COUNT
         ("head_frozen", head.frozen),
         ("head_dropped", head.dropped),
         ("head_left", head.left),
+        ("head_unread", head.unread),
         ("head_restored", head.restored),
         ("head_relocated", head.relocated),
         ("head_doubtful", head.doubtful),

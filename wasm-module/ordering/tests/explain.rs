@@ -856,6 +856,7 @@ fn case(cause: Cause, seed: u64) -> Case {
             let tokens = next.body().len() as u64 / 4;
             usage = Some((tokens, random.below(tokens / 8) / 16 * 16));
         }
+        Cause::Unread => unreachable!("a log's prompts are compared whatever their length"),
         Cause::BelowPage => {
             base.tools.clear();
             base.documents.truncate(2);
@@ -977,7 +978,22 @@ fn assert_named(found: &[(Cause, Diagnosis, String, String)], share: f64) {
 
 fn all_but_pages() -> Vec<Cause> {
     let causes = Cause::ALL.into_iter();
-    causes.filter(|cause| *cause != Cause::BelowPage).collect()
+    causes
+        .filter(|cause| !matches!(cause, Cause::BelowPage | Cause::Unread))
+        .collect()
+}
+
+#[test]
+fn a_gateway_compares_no_prompt_of_too_many_segments_and_says_so() {
+    let explained = |messages: usize| {
+        let message = r#"{"role":"user","content":"Why?"}"#;
+        let body = format!(r#"{{"messages":[{}]}}"#, vec![message; messages].join(","));
+        let mut index = Index::new(Limits::GATEWAY);
+        let explained = index.explain_body(body.as_bytes(), &Config::default(), "", "");
+        explained.unwrap().cause
+    };
+    assert_eq!(explained(2_048), Cause::FirstSeen);
+    assert_eq!(explained(2_049), Cause::Unread);
 }
 
 #[test]

@@ -64,20 +64,37 @@ fn a_chat_of_more_messages_than_any_has_is_left_as_it_came() {
     };
     let mut orderer = Orderer::new(Config::default());
     let mut send = |messages| orderer.rewrite(Tenant::default(), chat(messages).as_bytes());
-    assert!(send(16_384).is_ok());
-    let skip = send(16_385).err().unwrap();
-    assert_eq!(skip, Skip::TooManyMessages { found: 16_385 });
+    assert!(send(8_192).is_ok());
+    let skip = send(8_193).err().unwrap();
+    assert_eq!(skip, Skip::TooManyMessages { found: 8_193 });
     assert_eq!(
         skip.to_string(),
-        "the request has 16385 messages, more than the limit of 16384"
+        "the request has 8193 messages and parts of messages, more than the limit of 8192"
     );
-    let messages = vec!["{}"; 16_385].join(",");
+    let messages = vec!["{}"; 8_193].join(",");
     for body in [
         format!(r#"{{"message":"a","chat_history":[{messages}]}}"#),
         format!(r#"{{"input":[{messages}]}}"#),
         format!(r#"{{"contents":[{messages}]}}"#),
     ] {
         let skip = orderer.rewrite(Tenant::default(), body.as_bytes()).err();
-        assert_eq!(skip, Some(Skip::TooManyMessages { found: 16_385 }));
+        assert_eq!(skip, Some(Skip::TooManyMessages { found: 8_193 }));
+    }
+    // The parts of contents count too, in however many messages they stand.
+    let content = |parts: usize| {
+        format!(
+            r#"{{"role":"user","content":[{}]}}"#,
+            vec!["{}"; parts].join(",")
+        )
+    };
+    for (parts, is_too_many) in [(4_095, false), (4_096, true)] {
+        let body = format!(r#"{{"messages":[{},{}]}}"#, content(4_095), content(parts));
+        let skip = orderer.rewrite(Tenant::default(), body.as_bytes()).err();
+        let expected = if is_too_many {
+            Skip::TooManyMessages { found: 8_193 }
+        } else {
+            Skip::NoDocuments
+        };
+        assert_eq!(skip, Some(expected), "{parts}");
     }
 }

@@ -167,6 +167,10 @@ impl Remedy {
                 "The common prefix is shorter than a page of the engine's cache: lengthen what all requests share, or choose smaller blocks; tell the gateway their size in `engines[].block_tokens`.",
                 None,
             ),
+            Cause::Unread => (
+                "The prompt has too many tools, messages or documents for the gateway to compare it with earlier ones.",
+                None,
+            ),
         };
         Self { words, part }
     }

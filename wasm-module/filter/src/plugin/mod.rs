@@ -179,7 +179,8 @@ impl Plugin {
         self.salts.is_some()
     }
 
-    /// Asks the core and times it, with what it waits for other requests, for the model that the request's path names; learns before what other workers did, and tells them afterwards. `None` if this very
+    /// Calls the core for the model that the request's path names and records the elapsed time, lock waits included. Updates
+    /// of other workers are applied before, and its own is published afterwards. `None` if this very
     /// thread is using the orderer, which no known proxy can bring about.
     pub(crate) fn rewrite<'b>(
         &self,
@@ -218,41 +219,44 @@ impl Plugin {
             trial,
             choices: &choices,
         };
-        let mut miss = None;
-        let mut head = HeadReport::default();
-        let answer = parsed.and_then(|mut parsed| {
-            let answer = orderer.rewrite_parsed(&options, identity.tenant(), &mut parsed);
-            // Only here: the orderer still has the head of an earlier request, perhaps of another tenant.
-            head.clone_from(orderer.last_head());
-            let rewritten = answer.as_ref().ok();
-            let engine = match rewritten {
-                Some(rewrite) => rewrite.record.engine(),
-                None => least_loaded(&choices),
-            };
-            let engine = self.config.engines.get(usize::from(engine.0));
-            let matched = rewritten.filter(|_| self.has_feeds());
-            let sent = misses::Sent {
-                tenant: identity.tenant(),
-                engine: engine.map_or("", |engine| engine.name.as_str()),
-                parsed: &parsed,
-                rewritten,
-                believed: matched.map(|rewrite| rewrite.report.matched_tokens),
-            };
-            miss = self
-                .misses()
-                .and_then(|mut misses| misses.take(&sent, orderer.config()));
-            answer
-        });
+        let mut parsed = parsed;
+        let (answer, head) = match &mut parsed {
+            Ok(parsed) => {
+                let answer = orderer.rewrite_parsed(&options, identity.tenant(), parsed);
+                (answer, orderer.last_head().clone())
+            }
+            Err(skip) => (Err(skip.clone()), HeadReport::default()),
+        };
         let engine = match &answer {
             Ok(rewrite) => Some(rewrite.record.engine()),
             Err(Skip::NoDocuments) => Some(least_loaded(&choices)),
             Err(_) => None,
         };
         let is_control = matches!(&answer, Ok(rewrite) if rewrite.arm == Some(Arm::Control));
-        let kind = engine.and_then(|engine| self.config.engines.get(usize::from(engine.0)));
-        let kind = kind.map(|engine| engine.cache);
+        let configured = |engine: EngineId| self.config.engines.get(usize::from(engine.0));
+        let kind = engine.and_then(configured).map(|engine| engine.cache);
         let kind = kind.filter(|kind| kind.has_markers() && !is_control);
         let kind = kind.filter(|_| self.config.mode == Mode::Order);
+        // The rewritten body is read again only if it is marked; its explanation then shares that reading.
+        let rewritten = answer.as_ref().ok();
+        let again = kind.and(rewritten).and_then(|rewrite| {
+            let again = parse(rewrite.body.as_deref()?, orderer.config());
+            for_model(again.ok()?, model).ok()
+        });
+        let miss = parsed.as_ref().ok().and_then(|parsed| {
+            let engine = configured(engine.unwrap_or_else(|| least_loaded(&choices)));
+            let matched = rewritten.filter(|_| self.has_feeds());
+            let sent = misses::Sent {
+                tenant: identity.tenant(),
+                engine: engine.map_or("", |engine| engine.name.as_str()),
+                parsed,
+                rewritten,
+                again: again.as_ref(),
+                believed: matched.map(|rewrite| rewrite.report.matched_tokens),
+            };
+            let mut misses = self.misses()?;
+            misses.take(&sent, orderer.config())
+        });
         let cut = engine.zip(kind).and_then(|(engine, kind)| {
             let options = CutOptions {
                 rules: kind.rules(&named),
@@ -261,10 +265,12 @@ impl Plugin {
                 engine,
                 now_ms: host.now_ms(),
             };
-            let sent = answer.as_ref().ok();
-            let sent = sent.and_then(|rewrite| rewrite.body.as_deref());
-            let cut = cutter.cut(&options, orderer.config(), sent.unwrap_or(body));
-            cut.ok()
+            let is_rewritten = rewritten.is_some_and(|rewrite| rewrite.body.is_some());
+            let sent = match is_rewritten {
+                true => again.as_ref(),
+                false => parsed.as_ref().ok(),
+            };
+            cutter.cut_parsed(&options, orderer.config(), sent?).ok()
         });
         // This saturates, since Envoy's clock is the wall clock, which may step back.
         let elapsed = host.now_ns().saturating_sub(start);

@@ -372,6 +372,7 @@ impl<'a> Chat<'a> {
             chain: start.chain,
             before: start.before,
             turn: 0,
+            count: 0,
             style: format.style,
             is_in_run: false,
         };
@@ -449,6 +450,8 @@ struct MessageReader {
     chain: Chain,
     before: u64,
     turn: u32,
+    /// Number of messages and of their parts so far.
+    count: usize,
     style: PartStyle,
     /// Whether the last message was of an assistant's turn that its items make up together.
     is_in_run: bool,
@@ -473,7 +476,12 @@ impl MessageReader {
             pieces,
             style,
             is_result,
+            parts,
         } = pieces(body, content, holds, self.style)?;
+        self.count += 1 + parts;
+        if self.count > MAX_MESSAGES {
+            return Err(Skip::TooManyMessages { found: self.count });
+        }
         let wrap = match content.as_bytes().first() {
             Some(b'"') => Some(Wrap::None),
             Some(b'[') => Some(Wrap::Part {

@@ -38,6 +38,8 @@ pub(super) struct Pieces<'a> {
     pub(super) style: PartStyle,
     /// Whether it is a tool's result, behind which nobody else may speak.
     pub(super) is_result: bool,
+    /// Number of its parts, those of results in it included.
+    pub(super) parts: usize,
 }
 
 /// What a block holds that has blocks or texts of its own.
@@ -114,9 +116,11 @@ fn parts<'a>(
     let mut blocks = Vec::new();
     let mut results: SmallVec<[(usize, Nested<'a>); 4]> = SmallVec::new();
     let mut is_first = true;
+    let mut count = 0;
     // One pass over all parts: they are most of a body that has any.
     scanned(body, content, |scan| {
         scan.list(|scan| {
+            count += 1;
             let start = scan.next();
             let part = match scan.peek() {
                 Some(b'{') => Some(RawPart::read(scan)?),
@@ -148,6 +152,7 @@ fn parts<'a>(
             Ok(())
         })
     })?;
+    found.parts = count;
     if !blocks.is_empty() {
         pieces.push(Piece::Blocks(blocks, found.style));
     }
@@ -164,7 +169,9 @@ fn parts<'a>(
         taken = at;
         match nested {
             Nested::Content(content) => {
-                all.extend(parts(body, content, Author::Tool, found.style)?.pieces);
+                let nested = parts(body, content, Author::Tool, found.style)?;
+                found.parts += nested.parts;
+                all.extend(nested.pieces);
             }
             Nested::Object(object) if formats::ALL => said_in(object, &mut all),
             Nested::Object(_) => {}

@@ -13,11 +13,18 @@ pub(crate) fn last_text(body: &str, content: &str) -> Option<Range<usize>> {
     if let Some(text) = inner(content) {
         return Some(range_in(body, text));
     }
-    let parts = Scan::new(content).elements().ok()?;
-    let text = parts.into_iter().rev().find_map(|part| {
-        let [text] = fields(part, ["text"]).ok()?;
-        text.and_then(inner)
-    })?;
+    let mut last = None;
+    let read = Scan::new(content).list(|scan| {
+        let part = scan.value()?;
+        if part.starts_with('{')
+            && let Ok([Some(text)]) = fields(part, ["text"])
+        {
+            last = inner(text).or(last);
+        }
+        Ok(())
+    });
+    read.ok()?;
+    let text = last?;
     Some(range_in(body, text))
 }
 

@@ -127,7 +127,9 @@ pub enum Skip {
         limit: u32,
     },
     /// More messages than any chat has.
-    #[error("the request has {found} messages, more than the limit of {MAX_MESSAGES}")]
+    #[error(
+        "the request has {found} messages and parts of messages, more than the limit of {MAX_MESSAGES}"
+    )]
     TooManyMessages {
         /// In the body.
         found: usize,
@@ -147,7 +149,7 @@ pub(crate) const MAX_MODEL_BYTES: usize = 512;
 
 /// Messages of a chat. Each takes some 300 bytes while its body is read, and `{},` takes three in a body: without a bound,
 /// 4 MiB of these would take 400.
-pub(crate) const MAX_MESSAGES: usize = 16_384;
+pub(crate) const MAX_MESSAGES: usize = 8_192;
 
 impl Skip {
     /// One word for headers and metrics.

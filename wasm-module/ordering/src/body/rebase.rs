@@ -4,9 +4,10 @@
 //! documents' scopes. The bytes are not touched: ranges stay those of the body that came.
 
 use super::chat::{around, folded, rendered_scope};
-use super::json::{offset_in, range_in};
+use super::json::range_in;
 use super::{GroupLayout, Parsed};
 use crate::tree::Scope;
+use std::borrow::Cow;
 use std::ops::Range;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
@@ -25,23 +26,25 @@ impl Parsed<'_> {
         }
         for (at, message) in self.messages.iter_mut().enumerate() {
             let whole = range_in(self.text, message.raw);
-            let within = |range: &&Range<usize>| range.start < whole.end && whole.start < range.end;
-            let own: Vec<&Range<usize>> = removed.iter().filter(within).collect();
+            let first = removed.partition_point(|range| range.end <= whole.start);
+            let behind = removed.partition_point(|range| range.start < whole.end);
+            let own = removed.get(first..behind).unwrap_or_default();
             let (head, tail) = around(message.raw, message.content);
             let content_hash = if own.is_empty() {
                 message.content_hash
             } else {
                 let content = range_in(self.text, message.content);
-                xxh3_128(left(self.text, content, &own).as_bytes())
+                xxh3_128(left(self.text, content, own).as_bytes())
             };
-            let scope = |end: usize| {
-                let start = offset_in(self.text, message.raw);
-                let text = left(self.text, start..end, &own);
-                Scope(xxh3_64_with_seed(text.as_bytes(), before))
-            };
+            // As when the body was read, a group's scope hashes what stands behind the one before it.
+            let (mut done, mut hash) = (whole.start, before);
             for group in &mut message.groups {
                 if let GroupLayout::Slots { slots, .. } = &group.place {
-                    group.scope = scope(slots.first().map_or(whole.start, |slot| slot.start));
+                    let end = slots.first().map_or(done, |slot| slot.start);
+                    let text = left(self.text, done..end, own);
+                    hash = xxh3_64_with_seed(text.as_bytes(), hash);
+                    group.scope = Scope(hash);
+                    done = end;
                 }
             }
             chain = chain.then(&message.role_name, content_hash);
@@ -67,17 +70,25 @@ impl Parsed<'_> {
     }
 }
 
-/// Returns the rest of a range of `text` without those `removed`.
-fn left(text: &str, range: Range<usize>, removed: &[&Range<usize>]) -> String {
+/// Returns the rest of a range of `text` without those `removed`, which are in order.
+fn left<'a>(text: &'a str, range: Range<usize>, removed: &[Range<usize>]) -> Cow<'a, str> {
+    let first = removed.partition_point(|gone| gone.end <= range.start);
+    let overlapping = removed.iter().skip(first);
+    let mut overlapping = overlapping
+        .take_while(|gone| gone.start < range.end)
+        .peekable();
+    if overlapping.peek().is_none() {
+        return text.get(range).unwrap_or_default().into();
+    }
     let mut out = String::with_capacity(range.len());
     let mut done = range.start;
-    for gone in removed {
+    for gone in overlapping {
         let start = gone.start.clamp(done, range.end);
         out.push_str(text.get(done..start).unwrap_or_default());
         done = gone.end.clamp(start, range.end);
     }
     out.push_str(text.get(done..range.end).unwrap_or_default());
-    out
+    out.into()
 }
 
 #[cfg(test)]
@@ -108,7 +119,7 @@ mod tests {
     fn the_hashes_are_those_of_the_body_without_what_is_removed() {
         let with = |tools: &str, clock: &str| {
             format!(
-                r#"{{"user":"u","messages":[{{"role":"system","content":"a{clock}b <doc>x</doc>"}},{{"role":"user","content":"r <doc>1</doc><doc>2</doc>"}},{{"role":"assistant","content":null}},{{"role":"user","content":[{{"type":"text","text":"Why?"}}]}}],"documents":["d"],"tools":{tools}}}"#
+                r#"{{"user":"u","messages":[{{"role":"system","content":"a{clock}b <doc>x</doc>"}},{{"role":"user","content":[{{"type":"text","text":"r <doc>1</doc><doc>2</doc>"}},{{"type":"text","text":"<doc>3</doc><doc>4</doc>"}}]}},{{"role":"assistant","content":null}},{{"role":"user","content":[{{"type":"text","text":"Why?"}}]}}],"documents":["d"],"tools":{tools}}}"#
             )
         };
         let config = Config::default();

@@ -50,7 +50,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Enters a list; `each` must read an element.
-    pub(super) fn list(
+    pub(crate) fn list(
         &mut self,
         mut each: impl FnMut(&mut Self) -> Result<(), Bad>,
     ) -> Result<(), Bad> {

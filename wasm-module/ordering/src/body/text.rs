@@ -87,10 +87,18 @@ impl Places {
             return plain;
         };
         let mut bits = word.bits;
-        for _ in 1..plain - word.before {
+        let mut left = (plain - word.before).saturating_sub(1);
+        let mut passed = 0;
+        // Eight bytes at a time, then one.
+        while bits != 0 && left >= (bits & 0xff).count_ones() as usize {
+            left -= (bits & 0xff).count_ones() as usize;
+            bits >>= 8;
+            passed += 8;
+        }
+        for _ in 0..left {
             bits &= bits.wrapping_sub(1);
         }
-        at * BITS + bits.trailing_zeros() as usize + 1
+        at * BITS + passed + bits.trailing_zeros() as usize + 1
     }
 }
 

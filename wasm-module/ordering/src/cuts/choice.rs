@@ -68,12 +68,7 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
         || rules.kind == CacheKind::OpenAi && !choice.is_explicit && layout.mode != Mode::Explicit;
     let taken = written + usize::from(by_itself);
     let most = (rules.markers as usize).saturating_sub(taken);
-    let best = Search {
-        nodes: &nodes,
-        rules,
-        most,
-    }
-    .best();
+    let best = Search::new(&nodes, rules, most).best();
     // A marker for the longer time must precede those for the shorter one.
     let long_until = (clients.iter().rev())
         .find(|(_, ttl)| *ttl == MarkTtl::Long)
@@ -93,8 +88,10 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     choice.all.extend(clients);
     choice.all.sort_unstable_by_key(|(at, _)| *at);
     let read = nodes.iter().rev().find(|node| {
-        let mut all = choice.all.iter();
-        node.is_live && all.any(|(mark, _)| reaches(layout, rules, *mark, node.at))
+        // The next marker is the nearest by steps too.
+        let next = choice.all.partition_point(|(mark, _)| *mark < node.at);
+        let next = choice.all.get(next);
+        node.is_live && next.is_some_and(|(mark, _)| reaches(layout, rules, *mark, node.at))
     });
     choice.read = read.map(|node| node.at);
     choice.read_tokens = read.map_or(0, |node| node.tokens as u64);
@@ -127,7 +124,9 @@ fn nodes(
     positions
         .filter(|(_, (position, _))| position.tokens >= u64::from(rules.minimum_tokens))
         .filter_map(|(at, (position, known))| {
-            let is_clients = clients.iter().any(|(marked, _)| *marked == at);
+            let is_clients = clients
+                .binary_search_by_key(&at, |(marked, _)| *marked)
+                .is_ok();
             let is_free = position.place.is_some()
                 && position.mark.is_none()
                 && !is_clients
@@ -157,6 +156,14 @@ struct Search<'n> {
     rules: &'n CacheRules,
     /// Markers of ours, at most.
     most: usize,
+    /// For each node, the last one that is held and found by a marker there.
+    found: Vec<Option<usize>>,
+    /// The last node that is held and found by the client's markers.
+    found_by_client: Option<usize>,
+    /// The client's last marker.
+    clients_last: Option<usize>,
+    /// The last node that is held, and the first free one from there on whose marker finds it.
+    last_held: Option<(usize, Option<usize>)>,
 }
 
 /// The best way to come to a node with so many markers.
@@ -167,7 +174,36 @@ struct Way {
     before: Option<(usize, usize)>,
 }
 
-impl Search<'_> {
+impl<'n> Search<'n> {
+    fn new(nodes: &'n [Node], rules: &'n CacheRules, most: usize) -> Self {
+        let back = rules.look_back;
+        let mut held = None;
+        let found = nodes.iter().enumerate().map(|(at, node)| {
+            if node.is_live {
+                held = Some((at, node.step));
+            }
+            let near =
+                held.filter(|(held, step)| *held == at || back > 1 && node.step - step < back);
+            near.map(|(held, _)| held)
+        });
+        let found: Vec<Option<usize>> = found.collect();
+        let clients = nodes.iter().zip(&found).filter(|(node, _)| node.is_clients);
+        let last_held = held.map(|(live, _)| {
+            let free = nodes.iter().zip(&found).enumerate().skip(live);
+            let mut free = free.filter(|(_, (node, found))| node.is_free && **found == Some(live));
+            (live, free.next().map(|(at, _)| at))
+        });
+        Self {
+            nodes,
+            rules,
+            most,
+            found_by_client: clients.filter_map(|(_, found)| *found).max(),
+            clients_last: nodes.iter().rposition(|node| node.is_clients),
+            last_held,
+            found,
+        }
+    }
+
     /// The positions to mark.
     fn best(&self) -> Vec<usize> {
         if self.most == 0 {
@@ -200,8 +236,7 @@ impl Search<'_> {
     /// What the prompt's beginning costs with these markers and the client's, less what it costs plain.
     fn cost(&self, markers: &[usize]) -> f64 {
         let last = markers.iter().copied().max();
-        let last = last.max(self.nodes.iter().rposition(|node| node.is_clients));
-        let written = self.tokens(last);
+        let written = self.tokens(last.max(self.clients_last));
         let read = self.tokens(self.read(markers));
         (self.rules.read - 1.0) * read + (self.rules.write - 1.0) * (written - read).max(0.0)
     }
@@ -213,38 +248,19 @@ impl Search<'_> {
 
     /// The markers with one more, by which the last node that is held is found; `None` if it is found without.
     fn anchored(&self, markers: &[usize]) -> Option<Vec<usize>> {
-        let live = self.nodes.iter().rposition(|node| node.is_live)?;
+        let (live, anchor) = self.last_held?;
         if self.read(markers) == Some(live) {
             return None;
         }
-        let anchor = (live..self.nodes.len()).find(|&at| {
-            self.nodes.get(at).is_some_and(|node| node.is_free) && self.finds(at, live)
-        })?;
         let mut anchored = markers.to_vec();
-        anchored.push(anchor);
+        anchored.push(anchor?);
         Some(anchored)
     }
 
     /// The last node that is held and found by these markers and the client's.
     fn read(&self, markers: &[usize]) -> Option<usize> {
-        let held = self.nodes.iter().enumerate().rev();
-        let mut held = held.filter(|(_, node)| node.is_live).map(|(at, _)| at);
-        held.find(|&held| {
-            let is_found = |marker: usize| self.finds(marker, held);
-            let clients = self.nodes.iter().enumerate().skip(held);
-            markers.iter().copied().any(is_found)
-                || clients
-                    .filter(|(_, node)| node.is_clients)
-                    .any(|(at, _)| is_found(at))
-        })
-    }
-
-    fn finds(&self, marker: usize, held: usize) -> bool {
-        let (Some(node), Some(live)) = (self.nodes.get(marker), self.nodes.get(held)) else {
-            return false;
-        };
-        let back = self.rules.look_back;
-        held == marker || marker > held && back > 1 && node.step - live.step < back
+        let found = markers.iter().filter_map(|at| *self.found.get(*at)?);
+        found.max().max(self.found_by_client)
     }
 
     /// For each node, by the number of markers used, the best way to it.

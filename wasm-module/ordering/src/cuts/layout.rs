@@ -35,6 +35,8 @@ pub struct Layout {
     pub(super) has_key: bool,
     /// Texts that consist of pieces.
     pub(super) texts: Vec<SplitText>,
+    /// Whether the prompt has more than [`MAX_POSITIONS`] positions, of which the others are missing.
+    pub(super) is_cut_short: bool,
     /// Offset behind the body's opening brace.
     pub(super) inside: usize,
 }
@@ -188,6 +190,7 @@ impl Layout {
             step: 0,
             run: None,
             depth: 0,
+            slots: Vec::new(),
             layout: Self {
                 automatic: automatic
                     .filter(|_| kind == CacheKind::Anthropic)
@@ -209,6 +212,9 @@ impl Layout {
                     reading.fold(name.as_bytes());
                     reading.fold(value.as_bytes());
                 }
+            }
+            if reading.layout.is_cut_short {
+                break;
             }
             let next = parsed.messages.get(at + 1);
             reading.message(message, next, is_head);
@@ -266,6 +272,9 @@ impl Layout {
     }
 }
 
+/// Most positions of a prompt that is marked.
+pub(super) const MAX_POSITIONS: usize = 2_048;
+
 /// Which fields hold what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
@@ -288,6 +297,8 @@ struct Reading<'a> {
     /// The run of blocks that the last position belongs to.
     run: Option<Run>,
     depth: u32,
+    /// Where the documents of the message stand, in order.
+    slots: Vec<Range<usize>>,
     layout: Layout,
 }
 
@@ -304,6 +315,10 @@ impl<'a> Reading<'a> {
     }
 
     fn push(&mut self, bytes: usize, part: Part, run: Option<Run>, place: Option<MarkPlace>) {
+        if self.blocks == Blocks::Split && self.layout.positions.len() >= MAX_POSITIONS {
+            self.layout.is_cut_short = true;
+            return;
+        }
         self.bytes += bytes;
         self.step += u32::from(run.is_none() || run != self.run);
         self.run = run;
@@ -332,6 +347,9 @@ impl<'a> Reading<'a> {
 
     fn tools(&mut self, parsed: &Parsed<'a>) {
         for tool in &parsed.tools {
+            if self.layout.is_cut_short {
+                return;
+            }
             let block = Block::read(tool);
             if block.is_point {
                 self.mark(block.mark);
@@ -358,6 +376,7 @@ impl<'a> Reading<'a> {
         let (head, tail) = body::around(message.raw, message.content);
         self.fold(head.as_bytes());
         self.fold(tail.as_bytes());
+        self.slots = documents_in(message);
         let before = self.layout.positions.len();
         let is_alone = message.raw.as_ptr() == message.content.as_ptr();
         // A system text beside the messages is OpenAI's `instructions`, which takes no marker.
@@ -381,12 +400,15 @@ impl<'a> Reading<'a> {
                 Format::Responses => PartStyle::Input,
                 _ => PartStyle::Typed,
             };
-            self.text(message, content, part, wrap, style);
+            self.text(content, part, wrap, style);
         } else if content.starts_with('[')
             && let Ok(elements) = Scan::new(content).elements()
         {
             for raw in elements {
-                self.block(message, raw, part, can_mark);
+                if self.layout.is_cut_short {
+                    return;
+                }
+                self.block(raw, part, can_mark);
             }
         } else {
             self.fold(message.raw.as_bytes());
@@ -407,7 +429,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    fn block(&mut self, message: &Message<'a>, raw: &'a str, part: Part, can_mark: bool) {
+    fn block(&mut self, raw: &'a str, part: Part, can_mark: bool) {
         let block = Block::read(raw);
         if block.is_point {
             self.mark(block.mark);
@@ -427,7 +449,7 @@ impl<'a> Reading<'a> {
                 Some("input_text") => PartStyle::Input,
                 Some(_) => PartStyle::Typed,
             };
-            self.text(message, text, part, is_markable.then_some(wrap), style);
+            self.text(text, part, is_markable.then_some(wrap), style);
             self.mark(block.mark);
             return;
         }
@@ -450,21 +472,14 @@ impl<'a> Reading<'a> {
     }
 
     /// A text, in pieces if it is to be split and can be.
-    fn text(
-        &mut self,
-        message: &Message<'a>,
-        raw: &'a str,
-        part: Part,
-        wrap: Option<TextWrap>,
-        style: PartStyle,
-    ) {
+    fn text(&mut self, raw: &'a str, part: Part, wrap: Option<TextWrap>, style: PartStyle) {
         let range = range_in(self.body, raw);
         let inner = range.start + 1..(range.end - 1).max(range.start + 1);
         let documents = match (self.blocks, wrap) {
-            (Blocks::Split, Some(_)) => documents_in(message, &inner),
-            _ => Vec::new(),
+            (Blocks::Split, Some(_)) => within(&self.slots, &inner),
+            _ => &[],
         };
-        let pieces = pieces(self.body, &inner, &documents);
+        let pieces = pieces(self.body, &inner, documents);
         let text = self.layout.texts.len();
         let mut cuts: SmallVec<[usize; 8]> = SmallVec::new();
         for (at, (piece, is_document)) in pieces.iter().enumerate() {
@@ -490,18 +505,22 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// The documents of a message that stand in that text.
-fn documents_in(message: &Message<'_>, inner: &Range<usize>) -> Vec<Range<usize>> {
+/// Returns where the documents of a message stand, in order.
+fn documents_in(message: &Message<'_>) -> Vec<Range<usize>> {
     let slots = message.groups.iter().flat_map(|group| match &group.place {
         GroupLayout::Slots { slots, .. } => slots.as_slice(),
         GroupLayout::Render { .. } => &[],
     });
-    let mut found: Vec<Range<usize>> = slots
-        .filter(|slot| slot.start >= inner.start && slot.end <= inner.end && !slot.is_empty())
-        .cloned()
-        .collect();
+    let mut found: Vec<Range<usize>> = slots.filter(|slot| !slot.is_empty()).cloned().collect();
     crate::sort::sort_by_key(&mut found, |slot| slot.start);
     found
+}
+
+/// Returns those of the `slots`, which are in order and apart, that stand in a text.
+fn within<'s>(slots: &'s [Range<usize>], text: &Range<usize>) -> &'s [Range<usize>] {
+    let start = slots.partition_point(|slot| slot.start < text.start);
+    let end = slots.partition_point(|slot| slot.end <= text.end);
+    slots.get(start..end).unwrap_or_default()
 }
 
 /// The pieces of a text with these documents, and whether each is a document. No piece is blank but a text that is.

@@ -29,7 +29,7 @@ mod write;
 pub use layout::{Layout, MarkTtl, Part, Position};
 pub use rules::{CacheKind, CacheRules};
 
-use crate::body::{self, Skip};
+use crate::body::{self, Parsed, Skip};
 use crate::config::Config;
 use crate::engines::EngineId;
 use crate::tenant::Tenant;
@@ -82,6 +82,8 @@ pub struct Cut {
     pub client_markers: u32,
     /// Number of blocks that texts were split into, beyond one each.
     pub splits: u32,
+    /// 1 if the prompt has too many blocks to be marked; its body stays as it is.
+    pub unread: u32,
     /// Estimated tokens of the prompt's beginning that the upstream is believed to hold.
     pub read_tokens: u64,
     /// Estimated tokens that the markers have the upstream write.
@@ -107,17 +109,39 @@ impl Cutter {
         config: &Config,
         body: &[u8],
     ) -> Result<Cut, Skip> {
-        let rules = &options.rules;
-        if !rules.kind.has_markers() {
+        if !options.rules.kind.has_markers() {
             return Ok(Cut::default());
         }
         let mut parsed = body::parse(body, config)?;
         parsed.for_model(options.model)?;
+        self.cut_parsed(options, config, &parsed)
+    }
+
+    /// Does the same as [`Cutter::cut`] for a body that was parsed already, for the model of the options.
+    ///
+    /// # Errors
+    /// As [`Cutter::cut`].
+    pub fn cut_parsed(
+        &mut self,
+        options: &CutOptions<'_>,
+        config: &Config,
+        parsed: &Parsed<'_>,
+    ) -> Result<Cut, Skip> {
+        let rules = &options.rules;
+        if !rules.kind.has_markers() {
+            return Ok(Cut::default());
+        }
         let realm = u64::from(options.engine.0);
-        let layout = Layout::of(&parsed, rules.kind, layout::Blocks::Split, realm)?;
+        let layout = Layout::of(parsed, rules.kind, layout::Blocks::Split, realm)?;
+        if layout.is_cut_short {
+            return Ok(Cut {
+                unread: 1,
+                ..Cut::default()
+            });
+        }
         let ledger = self.ledger(config, options, &parsed.model);
         let chosen = choice::choose(&layout, rules, ledger, options.now_ms);
-        let cut = write::write(&parsed, &layout, rules, &chosen);
+        let cut = write::write(parsed, &layout, rules, &chosen);
         ledger.take(&layout, &chosen, rules, options.now_ms);
         Ok(cut)
     }

@@ -16,6 +16,7 @@ use super::rules::{CacheKind, CacheRules};
 use crate::body::Parsed;
 use crate::body::edit::{self, Edit};
 use crate::hexadecimal;
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub(super) fn write(
@@ -34,19 +35,29 @@ pub(super) fn write(
         ..Cut::default()
     };
     let mut edits = Vec::new();
-    for (at, text) in layout.texts.iter().enumerate() {
-        let is_piece = |place: Option<MarkPlace>| matches!(place, Some(MarkPlace::Piece(text, _)) if text == at);
-        let pieces = layout.positions.iter().enumerate();
-        let pieces = pieces.filter(|(_, position)| is_piece(position.place));
-        // Pieces behind the last marker stay together.
-        let kept = pieces.filter(|(piece, _)| last.is_some_and(|last| *piece <= last));
-        let marks: Vec<(usize, MarkTtl)> = (choice.markers.iter())
-            .filter_map(|(marked, ttl)| match layout.positions.get(*marked)?.place {
-                Some(MarkPlace::Piece(text, piece)) if text == at => Some((piece, *ttl)),
-                _ => None,
-            })
-            .collect();
-        cut.splits += write_text(text, kept.count(), &marks, rules.kind, &mut edits);
+    // By text: the pieces up to the last marker, behind which they stay together, and those that are marked.
+    let mut pieces: Vec<(usize, TextMarks)> = vec![Default::default(); layout.texts.len()];
+    for position in layout
+        .positions
+        .iter()
+        .take(last.map_or(0, |last| last + 1))
+    {
+        if let Some(MarkPlace::Piece(text, _)) = position.place
+            && let Some((kept, _)) = pieces.get_mut(text)
+        {
+            *kept += 1;
+        }
+    }
+    for (at, ttl) in &choice.markers {
+        let position = layout.positions.get(*at);
+        if let Some(MarkPlace::Piece(text, piece)) = position.and_then(|position| position.place)
+            && let Some((_, marks)) = pieces.get_mut(text)
+        {
+            marks.push((piece, *ttl));
+        }
+    }
+    for (text, (kept, marks)) in layout.texts.iter().zip(pieces) {
+        cut.splits += write_text(text, kept, &marks, rules.kind, &mut edits);
     }
     for (at, ttl) in &choice.markers {
         let place = layout
@@ -78,6 +89,9 @@ pub(super) fn write(
     }
     cut
 }
+
+/// The marked pieces of a text, at most four.
+type TextMarks = SmallVec<[(usize, MarkTtl); 1]>;
 
 /// Writes a text with `kept` pieces, of which these are marked; the others stand in the last one. Returns the number of
 /// blocks that it became, less one.

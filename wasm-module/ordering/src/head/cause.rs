@@ -49,11 +49,13 @@ pub enum Cause {
     Evicted,
     /// The shared prefix is shorter than a page of the engine's cache.
     BelowPage,
+    /// The prompt has more segments than are compared.
+    Unread,
 }
 
 impl Cause {
     /// All causes, in the order of their declaration.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::None,
         Self::FirstSeen,
         Self::ToolOrder,
@@ -77,6 +79,7 @@ impl Cause {
         Self::Parameters,
         Self::Evicted,
         Self::BelowPage,
+        Self::Unread,
     ];
 
     /// Returns the name in kebab case.
@@ -106,6 +109,7 @@ impl Cause {
             Self::Parameters => "parameters",
             Self::Evicted => "evicted",
             Self::BelowPage => "below-page",
+            Self::Unread => "unread",
         }
     }
 

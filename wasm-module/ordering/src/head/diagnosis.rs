@@ -13,8 +13,8 @@
 use super::cause::{Cause, Volatile};
 use super::compare::{self, Difference, Flat, Sides};
 use super::marks;
-use super::outline::{self, Cut, Depth, Known, Piece, RawPiece};
-use super::pending::{PendingPieces, PendingPrompt, PendingSegment};
+use super::outline::{self, Cut, Depth, Known, MessageTexts, Piece, RawPiece};
+use super::pending::{self, PendingPieces, PendingPrompt, PendingSegment};
 use super::segments::{Segment, SegmentKind, Segments};
 use crate::body::{Parsed, Role, inner_of};
 use crate::config::Config;
@@ -108,6 +108,26 @@ pub struct Diagnosis {
 }
 
 impl Diagnosis {
+    /// Returns the diagnosis of a request of which nothing but the cause is known.
+    fn new(request: u64, cause: Cause) -> Self {
+        Self {
+            request,
+            earlier: None,
+            prompt_tokens: 0,
+            shared_tokens: 0,
+            reused_tokens: 0,
+            lost_tokens: 0,
+            cause,
+            volatile: None,
+            segment: None,
+            name: String::new(),
+            index: 0,
+            offset: 0,
+            shape: String::new(),
+            extents: SmallVec::new(),
+        }
+    }
+
     /// Applies the engine's report on the prompt: its tokens, and how many of them it had cached.
     ///
     /// If the engine had much less than an earlier prompt shares, that was evicted. If it had more than expected, less
@@ -374,12 +394,17 @@ impl Index {
         let depth = self.limits.depth;
         let documents = outline::documents(parsed);
         let mut pending = PendingPrompt::new(asked, realm, parameters.collect(), documents.len());
+        if depth == Depth::Light && segments.list.len() > pending::MAX_SEGMENTS {
+            pending.is_unread = true;
+            return pending;
+        }
         // Segments stand in the order of messages.
         let mut holding: SmallVec<[u32; 8]> = (segments.list.iter())
             .filter(|segment| segment.kind == SegmentKind::Document)
             .filter_map(|segment| segment.message)
             .collect();
         holding.dedup();
+        let mut texts = MessageTexts::default();
         for segment in &segments.list {
             let whose = segment
                 .message
@@ -402,7 +427,7 @@ impl Index {
             let known = is_sought.then(|| self.hold_part(key, segment.kind));
             let pieces = match known.flatten() {
                 Some(pieces) => PendingPieces::Known(pieces),
-                None => pending.take(asked, segment, &documents, whose, depth),
+                None => pending.take(asked, &mut texts, segment, &documents, whose, depth),
             };
             pending.segments.push(PendingSegment {
                 kind: segment.kind,
@@ -424,6 +449,10 @@ impl Index {
 
     /// Diagnoses a request; names and shapes are told only of one that is still there.
     fn resolve(&mut self, pending: PendingPrompt, asked: Option<&Asked<'_, '_>>) -> Diagnosis {
+        if pending.is_unread {
+            self.count += 1;
+            return Diagnosis::new(self.count, Cause::Unread);
+        }
         let depth = self.limits.depth;
         let mut placed: Vec<Placed> = Vec::with_capacity(pending.segments.len());
         for segment in &pending.segments {
@@ -588,20 +617,9 @@ impl Index {
     fn compare(&mut self, entry: &Entry) -> (Diagnosis, Option<(Difference, Flat)>) {
         let flat = self.flat(entry);
         let mut diagnosis = Diagnosis {
-            request: entry.number,
-            earlier: None,
             prompt_tokens: entry.tokens,
-            shared_tokens: 0,
-            reused_tokens: 0,
-            lost_tokens: 0,
-            cause: Cause::FirstSeen,
-            volatile: None,
-            segment: None,
-            name: String::new(),
-            index: 0,
-            offset: 0,
-            shape: String::new(),
             extents: extents(&flat),
+            ..Diagnosis::new(entry.number, Cause::FirstSeen)
         };
         let candidates = self.candidates(&flat);
         let Some(best) = self.best(entry, &flat, &candidates) else {
@@ -899,7 +917,7 @@ impl Index {
     ) -> Option<&'a str> {
         let message = asked.parsed.messages.get(segment.message? as usize)?;
         let mut done = 0;
-        for (text, is_text) in outline::texts(asked.parsed.text, message, segment) {
+        for (text, is_text) in MessageTexts::default().of(asked.parsed.text, message, segment) {
             let cut = if is_text { Cut::Sentences } else { Cut::Whole };
             for unit in outline::units(text, cut) {
                 let end = done + unit.len();

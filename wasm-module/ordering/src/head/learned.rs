@@ -513,7 +513,7 @@ const MAX_GAP: usize = 8;
 const MAX_TEMPLATES: usize = 8;
 
 /// Most units of a system text; nothing is learned from a longer one.
-const MAX_UNITS: usize = 4_096;
+const MAX_UNITS: usize = 2_048;
 
 #[cfg(test)]
 mod tests {

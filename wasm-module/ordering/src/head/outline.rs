@@ -228,11 +228,11 @@ impl Piece {
 
 /// Returns the piece that a tool is.
 fn tool(raw: &str) -> Piece {
-    let hash = shape_of(raw, Keys::InOrder);
+    let shape = Shape::of(raw);
     Piece {
-        same: seeded(shape_of(raw, Keys::Sorted), b"tools"),
+        same: seeded(shape.sorted, b"tools"),
         name: tool_name(raw).map_or(0, |name| xxh3_64_with_seed(name.as_bytes(), 1) | 1),
-        ..Piece::plain(seeded(hash, b"tool"), length(raw), Marks::of(raw))
+        ..Piece::plain(seeded(shape.in_order, b"tool"), length(raw), Marks::of(raw))
     }
 }
 
@@ -262,93 +262,115 @@ fn seeded(hash: u64, what: &[u8]) -> u64 {
     xxh3_64_with_seed(what, hash)
 }
 
-/// The texts of a segment that is no tool and no document, as they stand between quotes, each with whether it is text
-/// (or a value of another kind). A message's other fields that a template renders come last, if the segment is a whole
-/// message.
-pub(super) fn texts<'a>(
-    body: &'a str,
-    message: &Message<'a>,
-    segment: &Segment,
-) -> SmallVec<[(&'a str, bool); 2]> {
-    let mut found = SmallVec::new();
-    let within = |part: &'a str| -> &'a str {
-        let start = offset_in(body, part);
-        let from = segment.range.start.clamp(start, start + part.len()) - start;
-        let to = segment.range.end.clamp(start, start + part.len()) - start;
-        part.get(from..to).unwrap_or_default()
-    };
-    let mut add = |part: &'a str, is_text: bool| {
-        let part = within(part);
-        if !part.is_empty() {
-            found.push((part, is_text));
-        }
-    };
-    let content = message.content;
-    match inner_of(content) {
-        Some(text) => add(text, true),
-        // An item that is left alone.
-        None if content.starts_with('{') => add(content, false),
-        None => parts(content, &mut add),
-    }
-    let whole = offset_in(body, message.raw);
-    if segment.range == (whole..whole + message.raw.len()) && message.raw != content {
-        let names = [
-            "tool_calls",
-            "reasoning_content",
-            "function_call",
-            "thinking",
-            "call_id",
-            "name",
-        ];
-        let found = scan::fields(message.raw, names).unwrap_or_default();
-        // A message's `name` says who speaks; beside a `call_id` it is what is called.
-        let [.., call_id, name] = found;
-        let rendered = found.into_iter().take(names.len() - 2);
-        for value in rendered
-            .chain([name.filter(|_| call_id.is_some())])
-            .flatten()
-        {
-            add(value, false);
-        }
-    }
-    found
+/// The texts of a message, read once for all of its segments.
+#[derive(Default)]
+pub(super) struct MessageTexts<'a> {
+    message: Option<u32>,
+    /// In the order in which they stand, each with whether it is text or a value of another kind.
+    all: Vec<(&'a str, bool)>,
 }
 
-/// The texts in a list of parts or blocks.
-fn parts<'a>(content: &'a str, add: &mut impl FnMut(&'a str, bool)) {
-    if !content.starts_with('[') {
-        return;
+impl<'a> MessageTexts<'a> {
+    /// Returns the texts of a segment that is no tool and no document, as they stand between quotes, each with whether
+    /// it is text (or a value of another kind). A message's other fields that a template renders come last, if the
+    /// segment is a whole message. O(texts of the segment), and the message's bytes for its first segment.
+    pub(super) fn of(
+        &mut self,
+        body: &'a str,
+        message: &Message<'a>,
+        segment: &Segment,
+    ) -> SmallVec<[(&'a str, bool); 2]> {
+        let content = message.content;
+        if self.message != segment.message {
+            self.message = segment.message;
+            self.all.clear();
+            match inner_of(content) {
+                Some(text) => self.all.push((text, true)),
+                // An item that is left alone.
+                None if content.starts_with('{') => self.all.push((content, false)),
+                None => parts(content, &mut self.all),
+            }
+        }
+        let end = |part: &str| offset_in(body, part) + part.len();
+        let first = (self.all).partition_point(|(part, _)| end(part) <= segment.range.start);
+        let behind =
+            (self.all).partition_point(|(part, _)| offset_in(body, part) < segment.range.end);
+        let own = self.all.get(first..behind).unwrap_or_default();
+        let within = own.iter().map(|(part, is_text)| {
+            let start = offset_in(body, part);
+            let from = segment.range.start.clamp(start, start + part.len()) - start;
+            let to = segment.range.end.clamp(start, start + part.len()) - start;
+            (part.get(from..to).unwrap_or_default(), *is_text)
+        });
+        let mut found: SmallVec<[(&str, bool); 2]> =
+            within.filter(|(part, _)| !part.is_empty()).collect();
+        let whole = offset_in(body, message.raw);
+        if segment.range == (whole..whole + message.raw.len()) && message.raw != content {
+            let names = [
+                "tool_calls",
+                "reasoning_content",
+                "function_call",
+                "thinking",
+                "call_id",
+                "name",
+            ];
+            let fields = scan::fields(message.raw, names).unwrap_or_default();
+            // A message's `name` says who speaks; beside a `call_id` it is what is called.
+            let [.., call_id, name] = fields;
+            let rendered = fields.into_iter().take(names.len() - 2);
+            let rendered = rendered.chain([name.filter(|_| call_id.is_some())]);
+            found.extend(rendered.flatten().map(|value| (value, false)));
+        }
+        found
     }
-    for element in Scan::new(content).elements().unwrap_or_default() {
+}
+
+/// Adds the texts in a list of parts or blocks to `all`. Behind [`MAX_PARTS`] of them, the rest of the list is one value.
+fn parts<'a>(content: &'a str, all: &mut Vec<(&'a str, bool)>) {
+    let mut rest = None;
+    // An error ends the list, as the bound does.
+    let _ = Scan::new(content).list(|scan| {
+        let start = scan.next();
+        if all.len() >= MAX_PARTS {
+            rest = content.get(start..content.len().saturating_sub(1));
+            return Err(scan::Bad(start));
+        }
+        let element = scan.value()?;
         let [text, nested] = scan::fields(element, ["text", "content"]).unwrap_or_default();
         match (text.and_then(inner_of), nested) {
-            (Some(text), _) => add(text, true),
+            (Some(text), _) => all.push((text, true)),
             (None, Some(nested)) => match inner_of(nested) {
-                Some(text) => add(text, true),
+                Some(text) => all.push((text, true)),
                 // One level deep, as documents are looked for.
                 None => {
                     for element in Scan::new(nested).elements().unwrap_or_default() {
                         let [text] = scan::fields(element, ["text"]).unwrap_or_default();
-                        match text.and_then(inner_of) {
-                            Some(text) => add(text, true),
-                            None => add(element, false),
-                        }
+                        all.push(match text.and_then(inner_of) {
+                            Some(text) => (text, true),
+                            None => (element, false),
+                        });
                     }
                 }
             },
-            (None, None) => match inner_of(element) {
-                Some(text) => add(text, true),
-                None => add(element, false),
-            },
+            (None, None) => all.push(match inner_of(element) {
+                Some(text) => (text, true),
+                None => (element, false),
+            }),
         }
-    }
+        Ok(())
+    });
+    all.extend(rest.map(|rest| (rest, false)));
 }
+
+/// Most texts of a message that are told apart.
+const MAX_PARTS: usize = 4_096;
 
 /// Returns the pieces of a prompt as an engine's cache tells them apart, in their order.
 #[must_use]
 pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retrieved)> {
     let body = parsed.text;
     let mut pieces = Vec::with_capacity(segments.list.len() * 2);
+    let mut texts = MessageTexts::default();
     let mut bytes = 0_u64;
     for segment in &segments.list {
         let raw = body.get(segment.range.clone()).unwrap_or_default();
@@ -359,7 +381,7 @@ pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retri
         };
         match segment.kind {
             SegmentKind::Tool => {
-                let hash = seeded(shape_of(raw, Keys::InOrder), b"tool");
+                let hash = seeded(Shape::of(raw).in_order, b"tool");
                 add(segment.kind, hash, raw.len());
             }
             SegmentKind::Document => {
@@ -372,7 +394,7 @@ pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retri
                     .and_then(|at| parsed.messages.get(at as usize));
                 let Some(message) = message else { continue };
                 let cut = cut_of(segment, false);
-                for (text, is_text) in texts(body, message, segment) {
+                for (text, is_text) in texts.of(body, message, segment) {
                     let seed = segment.role as u64 + if is_text { 3 } else { 13 };
                     let cut = if is_text { cut } else { Cut::Whole };
                     for unit in units(text, cut) {
@@ -495,63 +517,80 @@ pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> Cut {
     }
 }
 
-/// What of an object's keys counts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Keys {
-    InOrder,
-    /// Their order does not, nor that of the elements of sets.
-    Sorted,
+/// Hashes of a JSON value as an engine renders it, whatever white space it was written with: with its keys in order, and
+/// without the order of keys and of the elements of sets.
+#[derive(Clone, Copy)]
+struct Shape {
+    in_order: u64,
+    sorted: u64,
 }
 
-/// A hash of a JSON value as an engine renders it, whatever white space it was written with.
-fn shape_of(raw: &str, keys: Keys) -> u64 {
-    value(raw, keys, false, 0)
+impl Shape {
+    fn of(raw: &str) -> Self {
+        Self::value(raw, false, 0)
+    }
+
+    fn value(raw: &str, is_set: bool, depth: u32) -> Self {
+        let raw = raw.trim_ascii();
+        let leaf = || {
+            let hash = xxh3_64_with_seed(raw.as_bytes(), 7);
+            Self {
+                in_order: hash,
+                sorted: hash,
+            }
+        };
+        if depth >= MAX_DEPTH {
+            return leaf();
+        }
+        let none = |seed: u64| Self {
+            in_order: seed,
+            sorted: seed,
+        };
+        match raw.as_bytes().first() {
+            Some(b'{') => {
+                let mut sum = none(1);
+                let read = Scan::new(raw).object(|scan, name| {
+                    // The breakpoint of a cache is no content.
+                    let held = scan.value()?;
+                    if name == "cache_control" {
+                        return Ok(());
+                    }
+                    let names_sets = matches!(name, "required" | "dependentRequired");
+                    let held = Self::value(held, names_sets || is_set, depth + 1);
+                    let named = |held: u64| xxh3_64_with_seed(name.as_bytes(), held);
+                    sum.in_order = behind(sum.in_order, named(held.in_order));
+                    sum.sorted = beside(sum.sorted, named(held.sorted));
+                    Ok(())
+                });
+                read.map_or_else(|_| leaf(), |()| sum)
+            }
+            Some(b'[') => {
+                let mut sum = none(2);
+                for element in Scan::new(raw).elements().unwrap_or_default() {
+                    let held = Self::value(element, false, depth + 1);
+                    sum.in_order = behind(sum.in_order, held.in_order);
+                    sum.sorted = match is_set {
+                        true => beside(sum.sorted, held.sorted),
+                        false => behind(sum.sorted, held.sorted),
+                    };
+                }
+                sum
+            }
+            _ => leaf(),
+        }
+    }
+}
+
+fn behind(sum: u64, item: u64) -> u64 {
+    xxh3_64_with_seed(&item.to_le_bytes(), sum)
+}
+
+fn beside(sum: u64, item: u64) -> u64 {
+    sum.wrapping_add(xxh3_64_with_seed(&item.to_le_bytes(), 11))
 }
 
 /// Levels that are looked into; below, the bytes count.
 const MAX_DEPTH: u32 = 24;
-
-fn value(raw: &str, keys: Keys, is_set: bool, depth: u32) -> u64 {
-    let raw = raw.trim_ascii();
-    let leaf = || xxh3_64_with_seed(raw.as_bytes(), 7);
-    if depth >= MAX_DEPTH {
-        return leaf();
-    }
-    let add = |sum: u64, item: u64, in_order: bool| {
-        if in_order {
-            xxh3_64_with_seed(&item.to_le_bytes(), sum)
-        } else {
-            sum.wrapping_add(xxh3_64_with_seed(&item.to_le_bytes(), 11))
-        }
-    };
-    match raw.as_bytes().first() {
-        Some(b'{') => {
-            let mut sum = 1;
-            let read = Scan::new(raw).object(|scan, name| {
-                // The breakpoint of a cache is no content.
-                let held = scan.value()?;
-                if name == "cache_control" {
-                    return Ok(());
-                }
-                let names_sets = matches!(name, "required" | "dependentRequired");
-                let held = value(held, keys, names_sets || is_set, depth + 1);
-                let item = xxh3_64_with_seed(name.as_bytes(), held);
-                sum = add(sum, item, keys == Keys::InOrder);
-                Ok(())
-            });
-            read.map_or_else(|_| leaf(), |()| sum)
-        }
-        Some(b'[') => {
-            let mut sum = 2;
-            let in_order = keys == Keys::InOrder || !is_set;
-            for element in Scan::new(raw).elements().unwrap_or_default() {
-                sum = add(sum, value(element, keys, false, depth + 1), in_order);
-            }
-            sum
-        }
-        _ => leaf(),
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -615,9 +654,6 @@ mod tests {
     fn a_deep_value_ends() {
         let deep = "[".repeat(100_000) + &"]".repeat(100_000);
         let deeper = format!(r#"{{"a":{deep}}}"#);
-        assert_ne!(
-            shape_of(&deep, Keys::Sorted),
-            shape_of(&deeper, Keys::Sorted)
-        );
+        assert_ne!(Shape::of(&deep).sorted, Shape::of(&deeper).sorted);
     }
 }

@@ -35,8 +35,8 @@ pub(crate) struct Pattern {
     pub(crate) name: Box<str>,
     pub(crate) class: Class,
     regex: Regex,
-    /// Words, one of which must occur in a line; empty: the pattern is tried on every line.
-    words: &'static [&'static str],
+    /// Words, one of which must occur in a line, each with its [`pairs`]; empty: the pattern is tried on every line.
+    words: Box<[(&'static str, u64)]>,
     /// Text that must occur before the line.
     inside: &'static str,
     /// Whether upstreams that match bytes of the client's own need the line as it is.
@@ -62,7 +62,7 @@ impl Pattern {
             name: name.into(),
             class,
             regex,
-            words: &[],
+            words: Box::default(),
             inside: "",
             is_billing: false,
         })
@@ -72,7 +72,7 @@ impl Pattern {
     pub(crate) fn table() -> Vec<Self> {
         let built = TABLE.iter().filter_map(|row| {
             let mut pattern = Self::new(row.name, row.class, row.pattern).ok()?;
-            pattern.words = row.words;
+            pattern.words = row.words.iter().map(|word| (*word, pairs(word))).collect();
             pattern.inside = row.inside;
             pattern.is_billing = row.name == BILLING;
             Some(pattern)
@@ -81,16 +81,25 @@ impl Pattern {
     }
 }
 
-/// Returns the matches of `patterns` in a line, first to last; none lies in another, and earlier patterns win.
-pub(super) fn matches(patterns: &[Pattern], before: &str, line: &str) -> Vec<Match> {
+/// Returns the matches of `patterns` in a line, first to last; none lies in another, and earlier patterns win. Each
+/// pattern that is tried takes the line's bytes of the `budget`; `None` if that is too small.
+pub(super) fn matches(
+    patterns: &[Pattern],
+    before: &str,
+    line: &str,
+    budget: &mut usize,
+) -> Option<Vec<Match>> {
     let mut found: Vec<Match> = Vec::new();
+    let held = pairs(line);
+    let holds = |(word, pairs): &(&str, u64)| held & pairs == *pairs && line.contains(word);
     for (at, pattern) in patterns.iter().enumerate() {
         if pattern.class == Class::Leave
-            || !(pattern.words.is_empty() || pattern.words.iter().any(|word| line.contains(word)))
+            || !(pattern.words.is_empty() || pattern.words.iter().any(holds))
             || !before.contains(pattern.inside)
         {
             continue;
         }
+        *budget = budget.checked_sub(line.len())?;
         for hit in pattern.regex.find_iter(line).take(MAX_MATCHES) {
             let range = hit.range();
             let is_free =
@@ -101,7 +110,16 @@ pub(super) fn matches(patterns: &[Pattern], before: &str, line: &str) -> Vec<Mat
         }
     }
     crate::sort::sort_by_key(&mut found, |found| found.range.start);
-    found
+    Some(found)
+}
+
+/// A bit for each pair of neighbouring bytes, by a hash of the pair: a text that holds a word has all of the word's bits.
+fn pairs(text: &str) -> u64 {
+    let bytes = text.as_bytes();
+    let pairs = bytes.iter().zip(bytes.iter().skip(1));
+    pairs.fold(0, |bits, (one, next)| {
+        bits | 1 << (one.wrapping_mul(37).wrapping_add(next.wrapping_mul(11)) % 64)
+    })
 }
 
 struct Row {
@@ -234,7 +252,8 @@ mod tests {
         let mut all = Vec::new();
         let mut at = 0;
         for line in text.split('\n') {
-            for found in matches(&table, &text[..at], line) {
+            let mut budget = usize::MAX;
+            for found in matches(&table, &text[..at], line, &mut budget).unwrap() {
                 all.push((table[found.pattern].name.to_string(), &line[found.range]));
             }
             at += line.len() + 1;

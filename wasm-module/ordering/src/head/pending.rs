@@ -11,9 +11,9 @@
 //! in the index until the prompt is diagnosed, so every prompt that was read must be.
 
 use super::diagnosis::{Asked, Parameters, Realm};
-use super::outline::{self, Cut, Depth, Known, Piece, RawPiece};
+use super::outline::{self, Cut, Depth, Known, MessageTexts, Piece, RawPiece};
 use super::segments::{Segment, SegmentKind};
-use crate::body::{FoundDocument, Role};
+use crate::body::{FoundDocument, Role, offset_in};
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -27,6 +27,8 @@ pub struct PendingPrompt {
     /// Sum of the hashes of the system messages in the history.
     pub(super) inline: u64,
     pub(super) segments: Vec<PendingSegment>,
+    /// Whether the prompt has too many segments to be compared.
+    pub(super) is_unread: bool,
     /// The documents in the order in which they are sent; empty: as they stand in the body.
     pub(super) sent: SmallVec<[Fingerprint; 16]>,
     raw: Vec<RawPiece>,
@@ -66,9 +68,10 @@ impl PendingPrompt {
             realm,
             parameters,
             inline: 0,
-            segments: Vec::with_capacity(asked.segments.list.len()),
+            segments: Vec::with_capacity(asked.segments.list.len().min(MAX_SEGMENTS)),
+            is_unread: false,
             sent: asked.sent.unwrap_or_default().into(),
-            raw: Vec::with_capacity(asked.segments.list.len()),
+            raw: Vec::with_capacity(asked.segments.list.len().min(MAX_SEGMENTS)),
             text: String::with_capacity((documents * Depth::LOOKED_AT).min(KEPT)),
         }
     }
@@ -79,10 +82,11 @@ impl PendingPrompt {
         self.text.len()
     }
 
-    /// Adds the pieces of a segment, unread, and returns which they are.
-    pub(super) fn take(
+    /// Adds the pieces of a segment, unread, and returns which they are. Behind [`MAX_PIECES`] a segment is one piece.
+    pub(super) fn take<'a>(
         &mut self,
-        asked: &Asked<'_, '_>,
+        asked: &Asked<'_, 'a>,
+        texts: &mut MessageTexts<'a>,
         segment: &Segment,
         documents: &[&FoundDocument<'_>],
         holds_documents: bool,
@@ -108,7 +112,13 @@ impl PendingPrompt {
                     .and_then(|at| asked.parsed.messages.get(at as usize));
                 if let Some(message) = message {
                     let cut = outline::cut_of(segment, holds_documents);
-                    for (text, is_text) in outline::texts(body, message, segment) {
+                    for (text, is_text) in texts.of(body, message, segment) {
+                        if self.raw.len() >= MAX_PIECES && depth == Depth::Light {
+                            let rest = offset_in(body, text)..segment.range.end;
+                            let rest = body.get(rest).unwrap_or(text);
+                            self.raw.push(RawPiece::opaque(rest, segment.role));
+                            break;
+                        }
                         if is_text {
                             self.add_text(text, cut, segment.role, depth);
                         } else {
@@ -161,6 +171,12 @@ impl PendingPrompt {
             .map(move |piece| piece.made(&self.text, depth, known))
     }
 }
+
+/// Most segments of a prompt that a gateway compares with others.
+pub(super) const MAX_SEGMENTS: usize = 2_048;
+
+/// Most pieces that a gateway cuts a prompt into.
+const MAX_PIECES: usize = 512;
 
 /// Most bytes of text that a prompt keeps until it is diagnosed: tools of 64 KB that change with each request.
 const KEPT: usize = 128 << 10;

@@ -31,6 +31,8 @@ pub struct HeadReport {
     pub doubtful: u32,
     /// Volatile spans that stay as they are: they look like instructions, or there is no room or place for them.
     pub left: u32,
+    /// Texts, lines and tools that were not looked at because the request has too many of them.
+    pub unread: u32,
     /// Every message, span and tool of these, as ranges of the client's body.
     pub changes: Vec<Change>,
 }
@@ -71,6 +73,6 @@ impl HeadReport {
     /// Whether there is anything to be told.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.left + self.doubtful == 0
+        self.changes.is_empty() && self.left + self.doubtful + self.unread == 0
     }
 }

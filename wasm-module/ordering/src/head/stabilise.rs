@@ -16,11 +16,10 @@ use super::decision::{Decision, Form, Frozen, Moved, merged};
 use super::learned::{Learned, Seen, looks_like_data};
 use super::patterns::{Class, Match, matches};
 use super::report::{Change, ChangeKind};
-use super::texts::{SystemText, element_in};
-use super::tools::{Lru, Tools, Wanted};
+use super::texts::{SystemText, SystemTexts, Unit, element_in};
+use super::tools::{Lru, MAX_TOOLS, Tools, Wanted};
 use crate::body::{Parsed, Role, range_in};
 use crate::conversation::sent::kept_hash;
-use smallvec::SmallVec;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -58,6 +57,7 @@ impl Heads {
             order: config.order,
             schemas: config.schemas,
         };
+        decision.report.unread += u32::from(parsed.tools.len() > MAX_TOOLS);
         if let Some(arranged) = self.tools.arrange(&parsed.tools, wanted) {
             decision.report.tools_moved = arranged.moved;
             decision.report.tools_reformed = arranged.reformed;
@@ -101,9 +101,14 @@ impl Heads {
         if config.patterns.is_empty() && !config.learn {
             return true;
         }
-        let texts = SystemText::all(parsed);
-        let found: Vec<Vec<PatternMatch>> =
-            texts.iter().map(|text| self.found(config, text)).collect();
+        let SystemTexts { texts, unread } = SystemTexts::of(parsed);
+        decision.report.unread += unread;
+        // What patterns may look at for the first time in this request.
+        let mut budget = LEAST_MATCHED_BYTES + parsed.text.len() / MATCHED_SHARE;
+        let mut found: Vec<Vec<PatternMatch>> = Vec::with_capacity(texts.len());
+        for text in &texts {
+            found.push(self.found(config, text, &mut budget, &mut decision.report.unread));
+        }
         let mut all = found.iter().flatten();
         if config.upstream == Upstream::Anthropic
             && all.any(|found| {
@@ -122,13 +127,15 @@ impl Heads {
         };
         let target = target(parsed);
         let mut room = config.max_moved_bytes;
+        let mut judged = 0;
         let mut moved: Vec<(&'a str, u64)> = Vec::new();
         let mut volatile = volatile.into_iter();
         for (text, found) in texts.iter().zip(&found) {
             let report = &mut decision.report;
             let mut gone = vec![false; text.units.len()];
             let mut cut: Vec<Range<usize>> = Vec::new();
-            let mut names: SmallVec<[(usize, &str); 4]> = SmallVec::new();
+            // The pattern that moves a unit, by the unit's place.
+            let mut names: Vec<Option<&str>> = vec![None; text.units.len()];
             for found in found {
                 let Some(pattern) = config.patterns.get(found.pattern) else {
                     continue;
@@ -159,46 +166,45 @@ impl Heads {
                         });
                     }
                     Class::Move => {
-                        for (at, unit) in text.units.iter().enumerate() {
-                            let overlaps = unit.range.start < found.range.end
-                                && found.range.start < unit.range.end;
-                            if overlaps && !names.iter().any(|(known, _)| *known == at) {
-                                names.push((at, &pattern.name));
-                            }
+                        let units = overlapping(&text.units, &found.range);
+                        for name in names.get_mut(units).unwrap_or_default() {
+                            name.get_or_insert(&pattern.name);
                         }
                     }
                 }
             }
             let learned = volatile.next().unwrap_or_default();
-            for (at, _) in learned
-                .iter()
-                .enumerate()
-                .filter(|(_, is_volatile)| **is_volatile)
-            {
-                if !names.iter().any(|(known, _)| *known == at) {
-                    names.push((at, LEARNED));
-                }
+            for (name, _) in names.iter_mut().zip(learned).filter(|(_, is)| *is) {
+                name.get_or_insert(LEARNED);
             }
-            crate::sort::sort_by_key(&mut names, |(at, _)| *at);
+            let named = names.iter().enumerate();
+            let named = named.filter_map(|(at, name)| Some((at, (*name)?)));
             // A slot moves as a whole or not at all: the rest of it would still break the prefix.
-            let is_data = |at: usize| {
+            let mut is_data = |at: usize| {
                 let unit = text.units.get(at);
                 let words = unit.and_then(|unit| text.text.plain.get(unit.range.clone()));
-                words.is_some_and(looks_like_data)
+                let is_judged = judged < MAX_JUDGED;
+                judged += 1;
+                is_judged && words.is_some_and(looks_like_data)
             };
-            let learned_is_data =
-                (names.iter().filter(|(_, name)| *name == LEARNED)).all(|(at, _)| is_data(*at));
-            for (at, name) in names {
+            let may_move = target.is_some() && !text.is_marked;
+            let learned_is_data = may_move
+                && (named.clone())
+                    .filter(|(_, name)| *name == LEARNED)
+                    .all(|(at, _)| is_data(at));
+            for (at, name) in named {
                 let Some(unit) = text.units.get(at) else {
                     continue;
                 };
                 let words = text.raw(&unit.range);
                 let is_learned = name == LEARNED;
-                let may = target.is_some()
-                    && !text.is_marked
-                    && is_data(at)
-                    && (learned_is_data || !is_learned)
-                    && words.len() < room;
+                let may = may_move
+                    && words.len() < room
+                    && if is_learned {
+                        learned_is_data
+                    } else {
+                        is_data(at)
+                    };
                 if !may {
                     report.left += 1;
                     continue;
@@ -218,11 +224,10 @@ impl Heads {
             }
             // A line that is dropped completely takes its line break with it.
             for range in &mut cut {
-                let line = text
-                    .units
-                    .iter()
-                    .find(|unit| unit.line.start <= range.start && range.end <= unit.line.end);
-                if let Some(line) = line.map(|unit| unit.line.clone())
+                let next = (text.units).partition_point(|unit| unit.line.end <= range.start);
+                let line = text.units.get(next).map(|unit| unit.line.clone());
+                if let Some(line) =
+                    line.filter(|line| line.start <= range.start && range.end <= line.end)
                     && let Some(words) = text.text.plain.get(line.clone())
                     && text.text.plain.get(range.clone()).map(str::trim) == Some(words.trim())
                 {
@@ -265,8 +270,15 @@ impl Heads {
         true
     }
 
-    /// Returns the matches of the patterns in a text.
-    fn found(&mut self, config: &Head, text: &SystemText<'_>) -> Vec<PatternMatch> {
+    /// Returns the matches of the patterns in a text, in order. Lines that no request had before take of the `budget`
+    /// of bytes; a line for which too little is left is counted in `unread` and has no matches.
+    fn found(
+        &mut self,
+        config: &Head,
+        text: &SystemText<'_>,
+        budget: &mut usize,
+        unread: &mut u32,
+    ) -> Vec<PatternMatch> {
         let mut all = Vec::new();
         if config.patterns.is_empty() {
             return all;
@@ -278,16 +290,13 @@ impl Heads {
             ""
         };
         let seed = 6 + before.len() as u64;
-        let mut last = None;
-        for unit in &text.units {
-            if last == Some(unit.line.start) {
+        for units in text.units.chunk_by(|one, next| one.line == next.line) {
+            let Some(unit) = units
+                .first()
+                .filter(|_| units.iter().all(|unit| !unit.is_barrier))
+            else {
                 continue;
-            }
-            last = Some(unit.line.start);
-            let mut units = text.units.iter();
-            if unit.is_barrier || units.any(|other| other.line == unit.line && other.is_barrier) {
-                continue;
-            }
+            };
             let line = plain.get(unit.line.clone()).unwrap_or_default();
             let line = line.strip_suffix('\n').unwrap_or(line);
             let line = line.strip_suffix('\r').unwrap_or(line);
@@ -296,8 +305,11 @@ impl Heads {
             }
             let key = xxh3_64_with_seed(line.as_bytes(), seed);
             if self.lines.get(key).is_none() {
-                let found = matches(&config.patterns, before, line).into();
-                self.lines.insert(key, found, MAX_LINES);
+                let Some(found) = matches(&config.patterns, before, line, budget) else {
+                    *unread += 1;
+                    continue;
+                };
+                self.lines.insert(key, found.into(), MAX_LINES);
             }
             let found = self
                 .lines
@@ -333,15 +345,21 @@ impl Heads {
                 let pattern = config.patterns.get(hit.pattern);
                 pattern.is_some_and(|pattern| pattern.class != Class::Leave)
             };
-            for (at, unit) in text.units.iter().enumerate() {
-                let overlaps = |hit: &PatternMatch| {
-                    hit.range.start < unit.range.end && unit.range.start < hit.range.end
-                };
-                // A span that a pattern covers is no slot.
-                if !hits.iter().filter(acts).any(overlaps) {
-                    seen.push(Seen::of(unit));
-                    places.push((nth, at));
-                }
+            let mut covered = vec![false; text.units.len()];
+            for hit in hits.iter().filter(acts) {
+                let units = overlapping(&text.units, &hit.range);
+                covered.get_mut(units).unwrap_or_default().fill(true);
+            }
+            // A span that a pattern covers is no slot.
+            let open = text
+                .units
+                .iter()
+                .enumerate()
+                .zip(covered)
+                .filter(|(_, covered)| !covered);
+            for ((at, unit), _) in open {
+                seen.push(Seen::of(unit));
+                places.push((nth, at));
             }
         }
         let mut volatile: Vec<Vec<bool>> = texts
@@ -366,6 +384,13 @@ impl Heads {
 struct PatternMatch {
     range: Range<usize>,
     pattern: usize,
+}
+
+/// Returns the places of the units that `range` overlaps. O(log units).
+fn overlapping(units: &[Unit], range: &Range<usize>) -> Range<usize> {
+    let start = units.partition_point(|unit| unit.range.end <= range.start);
+    let end = units.partition_point(|unit| unit.range.start < range.end);
+    start..end.max(start)
 }
 
 /// Returns the message into which moved words are written: the last one of a user's that is not a tool's result.
@@ -398,6 +423,14 @@ const ENVIRONMENT: &str = "<env>";
 
 /// Most bytes of a line that patterns are matched against.
 const MAX_LINE_BYTES: usize = 2_048;
+
+/// Patterns look at this share of a request's bytes anew, and at some more: a regular expression takes a hundred times as
+/// long for a byte as everything else. What is left for later requests stays in its place until then.
+const MATCHED_SHARE: usize = 8;
+const LEAST_MATCHED_BYTES: usize = 1_024;
+
+/// Most units of a request whose words are judged, data or instruction; others stay.
+const MAX_JUDGED: usize = 256;
 
 /// Most lines that are remembered.
 const MAX_LINES: usize = 4_096;

@@ -41,15 +41,28 @@ pub(super) struct Unit {
     pub(super) is_barrier: bool,
 }
 
-impl<'a> SystemText<'a> {
-    /// The texts of the system messages that open a prompt.
-    pub(super) fn all(parsed: &Parsed<'a>) -> Vec<Self> {
+/// The texts of the system messages that open a prompt, as far as they are read.
+pub(super) struct SystemTexts<'a> {
+    pub(super) texts: Vec<SystemText<'a>>,
+    /// Number of texts that are not read to their end because the request has too many texts or units.
+    pub(super) unread: u32,
+}
+
+impl<'a> SystemTexts<'a> {
+    /// Reads the system messages that open a prompt, up to [`MAX_TEXTS`] texts and [`MAX_UNITS`] units. O(bytes).
+    pub(super) fn of(parsed: &Parsed<'a>) -> Self {
         let opening = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
-        let mut texts = Vec::new();
+        let mut read = Self {
+            texts: Vec::new(),
+            unread: 0,
+        };
+        let mut units = MAX_UNITS;
+        // The texts before the last marker.
+        let mut marked = 0;
         for message in opening {
             let documents = documents_of(message);
             if let Some(source) = inner(message.content) {
-                texts.push(Self::new(parsed.text, source, None, &documents));
+                read.add(parsed.text, source, None, &documents, &mut units);
                 continue;
             }
             let mut scan = crate::body::scan::Scan::new(message.content);
@@ -57,30 +70,48 @@ impl<'a> SystemText<'a> {
                 let text = fields(part, ["text", "cache_control", "cachePoint"]);
                 let [text, mark, point] = text.unwrap_or_default();
                 if let Some(source) = text.and_then(inner) {
-                    texts.push(Self::new(parsed.text, source, Some(part), &documents));
+                    read.add(parsed.text, source, Some(part), &documents, &mut units);
                 }
                 if mark.or(point).is_some() {
-                    texts.iter_mut().for_each(|text| text.is_marked = true);
+                    marked = read.texts.len();
                 }
             }
         }
-        texts
+        for text in read.texts.iter_mut().take(marked) {
+            text.is_marked = true;
+        }
+        read
     }
 
-    fn new(body: &str, source: &'a str, part: Option<&'a str>, documents: &[Range<usize>]) -> Self {
+    fn add(
+        &mut self,
+        body: &str,
+        source: &'a str,
+        part: Option<&'a str>,
+        documents: &[Range<usize>],
+        left: &mut usize,
+    ) {
+        if self.texts.len() >= MAX_TEXTS || *left == 0 {
+            self.unread += 1;
+            return;
+        }
         let text = Text::new(source);
         let start = offset_in(body, source);
-        let units = units(&text, start, documents);
-        Self {
+        let (units, is_whole) = units(&text, start, documents, *left);
+        *left -= units.len();
+        self.unread += u32::from(!is_whole);
+        self.texts.push(SystemText {
             start,
             source,
             part,
             text,
             is_marked: false,
             units,
-        }
+        });
     }
+}
 
+impl<'a> SystemText<'a> {
     /// A range of the plain text as a range of the body.
     pub(super) fn in_body(&self, range: &Range<usize>) -> Range<usize> {
         let source = self.text.source(range);
@@ -145,17 +176,23 @@ fn inner(raw: &str) -> Option<&str> {
     raw.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// Where the documents of a message stand in the body, what is between them included.
+/// Where the documents of a message stand in the body, what is between them included, in order.
 fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
     let groups = message.groups.iter();
     let ranges = groups.filter_map(|group| match &group.place {
         GroupLayout::Slots { slots, .. } => Some(slots.first()?.start..slots.last()?.end),
         GroupLayout::Render { .. } => None,
     });
-    ranges.collect()
+    merged(ranges.collect())
 }
 
-fn units(text: &Text<'_>, start: usize, documents: &[Range<usize>]) -> Vec<Unit> {
+/// Returns the first `most` units of a text, and whether these are all. `documents` are in order.
+fn units(
+    text: &Text<'_>,
+    start: usize,
+    documents: &[Range<usize>],
+    most: usize,
+) -> (Vec<Unit>, bool) {
     let plain = &*text.plain;
     let mut units = Vec::new();
     let mut at = 0;
@@ -164,12 +201,19 @@ fn units(text: &Text<'_>, start: usize, documents: &[Range<usize>]) -> Vec<Unit>
         at = whole.end;
         for sentence in sentences(line) {
             let range = whole.start + sentence.start..whole.start + sentence.end;
+            if units.len() >= most {
+                // A line that is not read to its end is not read at all: it could not be taken out as a whole.
+                let is_other = |unit: &Unit| unit.line != whole;
+                units.truncate(units.iter().rposition(is_other).map_or(0, |last| last + 1));
+                return (units, false);
+            }
             let is_barrier = !documents.is_empty() && {
                 let source = text.source(&range);
                 let source = start + source.start..start + source.end;
-                let overlaps =
-                    |hole: &Range<usize>| hole.start < source.end && source.start < hole.end;
-                documents.iter().any(overlaps)
+                let next = documents.partition_point(|hole| hole.end <= source.start);
+                documents
+                    .get(next)
+                    .is_some_and(|hole| hole.start < source.end)
             };
             let words = plain.get(range.clone()).unwrap_or_default();
             units.push(Unit {
@@ -181,12 +225,9 @@ fn units(text: &Text<'_>, start: usize, documents: &[Range<usize>]) -> Vec<Unit>
                 line: whole.clone(),
                 is_barrier,
             });
-            if units.len() >= MAX_UNITS {
-                return units;
-            }
         }
     }
-    units
+    (units, true)
 }
 
 /// The sentences of a line, without the spaces between them.
@@ -244,8 +285,11 @@ pub(super) fn element_in(body: &str, element: &str) -> Option<Range<usize>> {
 const IDEOGRAPHIC: [&str; 3] = ["。", "！", "？"];
 const IDEOGRAPHIC_BYTES: usize = 3;
 
-/// Units of one text that are looked at; what follows stays as it is.
-const MAX_UNITS: usize = 4_096;
+/// Most units of a request that are read; what follows stays as it is.
+const MAX_UNITS: usize = 2_048;
+
+/// Most texts of a request that are read.
+const MAX_TEXTS: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -255,7 +299,7 @@ mod tests {
     fn texts(system: &str) -> Vec<Vec<String>> {
         let body = format!(r#"{{"system":{system},"messages":[]}}"#);
         let parsed = crate::parse(body.as_bytes(), &Config::default()).unwrap();
-        let texts = SystemText::all(&parsed);
+        let texts = SystemTexts::of(&parsed).texts;
         let units = |text: &SystemText<'_>| {
             let units = text.units.iter();
             units
@@ -292,7 +336,7 @@ mod tests {
         let left = |system: &str, gone: &[usize]| {
             let body = format!(r#"{{"system":"{system}","messages":[]}}"#);
             let parsed = crate::parse(body.as_bytes(), &Config::default()).unwrap();
-            let text = &SystemText::all(&parsed)[0];
+            let text = &SystemTexts::of(&parsed).texts[0];
             let marks: Vec<bool> = (0..text.units.len()).map(|at| gone.contains(&at)).collect();
             let mut plain = text.text.plain.to_string();
             for range in text.without(&marks).into_iter().rev() {
@@ -317,7 +361,8 @@ mod tests {
     fn what_stands_before_a_marker_is_marked() {
         let body = r#"{"system":[{"text":"a"},{"text":"b","cache_control":{}},{"text":"c"}],"messages":[]}"#;
         let parsed = crate::parse(body.as_bytes(), &Config::default()).unwrap();
-        let marks: Vec<bool> = SystemText::all(&parsed)
+        let marks: Vec<bool> = SystemTexts::of(&parsed)
+            .texts
             .iter()
             .map(|text| text.is_marked)
             .collect();

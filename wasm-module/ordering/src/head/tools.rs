@@ -104,13 +104,14 @@ pub(crate) struct Wanted {
 }
 
 impl Tools {
-    /// How these tools are sent; `None`: as they came. O(bytes of the tools that are new) + O(tools log tools).
+    /// Returns the tools as they are to be sent; `None`: as the client sent them, also if there are more than
+    /// [`MAX_TOOLS`]. O(bytes of the tools that are new) + O(tools log tools).
     pub(crate) fn arrange<'a>(
         &mut self,
         tools: &[&'a str],
         wanted: Wanted,
     ) -> Option<Arranged<'a>> {
-        if tools.is_empty() || !(wanted.order || wanted.schemas) {
+        if tools.is_empty() || tools.len() > MAX_TOOLS || !(wanted.order || wanted.schemas) {
             return None;
         }
         let mut names: Vec<(&str, usize)> = Vec::with_capacity(tools.len());
@@ -507,6 +508,9 @@ impl Reading<'_> {
                     lists: first..self.lists.len(),
                 });
                 keys.push((key, hash));
+                if keys.len() > MAX_MEMBERS {
+                    return None;
+                }
                 if !self.scan.goes_on(b'}').ok()? {
                     break;
                 }
@@ -542,6 +546,9 @@ impl Reading<'_> {
         } else {
             Vec::new()
         };
+        if elements.len() > MAX_MEMBERS {
+            return None;
+        }
         let mut sorted = elements.clone();
         sort_by_key(&mut sorted, |element| *element);
         let are_names = elements.iter().all(|element| element.starts_with('"'));
@@ -672,6 +679,12 @@ const MAX_LARGE_FORMS: usize = 256;
 
 /// Bytes of a form, a byte a key.
 const MAX_FORM_BYTES: usize = 2_048;
+
+/// Most tools of a request that is arranged.
+pub(super) const MAX_TOOLS: usize = 1_024;
+
+/// Members of a list in a layout: a rank is a byte.
+const MAX_MEMBERS: usize = 255;
 
 /// Tools of a set whose order is learned: a rank is a byte. Larger sets stand by name.
 const MAX_SET_TOOLS: usize = 255;
