@@ -59,6 +59,10 @@ enum ReplayResult {
 
 /// Time limit for connecting, and for each of the batches asked for.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Time limit for all batches that were missed.
+const CATCH_UP: Duration = Duration::from_secs(300);
+/// Most restarts of an engine while missed batches are asked for.
+const MAX_RESTARTS: u32 = 3;
 /// Time of silence after which the engine is asked whether anything was missed.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Pauses before connecting again: the first, and the longest.
@@ -150,14 +154,25 @@ impl Subscription {
         let Some(replay) = self.config.replay.clone() else {
             return Ok(());
         };
+        let caught_up = timeout(CATCH_UP, self.ask_all(&replay)).await;
+        let caught_up = caught_up.map_err(anyhow::Error::from).flatten();
+        caught_up.with_context(|| format!("{replay} does not repeat events"))
+    }
+
+    /// Asks until all batches that there are came.
+    async fn ask_all(&mut self, replay: &str) -> anyhow::Result<()> {
+        let mut restarts = 0;
         loop {
-            let asked = self.ask(&replay).await;
-            match asked.with_context(|| format!("{replay} does not repeat events"))? {
+            match self.ask(replay).await? {
                 ReplayResult::All => return Ok(()),
                 ReplayResult::Some => {}
                 ReplayResult::Another => {
                     self.forget(ResetCause::Restart);
                     self.sequence.reset();
+                    restarts += 1;
+                    if restarts > MAX_RESTARTS {
+                        bail!("it has begun anew {restarts} times meanwhile");
+                    }
                 }
             }
         }
@@ -269,6 +284,86 @@ fn numbered(frames: &[Bytes]) -> anyhow::Result<(u64, &Bytes)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bridge::Limits;
+    use crate::kv::vllm::{Encoding, write};
+    use foreword_engine::cache::CacheEvent;
+    use std::net::SocketAddr;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    fn subscription(replay: SocketAddr) -> Subscription {
+        let limits = Limits {
+            blocks: 10,
+            prompts: 10,
+            prompt_tokens: 100,
+        };
+        let residency = Arc::new(Residency::new(limits));
+        let metrics = Arc::new(Metrics::new(Arc::clone(&residency)));
+        let config = Config {
+            events: String::new(),
+            replay: Some(format!("tcp://{replay}")),
+            topic: String::new(),
+        };
+        Subscription::new(config, residency, metrics)
+    }
+
+    #[tokio::test]
+    async fn an_endpoint_that_says_another_for_ever_is_left() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        // Two batches with a gap between them, and then another one in the first one's place.
+        let batch = |seconds| write::batch(&[CacheEvent::Cleared], seconds, Encoding::Map);
+        let [early, late] = [1.0, 2.0].map(|seconds| batch(seconds).unwrap().unwrap());
+        let asked = tokio::spawn(async move {
+            for asked in 0_u32.. {
+                let Ok((stream, _)) = listener.accept().await else {
+                    return;
+                };
+                let peer = Peer::meet(stream, Socket::Router, 1024).await;
+                let mut peer = peer.unwrap();
+                let request = peer.receive().await.unwrap();
+                assert!(matches!(request, Received::Message(_)));
+                let batches = match asked % 2 {
+                    0 => [(5_u64, &early), (7, &early)],
+                    _ => [(5, &late), (6, &late)],
+                };
+                for (number, batch) in batches {
+                    // It may be gone after the first.
+                    let _ = peer.send(&[b"", &number.to_be_bytes(), batch]).await;
+                }
+            }
+        });
+        let mut subscription = subscription(address);
+        let error = subscription.catch_up().await.unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains("begun anew 4 times"), "{error}");
+        assert_eq!(subscription.metrics.replays.get(), 8);
+        asked.abort();
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_announces_more_than_a_batch_is_an_error() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let engine = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut greeting = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\0NULL".to_vec();
+            greeting.resize(64, 0);
+            let ready = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB";
+            let frame = b"\x02\x10\0\0\0\0\0\0\0";
+            let bytes = [&greeting[..], ready, frame].concat();
+            stream.write_all(&bytes).await.unwrap();
+            stream
+        });
+        let mut subscription = subscription(address);
+        subscription.config.events = format!("tcp://{address}");
+        subscription.config.replay = None;
+        let mut pause = PAUSES[0];
+        let error = subscription.follow(&|| {}, &mut pause).await;
+        let error = format!("{:#}", error.unwrap_err());
+        assert!(error.contains("1152921504606846976 bytes"), "{error}");
+        drop(engine.await.unwrap());
+    }
 
     fn message(frames: &[&[u8]]) -> Vec<Bytes> {
         let frames = frames.iter().copied();

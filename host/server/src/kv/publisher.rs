@@ -387,3 +387,165 @@ async fn repeat<S: AsyncRead + AsyncWrite + Unpin>(
         peer.send(&[empty, &(-1_i64).to_be_bytes(), b""]).await?;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    /// A PUB socket with this topic, and a ROUTER socket, for what is kept.
+    async fn sockets(topic: &'static str, kept: &Arc<ReplayBuffer>) -> [SocketAddr; 2] {
+        let (gate, counts) = (Gate::new(1), Counts::default());
+        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let (events, events_address) = listen(anywhere, "a test").await.unwrap();
+        let (replay, replay_address) = listen(anywhere, "a test").await.unwrap();
+        let published = Arc::clone(kept);
+        tokio::spawn(attend(
+            events,
+            "kv_events",
+            &gate,
+            &counts,
+            move |stream, connection| {
+                publish(stream, connection, topic.into(), Arc::clone(&published))
+            },
+        ));
+        let repeated = Arc::clone(kept);
+        tokio::spawn(attend(
+            replay,
+            "kv_replay",
+            &gate,
+            &counts,
+            move |stream, connection| repeat(stream, connection, Arc::clone(&repeated)),
+        ));
+        [events_address, replay_address]
+    }
+
+    async fn peer(address: SocketAddr, socket: Socket) -> Peer<TcpStream> {
+        let stream = TcpStream::connect(address).await.unwrap();
+        Peer::meet(stream, socket, 1 << 20).await.unwrap()
+    }
+
+    /// A subscriber that hears what is published from now on.
+    async fn subscriber(address: SocketAddr, kept: &ReplayBuffer) -> Peer<TcpStream> {
+        let mut subscriber = peer(address, Socket::Sub).await;
+        subscriber.subscribe(b"k").await.unwrap();
+        loop {
+            let number = *kept.end.borrow();
+            kept.add(number, Bytes::new());
+            tokio::select! {
+                biased;
+                heard = subscriber.receive() => {
+                    heard.unwrap();
+                    return subscriber;
+                }
+                () = tokio::task::yield_now() => {}
+            }
+        }
+    }
+
+    /// The number of the next batch that it gets.
+    async fn next(peer: &mut Peer<TcpStream>) -> u64 {
+        let Received::Message(frames) = peer.receive().await.unwrap() else {
+            panic!("a message");
+        };
+        u64::from_be_bytes(frames[1][..].try_into().unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_subscriber_that_does_not_read_loses_batches_and_holds_nobody_up() {
+        let kept = Arc::new(ReplayBuffer::default());
+        let [address, _] = sockets("kv", &kept).await;
+        let mut slow = subscriber(address, &kept).await;
+        let mut quick = subscriber(address, &kept).await;
+        let first = *kept.end.borrow();
+        // Twice what is kept, and no buffer of the system's holds it.
+        let batch = Bytes::from(vec![7; 64 << 10]);
+        let last = first + 2 * (KEPT_BYTES / batch.len()) as u64;
+        for number in first..=last {
+            kept.add(number, batch.clone());
+            while next(&mut quick).await < number {}
+        }
+        assert!(kept.lock().bytes <= KEPT_BYTES);
+        let mut heard = Vec::new();
+        while heard.last() != Some(&last) {
+            heard.push(next(&mut slow).await);
+        }
+        assert!(heard.is_sorted_by(|a, b| a < b), "each once, in order");
+        heard.retain(|number| *number >= first);
+        assert!((heard.len() as u64) < last - first, "some were lost");
+    }
+
+    #[tokio::test]
+    async fn hostile_and_silent_peers_cost_no_other_its_place() {
+        let kept = Arc::new(ReplayBuffer::default());
+        let addresses = sockets("kv", &kept).await;
+        let mut greeting = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\0NULL".to_vec();
+        greeting.resize(64, 0);
+        greeting.extend(b"\x02\x10\0\0\0\0\0\0\0");
+        assert_eq!(greeting.len(), 73);
+        for address in addresses {
+            let mut hostile = TcpStream::connect(address).await.unwrap();
+            hostile.write_all(&greeting).await.unwrap();
+            let mut rest = Vec::new();
+            hostile.read_to_end(&mut rest).await.unwrap();
+            assert!(
+                rest.starts_with(&greeting[..10]),
+                "it was answered, and cut off"
+            );
+        }
+        let early = subscriber(addresses[0], &kept).await;
+        let mut silent = Vec::new();
+        for address in addresses {
+            for _ in 0..2 * BOUNDS.connections {
+                silent.push(TcpStream::connect(address).await.unwrap());
+            }
+        }
+        let _another = subscriber(addresses[0], &kept).await;
+        drop(early);
+        let mut asking = peer(addresses[1], Socket::Dealer).await;
+        kept.add(u64::MAX - 2, Bytes::new());
+        asking.send(&[b"", &7_u64.to_be_bytes()]).await.unwrap();
+        while next(&mut asking).await != u64::MAX {}
+    }
+
+    #[tokio::test]
+    async fn missed_batches_are_repeated_from_the_number_that_was_asked_for() {
+        let kept = Arc::new(ReplayBuffer::default());
+        let [_, address] = sockets("", &kept).await;
+        for number in [0, 1, 4, 5] {
+            kept.add(number, Bytes::from(vec![number as u8]));
+        }
+        let mut asking = peer(address, Socket::Dealer).await;
+        for (from, expected) in [(1, &[1, 4, 5][..]), (3, &[4, 5]), (6, &[]), (u64::MAX, &[])] {
+            asking.send(&[b"", &u64::to_be_bytes(from)]).await.unwrap();
+            for number in expected {
+                assert_eq!(next(&mut asking).await, *number);
+            }
+            assert_eq!(next(&mut asking).await, u64::MAX);
+        }
+        for wrong in [&[b"x".as_slice()][..], &[b"", b"seven"]] {
+            let mut asking = peer(address, Socket::Dealer).await;
+            asking.send(wrong).await.unwrap();
+            assert!(asking.receive().await.is_err());
+        }
+    }
+
+    #[test]
+    fn what_a_peer_is_subscribed_to_is_counted_by_the_beginnings_of_the_topic() {
+        let mut subscriptions = Subscriptions::new(b"kv");
+        for other in [&b"k0"[..], b"kv-events", b"x"] {
+            subscriptions.add(other);
+            assert!(!subscriptions.any());
+        }
+        subscriptions.add(b"");
+        subscriptions.add(b"k");
+        subscriptions.add(b"k");
+        for cancelled in [&b""[..], b"", b"k", b"v"] {
+            subscriptions.remove(cancelled);
+            assert!(subscriptions.any());
+        }
+        subscriptions.remove(b"k");
+        assert!(!subscriptions.any());
+    }
+}
