@@ -551,53 +551,90 @@ async fn a_signal_ends_it_while_a_reader_waits_and_its_log_holds_no_text() {
 }
 
 /// Python's ZeroMQ and msgpack, which are what vLLM publishes with.
+struct Publisher {
+    process: std::process::Child,
+    stdin: std::process::ChildStdin,
+    /// Of events, and of those that were missed.
+    ports: Vec<String>,
+}
+
+impl Publisher {
+    fn start(modules: &Path, arguments: &[&str]) -> Self {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/http/kv_publisher.py");
+        let mut process = std::process::Command::new("python3")
+            .arg(script)
+            .args(arguments)
+            .env("PYTHONPATH", modules)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("python3 starts");
+        let stdin = process.stdin.take().unwrap();
+        let mut ports = String::new();
+        std::io::BufReader::new(process.stdout.take().unwrap())
+            .read_line(&mut ports)
+            .unwrap();
+        let ports: Vec<String> = ports.split_whitespace().map(str::to_owned).collect();
+        assert_eq!(ports.len(), 2, "two ports, got {ports:?}");
+        Self {
+            process,
+            stdin,
+            ports,
+        }
+    }
+
+    /// Publishes a batch, or `-` in front: keeps it to be asked for.
+    fn tell(&mut self, line: &str) {
+        writeln!(self.stdin, "{line}").unwrap();
+    }
+
+    fn end(mut self) {
+        drop(self.stdin);
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
 #[tokio::test]
 async fn what_vllms_own_libraries_publish_is_followed() {
     let Some(modules) = crate::kv_zmq::modules() else {
         return;
     };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/http/kv_publisher.py");
     let request = request(1, Some("mine"));
     for (form, hashes) in [("map", "bytes"), ("map", "int"), ("array", "int")] {
-        let mut python = std::process::Command::new("python3")
-            .arg(&script)
-            .args([form, hashes])
-            .env("PYTHONPATH", &modules)
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .expect("python3 starts");
-        let mut stdin = python.stdin.take().unwrap();
-        let mut ports = String::new();
-        std::io::BufReader::new(python.stdout.take().unwrap())
-            .read_line(&mut ports)
-            .unwrap();
-        let ports: Vec<String> = (ports.split_whitespace())
-            .map(|port| format!("tcp://127.0.0.1:{port}"))
-            .collect();
-        let [events, replay] = &ports[..] else {
-            panic!("two ports, got {ports:?}")
-        };
-        let bridge = bridge_to(events, Some(replay), Path::new(CHECKPOINT), &[]);
+        let mut engine = Publisher::start(&modules, &[form, hashes]);
+        let [events, replay] = [0, 1].map(|at| format!("tcp://127.0.0.1:{}", engine.ports[at]));
+        let bridge = bridge_to(&events, Some(&replay), Path::new(CHECKPOINT), &[]);
         let stored = |from: usize, to: usize| {
             let hash = |block: usize| (1_u64 << 63) + block as u64;
-            json!([["BlockStored", {
+            let event = json!([["BlockStored", {
                 "block_hashes": (from..to).map(hash).collect::<Vec<_>>(),
                 "parent_block_hash": (from > 0).then(|| hash(from - 1)),
                 "token_ids": &request.tokens[from * BLOCK..to * BLOCK],
                 "block_size": BLOCK,
                 "extra_keys": (from..to).map(|block| (block == 0).then_some(["mine"])).collect::<Vec<_>>(),
-            }]])
+            }]]);
+            event.to_string()
         };
         until_ready(bridge.internal).await;
         // One that is sent, one that must be asked for.
-        writeln!(stdin, "{}\n-{}", stored(0, 3), stored(3, request.blocks())).unwrap();
+        engine.tell(&stored(0, 3));
+        engine.tell(&format!("-{}", stored(3, request.blocks())));
         request.copy_to(bridge.address).await;
         until_held(bridge.internal, 4).await;
-        writeln!(stdin, "{}", json!([["AllBlocksCleared", {}]])).unwrap();
+        // The engine is killed, and another one is there.
+        engine.process.kill().unwrap();
+        engine.process.wait().unwrap();
+        let [publish, replay] = [0, 1].map(|at| &*engine.ports[at]);
+        let mut engine = Publisher::start(&modules, &[form, hashes, publish, replay]);
+        engine.tell(&format!("-{}", stored(0, 3)));
         until_held(bridge.internal, 0).await;
-        drop(stdin);
-        assert!(python.wait().unwrap().success());
+        until_connected_again(bridge.internal).await;
+        request.copy_to(bridge.address).await;
+        engine.tell(&stored(3, request.blocks()));
+        until_held(bridge.internal, 4).await;
+        engine.tell(&json!([["AllBlocksCleared", {}]]).to_string());
+        until_held(bridge.internal, 0).await;
+        engine.end();
     }
 }
 

@@ -535,7 +535,7 @@ impl Clock<'_> {
 ///
 /// | name | kind | labels |
 /// | --- | --- | --- |
-/// | `foreword_connections` | gauge | `listener`: `public`, `internal` |
+/// | `foreword_connections` | gauge | `listener`: `public`, `internal`, `kv_events`, `kv_replay` |
 /// | `foreword_connections_closed_total` | counter | `listener`, `cause`: `head_time`, `idle_time`, `slow_reader`, `crowded`, `address`, `body_memory` |
 /// | `foreword_accept_failures_total` | counter | `listener` |
 #[derive(Clone, Debug, Default)]

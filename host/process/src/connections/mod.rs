@@ -64,7 +64,7 @@ pub struct NeverClosing;
 
 impl Closing for NeverClosing {
     async fn closed(&self) {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
