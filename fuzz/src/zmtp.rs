@@ -1,5 +1,6 @@
 //! What a ZeroMQ peer sends. The first byte says as what it is received, and how few bytes arrive at a time.
 
+use axum::body::Bytes;
 use foreword_server::zmtp::{Peer, Received, Socket};
 use std::io;
 use std::pin::Pin;
@@ -40,7 +41,7 @@ fn received(bytes: &[u8], socket: Socket, piece: usize, limit: usize) -> (Vec<Re
 
 fn size(received: &Received) -> usize {
     match received {
-        Received::Message(frames) => frames.iter().map(|frame| frame.len()).sum(),
+        Received::Message(frames) => frames.iter().map(Bytes::len).sum(),
         Received::Subscribe(topic) | Received::Cancel(topic) => topic.len(),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::support::client::{JSON, Response, get, send};
 use crate::support::{Options, TestServer, until};
-use foreword_ordering::feed::{Event, FeedKey, GatewayId, MAX_PUSH_BYTES, Push, Pushes};
+use foreword_ordering::feed::{FeedKey, GatewayId, MAX_PUSH_BYTES, Push, Pushes};
 use foreword_ordering::{Config, EngineId, Orderer, PeerUpdate, Residency, Tenant};
 use foreword_server::keys::ApiKeys;
 use foreword_server::kv::http::MAX_READERS;
@@ -17,7 +17,7 @@ fn update(model: &str) -> Vec<u8> {
     let residency = Residency {
         engine: EngineId::default(),
         model: model.into(),
-        events: vec![Event::Cleared],
+        events: Vec::new(),
     };
     PeerUpdate::Residency(residency).encode()
 }
