@@ -11,7 +11,7 @@
 //!
 //! So clients that hold places without using them take places from each other, and from no other client. Hyper's own
 //! time-out for heads also runs while a connection is idle between two requests, so one value would have to serve for
-//! both; the clock of a place ([`book`]) distinguishes them. The same clock ends connections whose client does not read its answer.
+//! both; the clock of a place distinguishes them. The same clock ends connections whose client does not read its answer.
 
 mod book;
 mod files;

@@ -237,8 +237,8 @@ fn frequent(index: &BatchIndex, line: u32) -> [u32; 4] {
     first
 }
 
-/// Looks at a document's holder, for each window: some seconds, and many times what ordinary documents need.
-const STEPS: u64 = 1 << 31;
+/// Looks at a document's holder, for each window: some seconds, and several times what 15 documents in a line need.
+const STEPS: u64 = 1 << 30;
 /// Most requests that are planned together.
 pub const WINDOW: usize = 16_384;
 
