@@ -3,7 +3,7 @@
 use foreword_ordering::RawConfig;
 use foreword_simulation::{
     AnswerLine, BatchAnswer, BatchAnswers, BatchIndex, BatchLimits, BatchOrder, BatchOrderer,
-    BatchSchedule, BatchUsage, RequestLine, URLS, answer_line,
+    BatchSchedule, BatchUsage, MAX_LINE_BYTES, RequestLine, URLS, answer_line,
 };
 
 pub(crate) fn run(input: &[u8]) {
@@ -14,6 +14,7 @@ pub(crate) fn run(input: &[u8]) {
     let limits = BatchLimits {
         urls: &URLS,
         requests: MAX_REQUESTS,
+        line_bytes: MAX_LINE_BYTES,
     };
     let mut last = 0;
     let mut is_whole = true;
@@ -26,6 +27,7 @@ pub(crate) fn run(input: &[u8]) {
     let progress = |bytes| {
         assert!(bytes >= last && bytes <= file.len() as u64);
         last = bytes;
+        true
     };
     let index = BatchIndex::read(file, limits, Some(&mut orderer), wrong, progress);
     let index = index.expect("bytes can be read");

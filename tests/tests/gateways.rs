@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::feed::{Event, FeedKey, GatewayId, Push};
+use foreword_ordering::feed::{FeedKey, GatewayId, Push};
 use foreword_ordering::{EngineId, PeerUpdate, Residency};
 use foreword_tests::http::{Response, exchange, post, post_with};
 use foreword_tests::{Gateway, GatewayOptions, Host, Upstream, artifacts, until};
@@ -26,12 +26,12 @@ struct Fleet {
     hosts: [Host; ENGINES],
     /// Whether requests that ask to be held are held.
     holds: Arc<AtomicBool>,
-    key: Option<FeedKey>,
-    key_digits: Option<String>,
+    key: FeedKey,
+    key_digits: String,
 }
 
 impl Fleet {
-    fn start(key: Option<&str>) -> Self {
+    fn start() -> Self {
         let holds = Arc::new(AtomicBool::new(true));
         let engines = std::array::from_fn(|_| {
             let holds = Arc::clone(&holds);
@@ -46,18 +46,16 @@ impl Fleet {
         let model = artifacts::repository().join("host/engine/fixtures/qwen2");
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("key");
-        let digits = key.map(|byte| byte.repeat(32));
+        let key_digits = "5a".repeat(32);
+        std::fs::write(&file, &key_digits).unwrap();
         let mut arguments = vec!["--name", "tiny", "--kv-tokens", "2560"];
-        if let Some(digits) = &digits {
-            std::fs::write(&file, digits).unwrap();
-            arguments.extend(["--feed-key-file", file.to_str().unwrap()]);
-        }
+        arguments.extend(["--feed-key-file", file.to_str().unwrap()]);
         Self {
             engines,
             hosts: std::array::from_fn(|_| Host::start(&model, &arguments).unwrap()),
             holds,
-            key: digits.as_deref().and_then(FeedKey::from_hex),
-            key_digits: digits,
+            key: FeedKey::from_hex(&key_digits).unwrap(),
+            key_digits,
         }
     }
 
@@ -92,8 +90,8 @@ impl Fleet {
             outstanding: 0,
             updates,
         };
-        let body = serde_json::to_string(&push.sealed(self.key.as_ref())).unwrap();
-        let token = self.key.as_ref().map_or("none", FeedKey::token);
+        let body = serde_json::to_string(&push.sealed(Some(&self.key))).unwrap();
+        let token = self.key.token();
         let request = format!(
             "POST /v1/kv/records HTTP/1.1\r\nhost: feed\r\ncontent-type: application/json\r\n\
              authorization: Bearer {token}\r\ncontent-length: {}\r\n\r\n{body}",
@@ -114,7 +112,7 @@ impl Fleet {
             let nothing = PeerUpdate::Residency(Residency {
                 engine: EngineId(0),
                 model: "another".into(),
-                events: vec![Event::Cleared],
+                events: Vec::new(),
             });
             self.tell(host, 1, vec![nothing.encode()]);
         }
@@ -191,8 +189,9 @@ impl Drop for Releasing<'_> {
     }
 }
 
-fn what_one_sends_the_other_follows(key: Option<&str>) {
-    let fleet = Fleet::start(key);
+#[test]
+fn what_one_gateway_sends_another_follows_while_it_is_computed() {
+    let fleet = Fleet::start();
     let [one, two] = [(); 2].map(|()| fleet.gateway(json!({})));
     fleet.introduce(&[&one, &two]);
     let before = heard(&two);
@@ -240,18 +239,8 @@ fn what_one_sends_the_other_follows(key: Option<&str>) {
 }
 
 #[test]
-fn what_one_gateway_sends_another_follows_while_it_is_computed() {
-    what_one_sends_the_other_follows(None);
-}
-
-#[test]
-fn so_it_does_where_feeds_are_sealed() {
-    what_one_sends_the_other_follows(Some("5a"));
-}
-
-#[test]
 fn a_gateway_that_exchanges_nothing_knows_nothing_of_others() {
-    let fleet = Fleet::start(None);
+    let fleet = Fleet::start();
     let one = fleet.gateway(json!({}));
     let alone = fleet.gateway(json!({"gateways": false}));
     fleet.introduce(&[&one]);

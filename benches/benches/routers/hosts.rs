@@ -326,6 +326,10 @@ impl Variant {
         let events: Vec<EventPorts> = (0..ENGINES)
             .map(|_| EventPorts::free())
             .collect::<Result<_>>()?;
+        // Gateways tell each other nothing without the feed's key.
+        let key = "5a".repeat(32);
+        let key_file = tempfile::NamedTempFile::new()?;
+        std::fs::write(key_file.path(), &key)?;
         let hosts = events.iter().map(|events| {
             let kv_tokens = scale.kv_tokens.to_string();
             let mut arguments: Vec<String> = ["--name", "tiny", "--kv-tokens", &kv_tokens]
@@ -336,6 +340,8 @@ impl Variant {
                 arguments.extend(["--drop-in".into(), peer.drop_in.into()]);
                 arguments.extend(events.arguments());
             }
+            let file = key_file.path().display().to_string();
+            arguments.extend(["--feed-key-file".into(), file]);
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
             Host::start_binary(&binary, model.folder(), &arguments)
         });
@@ -349,7 +355,7 @@ impl Variant {
             .into_iter()
             .zip(addresses)
             .map(|(name, address)| {
-                let feed = json!({"cluster": format!("feed-{name}")});
+                let feed = json!({"cluster": format!("feed-{name}"), "key": key});
                 let feed = (hears != Hears::Nothing).then_some(feed);
                 json!({"name": name, "address": address.to_string(), "feed": feed})
             })

@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{PoisonError, RwLock};
 
 use foreword_filter::MetricId;
+use foreword_process::connections::Counts;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
@@ -19,6 +20,8 @@ use prometheus_client::registry::Registry;
 /// All metrics of a process.
 pub struct Metrics {
     filter: RwLock<FilterMetrics>,
+    /// Connections of the internal listener.
+    pub(crate) connections: Counts,
     /// Streams that are open.
     pub(crate) open_streams: Gauge,
     /// Streams that were accepted.
@@ -74,7 +77,9 @@ impl Metrics {
             registry.register(format!("foreword_ext_proc_{name}"), help, gauge.clone());
             gauge
         };
+        let own = registry.sub_registry_with_prefix("foreword_ext_proc");
         Self {
+            connections: Counts::registered(own),
             open_streams: gauge(&mut registry, "open_streams", "Streams that are open"),
             streams: counter(&mut registry, "streams", "Streams accepted"),
             refused_streams: counter(

@@ -18,6 +18,7 @@ use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::routing::get;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::SERVICE_NAME;
+use foreword_process::connections::{self, Book, Bounds, Listening, NeverClosing};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -190,6 +191,7 @@ impl Server {
         if let Some(tls) = self.tls {
             let mut config =
                 ServerTlsConfig::new().identity(Identity::from_pem(tls.certificate, tls.key));
+            config = config.timeout(HANDSHAKE);
             if let Some(authority) = tls.client_authority {
                 config = config.client_ca_root(Certificate::from_pem(authority));
             }
@@ -220,7 +222,14 @@ impl Server {
         let ticking = tokio::spawn(Arc::clone(&self.processor).tick());
         let internal = self.internal.map(|(listener, _)| {
             let router = internal(Arc::clone(&self.processor), Arc::clone(&is_ready));
-            tokio::spawn(async move { axum::serve(listener, router).await })
+            let counts = self.processor.metrics.connections.clone();
+            let book = Book::new("internal", INTERNAL_BOUNDS, counts);
+            let listening = Listening {
+                listener,
+                router,
+                book,
+            };
+            tokio::spawn(connections::serve(listening, Arc::new(NeverClosing)))
         });
         tokio::select! {
             () = stop => {}
@@ -275,6 +284,18 @@ fn internal(processor: Arc<Processor>, is_ready: Arc<AtomicBool>) -> Router {
 /// The services that the health service knows, with `liveness`: the whole server, the service itself, and the name by which
 /// the Gateway API's inference extension asks endpoint pickers.
 const READINESS_NAMES: [&str; 3] = ["", SERVICE_NAME, "readiness"];
+/// Bounds of the internal listener's connections: probes and scrapers, which others' connections may not keep away.
+const INTERNAL_BOUNDS: Bounds = Bounds {
+    connections: 64,
+    per_address: 0,
+    head_time: Duration::from_secs(10),
+    idle_time: Duration::from_secs(300),
+    rate: 1024,
+    window: Duration::from_secs(10),
+    body_bytes: 0,
+};
+/// Time limit for the handshake of TLS.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Bytes of a stream that may be under way: a body of common size without waiting.
 const STREAM_WINDOW: u32 = 1 << 20;
 /// Bytes of a connection that may be under way; a gateway's worker has one for all its streams.

@@ -13,6 +13,8 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 };
 use foreword_gateway::processor::{Bounds, Processor};
 use foreword_gateway::server::{Options, Place, Server, Tls};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
@@ -25,6 +27,7 @@ use tonic_health::pb::health_client::HealthClient;
 /// A server that runs until it is told to stop.
 struct Running {
     place: Place,
+    internal: SocketAddr,
     stop: oneshot::Sender<()>,
     ended: JoinHandle<anyhow::Result<bool>>,
 }
@@ -40,16 +43,22 @@ async fn start(listen: Place, tls: Option<Tls>, bounds: Bounds) -> Running {
     let options = Options {
         listen,
         tls,
-        internal: None,
+        internal: Some((Ipv4Addr::LOCALHOST, 0).into()),
         grace: Duration::from_secs(60),
     };
     let server = Server::bind(processor, options).await.unwrap();
     let place = server.place().clone();
+    let internal = server.internal().unwrap();
     let (stop, stopped) = oneshot::channel();
     let ended = tokio::spawn(server.serve(async move {
         let _ = stopped.await;
     }));
-    Running { place, stop, ended }
+    Running {
+        place,
+        internal,
+        stop,
+        ended,
+    }
 }
 
 async fn connected(address: String) -> Channel {
@@ -135,6 +144,39 @@ async fn a_message_over_the_bound_ends_its_stream_with_an_error_and_no_other() {
     assert_eq!(error.code(), Code::OutOfRange, "{error}");
     others.send(body(1_000_000)).await.unwrap();
     assert!(answers_a_body(other.message().await.unwrap()));
+}
+
+/// The answer to a request of the internal listener.
+async fn probed(internal: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(internal).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: probe\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn connections_without_a_request_keep_no_probe_away_and_their_number_is_bounded() {
+    let (running, _channel) = plain(Bounds::default()).await;
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        let mut stream = TcpStream::connect(running.internal).await.unwrap();
+        stream.write_all(b"GET /live HTTP/1.1\r\nx-").await.unwrap();
+        silent.push(stream);
+    }
+    let answer = probed(running.internal, "/live").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    // It was closed for another.
+    let mut rest = Vec::new();
+    let first = &mut silent[0];
+    let closed = first.read_to_end(&mut rest).await;
+    assert!(closed.is_err() || rest.is_empty());
+    let metrics = probed(running.internal, "/metrics").await;
+    let open = metrics.lines().find_map(|line| {
+        line.strip_prefix("foreword_ext_proc_connections{listener=\"internal\"} ")
+    });
+    assert!(open.unwrap().parse::<u32>().unwrap() <= 64, "{metrics}");
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! What the servers `foreword` and `foreword-gateway` have in common as processes: how they log, which signals stop
-//! them, and how they say where they listen.
+//! them, how they say where they listen, and how they bound their connections.
+
+pub mod connections;
 
 use std::io::Write;
 use std::net::SocketAddr;

@@ -109,7 +109,9 @@ pub enum Failure {
         path: String,
     },
     /// The feed would tell anyone who reaches it which documents there are.
-    #[error("without a key of its own the feed is served on loopback only: give --feed-key-file")]
+    #[error(
+        "without a key of its own the feed is read on loopback only, and gateways tell each other nothing: give --feed-key-file"
+    )]
     FeedKeyRequired,
     /// Emptying the cache costs every tenant.
     #[error(

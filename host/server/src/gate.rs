@@ -13,6 +13,7 @@
 //! [`connections`](crate::connections). The gate still knows of such a request, and lets it in when the server stops
 //! meanwhile.
 
+use crate::connections::Closing;
 use crate::failure::{Failure, SOON};
 use std::sync::Arc;
 use std::time::Duration;
@@ -149,6 +150,12 @@ impl Gate {
             .subscribe()
             .wait_for(|state| state.inside + state.arriving == 0)
             .await;
+    }
+}
+
+impl Closing for Gate {
+    async fn closed(&self) {
+        self.reached(Phase::Closed).await;
     }
 }
 

@@ -17,7 +17,6 @@ pub mod answer;
 pub mod api;
 pub mod batches;
 pub mod bridge;
-pub mod connections;
 pub mod device;
 pub mod failure;
 pub mod gate;
@@ -31,3 +30,6 @@ pub mod serve;
 pub mod spans;
 pub mod tiers;
 pub mod transcripts;
+pub mod zmtp;
+
+pub use foreword_process::connections;

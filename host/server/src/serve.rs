@@ -208,7 +208,8 @@ impl Server {
         if self.app.model.set(Arc::new(model)).is_ok() {
             if let Some(publisher) = lock(&self.publisher).take() {
                 let tasks = &mut lock(&self.publishing);
-                publisher.start(Arc::clone(&feed), &self.app.gate, tasks);
+                let counts = &self.app.metrics.connections;
+                publisher.start(Arc::clone(&feed), &self.app.gate, counts, tasks);
             }
             self.app.readers.open(Source { feed, model: name });
         }

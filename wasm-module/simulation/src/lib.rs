@@ -48,7 +48,7 @@ pub use boundary::{
 };
 pub use cache::{Capacity, EngineCache};
 pub use compact::CompactTrace;
-pub use lines::Lines;
+pub use lines::{Lines, MAX_LINE_BYTES};
 pub use log::{BadLine, LogReader};
 pub use logged::{Logged, LoggedKind};
 pub use prompts::{PromptReplay, PromptReuse};

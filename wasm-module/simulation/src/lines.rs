@@ -4,9 +4,9 @@ use super::BadLine;
 use std::io::{BufRead, Read, Result};
 
 /// Bytes of a line: more than any gateway lets through.
-const MAX_LINE_BYTES: u64 = 64 << 20;
+pub const MAX_LINE_BYTES: u64 = 64 << 20;
 
-/// Lines of a reader; one that is longer than 64 MiB is passed over without being held.
+/// Lines of a reader; one that is longer than the limit, 64 MiB unless said otherwise, is passed over without being held.
 #[derive(Debug)]
 pub struct Lines<R> {
     reader: R,
@@ -19,9 +19,14 @@ pub struct Lines<R> {
 impl<R: BufRead> Lines<R> {
     /// The lines of `reader`, from the first.
     pub fn new(reader: R) -> Self {
+        Self::within(reader, MAX_LINE_BYTES)
+    }
+
+    /// The lines of `reader` with so many bytes at most.
+    pub fn within(reader: R, limit: u64) -> Self {
         Self {
             reader,
-            limit: MAX_LINE_BYTES,
+            limit,
             line: Vec::new(),
             number: 0,
             bytes: 0,
@@ -66,8 +71,7 @@ mod tests {
 
     #[test]
     fn a_line_beyond_the_limit_is_passed_over_and_the_next_one_read() {
-        let mut lines = Lines::new(&b"1234\n12345\n\nend"[..]);
-        lines.limit = 4;
+        let mut lines = Lines::within(&b"1234\n12345\n\nend"[..], 4);
         assert_eq!(lines.next().unwrap(), Some(Ok(&b"1234\n"[..])));
         let too_long = BadLine::TooLong { limit: 4 };
         assert_eq!(lines.next().unwrap(), Some(Err(too_long)));

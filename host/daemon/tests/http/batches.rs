@@ -621,6 +621,58 @@ async fn bad_requests_are_refused_with_the_value_and_the_limit() {
 }
 
 #[tokio::test]
+async fn a_forms_heads_are_bounded_and_its_file_is_not_held() {
+    let folder = TempDir::new().unwrap();
+    let mut config = config(folder.path());
+    config.bounds.bytes = 16 << 20;
+    let house = with(Options {
+        batches: Some(config),
+        ..Options::default()
+    })
+    .await;
+    let address = house.address();
+    let long = "x".repeat(4 << 20);
+    let heads = [
+        // Before the first part, in its head, and between parts.
+        long.clone(),
+        format!("--XX\r\ncontent-disposition: form-data; name=\"{long}"),
+        "--XX\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n".repeat(40_000),
+    ];
+    for form in heads {
+        let refused = upload(address, "", &form).await;
+        let message = refused.error(400, "invalid_value", None);
+        assert!(message.contains("more than 1048576 bytes"), "{message}");
+    }
+    // A file of four times that is read as it comes, with its line ends.
+    let lines = "x\r\n".repeat((4 << 20) / 3);
+    let kept = upload(address, "", &form("batch", &lines)).await.json();
+    assert_eq!(kept["bytes"], lines.len());
+}
+
+#[tokio::test]
+async fn a_line_has_no_more_bytes_than_a_body() {
+    let folder = TempDir::new().unwrap();
+    let house = with(Options {
+        batches: Some(config(folder.path())),
+        max_body_bytes: 1_000,
+        ..Options::default()
+    })
+    .await;
+    let address = house.address();
+    let long = line(1, &format!("say({})", "x".repeat(1_000)));
+    let batch = begin(address, "", &[line(0, "say(yes)"), long].concat()).await;
+    let batch = ended(address, "", &batch).await;
+    assert_eq!(batch["status"], "failed");
+    let error = &batch["errors"]["data"][0];
+    assert_eq!(error["line"], 2);
+    assert_eq!(
+        error["message"],
+        "line 2: the line has more than 1000 bytes"
+    );
+    assert_eq!(batch["finalizing_at"], Value::Null);
+}
+
+#[tokio::test]
 async fn an_upload_that_is_broken_off_leaves_nothing() {
     let folder = TempDir::new().unwrap();
     let house = server(folder.path()).await;

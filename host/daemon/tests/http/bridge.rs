@@ -204,6 +204,16 @@ async fn until_held(bridge: SocketAddr, count: usize) {
     .await;
 }
 
+/// Waits until the bridge follows the engine over its second connection. What the engine repeats is known before that.
+async fn until_connected_again(bridge: SocketAddr) {
+    let name = "foreword_bridge_connections_total";
+    until("it is connected again", async || {
+        metric(bridge, name).await >= 2
+    })
+    .await;
+    assert_eq!(metric(bridge, name).await, 2);
+}
+
 /// Publishes until the bridge hears it.
 async fn until_heard(engine: &mut Engine, bridge: SocketAddr) {
     let before = metric(bridge, TAKEN).await;
@@ -242,12 +252,10 @@ async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form
     ] {
         let (mut engine, bridge) = followed(wire, false).await;
         // Some of the blocks before the request, the rest after it.
-        engine
-            .publish(&[request.stored(0, 3, 100), Event::Future])
-            .await;
+        engine.publish(&[request.stored(0, 3, 100), Event::Future]);
         request.copy_to(bridge.address).await;
         until_held(bridge.internal, request.held(3)).await;
-        engine.publish(&[request.stored(3, all, 100)]).await;
+        engine.publish(&[request.stored(3, all, 100)]);
         until_held(bridge.internal, request.held(all)).await;
 
         let told = batch(&get(bridge.internal, SNAPSHOT).await);
@@ -263,14 +271,14 @@ async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form
 
         // A reader that waits is told when the engine drops a block.
         let query = after(&told);
-        engine.publish(&[Event::Removed(vec![102])]).await;
+        engine.publish(&[Event::Removed(vec![102])]);
         let news = batch(&get(bridge.internal, &query).await);
         assert!(
             matches!(news.events[0], PeerUpdate::Removed { .. }),
             "{wire:?}: {news:?}"
         );
         until_held(bridge.internal, request.held(2)).await;
-        engine.publish(&[Event::Cleared]).await;
+        engine.publish(&[Event::Cleared]);
         until_held(bridge.internal, 0).await;
     }
 }
@@ -311,9 +319,7 @@ async fn a_gap_is_closed_where_the_engine_repeats_what_was_missed() {
     let (mut engine, bridge) = followed(Wire::TODAY, true).await;
     request.copy_to(bridge.address).await;
     engine.lose(&[request.stored(0, 3, 100)]);
-    engine
-        .publish(&[request.stored(3, request.blocks(), 100)])
-        .await;
+    engine.publish(&[request.stored(3, request.blocks(), 100)]);
     until_held(bridge.internal, 4).await;
     // A loss that no later batch shows is found in the silence that follows.
     engine.lose(&[Event::Removed(vec![100])]);
@@ -329,14 +335,14 @@ async fn a_gap_that_cannot_be_closed_leaves_nothing_known_but_what_follows() {
     for repeats in [false, true] {
         let (mut engine, bridge) = followed(Wire::TODAY, repeats).await;
         first.copy_to(bridge.address).await;
-        engine.publish(&[first.all_stored(100)]).await;
+        engine.publish(&[first.all_stored(100)]);
         until_held(bridge.internal, 4).await;
         let epoch = batch(&get(bridge.internal, SNAPSHOT).await).epoch;
 
         engine.lose(&[Event::Removed(vec![100])]);
         // Asked for what it missed, it has kept nothing from before that.
         engine.forget();
-        engine.publish(&[second.all_stored(200)]).await;
+        engine.publish(&[second.all_stored(200)]);
         until_held(bridge.internal, 0).await;
         second.copy_to(bridge.address).await;
         until_held(bridge.internal, 4).await;
@@ -355,7 +361,7 @@ async fn an_engine_that_was_restarted_holds_nothing_of_before() {
     for (repeats, more) in [(false, 0), (true, 0), (true, 50)] {
         let (mut engine, bridge) = followed(Wire::TODAY, repeats).await;
         first.copy_to(bridge.address).await;
-        engine.publish(&[first.all_stored(100)]).await;
+        engine.publish(&[first.all_stored(100)]);
         until_held(bridge.internal, 4).await;
 
         let mut engine = engine.restart().await;
@@ -365,17 +371,16 @@ async fn an_engine_that_was_restarted_holds_nothing_of_before() {
         }
         let blocks = second.all_stored(200);
         if repeats {
-            engine.publish(std::slice::from_ref(&blocks)).await;
+            engine.publish(std::slice::from_ref(&blocks));
         }
         until_held(bridge.internal, 0).await;
         if !repeats {
             until_heard(&mut engine, bridge.internal).await;
-            engine.publish(&[blocks]).await;
+            engine.publish(&[blocks]);
         }
         second.copy_to(bridge.address).await;
         until_held(bridge.internal, 4).await;
-        let connections = metric(bridge.internal, "foreword_bridge_connections_total").await;
-        assert_eq!(connections, 2, "repeats: {repeats}, {more} more");
+        until_connected_again(bridge.internal).await;
     }
 }
 
@@ -384,15 +389,12 @@ async fn a_lost_connection_loses_nothing_where_the_engine_repeats() {
     let request = request(1, None);
     let (mut engine, bridge) = followed(Wire::TODAY, true).await;
     request.copy_to(bridge.address).await;
-    engine.publish(&[request.stored(0, 3, 100)]).await;
+    engine.publish(&[request.stored(0, 3, 100)]);
     until_held(bridge.internal, request.held(3)).await;
     let mut engine = engine.disconnect().await;
     engine.lose(&[request.stored(3, request.blocks(), 100)]);
     until_held(bridge.internal, 4).await;
-    assert_eq!(
-        metric(bridge.internal, "foreword_bridge_connections_total").await,
-        2
-    );
+    until_connected_again(bridge.internal).await;
     assert_eq!(forgotten(bridge.internal, "restart").await, 0);
 }
 
@@ -401,15 +403,15 @@ async fn a_batch_that_cannot_be_read_may_have_said_anything() {
     let request = request(1, None);
     let (mut engine, bridge) = followed(Wire::TODAY, true).await;
     request.copy_to(bridge.address).await;
-    engine.publish(&[request.all_stored(100)]).await;
+    engine.publish(&[request.all_stored(100)]);
     until_held(bridge.internal, 4).await;
-    engine.publish_garbage().await;
+    engine.publish_garbage();
     until_held(bridge.internal, 0).await;
     assert_eq!(forgotten(bridge.internal, "unreadable").await, 1);
     // It goes on with the next one.
     let request = self::request(2, None);
     request.copy_to(bridge.address).await;
-    engine.publish(&[request.all_stored(200)]).await;
+    engine.publish(&[request.all_stored(200)]);
     until_held(bridge.internal, 4).await;
 }
 
@@ -419,7 +421,7 @@ async fn a_tenants_blocks_are_told_as_its_own() {
     let [nobody, crimson, azure] =
         [None, Some("crimson"), Some("azure")].map(|salt| request(1, salt));
     // One tenant's blocks, and the same text asked for by all.
-    engine.publish(&[crimson.all_stored(100)]).await;
+    engine.publish(&[crimson.all_stored(100)]);
     for request in [&nobody, &azure, &crimson] {
         request.copy_to(bridge.address).await;
     }
@@ -427,7 +429,7 @@ async fn a_tenants_blocks_are_told_as_its_own() {
     let is_crimson =
         |(tenant, _, _): &(TenantKey, u64, Vec<u64>)| *tenant == TenantKey::of("crimson");
     assert!(held(bridge.internal).await.iter().all(is_crimson));
-    engine.publish(&[nobody.all_stored(200)]).await;
+    engine.publish(&[nobody.all_stored(200)]);
     until_held(bridge.internal, 8).await;
 
     let of = async |tenant: TenantKey| {
@@ -530,7 +532,7 @@ async fn a_signal_ends_it_while_a_reader_waits_and_its_log_holds_no_text() {
     let request = request(1, Some("of-a-tenant"));
     let (mut engine, mut bridge) = followed(Wire::TODAY, false).await;
     request.copy_to(bridge.address).await;
-    engine.publish(&[request.all_stored(100)]).await;
+    engine.publish(&[request.all_stored(100)]);
     until_held(bridge.internal, 4).await;
     let told = batch(&get(bridge.internal, SNAPSHOT).await);
     let query = after(&told);
@@ -549,53 +551,90 @@ async fn a_signal_ends_it_while_a_reader_waits_and_its_log_holds_no_text() {
 }
 
 /// Python's ZeroMQ and msgpack, which are what vLLM publishes with.
+struct Publisher {
+    process: std::process::Child,
+    stdin: std::process::ChildStdin,
+    /// Of events, and of those that were missed.
+    ports: Vec<String>,
+}
+
+impl Publisher {
+    fn start(modules: &Path, arguments: &[&str]) -> Self {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/http/kv_publisher.py");
+        let mut process = std::process::Command::new("python3")
+            .arg(script)
+            .args(arguments)
+            .env("PYTHONPATH", modules)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("python3 starts");
+        let stdin = process.stdin.take().unwrap();
+        let mut ports = String::new();
+        std::io::BufReader::new(process.stdout.take().unwrap())
+            .read_line(&mut ports)
+            .unwrap();
+        let ports: Vec<String> = ports.split_whitespace().map(str::to_owned).collect();
+        assert_eq!(ports.len(), 2, "two ports, got {ports:?}");
+        Self {
+            process,
+            stdin,
+            ports,
+        }
+    }
+
+    /// Publishes a batch, or `-` in front: keeps it to be asked for.
+    fn tell(&mut self, line: &str) {
+        writeln!(self.stdin, "{line}").unwrap();
+    }
+
+    fn end(mut self) {
+        drop(self.stdin);
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
 #[tokio::test]
 async fn what_vllms_own_libraries_publish_is_followed() {
     let Some(modules) = crate::kv_zmq::modules() else {
         return;
     };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/http/kv_publisher.py");
     let request = request(1, Some("mine"));
     for (form, hashes) in [("map", "bytes"), ("map", "int"), ("array", "int")] {
-        let mut python = std::process::Command::new("python3")
-            .arg(&script)
-            .args([form, hashes])
-            .env("PYTHONPATH", &modules)
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .expect("python3 starts");
-        let mut stdin = python.stdin.take().unwrap();
-        let mut ports = String::new();
-        std::io::BufReader::new(python.stdout.take().unwrap())
-            .read_line(&mut ports)
-            .unwrap();
-        let ports: Vec<String> = (ports.split_whitespace())
-            .map(|port| format!("tcp://127.0.0.1:{port}"))
-            .collect();
-        let [events, replay] = &ports[..] else {
-            panic!("two ports, got {ports:?}")
-        };
-        let bridge = bridge_to(events, Some(replay), Path::new(CHECKPOINT), &[]);
+        let mut engine = Publisher::start(&modules, &[form, hashes]);
+        let [events, replay] = [0, 1].map(|at| format!("tcp://127.0.0.1:{}", engine.ports[at]));
+        let bridge = bridge_to(&events, Some(&replay), Path::new(CHECKPOINT), &[]);
         let stored = |from: usize, to: usize| {
             let hash = |block: usize| (1_u64 << 63) + block as u64;
-            json!([["BlockStored", {
+            let event = json!([["BlockStored", {
                 "block_hashes": (from..to).map(hash).collect::<Vec<_>>(),
                 "parent_block_hash": (from > 0).then(|| hash(from - 1)),
                 "token_ids": &request.tokens[from * BLOCK..to * BLOCK],
                 "block_size": BLOCK,
                 "extra_keys": (from..to).map(|block| (block == 0).then_some(["mine"])).collect::<Vec<_>>(),
-            }]])
+            }]]);
+            event.to_string()
         };
         until_ready(bridge.internal).await;
         // One that is sent, one that must be asked for.
-        writeln!(stdin, "{}\n-{}", stored(0, 3), stored(3, request.blocks())).unwrap();
+        engine.tell(&stored(0, 3));
+        engine.tell(&format!("-{}", stored(3, request.blocks())));
         request.copy_to(bridge.address).await;
         until_held(bridge.internal, 4).await;
-        writeln!(stdin, "{}", json!([["AllBlocksCleared", {}]])).unwrap();
+        // The engine is killed, and another one is there.
+        engine.process.kill().unwrap();
+        engine.process.wait().unwrap();
+        let [publish, replay] = [0, 1].map(|at| &*engine.ports[at]);
+        let mut engine = Publisher::start(&modules, &[form, hashes, publish, replay]);
+        engine.tell(&format!("-{}", stored(0, 3)));
         until_held(bridge.internal, 0).await;
-        drop(stdin);
-        assert!(python.wait().unwrap().success());
+        until_connected_again(bridge.internal).await;
+        request.copy_to(bridge.address).await;
+        engine.tell(&stored(3, request.blocks()));
+        until_held(bridge.internal, 4).await;
+        engine.tell(&json!([["AllBlocksCleared", {}]]).to_string());
+        until_held(bridge.internal, 0).await;
+        engine.end();
     }
 }
 

@@ -1,6 +1,6 @@
 """Publishes KV events as vLLM does: its types (msgspec), its sockets (pyzmq), its replies to those who missed some.
 
-Usage: kv_publisher.py map|array int|bytes
+Usage: kv_publisher.py map|array int|bytes [PORT PORT]
 First line on standard output: the ports of its PUB and ROUTER sockets. Each line of JSON on standard input is a batch:
 a list of [type, {field: value}]. A line "-" in front makes it one that is only kept, not sent.
 """
@@ -66,7 +66,10 @@ def event(kind, fields):
 
 context = zmq.Context()
 publish, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (publish, replay)]
+ports = sys.argv[3:] or ["*", "*"]
+for socket, port in zip((publish, replay), ports):
+    socket.bind(f"tcp://127.0.0.1:{port}")
+ports = [socket.last_endpoint.decode().rsplit(":", 1)[1] for socket in (publish, replay)]
 print(*ports, flush=True)
 kept = deque(maxlen=10_000)
 encoder = msgspec.msgpack.Encoder()

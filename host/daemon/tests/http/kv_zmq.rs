@@ -61,6 +61,17 @@ impl Subscriber {
         serde_json::from_str(&line.expect("one more line")).expect("JSON")
     }
 
+    /// Has something happen until it receives that.
+    async fn first(&mut self, house: &TestServer) -> Value {
+        loop {
+            happen(house, vec![removed(1)]);
+            tokio::select! {
+                first = self.next() => return first,
+                () = tokio::time::sleep(Duration::from_millis(50)) => {}
+            }
+        }
+    }
+
     async fn replay(&mut self, from: u64) -> Vec<Value> {
         let line = format!("{from}\n");
         self.stdin
@@ -93,26 +104,23 @@ fn removed(hash: u128) -> CacheEvent {
 async fn publish(encoding: Encoding, name: &str) {
     let Some(modules) = modules() else { return };
     let local = SocketAddr::from(([127, 0, 0, 1], 0));
-    let house = TestServer::with(Options {
-        kv_events: Some(publisher::Config {
-            listen: local,
-            replay: Some(local),
-            topic: "kv-events".to_owned(),
-            encoding,
-        }),
-        ..Options::default()
-    })
-    .await;
+    let publishing = async |listen, replay| {
+        TestServer::with(Options {
+            kv_events: Some(publisher::Config {
+                listen,
+                replay: Some(replay),
+                topic: "kv-events".to_owned(),
+                encoding,
+            }),
+            ..Options::default()
+        })
+        .await
+    };
+    let house = publishing(local, local).await;
     let mut subscriber = Subscriber::start(&house, &modules, name);
 
     // A subscription takes effect some time after it was made: publish until something arrives.
-    let first = loop {
-        happen(&house, vec![removed(1)]);
-        tokio::select! {
-            first = subscriber.next() => break first,
-            () = tokio::time::sleep(Duration::from_millis(50)) => {}
-        }
-    };
+    let first = subscriber.first(&house).await;
     assert_eq!(first["events"][0]["type"], "BlockRemoved");
 
     let hash = u128::from(u64::MAX) << 3;
@@ -169,6 +177,15 @@ async fn publish(encoding: Encoding, name: &str) {
     assert_eq!(after["number"], number);
     assert_eq!(after["events"][0], json!({"type": "AllBlocksCleared"}));
     assert_eq!(after["events"][1]["block_hashes"], json!([9]));
+
+    // Its sockets find a host that is started again.
+    let sockets = house.kv_events().expect("events are published");
+    house.server.stop().await;
+    let house = publishing(sockets.address, sockets.replay.expect("a replay socket")).await;
+    let first = subscriber.first(&house).await;
+    assert_eq!(first["events"][0]["block_hashes"], json!([1]));
+    let again = subscriber.replay(0).await;
+    assert!(again.contains(&first), "{again:?}");
     house.server.stop().await;
 }
 

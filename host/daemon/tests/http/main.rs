@@ -20,6 +20,7 @@ mod limits;
 mod logprobs;
 mod messages;
 mod pipeline;
+mod ports;
 mod probes;
 mod records;
 mod refusals;

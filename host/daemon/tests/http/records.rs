@@ -3,15 +3,27 @@
 use crate::support::client::{JSON, Response, get, send};
 use crate::support::{Options, TestServer, until};
 use foreword_ordering::feed::{FeedKey, GatewayId, MAX_PUSH_BYTES, Push, Pushes};
+use foreword_ordering::{Config, EngineId, Orderer, PeerUpdate, Residency, Tenant};
 use foreword_server::keys::ApiKeys;
 use foreword_server::kv::http::MAX_READERS;
 use serde_json::{Value, json};
 use std::io::Write;
+use std::net::SocketAddr;
 
 const RECORDS: &str = "/v1/kv/records";
 
-fn push(gateway: u64, updates: &[&str]) -> Push {
-    let updates = updates.iter().map(|update| update.as_bytes().to_vec());
+/// An update about the model of that name.
+fn update(model: &str) -> Vec<u8> {
+    let residency = Residency {
+        engine: EngineId::default(),
+        model: model.into(),
+        events: Vec::new(),
+    };
+    PeerUpdate::Residency(residency).encode()
+}
+
+fn push(gateway: u64, models: &[&str]) -> Push {
+    let updates = models.iter().map(|model| update(model));
     Push {
         gateway: GatewayId(gateway),
         number: 1,
@@ -19,6 +31,10 @@ fn push(gateway: u64, updates: &[&str]) -> Push {
         outstanding: 3,
         updates: updates.collect(),
     }
+}
+
+fn key() -> FeedKey {
+    FeedKey::new(&[7; 32])
 }
 
 fn json_of(push: &Push, key: Option<&FeedKey>) -> Value {
@@ -35,7 +51,8 @@ async fn tell_with(house: &TestServer, token: Option<&str>, body: &Value) -> Res
 }
 
 async fn tell(house: &TestServer, push: &Push) -> u64 {
-    let response = tell_with(house, None, &json_of(push, None)).await;
+    let key = key();
+    let response = tell_with(house, Some(key.token()), &json_of(push, Some(&key))).await;
     assert_eq!(response.status, 200, "{}", response.text());
     response.json()["others"].as_u64().unwrap()
 }
@@ -45,8 +62,15 @@ fn pushes(response: &Response) -> Pushes {
     serde_json::from_slice(&response.body).unwrap()
 }
 
+/// Asks as a holder of the feed's key.
+async fn ask(address: SocketAddr, path: &str) -> Response {
+    let bearer = format!("Bearer {}", key().token());
+    let headers = [("authorization", &*bearer)];
+    send(address, "GET", path, &headers, b"").await.read().await
+}
+
 async fn listen(house: &TestServer, gateway: u64, after: Option<&Pushes>) -> Pushes {
-    pushes(&get(house.internal(), &query(gateway, after)).await)
+    pushes(&ask(house.internal(), &query(gateway, after)).await)
 }
 
 fn query(gateway: u64, after: Option<&Pushes>) -> String {
@@ -57,7 +81,7 @@ fn query(gateway: u64, after: Option<&Pushes>) -> String {
 
 #[tokio::test]
 async fn gateways_hear_what_others_told_as_it_was_told() {
-    let house = TestServer::open().await;
+    let house = TestServer::with(sealed()).await;
     assert_eq!(tell(&house, &push(2, &["early"])).await, 0);
     let start = listen(&house, 1, None).await;
     assert_eq!((start.pushes.len(), start.others), (0, 0));
@@ -67,7 +91,7 @@ async fn gateways_hear_what_others_told_as_it_was_told() {
     let opened: Vec<Push> = heard
         .pushes
         .iter()
-        .map(|push| push.open(None).unwrap())
+        .map(|push| push.open(Some(&key())).unwrap())
         .collect();
     assert_eq!(opened, [push(2, &["a", "b"])]);
     let heard = listen(&house, 1, Some(&heard)).await;
@@ -76,11 +100,11 @@ async fn gateways_hear_what_others_told_as_it_was_told() {
 
 #[tokio::test]
 async fn a_gateway_that_waits_is_woken_by_others_alone_and_when_one_joins() {
-    let house = TestServer::open().await;
+    let house = TestServer::with(sealed()).await;
     let address = house.internal();
     let wait = |after: &Pushes| {
         let path = format!("{}&wait_ms=60000", query(1, Some(after)));
-        tokio::spawn(async move { pushes(&get(address, &path).await) })
+        tokio::spawn(async move { pushes(&ask(address, &path).await) })
     };
     let start = listen(&house, 1, None).await;
     let waiting = wait(&start);
@@ -95,7 +119,7 @@ async fn a_gateway_that_waits_is_woken_by_others_alone_and_when_one_joins() {
     // One that joined before it asked is no news it would wait for.
     let address_of =
         |others: u32| format!("{}&wait_ms=60000&others={others}", query(1, Some(&joined)));
-    let at_once = pushes(&get(address, &address_of(7)).await);
+    let at_once = pushes(&ask(address, &address_of(7)).await);
     assert_eq!(at_once.others, 1);
     // And nobody holds up the server's end.
     let waiting = wait(&listen(&house, 1, None).await);
@@ -109,7 +133,7 @@ fn sealed() -> Options {
     keys.write_all(b"a reader").unwrap();
     Options {
         kv_keys: Some(ApiKeys::load(keys.path()).unwrap()),
-        feed_key: Some(FeedKey::new(&[7; 32])),
+        feed_key: Some(key()),
         ..Options::default()
     }
 }
@@ -117,7 +141,7 @@ fn sealed() -> Options {
 #[tokio::test]
 async fn with_a_feed_key_pushes_are_its_holders_and_show_nothing() {
     let house = TestServer::with(sealed()).await;
-    let [key, other] = [[7; 32], [8; 32]].map(|key| FeedKey::new(&key));
+    let (key, other) = (key(), FeedKey::new(&[8; 32]));
     let body = json_of(&push(1, &["tenant red"]), Some(&key));
     for token in [None, Some("x"), Some(other.token())] {
         let refused = tell_with(&house, token, &body).await;
@@ -148,11 +172,57 @@ async fn with_a_feed_key_pushes_are_its_holders_and_show_nothing() {
     assert!(!body.to_string().contains("74656e616e7420726564"), "{body}");
 }
 
+/// A chat that holds what is sent, and the record of its newest request.
+fn record() -> PeerUpdate {
+    let config = json!({"conversation": {"pin": true}});
+    let config = Config::from_json(config.to_string().as_bytes()).unwrap();
+    let mut orderer = Orderer::new(config);
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "Why?"}],
+        "documents": [{"id": "d", "text": "a secret of the tenant's"}]});
+    let rewrite = orderer.rewrite(Tenant::named("red"), body.to_string().as_bytes());
+    PeerUpdate::OrderingRecord(rewrite.unwrap().record)
+}
+
+#[tokio::test]
+async fn only_updates_that_hold_no_text_are_passed_on() {
+    let house = TestServer::with(sealed()).await;
+    let start = listen(&house, 9, None).await;
+    let (key, record) = (key(), record());
+    let (whole, bare) = (record.encode(), record.encode_without_texts());
+    let holds = |bytes: &[u8]| bytes.windows(6).any(|part| part == b"secret");
+    assert!(holds(&whole) && !holds(&bare), "the record has a text");
+    let longer = [&bare[..], b"\0"].concat();
+    for (updates, wrong) in [
+        (vec![whole], Some(0)),
+        (vec![bare.clone(), b"words".to_vec()], Some(1)),
+        (vec![longer], Some(0)),
+        (vec![Vec::new()], Some(0)),
+        (vec![bare], None),
+    ] {
+        let push = Push {
+            updates,
+            ..push(1, &[])
+        };
+        let told = tell_with(&house, Some(key.token()), &json_of(&push, Some(&key))).await;
+        let Some(at) = wrong else {
+            assert_eq!(told.status, 200, "{}", told.text());
+            continue;
+        };
+        let message = told.error(400, "invalid_value", Some("payload"));
+        assert!(
+            message.contains(&format!("update {at} is none")),
+            "{message}"
+        );
+    }
+    assert_eq!(listen(&house, 9, Some(&start)).await.pushes.len(), 1);
+}
+
 #[tokio::test]
 async fn a_push_that_is_none_is_refused_with_its_field_and_limit_and_not_passed_on() {
-    let house = TestServer::open().await;
+    let house = TestServer::with(sealed()).await;
     let start = listen(&house, 9, None).await;
-    let good = json_of(&push(1, &["a"]), None);
+    let key = key();
+    let good = json_of(&push(1, &["a"]), Some(&key));
     let with = |field: &str, value: Value| {
         let mut body = good.clone();
         body[field] = value;
@@ -172,15 +242,18 @@ async fn a_push_that_is_none_is_refused_with_its_field_and_limit_and_not_passed_
             Some("payload"),
             "does not open it",
         ),
-        (with("payload", json!("")), Some("payload"), "more bytes"),
-        (with("payload", json!("ff")), Some("payload"), "version 1"),
+        (
+            with("payload", json!("")),
+            Some("payload"),
+            "does not open it",
+        ),
         (
             with("key", json!("00000000000000aa")),
             Some("payload"),
-            "no key is configured",
+            "sealed with another key",
         ),
         (
-            json_of(&push(1, &[""; 257]), None),
+            json_of(&push(1, &[""; 257]), Some(&key)),
             Some("payload"),
             "257 updates, more than the limit of 256",
         ),
@@ -190,12 +263,12 @@ async fn a_push_that_is_none_is_refused_with_its_field_and_limit_and_not_passed_
             "65537 bytes, more than the limit of 65536",
         ),
     ] {
-        let refused = tell_with(&house, None, &body).await;
+        let refused = tell_with(&house, Some(key.token()), &body).await;
         let message = refused.error(400, "invalid_value", param);
         assert!(message.contains(words), "{message} lacks {words}");
     }
     let long = json!("0".repeat(2 * MAX_PUSH_BYTES + 4_000));
-    let refused = tell_with(&house, None, &with("payload", long)).await;
+    let refused = tell_with(&house, Some(key.token()), &with("payload", long)).await;
     refused.error(413, "body_too_large", None);
     assert_eq!(listen(&house, 9, Some(&start)).await.next, start.next);
     for (query, param, words) in [
@@ -209,7 +282,7 @@ async fn a_push_that_is_none_is_refused_with_its_field_and_limit_and_not_passed_
         ),
         ("gatway=0000000000000001", "gatway", "the parameters are"),
     ] {
-        let refused = get(house.internal(), &format!("{RECORDS}?{query}")).await;
+        let refused = ask(house.internal(), &format!("{RECORDS}?{query}")).await;
         let message = refused.error(400, "invalid_value", Some(param));
         assert!(message.contains(words), "{query}: {message}");
     }
@@ -218,7 +291,7 @@ async fn a_push_that_is_none_is_refused_with_its_field_and_limit_and_not_passed_
 #[tokio::test]
 async fn who_pushes_more_than_its_key_may_is_told_to_wait_and_others_are_not() {
     let house = TestServer::with(sealed()).await;
-    let key = FeedKey::new(&[7; 32]);
+    let key = key();
     // They count before they are read.
     let long = json!("x".repeat(2 * MAX_PUSH_BYTES));
     let mut refused = None;
@@ -239,7 +312,7 @@ async fn who_pushes_more_than_its_key_may_is_told_to_wait_and_others_are_not() {
 }
 
 #[tokio::test]
-async fn without_a_key_gateways_elsewhere_are_refused_and_places_are_bounded() {
+async fn without_a_key_nothing_is_told_even_on_loopback_and_gateways_elsewhere_are_refused() {
     let (_house, here) = TestServer::with_internal_everywhere(Options::default()).await;
     let refused = get(here, &query(1, None)).await;
     refused.error(403, "feed_key_required", None);
@@ -248,24 +321,40 @@ async fn without_a_key_gateways_elsewhere_are_refused_and_places_are_bounded() {
     let refused = refused.read().await;
     refused.error(403, "feed_key_required", None);
 
+    // On loopback they may listen, and hear nothing.
     let house = TestServer::open().await;
+    let address = house.internal();
+    assert_eq!(get(address, &query(1, None)).await.status, 200);
+    for body in [
+        json_of(&push(1, &[]), None),
+        json_of(&push(1, &["a"]), Some(&key())),
+        json!({}),
+    ] {
+        let refused = tell_with(&house, None, &body).await;
+        refused.error(403, "feed_key_required", None);
+    }
+}
+
+#[tokio::test]
+async fn places_of_those_who_listen_are_bounded() {
+    let house = TestServer::with(sealed()).await;
     let address = house.internal();
     let start = listen(&house, 0, None).await;
     let mut waiting = Vec::new();
     for _ in 0..MAX_READERS {
         let path = format!("{}&wait_ms=60000", query(0, Some(&start)));
         waiting.push(tokio::spawn(
-            async move { get(address, &path).await.status },
+            async move { ask(address, &path).await.status },
         ));
     }
     until("all wait", || {
         house.app().readers.listening() == MAX_READERS
     })
     .await;
-    let refused = get(house.internal(), &query(0, Some(&start))).await;
+    let refused = ask(house.internal(), &query(0, Some(&start))).await;
     refused.error(429, "queue_full", None);
     // Readers of the feed have places of their own.
-    assert_eq!(get(house.internal(), "/v1/kv/events").await.status, 200);
+    assert_eq!(ask(house.internal(), "/v1/kv/events").await.status, 200);
     tell(&house, &push(7, &[])).await;
     for waiting in waiting {
         assert_eq!(waiting.await.unwrap(), 200);

@@ -11,12 +11,13 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use multer::{Field, Multipart};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Returns what is kept.
 ///
@@ -76,8 +77,19 @@ pub(super) async fn upload(
         max_bytes: store.bounds().bytes + FORM_BYTES,
         time: UPLOAD_TIME.max(app.limits.body_time),
     };
-    let mut form = Multipart::new(body::paced(request, bounds), boundary);
     let mut fields = Form::default();
+    let held = Arc::clone(&fields.held);
+    // What parses the form holds a part's head until that is complete, however long it is.
+    let pieces = body::paced(request, bounds).map(move |piece| {
+        let piece = piece?;
+        let bytes = piece.len() as u64;
+        if held.fetch_add(bytes, Ordering::Relaxed) + bytes > HELD_BYTES {
+            let message = format!("more than {HELD_BYTES} bytes of the form are no part's content");
+            return Err(Failure::invalid_body(message));
+        }
+        Ok(piece)
+    });
+    let mut form = Multipart::new(pieces, boundary);
     while let Some(field) = form.next_field().await.map_err(failed)? {
         upload = fields.take(field, upload).await?;
     }
@@ -91,6 +103,8 @@ pub(super) async fn upload(
 /// The fields of an upload.
 #[derive(Default)]
 struct Form {
+    /// Bytes that have arrived and are no content of a part, as far as was read.
+    held: Arc<AtomicU64>,
     filename: Option<String>,
     purpose: Option<String>,
     anchor: Option<String>,
@@ -105,7 +119,7 @@ impl Form {
                 return Err(Failure::invalid("file", "file must be given once"));
             }
             self.filename = Some(field.file_name().unwrap_or("file.jsonl").to_owned());
-            while let Some(piece) = field.chunk().await.map_err(failed)? {
+            while let Some(piece) = self.chunk(&mut field).await? {
                 let written =
                     tokio::task::spawn_blocking(move || upload.write(&piece).map(|()| upload));
                 upload = written.await.map_err(Failure::internal)??;
@@ -113,7 +127,7 @@ impl Form {
             return Ok(upload);
         }
         let mut text = Vec::new();
-        while let Some(piece) = field.chunk().await.map_err(failed)? {
+        while let Some(piece) = self.chunk(&mut field).await? {
             text.extend_from_slice(&piece);
             if text.len() as u64 > FIELD_BYTES {
                 let message = format!("{} has more than {FIELD_BYTES} bytes", clip(&name));
@@ -131,6 +145,14 @@ impl Form {
             }
         }
         Ok(upload)
+    }
+
+    /// Returns the next piece of a part's content.
+    async fn chunk(&self, field: &mut Field<'_>) -> Result<Option<Bytes>, Failure> {
+        let piece = field.chunk().await.map_err(failed)?;
+        let bytes = piece.as_ref().map_or(0, Bytes::len) as u64;
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        Ok(piece)
     }
 
     /// Returns the file's name and its seconds, of which there are `most`.
@@ -376,6 +398,8 @@ fn failed(error: multer::Error) -> Failure {
 const PURPOSE: &str = "batch";
 /// Bytes of a form beside its file.
 const FORM_BYTES: u64 = 1 << 16;
+/// Most bytes of a form that are held while they are no content of a part.
+const HELD_BYTES: u64 = 1 << 20;
 /// Most bytes of a field that is no file.
 const FIELD_BYTES: u64 = 1 << 10;
 /// Time for a file to arrive; it must also keep the least rate of all bodies.

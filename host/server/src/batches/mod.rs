@@ -50,6 +50,8 @@ pub struct Batches {
     ordering: RawConfig,
     /// Places of requests in flight, which waiting batches get in turn.
     places: Arc<Semaphore>,
+    /// The place of the batch whose file is read or whose window is planned.
+    planning: Arc<Semaphore>,
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -68,6 +70,7 @@ impl Batches {
             order: config.order,
             ordering: config.ordering,
             places: Arc::new(Semaphore::new(config.concurrency.into())),
+            planning: Arc::new(Semaphore::new(1)),
             tasks: Mutex::default(),
         })
     }

@@ -3,6 +3,10 @@
 //! A request of a batch passes the same admission as one that came over the network, and waits longer: for one of the
 //! batches' own places, and then until no request waits in the engine's queue. Where that happens in the middle of a
 //! batch, live requests overtake what is left of it.
+//!
+//! Reading a file and planning take seconds at worst. They run on threads that may block, one batch's at a time, take no
+//! place meanwhile, and end early with their batch. No thread of the runtime waits for a lock that is held then, or while
+//! the disk is written.
 
 use super::store::{ERRORS, Fault, OUTPUT, RequestCounts, Status, Store, now};
 use super::{BatchRecord, Batches};
@@ -18,9 +22,10 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-use tokio::task::JoinSet;
+use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tokio::task::{JoinSet, spawn_blocking};
 
 /// Why no further request is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,8 +33,8 @@ enum Ending {
     Completed,
     Cancelled,
     Expired,
-    /// The answers cannot be kept.
-    Failed(Fault),
+    /// What is wrong with the file, or why answers cannot be kept.
+    Failed(Vec<Fault>),
     /// The server stops; the batch goes on after its next start.
     Stopped,
 }
@@ -42,16 +47,22 @@ struct Running {
     input: File,
     index: BatchIndex,
     store: Arc<Store>,
+    plan: Arc<tokio::sync::Mutex<Plan>>,
     progress: Mutex<Progress>,
+    /// Why no answer can be kept any more.
+    failed: OnceLock<Fault>,
+}
+
+/// What is asked next, and how; locked by threads that may block alone, except where it is locked asynchronously.
+struct Plan {
+    schedule: BatchSchedule,
+    orderer: BatchOrderer,
 }
 
 struct Progress {
-    schedule: BatchSchedule,
-    orderer: BatchOrderer,
     output: File,
     errors: File,
     answers: BatchAnswers,
-    failed: Option<Fault>,
 }
 
 /// A request that is ready to be asked.
@@ -65,31 +76,41 @@ struct Request {
 pub(super) async fn run(app: &Arc<App>, id: &str) {
     let Some(batches) = &app.batches else { return };
     let store = batches.store();
-    let ends_as = store.any_batch(id).and_then(|batch| batch.ends_as);
-    let ending = if ends_as.is_some() {
+    let found = {
+        let (store, id) = (Arc::clone(store), id.to_owned());
+        spawn_blocking(move || store.any_batch(&id)).await
+    };
+    // It is gone, or a panic was reported by the runtime.
+    let Ok(Some(record)) = found else { return };
+    let ending = if record.ends_as.is_some() {
         // An earlier life ended while it made files of the answers.
         Ending::Completed
     } else {
-        match prepared(app, batches, id).await {
+        match prepared(app, batches, record).await {
             Ok(Ok(running)) => ask(app, batches, running).await,
-            Ok(Err(faults)) => {
-                let advanced =
-                    store.advance(id, Status::Failed, now(), |batch| batch.errors = faults);
-                log(id, advanced);
+            // Nothing was asked, so there is nothing to finish.
+            Ok(Err(Ending::Failed(faults))) => {
+                let (store, id) = (Arc::clone(store), id.to_owned());
+                let failed = spawn_blocking(move || {
+                    let fail = |batch: &mut BatchRecord| batch.errors = faults;
+                    log(&id, store.advance(&id, Status::Failed, now(), fail));
+                });
+                let _ = failed.await;
                 return;
             }
+            Ok(Err(ending)) => ending,
             Err(error) => {
                 tracing::warn!(id, error = format!("{error:#}"), "a batch failed");
-                Ending::Failed(fault(
+                Ending::Failed(vec![fault(
                     "storage",
                     "the batch's files cannot be used; the server's log says why",
-                ))
+                )])
             }
         }
     };
     if ending != Ending::Stopped {
         let (store, id) = (Arc::clone(store), id.to_owned());
-        let ended = tokio::task::spawn_blocking(move || finish(&store, &id, ending));
+        let ended = spawn_blocking(move || finish(&store, &id, ending));
         // A panic there was reported by the runtime.
         let _ = ended.await;
     }
@@ -109,33 +130,37 @@ fn fault(code: &str, message: &str) -> Fault {
     }
 }
 
-/// Reads the batch's file, and what was answered in an earlier life. Within: what is wrong with the file.
+/// Reads the batch's file, and what was answered in an earlier life. Within: the batch ends before it begins.
 async fn prepared(
     app: &Arc<App>,
     batches: &Batches,
-    id: &str,
-) -> Result<Result<Running, Vec<Fault>>> {
-    let store = Arc::clone(batches.store());
-    let record = store.any_batch(id).context("the batch is gone")?;
+    record: BatchRecord,
+) -> Result<Result<Running, Ending>> {
     let key = match &app.keys {
         None => None,
         Some(keys) => match keys.number_of(&record.owner) {
             Some(number) => Some(number),
             None => {
                 let words = "the API key that the batch was made with is no longer accepted";
-                return Ok(Err(vec![fault("invalid_api_key", words)]));
+                return Ok(Err(Ending::Failed(vec![fault("invalid_api_key", words)])));
             }
         },
     };
+    let store = Arc::clone(batches.store());
     let (order, ordering) = (batches.order, batches.ordering.clone());
     let workers = usize::from(batches.concurrency);
-    let read = move || -> Result<Result<Running, Vec<Fault>>> {
+    let line_bytes = app.limits.max_body_bytes;
+    let permit = Arc::clone(&batches.planning).acquire_owned().await?;
+    let app = Arc::clone(app);
+    let read = move || -> Result<Result<Running, Ending>> {
+        let _permit = permit;
         let mut orderer = BatchOrderer::new(&ordering, order)?;
         let input = store.content(&record.input_file_id)?;
         let mut faults = Vec::new();
         let limits = BatchLimits {
             urls: &[record.endpoint.as_str()],
             requests: store.bounds().requests,
+            line_bytes,
         };
         let wrong = |error: foreword_simulation::BatchError| {
             let number = error.number();
@@ -145,13 +170,21 @@ async fn prepared(
             });
             faults.len() < MAX_FAULTS
         };
+        let mut ending = None;
+        let progress = |_| {
+            ending = early_ending(&app, &store, &record);
+            ending.is_none()
+        };
         let lines = BufReader::new(&input);
-        let index = BatchIndex::read(lines, limits, Some(&mut orderer), wrong, |_| {})?;
+        let index = BatchIndex::read(lines, limits, Some(&mut orderer), wrong, progress)?;
+        if let Some(ending) = ending {
+            return Ok(Err(ending));
+        }
         if index.is_empty() && faults.is_empty() {
             faults.push(fault("empty_file", "the file holds no request"));
         }
         if !faults.is_empty() {
-            return Ok(Err(faults));
+            return Ok(Err(Ending::Failed(faults)));
         }
         let mut answers = BatchAnswers::none(index.len());
         let [output, errors] = [OUTPUT, ERRORS].map(|kind| -> Result<File> {
@@ -173,28 +206,33 @@ async fn prepared(
             input,
             index,
             store,
+            plan: Arc::new(tokio::sync::Mutex::new(Plan { schedule, orderer })),
             progress: Mutex::new(Progress {
-                schedule,
-                orderer,
                 output: output?,
                 errors: errors?,
                 answers,
-                failed: None,
             }),
+            failed: OnceLock::new(),
         };
         running.count(&running.lock());
+        let (id, store) = (&running.record.id, &running.store);
+        log(id, store.advance(id, Status::InProgress, now(), |_| {}));
         Ok(Ok(running))
     };
-    let running = tokio::task::spawn_blocking(read).await??;
-    if running.is_ok() {
-        log(
-            id,
-            batches
-                .store()
-                .advance(id, Status::InProgress, now(), |_| {}),
-        );
+    spawn_blocking(read).await?
+}
+
+/// Returns why no further request of the batch is asked; `None`: they are. It reads the store, which may be writing to its
+/// disk.
+fn early_ending(app: &App, store: &Store, record: &BatchRecord) -> Option<Ending> {
+    if app.gate.phase() >= Phase::Stopping {
+        return Some(Ending::Stopped);
     }
-    Ok(running)
+    let status = store.any_batch(&record.id).map(|batch| batch.status);
+    if status.is_none_or(|status| status == Status::Cancelling) {
+        return Some(Ending::Cancelled);
+    }
+    (now() >= record.expires_at).then_some(Ending::Expired)
 }
 
 /// Asks everything that is scheduled.
@@ -204,61 +242,82 @@ async fn ask(app: &Arc<App>, batches: &Batches, running: Running) -> Ending {
     for worker in 0..usize::from(batches.concurrency) {
         let (app, running) = (Arc::clone(app), Arc::clone(&running));
         let places = Arc::clone(&batches.places);
+        let planning = Arc::clone(&batches.planning);
         workers.spawn(async move {
-            loop {
-                let Ok(_place) = Arc::clone(&places).acquire_owned().await else {
-                    return;
-                };
-                if !turn(&app, &running).await {
-                    return;
-                }
-                let next = {
-                    let running = Arc::clone(&running);
-                    tokio::task::spawn_blocking(move || running.next(worker))
-                };
-                let Ok(Some(request)) = next.await else {
-                    return;
-                };
-                let Some(answer) = answered(&app, &running, &request).await else {
-                    return;
-                };
-                let running = Arc::clone(&running);
-                let kept = tokio::task::spawn_blocking(move || running.keep(&request, &answer));
-                if kept.await.is_err() {
-                    return;
-                }
-            }
+            while let Some(()) = ask_next(&app, &planning, &places, &running, worker).await {}
         });
     }
     while workers.join_next().await.is_some() {}
-    let (failed, is_whole) = {
-        let progress = running.lock();
-        let answers = &progress.answers;
-        let answered = answers.served + answers.failed;
-        (
-            progress.failed.clone(),
-            answered == running.index.len() as u64,
-        )
-    };
-    match failed {
-        Some(fault) => Ending::Failed(fault),
-        None if is_whole => Ending::Completed,
-        None => running.ending(app).unwrap_or(Ending::Failed(fault(
-            "internal_error",
-            "some requests were not asked",
-        ))),
-    }
+    let ended = spawn_blocking({
+        let (app, running) = (Arc::clone(app), Arc::clone(&running));
+        move || running.ended(&app)
+    });
+    ended.await.unwrap_or_else(|_| running.unasked())
 }
 
-/// Waits until a request of a batch may be asked; `false`: none may be any more.
-async fn turn(app: &App, running: &Running) -> bool {
+/// Asks the worker's next request and keeps the answer. `None`: nothing is left for it, or the batch ends.
+async fn ask_next(
+    app: &Arc<App>,
+    planning: &Arc<Semaphore>,
+    places: &Semaphore,
+    running: &Arc<Running>,
+    worker: usize,
+) -> Option<()> {
+    let (_place, next) = loop {
+        plan(app, planning, running, worker).await?;
+        let place = places.acquire().await.ok()?;
+        turn(app, running).await?;
+        let plan = Arc::clone(&running.plan).lock_owned().await;
+        // Otherwise others were faster.
+        if !plan.schedule.needs_plan(worker) {
+            let running = Arc::clone(running);
+            break (place, spawn_blocking(move || running.next(plan, worker)));
+        }
+    };
+    let request = next.await.ok()??;
+    let answer = answered(app, running, &request).await?;
+    let running = Arc::clone(running);
+    let kept = spawn_blocking(move || running.keep(&request, &answer));
+    kept.await.ok()
+}
+
+/// Plans what the worker asks next, if it must be planned. `None`: the batch ends first.
+async fn plan(
+    app: &Arc<App>,
+    planning: &Arc<Semaphore>,
+    running: &Arc<Running>,
+    worker: usize,
+) -> Option<()> {
+    let mut plan = Arc::clone(&running.plan).lock_owned().await;
+    if !plan.schedule.needs_plan(worker) {
+        return Some(());
+    }
+    let permit = Arc::clone(planning).acquire_owned().await.ok()?;
+    let (app, running) = (Arc::clone(app), Arc::clone(running));
+    let planned = spawn_blocking(move || {
+        let _permit = permit;
+        let is_over = || running.ending(&app).is_some();
+        if !is_over() {
+            plan.schedule.plan(&running.index, &is_over);
+        }
+        (!is_over()).then_some(())
+    });
+    planned.await.ok()?
+}
+
+/// Waits until a request of a batch may be asked; `None`: none may be any more.
+async fn turn(app: &Arc<App>, running: &Arc<Running>) -> Option<()> {
     loop {
-        if running.ending(app).is_some() {
-            return false;
+        let ending = {
+            let (app, running) = (Arc::clone(app), Arc::clone(running));
+            spawn_blocking(move || running.ending(&app))
+        };
+        if ending.await.ok()?.is_some() {
+            return None;
         }
         let engine = app.model.get().map(|model| model.engine().stats());
         if engine.is_some_and(|stats| stats.waiting == 0) {
-            return true;
+            return Some(());
         }
         tokio::time::sleep(GLANCE).await;
     }
@@ -268,7 +327,7 @@ async fn turn(app: &App, running: &Running) -> bool {
 type Answer = Result<(u16, Vec<u8>), String>;
 
 /// Asks a request until it is answered; `None`: the batch ends first.
-async fn answered(app: &Arc<App>, running: &Running, request: &Request) -> Option<Answer> {
+async fn answered(app: &Arc<App>, running: &Arc<Running>, request: &Request) -> Option<Answer> {
     let mut attempts = 0;
     loop {
         let asking = Asking {
@@ -282,9 +341,7 @@ async fn answered(app: &Arc<App>, running: &Running, request: &Request) -> Optio
             // Others came first.
             Err(Failure::QueueFull { .. }) => {
                 tokio::time::sleep(GLANCE).await;
-                if !turn(app, running).await {
-                    return None;
-                }
+                turn(app, running).await?;
                 continue;
             }
             Err(failure) => {
@@ -297,9 +354,7 @@ async fn answered(app: &Arc<App>, running: &Running, request: &Request) -> Optio
         if status < 500 || attempts >= ATTEMPTS {
             return Some(Ok((status, body)));
         }
-        if !turn(app, running).await {
-            return None;
-        }
+        turn(app, running).await?;
     }
 }
 
@@ -310,26 +365,38 @@ impl Running {
 
     /// Returns why no further request is asked; `None`: they are.
     fn ending(&self, app: &App) -> Option<Ending> {
-        if app.gate.phase() >= Phase::Stopping {
-            return Some(Ending::Stopped);
+        match self.failed.get() {
+            Some(fault) => Some(Ending::Failed(vec![fault.clone()])),
+            None => early_ending(app, &self.store, &self.record),
         }
-        if let Some(fault) = self.lock().failed.clone() {
-            return Some(Ending::Failed(fault));
+    }
+
+    /// Returns how the batch ends, now that no worker asks any more.
+    fn ended(&self, app: &App) -> Ending {
+        let is_whole = {
+            let answers = &self.lock().answers;
+            answers.served + answers.failed == self.index.len() as u64
+        };
+        match self.failed.get() {
+            None if is_whole => Ending::Completed,
+            _ => self.ending(app).unwrap_or_else(|| self.unasked()),
         }
-        let status = self
-            .store
-            .any_batch(&self.record.id)
-            .map(|batch| batch.status);
-        if status.is_none_or(|status| status == Status::Cancelling) {
-            return Some(Ending::Cancelled);
-        }
-        (now() >= self.record.expires_at).then_some(Ending::Expired)
+    }
+
+    fn unasked(&self) -> Ending {
+        let words = "some requests were not asked";
+        Ending::Failed(vec![fault("internal_error", words)])
+    }
+
+    /// Records the first reason why no answer can be kept any more.
+    fn fail(&self, fault: Fault) {
+        let _ = self.failed.set(fault);
     }
 
     /// Returns the worker's next request, ordered.
-    fn next(&self, worker: usize) -> Option<Request> {
-        let progress = &mut *self.lock();
-        let task = progress.schedule.next(&self.index, worker)?;
+    fn next(&self, mut plan: OwnedMutexGuard<Plan>, worker: usize) -> Option<Request> {
+        let Plan { schedule, orderer } = &mut *plan;
+        let task = schedule.next(&self.index, worker)?;
         let mut read = || -> Result<Request> {
             let (offset, bytes) = self.index.place(task.line).context("no such line")?;
             let mut line = vec![0; bytes as usize];
@@ -338,8 +405,8 @@ impl Running {
             let parsed = RequestLine::parse(&line, &urls)?;
             let body = parsed.body.as_bytes();
             let ordered = match &task.documents {
-                Some(planned) => progress.orderer.order_as(body, planned),
-                None => progress.orderer.order(body),
+                Some(planned) => orderer.order_as(body, planned),
+                None => orderer.order(body),
             };
             Ok(Request {
                 line: task.line,
@@ -356,7 +423,7 @@ impl Running {
                     error = format!("{error:#}"),
                     "a batch's file cannot be read"
                 );
-                progress.failed = Some(fault("storage", "the batch's file cannot be read again"));
+                self.fail(fault("storage", "the batch's file cannot be read again"));
                 None
             }
         }
@@ -389,7 +456,7 @@ impl Running {
         };
         let bytes = text.len() as u64;
         if let Err(full) = self.store.reserve(&self.record.owner, bytes) {
-            progress.failed = Some(fault(full.code(), &full.to_string()));
+            self.fail(fault(full.code(), &full.to_string()));
             return;
         }
         let file = match is_served {
@@ -405,7 +472,7 @@ impl Running {
             }
             let id = &self.record.id;
             tracing::warn!(id, %error, "a batch's answers cannot be written");
-            progress.failed = Some(fault("storage", "the answers cannot be written"));
+            self.fail(fault("storage", "the answers cannot be written"));
             return;
         }
         progress.answers.add(request.line, is_served, usage);
@@ -434,8 +501,8 @@ fn finish(store: &Store, id: &str, ending: Ending) {
         Ending::Completed | Ending::Stopped => Status::Completed,
         Ending::Cancelled => Status::Cancelled,
         Ending::Expired => Status::Expired,
-        Ending::Failed(fault) => {
-            faults.push(fault);
+        Ending::Failed(found) => {
+            faults = found;
             Status::Failed
         }
     };

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use foreword_simulation::BatchUsage;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::Write;
@@ -736,18 +737,19 @@ impl Store {
         let old = |batch: &BatchRecord| {
             batch.status.is_final() && batch.created_at + time.max(WINDOW_SECONDS) <= now
         };
-        // Finished batches are records alone, but their number is bounded as well.
+        // Finished batches are records alone, but an owner's are as many as its files at most. No other owner's count.
         let mut finished: Vec<_> = state
             .batches
             .values()
             .filter(|b| b.status.is_final())
             .collect();
-        finished.sort_by_key(|batch| (batch.created_at, batch.id.clone()));
-        let surplus = finished.len().saturating_sub(self.bounds.files);
-        let gone = finished
-            .iter()
-            .enumerate()
-            .filter(|(at, batch)| *at < surplus || old(batch));
+        finished.sort_by_key(|batch| (&batch.owner, Reverse((batch.created_at, &batch.id))));
+        let limit = self.share(self.bounds.files as u64, true) as usize;
+        let owners = finished.chunk_by(|a, b| a.owner == b.owner);
+        let gone = owners.flat_map(|theirs| {
+            let theirs = theirs.iter().enumerate();
+            theirs.filter(|(at, batch)| *at >= limit || old(batch))
+        });
         for id in gone.map(|(_, batch)| batch.id.clone()).collect::<Vec<_>>() {
             state.batches.remove(&id);
             let _ = std::fs::remove_file(self.path(&id, RECORD));
@@ -1004,6 +1006,26 @@ mod tests {
             std::fs::read_dir(folder.path().join("b")).unwrap().count(),
             1
         );
+    }
+
+    #[test]
+    fn finished_batches_of_one_owner_are_bounded_and_evict_nobody_elses() {
+        let folder = TempDir::new().unwrap();
+        let ours = store(&folder, 2);
+        let end = |owner: &str, at| {
+            let made = ours.create(batch(owner, "f", at), at).unwrap();
+            ours.advance(&made.id, Status::Completed, at, |_| {})
+                .unwrap();
+            made.id
+        };
+        let quiet = end("a", 0);
+        let loud: Vec<String> = (1..20).map(|at| end("b", at)).collect();
+        assert!(ours.batch("a", &quiet, 20).is_some());
+        let kept = ours.batches("b", 20).into_iter().map(|batch| batch.id);
+        // Two of four files are one owner's; the latest batches stay.
+        assert!(kept.eq(loud.iter().rev().take(2).cloned()));
+        let records = std::fs::read_dir(folder.path().join("b")).unwrap();
+        assert_eq!(records.count(), 1 + 1 + 2);
     }
 
     #[test]

@@ -16,15 +16,16 @@
 use super::metrics::{Metrics, ResetCause};
 use super::residency::Residency;
 use super::sequence::{BatchKind, BatchStamp, Sequence};
+use crate::connections::keep_alive;
 use crate::kv::vllm::read;
+use crate::zmtp::{Peer, Received, Socket};
 use anyhow::{Context, bail};
 use axum::body::Bytes;
-use futures_util::StreamExt;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
-use zeromq::{DealerSocket, Socket, SocketEvent, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
 /// The addresses of the engine's events.
 #[derive(Clone, Debug)]
@@ -58,10 +59,16 @@ enum ReplayResult {
 
 /// Time limit for connecting, and for each of the batches asked for.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Time limit for all batches that were missed.
+const CATCH_UP: Duration = Duration::from_secs(300);
+/// Most restarts of an engine while missed batches are asked for.
+const MAX_RESTARTS: u32 = 3;
 /// Time of silence after which the engine is asked whether anything was missed.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Pauses before connecting again: the first, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+/// Most bytes of a message: a batch of a million tokens and the hashes of their blocks.
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// Number that ends the batches asked for: -1.
 const END: u64 = u64::MAX;
 
@@ -99,13 +106,8 @@ impl Subscription {
         pause: &mut Duration,
     ) -> anyhow::Result<Infallible> {
         let events = self.config.events.clone();
-        let mut socket = SubSocket::new();
-        let mut monitor = socket.monitor();
-        let connecting = timeout(ANSWER, socket.connect(&events)).await;
-        let connecting = connecting.map_err(anyhow::Error::from);
-        let failed = || format!("cannot connect to {events}");
-        connecting.with_context(failed)?.with_context(failed)?;
-        socket.subscribe(&self.config.topic).await?;
+        let mut engine = connect(&events, Socket::Sub).await?;
+        engine.subscribe(self.config.topic.as_bytes()).await?;
         if self.config.replay.is_none() && !self.sequence.is_empty() {
             self.forget(ResetCause::Disconnected);
             self.sequence.reset();
@@ -117,25 +119,19 @@ impl Subscription {
         tracing::info!(events, "following the engine");
         caught_up();
         loop {
-            tokio::select! {
-                biased;
-                message = timeout(SILENCE, socket.recv()) => match message {
-                    Ok(message) => self.take(message?).await?,
-                    Err(_) => self.catch_up().await?,
-                },
-                event = monitor.next() => {
-                    if let None | Some(SocketEvent::Disconnected(_) | SocketEvent::Closed) = event {
-                        bail!("{events} closed the connection");
-                    }
-                }
+            match timeout(SILENCE, engine.receive()).await {
+                Ok(Ok(Received::Message(frames))) => self.take(&frames).await?,
+                Ok(Ok(Received::Subscribe(_) | Received::Cancel(_))) => {}
+                Ok(Err(error)) => return Err(error).with_context(|| events.clone()),
+                Err(_) => self.catch_up().await?,
             }
         }
     }
 
     /// Handles a message that came unasked.
-    async fn take(&mut self, message: ZmqMessage) -> anyhow::Result<()> {
-        let (number, payload) = numbered(&message)?;
-        let Some(batch) = self.read(number, &payload) else {
+    async fn take(&mut self, frames: &[Bytes]) -> anyhow::Result<()> {
+        let (number, payload) = numbered(frames)?;
+        let Some(batch) = self.read(number, payload) else {
             return Ok(());
         };
         let mark = BatchStamp {
@@ -158,14 +154,25 @@ impl Subscription {
         let Some(replay) = self.config.replay.clone() else {
             return Ok(());
         };
+        let caught_up = timeout(CATCH_UP, self.ask_all(&replay)).await;
+        let caught_up = caught_up.map_err(anyhow::Error::from).flatten();
+        caught_up.with_context(|| format!("{replay} does not repeat events"))
+    }
+
+    /// Asks until all batches that there are came.
+    async fn ask_all(&mut self, replay: &str) -> anyhow::Result<()> {
+        let mut restarts = 0;
         loop {
-            let asked = self.ask(&replay).await;
-            match asked.with_context(|| format!("{replay} does not repeat events"))? {
+            match self.ask(replay).await? {
                 ReplayResult::All => return Ok(()),
                 ReplayResult::Some => {}
                 ReplayResult::Another => {
                     self.forget(ResetCause::Restart);
                     self.sequence.reset();
+                    restarts += 1;
+                    if restarts > MAX_RESTARTS {
+                        bail!("it has begun anew {restarts} times meanwhile");
+                    }
                 }
             }
         }
@@ -174,29 +181,30 @@ impl Subscription {
     /// Asks for the last known batch, or the first of all, and takes those that follow.
     async fn ask(&mut self, replay: &str) -> anyhow::Result<ReplayResult> {
         self.metrics.replays.inc();
-        let mut socket = DealerSocket::new();
-        timeout(ANSWER, socket.connect(replay)).await??;
-        let mut request = ZmqMessage::from(Bytes::new());
-        request.push_back(Bytes::copy_from_slice(&self.sequence.from().to_be_bytes()));
-        timeout(ANSWER, socket.send(request)).await??;
+        let mut engine = connect(replay, Socket::Dealer).await?;
+        let from = self.sequence.from().to_be_bytes();
+        timeout(ANSWER, engine.send(&[b"", &from])).await??;
         let mut is_confirmed = self.sequence.is_empty();
         let mut is_new = false;
         loop {
-            let message = match timeout(ANSWER, socket.recv()).await {
+            let frames = match timeout(ANSWER, engine.receive()).await {
                 Err(_) if is_new => return Ok(ReplayResult::Some),
-                message => message??,
+                received => match received?? {
+                    Received::Message(frames) => frames,
+                    Received::Subscribe(_) | Received::Cancel(_) => continue,
+                },
             };
-            let (number, payload) = numbered(&message)?;
+            let (number, payload) = numbered(&frames)?;
             if number == END && is_confirmed {
                 return Ok(ReplayResult::All);
             }
             if !is_confirmed {
-                let seconds = read::batch(&payload).map_or(f64::NAN, |batch| batch.seconds);
+                let seconds = read::batch(payload).map_or(f64::NAN, |batch| batch.seconds);
                 is_confirmed = self.sequence.confirms(BatchStamp { number, seconds });
                 if !is_confirmed {
                     return Ok(ReplayResult::Another);
                 }
-            } else if let Some(batch) = self.read(number, &payload) {
+            } else if let Some(batch) = self.read(number, payload) {
                 let seconds = batch.seconds;
                 let mark = BatchStamp { number, seconds };
                 if is_new && self.sequence.classify(mark) == BatchKind::Gap {
@@ -246,28 +254,120 @@ impl Subscription {
     }
 }
 
+/// Connects to one of the engine's sockets.
+async fn connect(endpoint: &str, socket: Socket) -> anyhow::Result<Peer<TcpStream>> {
+    let address = endpoint.strip_prefix("tcp://").unwrap_or(endpoint);
+    let connecting = async {
+        let stream = TcpStream::connect(address).await?;
+        keep_alive(&stream)?;
+        anyhow::Ok(Peer::meet(stream, socket, MAX_MESSAGE_BYTES).await?)
+    };
+    let connected = timeout(ANSWER, connecting).await;
+    let connected = connected.map_err(anyhow::Error::from).flatten();
+    connected.with_context(|| format!("cannot connect to {endpoint}"))
+}
+
 /// Returns number and batch of a message: its last two frames. Before them stand a topic, an empty frame, or both,
 /// depending on the socket and on vLLM's version.
-fn numbered(message: &ZmqMessage) -> anyhow::Result<(u64, Bytes)> {
-    let frames = message.len();
-    let frame = |from_end| frames.checked_sub(from_end).and_then(|at| message.get(at));
-    let (Some(number), Some(payload)) = (frame(2), frame(1)) else {
+fn numbered(frames: &[Bytes]) -> anyhow::Result<(u64, &Bytes)> {
+    let [.., number, payload] = frames else {
+        let frames = frames.len();
         bail!("a message of the engine's has {frames} frames, not at least 2");
     };
     let number: [u8; 8] = number[..].try_into().with_context(|| {
         let bytes = number.len();
         format!("a batch's number has {bytes} bytes, not 8")
     })?;
-    Ok((u64::from_be_bytes(number), payload.clone()))
+    Ok((u64::from_be_bytes(number), payload))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bridge::Limits;
+    use crate::kv::vllm::{Encoding, write};
+    use foreword_engine::cache::CacheEvent;
+    use std::net::SocketAddr;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
 
-    fn message(frames: &[&[u8]]) -> ZmqMessage {
-        let frames: Vec<Bytes> = frames.iter().map(|frame| frame.to_vec().into()).collect();
-        frames.try_into().unwrap()
+    fn subscription(replay: SocketAddr) -> Subscription {
+        let limits = Limits {
+            blocks: 10,
+            prompts: 10,
+            prompt_tokens: 100,
+        };
+        let residency = Arc::new(Residency::new(limits));
+        let metrics = Arc::new(Metrics::new(Arc::clone(&residency)));
+        let config = Config {
+            events: String::new(),
+            replay: Some(format!("tcp://{replay}")),
+            topic: String::new(),
+        };
+        Subscription::new(config, residency, metrics)
+    }
+
+    #[tokio::test]
+    async fn an_endpoint_that_says_another_for_ever_is_left() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        // Two batches with a gap between them, and then another one in the first one's place.
+        let batch = |seconds| write::batch(&[CacheEvent::Cleared], seconds, Encoding::Map);
+        let [early, late] = [1.0, 2.0].map(|seconds| batch(seconds).unwrap().unwrap());
+        let asked = tokio::spawn(async move {
+            for asked in 0_u32.. {
+                let Ok((stream, _)) = listener.accept().await else {
+                    return;
+                };
+                let peer = Peer::meet(stream, Socket::Router, 1024).await;
+                let mut peer = peer.unwrap();
+                let request = peer.receive().await.unwrap();
+                assert!(matches!(request, Received::Message(_)));
+                let batches = match asked % 2 {
+                    0 => [(5_u64, &early), (7, &early)],
+                    _ => [(5, &late), (6, &late)],
+                };
+                for (number, batch) in batches {
+                    // It may be gone after the first.
+                    let _ = peer.send(&[b"", &number.to_be_bytes(), batch]).await;
+                }
+            }
+        });
+        let mut subscription = subscription(address);
+        let error = subscription.catch_up().await.unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains("begun anew 4 times"), "{error}");
+        assert_eq!(subscription.metrics.replays.get(), 8);
+        asked.abort();
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_announces_more_than_a_batch_is_an_error() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let engine = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut greeting = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\0NULL".to_vec();
+            greeting.resize(64, 0);
+            let ready = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB";
+            let frame = b"\x02\x10\0\0\0\0\0\0\0";
+            let bytes = [&greeting[..], ready, frame].concat();
+            stream.write_all(&bytes).await.unwrap();
+            stream
+        });
+        let mut subscription = subscription(address);
+        subscription.config.events = format!("tcp://{address}");
+        subscription.config.replay = None;
+        let mut pause = PAUSES[0];
+        let error = subscription.follow(&|| {}, &mut pause).await;
+        let error = format!("{:#}", error.unwrap_err());
+        assert!(error.contains("1152921504606846976 bytes"), "{error}");
+        drop(engine.await.unwrap());
+    }
+
+    fn message(frames: &[&[u8]]) -> Vec<Bytes> {
+        let frames = frames.iter().copied();
+        frames.map(Bytes::copy_from_slice).collect()
     }
 
     #[test]
@@ -279,7 +379,8 @@ mod tests {
             &[b"", b"kv-events", &number, b"batch"],
         ];
         for frames in frames {
-            let (number, batch) = numbered(&message(frames)).unwrap();
+            let frames = message(frames);
+            let (number, batch) = numbered(&frames).unwrap();
             assert_eq!((number, &batch[..]), (7, &b"batch"[..]));
         }
         assert!(numbered(&message(&[b"alone"])).is_err());

@@ -19,7 +19,8 @@
 //! key, the accepted keys are the token that gateways derive from it and the keys of `--kv-key-file`; a reader without
 //! any gets 401.
 //!
-//! Gateways that read the feed tell each other what they send through `/v1/kv/records`, under the same keys.
+//! Gateways that read the feed tell each other what they send through `/v1/kv/records`, under the same keys, and only where
+//! the feed has a key.
 //!
 //! A reader gets what there is when it asks, and holds nothing of the engine meanwhile. A slow reader falls behind and
 //! is then told to begin anew.

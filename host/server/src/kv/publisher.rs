@@ -8,21 +8,30 @@
 //! ```
 //!
 //! Batches are numbered from 0. A missing number means that events were lost; a batch that begins with
-//! `AllBlocksCleared` follows it. Subscribers that do not read lose batches and stall nobody: each has a queue of its
-//! own, and repeats run beside.
+//! `AllBlocksCleared` follows it.
+//!
+//! The last batches are kept once, for all. A connection has no queue: it takes one batch after another from what is kept
+//! and waits for its peer to read, so a subscriber that does not read loses batches, as behind a full queue, and stalls
+//! nobody. Connections have the bounds of HTTP's ([`connections`]): a peer that does not introduce itself or does not
+//! read is cut off, and one that wants nothing makes room for others.
 
 use super::vllm::{Encoding, write};
+use crate::connections::{self, Book, Bounds, Busy, Connection, Counts};
 use crate::gate::{Gate, Phase};
-use anyhow::Context;
+use crate::serve::listen;
+use crate::zmtp::{self, Peer, Received, Socket};
 use axum::body::Bytes;
 use foreword_engine::cache::CacheEvent;
 use foreword_engine::engine::feed::{Feed, News, Position};
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
 /// The configuration of a publisher.
 #[derive(Clone, Debug)]
@@ -40,10 +49,8 @@ pub struct Config {
 /// Sockets that listen but do not publish yet.
 pub struct Publisher {
     config: Config,
-    publish: PubSocket,
-    replay: Option<RouterSocket>,
-    address: SocketAddr,
-    replay_address: Option<SocketAddr>,
+    publish: (TcpListener, SocketAddr),
+    replay: Option<(TcpListener, SocketAddr)>,
 }
 
 /// Number of batches kept for repeating, the same as vLLM's.
@@ -51,8 +58,18 @@ const KEPT_BATCHES: usize = 10_000;
 const KEPT_BYTES: usize = 64 << 20;
 /// Most events of the cache in one batch.
 const BATCH_EVENTS: usize = 1024;
-/// Time limit for repeating what one client asked for.
-const REPLAY_TIME: Duration = Duration::from_secs(10);
+/// Most bytes of what a peer sends: a topic, or the number of a batch.
+const PEER_BYTES: usize = 4096;
+/// Bounds of the connections of each socket.
+const BOUNDS: Bounds = Bounds {
+    connections: 256,
+    per_address: 64,
+    head_time: Duration::from_secs(10),
+    idle_time: Duration::from_secs(3660),
+    rate: 1024,
+    window: Duration::from_secs(10),
+    body_bytes: 0,
+};
 
 impl Publisher {
     /// Listens on the sockets' addresses.
@@ -60,54 +77,64 @@ impl Publisher {
     /// # Errors
     /// Returns an error when an address cannot be listened on.
     pub async fn bind(config: Config) -> anyhow::Result<Self> {
-        let mut publish = PubSocket::new();
-        let address = bind(&mut publish, config.listen).await?;
-        let (mut replay, mut replay_address) = (None, None);
-        if let Some(listen) = config.replay {
-            let mut socket = RouterSocket::new();
-            replay_address = Some(bind(&mut socket, listen).await?);
-            replay = Some(socket);
-        }
+        let publish = listen(config.listen, "KV events").await?;
+        let replay = match config.replay {
+            Some(address) => Some(listen(address, "KV events that were missed").await?),
+            None => None,
+        };
         Ok(Self {
             config,
             publish,
             replay,
-            address,
-            replay_address,
         })
     }
 
     /// Returns the address of the PUB socket.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.publish.1
     }
 
     /// Returns the address of the ROUTER socket.
     pub fn replay_address(&self) -> Option<SocketAddr> {
-        self.replay_address
+        self.replay.as_ref().map(|(_, address)| *address)
     }
 
-    /// Publishes the events of the feed's cache, in tasks of `tasks` that end when the gate is closed.
-    pub fn start(self, feed: Arc<Feed>, gate: &Arc<Gate>, tasks: &mut JoinSet<()>) {
+    /// Publishes the events of the feed's cache, in tasks of `tasks` that end when the gate is closed. Connections count in
+    /// `counts`.
+    pub fn start(
+        self,
+        feed: Arc<Feed>,
+        gate: &Arc<Gate>,
+        counts: &Counts,
+        tasks: &mut JoinSet<()>,
+    ) {
         let kept = Arc::new(ReplayBuffer::default());
-        if let Some(socket) = self.replay {
-            let (gate, kept) = (Arc::clone(gate), Arc::clone(&kept));
-            tasks.spawn(async move {
-                tokio::select! {
-                    () = gate.reached(Phase::Closed) => {}
-                    () = repeat(socket, &kept) => {}
-                }
-            });
+        let topic: Bytes = self.config.topic.into();
+        if let Some((listener, _)) = self.replay {
+            let kept = Arc::clone(&kept);
+            tasks.spawn(attend(
+                listener,
+                "kv_replay",
+                gate,
+                counts,
+                move |stream, connection| repeat(stream, connection, Arc::clone(&kept)),
+            ));
         }
-        let gate = Arc::clone(gate);
         let stream = Stream {
-            topic: self.config.topic.into(),
             encoding: self.config.encoding,
-            socket: self.publish,
-            kept,
+            kept: Arc::clone(&kept),
             position: None,
             number: 0,
         };
+        let (listener, _) = self.publish;
+        tasks.spawn(attend(
+            listener,
+            "kv_events",
+            gate,
+            counts,
+            move |stream, connection| publish(stream, connection, topic.clone(), Arc::clone(&kept)),
+        ));
+        let gate = Arc::clone(gate);
         tasks.spawn(async move {
             tokio::select! {
                 () = gate.reached(Phase::Closed) => {}
@@ -117,22 +144,38 @@ impl Publisher {
     }
 }
 
-async fn bind(socket: &mut impl Socket, listen: SocketAddr) -> anyhow::Result<SocketAddr> {
-    let endpoint = socket
-        .bind(&format!("tcp://{listen}"))
-        .await
-        .with_context(|| format!("cannot publish KV events on {listen}"))?;
-    match endpoint {
-        Endpoint::Tcp(_, port) => Ok(SocketAddr::new(listen.ip(), port)),
-        other => anyhow::bail!("KV events are published on {other}, which is no TCP address"),
-    }
+/// Accepts peers until the gate is closed. What is served to one of them ends with an error alone.
+fn attend<F>(
+    listener: TcpListener,
+    name: &'static str,
+    gate: &Arc<Gate>,
+    counts: &Counts,
+    serve: impl Fn(connections::Watched, Connection) -> F + Send + 'static,
+) -> impl Future<Output = ()> + Send + 'static
+where
+    F: Future<Output = Result<Infallible, zmtp::Error>> + Send + 'static,
+{
+    let book = Book::new(name, BOUNDS, counts.clone());
+    let work = {
+        let gate = Arc::clone(gate);
+        move |stream, connection| {
+            let (gate, served) = (Arc::clone(&gate), serve(stream, connection));
+            async move {
+                tokio::select! {
+                    () = gate.reached(Phase::Closed) => {}
+                    Err(error) = served => {
+                        tracing::debug!(%error, listener = name, "a peer's connection has ended");
+                    }
+                }
+            }
+        }
+    };
+    connections::accept_each(listener, book, Arc::clone(gate), work)
 }
 
 /// The sequence of batches.
 struct Stream {
-    topic: Bytes,
     encoding: Encoding,
-    socket: PubSocket,
     kept: Arc<ReplayBuffer>,
     /// Position up to which the feed was published.
     position: Option<Position>,
@@ -148,7 +191,7 @@ impl Stream {
             progress.mark_unchanged();
             let news = feed.pages_since(self.position, BATCH_EVENTS);
             let is_all = news.events.len() < BATCH_EVENTS;
-            if let Err(error) = self.publish(news).await {
+            if let Err(error) = self.publish(news) {
                 tracing::warn!(%error, "a batch of KV events was not published");
             }
             if is_all && progress.changed().await.is_err() {
@@ -157,7 +200,7 @@ impl Stream {
         }
     }
 
-    async fn publish(&mut self, news: News) -> anyhow::Result<()> {
+    fn publish(&mut self, news: News) -> anyhow::Result<()> {
         let missed = news.reset && self.position.is_some();
         self.position = Some(Position {
             epoch: news.epoch,
@@ -173,18 +216,18 @@ impl Stream {
         let Some(batch) = write::batch(&events, seconds, self.encoding)? else {
             return Ok(());
         };
-        let (number, batch) = (self.number, Bytes::from(batch));
+        self.kept.add(self.number, batch.into());
         self.number += 1;
-        self.kept.add(number, batch.clone());
-        let message = message(&self.topic, [bytes(number), batch]);
-        self.socket.send(message).await?;
         Ok(())
     }
 }
 
-/// The last batches, for repeating.
-#[derive(Default)]
-struct ReplayBuffer(Mutex<Batches>);
+/// The last batches.
+struct ReplayBuffer {
+    batches: Mutex<Batches>,
+    /// The number after the last batch's.
+    end: watch::Sender<u64>,
+}
 
 #[derive(Default)]
 struct Batches {
@@ -192,80 +235,317 @@ struct Batches {
     bytes: usize,
 }
 
+impl Default for ReplayBuffer {
+    fn default() -> Self {
+        Self {
+            batches: Mutex::default(),
+            end: watch::Sender::new(0),
+        }
+    }
+}
+
 impl ReplayBuffer {
     fn add(&self, number: u64, batch: Bytes) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.bytes += batch.len();
-        kept.batches.push_back((number, batch));
-        while kept.batches.len() > KEPT_BATCHES || kept.bytes > KEPT_BYTES {
-            let Some((_, oldest)) = kept.batches.pop_front() else {
-                return;
-            };
-            kept.bytes -= oldest.len();
-        }
-    }
-
-    fn since(&self, number: u64) -> Vec<(u64, Bytes)> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = kept.batches.partition_point(|(other, _)| *other < number);
-        kept.batches.range(start..).cloned().collect()
-    }
-}
-
-/// Answers requests for batches that were missed.
-async fn repeat(mut socket: RouterSocket, kept: &ReplayBuffer) {
-    loop {
-        let request = match socket.recv().await {
-            Ok(request) => request,
-            Err(error) => {
-                tracing::debug!(%error, "a request for KV events could not be read");
-                // A peer that disconnected fails at once: this lets other tasks run in between.
-                tokio::task::yield_now().await;
-                continue;
+        {
+            let mut kept = self.lock();
+            kept.bytes += batch.len();
+            kept.batches.push_back((number, batch));
+            while kept.batches.len() > KEPT_BATCHES || kept.bytes > KEPT_BYTES {
+                let Some((_, oldest)) = kept.batches.pop_front() else {
+                    break;
+                };
+                kept.bytes -= oldest.len();
             }
-        };
-        let answer = tokio::time::timeout(REPLAY_TIME, answer(&mut socket, request, kept)).await;
-        match answer {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "missed KV events could not be repeated"),
-            Err(_) => tracing::debug!("a client does not read the KV events that it asked for"),
+        }
+        self.end.send_replace(number + 1);
+    }
+
+    /// Returns the first batch from that number on.
+    fn first(&self, from: u64) -> Option<(u64, Bytes)> {
+        let kept = self.lock();
+        let at = kept.batches.partition_point(|(number, _)| *number < from);
+        kept.batches.get(at).cloned()
+    }
+
+    /// Waits for the first batch from that number on.
+    async fn next(&self, from: u64, progress: &mut watch::Receiver<u64>) -> (u64, Bytes) {
+        loop {
+            progress.mark_unchanged();
+            if let Some(batch) = self.first(from) {
+                return batch;
+            }
+            // The sender is `self`, which outlives this wait.
+            let _ = progress.changed().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Batches> {
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sends a subscriber what happens from now on, as long as it is subscribed to the topic.
+async fn publish<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    connection: Connection,
+    topic: Bytes,
+    kept: Arc<ReplayBuffer>,
+) -> Result<Infallible, zmtp::Error> {
+    let mut peer = Peer::meet(stream, Socket::Pub, PEER_BYTES).await?;
+    let mut progress = kept.end.subscribe();
+    let mut next = *progress.borrow();
+    let mut subscriptions = Subscriptions::new(&topic);
+    let mut busy: Option<Busy> = Some(connection.busy());
+    loop {
+        if !subscriptions.any() {
+            // It waits for nothing, so its place may be given to another.
+            busy = None;
+        }
+        tokio::select! {
+            received = peer.receive() => {
+                busy.get_or_insert_with(|| connection.busy());
+                match received? {
+                    Received::Subscribe(prefix) => subscriptions.add(&prefix),
+                    Received::Cancel(prefix) => subscriptions.remove(&prefix),
+                    Received::Message(_) => {
+                        return Err(zmtp::Error::Protocol("a subscriber sends subscriptions alone"));
+                    }
+                }
+            }
+            (number, batch) = kept.next(next, &mut progress) => {
+                next = number + 1;
+                if subscriptions.any() {
+                    peer.send(&[&topic, &number.to_be_bytes(), &batch]).await?;
+                }
+            }
         }
     }
 }
 
-async fn answer(
-    socket: &mut RouterSocket,
-    request: ZmqMessage,
-    kept: &ReplayBuffer,
-) -> anyhow::Result<()> {
-    let frames = request.into_vec();
-    let [client, empty, number] = &frames[..] else {
-        anyhow::bail!("a request must have 3 frames, got {}", frames.len());
-    };
-    let number: [u8; 8] = number[..].try_into().with_context(|| {
-        format!(
-            "a request must name a number of 8 bytes, got {}",
-            number.len()
-        )
-    })?;
-    for (number, batch) in kept.since(u64::from_be_bytes(number)) {
-        let frames = [empty.clone(), bytes(number), batch];
-        socket.send(message(client, frames)).await?;
+/// What a peer is subscribed to, as far as it concerns one topic. A peer that subscribes twice must cancel twice.
+struct Subscriptions<'t> {
+    topic: &'t [u8],
+    /// By length of the topic's beginning.
+    counts: Vec<u32>,
+}
+
+impl<'t> Subscriptions<'t> {
+    fn new(topic: &'t [u8]) -> Self {
+        Self {
+            topic,
+            counts: vec![0; topic.len() + 1],
+        }
     }
-    let end = Bytes::copy_from_slice(&(-1_i64).to_be_bytes());
-    let frames = [empty.clone(), end, Bytes::new()];
-    socket.send(message(client, frames)).await?;
-    Ok(())
+
+    fn any(&self) -> bool {
+        self.counts.iter().any(|count| *count > 0)
+    }
+
+    fn add(&mut self, prefix: &[u8]) {
+        if let Some(count) = self.count(prefix) {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    fn remove(&mut self, prefix: &[u8]) {
+        if let Some(count) = self.count(prefix) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    fn count(&mut self, prefix: &[u8]) -> Option<&mut u32> {
+        let concerns = self.topic.starts_with(prefix);
+        self.counts.get_mut(prefix.len()).filter(|_| concerns)
+    }
 }
 
-fn bytes(number: u64) -> Bytes {
-    Bytes::copy_from_slice(&number.to_be_bytes())
+/// Answers a peer's requests for batches that it missed.
+async fn repeat<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    connection: Connection,
+    kept: Arc<ReplayBuffer>,
+) -> Result<Infallible, zmtp::Error> {
+    let mut peer = Peer::meet(stream, Socket::Router, PEER_BYTES).await?;
+    drop(connection.busy());
+    loop {
+        let Received::Message(request) = peer.receive().await? else {
+            continue;
+        };
+        let _busy = connection.busy();
+        let [empty, number] = &request[..] else {
+            return Err(zmtp::Error::Protocol("a request must have 2 frames"));
+        };
+        let number: Result<[u8; 8], _> = number[..].try_into();
+        let number = number.map_err(|_| zmtp::Error::Protocol("a batch's number has 8 bytes"))?;
+        let mut next = u64::from_be_bytes(number);
+        // What happens meanwhile is published, and not repeated.
+        let end = *kept.end.borrow();
+        while let Some((number, batch)) = kept.first(next).filter(|(number, _)| *number < end) {
+            peer.send(&[empty, &number.to_be_bytes(), &batch]).await?;
+            next = number + 1;
+        }
+        peer.send(&[empty, &(-1_i64).to_be_bytes(), b""]).await?;
+    }
 }
 
-fn message<const N: usize>(first: &Bytes, others: [Bytes; N]) -> ZmqMessage {
-    let mut message = ZmqMessage::from(first.clone());
-    others
-        .into_iter()
-        .for_each(|frame| message.push_back(frame));
-    message
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    /// A PUB socket with this topic, and a ROUTER socket, for what is kept.
+    async fn sockets(topic: &'static str, kept: &Arc<ReplayBuffer>) -> [SocketAddr; 2] {
+        let (gate, counts) = (Gate::new(1), Counts::default());
+        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let (events, events_address) = listen(anywhere, "a test").await.unwrap();
+        let (replay, replay_address) = listen(anywhere, "a test").await.unwrap();
+        let published = Arc::clone(kept);
+        tokio::spawn(attend(
+            events,
+            "kv_events",
+            &gate,
+            &counts,
+            move |stream, connection| {
+                publish(stream, connection, topic.into(), Arc::clone(&published))
+            },
+        ));
+        let repeated = Arc::clone(kept);
+        tokio::spawn(attend(
+            replay,
+            "kv_replay",
+            &gate,
+            &counts,
+            move |stream, connection| repeat(stream, connection, Arc::clone(&repeated)),
+        ));
+        [events_address, replay_address]
+    }
+
+    async fn peer(address: SocketAddr, socket: Socket) -> Peer<TcpStream> {
+        let stream = TcpStream::connect(address).await.unwrap();
+        Peer::meet(stream, socket, 1 << 20).await.unwrap()
+    }
+
+    /// A subscriber that hears what is published from now on.
+    async fn subscriber(address: SocketAddr, kept: &ReplayBuffer) -> Peer<TcpStream> {
+        let mut subscriber = peer(address, Socket::Sub).await;
+        subscriber.subscribe(b"k").await.unwrap();
+        loop {
+            let number = *kept.end.borrow();
+            kept.add(number, Bytes::new());
+            tokio::select! {
+                biased;
+                heard = subscriber.receive() => {
+                    heard.unwrap();
+                    return subscriber;
+                }
+                () = tokio::task::yield_now() => {}
+            }
+        }
+    }
+
+    /// The number of the next batch that it gets.
+    async fn next(peer: &mut Peer<TcpStream>) -> u64 {
+        let Received::Message(frames) = peer.receive().await.unwrap() else {
+            panic!("a message");
+        };
+        u64::from_be_bytes(frames[1][..].try_into().unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_subscriber_that_does_not_read_loses_batches_and_holds_nobody_up() {
+        let kept = Arc::new(ReplayBuffer::default());
+        let [address, _] = sockets("kv", &kept).await;
+        let mut slow = subscriber(address, &kept).await;
+        let mut quick = subscriber(address, &kept).await;
+        let first = *kept.end.borrow();
+        // Twice what is kept, and no buffer of the system's holds it.
+        let batch = Bytes::from(vec![7; 64 << 10]);
+        let last = first + 2 * (KEPT_BYTES / batch.len()) as u64;
+        for number in first..=last {
+            kept.add(number, batch.clone());
+            while next(&mut quick).await < number {}
+        }
+        assert!(kept.lock().bytes <= KEPT_BYTES);
+        let mut heard = Vec::new();
+        while heard.last() != Some(&last) {
+            heard.push(next(&mut slow).await);
+        }
+        assert!(heard.is_sorted_by(|a, b| a < b), "each once, in order");
+        heard.retain(|number| *number >= first);
+        assert!((heard.len() as u64) < last - first, "some were lost");
+    }
+
+    #[tokio::test]
+    async fn hostile_and_silent_peers_cost_no_other_its_place() {
+        let kept = Arc::new(ReplayBuffer::default());
+        let addresses = sockets("kv", &kept).await;
+        let mut greeting = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\0NULL".to_vec();
+        greeting.resize(64, 0);
+        greeting.extend(b"\x02\x10\0\0\0\0\0\0\0");
+        assert_eq!(greeting.len(), 73);
+        for address in addresses {
+            let mut hostile = TcpStream::connect(address).await.unwrap();
+            hostile.write_all(&greeting).await.unwrap();
+            let mut rest = Vec::new();
+            hostile.read_to_end(&mut rest).await.unwrap();
+            assert!(
+                rest.starts_with(&greeting[..10]),
+                "it was answered, and cut off"
+            );
+        }
+        let early = subscriber(addresses[0], &kept).await;
+        let mut silent = Vec::new();
+        for address in addresses {
+            for _ in 0..2 * BOUNDS.connections {
+                silent.push(TcpStream::connect(address).await.unwrap());
+            }
+        }
+        let _another = subscriber(addresses[0], &kept).await;
+        drop(early);
+        let mut asking = peer(addresses[1], Socket::Dealer).await;
+        kept.add(u64::MAX - 2, Bytes::new());
+        asking.send(&[b"", &7_u64.to_be_bytes()]).await.unwrap();
+        while next(&mut asking).await != u64::MAX {}
+    }
+
+    #[tokio::test]
+    async fn missed_batches_are_repeated_from_the_number_that_was_asked_for() {
+        let kept = Arc::new(ReplayBuffer::default());
+        let [_, address] = sockets("", &kept).await;
+        for number in [0, 1, 4, 5] {
+            kept.add(number, Bytes::from(vec![number as u8]));
+        }
+        let mut asking = peer(address, Socket::Dealer).await;
+        for (from, expected) in [(1, &[1, 4, 5][..]), (3, &[4, 5]), (6, &[]), (u64::MAX, &[])] {
+            asking.send(&[b"", &u64::to_be_bytes(from)]).await.unwrap();
+            for number in expected {
+                assert_eq!(next(&mut asking).await, *number);
+            }
+            assert_eq!(next(&mut asking).await, u64::MAX);
+        }
+        for wrong in [&[b"x".as_slice()][..], &[b"", b"seven"]] {
+            let mut asking = peer(address, Socket::Dealer).await;
+            asking.send(wrong).await.unwrap();
+            assert!(asking.receive().await.is_err());
+        }
+    }
+
+    #[test]
+    fn what_a_peer_is_subscribed_to_is_counted_by_the_beginnings_of_the_topic() {
+        let mut subscriptions = Subscriptions::new(b"kv");
+        for other in [&b"k0"[..], b"kv-events", b"x"] {
+            subscriptions.add(other);
+            assert!(!subscriptions.any());
+        }
+        subscriptions.add(b"");
+        subscriptions.add(b"k");
+        subscriptions.add(b"k");
+        for cancelled in [&b""[..], b"", b"k", b"v"] {
+            subscriptions.remove(cancelled);
+            assert!(subscriptions.any());
+        }
+        subscriptions.remove(b"k");
+        assert!(!subscriptions.any());
+    }
 }

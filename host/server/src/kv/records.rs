@@ -9,12 +9,14 @@
 //!
 //! A feed reports what a prompt has left in the cache when it is computed. Another gateway that gets the same documents
 //! meanwhile knows nothing of it, nor of the tokens that wait. So gateways tell each other, and the server of the feed
-//! passes it on: it is the one place that all of them know. It keeps the last pushes in memory and understands only
-//! their frame.
+//! passes it on: it is the one place that all of them know. It keeps the last pushes in memory, and passes them on as they
+//! came.
 //!
-//! Access is the feed's ([`super::http`]): its keys, its seal, loopback alone without one. With a feed key, a push that
-//! the key does not open is refused, so a reader with another accepted key can listen to what it cannot read, and tell
-//! nothing. Pushes are bounded in bytes, number and rate for each key; what is kept is bounded for all.
+//! Access is the feed's ([`super::http`]): its keys, its seal, loopback alone without one. A push needs the feed's key
+//! everywhere: without one it is refused, and so is one that the key does not open. So a reader with another accepted key
+//! can listen to what it cannot read, and tell nothing. Of what the key opens, each update must be one of
+//! [`PeerUpdate`]'s that holds no text. Pushes are bounded in bytes, number and rate for each key; what is kept is bounded
+//! for all.
 //!
 //! A gateway that was overtaken goes on with the oldest push that is kept; one that is new, or comes to a new life of the
 //! server, with the next one. The server does not report what a gateway missed: the feed corrects it.
@@ -25,6 +27,7 @@ use crate::failure::{Failure, SOON, clip};
 use crate::gate::Phase;
 use axum::Json;
 use axum::extract::{Request, State};
+use foreword_ordering::PeerUpdate;
 use foreword_ordering::feed::{Epoch, GatewayId, MAX_PUSH_BYTES, Pushes, SealedPush};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -227,9 +230,9 @@ pub(super) async fn push(
     State(readers): State<Arc<Readers>>,
     request: Request,
 ) -> Result<Json<PushAnswer>, Failure> {
-    if let Err(failure) = readers.check_exposure() {
+    if readers.seal().is_none() {
         body::discard(request).await;
-        return Err(failure);
+        return Err(Failure::FeedKeyRequired);
     }
     let holder = readers.holder(request.headers())?;
     let bounds = body::Bounds {
@@ -245,9 +248,12 @@ pub(super) async fn push(
     }
     let push: SealedPush = serde_json::from_slice(&body)
         .map_err(|error| Failure::invalid_body(format!("no push: {error}")))?;
-    // Only its frame is understood here. It is passed on as it came.
-    push.open(readers.seal())
-        .map_err(|error| Failure::invalid("payload", error.to_string()))?;
+    let opened = push.open(readers.seal());
+    let opened = opened.map_err(|error| Failure::invalid("payload", error.to_string()))?;
+    if let Some(at) = opened.updates.iter().position(|update| !is_bare(update)) {
+        let message = format!("payload: update {at} is none of this version, or holds text");
+        return Err(Failure::invalid("payload", message));
+    }
     let others = readers.records.take(push);
     Ok(Json(PushAnswer { others }))
 }
@@ -295,6 +301,11 @@ impl Query {
             others,
         })
     }
+}
+
+/// Returns whether an update is one that gateways tell each other: hashes and counts, with no text of a request.
+fn is_bare(update: &[u8]) -> bool {
+    PeerUpdate::decode(update).is_ok_and(|read| read.encode_without_texts() == update)
 }
 
 /// Returns what a kept push counts for: its text, and what surrounds it.

@@ -26,7 +26,8 @@ use foreword_ordering::RawConfig;
 use foreword_report::progress;
 use foreword_report::words::{grouped, percent, rounded};
 use foreword_simulation::{
-    BatchError, BatchIndex, BatchLimits, BatchOrderer, BatchSchedule, BatchUsage, URLS,
+    BatchError, BatchIndex, BatchLimits, BatchOrderer, BatchSchedule, BatchUsage, MAX_LINE_BYTES,
+    URLS,
 };
 use output::Output;
 use pace::Pace;
@@ -181,6 +182,7 @@ fn read(options: &Options, input: &File, orderer: &mut BatchOrderer) -> Result<B
     let limits = BatchLimits {
         urls: &URLS,
         requests: MAX_REQUESTS,
+        line_bytes: MAX_LINE_BYTES,
     };
     let name = |error: BatchError| {
         wrong += 1;
@@ -196,6 +198,7 @@ fn read(options: &Options, input: &File, orderer: &mut BatchOrderer) -> Result<B
         name,
         |bytes| {
             bar.set_position(bytes);
+            true
         },
     );
     bar.finish_and_clear();

@@ -7,6 +7,7 @@
 //! documents in a request), and pruning and regrafting of subtrees afterwards (0.2 to 0.4 points more for more than
 //! the time of all the rest).
 
+use super::Effort;
 use std::collections::BinaryHeap;
 
 /// A set of requests.
@@ -27,9 +28,15 @@ pub(super) struct Cluster {
 /// Among pairs that share equally, roughly, the one that gives up less goes first: see [`GIVEN_UP`]. A cluster looks
 /// for its partner among the nearest [`REACH`] holders of each of its documents, and again when its partner was
 /// joined to another: O(documents x REACH) a search, of which there are a few for every set. With no more than REACH
-/// holders of any document the search is exhaustive; with more, it still ends only when no two roots share.
-pub(super) fn agglomerate(sets: Vec<Vec<u32>>, tokens: &[u64]) -> Vec<Cluster> {
+/// holders of any document the search is exhaustive; with more, it still ends only when no two roots share, or when the
+/// effort is spent.
+pub(super) fn agglomerate(
+    sets: Vec<Vec<u32>>,
+    tokens: &[u64],
+    effort: &mut Effort<'_>,
+) -> Vec<Cluster> {
     let mut joining = Joining {
+        effort,
         clusters: Vec::with_capacity(sets.len() * 2),
         holders: tokens.iter().map(|_| Holders::default()).collect(),
         tokens,
@@ -61,7 +68,8 @@ const GIVEN_UP: u64 = 10;
 /// documents take and costs a point of reuse there, nothing at 2,000.
 const REACH: usize = 1024;
 
-struct Joining<'a> {
+struct Joining<'a, 'e> {
+    effort: &'a mut Effort<'e>,
     clusters: Vec<Cluster>,
     /// Holders by document.
     holders: Vec<Holders>,
@@ -92,7 +100,7 @@ struct Pair {
     older: u32,
 }
 
-impl Joining<'_> {
+impl Joining<'_, '_> {
     fn is_root(&self, cluster: u32) -> bool {
         self.clusters
             .get(cluster as usize)
@@ -126,12 +134,17 @@ impl Joining<'_> {
             return;
         };
         for &document in &cluster.documents {
+            if self.effort.is_spent() {
+                break;
+            }
+            let mut looks = 0;
             let at = document as usize;
             let (Some(holders), Some(&tokens)) = (self.holders.get(at), self.tokens.get(at)) else {
                 continue;
             };
             let older = holders.clusters.partition_point(|&holder| holder < younger);
             let is_root = |holder: &&u32| {
+                looks += 1;
                 let holder = self.clusters.get(**holder as usize);
                 holder.is_some_and(|holder| holder.is_root)
             };
@@ -144,6 +157,7 @@ impl Joining<'_> {
                     *shared += tokens;
                 }
             }
+            self.effort.spend(looks);
         }
         let mut best: Option<Pair> = None;
         for older in self.met.drain(..) {

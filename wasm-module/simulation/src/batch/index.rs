@@ -89,6 +89,8 @@ pub struct BatchLimits<'a> {
     pub urls: &'a [&'a str],
     /// Most requests.
     pub requests: u32,
+    /// Most bytes of a line.
+    pub line_bytes: u64,
 }
 
 /// The numbers by which documents and groups are known while a file is read.
@@ -124,7 +126,7 @@ impl Passed {
 
 impl BatchIndex {
     /// Reads a batch. Every wrong line goes to `wrong`, which says whether reading goes on; blank lines do not count.
-    /// `progress` gets the bytes read so far. Without an orderer no documents are found.
+    /// `progress` gets the bytes read so far, and says whether reading goes on. Without an orderer no documents are found.
     ///
     /// # Errors
     /// Returns the reader's error.
@@ -133,14 +135,21 @@ impl BatchIndex {
         limits: BatchLimits<'_>,
         mut orderer: Option<&mut BatchOrderer>,
         mut wrong: impl FnMut(BatchError) -> bool,
-        mut progress: impl FnMut(u64),
+        mut progress: impl FnMut(u64) -> bool,
     ) -> std::io::Result<Self> {
         let mut index = Self::default();
         let mut numbers = Numbers::default();
         let mut passed = Passed::default();
-        let mut lines = Lines::new(reader);
+        let mut told = 0;
+        let mut lines = Lines::within(reader, limits.line_bytes);
         loop {
             let offset = lines.bytes();
+            if offset - told >= PROGRESS {
+                told = offset;
+                if !progress(told) {
+                    return Ok(index);
+                }
+            }
             let number = lines.number() + 1;
             let Some(line) = lines.next()? else { break };
             let error = match line {
@@ -170,9 +179,6 @@ impl BatchIndex {
                 if !wrong(BatchError::Line { number, error }) {
                     return Ok(index);
                 }
-            }
-            if number.is_multiple_of(PROGRESS) {
-                progress(lines.bytes());
             }
         }
         drop(numbers);
@@ -346,8 +352,8 @@ impl BatchIndex {
     }
 }
 
-/// Lines between two reports of progress.
-const PROGRESS: u64 = 256;
+/// Bytes between two reports of progress: milliseconds.
+const PROGRESS: u64 = 1 << 20;
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -370,6 +376,7 @@ pub(crate) mod tests {
     pub(crate) const LIMITS: BatchLimits<'static> = BatchLimits {
         urls: &URLS,
         requests: 1_000_000,
+        line_bytes: 1_000,
     };
 
     pub(crate) fn read(text: &str, limits: BatchLimits<'_>) -> (BatchIndex, Vec<String>) {
@@ -379,7 +386,7 @@ pub(crate) mod tests {
             errors.push(error.to_string());
             true
         };
-        let index = BatchIndex::read(text.as_bytes(), limits, Some(&mut orderer), wrong, |_| {});
+        let index = BatchIndex::read(text.as_bytes(), limits, Some(&mut orderer), wrong, |_| true);
         (index.unwrap(), errors)
     }
 
@@ -420,6 +427,31 @@ pub(crate) mod tests {
         };
         let (_, errors) = read(&[line("a", &[]), line("b", &[])].concat(), few);
         assert_eq!(errors, ["line 2: the batch has more than 1 requests"]);
+        let short = BatchLimits {
+            line_bytes: line("a", &[]).len() as u64,
+            ..LIMITS
+        };
+        let (index, errors) = read(&[line("a", &[]), line("b", &[1])].concat(), short);
+        let limit = short.line_bytes;
+        assert_eq!(
+            errors,
+            [format!("line 2: the line has more than {limit} bytes")]
+        );
+        assert_eq!(index.len(), 1);
+    }
+
+    #[test]
+    fn reading_ends_when_nobody_waits_for_it() {
+        let lines: String = (0..30_000).map(|id| line(&id.to_string(), &[])).collect();
+        let mut seen = Vec::new();
+        let progress = |bytes| {
+            seen.push(bytes);
+            seen.len() < 2
+        };
+        let index = BatchIndex::read(lines.as_bytes(), LIMITS, None, |_| true, progress).unwrap();
+        assert!((PROGRESS..PROGRESS + 1_000).contains(&seen[0]));
+        assert_eq!(seen.len(), 2);
+        assert!(index.len() < 30_000);
     }
 
     #[test]

@@ -28,7 +28,6 @@ pub use line::{
 pub use orderer::{BatchConfigError, BatchOrderer, FirstDocuments};
 pub use schedule::{BatchOrder, BatchSchedule, BatchTask, WINDOW};
 
-use self::batch as plan;
 use self::cluster::Cluster;
 use crate::Request;
 use foreword_ordering::document::Fingerprint;
@@ -53,11 +52,54 @@ pub struct Planned {
 /// linear in the batch's documents.
 #[must_use]
 pub fn batch(requests: &[Request]) -> Vec<Planned> {
+    within(requests, &mut Effort::new(u64::MAX, &|| false))
+}
+
+/// Plans as [`batch()`] does, with bounded effort: when that is spent, requests that are not joined yet stay apart.
+fn within(requests: &[Request], effort: &mut Effort<'_>) -> Vec<Planned> {
     let corpus = Corpus::of(requests);
     let (sets, members) = corpus.distinct_sets();
-    let clusters = cluster::agglomerate(sets, &corpus.tokens);
+    let clusters = cluster::agglomerate(sets, &corpus.tokens, effort);
     Emission::new(&corpus, &clusters, &members).run()
 }
+
+/// The work that planning may still do.
+struct Effort<'a> {
+    /// Looks at a document's holder.
+    steps: u64,
+    /// Steps until `is_over` is asked again.
+    until_asked: u64,
+    /// Says that nobody waits for the plan any more.
+    is_over: &'a dyn Fn() -> bool,
+}
+
+impl<'a> Effort<'a> {
+    fn new(steps: u64, is_over: &'a dyn Fn() -> bool) -> Self {
+        Self {
+            steps,
+            until_asked: ASKED_EVERY,
+            is_over,
+        }
+    }
+
+    fn is_spent(&self) -> bool {
+        self.steps == 0
+    }
+
+    fn spend(&mut self, steps: u64) {
+        self.steps = self.steps.saturating_sub(steps);
+        self.until_asked = self.until_asked.saturating_sub(steps);
+        if self.until_asked == 0 {
+            self.until_asked = ASKED_EVERY;
+            if (self.is_over)() {
+                self.steps = 0;
+            }
+        }
+    }
+}
+
+/// Steps of a few milliseconds.
+const ASKED_EVERY: u64 = 1 << 22;
 
 /// The batch in small numbers: documents are numbered by falling number of requests that hold them, scope by scope.
 struct Corpus {
@@ -340,6 +382,44 @@ mod tests {
     }
 
     #[test]
+    fn effort_is_bounded_and_every_request_is_planned_all_the_same() {
+        // Every document is held by all, so each request looks at each other one, document by document.
+        let requests: Vec<Request> = (0..1_500)
+            .map(|own| request(0, &(0..20).chain([1_000 + own]).collect::<Vec<_>>()))
+            .collect();
+        let asked = std::cell::Cell::new(0);
+        let is_over = |over_at| {
+            let asked = &asked;
+            move || {
+                asked.set(asked.get() + 1);
+                asked.get() == over_at
+            }
+        };
+        let [never, soon] = [is_over(0), is_over(2)];
+        let mut whole = Effort::new(u64::MAX, &never);
+        let plan = within(&requests, &mut whole);
+        let needed = u64::MAX - whole.steps;
+        assert_eq!(asked.take(), needed / ASKED_EVERY);
+        assert!(needed > 3 * ASKED_EVERY, "{needed}");
+        assert_eq!(plan, batch(&requests));
+        for (mut effort, is_cut) in [
+            (Effort::new(needed + 1, &never), false),
+            (Effort::new(needed / 2, &never), true),
+            (Effort::new(1, &never), true),
+            // Its owner cancels it.
+            (Effort::new(u64::MAX, &soon), true),
+        ] {
+            asked.set(0);
+            let plan = within(&requests, &mut effort);
+            assert_eq!(effort.is_spent(), is_cut);
+            let planned: HashSet<usize> = plan.iter().map(|planned| planned.request).collect();
+            assert_eq!((plan.len(), planned.len()), (1_500, 1_500));
+            assert!(plan.iter().all(|planned| planned.order.len() == 21));
+        }
+        assert_eq!(asked.get(), 2, "it is not asked again");
+    }
+
+    #[test]
     fn scopes_share_nothing() {
         let requests = [
             request(1, &[1, 2]),
@@ -511,7 +591,7 @@ mod tests {
             let mut promised: u64 = repeats
                 .map(|(set, members)| weigh(set) * (members.len() as u64 - 1))
                 .sum();
-            for cluster in cluster::agglomerate(sets, &corpus.tokens) {
+            for cluster in cluster::agglomerate(sets, &corpus.tokens, &mut Effort::new(u64::MAX, &|| false)) {
                 if cluster.children.is_some() {
                     promised += weigh(&cluster.documents);
                 }

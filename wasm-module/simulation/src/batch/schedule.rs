@@ -11,10 +11,11 @@
 //! once compute alike what they share. So a worker asks neighbours one after another, and workers follow different runs.
 //!
 //! Planning takes memory and time for each request, about 1.5 KB and 50 µs with 15 documents. A batch of more than
-//! [`WINDOW`] requests is planned window by window; each window takes lines that hold the same frequent documents.
+//! [`WINDOW`] requests is planned window by window; each window takes lines that hold the same frequent documents. The
+//! effort for a window is bounded: beyond it, lines that are not joined yet stay apart.
 
 use super::index::BatchIndex;
-use super::plan;
+use super::{Effort, within};
 use foreword_ordering::document::Fingerprint;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -96,7 +97,27 @@ impl BatchSchedule {
         }
     }
 
-    /// Returns the next request for a worker, by its number; `None`: nothing is left for it.
+    /// Returns whether a worker's next request needs [`BatchSchedule::plan`], which takes seconds at worst.
+    #[must_use]
+    pub fn needs_plan(&self, worker: usize) -> bool {
+        let has_run = self.workers.get(worker).is_none_or(|run| !run.is_empty());
+        self.order == BatchOrder::Plan
+            && !has_run
+            && self.runs.is_empty()
+            && self.workers.iter().all(Range::is_empty)
+            && !self.lines.is_empty()
+    }
+
+    /// Plans the next window, unless a worker still has something before it. When `is_over` returns true, which is asked
+    /// now and then, the rest is left as it is.
+    pub fn plan(&mut self, index: &BatchIndex, is_over: &dyn Fn() -> bool) {
+        if (0..self.workers.len()).all(|worker| self.needs_plan(worker)) {
+            self.plan_window(index, is_over);
+        }
+    }
+
+    /// Returns the next request for a worker, by its number; `None`: nothing is left for it. What needs to be planned is
+    /// planned here.
     pub fn next(&mut self, index: &BatchIndex, worker: usize) -> Option<BatchTask> {
         if self.order == BatchOrder::Input {
             return Some(BatchTask {
@@ -121,7 +142,7 @@ impl BatchSchedule {
                     Some(run) => run,
                     None if self.lines.is_empty() => return None,
                     None => {
-                        self.plan_window(index);
+                        self.plan_window(index, &|| false);
                         continue;
                     }
                 },
@@ -163,7 +184,8 @@ impl BatchSchedule {
     }
 
     /// Plans the next window. Lines with the same words before their documents stay together.
-    fn plan_window(&mut self, index: &BatchIndex) {
+    fn plan_window(&mut self, index: &BatchIndex, is_over: &dyn Fn() -> bool) {
+        let mut effort = Effort::new(STEPS, is_over);
         let count = self.window.min(self.lines.len());
         let mut window: Vec<u32> = self.lines.drain(..count).collect();
         window.sort_by_key(|&line| index.group(line));
@@ -171,7 +193,7 @@ impl BatchSchedule {
         for lines in window.chunk_by(|a, b| index.group(*a) == index.group(*b)) {
             let requests: Vec<_> = lines.iter().map(|&line| index.request(line)).collect();
             let mut before: &[u32] = &[];
-            for planned in plan(&requests) {
+            for planned in within(&requests, &mut effort) {
                 let Some(&line) = lines.get(planned.request) else {
                     continue;
                 };
@@ -215,6 +237,8 @@ fn frequent(index: &BatchIndex, line: u32) -> [u32; 4] {
     first
 }
 
+/// Looks at a document's holder, for each window: some seconds, and several times what 15 documents in a line need.
+const STEPS: u64 = 1 << 30;
 /// Most requests that are planned together.
 pub const WINDOW: usize = 16_384;
 
@@ -269,6 +293,32 @@ mod tests {
             reused += cache.serve(scope, order.iter());
         }
         reused
+    }
+
+    #[test]
+    fn planning_ahead_is_the_same_as_planning_when_asked() {
+        let trace = workload::zipf_topics(3, 100, 50, 6);
+        let (index, _) = read(&text(&trace), LIMITS);
+        let scheduled = |order| BatchSchedule::with_window(&index, order, 2, |_| true, 40);
+        let expected = asked(&mut scheduled(BatchOrder::Plan), &index, 2);
+        let mut ahead = scheduled(BatchOrder::Plan);
+        let (mut tasks, mut windows) = (Vec::new(), 0);
+        for worker in (0..2).cycle() {
+            if ahead.needs_plan(worker) {
+                ahead.plan(&index, &|| false);
+                // Again, it would drop nothing.
+                ahead.plan(&index, &|| false);
+                assert!(!ahead.needs_plan(worker));
+                windows += 1;
+            }
+            match ahead.next(&index, worker) {
+                Some(task) => tasks.push(task),
+                None => break,
+            }
+        }
+        assert_eq!((tasks.len(), windows), (100, 3));
+        assert_eq!(tasks, expected);
+        assert!(!scheduled(BatchOrder::Input).needs_plan(0));
     }
 
     #[test]

@@ -90,7 +90,8 @@ pub(crate) struct Arguments {
     /// Engine in whose words routers are answered where engines differ: `owned_by` of /v1/models, and /get_load
     #[arg(help_heading = EVENTS, long, value_enum, value_name = "ENGINE", default_value_t = Replaced::Vllm)]
     drop_in: Replaced,
-    /// Address for vLLM's KV events over ZeroMQ, such as tcp://*:5557; subscribers can read prompts as token ids
+    /// Address for vLLM's KV events over ZeroMQ, such as tcp://127.0.0.1:5557, without a key: whoever reaches it can read
+    /// prompts as token ids
     #[arg(help_heading = EVENTS, long, value_name = "ENDPOINT", value_parser = endpoint)]
     kv_events_endpoint: Option<SocketAddr>,
     /// Address where subscribers get KV events that they missed
@@ -236,7 +237,7 @@ fn load(arguments: &Arguments) -> anyhow::Result<Model> {
     Ok(model.with_token_cache((arguments.token_cache_mib as usize) << 20))
 }
 
-/// Parses `tcp://HOST:PORT`, as ZeroMQ writes addresses to listen on; `*` is every interface.
+/// Parses `tcp://ADDRESS:PORT`, as ZeroMQ writes addresses to listen on; `*` is every interface.
 fn endpoint(text: &str) -> Result<SocketAddr, String> {
     let address = text.strip_prefix("tcp://").unwrap_or(text);
     let address = match address.strip_prefix("*:") {
@@ -244,6 +245,6 @@ fn endpoint(text: &str) -> Result<SocketAddr, String> {
         None => address.to_owned(),
     };
     address.parse().map_err(|_| {
-        "it must be tcp://ADDRESS:PORT with an IP address or * for every interface".to_owned()
+        "it must be tcp://ADDRESS:PORT with an IP address, as tcp://127.0.0.1:5557 is".to_owned()
     })
 }

@@ -1,15 +1,15 @@
 //! An engine as far as it publishes KV events: sockets, batches and numbers as vLLM has them, scripted by a test.
 
-use axum::body::Bytes;
 use foreword_engine::TokenId;
+use foreword_server::zmtp::{Error, Peer, Received, Socket};
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
-use zeromq::{
-    Endpoint, PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage, ZmqResult,
-};
 
 /// How an engine writes events.
 #[derive(Clone, Copy, Debug)]
@@ -62,11 +62,11 @@ type Batch = (u64, Vec<u8>);
 
 pub(crate) struct Engine {
     wire: Wire,
-    publish: PubSocket,
+    publish: broadcast::Sender<Batch>,
     pub(crate) events: SocketAddr,
     pub(crate) replay: Option<SocketAddr>,
-    /// Ends with the engine.
-    _repeating: JoinSet<()>,
+    /// Its sockets, which end with the engine.
+    _sockets: JoinSet<()>,
     kept: Arc<Mutex<Vec<Batch>>>,
     /// Of the next batch.
     number: u64,
@@ -110,35 +110,40 @@ impl Engine {
         }
     }
 
-    async fn bind(wire: Wire, events: SocketAddr, replay: Option<SocketAddr>) -> ZmqResult<Self> {
-        let mut publish = PubSocket::new();
-        let events = bound(publish.bind(&format!("tcp://{events}")).await?, events);
-        let kept = Arc::default();
-        let (mut replay_address, mut repeating) = (None, JoinSet::new());
+    async fn bind(wire: Wire, events: SocketAddr, replay: Option<SocketAddr>) -> io::Result<Self> {
+        let (publish, kept, mut sockets) =
+            (broadcast::Sender::new(64), Arc::default(), JoinSet::new());
+        let listener = TcpListener::bind(events).await?;
+        let events = listener.local_addr()?;
+        let batches = publish.clone();
+        sockets.spawn(each(listener, move |stream| {
+            send_all(stream, batches.subscribe())
+        }));
+        let mut replay_address = None;
         if let Some(replay) = replay {
-            let mut router = RouterSocket::new();
-            replay_address = Some(bound(
-                router.bind(&format!("tcp://{replay}")).await?,
-                replay,
-            ));
-            repeating.spawn(repeat(router, Arc::clone(&kept)));
+            let listener = TcpListener::bind(replay).await?;
+            replay_address = Some(listener.local_addr()?);
+            let kept = Arc::clone(&kept);
+            sockets.spawn(each(listener, move |stream| {
+                repeat(stream, Arc::clone(&kept))
+            }));
         }
         Ok(Self {
             wire,
             publish,
             events,
             replay: replay_address,
-            _repeating: repeating,
+            _sockets: sockets,
             kept,
             number: 0,
         })
     }
 
     /// Tells these events, in one batch.
-    pub(crate) async fn publish(&mut self, events: &[Event]) {
-        let (number, batch) = self.keep(events);
-        let frames = [TOPIC.to_vec(), number.to_be_bytes().to_vec(), batch];
-        self.publish.send(message(frames)).await.expect("sent");
+    pub(crate) fn publish(&mut self, events: &[Event]) {
+        let batch = self.keep(events);
+        // Nobody may listen yet.
+        let _ = self.publish.send(batch);
     }
 
     /// The same, but nobody receives it: it can only be asked for.
@@ -152,12 +157,10 @@ impl Engine {
     }
 
     /// A batch that is none.
-    pub(crate) async fn publish_garbage(&mut self) {
+    pub(crate) fn publish_garbage(&mut self) {
         let number = self.number;
         self.number += 1;
-        let garbage = vec![0xc1];
-        let frames = [TOPIC.to_vec(), number.to_be_bytes().to_vec(), garbage];
-        self.publish.send(message(frames)).await.expect("sent");
+        let _ = self.publish.send((number, vec![0xc1]));
     }
 
     fn keep(&mut self, events: &[Event]) -> Batch {
@@ -178,16 +181,38 @@ impl Engine {
     /// Publishes empty batches until `arrived`: a subscription takes effect some time after it was made.
     pub(crate) async fn until_heard(&mut self, mut arrived: impl AsyncFnMut() -> bool) {
         while !arrived().await {
-            self.publish(&[]).await;
+            self.publish(&[]);
             tokio::task::yield_now().await;
         }
     }
 }
 
-fn bound(endpoint: Endpoint, asked: SocketAddr) -> SocketAddr {
-    match endpoint {
-        Endpoint::Tcp(_, port) => SocketAddr::new(asked.ip(), port),
-        other => panic!("{other} is no TCP address"),
+/// Accepts connections for ever, and does with each what `work` says.
+async fn each<F: Future<Output = Result<(), Error>> + Send + 'static>(
+    listener: TcpListener,
+    work: impl Fn(TcpStream) -> F,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        let (stream, _) = listener.accept().await.expect("a connection");
+        connections.spawn(work(stream));
+    }
+}
+
+/// Sends batches from the first subscription on.
+async fn send_all(stream: TcpStream, mut batches: broadcast::Receiver<Batch>) -> Result<(), Error> {
+    let mut peer = Peer::meet(stream, Socket::Pub, 1024).await?;
+    let Received::Subscribe(topic) = peer.receive().await? else {
+        panic!("a subscriber subscribes");
+    };
+    assert!(TOPIC.starts_with(&topic), "{topic:?}");
+    loop {
+        let (number, batch) = match batches.recv().await {
+            Ok(batch) => batch,
+            Err(RecvError::Lagged(_)) => continue,
+            Err(RecvError::Closed) => return Ok(()),
+        };
+        peer.send(&[TOPIC, &number.to_be_bytes(), &batch]).await?;
     }
 }
 
@@ -195,11 +220,11 @@ fn bound(endpoint: Endpoint, asked: SocketAddr) -> SocketAddr {
 pub(crate) const REPEATED: usize = 20;
 
 /// As vLLM's publisher: every batch with its topic, then -1.
-async fn repeat(mut router: RouterSocket, kept: Arc<Mutex<Vec<Batch>>>) {
-    while let Ok(request) = router.recv().await {
-        let frames = request.into_vec();
-        let [client, empty, from] = &frames[..] else {
-            panic!("a request has 3 frames, got {}", frames.len());
+async fn repeat(stream: TcpStream, kept: Arc<Mutex<Vec<Batch>>>) -> Result<(), Error> {
+    let mut peer = Peer::meet(stream, Socket::Router, 1024).await?;
+    while let Received::Message(request) = peer.receive().await? {
+        let [empty, from] = &request[..] else {
+            panic!("a request has 2 frames, got {}", request.len());
         };
         let from = u64::from_be_bytes(from[..].try_into().expect("8 bytes"));
         let kept: Vec<Batch> = kept.lock().unwrap().clone();
@@ -211,18 +236,11 @@ async fn repeat(mut router: RouterSocket, kept: Arc<Mutex<Vec<Batch>>>) {
             kept.drain(REPEATED..kept.len() - 1);
         }
         for (number, batch) in kept.into_iter().chain([(u64::MAX, Vec::new())]) {
-            let topic = TOPIC.to_vec();
-            let number = number.to_be_bytes().to_vec();
-            let frames = [client.to_vec(), empty.to_vec(), topic, number, batch];
-            // Whoever asked may be gone.
-            let _ = router.send(message(frames)).await;
+            let frames = [&**empty, TOPIC, &number.to_be_bytes(), &batch];
+            peer.send(&frames).await?;
         }
     }
-}
-
-fn message<const N: usize>(frames: [Vec<u8>; N]) -> ZmqMessage {
-    let frames: Vec<Bytes> = frames.into_iter().map(Into::into).collect();
-    frames.try_into().expect("frames")
+    Ok(())
 }
 
 impl Wire {

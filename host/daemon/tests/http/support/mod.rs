@@ -4,6 +4,7 @@ pub(crate) mod client;
 pub(crate) mod clients;
 pub(crate) mod engine;
 pub(crate) mod parrot;
+pub(crate) mod ports;
 pub(crate) mod process;
 
 use foreword_engine::engine::{EngineConfig, Stats};

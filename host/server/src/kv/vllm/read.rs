@@ -85,6 +85,9 @@ pub fn batch(bytes: &[u8]) -> Result<Batch, rmp_serde::decode::Error> {
     rmp_serde::from_slice(bytes)
 }
 
+/// Most events of a batch: an engine that drops the blocks of a million tokens reports 65,536.
+const MAX_EVENTS: usize = 1 << 18;
+
 /// Fields of each event that are read, in the order of vLLM's arrays.
 const STORED: [&str; 10] = [
     "block_hashes",
@@ -175,7 +178,7 @@ impl<'de> Deserialize<'de> for Batch {
             fn visit_seq<A: SeqAccess<'de>>(self, mut batch: A) -> Result<Batch, A::Error> {
                 let missing = |field| A::Error::missing_field(field);
                 let seconds = batch.next_element()?.ok_or_else(|| missing("ts"))?;
-                let events = batch.next_element()?.ok_or_else(|| missing("events"))?;
+                let Events(events) = batch.next_element()?.ok_or_else(|| missing("events"))?;
                 while batch.next_element::<IgnoredAny>()?.is_some() {}
                 Ok(Batch { seconds, events })
             }
@@ -186,7 +189,7 @@ impl<'de> Deserialize<'de> for Batch {
                 while let Some(name) = batch.next_key::<String>()? {
                     match &*name {
                         "ts" => seconds = batch.next_value()?,
-                        "events" => events = Some(batch.next_value()?),
+                        "events" => events = Some(batch.next_value::<Events>()?.0),
                         _ => {
                             batch.next_value::<IgnoredAny>()?;
                         }
@@ -197,6 +200,36 @@ impl<'de> Deserialize<'de> for Batch {
             }
         }
         deserializer.deserialize_any(Seen)
+    }
+}
+
+/// The events of a batch. An event takes a hundred times the bytes of the shortest one on the wire, so their
+/// number is bounded.
+struct Events(Vec<BlockEvent>);
+
+impl<'de> Deserialize<'de> for Events {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Seen;
+        impl<'de> Visitor<'de> for Seen {
+            type Value = Events;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of KV events")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Events, A::Error> {
+                let mut events = Vec::new();
+                while let Some(event) = list.next_element()? {
+                    if events.len() == MAX_EVENTS {
+                        let words = format_args!("more than {MAX_EVENTS} events in a batch");
+                        return Err(A::Error::custom(words));
+                    }
+                    events.push(event);
+                }
+                Ok(Events(events))
+            }
+        }
+        deserializer.deserialize_seq(Seen)
     }
 }
 
@@ -307,6 +340,24 @@ mod tests {
 
     fn read(value: &Value) -> Result<Batch, rmp_serde::decode::Error> {
         batch(&rmp_serde::to_vec_named(value).unwrap())
+    }
+
+    #[test]
+    fn events_of_a_batch_are_bounded() {
+        let batch_of = |events: usize| {
+            let header = [
+                &[0x92, 0xca, 0, 0, 0, 0, 0xdd],
+                &(events as u32).to_be_bytes()[..],
+            ];
+            let event = [&[0x91, 0xa1], &b"x"[..]].concat();
+            batch(&[&header.concat()[..], &event.repeat(events)].concat())
+        };
+        assert_eq!(batch_of(MAX_EVENTS).unwrap().events.len(), MAX_EVENTS);
+        let error = batch_of(MAX_EVENTS + 1).unwrap_err().to_string();
+        assert!(error.contains("more than 262144 events"), "{error}");
+        // A length that is announced and does not come.
+        let announced = [0x92, 0xca, 0, 0, 0, 0, 0xdd, 0xff, 0xff, 0xff, 0xff];
+        assert!(batch(&announced).is_err());
     }
 
     fn stored(block: u64, parent: Option<u64>, keys: &[&str]) -> BlockEvent {

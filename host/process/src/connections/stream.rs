@@ -8,7 +8,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 /// A TCP stream that reports its reads and writes to its connection's entry in the book.
-pub(super) struct Watched {
+#[derive(Debug)]
+pub struct Watched {
     stream: TcpStream,
     connection: Connection,
 }

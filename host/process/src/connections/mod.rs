@@ -11,16 +11,16 @@
 //!
 //! So clients that hold places without using them take places from each other, and from no other client. Hyper's own
 //! time-out for heads also runs while a connection is idle between two requests, so one value would have to serve for
-//! both; the clock here distinguishes them. The same clock ends connections whose client does not read its answer.
+//! both; the clock of a place distinguishes them. The same clock ends connections whose client does not read its answer.
 
 mod book;
 mod files;
 mod stream;
 
-pub use book::{Arriving, Book, Bounds, Connection, Counts};
+pub use book::{Arriving, Book, Bounds, Busy, Connection, Counts};
 pub use files::within_open_files;
+pub use stream::Watched;
 
-use crate::gate::{Gate, Phase};
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
@@ -31,13 +31,13 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
 use std::convert::Infallible;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use stream::Watched;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -52,27 +52,62 @@ pub struct Listening {
     pub book: Arc<Book>,
 }
 
+/// Tells connections when their server closes.
+pub trait Closing: Send + Sync + 'static {
+    /// Waits until nothing is served any more.
+    fn closed(&self) -> impl Future<Output = ()> + Send;
+}
+
+/// A server that serves until its future is dropped.
+#[derive(Clone, Copy, Debug)]
+pub struct NeverClosing;
+
+impl Closing for NeverClosing {
+    async fn closed(&self) {
+        std::future::pending::<()>().await;
+    }
+}
+
 /// Serves each of these in a task of its own; see [`serve`].
-pub fn serve_all(listening: impl IntoIterator<Item = Listening>, gate: &Arc<Gate>) -> JoinSet<()> {
+pub fn serve_all(
+    listening: impl IntoIterator<Item = Listening>,
+    closing: &Arc<impl Closing>,
+) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    for Listening {
-        listener,
-        router,
-        book,
-    } in listening
-    {
-        tasks.spawn(serve(listener, router, book, Arc::clone(gate)));
+    for listening in listening {
+        tasks.spawn(serve(listening, Arc::clone(closing)));
     }
     tasks
 }
 
-/// Serves `router` on `listener` until the gate is closed, and then until the last connection has ended. Dropping the
-/// future ends all connections.
-pub async fn serve(listener: TcpListener, router: Router, book: Arc<Book>, gate: Arc<Gate>) {
+/// Serves HTTP until the server closes, and then until the last connection has ended. Dropping the future ends all
+/// connections.
+pub async fn serve(listening: Listening, closing: Arc<impl Closing>) {
+    let Listening {
+        listener,
+        router,
+        book,
+    } = listening;
     let service = TowerToHyperService::new(router);
+    let answer = {
+        let closing = Arc::clone(&closing);
+        move |stream, connection| drive(stream, connection, service.clone(), Arc::clone(&closing))
+    };
+    accept_each(listener, book, closing, answer).await;
+}
+
+/// Accepts connections that get a place until the server closes, and then waits until the last one has ended. `work`
+/// makes the future that serves a connection; it is dropped when the connection's time is over, or when its place is given
+/// to another.
+pub async fn accept_each<F: Future<Output = ()> + Send + 'static>(
+    listener: TcpListener,
+    book: Arc<Book>,
+    closing: Arc<impl Closing>,
+    work: impl Fn(Watched, Connection) -> F,
+) {
     let mut tasks = JoinSet::new();
     {
-        let mut closed = pin!(gate.reached(Phase::Closed));
+        let mut closed = pin!(closing.closed());
         let mut trouble = Trouble::default();
         loop {
             while tasks.try_join_next().is_some() {}
@@ -84,7 +119,10 @@ pub async fn serve(listener: TcpListener, router: Router, book: Arc<Book>, gate:
             let Some((stream, place)) = accepted else {
                 continue;
             };
-            tasks.spawn(drive(stream, place, service.clone(), Arc::clone(&gate)));
+            let connection = place.connection();
+            let stream = Watched::new(stream, connection.clone());
+            let work = work(stream, connection);
+            tasks.spawn(async move { place.lend(work).await });
         }
     }
     drop(listener);
@@ -110,6 +148,9 @@ async fn accept(
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY not set");
     }
+    if let Err(error) = keep_alive(&stream) {
+        tracing::debug!(%error, "TCP keepalive not set");
+    }
     loop {
         match book.admit(peer.ip()) {
             Ok(place) => return Some((stream, place)),
@@ -118,6 +159,19 @@ async fn accept(
             Err(Full::Address) => return None,
         }
     }
+}
+
+/// Makes the system close a connection whose peer has been silent for 90 seconds and does not answer probes, so that a
+/// machine that died holds no place for ever.
+///
+/// # Errors
+/// Returns the system's error.
+pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    Ok(())
 }
 
 /// A failure to accept: the process has no file left for a connection, say.
@@ -170,14 +224,13 @@ impl Trouble {
     }
 }
 
-/// Serves one connection to its end.
+/// Serves HTTP on one connection to its end.
 async fn drive(
-    stream: TcpStream,
-    place: Place,
+    stream: Watched,
+    connection: Connection,
     router: TowerToHyperService<Router>,
-    gate: Arc<Gate>,
+    closing: Arc<impl Closing>,
 ) {
-    let connection = place.connection();
     let service = service_fn(|mut request: Request<Incoming>| {
         let busy = connection.busy();
         request.extensions_mut().insert(connection.clone());
@@ -187,18 +240,16 @@ async fn drive(
             Ok::<_, Infallible>(response.map(|body| Body::new(Answer { body, _busy: busy })))
         }
     });
-    let io = TokioIo::new(Watched::new(stream, connection.clone()));
     let mut http = pin!(
         http1::Builder::new()
             .max_buf_size(MAX_HEAD_BYTES)
-            // The clock below does this.
+            // The connection's place has a clock for this.
             .header_read_timeout(None)
-            .serve_connection(io, service)
+            .serve_connection(TokioIo::new(stream), service)
     );
-    let mut closed = pin!(gate.reached(Phase::Closed));
+    let mut closed = pin!(closing.closed());
     let mut is_closing = false;
-    let mut clock = place.clock();
-    while let Some(next) = clock.next() {
+    loop {
         tokio::select! {
             biased;
             outcome = &mut http => {
@@ -207,12 +258,10 @@ async fn drive(
                 }
                 return;
             }
-            () = place.evicted() => return,
             () = &mut closed, if !is_closing => {
                 http.as_mut().graceful_shutdown();
                 is_closing = true;
             }
-            () = tokio::time::sleep_until(next) => {}
         }
     }
 }
@@ -220,7 +269,7 @@ async fn drive(
 /// A response's body, during which its connection is busy.
 struct Answer {
     body: Body,
-    _busy: book::Busy,
+    _busy: Busy,
 }
 
 impl HttpBody for Answer {

@@ -8,6 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -368,13 +369,22 @@ impl Place {
         }
     }
 
-    /// Waits until the connection must be closed for another.
-    pub(super) async fn evicted(&self) {
-        self.evicted.notified().await;
+    /// Polls `work`, which serves the connection, until it ends, the connection's time is over, or its place is given to
+    /// another.
+    pub(super) async fn lend(self, work: impl Future<Output = ()>) {
+        let mut work = pin!(work);
+        let mut clock = self.clock();
+        while let Some(next) = clock.next() {
+            tokio::select! {
+                biased;
+                () = &mut work => return,
+                () = self.evicted.notified() => return,
+                () = tokio::time::sleep_until(next) => {}
+            }
+        }
     }
 
-    /// Returns the clock that ends the connection in time.
-    pub(super) fn clock(&self) -> Clock<'_> {
+    fn clock(&self) -> Clock<'_> {
         Clock {
             place: self,
             window: Instant::now(),
@@ -434,7 +444,7 @@ impl Connection {
     }
 
     /// Records that a request's head is there; its answer is complete when the result is dropped.
-    pub(super) fn busy(&self) -> Busy {
+    pub fn busy(&self) -> Busy {
         self.traffic.is_idle.store(false, Ordering::Relaxed);
         self.book.enter(self.id, Stage::Busy);
         Busy(self.clone())
@@ -453,7 +463,8 @@ impl Connection {
 }
 
 /// A request that is being answered.
-pub(super) struct Busy(Connection);
+#[derive(Debug)]
+pub struct Busy(Connection);
 
 impl Drop for Busy {
     fn drop(&mut self) {
@@ -482,7 +493,7 @@ impl Drop for Arriving {
 }
 
 /// Checks a connection periodically.
-pub(super) struct Clock<'p> {
+struct Clock<'p> {
     place: &'p Place,
     /// Start of this window, and the bytes written by then.
     window: Instant,
@@ -491,7 +502,7 @@ pub(super) struct Clock<'p> {
 
 impl Clock<'_> {
     /// Returns when to check again; `None`: the connection is over its time.
-    pub(super) fn next(&mut self) -> Option<Instant> {
+    fn next(&mut self) -> Option<Instant> {
         let Place {
             book, id, traffic, ..
         } = self.place;
@@ -524,7 +535,7 @@ impl Clock<'_> {
 ///
 /// | name | kind | labels |
 /// | --- | --- | --- |
-/// | `foreword_connections` | gauge | `listener`: `public`, `internal` |
+/// | `foreword_connections` | gauge | `listener`: `public`, `internal`, `kv_events`, `kv_replay` |
 /// | `foreword_connections_closed_total` | counter | `listener`, `cause`: `head_time`, `idle_time`, `slow_reader`, `crowded`, `address`, `body_memory` |
 /// | `foreword_accept_failures_total` | counter | `listener` |
 #[derive(Clone, Debug, Default)]
