@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::feed::{Event, FeedKey, GatewayId, Push};
+use foreword_ordering::feed::{FeedKey, GatewayId, Push};
 use foreword_ordering::{EngineId, PeerUpdate, Residency};
 use foreword_tests::http::{Response, exchange, post, post_with};
 use foreword_tests::{Gateway, GatewayOptions, Host, Upstream, artifacts, until};
@@ -114,7 +114,7 @@ impl Fleet {
             let nothing = PeerUpdate::Residency(Residency {
                 engine: EngineId(0),
                 model: "another".into(),
-                events: vec![Event::Cleared],
+                events: Vec::new(),
             });
             self.tell(host, 1, vec![nothing.encode()]);
         }

@@ -91,7 +91,7 @@ pub use engines::{EngineCandidate, EngineId, MAX_ENGINES};
 pub use experiment::{Arm, Experiment};
 pub use listing::documents_of;
 pub use orderer::{Orderer, Remembered, Rewrite, RewriteOptions, Trial};
-pub use peer_update::{Correction, OrderingRecord, PeerUpdate, Residency, Usage};
+pub use peer_update::{Correction, OrderingRecord, PeerUpdate, RemoteRecord, Residency, Usage};
 pub use request::Report;
 pub use standalone::{StandaloneDocument, StandaloneOrder};
 pub use stateless::{StatelessRewrite, rewrite_stateless};
