@@ -55,6 +55,9 @@ pub fn run(files: &[PathBuf]) -> anyhow::Result<Verdict> {
             if !errors.is_empty() {
                 verdict = Verdict::Refused;
             }
+            for warning in unsalted(&found.configuration) {
+                println!("{place}: warning: {warning}");
+            }
         }
         for warning in chain::warnings(&text) {
             println!("{}: warning: {warning}", file.display());
@@ -92,6 +95,21 @@ fn judged(errors: &[String]) -> String {
         let _ = write!(text, "\n  {error}");
     }
     text
+}
+
+/// Returns a warning for each route whose requests a configuration with salts refuses.
+fn unsalted(configuration: &str) -> Vec<String> {
+    let config = Config::from_json(configuration.as_bytes());
+    let routes = config
+        .map(|config| config.unsalted_routes)
+        .unwrap_or_default();
+    let warning = |route: &String| {
+        format!(
+            "POST {route} gets 403: `salt` needs engines that keep caches of different `cache_salt`s apart there. If yours does \
+             (tests/python/salts.py asks it), put the path into its `engines[].salts`; else take it out of `routes`"
+        )
+    };
+    routes.iter().map(warning).collect()
 }
 
 /// Returns all errors of a configuration. Errors that no schema can express are reported once the schema has none.
@@ -206,6 +224,23 @@ mod tests {
         for fine in ["", " ", "{}", r#"{"ordering": {"policy": "foresight"}}"#] {
             assert_eq!(told(fine), [""; 0], "{fine}");
         }
+    }
+
+    #[test]
+    fn a_route_that_salts_are_not_known_to_work_on_is_warned_of() {
+        let salted = |engines: &str| {
+            unsalted(&format!(
+                r#"{{"tenant": {{"header": "t"}}, "salt": {{"key_env": "K"}}{engines}}}"#
+            ))
+        };
+        let warned = salted("");
+        assert!(
+            warned.len() == 1 && warned[0].starts_with("POST /v1/messages gets 403"),
+            "{warned:?}"
+        );
+        let all = r#", "engines": [{"name": "a", "salts": ["/v1/chat/completions", "/v1/messages", "/v1/responses"]}]"#;
+        assert_eq!(salted(all), [""; 0]);
+        assert_eq!(unsalted("{}"), [""; 0]);
     }
 
     #[test]
