@@ -239,10 +239,7 @@ fn envoy_and_the_filter_accept_the_gateways_configuration() {
         let manager = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
         let manager = envoy.pointer(manager).unwrap();
         let filters = manager["http_filters"].as_array().unwrap();
-        let filter = filters.iter().find(|filter| filter["name"] == "foreword");
-        let filter = &filter.unwrap()["typed_config"]["config"];
-        let plugin = filter["configuration"]["value"].as_str().unwrap();
-        let plugin = Config::from_json(plugin.as_bytes()).unwrap();
+        let (filter, plugin) = plugin(manager);
         let routed = routed(&manager["route_config"]["virtual_hosts"][0]);
         assert!(
             plugin.routes.iter().all(|route| routed.contains(route)),
@@ -259,6 +256,39 @@ fn envoy_and_the_filter_accept_the_gateways_configuration() {
         let here = filter_module().unwrap();
         let config = config.replace(mounted, here.to_str().unwrap());
         Gateway::validate(&config).unwrap();
+    }
+}
+
+/// The filter's configuration and the plugin's.
+fn plugin(manager: &Value) -> (&Value, Config) {
+    let mut filters = manager["http_filters"].as_array().unwrap().iter();
+    let filter = filters.find(|filter| filter["name"] == "foreword");
+    let filter = &filter.unwrap()["typed_config"]["config"];
+    let plugin = filter["configuration"]["value"].as_str().unwrap();
+    (filter, Config::from_json(plugin.as_bytes()).unwrap())
+}
+
+#[test]
+fn with_salts_the_charts_own_host_serves_every_route_and_the_filter_fails_closed() {
+    let salt = [
+        "gateway.plugin.tenant.header=x-tenant",
+        "gateway.plugin.salt.key_env=K",
+    ];
+    for more in ["host.feedKeySecret=", "host.feedKeySecret=feed"] {
+        let Some(text) = rendered(&[salt[0], salt[1], more]) else {
+            return;
+        };
+        let objects = objects(&text);
+        let map = objects.iter().find(|object| object["kind"] == "ConfigMap");
+        let config = map.unwrap()["data"]["envoy.yaml"].as_str().unwrap();
+        let envoy: Value = serde_saphyr::from_str(config).unwrap();
+        let manager = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
+        let (filter, plugin) = plugin(envoy.pointer(manager).unwrap());
+        assert!(
+            plugin.salt.is_some() && plugin.unsalted_routes.is_empty(),
+            "{more}"
+        );
+        assert_eq!(filter["failure_policy"], "FAIL_RELOAD");
     }
 }
 
