@@ -25,16 +25,16 @@ pub(super) fn failures(text: &str) -> Failures {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_default();
     let mut found = Failures::default();
     for document in &documents {
-        search("", document, false, &mut found);
+        search("", document, &mut found);
     }
     found
 }
 
-fn search(place: &str, value: &Value, is_processor: bool, found: &mut Failures) {
+fn search(place: &str, value: &Value, found: &mut Failures) {
     match value {
         Value::Array(items) => {
             for (at, item) in items.iter().enumerate() {
-                search(&format!("{place}[{at}]"), item, is_processor, found);
+                search(&format!("{place}[{at}]"), item, found);
             }
         }
         Value::Object(fields) => {
@@ -54,7 +54,7 @@ fn search(place: &str, value: &Value, is_processor: bool, found: &mut Failures) 
                         .open
                         .extend(is_open.then(|| format!("{place}: {value}")));
                 } else {
-                    search(&place, value, is_processor, found);
+                    search(&place, value, found);
                 }
             }
         }

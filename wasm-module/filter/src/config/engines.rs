@@ -27,8 +27,8 @@ pub(crate) struct EngineConfig {
 
 impl EngineConfig {
     /// Returns whether the engine keeps caches apart by the `cache_salt` of requests on this route. By default it does where
-    /// the request models of vLLM and SGLang have the field in every release that this was read in; on `/v1/messages`
-    /// vLLM has it since 0.32 and SGLang has not.
+    /// the request models of both vLLM and SGLang have the field: on `/v1/messages` vLLM has it since vllm#49498, and SGLang
+    /// has not.
     pub(super) fn keeps_salts(&self, route: &str) -> bool {
         match &self.salts {
             Some(routes) => routes.iter().any(|salted| salted == route),
