@@ -41,7 +41,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let filter = r#"{"routes": ["/a", "/b/*"], "max_body_bytes": 70, "tenant": {"claim": ["sub"], "payload": "p"},
         "salt": {"key_env": "KEY"}, "mode": "dry-run", "on_failure": "refuse", "report_header": null, "bypass_header": "X-Raw",
         "path_header": "X-Path", "request_headers": "release", "log_fields": false, "agreement": {"entries": 64},
-        "engines": [{"name": "a", "address": "[::1]:80", "feed": {"cluster": "f", "token": "t"}}],
+        "engines": [{"name": "a", "address": "[::1]:80", "feed": {"cluster": "f", "token": "t"}, "salts": ["/a"]}],
         "retrieval": {"cluster": "c", "path": "/r", "token": "t", "timeout_ms": 5, "k": 3, "keep": false, "on_failure": "fail",
             "tenant_filter": "t", "wrapper": {"before": "a", "after": "b"}, "similarity": {"dimensions": 2},
             "warm_up": {"cluster": "e"}, "embedding": {"header": "x-e", "model": "m", "path": null}}}"#;

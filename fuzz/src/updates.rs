@@ -28,6 +28,14 @@ pub(crate) fn run(entry: &[u8]) {
     }
     assert!(orderer.nodes() <= MAX_NODES);
     settings::is_within(orderer.remembered());
+    if PeerUpdate::decode_remote(entry).is_ok() {
+        let remembered = orderer.remembered();
+        let words = [remembered.messages, remembered.contexts];
+        assert_eq!(
+            words, [0; 2],
+            "what another gateway sends is no part of a chat"
+        );
+    }
     if let PeerUpdate::OrderingRecord(record) = &told {
         orderer.learn(&PeerUpdate::Residency(record.undone()));
         let all = Usage {
@@ -63,6 +71,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
                 continue;
             };
             entries.push(rewrite.record.encode());
+            entries.push(rewrite.record.encode_remote());
             let usage = Usage {
                 prompt_tokens: 1_000,
                 cached_tokens: 0,

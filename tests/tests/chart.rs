@@ -86,7 +86,7 @@ const VALUES: [&[&str]; 5] = [
         "engines[1].port=8000",
     ],
     &[
-        "gateway.module.image=registry.example.com/foreword/filter:0.1.0",
+        "gateway.module.image=registry.example.com/foreword/filter:0.1.0@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
         "gateway.module.configMap=",
     ],
     &[
@@ -112,14 +112,14 @@ const VALUES: [&[&str]; 5] = [
 fn the_plain_manifests_follow_their_schemas() {
     let ext_proc = repository().join("gateway-config/kubernetes/ext-proc.yaml");
     let ext_proc = objects(&fs::read_to_string(ext_proc).unwrap());
-    assert_eq!(ext_proc.len(), 3);
+    assert_eq!(ext_proc.len(), 4);
     let picker = repository().join("gateway-config/inference-extension/inferencepool.yaml");
     let mut picker = objects(&fs::read_to_string(picker).unwrap());
     // The other kinds have schemas of their own: `manifests.rs`.
     picker.retain(|object| {
         !["InferencePool", "HTTPRoute"].contains(&object["kind"].as_str().unwrap())
     });
-    assert_eq!(picker.len(), 4);
+    assert_eq!(picker.len(), 5);
     for object in plain().into_iter().chain(ext_proc).chain(picker) {
         assert_eq!(faults(&object), [""; 0], "{}", object["kind"]);
     }
@@ -187,6 +187,9 @@ fn a_value_that_cannot_be_is_refused_by_its_name() {
     for (value, name) in [
         ("gateway.replicas=0", "/gateway/replicas"),
         ("gateway.replica=2", "replica"),
+        ("gateway.image=envoyproxy/envoy:v1.40.0", "/gateway/image"),
+        ("host.image=foreword/host@sha256:12", "/host/image"),
+        ("gateway.module.image=filter:0.1.0", "/gateway/module/image"),
         ("host.gpus=-1", "/host/gpus"),
         ("gateway.module.configMap=", "/gateway/module"),
         ("engines[0].address=vllm", "port"),
@@ -236,10 +239,7 @@ fn envoy_and_the_filter_accept_the_gateways_configuration() {
         let manager = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
         let manager = envoy.pointer(manager).unwrap();
         let filters = manager["http_filters"].as_array().unwrap();
-        let filter = filters.iter().find(|filter| filter["name"] == "foreword");
-        let filter = &filter.unwrap()["typed_config"]["config"];
-        let plugin = filter["configuration"]["value"].as_str().unwrap();
-        let plugin = Config::from_json(plugin.as_bytes()).unwrap();
+        let (filter, plugin) = plugin(manager);
         let routed = routed(&manager["route_config"]["virtual_hosts"][0]);
         assert!(
             plugin.routes.iter().all(|route| routed.contains(route)),
@@ -256,6 +256,39 @@ fn envoy_and_the_filter_accept_the_gateways_configuration() {
         let here = filter_module().unwrap();
         let config = config.replace(mounted, here.to_str().unwrap());
         Gateway::validate(&config).unwrap();
+    }
+}
+
+/// The filter's configuration and the plugin's.
+fn plugin(manager: &Value) -> (&Value, Config) {
+    let mut filters = manager["http_filters"].as_array().unwrap().iter();
+    let filter = filters.find(|filter| filter["name"] == "foreword");
+    let filter = &filter.unwrap()["typed_config"]["config"];
+    let plugin = filter["configuration"]["value"].as_str().unwrap();
+    (filter, Config::from_json(plugin.as_bytes()).unwrap())
+}
+
+#[test]
+fn with_salts_the_charts_own_host_serves_every_route_and_the_filter_fails_closed() {
+    let salt = [
+        "gateway.plugin.tenant.header=x-tenant",
+        "gateway.plugin.salt.key_env=K",
+    ];
+    for more in ["host.feedKeySecret=", "host.feedKeySecret=feed"] {
+        let Some(text) = rendered(&[salt[0], salt[1], more]) else {
+            return;
+        };
+        let objects = objects(&text);
+        let map = objects.iter().find(|object| object["kind"] == "ConfigMap");
+        let config = map.unwrap()["data"]["envoy.yaml"].as_str().unwrap();
+        let envoy: Value = serde_saphyr::from_str(config).unwrap();
+        let manager = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
+        let (filter, plugin) = plugin(envoy.pointer(manager).unwrap());
+        assert!(
+            plugin.salt.is_some() && plugin.unsalted_routes.is_empty(),
+            "{more}"
+        );
+        assert_eq!(filter["failure_policy"], "FAIL_RELOAD");
     }
 }
 
@@ -276,25 +309,12 @@ fn deployment<'a>(objects: &'a [Value], component: &str) -> &'a Value {
     found.unwrap()
 }
 
-/// No container may be root, write to its files or gain rights; each is probed and bounded.
+/// Every workload is closed ([`check_closed`]), is watched, and is bounded.
 fn check_locks(objects: &[Value]) {
-    for object in objects
-        .iter()
-        .filter(|object| object["kind"] == "Deployment")
-    {
-        let pod = &object["spec"]["template"]["spec"];
+    check_closed(objects);
+    for object in workloads(objects) {
         let name = &object["metadata"]["name"];
-        assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{name}");
-        assert_eq!(
-            pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault",
-            "{name}"
-        );
-        assert_eq!(pod["automountServiceAccountToken"], false, "{name}");
-        for container in pod["containers"].as_array().unwrap() {
-            let rights = &container["securityContext"];
-            assert_eq!(rights["allowPrivilegeEscalation"], false, "{name}");
-            assert_eq!(rights["readOnlyRootFilesystem"], true, "{name}");
-            assert_eq!(rights["capabilities"]["drop"], json!(["ALL"]), "{name}");
+        for container in containers(object) {
             for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
                 assert!(container[probe].is_object(), "{name} has no {probe}");
             }
@@ -304,6 +324,197 @@ fn check_locks(objects: &[Value]) {
             );
         }
     }
+}
+
+fn workloads(objects: &[Value]) -> impl Iterator<Item = &Value> {
+    let runs = |object: &&Value| object["spec"]["template"]["spec"]["containers"].is_array();
+    objects.iter().filter(runs)
+}
+
+fn containers(workload: &Value) -> &[Value] {
+    workload["spec"]["template"]["spec"]["containers"]
+        .as_array()
+        .unwrap()
+}
+
+/// A workload has no rights that it does not need: no token of a service account, no root, no file system to write to, images by
+/// digest. A network policy says who may reach its ports, by name except for the gateway's port for clients.
+fn check_closed(objects: &[Value]) {
+    for object in workloads(objects) {
+        let template = &object["spec"]["template"];
+        let pod = &template["spec"];
+        let name = &object["metadata"]["name"];
+        assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{name}");
+        assert_eq!(
+            pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault",
+            "{name}"
+        );
+        assert_eq!(pod["automountServiceAccountToken"], false, "{name}");
+        let policies = objects.iter().filter(|it| it["kind"] == "NetworkPolicy");
+        let labels = template["metadata"]["labels"].as_object().unwrap();
+        let selects = |policy: &&Value| {
+            let selector = policy["spec"]["podSelector"]["matchLabels"].as_object();
+            let mut selector = selector.unwrap().iter();
+            selector.all(|(key, value)| labels.get(key) == Some(value))
+        };
+        let policies: Vec<&Value> = policies.filter(selects).collect();
+        let [policy] = policies[..] else {
+            panic!("{name} has {} network policies", policies.len());
+        };
+        assert!(
+            policy["spec"]["policyTypes"]
+                .as_array()
+                .unwrap()
+                .contains(&json!("Ingress")),
+            "{name}"
+        );
+        let is_gateway = labels.get("app.kubernetes.io/component") == Some(&json!("gateway"));
+        for rule in policy["spec"]["ingress"].as_array().unwrap() {
+            let ports = rule["ports"].as_array().unwrap();
+            let is_for_clients = is_gateway && *ports == [json!({"port": "http"})];
+            let peers = rule["from"].as_array().map_or(0, Vec::len);
+            assert!(peers > 0 || is_for_clients, "{name}: {rule}");
+        }
+        for container in containers(object) {
+            let rights = &container["securityContext"];
+            assert_eq!(rights["allowPrivilegeEscalation"], false, "{name}");
+            assert_eq!(rights["readOnlyRootFilesystem"], true, "{name}");
+            assert_eq!(rights["capabilities"]["drop"], json!(["ALL"]), "{name}");
+            let image = container["image"].as_str().unwrap();
+            let digest = image.split_once("@sha256:").map(|(_, digest)| digest.len());
+            assert_eq!(digest, Some(64), "{name}: {image}");
+        }
+    }
+}
+
+/// The YAML files under `gateway-config`, except the chart's templates, with the objects in them.
+fn shipped() -> Vec<(String, Vec<Value>)> {
+    let mut folders = vec![repository().join("gateway-config")];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() && !path.ends_with("templates") {
+                folders.push(path);
+            } else if path.extension().is_some_and(|name| name == "yaml") {
+                let text = fs::read_to_string(&path).unwrap();
+                found.push((path.display().to_string(), objects(&text)));
+            }
+        }
+    }
+    found
+}
+
+/// Calls `each` on every object in a value, with the texts of ConfigMaps read as YAML.
+fn walk(value: &Value, each: &mut impl FnMut(&serde_json::Map<String, Value>)) {
+    match value {
+        Value::Object(fields) => {
+            each(fields);
+            fields.values().for_each(|value| walk(value, each));
+        }
+        Value::Array(items) => items.iter().for_each(|item| walk(item, each)),
+        Value::String(text)
+            if text.contains("http_filters") || text.trim_start().starts_with('{') =>
+        {
+            let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_default();
+            let documents = documents.iter().filter(|document| document.is_object());
+            documents.for_each(|document| walk(document, each));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn every_shipped_manifest_is_closed() {
+    let (mut files, mut workloads_found, mut processors) = (0, 0, 0);
+    for (file, objects) in shipped() {
+        files += 1;
+        check_closed(&objects);
+        workloads_found += workloads(&objects).count();
+        let (mut is_salted, mut fails_open) = (false, false);
+        let mut called: Vec<String> = Vec::new();
+        let mut clusters: Vec<Value> = Vec::new();
+        for object in &objects {
+            walk(object, &mut |fields| {
+                is_salted |= fields.get("salt").is_some_and(Value::is_object);
+                let is = |name: &str, value: Value| fields.get(name) == Some(&value);
+                fails_open |= is("failure_mode_allow", json!(true)) || is("failOpen", json!(true));
+                let mode = fields.get("failureMode").and_then(Value::as_str);
+                fails_open |= mode.is_some_and(|mode| mode.eq_ignore_ascii_case("failopen"));
+                let kind = fields.get("@type").and_then(Value::as_str);
+                if kind.is_some_and(|kind| kind.ends_with("ext_proc.v3.ExternalProcessor")) {
+                    let name = &fields["grpc_service"]["envoy_grpc"]["cluster_name"];
+                    called.push(name.as_str().unwrap().to_owned());
+                }
+                if fields.contains_key("load_assignment") {
+                    clusters.push(Value::Object(fields.clone()));
+                }
+            });
+        }
+        assert!(
+            !(is_salted && fails_open),
+            "{file}: salts, and it fails open"
+        );
+        // Where the file says where the processor is, prompts go there on loopback or with certificates.
+        for cluster in clusters
+            .iter()
+            .filter(|it| called.iter().any(|name| it["name"] == **name))
+        {
+            processors += 1;
+            let endpoints = cluster["load_assignment"].to_string();
+            let is_local =
+                endpoints.contains(r#""address":"127.0.0.1""#) || endpoints.contains(r#""pipe""#);
+            assert!(
+                is_local || cluster["transport_socket"].is_object(),
+                "{file}: {endpoints}"
+            );
+        }
+    }
+    assert!(
+        files >= 24 && workloads_found >= 4 && processors >= 2,
+        "{files} files, {workloads_found} workloads, {processors} processors"
+    );
+}
+
+#[test]
+fn an_open_manifest_is_found() {
+    let text =
+        fs::read_to_string(repository().join("gateway-config/kubernetes/ext-proc.yaml")).unwrap();
+    for (closed, open) in [
+        ("      automountServiceAccountToken: false\n", ""),
+        (
+            "readOnlyRootFilesystem: true",
+            "readOnlyRootFilesystem: false",
+        ),
+        ("@sha256:", ":"),
+        ("kind: NetworkPolicy", "kind: Other"),
+        ("values: [istio-ingress", "values: [other"),
+    ] {
+        assert!(text.contains(closed), "{closed}");
+        let objects = objects(&text.replace(closed, open));
+        let is_open = std::panic::catch_unwind(|| check_closed(&objects)).is_err();
+        assert_eq!(is_open, !closed.starts_with("values"), "{closed}");
+    }
+}
+
+#[test]
+fn an_engine_publishes_its_events_on_loopback() {
+    let script = fs::read_to_string(repository().join("gateway-config/vllm/engine.sh")).unwrap();
+    let endpoints = script
+        .match_indices("tcp://")
+        .map(|(at, _)| &script[at + 6..]);
+    let endpoints: Vec<&str> = endpoints.filter(|rest| !rest.starts_with('$')).collect();
+    assert!(endpoints.len() >= 4, "{endpoints:?}");
+    for endpoint in endpoints {
+        let is_local = ["127.0.0.1:", "[::ffff:127.0.0.1]:"]
+            .iter()
+            .any(|host| endpoint.starts_with(host));
+        assert!(is_local, "{endpoint}");
+    }
+    assert!(
+        !script.contains("0.0.0.0") && !script.contains("*:"),
+        "{script}"
+    );
 }
 
 /// Whatever names something by label, port or volume names something that is there; every pod has a service, a budget

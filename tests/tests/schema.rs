@@ -156,7 +156,7 @@ fn values(path: &str, part: &Value, random: &mut Random) -> Value {
         }
     }
     let by_name: &[Value] = &match path.rsplit('.').next().unwrap() {
-        "routes" | "open_paths" => vec![
+        "routes" | "open_paths" | "salts" => vec![
             json!(["/"]),
             json!(["/a", "/b/c"]),
             json!(["/a?b"]),

@@ -191,7 +191,7 @@ fn run(trace: &Trace, gateways: usize, count: usize, hears: Hears) -> (f64, f64)
                 at: now + RECORD_DELAY,
                 number,
                 from: Some(gateway),
-                update: PeerUpdate::OrderingRecord(rewrite.record),
+                update: PeerUpdate::Remote((&rewrite.record).into()),
             }));
         }
     }

@@ -74,6 +74,10 @@ impl Host for Proxy {
             .cloned())
     }
 
+    fn request_header_values(&self, name: &str) -> Result<Vec<Vec<u8>>, HostError> {
+        Ok(self.request_header(name)?.into_iter().collect())
+    }
+
     fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError> {
         let mut state = self.allowed("set_request_header")?;
         state.request_headers.insert(name.to_owned(), value.into());

@@ -107,6 +107,11 @@ impl Headers {
         Some(value.clone())
     }
 
+    fn values(&self, name: &str) -> Vec<Vec<u8>> {
+        let fields = self.fields.iter().filter(|(known, _)| known == name);
+        fields.map(|(_, value)| value.clone()).collect()
+    }
+
     fn set(&mut self, name: &str, value: &str) {
         self.fields.retain(|(known, _)| known != name);
         self.fields
@@ -166,6 +171,10 @@ impl<'a> Proxy<'a> {
 impl Host for Proxy<'_> {
     fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
         Ok(self.state("request_header")?.request.get(name))
+    }
+
+    fn request_header_values(&self, name: &str) -> Result<Vec<Vec<u8>>, HostError> {
+        Ok(self.state("request_header_values")?.request.values(name))
     }
 
     fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError> {

@@ -150,7 +150,12 @@ impl Tenants {
             _ => json!({"header": "x-tenant"}),
         };
         let options = GatewayOptions {
-            plugin: Some(json!({"tenant": tenant, "salt": {"key": KEY}, "on_failure": "pass"})),
+            plugin: Some(json!({
+                "tenant": tenant,
+                "salt": {"key": KEY},
+                "on_failure": "pass",
+                "engines": [{"name": "engine", "salts": ["/v1/chat/completions", "/v1/messages", "/v1/responses"]}],
+            })),
             filters_before: (self == Self::Token).then(jwt_authn),
             paths,
             ..GatewayOptions::new(engine)

@@ -82,6 +82,26 @@ fn with_salts_nothing_reaches_the_engine_unread() {
             "no-tenant",
         ),
         (
+            post_with(&[tenant, "x-tenant: blue", json], small.as_bytes()),
+            403,
+            "several-tenants",
+        ),
+        (
+            post_with(&["x-tenant: red, blue", json], small.as_bytes()),
+            403,
+            "several-tenants",
+        ),
+        (
+            post_with(
+                &[tenant, json],
+                small
+                    .replacen('{', r#"{"session_params": {"id": "x"}, "#, 1)
+                    .as_bytes(),
+            ),
+            400,
+            "cache-field",
+        ),
+        (
             post_with(&[tenant, "content-type: text/plain"], small.as_bytes()),
             415,
             "not-json",

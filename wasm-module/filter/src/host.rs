@@ -61,6 +61,9 @@ pub trait Host {
     /// Returns the first value of the request header `name` (lower case, or a pseudo-header such as `:path`).
     fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError>;
 
+    /// Returns all values of the request header `name`, as often as the client sent it.
+    fn request_header_values(&self, name: &str) -> Result<Vec<Vec<u8>>, HostError>;
+
     /// Replaces all values of a request header, or adds the header.
     fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError>;
 

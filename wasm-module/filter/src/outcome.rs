@@ -187,6 +187,8 @@ pub(crate) mod reason {
     pub(crate) const BUSY: &str = "busy";
     /// The request has the bypass header.
     pub(crate) const BYPASS: &str = "bypass";
+    /// With salts, the body names KV state.
+    pub(crate) const CACHE_FIELD: &str = "cache-field";
     /// The request has no body.
     pub(crate) const EMPTY_BODY: &str = "empty-body";
     /// The body is compressed.
@@ -197,12 +199,14 @@ pub(crate) mod reason {
     pub(crate) const NO_TENANT: &str = "no-tenant";
     /// The content type is not JSON.
     pub(crate) const NOT_JSON: &str = "not-json";
+    /// The header of the tenant's name has several values.
+    pub(crate) const SEVERAL_TENANTS: &str = "several-tenants";
     /// No documents could be retrieved.
     pub(crate) const RETRIEVAL: &str = "retrieval";
     /// The body is longer than `max_body_bytes`.
     pub(crate) const TOO_LARGE: &str = "too-large";
 
-    /// All reasons, for the counters.
+    /// The reasons of requests that may pass, for the counters.
     pub(crate) const ALL: [&str; 9] = [
         BAD_TENANT, BUSY, BYPASS, EMPTY_BODY, ENCODED, HOST_ERROR, NO_TENANT, NOT_JSON, TOO_LARGE,
     ];
@@ -215,12 +219,18 @@ pub(crate) enum Fault {
         limit: usize,
     },
     Busy,
+    /// With salts: the body has a field by which a client would name KV state. `*` stands for the rest of its name.
+    CacheField {
+        field: &'static str,
+    },
     EmptyBody,
     Encoded,
     Host(HostError),
     /// No documents could be retrieved, and the operator wants no answer without them.
     Retrieval(Reason),
     NoTenant,
+    /// The header of the tenant's name has several values, or a comma: the proxy did not set it alone.
+    SeveralTenants,
     NotJson,
     /// The body is longer than the filter reads. The length is unknown when it came in chunks.
     TooLarge {
@@ -251,11 +261,13 @@ impl Fault {
         match self {
             Self::BadTenant { .. } => reason::BAD_TENANT,
             Self::Busy => reason::BUSY,
+            Self::CacheField { .. } => reason::CACHE_FIELD,
             Self::EmptyBody => reason::EMPTY_BODY,
             Self::Encoded => reason::ENCODED,
             Self::Host(_) => reason::HOST_ERROR,
             Self::Retrieval(_) => reason::RETRIEVAL,
             Self::NoTenant => reason::NO_TENANT,
+            Self::SeveralTenants => reason::SEVERAL_TENANTS,
             Self::NotJson => reason::NOT_JSON,
             Self::TooLarge { .. } => reason::TOO_LARGE,
             Self::Skip(skip) => skip.reason(),
@@ -287,6 +299,8 @@ impl Fault {
             Self::Skip(_) => (400, refuses),
             Self::NoTenant | Self::BadTenant { .. } => (403, salted),
             Self::NotJson | Self::Encoded => (415, salted),
+            Self::CacheField { .. } => (400, true),
+            Self::SeveralTenants => (403, true),
             Self::Retrieval(reason) => (reason.refusal_status(), true),
             Self::Busy => (503, salted),
             Self::Host(_) => (500, salted),
@@ -305,6 +319,13 @@ impl fmt::Display for Fault {
             ),
             Self::Retrieval(reason) => reason.fmt(f),
             Self::Busy => f.write_str("the gateway is busy"),
+            Self::SeveralTenants => {
+                f.write_str("the request names several tenants; the header must have one value, without a comma")
+            }
+            Self::CacheField { field } => write!(
+                f,
+                "the gateway takes no `{field}` from a client: it names KV state, which the gateway keeps apart by tenants"
+            ),
             Self::EmptyBody => f.write_str("the request has no body"),
             Self::Encoded => f.write_str(
                 "the request's content-encoding is not `identity`, the only one that is read here",

@@ -195,6 +195,13 @@ impl Host for Proxy {
             .map_err(refused("request_header"))
     }
 
+    fn request_header_values(&self, name: &str) -> Result<Vec<Vec<u8>>, HostError> {
+        let headers = hostcalls::get_map_bytes(MapType::HttpRequestHeaders)
+            .map_err(refused("request_header_values"))?;
+        let values = headers.into_iter().filter(|(known, _)| known == name);
+        Ok(values.map(|(_, value)| value).collect())
+    }
+
     fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError> {
         hostcalls::set_map_value(MapType::HttpRequestHeaders, name, Some(value))
             .map_err(refused("set_request_header"))

@@ -48,6 +48,7 @@
 mod arrangement;
 mod body;
 mod bytes;
+mod cache_field;
 pub mod config;
 mod conversation;
 pub mod cuts;
@@ -86,12 +87,13 @@ pub use body::{Parsed, Question, Retrieved, Role, Skip, parse, parse_with, quest
 #[doc(hidden)]
 pub use body::{scan, string};
 pub use bytes::BadBytes;
+pub use cache_field::cache_field;
 pub use config::{Config, ConfigError, DocumentsField, RawConfig};
 pub use engines::{EngineCandidate, EngineId, MAX_ENGINES};
 pub use experiment::{Arm, Experiment};
 pub use listing::documents_of;
 pub use orderer::{Orderer, Remembered, Rewrite, RewriteOptions, Trial};
-pub use peer_update::{Correction, OrderingRecord, PeerUpdate, Residency, Usage};
+pub use peer_update::{Correction, OrderingRecord, PeerUpdate, RemoteRecord, Residency, Usage};
 pub use request::Report;
 pub use standalone::{StandaloneDocument, StandaloneOrder};
 pub use stateless::{StatelessRewrite, rewrite_stateless};

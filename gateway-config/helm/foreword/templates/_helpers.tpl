@@ -32,6 +32,12 @@ there are. */}}
 {{- $feed := dict "cluster" "feed" "key_env" "FOREWORD_FEED_KEY" }}
 {{- $_ := set $plugin "engines" (list (dict "name" "host" "feed" $feed)) }}
 {{- end }}
+{{- /* The chart's own host reads salts on all of these. */}}
+{{- if and $plugin.salt (not .Values.engines) (not .Values.gateway.plugin.engines) }}
+{{- $host := first (default (list (dict "name" "host")) $plugin.engines) }}
+{{- $_ := set $host "salts" (list "/v1/chat/completions" "/v1/messages" "/v1/responses") }}
+{{- $_ := set $plugin "engines" (list $host) }}
+{{- end }}
 {{- toJson $plugin }}
 {{- end }}
 

@@ -15,10 +15,14 @@ pub(crate) struct Arguments {
     /// resources, a ConfigMap; `-`: standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Accept a gateway that lets requests past Foreword while it is away, beside a configuration with salts; the files of both
+    /// are given together
+    #[arg(long)]
+    accept_fail_open: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
-    match check::run(&arguments.files) {
+    match check::run(&arguments.files, arguments.accept_fail_open) {
         Ok(Verdict::Accepted) => ExitCode::SUCCESS,
         Ok(Verdict::Refused) => ExitCode::FAILURE,
         Err(error) => super::failed(&error, 2),

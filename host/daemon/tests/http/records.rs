@@ -188,7 +188,7 @@ async fn only_updates_that_hold_no_text_are_passed_on() {
     let house = TestServer::with(sealed()).await;
     let start = listen(&house, 9, None).await;
     let (key, record) = (key(), record());
-    let (whole, bare) = (record.encode(), record.encode_without_texts());
+    let (whole, bare) = (record.encode(), record.encode_remote());
     let holds = |bytes: &[u8]| bytes.windows(6).any(|part| part == b"secret");
     assert!(holds(&whole) && !holds(&bare), "the record has a text");
     let longer = [&bare[..], b"\0"].concat();

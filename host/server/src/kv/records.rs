@@ -250,7 +250,11 @@ pub(super) async fn push(
         .map_err(|error| Failure::invalid_body(format!("no push: {error}")))?;
     let opened = push.open(readers.seal());
     let opened = opened.map_err(|error| Failure::invalid("payload", error.to_string()))?;
-    if let Some(at) = opened.updates.iter().position(|update| !is_bare(update)) {
+    if let Some(at) = opened
+        .updates
+        .iter()
+        .position(|update| PeerUpdate::decode_remote(update).is_err())
+    {
         let message = format!("payload: update {at} is none of this version, or holds text");
         return Err(Failure::invalid("payload", message));
     }
@@ -301,11 +305,6 @@ impl Query {
             others,
         })
     }
-}
-
-/// Returns whether an update is one that gateways tell each other: hashes and counts, with no text of a request.
-fn is_bare(update: &[u8]) -> bool {
-    PeerUpdate::decode(update).is_ok_and(|read| read.encode_without_texts() == update)
 }
 
 /// Returns what a kept push counts for: its text, and what surrounds it.

@@ -8,10 +8,12 @@
 //!            the filter itself, what a schema cannot say ◄┘
 //! ```
 //!
-//! It also warns of a chain of filters in which Envoy loses bytes (`chain`). It reports every error, with path, value and limit; of what may be a secret it shows only the path. It reads no
+//! It also warns of a chain of filters in which Envoy loses bytes (`chain`), and refuses gateways that fail open beside a
+//! configuration with salts (`fail_open`). It reports every error, with path, value and limit; of what may be a secret it shows only the path. It reads no
 //! environment, so it cannot tell whether a key is there.
 
 mod chain;
+mod fail_open;
 mod find;
 
 use std::fmt::Write;
@@ -33,19 +35,31 @@ pub enum Verdict {
     Refused,
 }
 
-/// Checks the configurations in `files` (`-`: standard input) and prints what is wrong with them.
+/// Checks the configurations in `files` (`-`: standard input) and prints what is wrong with them. A gateway that fails open beside
+/// a configuration with salts is refused, wherever either stands in the files, unless `accepts_fail_open`.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or contains no configuration.
-pub fn run(files: &[PathBuf]) -> anyhow::Result<Verdict> {
+pub fn run(files: &[PathBuf], accepts_fail_open: bool) -> anyhow::Result<Verdict> {
     let schema: Value = serde_json::from_str(SCHEMA)?;
     let validator = jsonschema::validator_for(&schema)?;
     let mut verdict = Verdict::Accepted;
+    let (mut is_salted, mut open) = (false, Vec::new());
     for file in files {
         let text = read(file)?;
-        for found in find::configurations(&text)
-            .with_context(|| format!("cannot read {}", file.display()))?
-        {
+        let failures = fail_open::failures(&text);
+        let settings = failures.open.into_iter();
+        open.extend(settings.map(|setting| format!("{}: {setting}", file.display())));
+        let configurations = match find::configurations(&text) {
+            // The configuration of an external processor stands in a file of its own.
+            Err(_) if failures.is_told => Vec::new(),
+            configurations => {
+                configurations.with_context(|| format!("cannot read {}", file.display()))?
+            }
+        };
+        for found in configurations {
+            let config = Config::from_json(found.configuration.as_bytes());
+            is_salted |= config.is_ok_and(|config| config.salt.is_some());
             let errors = errors(&schema, &validator, &found.configuration);
             let place = match found.place.as_str() {
                 "" => file.display().to_string(),
@@ -55,9 +69,25 @@ pub fn run(files: &[PathBuf]) -> anyhow::Result<Verdict> {
             if !errors.is_empty() {
                 verdict = Verdict::Refused;
             }
+            for warning in unsalted(&found.configuration) {
+                println!("{place}: warning: {warning}");
+            }
         }
         for warning in chain::warnings(&text) {
             println!("{}: warning: {warning}", file.display());
+        }
+    }
+    for setting in open.iter().filter(|_| is_salted) {
+        let severity = if accepts_fail_open {
+            "warning"
+        } else {
+            "error"
+        };
+        println!(
+            "{setting}: {severity}: with `salt`, requests would reach the engine with a salt of the client's own while Foreword is away"
+        );
+        if !accepts_fail_open {
+            verdict = Verdict::Refused;
         }
     }
     Ok(verdict)
@@ -92,6 +122,21 @@ fn judged(errors: &[String]) -> String {
         let _ = write!(text, "\n  {error}");
     }
     text
+}
+
+/// Returns a warning for each route whose requests a configuration with salts refuses.
+fn unsalted(configuration: &str) -> Vec<String> {
+    let config = Config::from_json(configuration.as_bytes());
+    let routes = config
+        .map(|config| config.unsalted_routes)
+        .unwrap_or_default();
+    let warning = |route: &String| {
+        format!(
+            "POST {route} gets 403: `salt` needs engines that keep caches of different `cache_salt`s apart there. If yours does \
+             (tests/python/salts.py asks it), put the path into its `engines[].salts`; else take it out of `routes`"
+        )
+    };
+    routes.iter().map(warning).collect()
 }
 
 /// Returns all errors of a configuration. Errors that no schema can express are reported once the schema has none.
@@ -206,6 +251,57 @@ mod tests {
         for fine in ["", " ", "{}", r#"{"ordering": {"policy": "foresight"}}"#] {
             assert_eq!(told(fine), [""; 0], "{fine}");
         }
+    }
+
+    #[test]
+    fn a_route_that_salts_are_not_known_to_work_on_is_warned_of() {
+        let salted = |engines: &str| {
+            unsalted(&format!(
+                r#"{{"tenant": {{"header": "t"}}, "salt": {{"key_env": "K"}}{engines}}}"#
+            ))
+        };
+        let warned = salted("");
+        assert!(
+            warned.len() == 1 && warned[0].starts_with("POST /v1/messages gets 403"),
+            "{warned:?}"
+        );
+        let all = r#", "engines": [{"name": "a", "salts": ["/v1/chat/completions", "/v1/messages", "/v1/responses"]}]"#;
+        assert_eq!(salted(all), [""; 0]);
+        assert_eq!(unsalted("{}"), [""; 0]);
+    }
+
+    #[test]
+    fn salts_beside_a_gateway_that_fails_open_are_refused_unless_that_is_accepted() {
+        let folder = std::env::temp_dir().join(format!("foreword-check-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let salted = file(
+            "salted.json",
+            r#"{"tenant": {"header": "t"}, "salt": {"key_env": "K"}}"#,
+        );
+        let plain = file("plain.json", "{}");
+        let gateway = |mode: &str| {
+            file(
+                mode,
+                &format!("kind: AgentgatewayPolicy\nspec: {{failureMode: {mode}}}\n"),
+            )
+        };
+        let (open, closed) = (gateway("FailOpen"), gateway("FailClosed"));
+        for (files, accepts, verdict) in [
+            ([&salted, &open], false, Verdict::Refused),
+            ([&open, &salted], false, Verdict::Refused),
+            ([&salted, &open], true, Verdict::Accepted),
+            ([&salted, &closed], false, Verdict::Accepted),
+            ([&plain, &open], false, Verdict::Accepted),
+        ] {
+            let files = files.map(Clone::clone);
+            assert_eq!(run(&files, accepts).unwrap(), verdict, "{files:?}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

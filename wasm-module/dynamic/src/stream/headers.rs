@@ -14,6 +14,7 @@ impl Envoy<'_> {
         &self,
         kind: u32,
         name: &str,
+        at: usize,
         call: &'static str,
     ) -> Result<Option<Vec<u8>>, HostError> {
         let filter = self.filter(call)?;
@@ -27,7 +28,7 @@ impl Envoy<'_> {
                 kind,
                 name,
                 &raw mut value,
-                0,
+                at,
                 std::ptr::null_mut(),
             );
             Ok(found.then(|| bytes(&value).to_vec()))

@@ -68,7 +68,12 @@ impl Envoy<'_> {
 
 impl Host for Envoy<'_> {
     fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
-        self.header(abi::REQUEST_HEADER, name, "request_header")
+        self.header(abi::REQUEST_HEADER, name, 0, "request_header")
+    }
+
+    fn request_header_values(&self, name: &str) -> Result<Vec<Vec<u8>>, HostError> {
+        let value = |at| self.header(abi::REQUEST_HEADER, name, at, "request_header_values");
+        (0..).map_while(|at| value(at).transpose()).collect()
     }
 
     fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError> {
@@ -91,7 +96,7 @@ impl Host for Envoy<'_> {
     }
 
     fn response_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
-        self.header(abi::RESPONSE_HEADER, name, "response_header")
+        self.header(abi::RESPONSE_HEADER, name, 0, "response_header")
     }
 
     fn response_body(&self, from: usize, size: usize) -> Result<Vec<u8>, HostError> {

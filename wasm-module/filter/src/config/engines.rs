@@ -21,6 +21,20 @@ pub(crate) struct EngineConfig {
     pub(crate) block_tokens: Option<u32>,
     /// How its cache matches, which decides whether prompts are marked for it.
     pub(crate) cache: CacheKind,
+    /// The routes on which the engine keeps caches of different `cache_salt`s apart; `None`: those of OpenAI's API.
+    pub(super) salts: Option<Vec<String>>,
+}
+
+impl EngineConfig {
+    /// Returns whether the engine keeps caches apart by the `cache_salt` of requests on this route. By default it does where
+    /// the request models of both vLLM and SGLang have the field: on `/v1/messages` vLLM has it since vllm#49498, and SGLang
+    /// has not.
+    pub(super) fn keeps_salts(&self, route: &str) -> bool {
+        match &self.salts {
+            Some(routes) => routes.iter().any(|salted| salted == route),
+            None => SALTED_ROUTES.iter().any(|salted| route.ends_with(salted)),
+        }
+    }
 }
 
 /// The feed by which an engine reports what it holds.
@@ -51,6 +65,7 @@ pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, Config
             feed: None,
             block_tokens: None,
             cache: CacheKind::default(),
+            salts: None,
         }]);
     };
     let list = value
@@ -87,7 +102,7 @@ pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, Config
 }
 
 fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
-    let known = ["name", "address", "feed", "block_tokens", "cache"];
+    let known = ["name", "address", "feed", "block_tokens", "cache", "salts"];
     // The value may hold a feed's token.
     let fields = Fields::secret("engines", value, &known)?;
     let address = fields.given("engines.address").map(address).transpose()?;
@@ -104,7 +119,10 @@ fn engine(value: &Value) -> Result<EngineConfig, ConfigError> {
             rule: "\"units\" are stored in the size that `block_tokens` states, so it needs `block_tokens`",
         });
     }
+    let salts = fields.given("engines.salts");
+    let salts = salts.map(|_| fields.paths("engines.salts", 0, Vec::new));
     Ok(EngineConfig {
+        salts: salts.transpose()?,
         name: name(
             "engines.name",
             fields.get("engines.name").unwrap_or(&Value::Null),
@@ -153,6 +171,8 @@ fn feed(value: &Value) -> Result<FeedConfig, ConfigError> {
     })
 }
 
+/// The ends of the paths on which an engine keeps salts unless `salts` says otherwise.
+const SALTED_ROUTES: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
 const MAX_BLOCK_TOKENS: u32 = 65_536;
 
 #[cfg(test)]
@@ -204,6 +224,20 @@ mod tests {
     }
 
     #[test]
+    fn salts_are_kept_on_the_routes_of_openai_unless_the_engine_says_where() {
+        let keeps =
+            |fields: Value, route| engines(Some(&json!([fields]))).unwrap()[0].keeps_salts(route);
+        let chat = "/openai/v1/chat/completions";
+        for fields in [json!({"name": "a"}), json!({"name": "a", "salts": null})] {
+            assert!(keeps(fields.clone(), chat) && keeps(fields.clone(), "/v1/responses"));
+            assert!(!keeps(fields.clone(), "/v1/messages") && !keeps(fields, "/v2/chat"));
+        }
+        let own = json!({"name": "a", "salts": ["/v1/messages"]});
+        assert!(keeps(own.clone(), "/v1/messages") && !keeps(own, chat));
+        assert!(!keeps(json!({"name": "a", "salts": []}), chat));
+    }
+
+    #[test]
     fn caches_are_told_apart_and_units_need_their_size() {
         let cache = |fields: Value| engines(Some(&json!([fields]))).map(|engines| engines[0].cache);
         let of = |fields| cache(fields).unwrap();
@@ -244,6 +278,10 @@ mod tests {
             (
                 json!([{"name": "a", "address": "host:1"}]),
                 ["engines.address: \"host:1\"", "IP address"],
+            ),
+            (
+                json!([{"name": "a", "salts": ["v1"]}]),
+                ["engines.salts: \"v1\"", "begins with \"/\""],
             ),
             (
                 json!([{"name": "a", "cache": "claude"}]),

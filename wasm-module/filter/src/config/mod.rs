@@ -62,6 +62,8 @@ pub struct Config {
     /// Paths, without query, that carry no prompt and go on without a salt. With salts, a path that is neither here
     /// nor in `routes` is refused. Without salts the list is empty, since none is needed.
     pub open_paths: Vec<String>,
+    /// With salts, the routes whose requests are refused, since an engine is not known to keep salts there.
+    pub unsalted_routes: Vec<String>,
     /// The treatment of a request that cannot be ordered through the client's own fault.
     pub on_failure: OnFailure,
     /// Lower-case name of the response header that reports what was done.
@@ -174,7 +176,7 @@ impl Config {
             None => ordering,
         };
         let path_header = fields.own_header("path_header", Some(DEFAULT_PATH_HEADER))?;
-        let config = Self {
+        let mut config = Self {
             ordering,
             routes: fields.routes("routes", || DEFAULT_ROUTES.map(str::to_owned).to_vec())?,
             max_body_bytes: fields.number(
@@ -198,6 +200,7 @@ impl Config {
             },
             log_fields: fields.switch("log_fields", true)?,
             audience: audience(&fields, &engines),
+            unsalted_routes: Vec::new(),
             engines,
             explain: explained(fields.get("explain"))?,
             agreement,
@@ -224,6 +227,16 @@ impl Config {
                 rule: "with `salt` a path is compared byte by byte, and an API that names its model in the path knows no \
                        `cache_salt`: none may have a part in braces",
             });
+        }
+        if config.salt.is_some() {
+            let keeps = |route: &&String| {
+                config
+                    .engines
+                    .iter()
+                    .all(|engine| engine.keeps_salts(route))
+            };
+            let unsalted = config.routes.iter().filter(|route| !keeps(route));
+            config.unsalted_routes = unsalted.cloned().collect();
         }
         if (config.open_paths.iter()).any(|open| config.routes.contains(open)) {
             return Err(ConfigError::Conflict {

@@ -7,7 +7,7 @@
 //!
 //! | method | on `routes` | on `salt.open_paths` | elsewhere |
 //! | --- | --- | --- | --- |
-//! | `POST` | is read, and goes on with the salt | 405 | 404 |
+//! | `POST` | is read, and goes on with the salt; 403 where an engine may keep no salts | 405 | 404 |
 //! | `GET`, `HEAD` | 405 | goes on if it has no body | 404 |
 //! | `OPTIONS` | goes on if it has no body | goes on if it has no body | 404 |
 //! | any other, `CONNECT` too | 405 | 405 | 404 |
@@ -53,6 +53,11 @@ pub(crate) enum Unlisted {
         /// The methods that the response header `allow` names.
         allowed: &'static str,
     },
+    /// No engine is known to keep tenants' caches apart on this path.
+    #[error(
+        "the gateway does not serve this path: the engine is not known to keep tenants' caches apart there (`engines[].salts` says where)"
+    )]
+    Unsalted,
     /// The request has a body where none is read.
     #[error("the gateway serves this path without a body, and the request has one")]
     Body,
@@ -67,6 +72,7 @@ impl Asked<'_> {
         &self,
         routes: &'c [String],
         open_paths: &[String],
+        unsalted: &[String],
     ) -> Result<Listed<'c>, Unlisted> {
         let is_this = |listed: &&String| listed.as_bytes() == self.path;
         let route = routes.iter().find(is_this);
@@ -77,6 +83,7 @@ impl Asked<'_> {
             return Err(Unlisted::Upgrade);
         }
         match (route, self.method) {
+            (Some(route), b"POST") if unsalted.contains(route) => return Err(Unlisted::Unsalted),
             (Some(route), b"POST") => return Ok(Listed::Watched(route)),
             (None, b"GET" | b"HEAD") | (_, b"OPTIONS") => {}
             (Some(_), _) => return Err(Unlisted::Method { allowed: WATCHED }),
@@ -91,14 +98,20 @@ impl Asked<'_> {
 
 impl Unlisted {
     /// The words of all reasons.
-    pub(crate) const REASONS: [&'static str; 4] =
-        ["unlisted-path", "unlisted-method", "unread-body", "upgrade"];
+    pub(crate) const REASONS: [&'static str; 5] = [
+        "unlisted-path",
+        "unlisted-method",
+        "unsalted-route",
+        "unread-body",
+        "upgrade",
+    ];
 
     /// Returns the reason in kebab case, for the header and the log.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::Path => "unlisted-path",
             Self::Method { .. } => "unlisted-method",
+            Self::Unsalted => "unsalted-route",
             Self::Body => "unread-body",
             Self::Upgrade => "upgrade",
         }
@@ -107,6 +120,7 @@ impl Unlisted {
     pub(crate) fn status(self) -> u16 {
         match self {
             Self::Path => 404,
+            Self::Unsalted => 403,
             Self::Method { .. } => 405,
             Self::Body | Self::Upgrade => 400,
         }
@@ -116,7 +130,7 @@ impl Unlisted {
     pub(crate) fn allowed_methods(self) -> Option<&'static str> {
         match self {
             Self::Method { allowed } => Some(allowed),
-            Self::Path | Self::Body | Self::Upgrade => None,
+            Self::Path | Self::Unsalted | Self::Body | Self::Upgrade => None,
         }
     }
 }
@@ -137,7 +151,7 @@ mod tests {
             has_body,
             upgrades: false,
         };
-        let listed = asked.listed(&lists[0], &lists[1])?;
+        let listed = asked.listed(&lists[0], &lists[1], &[])?;
         Ok(format!("{listed:?}"))
     }
 
@@ -180,6 +194,7 @@ mod tests {
         for unlisted in [
             Unlisted::Path,
             Unlisted::Method { allowed: OPEN },
+            Unlisted::Unsalted,
             Unlisted::Body,
             Unlisted::Upgrade,
         ] {
@@ -216,7 +231,7 @@ mod tests {
                 has_body: false,
                 upgrades: true,
             };
-            let listed = asked.listed(&routes, &["/b".to_owned()]);
+            let listed = asked.listed(&routes, &["/b".to_owned()], &[]);
             assert_eq!(listed, Err(Unlisted::Upgrade), "{method} {path}");
         }
     }

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use foreword_ordering::cuts::Cut;
 use foreword_ordering::head::{Diagnosis, HeadReport};
-use foreword_ordering::{OrderingRecord, Retrieved, Rewrite};
+use foreword_ordering::{OrderingRecord, Retrieved, Rewrite, cache_field};
 
 use crate::config::{Mode, OnFailure, RequestHeaders, TenantSource};
 use crate::dialect::Dialect;
@@ -397,7 +397,8 @@ impl Exchange {
                 has_body: !end_of_stream,
                 upgrades: host.request_header("upgrade")?.is_some(),
             };
-            let listed = asked.listed(&config.routes, &config.open_paths)?;
+            let listed =
+                asked.listed(&config.routes, &config.open_paths, &config.unsalted_routes)?;
             return Ok(match listed {
                 Listed::Watched(route) => Some(Dialect::of(route)),
                 Listed::WithoutPrompt => None,
@@ -474,7 +475,14 @@ impl Exchange {
     fn tenant(&self, host: &impl Host) -> Result<String, Fault> {
         let value = match &self.plugin.config().tenant {
             None => return Ok(String::new()),
-            Some(TenantSource::Header(name)) => host.request_header(name)?,
+            Some(TenantSource::Header(name)) => {
+                let values = host.request_header_values(name)?;
+                // A proxy that joins values leaves a comma between them.
+                if values.len() > 1 || values.iter().any(|value| value.contains(&b',')) {
+                    return Err(Fault::SeveralTenants);
+                }
+                values.into_iter().next()
+            }
             Some(TenantSource::Claim(path)) => {
                 let mut parts = vec!["metadata", "filter_metadata"];
                 parts.extend(path.iter().map(String::as_str));
@@ -509,6 +517,11 @@ impl Exchange {
             Ok(came) => came,
             Err(fault) => return self.decline(host, fault),
         };
+        if self.plugin.is_salted()
+            && let Some(field) = cache_field(&came)
+        {
+            return self.decline(host, Fault::CacheField { field });
+        }
         match self.search(host, &mut held, &came) {
             RetrievalNeed::None(known) => self.go_on(host, &held, &came, known),
             RetrievalNeed::Search(SearchStep::Wait) => {

@@ -54,7 +54,7 @@ pub(crate) struct ExchangeResult {
     pub(crate) updates: Vec<PeerUpdate>,
     /// Number of own updates that the server took.
     pub(crate) sent: u64,
-    /// Number of own updates that it did not take, and of others' that cannot be read.
+    /// Number of own updates that it did not take, and of others' that cannot be read, or may hold texts of requests.
     pub(crate) lost: u64,
     /// Whether to listen again at once: others had told something, or the server had waited for it, so it does not
     /// answer again and again.
@@ -284,7 +284,7 @@ impl Gateways {
                 continue;
             }
             for update in &push.updates {
-                match PeerUpdate::decode(update) {
+                match PeerUpdate::decode_remote(update) {
                     Ok(update) => received.updates.push(update),
                     Err(_) => received.lost = received.lost.saturating_add(1),
                 }

@@ -50,14 +50,14 @@ impl Outbox {
     /// Adds an update, without the texts of requests. Returns whether the queue is open.
     pub(crate) fn add(&mut self, update: &PeerUpdate) -> bool {
         let queue = self.queue(update.engine());
-        let added = queue.map(|queue| queue.add(update.encode_without_texts()));
+        let added = queue.map(|queue| queue.add(update.encode_remote()));
         added.is_some()
     }
 
     /// Adds a request's record, without its texts. Returns whether the queue is open.
     pub(crate) fn add_record(&mut self, record: &OrderingRecord) -> bool {
         let queue = self.queue(record.engine());
-        let added = queue.map(|queue| queue.add(record.without_texts().encode()));
+        let added = queue.map(|queue| queue.add(record.encode_remote()));
         added.is_some()
     }
 

@@ -124,7 +124,10 @@ impl Field {
                     field.query = Some(query);
                 }
                 ("k", value) => field.k = Some(value.as_u64().filter(|k| (1..=MAX_K).contains(k))?),
-                ("filters", value @ Value::Object(_)) | ("words", value @ Value::Bool(_)) => {
+                ("filters", value @ Value::Object(_)) if values(&value) <= MAX_FILTER_VALUES => {
+                    field.special.insert(name, value);
+                }
+                ("words", value @ Value::Bool(_)) => {
                     field.special.insert(name, value);
                 }
                 _ => return None,
@@ -133,6 +136,18 @@ impl Field {
         Some(field)
     }
 }
+
+/// Returns the number of values that are neither lists nor objects.
+fn values(value: &Value) -> usize {
+    match value {
+        Value::Array(list) => list.iter().map(values).sum(),
+        Value::Object(fields) => fields.values().map(values).sum(),
+        _ => 1,
+    }
+}
+
+/// Most values of a client's `filters`: a retriever compares each with each passage.
+const MAX_FILTER_VALUES: usize = 256;
 
 /// Returns the body for `POST /v1/prefill`, with the salt that the chat will have.
 fn opening(question: &Question<'_>, salt: Option<&str>) -> Option<String> {
@@ -196,6 +211,10 @@ mod tests {
             (json!({"k": 2}), json!({"query": "Why?", "k": 2})),
             (json!({"query": "How?"}), json!({"query": "How?", "k": 5})),
             (
+                json!({"filters": {"id": vec![7; 256]}}),
+                json!({"query": "Why?", "k": 5, "filters": {"id": vec![7; 256]}}),
+            ),
+            (
                 json!({"filters": {"year": 1}, "words": false}),
                 json!({"query": "Why?", "k": 5, "filters": {"year": 1}, "words": false}),
             ),
@@ -240,6 +259,8 @@ mod tests {
             json!({"query": ""}),
             json!({"query": 1}),
             json!({"filters": []}),
+            json!({"filters": {"id": vec![7; 257]}}),
+            json!({"filters": {"a": vec![7; 200], "b": {"in": vec!["x"; 57]}}}),
             json!({"embedding": "!"}),
             json!({"embedding": [1e300]}),
             json!({"embeding": [1]}),

@@ -282,6 +282,16 @@ impl Host for ScriptedHost {
         Ok(self.header(name).map(String::into_bytes))
     }
 
+    /// A header that was sent more than once has a line for each value.
+    fn request_header_values(&self, name: &str) -> Result<Vec<Vec<u8>>, HostError> {
+        self.allow("request_header_values")?;
+        let values = self.header(name).unwrap_or_default();
+        Ok(values
+            .lines()
+            .map(|value| value.as_bytes().to_vec())
+            .collect())
+    }
+
     fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError> {
         self.allow("set_request_header")?;
         let headers = &mut self.0.borrow_mut().request_headers;

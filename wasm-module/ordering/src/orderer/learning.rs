@@ -13,17 +13,28 @@ use crate::tree::ResidencyEvent;
 impl Orderer {
     /// Applies an update of another orderer, as if this one had sent the request or read the feed itself.
     ///
-    /// Known turns of a chat stay as they are. A continuation of an unknown turn is ignored.
+    /// Known turns of a chat stay as they are. A continuation of an unknown turn is ignored. A [`RemoteRecord`] is learnt as
+    /// paths alone.
+    ///
+    /// [`RemoteRecord`]: crate::RemoteRecord
     pub fn learn(&mut self, update: &PeerUpdate) {
         match update {
             PeerUpdate::OrderingRecord(record) => self.learn_record(record),
+            PeerUpdate::Remote(record) => {
+                self.now += 1;
+                let tenant = record.tenant();
+                let state = (self.tenants).heard(&self.config, self.now, tenant, &record.model);
+                if let Some(state) = state {
+                    state.take(record.engine, &record.runs);
+                }
+            }
             PeerUpdate::Residency(residency) => {
                 for event in &residency.events {
                     self.learn_event(residency.engine, &residency.model, event);
                 }
             }
             PeerUpdate::Correction(correction) => {
-                let state = self.tenants.get_mut(correction.tenant(), &correction.model);
+                let state = (self.tenants).any_mut(correction.tenant(), &correction.model);
                 if let Some(state) = state {
                     for run in &correction.runs {
                         state.apply(correction.engine, run.event());
@@ -74,7 +85,7 @@ impl Orderer {
         let is_stored = matches!(change, ResidencyEvent::Stored { .. });
         let is_empty = matches!(change, ResidencyEvent::Cleared) && model.is_empty();
         if is_stored && event.tenant() == Some(TenantKey::default()) {
-            (self.tenants).of(&self.config, self.now, Tenant::default(), model);
+            (self.tenants).heard(&self.config, self.now, Tenant::default(), model);
         }
         for state in self.tenants.iter_mut() {
             let concerns = (*state.model == *model || state.model.is_empty() || is_empty)

@@ -306,7 +306,7 @@ impl Orderer {
     /// [`view`](crate::tree::KnowledgeTree::view).
     #[must_use]
     pub fn view(&self, tenant: Tenant<'_>, model: &str, limit: usize) -> Vec<ViewedNode> {
-        let state = self.tenants.get(tenant, model);
+        let state = self.tenants.any(tenant, model);
         state.map_or_else(Vec::new, |state| state.trees.first().view(limit))
     }
 

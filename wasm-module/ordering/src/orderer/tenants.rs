@@ -36,6 +36,8 @@ pub(super) struct TenantState {
     /// Messages with contexts that their clients leave out later.
     pub(super) contexts: ContextMemory,
     last_used: u64,
+    /// Whether a request of this proxy used the state. If not, a feed or another gateway told of it, and it holds paths alone.
+    is_own: bool,
 }
 
 impl TenantStore {
@@ -50,32 +52,58 @@ impl TenantStore {
     ) -> &mut TenantState {
         let key = key_of(tenant, model);
         if !self.all.contains_key(&key)
-            && self.all.len() >= config.max_trees as usize
-            && let Some(key) = self.eviction_candidate(tenant.name)
+            && self.is_full(config)
+            && let Some(key) =
+                (self.oldest_heard()).or_else(|| self.eviction_candidate(tenant.name))
         {
             self.all.remove(&key);
         }
-        let state = self.all.entry(key).or_insert_with(|| TenantState {
-            tenant: tenant.name.into(),
-            key: tenant.key,
-            model: model.into(),
-            trees: Trees::new(config.tree),
-            policy: config.policy(),
-            memory: Memory::new(config.memory),
-            contexts: ContextMemory::new(config.memory),
-            last_used: now,
-        });
-        state.last_used = now;
+        let new = || TenantState::new(config, tenant, model);
+        let state = self.all.entry(key).or_insert_with(new);
+        (state.last_used, state.is_own) = (now, true);
         state
     }
 
-    /// Returns the state of a tenant and model, if there is one, without marking it as used.
+    /// Returns the state of a tenant and model that a feed or another gateway tells of. If there is none, it creates one
+    /// where there is room or another such state can be evicted. What is told from outside evicts no state that requests
+    /// have used, now or later, since a chat's documents are remembered there.
+    pub(super) fn heard(
+        &mut self,
+        config: &Config,
+        now: u64,
+        tenant: Tenant<'_>,
+        model: &str,
+    ) -> Option<&mut TenantState> {
+        let key = key_of(tenant, model);
+        if !self.all.contains_key(&key) && self.is_full(config) {
+            let oldest = self.oldest_heard()?;
+            self.all.remove(&oldest);
+        }
+        let new = || TenantState::new(config, tenant, model);
+        let state = self.all.entry(key).or_insert_with(new);
+        if !state.is_own {
+            state.last_used = now;
+        }
+        Some(state)
+    }
+
+    /// Returns the state of a tenant and model, if requests have used one, without marking it as used.
     pub(super) fn get(&self, tenant: Tenant<'_>, model: &str) -> Option<&TenantState> {
-        self.all.get(&key_of(tenant, model))
+        self.any(tenant, model).filter(|state| state.is_own)
     }
 
     /// Returns the same as [`TenantStore::get`], mutable.
     pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut TenantState> {
+        self.any_mut(tenant, model).filter(|state| state.is_own)
+    }
+
+    /// Returns the state of a tenant and model, even if nothing but a feed or another gateway told of it.
+    pub(super) fn any(&self, tenant: Tenant<'_>, model: &str) -> Option<&TenantState> {
+        self.all.get(&key_of(tenant, model))
+    }
+
+    /// Returns the same as [`TenantStore::any`], mutable.
+    pub(super) fn any_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut TenantState> {
         self.all.get_mut(&key_of(tenant, model))
     }
 
@@ -89,6 +117,17 @@ impl TenantStore {
 
     pub(super) fn len(&self) -> usize {
         self.all.len()
+    }
+
+    fn is_full(&self, config: &Config) -> bool {
+        self.all.len() >= config.max_trees as usize
+    }
+
+    /// Returns the key of the state that was told of the longest ago, among those that no request has used.
+    fn oldest_heard(&self) -> Option<String> {
+        let heard = self.all.iter().filter(|(_, state)| !state.is_own);
+        let oldest = heard.min_by_key(|(_, state)| state.last_used);
+        oldest.map(|(key, _)| key.clone())
     }
 
     /// Returns the key of the state to evict for a new one of `tenant`: the least recently used state of the tenant
@@ -117,6 +156,20 @@ impl TenantStore {
 }
 
 impl TenantState {
+    fn new(config: &Config, tenant: Tenant<'_>, model: &str) -> Self {
+        Self {
+            tenant: tenant.name.into(),
+            key: tenant.key,
+            model: model.into(),
+            trees: Trees::new(config.tree),
+            policy: config.policy(),
+            memory: Memory::new(config.memory),
+            contexts: ContextMemory::new(config.memory),
+            last_used: 0,
+            is_own: false,
+        }
+    }
+
     /// Records that a message was sent with contexts. They are nobody's where the same words may have been sent bare.
     pub(super) fn record_contexts(&mut self, bare: &BareQuestions, message: ContextMessage) {
         let key = message.key;

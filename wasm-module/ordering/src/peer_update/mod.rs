@@ -6,27 +6,33 @@
 //!                                                                       sent this one
 //! ```
 //!
-//! - [`OrderingRecord`]: what a request did. Its own orderer applies it in the same way as all others.
+//! - [`OrderingRecord`]: what a request did. Its own orderer applies it in the same way as all others of its proxy.
+//! - [`RemoteRecord`]: what gateways of other proxies are told of it, without a word of the request.
 //! - [`Residency`]: what an engine's feed reports.
 //! - [`Correction`]: what an engine's answer reports, if it held less than was believed.
 
 mod correction;
 mod record;
+mod remote;
 mod residency;
 
 pub use correction::{Correction, Usage};
 pub use record::OrderingRecord;
 pub(crate) use record::{ChatContinuation, SentRun};
+pub use remote::RemoteRecord;
 pub use residency::Residency;
 
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::engines::EngineId;
+use crate::feed::Event;
 
 /// An update for other orderers of the same requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerUpdate {
     /// What a request did.
     OrderingRecord(OrderingRecord),
+    /// What a request of another proxy's gateway sent.
+    Remote(RemoteRecord),
     /// What an engine's feed reports.
     Residency(Residency),
     /// What an engine's answer reports.
@@ -39,6 +45,7 @@ impl PeerUpdate {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::OrderingRecord(record) => record.encode(),
+            Self::Remote(record) => encoded(REMOTE, |to| record.write(to)),
             Self::Residency(residency) => encoded(RESIDENCY, |to| residency.write(to)),
             Self::Correction(correction) => encoded(CORRECTION, |to| correction.write(to)),
         }
@@ -49,6 +56,7 @@ impl PeerUpdate {
     pub fn engine(&self) -> EngineId {
         match self {
             Self::OrderingRecord(record) => record.engine,
+            Self::Remote(record) => record.engine,
             Self::Residency(residency) => residency.engine,
             Self::Correction(correction) => correction.engine,
         }
@@ -59,18 +67,19 @@ impl PeerUpdate {
     pub fn about(mut self, engine: EngineId) -> Self {
         match &mut self {
             Self::OrderingRecord(record) => record.engine = engine,
+            Self::Remote(record) => record.engine = engine,
             Self::Residency(residency) => residency.engine = engine,
             Self::Correction(correction) => correction.engine = engine,
         }
         self
     }
 
-    /// Returns the update without any text of a request, encoded for gateways of other proxies.
+    /// Returns the update as bytes for gateways of other proxies, which [`PeerUpdate::decode_remote`] reads.
     #[must_use]
-    pub fn encode_without_texts(&self) -> Vec<u8> {
+    pub fn encode_remote(&self) -> Vec<u8> {
         match self {
-            Self::OrderingRecord(record) => record.without_texts().encode(),
-            Self::Residency(_) | Self::Correction(_) => self.encode(),
+            Self::OrderingRecord(record) => record.encode_remote(),
+            Self::Remote(_) | Self::Residency(_) | Self::Correction(_) => self.encode(),
         }
     }
 
@@ -85,12 +94,30 @@ impl PeerUpdate {
         }
         let update = match from.byte()? {
             RECORD => Self::OrderingRecord(OrderingRecord::read(&mut from)?),
+            REMOTE => Self::Remote(RemoteRecord::read(&mut from)?),
             RESIDENCY => Self::Residency(Residency::read(&mut from)?),
             CORRECTION => Self::Correction(Correction::read(&mut from)?),
             _ => return Err(from.bad("a kind")),
         };
         from.end()?;
         Ok(update)
+    }
+
+    /// Reads an update of another proxy's gateway from all of `bytes`. It is one of the kinds that gateways tell each other:
+    /// what a request sent, what its engine lacks, and what the engine's answer reports, all of them hashes and counts.
+    ///
+    /// # Errors
+    /// Returns [`BadBytes`] for any other kind too, above all for an [`OrderingRecord`], which may hold texts.
+    pub fn decode_remote(bytes: &[u8]) -> Result<Self, BadBytes> {
+        let update = Self::decode(bytes)?;
+        let is_removed = |event: &Event| matches!(event, Event::Removed { .. });
+        let is_remote = match &update {
+            Self::Remote(_) | Self::Correction(_) => true,
+            Self::Residency(residency) => residency.events.iter().all(is_removed),
+            Self::OrderingRecord(_) => false,
+        };
+        (is_remote.then_some(update))
+            .ok_or_else(|| Reader::new(bytes).bad("an update of a gateway"))
     }
 }
 
@@ -99,6 +126,12 @@ impl OrderingRecord {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         encoded(RECORD, |to| self.write(to))
+    }
+
+    /// Returns the same bytes as [`PeerUpdate::encode_remote`].
+    #[must_use]
+    pub fn encode_remote(&self) -> Vec<u8> {
+        PeerUpdate::Remote(self.into()).encode()
     }
 }
 
@@ -114,6 +147,7 @@ const VERSION: u8 = 4;
 const RECORD: u8 = 1;
 const RESIDENCY: u8 = 2;
 const CORRECTION: u8 = 3;
+const REMOTE: u8 = 4;
 
 #[cfg(test)]
 mod tests {
@@ -125,7 +159,7 @@ mod tests {
     use crate::conversation::memory::{AddedMessage, MessageKey};
     use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written};
     use crate::document::Fingerprint;
-    use crate::feed::{Event, TenantKey};
+    use crate::feed::TenantKey;
     use crate::head::decision::{Claim, ContextMessage, Form};
     use crate::tree::Scope;
     use proptest::prelude::*;
@@ -332,6 +366,7 @@ mod tests {
         });
         prop_oneof![
             record().prop_map(PeerUpdate::OrderingRecord),
+            record().prop_map(|record| PeerUpdate::Remote((&record).into())),
             residency.prop_map(PeerUpdate::Residency),
             correction.prop_map(PeerUpdate::Correction),
         ]
@@ -540,21 +575,19 @@ mod tests {
         }
 
         #[test]
-        fn gateways_of_other_proxies_are_told_no_text(record in record()) {
-            let texts = |record: &OrderingRecord| {
-                let added = record.chat.iter().flat_map(|chat| &chat.added);
-                let pinned = added.filter(|added| added.sent.pin().is_some() || added.sent.kept.is_some());
-                pinned.count() + usize::from(record.context.is_some())
-            };
-            let told = PeerUpdate::OrderingRecord(record.clone()).encode_without_texts();
-            let Ok(PeerUpdate::OrderingRecord(told)) = PeerUpdate::decode(&told) else {
-                panic!("it can be read");
-            };
-            prop_assert_eq!(texts(&told), 0);
-            prop_assert_eq!(&told.runs, &record.runs);
-            let goes_on = record.chat.as_ref().is_none_or(|chat| !chat.added.is_empty());
-            if texts(&record) == 0 && goes_on {
-                prop_assert_eq!(told, record);
+        fn gateways_of_other_proxies_are_told_hashes_alone(update in update()) {
+            let told = PeerUpdate::decode_remote(&update.encode_remote());
+            match update {
+                PeerUpdate::OrderingRecord(record) => {
+                    prop_assert_eq!(told, Ok(PeerUpdate::Remote((&record).into())));
+                    prop_assert!(PeerUpdate::decode_remote(&record.encode()).is_err());
+                }
+                PeerUpdate::Residency(residency) => {
+                    let is_removed = |event: &Event| matches!(event, Event::Removed { .. });
+                    let is_told = residency.events.iter().all(is_removed);
+                    prop_assert_eq!(told.ok(), is_told.then_some(PeerUpdate::Residency(residency)));
+                }
+                update => prop_assert_eq!(told, Ok(update)),
             }
         }
 
@@ -576,7 +609,7 @@ mod tests {
         #[test]
         fn noise_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = PeerUpdate::decode(&bytes);
-            for kind in [RECORD, RESIDENCY, CORRECTION] {
+            for kind in [RECORD, RESIDENCY, CORRECTION, REMOTE] {
                 let _ = PeerUpdate::decode(&[&[VERSION, kind], &bytes[..]].concat());
             }
         }

@@ -132,23 +132,6 @@ impl OrderingRecord {
         }
     }
 
-    /// Returns the record without any text of a request, for gateways of other proxies. A chat is told up to its first
-    /// message that stands in for a text.
-    #[must_use]
-    pub fn without_texts(&self) -> Self {
-        let chat = self.chat.as_ref().and_then(|chat| {
-            let added = chat.added.iter().take_while(|added| !holds_texts(added));
-            let added: Vec<AddedMessage> = added.cloned().collect();
-            let after = chat.after;
-            (!added.is_empty()).then_some(ChatContinuation { after, added })
-        });
-        Self {
-            chat,
-            context: None,
-            ..self.clone()
-        }
-    }
-
     /// Returns the estimated tokens that the engine had to compute.
     #[must_use]
     pub fn uncached(&self) -> u64 {
@@ -197,20 +180,7 @@ impl OrderingRecord {
         to.text(&self.model);
         to.number(u64::from(self.engine.0));
         to.number(u64::from(self.tokens));
-        to.list(&self.runs, |to, run| {
-            to.bytes(&run.scope.0.to_le_bytes());
-            to.number(u64::from(run.before));
-            to.number(u64::from(run.matched));
-            to.list(&run.documents, |to, (document, tokens)| {
-                to.bytes(&document.0.to_le_bytes());
-                to.number(u64::from(*tokens));
-            });
-            to.option(run.order.as_ref(), |to, order| {
-                for rank in order {
-                    to.number(u64::from(*rank));
-                }
-            });
-        });
+        to.list(&self.runs, Writer::run);
         to.option(self.chat.as_ref(), |to, chat| {
             to.option(chat.after.as_ref(), |to, place| {
                 to.bytes(&place.chain.0.to_le_bytes());
@@ -327,6 +297,21 @@ impl ChatContinuation {
 }
 
 impl Writer {
+    pub(super) fn run(&mut self, run: &SentRun) {
+        self.bytes(&run.scope.0.to_le_bytes());
+        self.number(u64::from(run.before));
+        self.number(u64::from(run.matched));
+        self.list(&run.documents, |to, (document, tokens)| {
+            to.bytes(&document.0.to_le_bytes());
+            to.number(u64::from(*tokens));
+        });
+        self.option(run.order.as_ref(), |to, order| {
+            for rank in order {
+                to.number(u64::from(*rank));
+            }
+        });
+    }
+
     fn arrangement(&mut self, arrangement: &Arrangement) {
         self.byte(arrangement.hinted.into());
         self.list(&arrangement.slots, |to, slot| {
@@ -356,7 +341,7 @@ impl Writer {
 }
 
 impl Reader<'_> {
-    fn run(&mut self) -> Result<SentRun, BadBytes> {
+    pub(super) fn run(&mut self) -> Result<SentRun, BadBytes> {
         let scope = Scope(self.hash()?);
         let before = self.narrow("tokens")?;
         let matched = self.narrow("tokens")?;

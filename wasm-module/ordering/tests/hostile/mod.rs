@@ -1,6 +1,6 @@
 //! Bodies that are made to cost their reader: one fragment of a syntax over and over, nested or never closed. Used by the
 //! core's tests, by the fuzz targets as seeds, and by the measurement of hostile bodies.
-#![allow(dead_code, reason = "not everybody takes all of it")]
+#![allow(dead_code, unreachable_pub, reason = "not everybody takes all of it")]
 
 /// Fragments of text, as between the quotes of a JSON string: what comes first, what is repeated, what comes last.
 pub(crate) const TEXTS: &[(&str, [&str; 3])] = &[

@@ -492,6 +492,20 @@ fn with_salts_a_body_that_cannot_be_read_goes_no_further() {
     for (headers, body, status, reason) in [
         (vec![], "{}", 403, "no-tenant"),
         (vec![("x-tenant", "a\tb")], "{}", 403, "bad-tenant"),
+        (vec![("x-tenant", "red,blue")], "{}", 403, "several-tenants"),
+        (vec![("x-tenant", "red\nred")], "{}", 403, "several-tenants"),
+        (
+            vec![tenant],
+            r#"{"messages": [], "kv_transfer_params": {"remote_engine_id": "x"}}"#,
+            400,
+            "cache-field",
+        ),
+        (
+            vec![tenant],
+            r#"{"session_id": "blue's"}"#,
+            400,
+            "cache-field",
+        ),
         (
             vec![tenant, ("content-type", "text/plain")],
             "{}",
@@ -627,6 +641,48 @@ fn with_salts_what_is_not_exactly_a_listed_path_goes_no_further_whatever_on_fail
 }
 
 #[test]
+fn with_salts_a_route_without_salts_in_an_engine_is_refused_in_its_dialect() {
+    let answer = |engines: &str| {
+        let host = ScriptedHost::default();
+        let engines = format!(r#"{{"engines": {engines}, "#);
+        let plugin = plugin(&host, &SALTED.replacen('{', &engines, 1));
+        let headers = [("x-tenant", "red")];
+        let (flow, _) = headers_alone(&plugin, &host, ("POST", "/v1/messages", &headers), false);
+        (
+            flow,
+            host.local_response(),
+            host.counter("foreword_unlisted_requests_total"),
+        )
+    };
+    let keeps = r#"{"name": "a", "address": "10.0.0.1:1", "salts": ["/v1/messages"]}"#;
+    let others = r#"{"name": "b", "address": "10.0.0.2:1"}"#;
+    assert_eq!(answer(&format!("[{keeps}]")), (Flow::Hold, None, 0));
+    for engines in [format!("[{others}]"), format!("[{keeps}, {others}]")] {
+        let (flow, refused, count) = answer(&engines);
+        let (status, body) = refused.unwrap();
+        assert_eq!((flow, status, count), (Flow::Hold, 403, 1));
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body["error"]["type"], "permission_error", "{body}");
+        assert_eq!(body["type"], "error", "{body}");
+    }
+}
+
+#[test]
+fn several_tenants_are_refused_without_salts_too() {
+    for value in ["red\nblue", "red,blue", "red,"] {
+        let host = ScriptedHost::default();
+        let plugin = plugin(
+            &host,
+            r#"{"tenant": {"header": "x-tenant"}, "on_failure": "pass"}"#,
+        );
+        let request = ("POST", PATH, &[("x-tenant", value)][..]);
+        let refused = headers_alone(&plugin, &host, request, false);
+        assert_eq!(refused, (Flow::Hold, Some(403)), "{value}");
+        assert_eq!(host.counter("foreword_refused_total"), 1);
+    }
+}
+
+#[test]
 fn with_salts_a_refused_path_stays_refused_while_its_body_arrives() {
     let host = ScriptedHost::default();
     let plugin = plugin(&host, SALTED);
@@ -681,13 +737,7 @@ fn with_salts_a_listed_path_goes_on_with_its_methods_and_without_a_body_that_nob
         ("POST", PATH, &[tenant, websocket], false, refused(400)),
         // Watched, and so held or refused by what it says.
         ("POST", PATH, &[tenant, json], false, (Flow::Hold, None)),
-        (
-            "POST",
-            "/v1/messages?%0A#",
-            &[tenant],
-            false,
-            (Flow::Hold, None),
-        ),
+        ("POST", "/v1/messages?%0A#", &[tenant], false, refused(403)),
         ("POST", PATH, &[json], false, refused(403)),
     ] {
         let flow = headers_alone(&plugin, &host, (method, path, headers), end_of_stream);

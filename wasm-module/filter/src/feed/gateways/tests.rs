@@ -1,7 +1,9 @@
 //! What gateways tell each other, against the scripted host.
 
-use foreword_ordering::feed::{Event, FeedKey, SealedPush};
-use foreword_ordering::{EngineId, Residency};
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::feed::{Event, FeedKey, SealedPush, TenantKey};
+use foreword_ordering::tree::Scope;
+use foreword_ordering::{Config, EngineId, Orderer, Residency, Tenant};
 
 use super::*;
 use crate::engines::FeedConfig;
@@ -117,7 +119,11 @@ fn update(model: &str) -> PeerUpdate {
     PeerUpdate::Residency(Residency {
         engine: EngineId(3),
         model: model.into(),
-        events: vec![Event::Cleared],
+        events: vec![Event::Removed {
+            tenant: TenantKey::default(),
+            scope: Scope(1),
+            path: vec![Fingerprint(2)],
+        }],
     })
 }
 
@@ -283,6 +289,39 @@ fn what_others_tell_is_heard_once_and_what_is_for_others_is_not() {
     assert_eq!(heard.updates, ["a", "b", "e"].map(update));
     assert_eq!((heard.sent, heard.lost), (0, 3));
     assert_eq!(side.gateways.changed_load(0), Some(70));
+}
+
+#[test]
+fn what_may_hold_a_text_or_is_no_gateways_to_tell_is_dropped_and_counted() {
+    let body = br#"{"documents": [{"id": "a", "text": "b"}], "messages": [{"role": "user", "content": "?"}]}"#;
+    let config = Config::from_json(br#"{"conversation": {"pin": true}}"#).unwrap();
+    let rewrite = Orderer::new(config).rewrite(Tenant::default(), body);
+    let record = PeerUpdate::OrderingRecord(rewrite.unwrap().record);
+    let residency = |event| {
+        PeerUpdate::Residency(Residency {
+            engine: EngineId(0),
+            model: "m".into(),
+            events: vec![event],
+        })
+    };
+    let stored = Event::Stored {
+        tenant: TenantKey::default(),
+        scope: Scope(1),
+        path: vec![(Fingerprint(2), 300)],
+    };
+    let mut side = Side::new(None);
+    let hostile = Push {
+        updates: vec![
+            record.encode(),
+            residency(stored).encode(),
+            residency(Event::Cleared).encode(),
+            record.encode_remote(),
+        ],
+        ..push(2, 9, 0, &[])
+    };
+    let heard = side.hear(0, 1, vec![hostile.sealed(None)]);
+    assert!(matches!(heard.updates[..], [PeerUpdate::Remote(_)]));
+    assert_eq!(heard.lost, 3);
 }
 
 #[test]

@@ -1,0 +1,145 @@
+//! Finds what lets requests past Foreword when it is away: an external processor, picker or module that fails open. With salts such a
+//! request reaches the engine with a salt of the client's own, or none.
+//!
+//! | in | fails open |
+//! | --- | --- |
+//! | Envoy's ext_proc filter, in whatever resource | `failure_mode_allow: true` |
+//! | Envoy's Wasm filter | `failure_policy: FAIL_OPEN`, `fail_open: true` |
+//! | `EnvoyExtensionPolicy` | `failOpen: true` |
+//! | `WasmPlugin`, `TrafficExtension` | `failStrategy: FAIL_OPEN` |
+//! | `AgentgatewayPolicy`, agentgateway's file, `InferencePool` | `failureMode: FailOpen` |
+
+use serde_json::Value;
+
+/// How a text treats requests while Foreword is away.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Failures {
+    /// Whether the text has any of the settings, open or closed. Such a file need not hold a plugin configuration.
+    pub(super) is_told: bool,
+    /// The settings that fail open, as `path: value`.
+    pub(super) open: Vec<String>,
+}
+
+/// Returns the settings of a text, YAML or JSON.
+pub(super) fn failures(text: &str) -> Failures {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_default();
+    let mut found = Failures::default();
+    for document in &documents {
+        search("", document, &mut found);
+    }
+    found
+}
+
+fn search(place: &str, value: &Value, found: &mut Failures) {
+    match value {
+        Value::Array(items) => {
+            for (at, item) in items.iter().enumerate() {
+                search(&format!("{place}[{at}]"), item, found);
+            }
+        }
+        Value::Object(fields) => {
+            let kind = fields
+                .get("@type")
+                .and_then(Value::as_str)
+                .unwrap_or_default();
+            let is_processor = kind.ends_with("ext_proc.v3.ExternalProcessor");
+            for (name, value) in fields {
+                let place = match place {
+                    "" => name.clone(),
+                    place => format!("{place}.{name}"),
+                };
+                if let Some(is_open) = is_open(name, value, is_processor) {
+                    found.is_told = true;
+                    found
+                        .open
+                        .extend(is_open.then(|| format!("{place}: {value}")));
+                } else {
+                    search(&place, value, found);
+                }
+            }
+        }
+        // A ConfigMap's files.
+        Value::String(text) if text.contains("http_filters") => {
+            let inside = failures(text);
+            found.is_told |= inside.is_told;
+            let open = inside.open.into_iter();
+            found
+                .open
+                .extend(open.map(|setting| format!("{place}: {setting}")));
+        }
+        _ => {}
+    }
+}
+
+/// Returns whether a field fails open; `None` if it says nothing of it. Other filters have a `failure_mode_allow` of their own.
+fn is_open(name: &str, value: &Value, is_processor: bool) -> Option<bool> {
+    match name {
+        "failure_mode_allow" if is_processor => value.as_bool(),
+        "fail_open" | "failOpen" => value.as_bool(),
+        "failureMode" | "failStrategy" | "failure_policy" => {
+            let word = value.as_str()?.replace('_', "");
+            Some(word.eq_ignore_ascii_case("failopen"))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_to_fail_open_is_found_where_it_stands() {
+        let processor = r#"{http_filters: [{typed_config: {"@type": x/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor, failure_mode_allow: true}}]}"#;
+        let map = format!("kind: ConfigMap\ndata:\n  envoy.yaml: |\n    {processor}\n");
+        for (text, open) in [
+            (
+                processor,
+                "http_filters[0].typed_config.failure_mode_allow: true",
+            ),
+            (
+                &map,
+                "data.envoy.yaml: http_filters[0].typed_config.failure_mode_allow: true",
+            ),
+            (
+                "spec: {extProc: [{failOpen: true}]}",
+                "spec.extProc[0].failOpen: true",
+            ),
+            (
+                "spec: {failStrategy: FAIL_OPEN}",
+                "spec.failStrategy: \"FAIL_OPEN\"",
+            ),
+            (
+                "policies: {extProc: {failureMode: failOpen}}",
+                "policies.extProc.failureMode: \"failOpen\"",
+            ),
+            (
+                "config: {failure_policy: FAIL_OPEN}",
+                "config.failure_policy: \"FAIL_OPEN\"",
+            ),
+            (
+                "spec: {endpointPickerRef: {failureMode: FailOpen}}",
+                "spec.endpointPickerRef.failureMode: \"FailOpen\"",
+            ),
+        ] {
+            let expected = Failures {
+                is_told: true,
+                open: vec![open.to_owned()],
+            };
+            assert_eq!(failures(text), expected, "{text}");
+        }
+        let closed = Failures {
+            is_told: true,
+            open: Vec::new(),
+        };
+        assert_eq!(failures("spec: {wasm: [{failOpen: false}]}"), closed);
+        assert_eq!(failures("config: {failure_policy: FAIL_RELOAD}"), closed);
+        for other in [
+            "{}",
+            "spec: {extAuthz: {failure_mode_allow: true}}",
+            "noise: [",
+        ] {
+            assert_eq!(failures(other), Failures::default(), "{other}");
+        }
+    }
+}
