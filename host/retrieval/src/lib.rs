@@ -25,5 +25,5 @@ mod words;
 pub use collection::{Collection, Editor, Query, QueryError, ScoredDocument, Spec};
 pub use document::Document;
 pub use embedder::{EmbedError, Embedder, Embedding};
-pub use store::{Ask, Shelf, Store, StoreError};
+pub use store::{Ask, CancelOnDrop, Cancelled, Shelf, Store, StoreError};
 pub use words::Words;

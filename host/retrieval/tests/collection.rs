@@ -6,7 +6,7 @@ use foreword_retrieval::embedder::{Embedder, Hashing};
 use foreword_retrieval::file::FileError;
 use foreword_retrieval::index::{Kind, Metric};
 use foreword_retrieval::ingest::{IngestError, Summary, mirror};
-use foreword_retrieval::{Collection, Document, Editor, Query, ScoredDocument, Spec};
+use foreword_retrieval::{Cancelled, Collection, Document, Editor, Query, ScoredDocument, Spec};
 use serde_json::{Map, json};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -50,8 +50,35 @@ fn find(
         words: words.then_some(question),
         k,
         filters,
+        cancelled: None,
     };
     collection.find(&query).unwrap()
+}
+
+#[test]
+fn a_search_ends_when_its_caller_has_gone() {
+    let embedder = Hashing::new(64).unwrap();
+    for kind in KINDS {
+        let mut editor = Editor::new(Collection::new(spec(kind, &embedder))).unwrap();
+        for id in 0..100 {
+            let document = document(id, "some words");
+            let vector = &embedder.embed(&[&document.text]).unwrap()[0].vector;
+            editor.put(&document, vector).unwrap();
+        }
+        let collection = editor.finish().unwrap();
+        let vector = &embedder.embed(&["some words"]).unwrap()[0].vector;
+        let cancelled = Cancelled::default();
+        let query = Query {
+            vector,
+            words: Some("some words"),
+            k: 5,
+            filters: &Map::new(),
+            cancelled: Some(&cancelled),
+        };
+        assert_eq!(collection.find(&query).unwrap().len(), 5, "{kind:?}");
+        drop(cancelled.on_drop());
+        assert!(collection.find(&query).unwrap().is_empty(), "{kind:?}");
+    }
 }
 
 #[test]
@@ -155,6 +182,7 @@ fn a_search_can_be_ended_after_any_stage() {
         words: None,
         k: 1,
         filters: &Map::new(),
+        cancelled: None,
     };
     let mut stages = 0;
     let hits = collection.search(&query, |_| {
@@ -274,6 +302,7 @@ fn a_file_with_right_checksums_and_wrong_contents_does_no_harm() {
                             words: Some("number7 words"),
                             k: 9,
                             filters: &Map::new(),
+                            cancelled: None,
                         };
                         let _ = collection.find(&query);
                     }

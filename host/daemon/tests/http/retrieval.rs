@@ -136,6 +136,13 @@ async fn a_question_finds_its_documents_by_words_and_by_vector() {
     let body = json!({"query": "ferry at noon", "k": 3, "filters": {"wheels": true}});
     let answer = post(house.address(), path, &body).await.json();
     assert_eq!(answer["data"].as_array().unwrap().len(), 2);
+    // So many values, in however many filters; one more is refused.
+    for (values, status) in [(255, 200), (256, 400)] {
+        let filters = json!({"wheels": true, "number": vec![7; values]});
+        let body = json!({"query": "ferry at noon", "filters": filters});
+        let answer = post(house.address(), path, &body).await;
+        assert_eq!(answer.status, status, "{}", answer.text());
+    }
 
     let embedding = json!({"input": "buses on Sundays"});
     let embedding = post(house.address(), "/v1/embeddings", &embedding)

@@ -7,7 +7,8 @@
 use super::{Collection, ScoredDocument};
 use crate::file::FileError;
 use crate::index::{Hit, Refused, Slot, SlotFilter, Top};
-use fxhash::FxHashMap;
+use crate::store::Cancelled;
+use fxhash::{FxHashMap, FxHashSet};
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub struct Query<'q> {
     pub k: usize,
     /// Fields of a document's metadata and the values that they must have; an array accepts any of its values.
     pub filters: &'q Map<String, Value>,
+    /// Whether the search has been cancelled; then no further document is found.
+    pub cancelled: Option<&'q Cancelled>,
 }
 
 /// Why a query has no answer.
@@ -54,7 +57,10 @@ impl Collection {
         mut stage: impl FnMut(&[Hit]) -> ControlFlow<()>,
     ) -> Result<Vec<Hit>, Refused> {
         let vector = self.vectors.prepare(query.vector)?;
-        let keep = |slot: Slot| !self.is_deleted(slot) && self.passes(slot, query.filters);
+        let wanted: Vec<Wanted<'_>> = query.filters.iter().map(Wanted::of).collect();
+        let is_cancelled = || query.cancelled.is_some_and(Cancelled::get);
+        let keep =
+            |slot: Slot| !is_cancelled() && !self.is_deleted(slot) && self.passes(slot, &wanted);
         let keep: &SlotFilter<'_> = &keep;
         let worded = query.words.map(|words| {
             let depth = (DEPTH * query.k).max(LEAST_DEPTH);
@@ -97,20 +103,32 @@ impl Collection {
         hits.iter().map(found).collect()
     }
 
-    fn passes(&self, slot: Slot, filters: &Map<String, Value>) -> bool {
-        if filters.is_empty() {
-            return true;
+    fn passes(&self, slot: Slot, wanted: &[Wanted<'_>]) -> bool {
+        wanted.is_empty()
+            || self.document(slot).is_ok_and(|document| {
+                wanted.iter().all(|wanted| {
+                    let value = document.metadata.get(wanted.field);
+                    value.is_some_and(|value| wanted.values.contains(value))
+                })
+            })
+    }
+}
+
+/// A field of a document's metadata, and the values that it may have.
+struct Wanted<'q> {
+    field: &'q str,
+    values: FxHashSet<&'q Value>,
+}
+
+impl<'q> Wanted<'q> {
+    fn of((field, value): (&'q String, &'q Value)) -> Self {
+        Self {
+            field,
+            values: match value {
+                Value::Array(any) => any.iter().collect(),
+                value => FxHashSet::from_iter([value]),
+            },
         }
-        let Ok(document) = self.document(slot) else {
-            return false;
-        };
-        filters.iter().all(|(field, wanted)| {
-            let value = document.metadata.get(field);
-            match wanted {
-                Value::Array(any) => value.is_some_and(|value| any.contains(value)),
-                wanted => value == Some(wanted),
-            }
-        })
     }
 }
 

@@ -95,6 +95,7 @@ impl Store for Shelf {
             words: ask.words.as_deref(),
             k: ask.k,
             filters: &ask.filters,
+            cancelled: Some(&ask.cancelled),
         };
         let mut known: FxHashMap<Slot, ScoredDocument> = FxHashMap::default();
         let mut documents = |hits: &[Hit]| -> Result<Vec<ScoredDocument>, StoreError> {

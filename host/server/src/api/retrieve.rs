@@ -17,7 +17,7 @@ use crate::retrieval::orders::{Known, Ordered};
 use axum::Json;
 use axum::extract::{Request, State};
 use foreword_ordering::document::{Fingerprint, estimate_tokens};
-use foreword_retrieval::ScoredDocument;
+use foreword_retrieval::{Cancelled, ScoredDocument};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -28,9 +28,12 @@ pub(super) async fn retrieve(
     request: Request,
 ) -> Result<Json<Value>, Failure> {
     let Admitted { body, pass, time } = admit(&app, request).await?;
+    let cancelled = Cancelled::default();
+    // The search ends with the request: when its client goes, this is dropped.
+    let _cancel = cancelled.on_drop();
     let work = {
         let app = Arc::clone(&app);
-        move || answer(&app, &body)
+        move || answer(&app, &body, cancelled)
     };
     // A store may wait without computing, so it takes no core's permit.
     let working = async {
@@ -40,8 +43,9 @@ pub(super) async fn retrieve(
     time.within(pass, working).await.map(Json)
 }
 
-fn answer(app: &App, body: &[u8]) -> Result<Value, Failure> {
-    let asked = Retrieve::parse(body)?;
+fn answer(app: &App, body: &[u8], cancelled: Cancelled) -> Result<Value, Failure> {
+    let mut asked = Retrieve::parse(body)?;
+    asked.asked.ask.cancelled = cancelled;
     let retriever = &app.retriever;
     let started = Instant::now();
     let found = retriever.search(asked.asked, &mut |_| ControlFlow::Continue(()));

@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, show, wrong_type};
 use crate::failure::Failure;
-use foreword_retrieval::Ask;
+use foreword_retrieval::{Ask, Cancelled};
 use serde_json::{Map, Value};
 
 /// A query: a question, its vector, or both.
@@ -120,6 +120,8 @@ const MAX_K: i64 = 200;
 const MAX_QUERY_BYTES: usize = 64 << 10;
 const MAX_DIMENSIONS: usize = 65_536;
 const MAX_FILTERS: usize = 16;
+/// Most values of all filters of a request.
+const MAX_FILTER_VALUES: usize = 256;
 
 /// Takes the fields that both have; errors name them after `prefix`.
 fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure> {
@@ -180,6 +182,15 @@ fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure>
         }
         Some(other) => return Err(wrong_type(&format!("{prefix}filters"), "an object", &other)),
     };
+    let values = filters
+        .values()
+        .map(|wanted| wanted.as_array().map_or(1, Vec::len));
+    let found: usize = values.sum();
+    if found > MAX_FILTER_VALUES {
+        let message =
+            format!("filters has {found} values, more than the limit of {MAX_FILTER_VALUES}");
+        return invalid("filters", message);
+    }
     let by_words = match fields.take("words") {
         None | Some(Value::Bool(true)) => true,
         Some(Value::Bool(false)) => false,
@@ -192,6 +203,7 @@ fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure>
             words: by_words.then(|| query.clone().unwrap_or_default()),
             k: usize::try_from(k).unwrap_or_default(),
             filters,
+            cancelled: Cancelled::default(),
         },
         query,
     })

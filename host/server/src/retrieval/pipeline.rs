@@ -104,6 +104,8 @@ impl Pipeline {
     ) -> Result<Prepared, Failure> {
         let (stages, mut latest) = watch::channel(Vec::new());
         let retriever = Arc::clone(&self.retriever);
+        // The search ends with this future, which the client's going drops.
+        let _cancel = asked.ask.cancelled.on_drop();
         let mut searching = tokio::task::spawn_blocking(move || {
             retriever.search(asked, &mut |found| {
                 // Nobody listens any more when the client has disconnected.
