@@ -117,7 +117,8 @@ fn the_plain_manifests_follow_their_schemas() {
     let mut picker = objects(&fs::read_to_string(picker).unwrap());
     // The other kinds have schemas of their own: `manifests.rs`.
     picker.retain(|object| {
-        !["InferencePool", "HTTPRoute"].contains(&object["kind"].as_str().unwrap())
+        !["DestinationRule", "InferencePool", "HTTPRoute"]
+            .contains(&object["kind"].as_str().unwrap())
     });
     assert_eq!(picker.len(), 5);
     for object in plain().into_iter().chain(ext_proc).chain(picker) {
@@ -338,7 +339,7 @@ fn containers(workload: &Value) -> &[Value] {
 }
 
 /// A workload has no rights that it does not need: no token of a service account, no root, no file system to write to, images by
-/// digest. A network policy says who may reach its ports, by name except for the gateway's port for clients.
+/// digest. An external processor asks its clients for certificates. A network policy says who may reach its ports, by name except for the gateway's port for clients.
 fn check_closed(objects: &[Value]) {
     for object in workloads(objects) {
         let template = &object["spec"]["template"];
@@ -383,6 +384,22 @@ fn check_closed(objects: &[Value]) {
             let image = container["image"].as_str().unwrap();
             let digest = image.split_once("@sha256:").map(|(_, digest)| digest.len());
             assert_eq!(digest, Some(64), "{name}: {image}");
+            // Prompts in any tenant's name: on loopback, or from who shows a certificate.
+            let arguments = container["args"].as_array().into_iter().flatten();
+            let arguments: Vec<&str> = arguments.filter_map(Value::as_str).collect();
+            let says = |option: &str| arguments.iter().any(|it| it.starts_with(option));
+            assert!(
+                arguments.first() != Some(&"ext-proc")
+                    || says("--listen=127.0.0.1:")
+                    || [
+                        "--tls-certificate=",
+                        "--tls-key=",
+                        "--tls-client-authority="
+                    ]
+                    .into_iter()
+                    .all(says),
+                "{name}: {arguments:?}"
+            );
         }
     }
 }
@@ -487,6 +504,7 @@ fn an_open_manifest_is_found() {
             "readOnlyRootFilesystem: false",
         ),
         ("@sha256:", ":"),
+        ("--tls-client-authority=", "--tls-other="),
         ("kind: NetworkPolicy", "kind: Other"),
         ("values: [istio-ingress", "values: [other"),
     ] {

@@ -391,7 +391,7 @@ fn other_gateways_reach_the_processor_as_envoy_gateway_does() {
     let policy = other("EnvoyExtensionPolicy");
     assert_eq!(faults(&policy), [""; 0]);
     assert_eq!(policy, manifest("envoy-gateway/ext-proc.yaml"));
-    // The processor's service, whose port speaks HTTP/2 without TLS.
+    // The processor's service, whose port speaks gRPC over TLS: Istio takes the protocol from the port's name.
     let services = objects("kubernetes/ext-proc.yaml");
     let service = services
         .iter()
@@ -403,10 +403,8 @@ fn other_gateways_reach_the_processor_as_envoy_gateway_does() {
         reached["backendRef"]["port"],
         service["spec"]["ports"][0]["port"]
     );
-    assert_eq!(
-        service["spec"]["ports"][0]["appProtocol"],
-        "kubernetes.io/h2c"
-    );
+    assert_eq!(service["spec"]["ports"][0]["name"], "grpc");
+    assert_eq!(service["spec"]["ports"][0]["appProtocol"], Value::Null);
     // Both of agentgateway's forms say the same, each in its own spelling.
     let [alone] = objects("agentgateway/config.yaml").try_into().unwrap();
     let alone = &alone["binds"][0]["listeners"][0]["routes"][0]["policies"]["extProc"];

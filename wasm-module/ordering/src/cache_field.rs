@@ -6,7 +6,7 @@
 
 use crate::body::scan::Scan;
 
-/// Returns the first such field of a body, as [`CACHE_FIELDS`] lists it; `None` if it has none, or is no JSON object. A field
+/// Returns the first such field of a body, as the table below lists it; `None` if it has none, or is no JSON object. A field
 /// that is `null` is absent.
 #[must_use]
 pub fn cache_field(body: &[u8]) -> Option<&'static str> {
