@@ -1,4 +1,4 @@
-//! What a request costs the shipped module, in instructions, whatever the request says.
+//! Bounds on the instructions that the shipped module takes for a request, whatever the request says.
 //!
 //! ```text
 //!   shape ──▶ bodies of two sizes, eight times apart ──▶ foreword_filter.wasm under wasmtime ──▶ instructions a byte
@@ -23,8 +23,9 @@ use std::time::Duration;
 /// Most instructions for each byte of a body.
 const MOST: f64 = 1_500.0;
 
-/// How much more a byte of the larger body may cost, and this much on top.
+/// The larger body may cost this many times as much a byte as the smaller one.
 const GROWTH: f64 = 1.6;
+/// Instructions a byte that the larger body may cost on top of that.
 const MARGIN: f64 = 100.0;
 
 /// Bytes of the smaller body.

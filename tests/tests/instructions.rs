@@ -1,5 +1,5 @@
-//! What a request costs the shipped module, in instructions, whatever the request says: every hostile shape of the core's
-//! tests, under every configuration. The bounds stand in `foreword_fuzz::instructions`, whose fuzz target looks for more shapes.
+//! The shipped module takes a bounded number of instructions for each byte of a request: tested with every hostile shape of
+//! the core's tests, under every configuration. The bounds stand in `foreword_fuzz::instructions`, whose fuzz target looks for more shapes.
 
 use foreword_fuzz::instructions::{configurations, cost, is_bounded, requests};
 

@@ -13,6 +13,7 @@
 //! documents or HTTP servers, and nothing here is a daemon. A [`Collection`] does not change while it is searched; to
 //! update one, write a new file in its place.
 
+mod cancelled;
 pub mod collection;
 mod document;
 pub mod embedder;
@@ -22,8 +23,9 @@ pub mod ingest;
 pub mod store;
 mod words;
 
+pub use cancelled::{CancelOnDrop, Cancelled};
 pub use collection::{Collection, Editor, Query, QueryError, ScoredDocument, Spec};
 pub use document::Document;
 pub use embedder::{EmbedError, Embedder, Embedding};
-pub use store::{Ask, CancelOnDrop, Cancelled, Shelf, Store, StoreError};
+pub use store::{Ask, Shelf, Store, StoreError};
 pub use words::Words;

@@ -5,9 +5,9 @@
 //! are looked up first, in one go, and joined with the best vectors after every stage.
 
 use super::{Collection, ScoredDocument};
+use crate::cancelled::Cancelled;
 use crate::file::FileError;
 use crate::index::{Hit, Refused, Slot, SlotFilter, Top};
-use crate::store::Cancelled;
 use fxhash::{FxHashMap, FxHashSet};
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
@@ -24,7 +24,7 @@ pub struct Query<'q> {
     pub k: usize,
     /// Fields of a document's metadata and the values that they must have; an array accepts any of its values.
     pub filters: &'q Map<String, Value>,
-    /// Whether the search has been cancelled; then no further document is found.
+    /// The caller's cancellation. A cancelled search finds no further document.
     pub cancelled: Option<&'q Cancelled>,
 }
 

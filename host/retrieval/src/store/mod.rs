@@ -16,11 +16,10 @@ pub use pgvector::Pgvector;
 pub use qdrant::Qdrant;
 pub use shelf::Shelf;
 
+use crate::cancelled::Cancelled;
 use crate::collection::ScoredDocument;
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A search request to a store.
 #[derive(Clone, Debug, Default)]
@@ -33,36 +32,8 @@ pub struct Ask {
     pub k: usize,
     /// Fields of a document's metadata and the values that they must have; an array accepts any of its values.
     pub filters: Map<String, Value>,
-    /// Whether the search is still wanted. Stores that search in this process ask it for each document.
+    /// The caller's cancellation. Stores that search in this process look at it for each document.
     pub cancelled: Cancelled,
-}
-
-/// A flag that ends a search whose caller has gone. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct Cancelled(Arc<AtomicBool>);
-
-/// Cancels a search when it is dropped.
-#[derive(Debug)]
-#[must_use]
-pub struct CancelOnDrop(Cancelled);
-
-impl Cancelled {
-    /// Returns whether the search has been cancelled.
-    #[must_use]
-    pub fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Returns a guard whose end cancels the search.
-    pub fn on_drop(&self) -> CancelOnDrop {
-        CancelOnDrop(self.clone())
-    }
-}
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Why a store gave no answer.
