@@ -8,7 +8,9 @@ use std::net::SocketAddr;
 use std::panic;
 use std::str::FromStr;
 
+use anyhow::Context;
 use clap::ValueEnum;
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -55,6 +57,18 @@ pub fn announce(place: &str, internal: Option<(&str, SocketAddr)>) {
     if let Err(error) = written {
         tracing::warn!(%error, "nobody reads standard output");
     }
+}
+
+/// Binds a listener at `address` and returns it with the address that it got. `whom` says in errors whom it is for.
+///
+/// # Errors
+/// Returns an error that names `address` and `whom` if the address cannot be bound.
+pub async fn listen(address: SocketAddr, whom: &str) -> anyhow::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address} for {whom}"))?;
+    let address = listener.local_addr().context("cannot tell the port")?;
+    Ok((listener, address))
 }
 
 /// Parses an address to listen on.

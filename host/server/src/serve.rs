@@ -14,14 +14,13 @@ use crate::model::Model;
 use crate::retrieval::{self, Retriever};
 use crate::spans::Spans;
 use crate::transcripts::{self, Transcripts};
-use anyhow::Context;
 use foreword_ordering::Config as OrderingConfig;
 use foreword_ordering::feed::FeedKey;
 use foreword_ordering::path::Locator;
+use foreword_process::listen;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
@@ -266,18 +265,6 @@ impl Server {
         }
         tracing::info!("stopped");
     }
-}
-
-/// Listens for `whom`.
-pub(crate) async fn listen(
-    address: SocketAddr,
-    whom: &str,
-) -> anyhow::Result<(TcpListener, SocketAddr)> {
-    let listener = TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address} for {whom}"))?;
-    let address = listener.local_addr().context("cannot tell the port")?;
-    Ok((listener, address))
 }
 
 /// Returns the access to the feed on the internal listener, and logs it.

@@ -113,9 +113,10 @@ impl Bridge {
             let loaded = tokio::task::spawn_blocking(load).await;
             loaded.context("reading the model's text files panicked")??
         };
-        let (listener, address) = serve::listen(config.listen, "copies of requests").await?;
+        let (listener, address) =
+            foreword_process::listen(config.listen, "copies of requests").await?;
         let internal = match config.internal {
-            Some(address) => Some(serve::listen(address, serve::INTERNAL).await?),
+            Some(address) => Some(foreword_process::listen(address, serve::INTERNAL).await?),
             None => None,
         };
         let internal_address = internal.as_ref().map(|(_, address)| *address);

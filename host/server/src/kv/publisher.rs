@@ -18,11 +18,11 @@
 use super::vllm::{Encoding, write};
 use crate::connections::{self, Book, Bounds, Busy, Connection, Counts};
 use crate::gate::{Gate, Phase};
-use crate::serve::listen;
 use crate::zmtp::{self, Peer, Received, Socket};
 use axum::body::Bytes;
 use foreword_engine::cache::CacheEvent;
 use foreword_engine::engine::feed::{Feed, News, Position};
+use foreword_process::listen;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -114,7 +114,9 @@ impl Orderer {
             let arm = self.settle(options, tenant, parsed, &decision);
             return self.rewrite_as(options, tenant, parsed, decision, arm);
         };
-        let read_on = (!plan.is_empty()).then(|| plan.body(parsed.text));
+        // Where the plan is only reported and nothing is remembered of it, the body that it would make is not read.
+        let is_read = self.config.head.mode() == HeadMode::Apply || self.config.pin.is_some();
+        let read_on = (is_read && !plan.is_empty()).then(|| plan.body(parsed.text));
         let read = read_on.as_ref();
         let read = read.map(|text| {
             let mut read = body::parse(text.as_bytes(), &self.config)?;
