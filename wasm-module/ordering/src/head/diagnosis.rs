@@ -971,11 +971,10 @@ fn class_of(kind: SegmentKind) -> SegmentKind {
 
 /// Puts documents into the order in which they are sent, each within its group.
 fn arrange(placed: &mut [Placed], sent: &[Fingerprint]) {
-    let rank = |key: u64| {
-        sent.iter()
-            .position(|sent| sent.0 == key)
-            .unwrap_or(usize::MAX)
-    };
+    // Of a document that is sent twice, the first place counts.
+    let places = sent.iter().enumerate().rev();
+    let ranks: FxHashMap<u64, usize> = places.map(|(rank, sent)| (sent.0, rank)).collect();
+    let rank = |key: u64| ranks.get(&key).copied().unwrap_or(usize::MAX);
     let is_document = |placed: &Placed| placed.kind == SegmentKind::Document;
     let mut start = 0;
     while start < placed.len() {
