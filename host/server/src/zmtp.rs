@@ -19,13 +19,13 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 /// A kind of socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Socket {
-    /// Publishes to subscribers.
+    /// A socket that publishes to subscribers.
     Pub,
     /// Subscribes to what is published.
     Sub,
-    /// Answers requests.
+    /// A socket that answers requests.
     Router,
-    /// Sends requests.
+    /// A socket that sends requests.
     Dealer,
 }
 

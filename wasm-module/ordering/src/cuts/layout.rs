@@ -35,7 +35,7 @@ pub struct Layout {
     pub(super) has_key: bool,
     /// Texts that consist of pieces.
     pub(super) texts: Vec<SplitText>,
-    /// Whether the prompt has more than [`MAX_POSITIONS`] positions, of which the others are missing.
+    /// True if the prompt has more than [`MAX_MARKED_POSITIONS`] positions; those beyond are missing here.
     pub(super) is_cut_short: bool,
     /// Offset behind the body's opening brace.
     pub(super) inside: usize,
@@ -273,7 +273,7 @@ impl Layout {
 }
 
 /// Most positions of a prompt that is marked.
-pub(super) const MAX_POSITIONS: usize = 2_048;
+pub(super) const MAX_MARKED_POSITIONS: usize = 2_048;
 
 /// Which fields hold what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -315,7 +315,7 @@ impl<'a> Reading<'a> {
     }
 
     fn push(&mut self, bytes: usize, part: Part, run: Option<Run>, place: Option<MarkPlace>) {
-        if self.blocks == Blocks::Split && self.layout.positions.len() >= MAX_POSITIONS {
+        if self.blocks == Blocks::Split && self.layout.positions.len() >= MAX_MARKED_POSITIONS {
             self.layout.is_cut_short = true;
             return;
         }

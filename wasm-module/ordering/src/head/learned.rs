@@ -10,7 +10,7 @@
 //! has all but few of its units, in their order; the text that it has instead stands in slots. A slot is volatile once
 //! it has held two different values, never before, since a constant does no harm. Only hashes of texts are kept.
 
-use super::texts::Unit;
+use super::texts::{MAX_UNITS, Unit};
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -511,9 +511,6 @@ const MAX_GAP: usize = 8;
 
 /// Most templates of one tenant and model.
 const MAX_TEMPLATES: usize = 8;
-
-/// Most units of a system text; nothing is learned from a longer one.
-const MAX_UNITS: usize = 2_048;
 
 #[cfg(test)]
 mod tests {

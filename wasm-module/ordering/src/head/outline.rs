@@ -362,7 +362,7 @@ fn parts<'a>(content: &'a str, all: &mut Vec<(&'a str, bool)>) {
     all.extend(rest.map(|rest| (rest, false)));
 }
 
-/// Most texts of a message that are told apart.
+/// Most texts of a message that become pieces of their own; the rest is one piece.
 const MAX_PARTS: usize = 4_096;
 
 /// Returns the pieces of a prompt as an engine's cache tells them apart, in their order.

@@ -27,7 +27,7 @@ pub struct PendingPrompt {
     /// Sum of the hashes of the system messages in the history.
     pub(super) inline: u64,
     pub(super) segments: Vec<PendingSegment>,
-    /// Whether the prompt has too many segments to be compared.
+    /// True if the prompt has more than [`MAX_SEGMENTS`] segments, which are not compared then.
     pub(super) is_unread: bool,
     /// The documents in the order in which they are sent; empty: as they stand in the body.
     pub(super) sent: SmallVec<[Fingerprint; 16]>,

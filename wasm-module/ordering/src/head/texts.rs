@@ -286,7 +286,7 @@ const IDEOGRAPHIC: [&str; 3] = ["。", "！", "？"];
 const IDEOGRAPHIC_BYTES: usize = 3;
 
 /// Most units of a request that are read; what follows stays as it is.
-const MAX_UNITS: usize = 2_048;
+pub(super) const MAX_UNITS: usize = 2_048;
 
 /// Most texts of a request that are read.
 const MAX_TEXTS: usize = 256;
