@@ -2,7 +2,8 @@
 //! module, side by side in one run. Also measured are the costs of workers sharing what they did, and of access log
 //! fields.
 //!
-//! `cargo bench -p foreword-benches --bench gateway`
+//! `cargo bench -p foreword-benches --bench gateway`; with `FOREWORD_AGAINST=MODULE.wasm`, another Wasm module is one more
+//! variant.
 //!
 //! Four keep-alive clients send chat requests of about 16 KB with 15 tagged documents, Zipf-distributed, alternately to
 //! several Envoys: most have one worker, and two have four. All forward to the same scripted upstream. Clients,
@@ -62,7 +63,7 @@ fn main() -> Result<ExitCode> {
         concurrency: 4,
         ..options.clone()
     };
-    let mut variants = [
+    let mut variants = vec![
         Variant::new("no filter", Gateway::start(&without)?, ""),
         Variant::new("foreword, Wasm", Gateway::start(&wasm)?, "documents=15"),
         Variant::new(
@@ -87,6 +88,17 @@ fn main() -> Result<ExitCode> {
             "documents=15",
         ),
     ];
+    if let Some(module) = std::env::var_os("FOREWORD_AGAINST") {
+        let other = GatewayOptions {
+            module: Some(module.into()),
+            ..wasm.clone()
+        };
+        variants.push(Variant::new(
+            "the other module",
+            Gateway::start(&other)?,
+            "documents=15",
+        ));
+    }
     for variant in &mut variants {
         variant.round(&bodies, requests)?;
         variant.rounds.clear();
@@ -104,7 +116,7 @@ fn main() -> Result<ExitCode> {
     for variant in &variants {
         println!("{}", variant.line());
     }
-    let [without, wasm, dynamic, ..] = &variants;
+    let (without, wasm, dynamic) = (&variants[0], &variants[1], &variants[2]);
     let ratio = wasm.median_rate() / without.median_rate();
     println!("ratio, Wasm {ratio:.2} (must hold: at least {MUST_HOLD})");
     println!(
