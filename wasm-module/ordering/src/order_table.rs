@@ -212,7 +212,7 @@ impl<'a> OrderTable<'a> {
 pub struct Place(bool, u64);
 
 impl Policy for OrderTable<'_> {
-    fn order(&mut self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
+    fn order(&mut self, candidates: &[Candidate<'_>], _: crate::policy::Start<'_>) -> Order {
         let mut places: SmallVec<[(Place, u16); 16]> = (candidates.iter().zip(0..))
             .map(|(found, rank)| (self.place(found.label, found.fingerprint), rank))
             .collect();

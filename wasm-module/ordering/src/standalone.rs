@@ -4,7 +4,7 @@ use crate::body::{MAX_MODEL_BYTES, Skip};
 use crate::config::Config;
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::hint::OrderHint;
-use crate::policy::{Order, Policy, fingerprints, match_of};
+use crate::policy::{Order, Policy, Start, fingerprints, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -92,7 +92,7 @@ pub(crate) fn order(
             });
         }
     }
-    let order = policy.order(&candidates, tree, scope);
+    let order = policy.order(&candidates, Start::behind(tree, scope));
     policy.remember(&fingerprints(&candidates), &order);
     #[cfg(feature = "history")]
     {
@@ -106,7 +106,7 @@ pub(crate) fn order(
             order: Some(&order),
         }]);
     }
-    let matched = match_of(&candidates, &order, tree, scope);
+    let matched = match_of(&candidates, &order, Start::behind(tree, scope));
     let placed = || {
         order
             .iter()

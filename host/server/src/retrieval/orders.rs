@@ -10,7 +10,7 @@ use foreword_engine::engine::feed::{Feed, Position};
 use foreword_ordering::Config;
 use foreword_ordering::document::{Candidate, Fingerprint};
 use foreword_ordering::feed::{Change, Follower, TenantKey};
-use foreword_ordering::policy::{Match, Order, Policy, SentDocuments, match_of};
+use foreword_ordering::policy::{Match, Order, Policy, SentDocuments, Start, match_of};
 use foreword_ordering::tree::{Bounds, KnowledgeTree, ResidencyEvent, Scope};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -112,8 +112,10 @@ impl Orders {
             .collect();
         let mut best: Option<(Match, Order)> = None;
         for scope in scope.as_ref().map_or(&*tenant.scopes, std::slice::from_ref) {
-            let order = tenant.policy.order(&candidates, tree, *scope);
-            let found = match_of(&candidates, &order, tree, *scope);
+            let order = tenant
+                .policy
+                .order(&candidates, Start::behind(tree, *scope));
+            let found = match_of(&candidates, &order, Start::behind(tree, *scope));
             if best
                 .as_ref()
                 .is_none_or(|(most, _)| found.tokens > most.tokens)

@@ -1,0 +1,175 @@
+//! Rank-aware placement: the retriever's best documents keep a place where the model reads well, and a policy orders
+//! the others for reuse.
+
+#[cfg(feature = "history")]
+use super::SentDocuments;
+use super::{Order, Policy, Start};
+use crate::document::{Candidate, Fingerprint};
+
+/// The place of the favoured documents, which are the best by the retriever's rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// No document is favoured.
+    Free,
+    /// Behind all others, the best one last: next to a question that follows the documents.
+    Last,
+    /// Before all others, the best one first.
+    First,
+    /// The best one last, the second best first, the third best second to last, and so on.
+    Ends,
+}
+
+impl Place {
+    /// All places, in the order of tables.
+    pub const ALL: [Self; 4] = [Self::Free, Self::Last, Self::First, Self::Ends];
+
+    /// Returns the name in configuration and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Last => "last",
+            Self::First => "first",
+            Self::Ends => "ends",
+        }
+    }
+
+    /// Returns the place of that name.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|place| place.name() == name)
+    }
+}
+
+/// Which of the retriever's best documents keep a favoured place, and which place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Placement {
+    /// Where they stand.
+    pub place: Place,
+    /// Number of favoured documents.
+    pub documents: u16,
+}
+
+impl Placement {
+    /// Every document may stand anywhere.
+    pub const FREE: Self = Self {
+        place: Place::Free,
+        documents: 0,
+    };
+
+    /// Returns whether no document is favoured.
+    #[must_use]
+    pub fn is_free(self) -> bool {
+        self.place == Place::Free || self.documents == 0
+    }
+
+    /// Divides `count` documents.
+    #[must_use]
+    pub fn split(self, count: usize) -> Split {
+        let count = u16::try_from(count).unwrap_or(u16::MAX);
+        let favoured = match self.place {
+            Place::Free => 0,
+            Place::Last | Place::First | Place::Ends => self.documents.min(count),
+        };
+        let is_leading = |rank: &u16| match self.place {
+            Place::Free | Place::Last => false,
+            Place::First => true,
+            Place::Ends => rank % 2 == 1,
+        };
+        Split {
+            leading: (0..favoured).filter(is_leading).collect(),
+            shared: favoured,
+            trailing: (0..favoured)
+                .rev()
+                .filter(|rank| !is_leading(rank))
+                .collect(),
+        }
+    }
+}
+
+/// A request's documents, divided. Documents are named by their ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// The favoured documents before the others, in the order in which they stand.
+    pub leading: Order,
+    /// The best rank that is not favoured: the shared part is `shared..count`.
+    pub shared: u16,
+    /// The favoured documents behind the others, in the order in which they stand.
+    pub trailing: Order,
+}
+
+impl Split {
+    /// Returns the whole order, given the order of the shared part, counted from its best.
+    #[must_use]
+    pub fn with(self, shared: &[u16]) -> Order {
+        let mut order = self.leading;
+        order.extend(shared.iter().map(|rank| rank.saturating_add(self.shared)));
+        order.extend(self.trailing);
+        order
+    }
+}
+
+/// Asks another policy for the order of the shared part, behind the favoured documents that lead.
+pub(super) struct Placed {
+    policy: Box<dyn Policy>,
+    placement: Placement,
+}
+
+impl Placed {
+    /// Returns `policy` with this placement; `policy` itself if no document is favoured.
+    pub(super) fn of(policy: Box<dyn Policy>, placement: Placement) -> Box<dyn Policy> {
+        if placement.is_free() {
+            return policy;
+        }
+        Box::new(Self { policy, placement })
+    }
+}
+
+impl Policy for Placed {
+    fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
+        if !start.is_ranked() {
+            return self.policy.order(candidates, start);
+        }
+        let split = self.placement.split(candidates.len());
+        let mut at = start;
+        for candidate in
+            (split.leading.iter()).filter_map(|&rank| candidates.get(usize::from(rank)))
+        {
+            at = at.after(candidate.id);
+        }
+        let shared = candidates
+            .get(usize::from(split.shared)..)
+            .unwrap_or_default();
+        let order = self.policy.order(shared, at);
+        split.with(&order)
+    }
+
+    /// The policy learns of the shared part, which it ordered.
+    fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
+        let split = self.placement.split(ranked.len());
+        let first = usize::from(split.shared);
+        let shared = order
+            .strip_prefix(&*split.leading)
+            .and_then(|order| order.strip_suffix(&*split.trailing));
+        match (shared, ranked.get(first..)) {
+            (Some(order), Some(ranked)) => {
+                let order: Order = (order.iter())
+                    .map(|rank| rank.saturating_sub(split.shared))
+                    .collect();
+                self.policy.remember(ranked, &order);
+            }
+            // The documents were not placed: they had no ranks, or the client's order was kept.
+            _ => self.policy.remember(ranked, order),
+        }
+    }
+
+    #[cfg(feature = "history")]
+    fn sent(&mut self, runs: &[SentDocuments<'_>]) {
+        self.policy.sent(runs);
+    }
+
+    #[cfg(feature = "history")]
+    fn evicted(&mut self, tokens: u64) {
+        self.policy.evicted(tokens);
+    }
+}
