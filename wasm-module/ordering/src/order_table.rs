@@ -20,7 +20,6 @@
 use crate::document::{Candidate, Fingerprint};
 use crate::policy::{Order, Policy};
 use crate::sort::sort_by_key;
-use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
 /// Bytes that modules reserve for a table: room for some 349,000 documents.

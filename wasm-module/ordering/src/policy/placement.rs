@@ -144,23 +144,9 @@ impl Policy for Placed {
         split.with(&order)
     }
 
-    /// The policy learns of the shared part, which it ordered.
+    /// The policy learns of all documents: what was favoured in one request stands in the shared part of others.
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
-        let split = self.placement.split(ranked.len());
-        let first = usize::from(split.shared);
-        let shared = order
-            .strip_prefix(&*split.leading)
-            .and_then(|order| order.strip_suffix(&*split.trailing));
-        match (shared, ranked.get(first..)) {
-            (Some(order), Some(ranked)) => {
-                let order: Order = (order.iter())
-                    .map(|rank| rank.saturating_sub(split.shared))
-                    .collect();
-                self.policy.remember(ranked, &order);
-            }
-            // The documents were not placed: they had no ranks, or the client's order was kept.
-            _ => self.policy.remember(ranked, order),
-        }
+        self.policy.remember(ranked, order);
     }
 
     #[cfg(feature = "history")]
