@@ -452,6 +452,13 @@ impl Config {
         self.policy_options
     }
 
+    /// Returns the configuration with favoured documents placed so.
+    #[must_use]
+    pub fn with_placement(mut self, placement: Placement) -> Self {
+        self.policy_options.placement = placement;
+        self
+    }
+
     /// Returns the configuration for an engine whose cache has blocks of `block_tokens` tokens.
     #[must_use]
     pub fn with_block_tokens(mut self, block_tokens: u32) -> Self {
