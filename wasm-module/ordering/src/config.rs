@@ -323,6 +323,17 @@ impl Default for RawRank {
     }
 }
 
+impl RawRank {
+    /// Returns the placement in which every document may stand anywhere.
+    #[must_use]
+    pub fn free() -> Self {
+        Self {
+            place: Place::Free.name().into(),
+            ..Self::default()
+        }
+    }
+}
+
 impl Default for RawHint {
     /// Returns RAGBoost's words (its sections 5.3 and 6), and few words for short names: 15 tokens for five documents
     /// instead of 30 to 50.

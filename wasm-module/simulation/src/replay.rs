@@ -2,7 +2,7 @@
 
 use super::{Capacity, EngineCache, Request, Trace, document_tokens};
 use foreword_ordering::document::{Candidate, Fingerprint};
-use foreword_ordering::policy::{Order, Policy, PolicyKind, PolicyOptions, Start, fingerprints};
+use foreword_ordering::policy::{Order, Policy, PolicyKind, PolicyOptions, fingerprints};
 use foreword_ordering::tree::KnowledgeTree;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -69,9 +69,7 @@ impl Replay {
                 tokens: document.tokens,
             })
             .collect();
-        let order = self
-            .policy
-            .order(&candidates, Start::behind(&self.tree, request.scope));
+        let order = self.policy.order(&candidates, request.start(&self.tree));
         self.policy.remember(&fingerprints(&candidates), &order);
         let placed = || {
             let placed = order.iter();

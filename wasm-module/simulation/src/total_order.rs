@@ -376,6 +376,7 @@ mod tests {
 
     fn requests(sets: &[Vec<u64>]) -> Trace {
         let request = |set: &Vec<u64>| Request {
+            is_ranked: true,
             scope: Scope(0),
             documents: (set.iter())
                 .map(|&number| Retrieved::numbered(number, 10 + number as u32))

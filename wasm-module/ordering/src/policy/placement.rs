@@ -159,3 +159,78 @@ impl Policy for Placed {
         self.policy.evicted(tokens);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::tests::{SCOPE, candidates, ordered, tree_of};
+    use crate::policy::{PolicyKind, PolicyOptions};
+    use proptest::prelude::*;
+
+    fn placed(kind: PolicyKind, place: Place, documents: u16) -> Box<dyn Policy> {
+        kind.build(&PolicyOptions {
+            placement: Placement { place, documents },
+            ..PolicyOptions::default()
+        })
+    }
+
+    #[test]
+    fn the_best_keep_their_place_and_the_others_follow_the_tree() {
+        let order = |place, documents, paths: &[&[u64]]| {
+            let mut policy = placed(PolicyKind::Longest, place, documents);
+            ordered(policy.as_mut(), paths, &[1, 2, 3, 4, 5])
+        };
+        assert_eq!(order(Place::Last, 1, &[&[5, 4]]), [5, 4, 2, 3, 1]);
+        assert_eq!(order(Place::Last, 2, &[&[5, 4]]), [5, 4, 3, 2, 1]);
+        assert_eq!(order(Place::First, 1, &[&[1, 5, 4]]), [1, 5, 4, 2, 3]);
+        assert_eq!(order(Place::Ends, 2, &[&[2, 5, 4]]), [2, 5, 4, 3, 1]);
+        assert_eq!(order(Place::Ends, 4, &[&[5]]), [2, 4, 5, 3, 1]);
+        assert_eq!(order(Place::Free, 3, &[&[1, 5, 4]]), [1, 5, 4, 2, 3]);
+        // What is cached before a document that must lead is of no use.
+        assert_eq!(order(Place::First, 1, &[&[5, 4]]), [1, 2, 3, 4, 5]);
+        // The favoured document is matched where the path goes on with it.
+        assert_eq!(order(Place::Last, 1, &[&[5, 4, 3, 2, 1]]), [5, 4, 3, 2, 1]);
+    }
+
+    #[test]
+    fn nothing_is_favoured_where_ranks_are_unknown() {
+        let mut tree = tree_of(&[&[1, 3]]);
+        let candidates = candidates(&mut tree, &[1, 2, 3]);
+        let start = Start::behind(&tree, SCOPE);
+        let mut policy = placed(PolicyKind::Longest, Place::Last, 1);
+        assert_eq!(policy.order(&candidates, start)[..], [1, 2, 0]);
+        assert_eq!(policy.order(&candidates, start.unranked())[..], [0, 2, 1]);
+    }
+
+    #[test]
+    fn the_retrievers_order_stays_whatever_is_favoured() {
+        let mut policy = placed(PolicyKind::Retrieval, Place::Last, 1);
+        assert_eq!(ordered(policy.as_mut(), &[], &[1, 2, 3]), [1, 2, 3]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_split_is_a_permutation_with_the_best_in_their_places(
+            count in 0..40_usize,
+            documents in 0..10_u16,
+            place in prop::sample::select(&Place::ALL[..]),
+        ) {
+            let split = Placement { place, documents }.split(count);
+            let shared: Vec<u16> = (0..(count as u16 - split.shared)).rev().collect();
+            let order = split.with(&shared);
+            let mut sorted = order.to_vec();
+            sorted.sort_unstable();
+            prop_assert_eq!(sorted, (0..count as u16).collect::<Vec<_>>());
+            if documents > 0 && count > 0 {
+                match place {
+                    Place::Last | Place::Ends => prop_assert_eq!(order.last(), Some(&0)),
+                    Place::First => prop_assert_eq!(order.first(), Some(&0)),
+                    Place::Free => prop_assert_eq!(order[0], count as u16 - 1),
+                }
+                if place == Place::Ends && documents > 1 && count > 1 {
+                    prop_assert_eq!(order[0], 1);
+                }
+            }
+        }
+    }
+}
