@@ -27,7 +27,7 @@ use crate::log;
 use anyhow::{Context, Result};
 use figures::Figures;
 use foreword_ordering::config::RawPolicyOptions;
-use foreword_ordering::policy::PolicyKind;
+use foreword_ordering::policy::{Placement, PolicyKind};
 use foreword_ordering::{Config, RawConfig};
 use foreword_report::progress;
 use foreword_simulation::{Bound, Capacity};
@@ -45,6 +45,8 @@ pub struct Options {
     pub capacity: Capacity,
     /// Policies, in the order of the table.
     pub policies: Vec<PolicyKind>,
+    /// The placement of the best documents; `None`: the configuration's.
+    pub rank: Option<Placement>,
     /// Number of requests that are also planned together, as an offline batch.
     pub batch: Option<NonZeroU32>,
     /// Seed of the `random` policy and of the upper bound's sample.
@@ -83,7 +85,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
     });
     bar.finish_and_clear();
-    let configured = whole::Ordered::read(options.ordering.as_deref())?.raw(&json!({}))?;
+    let configured = whole::Ordered::of(options)?.raw(&json!({}))?;
     let config = |kind: PolicyKind| -> Result<_> {
         let configured_options = &configured.policy_options;
         let raw = RawConfig {
