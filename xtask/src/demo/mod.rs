@@ -187,7 +187,6 @@ fn prepare(workspace: &Workspace, options: &Options) -> Result<Built> {
         filter: build::filter(workspace)?,
         host: build::host(workspace, &options.profile)?,
         ext_proc: None,
-        order: None,
     })
 }
 
