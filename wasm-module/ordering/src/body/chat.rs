@@ -337,12 +337,9 @@ impl<'a> Chat<'a> {
         let asked = [tools, user, safety_identifier, prompt_cache_key, metadata];
         let known = asked.into_iter().chain(preceding).flatten();
         hashed(known.map(str::len).sum());
-        let asking = [
-            user,
-            safety_identifier,
-            prompt_cache_key,
-            metadata.and_then(user_id),
-        ];
+        let users = [user, safety_identifier, metadata.and_then(user_id)];
+        let [_, _, user_id] = users;
+        let asking = [user, safety_identifier, prompt_cache_key, user_id];
         let mut before = xxh3_64_with_seed(tools.unwrap_or_default().as_bytes(), 0);
         if let Some(functions) = functions {
             before = xxh3_64_with_seed(functions.as_bytes(), before);
@@ -366,6 +363,7 @@ impl<'a> Chat<'a> {
             before: behind(before, &preceding),
             field: field.filter(|_| !listed.is_empty()),
             is_functions: tools.is_none(),
+            users,
             preceding,
         };
         let mut place = MessageReader {
@@ -542,6 +540,8 @@ pub(crate) struct Start<'a> {
     /// The field that the tools stand in, as written.
     pub(crate) field: Option<&'a str>,
     pub(crate) is_functions: bool,
+    /// The names of the one who asks, as written: `user`, `safety_identifier`, `metadata.user_id`.
+    pub(crate) users: [Option<&'a str>; 3],
     /// What the fields [`PRECEDING`] say.
     pub(super) preceding: [Option<&'a str>; PRECEDING.len()],
 }
