@@ -22,6 +22,7 @@ mod replay;
 mod report;
 mod right;
 mod stack;
+mod summary;
 mod time;
 mod trace;
 

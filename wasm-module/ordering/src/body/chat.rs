@@ -14,6 +14,7 @@ use super::formats::{
     Said,
 };
 use super::json::{elements, offset_in, range_in, scanned, text};
+use super::role::Role;
 use super::salt::SaltField;
 use super::scan::{self, Bad, Scan, fields, say};
 use super::search::{pass_space, trimmed_json};
@@ -75,34 +76,6 @@ pub(super) struct ParsedMessage<'a> {
     pub(super) raw: &'a str,
     /// What may hold documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
-}
-
-/// Who speaks in a message, whatever the API calls them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// `system`, `developer`, and the system text that a body holds beside its messages.
-    System,
-    /// `user`.
-    User,
-    /// `assistant`, `CHATBOT`, `model`; a call that the model made.
-    Assistant,
-    /// `tool`, `function`; what a tool or a search gave.
-    Tool,
-    /// Any other role, or none.
-    #[default]
-    Other,
-}
-
-impl Role {
-    pub(super) fn of(role: &str) -> Self {
-        match role {
-            "system" | "developer" => Self::System,
-            "user" => Self::User,
-            "assistant" => Self::Assistant,
-            "tool" | "function" => Self::Tool,
-            _ => Self::Other,
-        }
-    }
 }
 
 /// Where blocks can be inserted into a user message: before its text.
