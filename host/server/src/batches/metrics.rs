@@ -1,6 +1,6 @@
 //! The numbers of batches, read from their folder's state on each scrape.
 
-use crate::batches::{Status, Store, StoreNumbers};
+use super::store::{Status, Store, StoreNumbers};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
