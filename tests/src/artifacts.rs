@@ -2,9 +2,9 @@
 //!
 //! Cargo itself reports where it put a build's result, so profiles and target folders need no guessing. An environment
 //! variable names what has already been built: `FOREWORD_ENVOY`, `FOREWORD_FILTER`, `FOREWORD_HOST` and `FOREWORD_EXT_PROC` (of
-//! the dev profile), `FOREWORD_RELEASE_HOST` (for benches), and `FOREWORD_ORDER`, a folder. `cargo xtask test` uses
-//! `FOREWORD_FILTER`, `FOREWORD_HOST`, `FOREWORD_EXT_PROC` and `FOREWORD_ORDER`, because a package alone has other features than
-//! the workspace, so cargo would build the host's dependencies again.
+//! the dev profile), and `FOREWORD_RELEASE_HOST` (for benches). `cargo xtask test` uses `FOREWORD_FILTER`, `FOREWORD_HOST` and
+//! `FOREWORD_EXT_PROC`, because a package alone has other features than the workspace, so cargo would build the host's
+//! dependencies again.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -44,42 +44,6 @@ pub fn filter_module() -> Result<PathBuf> {
         built.map_err(|error| format!("{error:#}"))
     };
     BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
-}
-
-/// Returns the modules that `foreword compile-order` writes orders into, the component and the filter, built once per
-/// process.
-pub fn order_modules() -> Result<[PathBuf; 2]> {
-    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let build = || -> Result<PathBuf> {
-        if let Some(folder) = std::env::var_os("FOREWORD_ORDER") {
-            return Ok(folder.into());
-        }
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
-        let output = Command::new(cargo)
-            .args(["xtask", "build", "--order"])
-            .current_dir(repository())
-            .stdin(Stdio::null())
-            .stderr(Stdio::inherit())
-            .output()
-            .context("cannot run cargo")?;
-        ensure!(
-            output.status.success(),
-            "`cargo xtask build --order` failed"
-        );
-        let text = String::from_utf8(output.stdout).context("its output is not UTF-8")?;
-        let path = text.lines().next().map(Path::new).and_then(Path::parent);
-        Ok(path.context("it named no module")?.to_owned())
-    };
-    let folder = BUILT
-        .get_or_init(|| build().map_err(|error| format!("{error:#}")))
-        .clone()
-        .map_err(anyhow::Error::msg)?;
-    let paths =
-        ["component", "filter"].map(|name| folder.join(format!("foreword_order_{name}.wasm")));
-    for path in &paths {
-        ensure!(path.is_file(), "no file {}", path.display());
-    }
-    Ok(paths)
 }
 
 /// Returns a package's module for Envoy's Wasm VM.

@@ -1,7 +1,7 @@
-//! `cargo xtask build`: the filter, as a Wasm module, as a dynamic module and as an external processor, the host with its
-//! programs, and the modules that `foreword compile-order` writes orders into.
+//! `cargo xtask build`: the filter, as a Wasm module, as a dynamic module and as an external processor, and the host with its
+//! programs.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs};
 
@@ -41,22 +41,11 @@ pub(crate) struct Options {
     /// Cargo profile of the host and of the dynamic module
     #[arg(long, default_value = "release")]
     profile: String,
-    /// Build only the modules that `foreword compile-order` writes orders into
-    #[arg(long)]
-    order: bool,
 }
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     setup::for_demo(workspace)?;
-    if !options.order {
-        println!("{}", filter(workspace)?.display());
-    }
-    for module in order_modules(workspace)? {
-        println!("{}", module.display());
-    }
-    if options.order {
-        return Ok(());
-    }
+    println!("{}", filter(workspace)?.display());
     println!("{}", dynamic(workspace, &options.profile)?.display());
     println!("{}", host(workspace, &options.profile)?.display());
     for program in PROGRAMS {
@@ -76,8 +65,6 @@ pub(crate) struct Built {
     pub(crate) host: PathBuf,
     /// Path of the `foreword-gateway` binary; `None`: it was not built.
     pub(crate) ext_proc: Option<PathBuf>,
-    /// Folder of the modules of [`ORDER_MODULES`]; `None`: they were not built.
-    pub(crate) order: Option<PathBuf>,
 }
 
 impl Built {
@@ -86,16 +73,10 @@ impl Built {
         let step = step
             .env("FOREWORD_FILTER", &self.filter.to_string_lossy())
             .env("FOREWORD_HOST", &self.host.to_string_lossy());
-        let others = [
-            ("FOREWORD_EXT_PROC", &self.ext_proc),
-            ("FOREWORD_ORDER", &self.order),
-        ];
-        let built = others
-            .into_iter()
-            .filter_map(|(name, path)| Some((name, path.as_ref()?)));
-        built.fold(step, |step, (name, path)| {
-            step.env(name, &path.to_string_lossy())
-        })
+        match &self.ext_proc {
+            Some(path) => step.env("FOREWORD_EXT_PROC", &path.to_string_lossy()),
+            None => step,
+        }
     }
 }
 
@@ -109,54 +90,6 @@ pub(crate) fn filter(workspace: &Workspace) -> Result<PathBuf> {
         "wasm",
         "",
     )
-}
-
-/// Names of the modules that `foreword compile-order` writes orders into, which lie beside the filter: the component for
-/// routers, then the filter for proxies.
-pub(crate) const ORDER_MODULES: [&str; 2] = [
-    "foreword_order_component.wasm",
-    "foreword_order_filter.wasm",
-];
-
-/// Builds the modules of [`ORDER_MODULES`], with no order in them, and returns their paths.
-pub(crate) fn order_modules(workspace: &Workspace) -> Result<[PathBuf; 2]> {
-    const PACKAGE: &str = "foreword-order";
-    let build = |target| module(workspace, "order", PACKAGE, target, "wasm", "");
-    let core = build("wasm32-unknown-unknown")?;
-    let filter = build(FILTER_TARGET)?;
-    let text = workspace.root().join("wasm-module/order/component.wat");
-    let shell = wat::parse_file(&text)?;
-    let read =
-        |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
-    let folder = workspace.artifacts_for(FILTER_TARGET, "wasm");
-    let parts = [component(&shell, &read(&core)?)?, read(&filter)?];
-    let mut paths = ORDER_MODULES.map(PathBuf::from);
-    for (path, bytes) in paths.iter_mut().zip(parts) {
-        *path = folder.join(&*path);
-        fs::write(&*path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(paths)
-}
-
-/// Puts a core module in the place of the empty one that a component begins with.
-fn component(shell: &[u8], core: &[u8]) -> Result<Vec<u8>> {
-    const PREAMBLE: [u8; 8] = *b"\0asm\x0d\0\x01\0";
-    // The empty module takes a section of less than 128 bytes: an id, a size, its name.
-    let rest = match shell.strip_prefix(&PREAMBLE) {
-        Some([1, size @ ..0x80, rest @ ..]) => rest.get(usize::from(*size)..),
-        _ => None,
-    };
-    let rest = rest.context("the component does not begin with an empty core module")?;
-    let mut bytes = [&PREAMBLE[..], &[1]].concat();
-    let mut size = u32::try_from(core.len())?;
-    while size >= 0x80 {
-        bytes.push((size & 0x7f) as u8 | 0x80);
-        size >>= 7;
-    }
-    bytes.push(size as u8);
-    bytes.extend(core);
-    bytes.extend(rest);
-    Ok(bytes)
 }
 
 /// Builds a package as a Wasm module with these features, and returns its path. The same source gives the same bytes on every machine: none of
@@ -311,25 +244,4 @@ pub(crate) fn host_triple() -> Result<String> {
 fn built(path: PathBuf) -> Result<PathBuf> {
     ensure!(path.is_file(), "cargo built no {}", path.display());
     Ok(path)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_component_holds_the_core_module_that_is_put_into_it() {
-        let text = "(component (core module) (core instance (instantiate 0)))";
-        let shell = wat::parse_str(text).unwrap();
-        let core =
-            wat::parse_str("(module (memory 1) (data (i32.const 0) \"a text of some length\"))")
-                .unwrap();
-        let with = "(component (core module (memory 1) (data (i32.const 0) \"a text of some length\")) (core instance (instantiate 0)))";
-        assert_eq!(
-            component(&shell, &core).unwrap(),
-            wat::parse_str(with).unwrap()
-        );
-        let other = wat::parse_str("(component)").unwrap();
-        assert!(component(&other, &core).is_err());
-    }
 }

@@ -65,12 +65,6 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         entries.push(file(program.name, read(path)?, 0o755));
         entries.push(file(&format!("{}.cdx.json", program.name), list, 0o644));
     }
-    for (name, path) in build::ORDER_MODULES
-        .into_iter()
-        .zip(build::order_modules(workspace)?)
-    {
-        entries.push(file(name, read(&path)?, 0o644));
-    }
     for path in documents(workspace)? {
         let bytes = read(&workspace.root().join(&path))?;
         entries.push(file(&path, bytes, 0o644));

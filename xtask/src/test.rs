@@ -3,7 +3,7 @@
 //! The steps share build profiles. Clippy's metadata serves rustdoc, and clippy is what compiles the benches; the tests
 //! and the demo share the dev profile's artifacts (dependencies and the engine are optimised in it).
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,6 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     plan.cargo("clippy, filter", CLIPPY_FILTER)?;
     plan.cargo("clippy, browser", CLIPPY_BROWSER)?;
     plan.cargo("clippy, page", CLIPPY_PAGE)?;
-    plan.cargo("clippy, component", CLIPPY_COMPONENT)?;
     plan.step(rustdoc(workspace))?;
 
     let mut filter = PathBuf::new();
@@ -40,15 +39,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         filter = build::filter(workspace)?;
         Ok(())
     })?;
-    let mut order = None;
-    plan.task("order modules", || {
-        let [component, _] = build::order_modules(workspace)?;
-        order = component.parent().map(Path::to_owned);
-        Ok(())
-    })?;
     let built = Built {
         filter,
-        order,
         // Built with the tests, before they run.
         host: workspace.artifacts("dev").join("foreword"),
         ext_proc: Some(workspace.artifacts("dev").join("foreword-gateway")),
@@ -77,12 +69,9 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-const CLIPPY_FILTER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-filter -p foreword-order --target wasm32-wasip1 -- -D warnings";
+const CLIPPY_FILTER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-filter --target wasm32-wasip1 -- -D warnings";
 const CLIPPY_BROWSER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-simulation -p foreword-browser --target wasm32-unknown-unknown -- -D warnings";
 const CLIPPY_PAGE: &str = "clippy --locked -p foreword-browser --features head --target wasm32-unknown-unknown -- -D warnings";
-/// By itself: it would switch on features that the browser's module has not.
-const CLIPPY_COMPONENT: &str =
-    "clippy --locked -p foreword-order --target wasm32-unknown-unknown -- -D warnings";
 
 fn rustdoc(workspace: &Workspace) -> Step {
     let arguments = ["doc", "--locked", "--workspace", "--no-deps"];

@@ -7,8 +7,8 @@ mod cli;
 
 use clap::{Parser, Subcommand};
 use cli::{
-    batch, check_config, compile_order, evaluate, explain, index, ingest, kv_bridge, measure,
-    program, replay, serve,
+    batch, check_config, evaluate, explain, index, ingest, kv_bridge, measure, program, replay,
+    serve,
 };
 use std::process::ExitCode;
 
@@ -33,9 +33,6 @@ enum Command {
     /// Report why the prompts of a log could not begin like earlier ones, and what would mend it
     #[command(after_help = explain::HELP)]
     Explain(explain::Arguments),
-    /// Learn an order of documents from a log, and write a WebAssembly module that holds it, for routers and proxies
-    #[command(after_help = compile_order::HELP)]
-    CompileOrder(compile_order::Arguments),
     /// Ask a model questions with documents in several orders, compare the answers, and write a report
     #[command(after_help = evaluate::HELP)]
     Evaluate(Box<evaluate::Arguments>),
@@ -66,7 +63,6 @@ fn main() -> ExitCode {
         }
         Command::Replay(arguments) => replay::run(arguments),
         Command::Explain(arguments) => explain::run(arguments),
-        Command::CompileOrder(arguments) => compile_order::run(arguments),
         Command::Evaluate(arguments) => evaluate::run(*arguments),
         Command::Batch(arguments) => batch::run(*arguments),
         Command::Index(arguments) => index::run(arguments),

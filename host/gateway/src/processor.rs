@@ -25,7 +25,7 @@ use crate::calls::{Answer, Clusters};
 use crate::metrics::Metrics;
 use crate::pool::source::Source;
 use crate::pool::{Endpoint, Pool, scrape};
-use crate::proxy::{PluginCalls, Proxy};
+use crate::proxy::{PluginCalls, Proxy, Scope};
 
 /// The bounds of a process.
 #[derive(Debug, Clone, Copy)]
@@ -88,7 +88,13 @@ impl Processor {
         let metrics = Metrics::new();
         let clusters = Clusters::new(clusters);
         let calls = PluginCalls::default();
-        let proxy = Proxy::of_plugin(&shared_data, &metrics, &clusters, pool.as_ref(), &calls);
+        let proxy = Proxy {
+            shared_data: &shared_data,
+            metrics: &metrics,
+            clusters: &clusters,
+            pool: pool.as_ref(),
+            scope: Scope::Plugin(&calls),
+        };
         let plugin = Plugin::load(&proxy, &configuration)
             .with_context(|| format!("{} is refused", file.display()))?;
         let woken = Arc::new(Notify::new());
@@ -114,7 +120,7 @@ impl Processor {
     pub fn reload(&self) -> anyhow::Result<()> {
         let calls = PluginCalls::default();
         let loaded = read(&self.file).and_then(|configuration| {
-            Plugin::load(&self.proxy(&calls), &configuration)
+            Plugin::load(&self.proxy(Scope::Plugin(&calls)), &configuration)
                 .with_context(|| format!("{} is refused", self.file.display()))
         });
         match loaded {
@@ -178,7 +184,7 @@ impl Processor {
                 }
                 () = tokio::time::sleep_until(next) => {
                     let plugin = self.plugin();
-                    let proxy = self.proxy(&calls);
+                    let proxy = self.proxy(Scope::Plugin(&calls));
                     caught(|| {
                         plugin.on_tick(&proxy);
                     });
@@ -188,7 +194,7 @@ impl Processor {
                 Some(Ok((plugin, answer))) = under_way.join_next() => {
                     if let Ok(id) = u32::try_from(answer.id) {
                         let Answer { status, body, .. } = &answer;
-                        let proxy = self.proxy(&calls);
+                        let proxy = self.proxy(Scope::Plugin(&calls));
                         caught(|| plugin.on_answer(&proxy, id, *status, body.as_deref()));
                     }
                     plugin
@@ -274,7 +280,7 @@ impl Processor {
         let calls = PluginCalls::default();
         let plugin = self.plugin();
         for engine in &change.renewed {
-            caught(|| plugin.forget_engine(&self.proxy(&calls), *engine));
+            caught(|| plugin.forget_engine(&self.proxy(Scope::Plugin(&calls)), *engine));
         }
         let (joined, left) = (change.joined, change.left);
         pool.make(change);
@@ -328,15 +334,15 @@ impl Processor {
         }
     }
 
-    fn proxy<'a>(&'a self, calls: &'a PluginCalls) -> Proxy<'a> {
-        let pool = self.pool.as_ref();
-        Proxy::of_plugin(
-            &self.shared_data,
-            &self.metrics,
-            &self.clusters,
-            pool,
-            calls,
-        )
+    /// Returns the proxy as the filter sees it.
+    pub(crate) fn proxy<'a>(&'a self, scope: Scope<'a>) -> Proxy<'a> {
+        Proxy {
+            shared_data: &self.shared_data,
+            metrics: &self.metrics,
+            clusters: &self.clusters,
+            pool: self.pool.as_ref(),
+            scope,
+        }
     }
 
     /// Takes a stream's place; `None`: all are taken.

@@ -20,18 +20,18 @@ use crate::calls::{Call, Clusters};
 use crate::metrics::Metrics;
 use crate::pool::Pool;
 use crate::pool::subset::{Subset, served};
-use crate::processor::Processor;
 
 /// The proxy around one request, or around the plugin.
 pub(crate) struct Proxy<'a> {
-    shared_data: &'a SharedData,
-    metrics: &'a Metrics,
-    clusters: &'a Clusters,
-    pool: Option<&'a Pool>,
-    scope: Scope<'a>,
+    pub(crate) shared_data: &'a SharedData,
+    pub(crate) metrics: &'a Metrics,
+    pub(crate) clusters: &'a Clusters,
+    pub(crate) pool: Option<&'a Pool>,
+    pub(crate) scope: Scope<'a>,
 }
 
-enum Scope<'a> {
+/// What the filter is called for.
+pub(crate) enum Scope<'a> {
     Plugin(&'a PluginCalls),
     Request(&'a RefCell<RequestState>),
 }
@@ -131,34 +131,6 @@ impl Headers {
 }
 
 impl<'a> Proxy<'a> {
-    /// Returns the proxy around the plugin.
-    pub(crate) fn of_plugin(
-        shared_data: &'a SharedData,
-        metrics: &'a Metrics,
-        clusters: &'a Clusters,
-        pool: Option<&'a Pool>,
-        calls: &'a PluginCalls,
-    ) -> Self {
-        Self {
-            shared_data,
-            metrics,
-            clusters,
-            pool,
-            scope: Scope::Plugin(calls),
-        }
-    }
-
-    /// Returns the proxy around a request.
-    pub(crate) fn of_request(processor: &'a Processor, state: &'a RefCell<RequestState>) -> Self {
-        Self {
-            shared_data: &processor.shared_data,
-            metrics: &processor.metrics,
-            clusters: &processor.clusters,
-            pool: processor.pool.as_ref(),
-            scope: Scope::Request(state),
-        }
-    }
-
     /// Returns the request's state. Nothing is called while it is borrowed.
     fn state(&self, call: &'static str) -> Result<std::cell::RefMut<'_, RequestState>, HostError> {
         match &self.scope {

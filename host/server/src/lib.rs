@@ -15,11 +15,14 @@
 
 pub mod answer;
 pub mod api;
+mod app;
 pub mod batches;
 pub mod bridge;
+mod canary;
 pub mod device;
 pub mod failure;
 pub mod gate;
+mod ids;
 pub mod keys;
 pub mod kv;
 pub mod metrics;

@@ -4,7 +4,7 @@
 //! and whether prompt and answer fit its positions. It does not know what an answer looks like over HTTP.
 
 use crate::device::DeviceConfig;
-use crate::failure::Failure;
+use crate::failure::{Failure, clip};
 use crate::kv::place::{Placed, Placer};
 use crate::request::{Chat, Completion, Format, Options, Prompt, ToolChoice};
 use crate::tiers::Tiers;
@@ -510,5 +510,16 @@ impl Wanted {
             }
         };
         Some(Self { field, schema })
+    }
+}
+
+/// Refuses a request that names another model.
+pub(crate) fn check_model(model: &Model, options: &Options) -> Result<(), Failure> {
+    match &options.model {
+        Some(asked) if asked != model.name() => Err(Failure::UnknownModel {
+            asked: clip(asked),
+            served: model.name().to_owned(),
+        }),
+        _ => Ok(()),
     }
 }

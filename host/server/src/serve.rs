@@ -1,9 +1,10 @@
 //! A server's life: it listens at once, opens when the model is loaded, and drains when told to stop.
 
-use crate::api::drop_in::DropIn;
 use crate::api::grammars::Admission;
-use crate::api::{self, App, Canary, Limits, router};
-use crate::batches::{self, Batches};
+use crate::api::{self, router};
+use crate::app::{App, DropIn, Limits};
+use crate::batches::{self, Access as BatchAccess, Batches};
+use crate::canary::Canary;
 use crate::connections::{self, Book, Bounds, Listening};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
@@ -126,11 +127,16 @@ impl Server {
             internal_address,
         );
         let internal_bounds = internal_bounds(&access);
-        let owners = config.keys.as_ref().map_or(0, ApiKeys::count);
-        let batches = config.batches.map(|config| Batches::open(config, owners));
+        let batches = config.batches.map(|batches| {
+            let access = BatchAccess {
+                keys: config.keys.clone(),
+                max_body_bytes: config.limits.max_body_bytes,
+            };
+            Batches::open(batches, access)
+        });
         let batches = batches.transpose()?;
-        let store = batches.as_ref().map(|batches| Arc::clone(batches.store()));
-        let metrics = Arc::new(Metrics::new(numbers, store));
+        let collector = batches.as_ref().map(Batches::collector);
+        let metrics = Arc::new(Metrics::new(numbers, collector));
         let counts = &metrics.connections;
         let connections = Book::new("public", config.connections, counts.clone());
         let internal_connections = Book::new("internal", internal_bounds, counts.clone());

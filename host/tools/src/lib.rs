@@ -2,7 +2,6 @@
 //!
 //! - [`batch`]: asks an endpoint the requests of a file, in the order in which they share most.
 //! - [`check`]: checks whether the gateway's filter would accept a configuration.
-//! - [`compile_order`]: writes a module without a memory that holds an order of documents, learned from a log.
 //! - [`evaluate`]: tests whether any engine's answers are as good when documents stand in another order.
 //! - [`explain`]: reports why the prompts of a log share less than they could.
 //! - [`index`]: makes a context index of a log, for the policy `context-index`.
@@ -10,7 +9,6 @@
 
 pub mod batch;
 pub mod check;
-pub mod compile_order;
 mod endpoint;
 pub mod evaluate;
 pub mod explain;

@@ -1,4 +1,4 @@
-//! Tests of questions with choices, of a judge, and of data sets as they are published.
+//! Tests of questions with choices and of a judge.
 
 use crate::{Evaluation, answer, arm, asked, error_of, figures_of, question, reader};
 use foreword_tests::{Received, Reply, Upstream};
@@ -156,37 +156,4 @@ fn a_judge_that_is_not_there_ends_the_run_and_what_it_says_is_not_guessed() {
     let output = evaluation.run(&upstream, &[&arguments[..], &[&there, "--json"]].concat());
     assert!(error_of(&output).contains("1 replies of the judge were neither yes nor no"));
     assert!(arm(&figures_of(&output), "retrieval")["judged"].is_null());
-}
-
-#[test]
-fn a_published_data_set_is_asked_as_it_is() {
-    let upstream = reader();
-    let file = json!([{
-        "_id": "5a8b", "question": "What is the code of the ferry?", "answer": "X7", "type": "bridge", "level": "easy",
-        "supporting_facts": [["Ferry", 0]],
-        "context": [["Ferry", ["The code of the ferry is X7"]], ["Train", ["The code of the train is X8"]]],
-    }]);
-    let evaluation = Evaluation::of_file("hotpot.json", &file.to_string());
-    let figures = evaluation.figures(
-        &upstream,
-        &["--format", "hotpotqa", "--arms", "retrieval,reversed"],
-    );
-    assert_eq!(arm(&figures, "retrieval")["exact_match"]["value"], 100.0);
-    assert_eq!(arm(&figures, "reversed")["exact_match"]["value"], 0.0);
-    assert!(
-        arm(&figures, "retrieval")["prefill_tokens_per_s"]
-            .as_f64()
-            .unwrap()
-            > 0.0
-    );
-
-    let table = Evaluation::of_file("mmlu.csv", "What?,a,b,c,d,A\n");
-    let output = table.run(&upstream, &["--format", "mmlu"]);
-    assert!(
-        error_of(&output).contains("--corpus must name them"),
-        "{}",
-        error_of(&output)
-    );
-    let output = table.run(&upstream, &[]);
-    assert!(error_of(&output).contains("or --format must name another format"));
 }

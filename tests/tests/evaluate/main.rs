@@ -2,6 +2,7 @@
 
 mod arms;
 mod choices;
+mod datasets;
 mod faults;
 mod gateway;
 mod resume;

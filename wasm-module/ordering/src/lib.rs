@@ -62,7 +62,6 @@ pub mod hint;
 pub mod listing;
 #[doc(hidden)]
 pub mod object;
-pub mod order_table;
 mod orderer;
 pub mod path;
 mod peer_update;
@@ -74,7 +73,6 @@ mod request;
 #[doc(hidden)]
 pub mod sort;
 mod standalone;
-mod stateless;
 mod tenant;
 pub mod tree;
 mod trees;
@@ -96,5 +94,4 @@ pub use orderer::{Orderer, Remembered, Rewrite, RewriteOptions, Trial};
 pub use peer_update::{Correction, OrderingRecord, PeerUpdate, RemoteRecord, Residency, Usage};
 pub use request::Report;
 pub use standalone::{StandaloneDocument, StandaloneOrder};
-pub use stateless::{StatelessRewrite, rewrite_stateless};
 pub use tenant::Tenant;

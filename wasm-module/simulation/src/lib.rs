@@ -33,7 +33,6 @@ mod logged;
 mod prompts;
 mod replay;
 mod time;
-mod total_order;
 pub mod workload;
 
 pub use batch::{
@@ -53,7 +52,6 @@ pub use log::{BadLine, LogReader};
 pub use logged::{Logged, LoggedKind};
 pub use prompts::{PromptReplay, PromptReuse};
 pub use replay::{Replay, Reuse, replay, upper_bound};
-pub use total_order::{TotalOrder, learn, replay_table};
 
 pub use foreword_ordering::listing::{Request, Retrieved};
 

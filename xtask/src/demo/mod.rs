@@ -22,6 +22,7 @@ mod replay;
 mod report;
 mod right;
 mod stack;
+mod summary;
 mod time;
 mod trace;
 
@@ -187,7 +188,6 @@ fn prepare(workspace: &Workspace, options: &Options) -> Result<Built> {
         filter: build::filter(workspace)?,
         host: build::host(workspace, &options.profile)?,
         ext_proc: None,
-        order: None,
     })
 }
 

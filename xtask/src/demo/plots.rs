@@ -4,8 +4,9 @@ use anyhow::Result;
 use foreword_report::plot::{self, BASELINE, BEST, Points, Width, lines, quantile};
 
 use super::arm::Arm;
-use super::figures::{Figures, sorted_ms};
+use super::figures::Figures;
 use super::replay::Sample;
+use super::summary::sorted_ms;
 
 /// Plots the share of prompt tokens found in the cache, over all requests so far, in percent.
 pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {

@@ -9,9 +9,10 @@ use foreword_report::both_widths;
 use foreword_report::words::{escaped, grouped, percent};
 
 use super::arm::Arm;
-use super::figures::{Figures, Summary};
+use super::figures::Figures;
 use super::plots;
 use super::replay::Said;
+use super::summary::Summary;
 use crate::workspace::Workspace;
 
 /// Returns the folder of everything that a demo writes; ignored by git.

@@ -21,10 +21,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::arm::Arm;
 use super::client::{Answer, Client};
-use super::figures::Summary;
 use super::interrupt::Interrupt;
 use super::replay::{Question, Sample, warm_up};
 use super::stack::{Serving, Stack};
+use super::summary::Summary;
 use super::trace;
 use crate::build::Built;
 use crate::workspace::Workspace;

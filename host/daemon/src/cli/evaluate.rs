@@ -14,8 +14,8 @@ pub(crate) const HELP: &str = "Data:
   FILE.jsonl  {\"question\": …, \"documents\": [best first: a text, or {\"id\", \"title\", \"text\"}], \"answers\": [texts]}
               or {\"turns\": [{\"question\", \"documents\", \"answers\"}, …]} on each line;
               with \"choices\": [texts], answers are letters, A for the first
-  --format    HotpotQA, MultiHop-RAG, QASPER, NarrativeQA, MT-RAG, Natural Questions, MMLU and PubMedQA as they are
-              published: bring the files. MMLU, MultiHop-RAG and NarrativeQA need a --corpus
+  examples/datasets.py writes HotpotQA, MultiHop-RAG, QASPER, NarrativeQA, MT-RAG, Natural Questions, MMLU and PubMedQA
+  as such lines
 
 Among choices, the letter with the highest log-probability is the answer. A judge (--judge) says of answers in words
 whether they are right; its judgements are kept in DIR/judgements.jsonl.
@@ -41,16 +41,9 @@ pub(crate) struct Arguments {
     /// Questions with answers: SQuAD (.json) or lines (.jsonl)
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
-    /// Format of the questions, where the ending does not tell: squad, lines, hotpotqa, multihop-rag, qasper,
-    /// narrativeqa, mt-rag, nq, mmlu, pubmedqa
+    /// Format of the questions, where the ending does not tell: squad, lines
     #[arg(long, value_name = "NAME", value_parser = format)]
     format: Option<Format>,
-    /// Documents of questions that come without: .json, .jsonl or .tsv; narrativeqa: summaries.csv, or a folder
-    #[arg(long, value_name = "PATH")]
-    corpus: Option<PathBuf>,
-    /// Most words of a passage that is cut from a longer text; 800 are about 1,024 tokens
-    #[arg(long, value_name = "WORDS", default_value_t = 800, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    chunk_words: u32,
     /// OpenAI-compatible endpoint of a model that says which answers are right
     #[arg(long, value_name = "URL", requires = "judge_model")]
     judge: Option<String>,
@@ -150,8 +143,6 @@ impl Arguments {
             model: self.model,
             data: self.data,
             format: self.format,
-            corpus: self.corpus,
-            chunk_words: usize::try_from(self.chunk_words)?,
             judge,
             out: self.out,
             arms: self.arms,

@@ -2,7 +2,6 @@
 
 pub(crate) mod batch;
 pub(crate) mod check_config;
-pub(crate) mod compile_order;
 pub(crate) mod device;
 pub(crate) mod evaluate;
 pub(crate) mod explain;

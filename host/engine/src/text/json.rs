@@ -3,7 +3,7 @@
 //! This departs from Jinja's own `tojson`, which escapes `<`, `>`, `&` and `'` for HTML and would change a prompt. Here
 //! keys keep their order, only what JSON requires is escaped, and numbers look as Python prints them.
 
-use super::template::{MAX_BYTES, MAX_NESTING, too_deep};
+use super::limits::{MAX_BYTES, MAX_NESTING, too_deep};
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use std::fmt::Write;

@@ -15,6 +15,7 @@ mod clock;
 mod decoder;
 mod grammar;
 mod json;
+mod limits;
 mod pieces;
 mod schema;
 mod spelling;

@@ -14,6 +14,7 @@
 use super::TextError;
 use super::clock::strftime;
 use super::json::{to_value, tojson};
+use super::limits::{MAX_BYTES, MAX_NESTING, too_deep};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Value, escape_formatter};
@@ -49,14 +50,8 @@ const MAX_SOURCE: usize = 256 << 10;
 /// source. Only the part that is used becomes memory.
 const STACK: usize = 512 << 20;
 
-/// Most levels of lists and maps within each other in a value that is printed.
-pub(super) const MAX_NESTING: usize = 512;
-
 /// Most values that are looked at to find out how deep a printed value is.
 const MAX_LOOKED_AT: usize = 1 << 20;
-
-/// Most bytes that a rendering may yield.
-pub(super) const MAX_BYTES: usize = 64 << 20;
 
 /// Names of the templates, as in `transformers`.
 const DEFAULT: &str = "default";
@@ -260,8 +255,7 @@ impl ChatTemplate {
         const TEXT: &str = "pinpoint";
         let messages =
             serde_json::json!([{"role": "user", "content": [{"type": "text", "text": TEXT}]}]);
-        let Ok(prompt) = self.run(DEFAULT, &messages, None, None, None, Ending::Answer)
-        else {
+        let Ok(prompt) = self.run(DEFAULT, &messages, None, None, None, Ending::Answer) else {
             return false;
         };
         let quoted = |start: usize| prompt[..start].ends_with(['"', '\'']);
@@ -282,7 +276,10 @@ impl ChatTemplate {
             ("messages", to_value(messages)),
             ("tools", optional(tools)),
             ("documents", optional(documents)),
-            ("add_generation_prompt", Value::from(ending == Ending::Answer)),
+            (
+                "add_generation_prompt",
+                Value::from(ending == Ending::Answer),
+            ),
         ];
         let tokens = self
             .special_tokens
@@ -395,12 +392,6 @@ fn nesting(value: &Value) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-pub(super) fn too_deep() -> Error {
-    let reason =
-        format!("a value is nested deeper than {MAX_NESTING} levels, or too large to print");
-    Error::new(ErrorKind::InvalidOperation, reason)
 }
 
 fn set_clock(

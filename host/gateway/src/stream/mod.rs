@@ -46,7 +46,7 @@ use self::mode::{BodyMode, Modes};
 use crate::calls::{Answer, Call};
 use crate::pool::subset::Subset;
 use crate::processor::Processor;
-use crate::proxy::{Headers, Proxy, Reply, RequestState};
+use crate::proxy::{Headers, Proxy, Reply, RequestState, Scope};
 
 /// One request and its response, from the stream's first message to its end.
 pub(crate) struct ProcessingStream {
@@ -179,7 +179,7 @@ impl ProcessingStream {
 
     /// Calls the filter with the request's proxy.
     fn with<T>(&mut self, call: impl FnOnce(&mut Exchange, &Proxy<'_>) -> T) -> T {
-        let proxy = Proxy::of_request(&self.processor, &self.state);
+        let proxy = self.processor.proxy(Scope::Request(&self.state));
         call(&mut self.exchange, &proxy)
     }
 

@@ -12,6 +12,8 @@
 //! counts over everybody; what tells of a tenant's documents is on the internal listener alone, and so is `/metrics`. The
 //! internal listener has them too, and asks for the operator's key alone.
 
+pub use crate::app::DropIn;
+
 use super::{App, probes};
 use crate::failure::Failure;
 use crate::gate::Phase;
@@ -28,26 +30,6 @@ use foreword_engine::engine::Health;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// The engine in whose words routers are answered, where engines differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DropIn {
-    /// `owned_by` is `vllm`, and `/get_load` an object with `load`.
-    #[default]
-    Vllm,
-    /// `owned_by` is `sglang`, and `/get_load` a list with `num_tokens`.
-    Sglang,
-}
-
-impl DropIn {
-    /// As `/v1/models` has it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Vllm => "vllm",
-            Self::Sglang => "sglang",
-        }
-    }
-}
 
 /// Who may empty the cache, which costs every tenant.
 pub(super) enum Operators {

@@ -17,10 +17,11 @@ use super::shape::{OpenAi, Shape};
 use super::stream::stream;
 use super::{App, RequestId};
 use crate::answer::{Echo, PromptReading, Reading, Record, TimeLimit};
+use crate::batches::{Ask, Asking};
 use crate::failure::{Failure, clip};
 use crate::gate::Phase;
 use crate::kv::place::{PATH_HEADER, Placer};
-use crate::model::{Calls, Model, Wanted};
+use crate::model::{Calls, Model, Wanted, check_model};
 use crate::request::{
     Chat, Completion, Delivery, MessagesRequest, Options, Prompt, ResponsesRequest, Retrieving,
 };
@@ -69,56 +70,57 @@ pub(super) async fn completion(
     generate(&app, Api::OpenAi(Dialect::Completion), id, request).await
 }
 
-/// A request of a batch.
-pub(crate) struct Asking<'a> {
-    /// The route.
-    pub(crate) url: &'a str,
-    /// The id under which it appears in the log.
-    pub(crate) id: String,
-    /// Number of the API key in whose name it is asked.
-    pub(crate) key: Option<usize>,
-}
-
 /// The number of the API key in whose name a request of a batch is asked: it came with no header.
 #[derive(Clone, Copy)]
 struct OnBehalf(Option<usize>);
 
-/// Answers a request of a batch, as if it had come over the network by itself.
-///
-/// # Errors
-/// Returns the failures of its route.
-pub(crate) async fn ask(
-    app: &Arc<App>,
-    asking: Asking<'_>,
-    body: Vec<u8>,
-) -> Result<(u16, Vec<u8>), Failure> {
-    let Asking { url, id, key } = asking;
-    let request = Request::post(url)
-        .header(header::CONTENT_TYPE, "application/json")
-        .extension(OnBehalf(key))
-        .body(Body::from(body))
-        .map_err(Failure::internal)?;
-    let id = RequestId(id);
-    let response = match url {
-        "/v1/chat/completions" => generate(app, Api::OpenAi(Dialect::Chat), id, request).await,
-        "/v1/completions" => generate(app, Api::OpenAi(Dialect::Completion), id, request).await,
-        "/v1/responses" => generate(app, Api::Responses, id, request).await,
-        "/v1/embeddings" => embeddings::embed(State(Arc::clone(app)), request)
-            .await
-            .map(IntoResponse::into_response),
-        other => Err(Failure::UnknownUrl {
-            method: "POST".to_owned(),
-            path: clip(other),
-        }),
-    };
-    let status = match &response {
-        Ok(response) => response.status(),
-        Err(failure) => failure.status(),
-    };
-    app.metrics.http(url, status);
-    let body = to_bytes(response?.into_body(), MAX_ANSWER).await;
-    let body = body.map_err(Failure::internal)?;
-    Ok((status.as_u16(), body.to_vec()))
+impl Ask for App {
+    async fn ask(
+        self: Arc<Self>,
+        asking: Asking<'_>,
+        body: Vec<u8>,
+    ) -> Result<(u16, Vec<u8>), Failure> {
+        let Asking { url, id, key } = asking;
+        let request = Request::post(url)
+            .header(header::CONTENT_TYPE, "application/json")
+            .extension(OnBehalf(key))
+            .body(Body::from(body))
+            .map_err(Failure::internal)?;
+        let id = RequestId(id);
+        let response = match url {
+            "/v1/chat/completions" => {
+                generate(&self, Api::OpenAi(Dialect::Chat), id, request).await
+            }
+            "/v1/completions" => {
+                generate(&self, Api::OpenAi(Dialect::Completion), id, request).await
+            }
+            "/v1/responses" => generate(&self, Api::Responses, id, request).await,
+            "/v1/embeddings" => embeddings::embed(State(Arc::clone(&self)), request)
+                .await
+                .map(IntoResponse::into_response),
+            other => Err(Failure::UnknownUrl {
+                method: "POST".to_owned(),
+                path: clip(other),
+            }),
+        };
+        let status = match &response {
+            Ok(response) => response.status(),
+            Err(failure) => failure.status(),
+        };
+        self.metrics.http(url, status);
+        let body = to_bytes(response?.into_body(), MAX_ANSWER).await;
+        let body = body.map_err(Failure::internal)?;
+        Ok((status.as_u16(), body.to_vec()))
+    }
+
+    fn is_idle(&self) -> bool {
+        let engine = self.model.get().map(|model| model.engine().stats());
+        engine.is_some_and(|stats| stats.waiting == 0)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.gate.phase() >= Phase::Stopping
+    }
 }
 
 /// Most bytes of an answer of a batch: its line is read again after a restart.
@@ -483,16 +485,6 @@ fn refuse_prompt_logprobs(chat: &Chat) -> Result<(), Failure> {
             "prompt_logprobs is not supported: it is a field of chat and text completions",
         )),
         None => Ok(()),
-    }
-}
-
-pub(super) fn check_model(model: &Model, options: &Options) -> Result<(), Failure> {
-    match &options.model {
-        Some(asked) if asked != model.name() => Err(Failure::UnknownModel {
-            asked: clip(asked),
-            served: model.name().to_owned(),
-        }),
-        _ => Ok(()),
     }
 }
 

@@ -14,9 +14,10 @@
 
 use super::App;
 use super::admit::{Admitted, admit};
-use super::generate::check_model;
 use crate::answer::{End, Piece, Usage};
 use crate::failure::{Failure, Wording};
+use crate::ids::random_id;
+use crate::model::check_model;
 use crate::request::{MessagesRequest, anthropic};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -26,7 +27,6 @@ use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use foreword_engine::text::Part;
 use serde_json::{Value, json};
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 /// `POST /v1/messages/count_tokens`.
@@ -259,10 +259,4 @@ pub(super) async fn in_anthropics_words(request: Request, next: Next) -> Respons
             .insert(HeaderName::from_static("request-id"), id);
     }
     response
-}
-
-/// 128 bits that nobody can guess: std keys its hashers at random.
-pub(crate) fn random_id() -> String {
-    let half = || RandomState::new().hash_one(());
-    format!("{:016x}{:016x}", half(), half())
 }

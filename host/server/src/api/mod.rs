@@ -52,86 +52,22 @@ mod shape;
 mod stream;
 mod tokens;
 
-pub(crate) use generate::{Asking, ask};
-pub(crate) use messages::random_id;
-pub use probes::{Canary, EXHAUSTED_AFTER};
+pub use crate::app::{App, Limits};
+pub use crate::canary::Canary;
+pub use probes::EXHAUSTED_AFTER;
 
-use self::drop_in::{DropIn, Operators};
-use crate::batches::Batches;
-use crate::connections::Book;
-use crate::gate::Gate;
-use crate::keys::ApiKeys;
+use self::drop_in::Operators;
 use crate::kv;
-use crate::kv::http::Readers;
-use crate::metrics::Metrics;
-use crate::model::Model;
-use crate::retrieval::Retriever;
-use crate::spans::Spans;
-use crate::transcripts::Transcripts;
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
-use foreword_ordering::path::Locator;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
-use tokio::sync::Semaphore;
 use tracing::Instrument;
-
-/// The state that all handlers share.
-pub struct App {
-    /// The gate, which admits requests.
-    pub gate: Arc<Gate>,
-    /// The model, which is set before the gate opens.
-    pub model: Arc<OnceLock<Arc<Model>>>,
-    /// Counters and histograms.
-    pub metrics: Arc<Metrics>,
-    /// Spans of requests; `None`: nobody collects them.
-    pub spans: Option<Spans>,
-    /// The keys that requests under `/v1` need; `None`: they need none.
-    pub keys: Option<ApiKeys>,
-    /// The keys of whoever runs the server; `None`: there are none.
-    pub operators: Option<ApiKeys>,
-    /// Whether others than this machine reach the internal listener.
-    pub is_internal_exposed: bool,
-    /// The engine in whose words routers are answered.
-    pub drop_in: DropIn,
-    /// Responses for those that go on from them; `None`: none are kept.
-    pub transcripts: Option<Arc<Transcripts>>,
-    /// Files and batches; `None`: none are taken.
-    pub batches: Option<Batches>,
-    /// Bounds of a request.
-    pub limits: Limits,
-    /// The feed of what the engine's cache holds.
-    pub readers: Arc<Readers>,
-    /// Finds requests' documents as the gateway does.
-    pub locator: Locator,
-    /// Finds documents for requests that come without.
-    pub retriever: Arc<Retriever>,
-    /// Requests being parsed, rendered and tokenised at once: one per core.
-    pub preparing: Arc<Semaphore>,
-    /// Grammars being prepared, apart from everything else.
-    pub grammars: grammars::Admission,
-    /// Whether somebody still gets to prepare.
-    pub canary: Canary,
-    /// The connections of clients.
-    pub connections: Arc<Book>,
-}
-
-/// Bounds of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Bytes of its body.
-    pub max_body_bytes: u64,
-    /// Time for its body to arrive.
-    pub body_time: Duration,
-    /// Time from its arrival to the end of its answer.
-    pub request_timeout: Duration,
-}
 
 /// The routes for clients.
 pub fn router(app: Arc<App>) -> Router {
@@ -205,16 +141,6 @@ pub fn internal(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), observe))
         .with_state(app)
 }
-
-/// Paths of the internal listener. The error that a client gets for them here names that listener.
-const INTERNAL: [&str; 6] = [
-    "/healthz",
-    "/readyz",
-    "/metrics",
-    "/v1/kv/events",
-    "/v1/kv/snapshot",
-    "/v1/kv/records",
-];
 
 /// The id under which a request appears in responses and in the log.
 #[derive(Clone, Debug)]

@@ -36,7 +36,7 @@ pub(super) async fn prefill(
             let model = Arc::clone(&model);
             app.blocking(move || {
                 let chat = Chat::parse(&body)?;
-                super::generate::check_model(&model, &chat.options)?;
+                crate::model::check_model(&model, &chat.options)?;
                 model.prefill_request(&chat)
             })
         };

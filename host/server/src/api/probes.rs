@@ -9,10 +9,8 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use foreword_engine::engine::Health;
 use serde_json::{Value, json};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
-use tokio::time::Instant;
 
 /// Returns 200 while the process is up and its engine has not ended by itself; an orchestrator may restart it
 /// otherwise.
@@ -69,36 +67,6 @@ fn exhausted(app: &App) -> Vec<&'static str> {
 /// Time after which a server is not ready, if all places are taken and none was given back.
 pub const EXHAUSTED_AFTER: Duration = Duration::from_secs(10);
 
-/// A probe's request for a permit, to see whether permits are still given out. There is one at a time: the next probe
-/// asks how long it has been waiting.
-#[derive(Debug, Default)]
-pub struct Canary(Arc<Mutex<Option<Instant>>>);
-
-impl Canary {
-    /// Returns how long the current request has been waiting; sends one if there is none.
-    pub fn waits(&self, permits: &Arc<Semaphore>) -> Duration {
-        let mut since = lock(&self.0);
-        if let Some(since) = *since {
-            return since.elapsed();
-        }
-        if permits.available_permits() == 0 {
-            *since = Some(Instant::now());
-            let (since, permits) = (Arc::clone(&self.0), Arc::clone(permits));
-            // It ends when it gets a permit, since every holder gives its permit back, or with the runtime.
-            tokio::spawn(async move {
-                let _permit = permits.acquire().await;
-                *lock(&since) = None;
-            });
-        }
-        Duration::ZERO
-    }
-}
-
-/// Locks the value, which is only ever replaced as a whole.
-fn lock(since: &Mutex<Option<Instant>>) -> MutexGuard<'_, Option<Instant>> {
-    since.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, Failure> {
     let text = app.metrics.encode().map_err(Failure::internal)?;
     Ok((
@@ -108,25 +76,4 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResp
         )],
         text,
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn workers_are_missed_when_none_of_them_comes_back() {
-        let canary = Canary::default();
-        let permits = Arc::new(Semaphore::new(1));
-        assert_eq!(canary.waits(&permits), Duration::ZERO);
-        let held = Arc::clone(&permits).acquire_owned().await.unwrap();
-        for seconds in [0, 5, 10] {
-            assert_eq!(canary.waits(&permits), Duration::from_secs(seconds));
-            tokio::time::sleep(Duration::from_secs(5)).await;
-        }
-        drop(held);
-        // The canary has its turn, and gives the permit back.
-        let _held = permits.acquire().await.unwrap();
-        assert_eq!(canary.waits(&permits), Duration::ZERO);
-    }
 }

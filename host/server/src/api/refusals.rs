@@ -1,7 +1,7 @@
 //! Answers requests that no route accepts: without a key, with another method, for another URL. Their bodies are read
 //! and discarded, so that the connection can be used further.
 
-use super::{INTERNAL, body};
+use super::body;
 use crate::failure::{Failure, clip};
 use crate::keys::ApiKeys;
 use axum::Router;
@@ -63,3 +63,13 @@ pub(crate) async fn unknown_url(request: Request) -> Failure {
     body::discard(request).await;
     failure
 }
+
+/// Paths of the internal listener. The error that a client gets for them here names that listener.
+const INTERNAL: [&str; 6] = [
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/v1/kv/events",
+    "/v1/kv/snapshot",
+    "/v1/kv/records",
+];

@@ -15,9 +15,9 @@
 //! ([`crate::transcripts`]).
 
 use super::App;
-use super::messages::random_id;
 use crate::answer::{End, Piece, Usage};
 use crate::failure::{Failure, clip};
+use crate::ids::random_id;
 use crate::transcripts::{Owner, Transcript, Transcripts};
 use axum::Json;
 use axum::extract::{Path, State};

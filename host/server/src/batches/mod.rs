@@ -11,6 +11,8 @@
 //! Everything is in the folder: a batch goes on after a restart, and asks nothing again that was answered. Whose a file
 //! or a batch is, its API key says; nobody else finds it.
 
+mod ask;
+mod metrics;
 mod run;
 mod store;
 
@@ -19,9 +21,12 @@ pub use store::{
     WINDOW_SECONDS, now,
 };
 
-use crate::api::App;
+pub(crate) use ask::{Ask, Asking};
+
+use crate::keys::ApiKeys;
 use foreword_ordering::RawConfig;
 use foreword_simulation::{BatchConfigError, BatchOrder, BatchOrderer};
+use prometheus_client::collector::Collector;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Semaphore;
@@ -42,9 +47,24 @@ pub struct Config {
     pub ordering: RawConfig,
 }
 
+/// What the server lends to batches.
+pub struct Access {
+    /// The API keys, each the owner of its batches; `None`: there are none.
+    pub keys: Option<ApiKeys>,
+    /// Most bytes of a request's body.
+    pub max_body_bytes: u64,
+}
+
 /// The batches of a server.
 pub struct Batches {
+    shared: Arc<Shared>,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+/// What running batches share.
+struct Shared {
     store: Arc<Store>,
+    access: Access,
     concurrency: u16,
     order: BatchOrder,
     ordering: RawConfig,
@@ -52,48 +72,57 @@ pub struct Batches {
     places: Arc<Semaphore>,
     /// The place of the batch whose file is read or whose window is planned.
     planning: Arc<Semaphore>,
-    tasks: Mutex<JoinSet<()>>,
 }
 
 impl Batches {
-    /// Opens the folder; `owners` is the number of API keys.
+    /// Opens the folder.
     ///
     /// # Errors
     /// Returns an error if the folder cannot be used, another server uses it, or the configuration of ordering does not
     /// fit the order.
-    pub fn open(config: Config, owners: usize) -> anyhow::Result<Self> {
+    pub fn open(config: Config, access: Access) -> anyhow::Result<Self> {
         BatchOrderer::new(&config.ordering, config.order)
             .map_err(|error: BatchConfigError| anyhow::anyhow!("--batch-order: {error}"))?;
-        Ok(Self {
+        let owners = access.keys.as_ref().map_or(0, ApiKeys::count);
+        let shared = Shared {
             store: Arc::new(Store::open(config.folder, config.bounds, owners)?),
+            access,
             concurrency: config.concurrency,
             order: config.order,
             ordering: config.ordering,
             places: Arc::new(Semaphore::new(config.concurrency.into())),
             planning: Arc::new(Semaphore::new(1)),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
             tasks: Mutex::default(),
         })
     }
 
     /// Returns what is kept.
     pub fn store(&self) -> &Arc<Store> {
-        &self.store
+        &self.shared.store
+    }
+
+    /// Returns what exports the counts of batches.
+    pub(crate) fn collector(&self) -> Box<dyn Collector> {
+        Box::new(metrics::OfBatches(Arc::clone(self.store())))
     }
 
     /// Goes on with the batches that an earlier life of the server did not finish.
-    pub(crate) fn resume(&self, app: &Arc<App>) {
-        for id in self.store.unfinished() {
+    pub(crate) fn resume<A: Ask>(&self, server: &Arc<A>) {
+        for id in self.store().unfinished() {
             tracing::info!(id, "going on with a batch");
-            self.start(app, id);
+            self.start(server, id);
         }
     }
 
     /// Begins a batch, or goes on with it.
-    pub(crate) fn start(&self, app: &Arc<App>, id: String) {
-        let app = Arc::clone(app);
+    pub(crate) fn start<A: Ask>(&self, server: &Arc<A>, id: String) {
+        let (server, shared) = (Arc::clone(server), Arc::clone(&self.shared));
         let mut tasks = self.tasks();
         while tasks.try_join_next().is_some() {}
-        tasks.spawn(async move { run::run(&app, &id).await });
+        tasks.spawn(async move { run::run(&server, &shared, &id).await });
     }
 
     /// Waits until no batch runs; none begins after the gate has closed.

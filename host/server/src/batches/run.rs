@@ -9,10 +9,8 @@
 //! the disk is written.
 
 use super::store::{ERRORS, Fault, OUTPUT, RequestCounts, Status, Store, now};
-use super::{BatchRecord, Batches};
-use crate::api::{App, Asking};
+use super::{Ask, Asking, BatchRecord, Shared};
 use crate::failure::Failure;
-use crate::gate::Phase;
 use anyhow::{Context, Result, anyhow};
 use foreword_simulation::{
     BatchAnswer, BatchAnswers, BatchIndex, BatchLimits, BatchOrderer, BatchSchedule, BatchUsage,
@@ -73,9 +71,8 @@ struct Request {
 }
 
 /// Runs a batch to its end, or until the server stops.
-pub(super) async fn run(app: &Arc<App>, id: &str) {
-    let Some(batches) = &app.batches else { return };
-    let store = batches.store();
+pub(super) async fn run<A: Ask>(server: &Arc<A>, batches: &Shared, id: &str) {
+    let store = &batches.store;
     let found = {
         let (store, id) = (Arc::clone(store), id.to_owned());
         spawn_blocking(move || store.any_batch(&id)).await
@@ -86,8 +83,8 @@ pub(super) async fn run(app: &Arc<App>, id: &str) {
         // An earlier life ended while it made files of the answers.
         Ending::Completed
     } else {
-        match prepared(app, batches, record).await {
-            Ok(Ok(running)) => ask(app, batches, running).await,
+        match prepared(server, batches, record).await {
+            Ok(Ok(running)) => ask(server, batches, running).await,
             // Nothing was asked, so there is nothing to finish.
             Ok(Err(Ending::Failed(faults))) => {
                 let (store, id) = (Arc::clone(store), id.to_owned());
@@ -131,12 +128,12 @@ fn fault(code: &str, message: &str) -> Fault {
 }
 
 /// Reads the batch's file, and what was answered in an earlier life. Within: the batch ends before it begins.
-async fn prepared(
-    app: &Arc<App>,
-    batches: &Batches,
+async fn prepared<A: Ask>(
+    server: &Arc<A>,
+    batches: &Shared,
     record: BatchRecord,
 ) -> Result<Result<Running, Ending>> {
-    let key = match &app.keys {
+    let key = match &batches.access.keys {
         None => None,
         Some(keys) => match keys.number_of(&record.owner) {
             Some(number) => Some(number),
@@ -146,12 +143,12 @@ async fn prepared(
             }
         },
     };
-    let store = Arc::clone(batches.store());
+    let store = Arc::clone(&batches.store);
     let (order, ordering) = (batches.order, batches.ordering.clone());
     let workers = usize::from(batches.concurrency);
-    let line_bytes = app.limits.max_body_bytes;
+    let line_bytes = batches.access.max_body_bytes;
     let permit = Arc::clone(&batches.planning).acquire_owned().await?;
-    let app = Arc::clone(app);
+    let server = Arc::clone(server);
     let read = move || -> Result<Result<Running, Ending>> {
         let _permit = permit;
         let mut orderer = BatchOrderer::new(&ordering, order)?;
@@ -172,7 +169,7 @@ async fn prepared(
         };
         let mut ending = None;
         let progress = |_| {
-            ending = early_ending(&app, &store, &record);
+            ending = early_ending(&*server, &store, &record);
             ending.is_none()
         };
         let lines = BufReader::new(&input);
@@ -224,8 +221,8 @@ async fn prepared(
 
 /// Returns why no further request of the batch is asked; `None`: they are. It reads the store, which may be writing to its
 /// disk.
-fn early_ending(app: &App, store: &Store, record: &BatchRecord) -> Option<Ending> {
-    if app.gate.phase() >= Phase::Stopping {
+fn early_ending(server: &impl Ask, store: &Store, record: &BatchRecord) -> Option<Ending> {
+    if server.is_stopping() {
         return Some(Ending::Stopped);
     }
     let status = store.any_batch(&record.id).map(|batch| batch.status);
@@ -236,37 +233,37 @@ fn early_ending(app: &App, store: &Store, record: &BatchRecord) -> Option<Ending
 }
 
 /// Asks everything that is scheduled.
-async fn ask(app: &Arc<App>, batches: &Batches, running: Running) -> Ending {
+async fn ask<A: Ask>(server: &Arc<A>, batches: &Shared, running: Running) -> Ending {
     let running = Arc::new(running);
     let mut workers = JoinSet::new();
     for worker in 0..usize::from(batches.concurrency) {
-        let (app, running) = (Arc::clone(app), Arc::clone(&running));
+        let (server, running) = (Arc::clone(server), Arc::clone(&running));
         let places = Arc::clone(&batches.places);
         let planning = Arc::clone(&batches.planning);
         workers.spawn(async move {
-            while let Some(()) = ask_next(&app, &planning, &places, &running, worker).await {}
+            while let Some(()) = ask_next(&server, &planning, &places, &running, worker).await {}
         });
     }
     while workers.join_next().await.is_some() {}
     let ended = spawn_blocking({
-        let (app, running) = (Arc::clone(app), Arc::clone(&running));
-        move || running.ended(&app)
+        let (server, running) = (Arc::clone(server), Arc::clone(&running));
+        move || running.ended(&*server)
     });
     ended.await.unwrap_or_else(|_| running.unasked())
 }
 
 /// Asks the worker's next request and keeps the answer. `None`: nothing is left for it, or the batch ends.
-async fn ask_next(
-    app: &Arc<App>,
+async fn ask_next<A: Ask>(
+    server: &Arc<A>,
     planning: &Arc<Semaphore>,
     places: &Semaphore,
     running: &Arc<Running>,
     worker: usize,
 ) -> Option<()> {
     let (_place, next) = loop {
-        plan(app, planning, running, worker).await?;
+        plan(server, planning, running, worker).await?;
         let place = places.acquire().await.ok()?;
-        turn(app, running).await?;
+        turn(server, running).await?;
         let plan = Arc::clone(&running.plan).lock_owned().await;
         // Otherwise others were faster.
         if !plan.schedule.needs_plan(worker) {
@@ -275,15 +272,15 @@ async fn ask_next(
         }
     };
     let request = next.await.ok()??;
-    let answer = answered(app, running, &request).await?;
+    let answer = answered(server, running, &request).await?;
     let running = Arc::clone(running);
     let kept = spawn_blocking(move || running.keep(&request, &answer));
     kept.await.ok()
 }
 
 /// Plans what the worker asks next, if it must be planned. `None`: the batch ends first.
-async fn plan(
-    app: &Arc<App>,
+async fn plan<A: Ask>(
+    server: &Arc<A>,
     planning: &Arc<Semaphore>,
     running: &Arc<Running>,
     worker: usize,
@@ -293,10 +290,10 @@ async fn plan(
         return Some(());
     }
     let permit = Arc::clone(planning).acquire_owned().await.ok()?;
-    let (app, running) = (Arc::clone(app), Arc::clone(running));
+    let (server, running) = (Arc::clone(server), Arc::clone(running));
     let planned = spawn_blocking(move || {
         let _permit = permit;
-        let is_over = || running.ending(&app).is_some();
+        let is_over = || running.ending(&*server).is_some();
         if !is_over() {
             plan.schedule.plan(&running.index, &is_over);
         }
@@ -306,17 +303,16 @@ async fn plan(
 }
 
 /// Waits until a request of a batch may be asked; `None`: none may be any more.
-async fn turn(app: &Arc<App>, running: &Arc<Running>) -> Option<()> {
+async fn turn<A: Ask>(server: &Arc<A>, running: &Arc<Running>) -> Option<()> {
     loop {
         let ending = {
-            let (app, running) = (Arc::clone(app), Arc::clone(running));
-            spawn_blocking(move || running.ending(&app))
+            let (server, running) = (Arc::clone(server), Arc::clone(running));
+            spawn_blocking(move || running.ending(&*server))
         };
         if ending.await.ok()?.is_some() {
             return None;
         }
-        let engine = app.model.get().map(|model| model.engine().stats());
-        if engine.is_some_and(|stats| stats.waiting == 0) {
+        if server.is_idle() {
             return Some(());
         }
         tokio::time::sleep(GLANCE).await;
@@ -327,7 +323,11 @@ async fn turn(app: &Arc<App>, running: &Arc<Running>) -> Option<()> {
 type Answer = Result<(u16, Vec<u8>), String>;
 
 /// Asks a request until it is answered; `None`: the batch ends first.
-async fn answered(app: &Arc<App>, running: &Arc<Running>, request: &Request) -> Option<Answer> {
+async fn answered<A: Ask>(
+    server: &Arc<A>,
+    running: &Arc<Running>,
+    request: &Request,
+) -> Option<Answer> {
     let mut attempts = 0;
     loop {
         let asking = Asking {
@@ -335,13 +335,13 @@ async fn answered(app: &Arc<App>, running: &Arc<Running>, request: &Request) -> 
             id: format!("{}-{}", running.record.id, request.line),
             key: running.key,
         };
-        let (status, body) = match crate::api::ask(app, asking, request.body.clone()).await {
+        let (status, body) = match Arc::clone(server).ask(asking, request.body.clone()).await {
             Ok(answer) => answer,
             Err(Failure::Stopping | Failure::Loading) => return None,
             // Others came first.
             Err(Failure::QueueFull { .. }) => {
                 tokio::time::sleep(GLANCE).await;
-                turn(app, running).await?;
+                turn(server, running).await?;
                 continue;
             }
             Err(failure) => {
@@ -354,7 +354,7 @@ async fn answered(app: &Arc<App>, running: &Arc<Running>, request: &Request) -> 
         if status < 500 || attempts >= ATTEMPTS {
             return Some(Ok((status, body)));
         }
-        turn(app, running).await?;
+        turn(server, running).await?;
     }
 }
 
@@ -364,22 +364,22 @@ impl Running {
     }
 
     /// Returns why no further request is asked; `None`: they are.
-    fn ending(&self, app: &App) -> Option<Ending> {
+    fn ending(&self, server: &impl Ask) -> Option<Ending> {
         match self.failed.get() {
             Some(fault) => Some(Ending::Failed(vec![fault.clone()])),
-            None => early_ending(app, &self.store, &self.record),
+            None => early_ending(server, &self.store, &self.record),
         }
     }
 
     /// Returns how the batch ends, now that no worker asks any more.
-    fn ended(&self, app: &App) -> Ending {
+    fn ended(&self, server: &impl Ask) -> Ending {
         let is_whole = {
             let answers = &self.lock().answers;
             answers.served + answers.failed == self.index.len() as u64
         };
         match self.failed.get() {
             None if is_whole => Ending::Completed,
-            _ => self.ending(app).unwrap_or_else(|| self.unasked()),
+            _ => self.ending(server).unwrap_or_else(|| self.unasked()),
         }
     }
 

@@ -10,8 +10,8 @@
 //! Records are replaced whole. Only the owner of the process may read the folder: it holds documents and answers. Bounds
 //! hold over all owners; where there are several, one of them may take half. Times are seconds since 1970.
 
-use crate::api::random_id;
 use crate::failure::{Failure, clip};
+use crate::ids::random_id;
 use anyhow::{Context, Result, bail};
 use foreword_simulation::BatchUsage;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};

@@ -19,7 +19,8 @@
 use super::metrics::Metrics;
 use super::prompts::{Prompts, Reading};
 use super::residency::Residency;
-use crate::api::{Canary, EXHAUSTED_AFTER, body, refusals};
+use crate::api::{EXHAUSTED_AFTER, body, refusals};
+use crate::canary::Canary;
 use crate::connections::Book;
 use crate::failure::Failure;
 use crate::gate::{Gate, Pass, Phase};

@@ -25,7 +25,7 @@ pub mod subscription;
 
 pub use blocks::{Blocks, Counts, Limits};
 
-use crate::api::Canary;
+use crate::canary::Canary;
 use crate::connections::{self, Book, Bounds, Listening};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;

@@ -25,12 +25,13 @@
 //! A reader gets what there is when it asks, and holds nothing of the engine meanwhile. A slow reader falls behind and
 //! is then told to begin anew.
 
-use super::records::{self, Records};
-use super::wire;
+pub use super::readers::{Access, MAX_READERS, Readers, Source};
+
+use super::query::{BOTH_OR_NEITHER, MAX_WAIT, number, read, wait};
+use super::{records, wire};
 use crate::api::refusals;
-use crate::failure::{Failure, SOON, clip};
-use crate::gate::{Gate, Phase};
-use crate::keys::ApiKeys;
+use crate::failure::Failure;
+use crate::gate::Phase;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
 use axum::middleware::from_fn_with_state;
@@ -38,184 +39,17 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use foreword_engine::engine::feed::{Feed, Position};
-use foreword_ordering::feed::{Batch, Epoch, FeedKey, SealedTenant, TenantKey, Wire};
+use foreword_engine::engine::feed::Position;
+use foreword_ordering::feed::{Batch, Epoch, SealedTenant, TenantKey, Wire};
 use futures_util::stream;
 use std::convert::Infallible;
-use std::fmt::Display;
-use std::net::SocketAddr;
-use std::str::FromStr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-const MAX_WAIT: Duration = Duration::from_secs(60);
 const MAX_LIMIT: u64 = 4096;
 const DEFAULT_LIMIT: usize = 1024;
-
-/// The readers of the feed, and their access.
-pub struct Readers {
-    access: Access,
-    gate: Arc<Gate>,
-    /// Places by key; if no key is required, those of everybody.
-    places: Vec<Arc<Semaphore>>,
-    /// The same for gateways that listen to each other.
-    pub(super) listening: Vec<Arc<Semaphore>>,
-    /// What gateways tell each other.
-    pub(super) records: Records,
-    source: OnceLock<Source>,
-}
-
-/// The access to the feed: its readers' keys, and its seal.
-#[derive(Clone, Default)]
-pub struct Access {
-    /// Accepted keys; `None`: no key is required.
-    keys: Option<ApiKeys>,
-    /// Key that seals the feed.
-    seal: Option<FeedKey>,
-    /// Whether other machines can reach the feed.
-    is_exposed: bool,
-}
-
-impl Access {
-    /// Returns the access for a listener at `address`: a feed sealed with `seal`, for readers with one of `keys`.
-    pub fn new(keys: Option<ApiKeys>, seal: Option<FeedKey>, address: Option<SocketAddr>) -> Self {
-        let keys = match (&seal, keys) {
-            // Every holder of the feed's key has this token.
-            (Some(seal), Some(keys)) => Some(keys.and(seal.token())),
-            (Some(seal), None) => Some(ApiKeys::of([seal.token().as_bytes()])),
-            (None, keys) => keys,
-        };
-        Self {
-            keys,
-            seal,
-            is_exposed: address.is_some_and(|address| !address.ip().is_loopback()),
-        }
-    }
-
-    /// Logs one line with what the operator should know of the feed.
-    pub fn log(&self) {
-        match (&self.seal, self.is_exposed) {
-            (Some(_), _) => tracing::info!("the KV feed is sealed with a key"),
-            (None, false) => tracing::warn!(
-                "the KV feed has no key (--feed-key-file): it is served on loopback, and whoever reads it there can tell which documents are held"
-            ),
-            (None, true) => tracing::warn!(
-                "the KV feed is refused: it has no key (--feed-key-file), and the internal listener is not on loopback"
-            ),
-        }
-    }
-
-    fn pools(&self) -> u32 {
-        let keys = self.keys.as_ref().map_or(1, ApiKeys::count);
-        u32::try_from(keys).unwrap_or(u32::MAX).max(1)
-    }
-
-    /// Returns the number of places of one key.
-    fn places(&self) -> u32 {
-        (MAX_READERS_IN_ALL / self.pools()).clamp(1, MAX_READERS)
-    }
-
-    /// Returns the number of places of all keys.
-    pub fn readers(&self) -> u32 {
-        self.places().saturating_mul(self.pools())
-    }
-}
-
-/// The feed that is served.
-pub struct Source {
-    /// The feed of the cache's events.
-    pub feed: Arc<Feed>,
-    /// Name of the model.
-    pub model: String,
-}
-
-/// Most readers of one key at once, as long as there are few keys.
-pub const MAX_READERS: u32 = 64;
-/// Most readers of all keys at once.
-const MAX_READERS_IN_ALL: u32 = 1024;
-
-impl Readers {
-    /// Returns readers that can read nothing until [`Readers::open`]; `gate` ends their reading.
-    pub fn new(access: Access, gate: Arc<Gate>) -> Arc<Self> {
-        let each = access.places() as usize;
-        let places = || (0..access.pools()).map(|_| Arc::new(Semaphore::new(each)));
-        Arc::new(Self {
-            places: places().collect(),
-            listening: places().collect(),
-            records: Records::new(access.pools() as usize),
-            access,
-            gate,
-            source: OnceLock::new(),
-        })
-    }
-
-    /// Serves this feed from now on; a second one is dropped.
-    pub fn open(&self, source: Source) {
-        let _ = self.source.set(source);
-    }
-
-    /// Returns whether there is a feed to read.
-    pub fn is_open(&self) -> bool {
-        self.source.get().is_some()
-    }
-
-    /// Returns the gate, which ends all waiting.
-    pub(super) fn gate(&self) -> &Gate {
-        &self.gate
-    }
-
-    /// Returns the key that seals the feed.
-    pub(super) fn seal(&self) -> Option<&FeedKey> {
-        self.access.seal.as_ref()
-    }
-
-    /// Fails where the feed would tell anyone what there is.
-    pub(super) fn check_exposure(&self) -> Result<(), Failure> {
-        if self.access.seal.is_none() && self.access.is_exposed {
-            return Err(Failure::FeedKeyRequired);
-        }
-        Ok(())
-    }
-
-    /// Returns the number of the key that came with a request; 0 where none is required.
-    pub(super) fn holder(&self, headers: &HeaderMap) -> Result<usize, Failure> {
-        let holder = self.access.keys.as_ref();
-        // A request without a key was refused before.
-        let holder = holder.map_or(Some(0), |keys| keys.holder(headers));
-        holder.ok_or(Failure::Unauthorized)
-    }
-
-    /// Takes one of the key's places.
-    pub(super) fn place(
-        &self,
-        headers: &HeaderMap,
-        places: &[Arc<Semaphore>],
-    ) -> Result<OwnedSemaphorePermit, Failure> {
-        let places = places.get(self.holder(headers)?);
-        let place = Arc::clone(places.ok_or(Failure::Unauthorized)?).try_acquire_owned();
-        place.map_err(|_| Failure::QueueFull {
-            limit: self.access.places(),
-            retry_after: SOON,
-        })
-    }
-
-    /// Returns the number of readers now.
-    pub fn reading(&self) -> u32 {
-        self.taken(&self.places)
-    }
-
-    /// Returns the number of gateways that listen to each other now.
-    pub fn listening(&self) -> u32 {
-        self.taken(&self.listening)
-    }
-
-    fn taken(&self, places: &[Arc<Semaphore>]) -> u32 {
-        let free = places.iter().map(|places| places.available_permits());
-        self.access.readers() - free.sum::<usize>() as u32
-    }
-}
 
 /// Returns the routes.
 pub fn router(readers: Arc<Readers>) -> Router {
@@ -313,34 +147,6 @@ impl Query {
         };
         Ok(parsed)
     }
-}
-
-pub(super) const BOTH_OR_NEITHER: &str =
-    "since means something within an epoch only: give both, or neither";
-
-/// Reads how long a request may wait.
-pub(super) fn wait(name: &str, value: &str) -> Result<Duration, Failure> {
-    let limit = u64::try_from(MAX_WAIT.as_millis()).unwrap_or(u64::MAX);
-    Ok(Duration::from_millis(number(name, value, limit)?))
-}
-
-pub(super) fn number(name: &str, value: &str, limit: u64) -> Result<u64, Failure> {
-    match value.parse() {
-        Ok(number) if number <= limit => Ok(number),
-        _ => Err(Failure::invalid(
-            name,
-            format!(
-                "{name} must be a whole number up to {limit}, got {:?}",
-                clip(value)
-            ),
-        )),
-    }
-}
-
-pub(super) fn read<T: FromStr<Err: Display>>(name: &str, value: &str) -> Result<T, Failure> {
-    value
-        .parse()
-        .map_err(|error| Failure::invalid(name, format!("{name}: {error}, got {:?}", clip(value))))
 }
 
 /// Returns the position in the id of an event.

@@ -15,6 +15,9 @@
 pub mod http;
 pub mod place;
 pub mod publisher;
+mod pushes;
+mod query;
+mod readers;
 mod records;
 pub mod vllm;
 pub mod wire;

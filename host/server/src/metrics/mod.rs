@@ -51,7 +51,6 @@
 //!
 //! The engine's own numbers are read on each scrape; before the model is loaded they are absent.
 
-mod batches;
 mod counts;
 mod engine;
 
@@ -59,16 +58,14 @@ pub(crate) use counts::Outcomes;
 pub use counts::{Placement, Placements, Responses};
 pub use engine::Numbers;
 
-use crate::batches::Store;
 use crate::connections;
 use axum::http::StatusCode;
-use batches::OfBatches;
 use engine::{InVllmsWords, Scraped};
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// The server's metrics.
@@ -131,10 +128,10 @@ impl GenerationOutcome {
 }
 
 impl Metrics {
-    /// Metrics that tell the engine's `numbers` once there are any, and those of batches if these are taken.
+    /// Metrics that tell the engine's `numbers` once there are any, and what the `others` collect.
     pub fn new(
         numbers: impl Fn() -> Option<Numbers> + Clone + Send + Sync + 'static,
-        batches: Option<Arc<Store>>,
+        others: impl IntoIterator<Item = Box<dyn Collector>>,
     ) -> Self {
         let mut root = Registry::default();
         let registry = root.sub_registry_with_prefix("foreword");
@@ -199,8 +196,8 @@ impl Metrics {
             registry: Registry::default(),
         };
         registry.register_collector(Box::new(Scraped(numbers.clone())));
-        if let Some(store) = batches {
-            registry.register_collector(Box::new(OfBatches(store)));
+        for other in others {
+            registry.register_collector(other);
         }
         root.register_collector(Box::new(InVllmsWords(numbers)));
         Self {

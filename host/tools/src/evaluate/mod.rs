@@ -64,10 +64,6 @@ pub struct Options {
     pub data: PathBuf,
     /// The file's format; `None`: by its ending.
     pub format: Option<Format>,
-    /// Where documents come from, if the file has none.
-    pub corpus: Option<PathBuf>,
-    /// Most words of a passage that is cut from a longer text.
-    pub chunk_words: usize,
     /// A model that says which answers are right.
     pub judge: Option<JudgeOptions>,
     /// Folder of the run.
@@ -123,8 +119,6 @@ pub fn run(options: &Options) -> Result<()> {
         &options.data,
         Reading {
             format: options.format,
-            corpus: options.corpus.as_deref(),
-            chunk_words: options.chunk_words,
             documents: options.documents,
             questions: options.questions,
             seed: options.seed,
@@ -295,8 +289,6 @@ fn parameters(
         ("questions", json!(options.questions)),
         ("documents", json!(options.documents)),
         ("format", json!(options.format.map(Format::name))),
-        ("corpus", json!(options.corpus)),
-        ("chunk_words", json!(options.chunk_words)),
         ("seed", json!(options.seed)),
         ("concurrency", json!(options.concurrency)),
         ("system", json!(options.system)),

@@ -226,15 +226,6 @@ impl Ordered {
         self.is_given
     }
 
-    /// Returns it as JSON without `head`, for a module that has no memory and so stabilises nothing.
-    pub(crate) fn without_head(&self) -> Vec<u8> {
-        let mut value = self.value.clone();
-        if let Some(fields) = value.as_object_mut() {
-            fields.remove("head");
-        }
-        value.to_string().into_bytes()
-    }
-
     /// Returns the policy that it names.
     ///
     /// # Errors

@@ -8,7 +8,8 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-use super::{ConfigError, SaltKey};
+use super::ConfigError;
+use super::salt_key::SaltKey;
 
 /// The fields of one object. Each is named by its whole path, such as `retrieval.k`.
 pub(super) struct Fields<'v>(Option<&'v Map<String, Value>>);

@@ -13,6 +13,7 @@ mod agreement;
 mod engines;
 mod fields;
 mod retrieval;
+mod salt_key;
 mod tenant;
 
 use std::fmt;
@@ -34,7 +35,8 @@ pub(crate) use engines::{EngineConfig, FeedConfig, engines};
 pub(crate) use fields::KEY;
 use fields::{Fields, invalid};
 pub(crate) use retrieval::{Peer, RetrievalConfig};
-pub use tenant::{SaltKey, TenantSource};
+pub use salt_key::SaltKey;
+pub use tenant::TenantSource;
 
 /// The JSON Schema (draft 2020-12) of the plugin configuration.
 ///

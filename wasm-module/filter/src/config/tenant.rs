@@ -1,12 +1,10 @@
 //! The source of a request's tenant, and the key of the salts that keep tenants apart in the engine.
 
-use std::fmt;
-
-use foreword_ordering::hexadecimal;
 use serde_json::Value;
 
 use super::ConfigError;
 use super::fields::{Fields, header_name, hidden, invalid};
+use super::salt_key::SaltKey;
 
 /// The source of a request's tenant. The body is never the source: whoever writes it could choose the tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,38 +13,6 @@ pub enum TenantSource {
     Header(String),
     /// A claim of a JWT that `jwt_authn` has verified: the path to it in the request's dynamic metadata.
     Claim(Vec<String>),
-}
-
-/// A secret key, of cache salts or of an engine's feed.
-#[derive(Clone, PartialEq, Eq)]
-pub enum SaltKey {
-    /// The bytes of the key.
-    Bytes(Vec<u8>),
-    /// The name of the proxy's environment variable that holds the key in hexadecimal digits. So the key does not
-    /// appear on admin pages, which show configurations.
-    Environment(String),
-}
-
-impl SaltKey {
-    /// Reads a key: at least 256 bits in hexadecimal digits.
-    pub(crate) fn from_hex(hex: &str) -> Option<Vec<u8>> {
-        let digits = hex.as_bytes();
-        let (pairs, rest) = digits.as_chunks::<2>();
-        if !rest.is_empty() || !(MIN_KEY_BYTES..=MAX_KEY_BYTES).contains(&pairs.len()) {
-            return None;
-        }
-        pairs.iter().copied().map(hexadecimal::byte).collect()
-    }
-}
-
-/// Prints no byte of the key.
-impl fmt::Debug for SaltKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Bytes(bytes) => write!(f, "SaltKey({} bytes)", bytes.len()),
-            Self::Environment(name) => write!(f, "SaltKey(${name})"),
-        }
-    }
 }
 
 /// Reads `{"header": …}` or `{"claim": …, "payload": …, "namespace": …}`.
@@ -126,5 +92,3 @@ const DEFAULT_OPEN_PATHS: [&str; 2] = ["/v1/models", "/health"];
 const PART: &str = "a string of 1 to 256 characters";
 const MAX_PART_CHARS: usize = 256;
 const MAX_CLAIM_DEPTH: usize = 8;
-const MIN_KEY_BYTES: usize = 32;
-const MAX_KEY_BYTES: usize = 128;

@@ -14,6 +14,7 @@ use super::formats::{
     Said,
 };
 use super::json::{elements, offset_in, range_in, scanned, text};
+use super::role::Role;
 use super::salt::SaltField;
 use super::scan::{self, Bad, Scan, fields, say};
 use super::search::{pass_space, trimmed_json};
@@ -75,34 +76,6 @@ pub(super) struct ParsedMessage<'a> {
     pub(super) raw: &'a str,
     /// What may hold documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
-}
-
-/// Who speaks in a message, whatever the API calls them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// `system`, `developer`, and the system text that a body holds beside its messages.
-    System,
-    /// `user`.
-    User,
-    /// `assistant`, `CHATBOT`, `model`; a call that the model made.
-    Assistant,
-    /// `tool`, `function`; what a tool or a search gave.
-    Tool,
-    /// Any other role, or none.
-    #[default]
-    Other,
-}
-
-impl Role {
-    pub(super) fn of(role: &str) -> Self {
-        match role {
-            "system" | "developer" => Self::System,
-            "user" => Self::User,
-            "assistant" => Self::Assistant,
-            "tool" | "function" => Self::Tool,
-            _ => Self::Other,
-        }
-    }
 }
 
 /// Where blocks can be inserted into a user message: before its text.
@@ -337,12 +310,9 @@ impl<'a> Chat<'a> {
         let asked = [tools, user, safety_identifier, prompt_cache_key, metadata];
         let known = asked.into_iter().chain(preceding).flatten();
         hashed(known.map(str::len).sum());
-        let asking = [
-            user,
-            safety_identifier,
-            prompt_cache_key,
-            metadata.and_then(user_id),
-        ];
+        let users = [user, safety_identifier, metadata.and_then(user_id)];
+        let [_, _, user_id] = users;
+        let asking = [user, safety_identifier, prompt_cache_key, user_id];
         let mut before = xxh3_64_with_seed(tools.unwrap_or_default().as_bytes(), 0);
         if let Some(functions) = functions {
             before = xxh3_64_with_seed(functions.as_bytes(), before);
@@ -366,6 +336,7 @@ impl<'a> Chat<'a> {
             before: behind(before, &preceding),
             field: field.filter(|_| !listed.is_empty()),
             is_functions: tools.is_none(),
+            users,
             preceding,
         };
         let mut place = MessageReader {
@@ -542,6 +513,8 @@ pub(crate) struct Start<'a> {
     /// The field that the tools stand in, as written.
     pub(crate) field: Option<&'a str>,
     pub(crate) is_functions: bool,
+    /// The names of the one who asks, as written: `user`, `safety_identifier`, `metadata.user_id`.
+    pub(crate) users: [Option<&'a str>; 3],
     /// What the fields [`PRECEDING`] say.
     pub(super) preceding: [Option<&'a str>; PRECEDING.len()],
 }

@@ -11,9 +11,9 @@
 //! [`FORMATS`]; everything behind it knows messages alone. Without the feature `formats`, which a module for pages leaves
 //! off, Responses, Gemini and the blocks of Converse are unknown fields like others.
 
-use super::chat::Role;
 use super::json::{inner, text};
 use super::lists::Author;
+use super::role::Role;
 use super::{Skip, scan};
 use std::borrow::Cow;
 

@@ -1,8 +1,9 @@
 //! What is found in a body: messages, groups of documents that stand together, and where each goes.
 
 use super::Skip;
-use super::chat::{Chain, Entry, Role};
+use super::chat::{Chain, Entry};
 use super::numbered::{Numbered, NumberedBlock};
+use super::role::Role;
 use crate::config::{Config, DocumentFormat};
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;

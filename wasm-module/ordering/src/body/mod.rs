@@ -41,6 +41,7 @@ mod ranks;
 mod rebase;
 pub(crate) mod render;
 mod results;
+mod role;
 mod salt;
 pub mod scan;
 mod search;
@@ -54,7 +55,6 @@ use std::borrow::Cow;
 
 pub use array::Retrieved;
 pub(crate) use array::element_text;
-pub use chat::Role;
 pub(crate) use chat::{Chain, Entry, PARAMETERS, Wrap, around};
 #[cfg(feature = "head")]
 pub(crate) use contexts::{context_range, last_text};
@@ -66,6 +66,7 @@ pub use parse::{Parsed, parse, parse_with};
 pub use question::{Question, question};
 #[cfg(feature = "head")]
 pub(crate) use ranks::Ranks;
+pub use role::Role;
 pub use salt::salted;
 
 /// A body as text.

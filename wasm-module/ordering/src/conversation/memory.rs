@@ -15,6 +15,7 @@
 //! Nodes stand in an arena and in one list ordered by last use. Using a node touches it and then its ancestors, so the
 //! list's oldest node has no children, and forgetting it is O(1).
 
+pub(crate) use super::bounds::Bounds;
 use super::sent::{Kept, SentMessage};
 use crate::arrangement::Arrangement;
 use crate::body::Chain;
@@ -24,15 +25,6 @@ use crate::recency::Recency;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
-
-/// The bounds of a memory; beyond them the least recently used messages are forgotten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bounds {
-    /// Most messages; 0 switches the memory off.
-    pub(crate) max_entries: u32,
-    /// Most bytes, indices included.
-    pub(crate) max_bytes: u64,
-}
 
 /// Identifies a message in a memory. Valid until the next [`Memory::record`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -19,6 +19,7 @@
 //!
 //! This module decides no order, reads no body and knows no tenant.
 
+mod bounds;
 pub(crate) mod memory;
 pub(crate) mod passages;
 pub(crate) mod prompt_documents;

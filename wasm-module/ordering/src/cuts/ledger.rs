@@ -16,7 +16,6 @@
 //! were to be expected, since most classes are too small to fill every age. So no marker is needed to learn that one is worth its
 //! price, and a log that shares nothing is never marked: what is not known yet counts as improbable.
 
-use super::choice::Choice;
 use super::layout::{Layout, MarkTtl, Part, Position};
 use super::rules::CacheRules;
 use crate::recency::Recency;
@@ -193,22 +192,23 @@ impl Ledger {
         1.0 - hazards.iter().map(pass).product::<f64>()
     }
 
-    /// Records that a prompt was sent with the chosen markers.
+    /// Records that a prompt was sent with these markers, and up to where the upstream is believed to have held it.
     pub(super) fn take(
         &mut self,
         layout: &Layout,
-        choice: &Choice,
+        marks: &[(usize, MarkTtl)],
+        read: Option<usize>,
         rules: &CacheRules,
         now_ms: u64,
     ) {
         self.grow_older(rules, now_ms);
-        let mut marks = choice.all.iter().peekable();
+        let mut marks = marks.iter().peekable();
         for (at, position) in layout.positions.iter().enumerate() {
             let marked = marks.next_if(|(marked, _)| *marked == at);
             let is_kept = position.tokens >= u64::from(rules.minimum_tokens);
             let until = marked
                 .map(|(_, ttl)| *ttl)
-                .or((choice.read == Some(at)).then_some(MarkTtl::Default))
+                .or((read == Some(at)).then_some(MarkTtl::Default))
                 .filter(|_| is_kept)
                 .map_or(0, |ttl| {
                     now_ms.saturating_add(match ttl {
@@ -374,7 +374,7 @@ mod tests {
 
     fn take(ledger: &mut Ledger, hash: u64, now_ms: u64) {
         let rules = CacheKind::Anthropic.rules("");
-        ledger.take(&layout(hash), &Choice::default(), &rules, now_ms);
+        ledger.take(&layout(hash), &[], None, &rules, now_ms);
     }
 
     #[test]

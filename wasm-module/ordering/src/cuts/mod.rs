@@ -142,7 +142,7 @@ impl Cutter {
         let ledger = self.ledger(config, options, &parsed.model);
         let chosen = choice::choose(&layout, rules, ledger, options.now_ms);
         let cut = write::write(parsed, &layout, rules, &chosen);
-        ledger.take(&layout, &chosen, rules, options.now_ms);
+        ledger.take(&layout, &chosen.all, chosen.read, rules, options.now_ms);
         Ok(cut)
     }
 

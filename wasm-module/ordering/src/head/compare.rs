@@ -7,7 +7,7 @@
 //! The comparison follows the order of the prompt, and differences after the first one do not count.
 
 use super::cause::{Cause, Volatile};
-use super::diagnosis::Entry;
+use super::entry::Entry;
 use super::marks::{Solid, are_alike};
 use super::outline::Piece;
 use super::segments::SegmentKind;

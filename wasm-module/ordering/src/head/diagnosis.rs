@@ -12,10 +12,11 @@
 
 use super::cause::{Cause, Volatile};
 use super::compare::{self, Difference, Flat, Sides};
+use super::entry::{Asked, Entry, Parameters, Placed, Realm};
 use super::marks;
 use super::outline::{self, Cut, Depth, Known, MessageTexts, Piece, RawPiece};
 use super::pending::{self, PendingPieces, PendingPrompt, PendingSegment};
-use super::segments::{Segment, SegmentKind, Segments};
+use super::segments::{Segment, SegmentKind};
 use crate::body::{Parsed, Role, inner_of};
 use crate::config::Config;
 use crate::document::Fingerprint;
@@ -56,21 +57,6 @@ impl Limits {
         depth: Depth::Light,
         page_tokens: 16,
     };
-}
-
-/// A request to diagnose.
-#[derive(Clone, Copy, Debug)]
-pub struct Asked<'r, 'a> {
-    /// The request's body, parsed.
-    pub parsed: &'r Parsed<'a>,
-    /// The body's segments.
-    pub segments: &'r Segments,
-    /// A tenant or salt by which an engine also keeps caches apart.
-    pub tenant: &'r str,
-    /// Name of the engine that the request goes to; empty: there is one, or it is unknown.
-    pub engine: &'r str,
-    /// The documents in the order in which they are sent; `None`: as they stand in the body.
-    pub sent: Option<&'r [Fingerprint]>,
 }
 
 /// The reason why a request could not begin like an earlier one.
@@ -194,46 +180,6 @@ pub struct Index {
     holders: FxHashMap<u64, Holders>,
     /// Values that a slot has held lately, by what stands before and behind it.
     slots: FxHashMap<u64, SmallVec<[u64; 3]>>,
-}
-
-/// A request in the index.
-#[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) number: u64,
-    pub(super) realm: Realm,
-    pub(super) parameters: Parameters,
-    /// Sum of the hashes of the system messages in the history.
-    pub(super) inline: u64,
-    tokens: u64,
-    segments: Box<[Placed]>,
-    /// The pieces of all segments, by number. Beside the segments, so that a request is compared with many others
-    /// without a look at theirs.
-    pieces: Box<[u32]>,
-    /// What these pieces are the same as, sorted.
-    same: Box<[u64]>,
-}
-
-/// What engines keep caches apart by, besides content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Realm {
-    pub(super) model: u64,
-    pub(super) salt: u64,
-    pub(super) engine: u64,
-}
-
-/// Hashes of the parameters, each with its name.
-pub(super) type Parameters = SmallVec<[(&'static str, u64); 2]>;
-
-/// A segment of a request in the index.
-#[derive(Clone, Debug)]
-struct Placed {
-    kind: SegmentKind,
-    role: Role,
-    message: Option<u32>,
-    /// Index of the tool or the document among its like.
-    index: u32,
-    key: u64,
-    pieces: Arc<[u32]>,
 }
 
 /// The pieces of a segment, which requests share.

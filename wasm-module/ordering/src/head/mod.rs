@@ -27,6 +27,7 @@ pub(crate) mod contexts;
 pub(crate) mod contexts;
 pub(crate) mod decision;
 pub mod diagnosis;
+mod entry;
 #[cfg(feature = "head")]
 mod learned;
 mod marks;
@@ -51,7 +52,8 @@ mod tools;
 mod toolsets;
 
 pub use cause::{Cause, Volatile};
-pub use diagnosis::{Asked, Diagnosis, Index, Limits};
+pub use diagnosis::{Diagnosis, Index, Limits};
+pub use entry::Asked;
 pub use outline::{Depth, sent};
 pub use pending::PendingPrompt;
 pub use report::{Change, ChangeKind, HeadReport};

@@ -10,7 +10,7 @@
 //! Reading hashes and copies; it classifies no word. A tool or a message that the index knows costs one look-up. It is kept
 //! in the index until the prompt is diagnosed, so every prompt that was read must be.
 
-use super::diagnosis::{Asked, Parameters, Realm};
+use super::entry::{Asked, Parameters, Realm};
 use super::outline::{self, Cut, Depth, Known, MessageTexts, Piece, RawPiece};
 use super::segments::{Segment, SegmentKind};
 use crate::body::{FoundDocument, Role, offset_in};

@@ -2,8 +2,6 @@
 //!
 //! The step is [checked](crate::backend::check) first, so nothing after that checks it again.
 
-use super::attention;
-use super::pages::KvType;
 use crate::TokenId;
 use crate::backend::check::{Owners, Write};
 use crate::backend::{BackendError, BackendShape, Load, Output, Step};
@@ -25,9 +23,8 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Cuts for attention over a pool of type `kv_type`.
-    pub(super) fn new(model: &ModelConfig, kv_type: KvType) -> Self {
-        let item_rows = attention::item_rows(kv_type);
+    /// Cuts for attention whose items have at most `item_rows` rows.
+    pub(super) fn new(model: &ModelConfig, item_rows: usize) -> Self {
         let group = model.group();
         let divides = |heads: &usize| group.is_multiple_of(*heads);
         let item_heads = (1..=group.min(item_rows)).rev().find(divides).unwrap_or(1);
@@ -171,6 +168,8 @@ impl Selection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::cpu::attention::item_rows;
+    use crate::backend::cpu::pages::KvType;
     use crate::backend::{PageId, Segment};
 
     const SHAPE: BackendShape = BackendShape {
@@ -377,7 +376,7 @@ mod tests {
             );
             let model = ModelConfig::parse(&json).unwrap();
             for (kv_type, expected) in [(KvType::F32, wide), (KvType::Bf16x2, pairs)] {
-                let cut = Cut::new(&model, kv_type);
+                let cut = Cut::new(&model, item_rows(kv_type));
                 assert_eq!((cut.item_heads, cut.item_tokens), expected);
             }
         }

@@ -11,7 +11,7 @@
 //! first layer waits for its own. Scratch memory is kept from step to step. Rows run in parallel by tile, products by
 //! block and panel, attention by item, and pages by page. None of these cuts affects a result.
 
-use super::attention::Attention;
+use super::attention::{Attention, item_rows};
 use super::batch::{Batch, Cut, Selection};
 use super::heads::{Heads, MAX_HEAD, Rotary};
 use super::host::HostPool;
@@ -105,7 +105,7 @@ impl Model {
         let (attention, kv_type) = attention_pairs(checkpoint, kernels)?;
         Ok(Self {
             attention,
-            cut: Cut::new(&config, kv_type),
+            cut: Cut::new(&config, item_rows(kv_type)),
             rotary: Rotary::new(&config.rope, positions),
             embedding: Panels::pack(&[&checkpoint.embedding()?], kernels),
             layers,

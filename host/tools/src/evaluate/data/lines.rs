@@ -12,7 +12,6 @@
 //! Other members and blank lines are skipped. Questions are asked in the file's order, since a log has an order of its
 //! own.
 
-use super::passages::holder;
 use super::{Case, Data, Document, Turn, lines_of};
 use anyhow::{Context, Result, bail, ensure};
 use fxhash::FxHashMap;
@@ -113,12 +112,27 @@ fn turn(raw: RawTurn, documents: usize, known: &mut Known) -> Result<Turn> {
         );
     }
     Ok(Turn {
-        answer_document: holder(&documents, &answers),
+        answer_document: if raw.choices.is_empty() {
+            holder(&documents, &answers)
+        } else {
+            None
+        },
         question,
         documents,
         answers,
         choices: raw.choices,
     })
+}
+
+/// Returns the index of the only document that holds one of the answers, in upper or lower case.
+fn holder(documents: &[Arc<Document>], answers: &[String]) -> Option<usize> {
+    let lower: Vec<_> = answers.iter().map(|answer| answer.to_lowercase()).collect();
+    let mut holding = (0..documents.len()).filter(|&at| {
+        let text = documents[at].text.to_lowercase();
+        lower.iter().any(|answer| text.contains(answer))
+    });
+    let first = holding.next();
+    first.filter(|_| holding.next().is_none())
 }
 
 /// Documents without an id, by title and text.
@@ -173,6 +187,12 @@ mod tests {
         let line = r#"{"question": "Who?", "documents": ["It was Ann."], "choices": ["Bo", "Ann"], "answers": ["B"]}"#;
         let cases = read(line, None).unwrap();
         assert_eq!(cases[0].turns[0].choices, ["Bo", "Ann"]);
+        // A letter names no document.
+        let letter = line.replace("It was Ann.", "It was B.");
+        assert_eq!(
+            read(&letter, None).unwrap()[0].turns[0].answer_document,
+            None
+        );
         let error = read(&line.replace("[\"B\"]", "[\"Ann\"]"), None).unwrap_err();
         assert!(
             error.contains("line 1: its answers must be letters of its 2 choices"),

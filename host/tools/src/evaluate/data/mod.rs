@@ -1,19 +1,14 @@
-//! The questions: read from SQuAD's JSON, from lines of JSON or from other published files, checked, and brought into one
-//! form.
+//! The questions: read from SQuAD's JSON or from lines of JSON, checked, and brought into one form.
 //!
 //! ```text
 //!   FILE.json  ── squad ── words: BM25 over the file's paragraphs ──┐
-//!   FILE.jsonl ── lines ── documents as they were retrieved ────────┼──▶ cases, each of one turn or several
-//!   FILE, --format ── published ── its own documents, or a corpus ──┘
+//!   FILE.jsonl ── lines ── documents as they were retrieved ────────┴──▶ cases, each of one turn or several
 //! ```
 //!
-//! This module knows nothing of arms or requests.
+//! `examples/datasets.py` writes other published data sets as such lines. This module knows nothing of arms or requests.
 
 mod lines;
-mod passages;
-mod published;
 mod squad;
-mod table;
 
 use anyhow::{Context, Result, bail, ensure};
 use foreword_ordering::document::Fingerprint;
@@ -72,38 +67,11 @@ pub enum Format {
     Squad,
     /// Lines of JSON, each a question or a chat with its documents.
     Lines,
-    /// HotpotQA's JSON: questions with the paragraphs that they come with.
-    HotpotQa,
-    /// MultiHop-RAG's JSON: questions on a corpus of news beside it.
-    MultihopRag,
-    /// QASPER's JSON: questions on scientific papers.
-    Qasper,
-    /// NarrativeQA's table: questions on stories, which a corpus holds.
-    NarrativeQa,
-    /// MT-RAG's chats, as conversations or as tasks.
-    MtRag,
-    /// Natural Questions, as Google or DPR published them.
-    Nq,
-    /// A subject of MMLU: a table of questions with four choices.
-    Mmlu,
-    /// PubMedQA's JSON: abstracts with questions to be answered yes, no or maybe.
-    PubmedQa,
 }
 
 impl Format {
     /// All formats, in the order of the documentation.
-    pub const ALL: [Self; 10] = [
-        Self::Squad,
-        Self::Lines,
-        Self::HotpotQa,
-        Self::MultihopRag,
-        Self::Qasper,
-        Self::NarrativeQa,
-        Self::MtRag,
-        Self::Nq,
-        Self::Mmlu,
-        Self::PubmedQa,
-    ];
+    pub const ALL: [Self; 2] = [Self::Squad, Self::Lines];
 
     /// Returns the format's name.
     #[must_use]
@@ -111,14 +79,6 @@ impl Format {
         match self {
             Self::Squad => "squad",
             Self::Lines => "lines",
-            Self::HotpotQa => "hotpotqa",
-            Self::MultihopRag => "multihop-rag",
-            Self::Qasper => "qasper",
-            Self::NarrativeQa => "narrativeqa",
-            Self::MtRag => "mt-rag",
-            Self::Nq => "nq",
-            Self::Mmlu => "mmlu",
-            Self::PubmedQa => "pubmedqa",
         }
     }
 
@@ -134,7 +94,7 @@ impl Format {
             Some("json") => Ok(Self::Squad),
             Some("jsonl" | "ndjson") => Ok(Self::Lines),
             _ => bail!(
-                "{}: the name must end in .json (SQuAD) or .jsonl (lines), or --format must name another format",
+                "{}: the name must end in .json (SQuAD) or .jsonl (lines), or --format must name one of both",
                 path.display()
             ),
         }
@@ -143,13 +103,9 @@ impl Format {
 
 /// The options for reading a file.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reading<'a> {
+pub(super) struct Reading {
     /// The file's format; `None`: by its ending.
     pub(super) format: Option<Format>,
-    /// Where documents come from, if the file has none.
-    pub(super) corpus: Option<&'a Path>,
-    /// Most words of a passage that is cut from a longer text.
-    pub(super) chunk_words: usize,
     /// Most documents of a question.
     pub(super) documents: Option<usize>,
     /// Most questions: the first ones are kept.
@@ -187,7 +143,7 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// Reads `path`; its extension determines the format, unless that is told.
-pub(super) fn read(path: &Path, reading: Reading<'_>) -> Result<Data> {
+pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
     let failed = || format!("cannot read {}", path.display());
     let format = reading.format.map_or_else(|| Format::of(path), Ok)?;
     let text = bytes_of(path)?;
@@ -195,7 +151,6 @@ pub(super) fn read(path: &Path, reading: Reading<'_>) -> Result<Data> {
     let mut data = match format {
         Format::Squad => squad::read(&text, documents.unwrap_or(SQUAD_DOCUMENTS), reading.seed),
         Format::Lines => lines::read(&text, documents),
-        published => published::read(published, &text, &reading),
     }
     .with_context(failed)?;
     data.fingerprint = Fingerprint::of(&[&text]).0;
@@ -232,8 +187,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let reading = Reading {
             format: None,
-            corpus: None,
-            chunk_words: 800,
             documents: None,
             questions: Some(1),
             seed: 0,

@@ -1,0 +1,170 @@
+//! Who may read the feed, and how many at once.
+
+use super::pushes::Records;
+use crate::failure::{Failure, SOON};
+use crate::gate::Gate;
+use crate::keys::ApiKeys;
+use axum::http::HeaderMap;
+use foreword_engine::engine::feed::Feed;
+use foreword_ordering::feed::FeedKey;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// The readers of the feed, and their access.
+pub struct Readers {
+    pub(super) access: Access,
+    pub(super) gate: Arc<Gate>,
+    /// Places by key; if no key is required, those of everybody.
+    pub(super) places: Vec<Arc<Semaphore>>,
+    /// The same for gateways that listen to each other.
+    pub(super) listening: Vec<Arc<Semaphore>>,
+    /// What gateways tell each other.
+    pub(super) records: Records,
+    pub(super) source: OnceLock<Source>,
+}
+
+/// The access to the feed: its readers' keys, and its seal.
+#[derive(Clone, Default)]
+pub struct Access {
+    /// Accepted keys; `None`: no key is required.
+    pub(super) keys: Option<ApiKeys>,
+    /// Key that seals the feed.
+    pub(super) seal: Option<FeedKey>,
+    /// Whether other machines can reach the feed.
+    is_exposed: bool,
+}
+
+impl Access {
+    /// Returns the access for a listener at `address`: a feed sealed with `seal`, for readers with one of `keys`.
+    pub fn new(keys: Option<ApiKeys>, seal: Option<FeedKey>, address: Option<SocketAddr>) -> Self {
+        let keys = match (&seal, keys) {
+            // Every holder of the feed's key has this token.
+            (Some(seal), Some(keys)) => Some(keys.and(seal.token())),
+            (Some(seal), None) => Some(ApiKeys::of([seal.token().as_bytes()])),
+            (None, keys) => keys,
+        };
+        Self {
+            keys,
+            seal,
+            is_exposed: address.is_some_and(|address| !address.ip().is_loopback()),
+        }
+    }
+
+    /// Logs one line with what the operator should know of the feed.
+    pub fn log(&self) {
+        match (&self.seal, self.is_exposed) {
+            (Some(_), _) => tracing::info!("the KV feed is sealed with a key"),
+            (None, false) => tracing::warn!(
+                "the KV feed has no key (--feed-key-file): it is served on loopback, and whoever reads it there can tell which documents are held"
+            ),
+            (None, true) => tracing::warn!(
+                "the KV feed is refused: it has no key (--feed-key-file), and the internal listener is not on loopback"
+            ),
+        }
+    }
+
+    fn pools(&self) -> u32 {
+        let keys = self.keys.as_ref().map_or(1, ApiKeys::count);
+        u32::try_from(keys).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Returns the number of places of one key.
+    fn places(&self) -> u32 {
+        (MAX_READERS_IN_ALL / self.pools()).clamp(1, MAX_READERS)
+    }
+
+    /// Returns the number of places of all keys.
+    pub fn readers(&self) -> u32 {
+        self.places().saturating_mul(self.pools())
+    }
+}
+
+/// The feed that is served.
+pub struct Source {
+    /// The feed of the cache's events.
+    pub feed: Arc<Feed>,
+    /// Name of the model.
+    pub model: String,
+}
+
+/// Most readers of one key at once, as long as there are few keys.
+pub const MAX_READERS: u32 = 64;
+/// Most readers of all keys at once.
+const MAX_READERS_IN_ALL: u32 = 1024;
+
+impl Readers {
+    /// Returns readers that can read nothing until [`Readers::open`]; `gate` ends their reading.
+    pub fn new(access: Access, gate: Arc<Gate>) -> Arc<Self> {
+        let each = access.places() as usize;
+        let places = || (0..access.pools()).map(|_| Arc::new(Semaphore::new(each)));
+        Arc::new(Self {
+            places: places().collect(),
+            listening: places().collect(),
+            records: Records::new(access.pools() as usize),
+            access,
+            gate,
+            source: OnceLock::new(),
+        })
+    }
+
+    /// Serves this feed from now on; a second one is dropped.
+    pub fn open(&self, source: Source) {
+        let _ = self.source.set(source);
+    }
+
+    /// Returns whether there is a feed to read.
+    pub fn is_open(&self) -> bool {
+        self.source.get().is_some()
+    }
+
+    /// Returns the key that seals the feed.
+    pub(super) fn seal(&self) -> Option<&FeedKey> {
+        self.access.seal.as_ref()
+    }
+
+    /// Fails where the feed would tell anyone what there is.
+    pub(super) fn check_exposure(&self) -> Result<(), Failure> {
+        if self.access.seal.is_none() && self.access.is_exposed {
+            return Err(Failure::FeedKeyRequired);
+        }
+        Ok(())
+    }
+
+    /// Returns the number of the key that came with a request; 0 where none is required.
+    pub(super) fn holder(&self, headers: &HeaderMap) -> Result<usize, Failure> {
+        let holder = self.access.keys.as_ref();
+        // A request without a key was refused before.
+        let holder = holder.map_or(Some(0), |keys| keys.holder(headers));
+        holder.ok_or(Failure::Unauthorized)
+    }
+
+    /// Takes one of the key's places.
+    pub(super) fn place(
+        &self,
+        headers: &HeaderMap,
+        places: &[Arc<Semaphore>],
+    ) -> Result<OwnedSemaphorePermit, Failure> {
+        let places = places.get(self.holder(headers)?);
+        let place = Arc::clone(places.ok_or(Failure::Unauthorized)?).try_acquire_owned();
+        place.map_err(|_| Failure::QueueFull {
+            limit: self.access.places(),
+            retry_after: SOON,
+        })
+    }
+
+    /// Returns the number of readers now.
+    pub fn reading(&self) -> u32 {
+        self.taken(&self.places)
+    }
+
+    /// Returns the number of gateways that listen to each other now.
+    pub fn listening(&self) -> u32 {
+        self.taken(&self.listening)
+    }
+
+    fn taken(&self, places: &[Arc<Semaphore>]) -> u32 {
+        let free = places.iter().map(|places| places.available_permits());
+        self.access.readers() - free.sum::<usize>() as u32
+    }
+}

@@ -1,0 +1,40 @@
+//! Secret keys: of the salts that keep tenants apart in the engine, and of feeds.
+
+use std::fmt;
+
+use foreword_ordering::hexadecimal;
+
+/// A secret key, of cache salts or of an engine's feed.
+#[derive(Clone, PartialEq, Eq)]
+pub enum SaltKey {
+    /// The bytes of the key.
+    Bytes(Vec<u8>),
+    /// The name of the proxy's environment variable that holds the key in hexadecimal digits. So the key does not
+    /// appear on admin pages, which show configurations.
+    Environment(String),
+}
+
+impl SaltKey {
+    /// Reads a key: at least 256 bits in hexadecimal digits.
+    pub(crate) fn from_hex(hex: &str) -> Option<Vec<u8>> {
+        let digits = hex.as_bytes();
+        let (pairs, rest) = digits.as_chunks::<2>();
+        if !rest.is_empty() || !(MIN_KEY_BYTES..=MAX_KEY_BYTES).contains(&pairs.len()) {
+            return None;
+        }
+        pairs.iter().copied().map(hexadecimal::byte).collect()
+    }
+}
+
+/// Prints no byte of the key.
+impl fmt::Debug for SaltKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => write!(f, "SaltKey({} bytes)", bytes.len()),
+            Self::Environment(name) => write!(f, "SaltKey(${name})"),
+        }
+    }
+}
+
+const MIN_KEY_BYTES: usize = 32;
+const MAX_KEY_BYTES: usize = 128;
