@@ -137,6 +137,8 @@ pub struct GatewayOptions {
     pub rate_limit: bool,
     /// The plugin configuration; `None` leaves the filter out.
     pub plugin: Option<Value>,
+    /// Whether every document may stand anywhere unless `plugin` says otherwise, since most tests are not about ranks.
+    pub places_freely: bool,
     /// Worker threads, each with a VM and trees of its own.
     pub concurrency: u32,
     /// How the filter runs.
@@ -163,6 +165,30 @@ pub struct GatewayOptions {
 }
 
 impl GatewayOptions {
+    /// Returns the options of a gateway with one worker that places documents freely.
+    pub fn placing_freely(upstream: SocketAddr) -> Self {
+        Self {
+            places_freely: true,
+            ..Self::new(upstream)
+        }
+    }
+
+    /// Returns `plugin` as this gateway is given it.
+    fn given(&self, plugin: &Value) -> Value {
+        let mut plugin = plugin.clone();
+        if self.places_freely
+            && let Some(fields) = plugin.as_object_mut()
+        {
+            let ordering = fields.entry("ordering").or_insert_with(|| json!({}));
+            if let Some(ordering) = ordering.as_object_mut() {
+                ordering
+                    .entry("rank")
+                    .or_insert_with(|| json!({"place": "free"}));
+            }
+        }
+        plugin
+    }
+
     /// Returns the options of a gateway with one worker and the filter's defaults.
     pub fn new(upstream: SocketAddr) -> Self {
         Self {
@@ -174,6 +200,7 @@ impl GatewayOptions {
             paths: Paths::Listed,
             rate_limit: false,
             plugin: Some(Value::Object(serde_json::Map::new())),
+            places_freely: false,
             concurrency: 1,
             shell: Shell::chosen(),
             pages: None,
@@ -206,6 +233,10 @@ pub struct Gateway {
 impl Gateway {
     /// Starts Envoy and returns when it accepts requests. The error shows the end of Envoy's log.
     pub fn start(options: &GatewayOptions) -> Result<Self> {
+        let options = &GatewayOptions {
+            plugin: options.plugin.as_ref().map(|plugin| options.given(plugin)),
+            ..options.clone()
+        };
         let module = match (&options.plugin, &options.module) {
             (None, _) => None,
             (Some(_), Some(module)) => Some(module.clone()),

@@ -25,8 +25,8 @@ impl House {
         let tools = root.join("host/engine/fixtures/qwen2");
         let tools = Host::start(&tools, &["--name", "m"])?;
         Ok(Self {
-            reader: Gateway::start(&GatewayOptions::new(reader.address()))?,
-            tools: Gateway::start(&GatewayOptions::new(tools.address()))?,
+            reader: Gateway::start(&GatewayOptions::placing_freely(reader.address()))?,
+            tools: Gateway::start(&GatewayOptions::placing_freely(tools.address()))?,
             _hosts: [reader, tools],
         })
     }
@@ -102,7 +102,7 @@ fn frameworks_read_every_answer_through_the_gateway() {
             "routes": ["/v2/chat"],
             "ordering": {"documents": {"field": "reorder"}},
         })),
-        ..GatewayOptions::new(cohere.address())
+        ..GatewayOptions::placing_freely(cohere.address())
     });
     let cohere_gateway = cohere_gateway.unwrap();
     let address = format!("http://{}", cohere_gateway.address());

@@ -34,7 +34,7 @@ fn question(ids: &[&str]) -> String {
 fn the_hosts_feed_shows_the_paths_that_the_gateway_chose() {
     let model = artifacts::repository().join("host/engine/fixtures/qwen2");
     let host = Host::start(&model, &["--name", "tiny", "--kv-tokens", "8192"]).unwrap();
-    let gateway = Gateway::start(&GatewayOptions::new(host.address())).unwrap();
+    let gateway = Gateway::start(&GatewayOptions::placing_freely(host.address())).unwrap();
 
     let mut follower = Follower::default();
     let read = |follower: &mut Follower| -> Batch {

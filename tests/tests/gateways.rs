@@ -76,7 +76,7 @@ impl Fleet {
             feeds: Some(self.hosts.each_ref().map(Host::internal)),
             plugin: Some(plugin),
             concurrency: 2,
-            ..GatewayOptions::new(self.engines[0].address())
+            ..GatewayOptions::placing_freely(self.engines[0].address())
         };
         Gateway::start(&options).unwrap()
     }

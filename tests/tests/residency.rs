@@ -45,7 +45,7 @@ fn gateway(upstream: SocketAddr, concurrency: u32, plugin: Value) -> Gateway {
     let options = GatewayOptions {
         concurrency,
         plugin: Some(plugin),
-        ..GatewayOptions::new(upstream)
+        ..GatewayOptions::placing_freely(upstream)
     };
     Gateway::start(&options).unwrap()
 }
@@ -56,7 +56,7 @@ fn following(host: &Host, concurrency: u32) -> Gateway {
         concurrency,
         clusters: vec![("feed", host.internal())],
         plugin: Some(json!({"engines": [{"name": "engine", "feed": {"cluster": "feed"}}]})),
-        ..GatewayOptions::new(host.address())
+        ..GatewayOptions::placing_freely(host.address())
     };
     Gateway::start(&options).unwrap()
 }
@@ -165,7 +165,7 @@ fn a_gateway_with_the_hosts_key_follows_a_sealed_feed_and_one_with_another_key_s
             clusters: vec![("feed", hosts[0].internal())],
             plugin: Some(json!({"engines": [{"name": "engine", "feed": feed}]})),
             environment,
-            ..GatewayOptions::new(hosts[0].address())
+            ..GatewayOptions::placing_freely(hosts[0].address())
         };
         Gateway::start(&options).unwrap()
     };
@@ -209,7 +209,7 @@ fn of_several_engines_each_is_believed_to_hold_what_it_says() {
         feeds: Some(hosts.each_ref().map(Host::internal)),
         plugin: Some(json!({"engines": engines.collect::<Vec<_>>()})),
         concurrency: 2,
-        ..GatewayOptions::new(hosts[0].address())
+        ..GatewayOptions::placing_freely(hosts[0].address())
     };
     assert_believed(&Gateway::start(&options).unwrap(), &hosts);
 }
@@ -349,7 +349,7 @@ fn what_a_stream_says_is_read_and_not_a_byte_of_it_changes() {
     };
     let bare = Gateway::start(&GatewayOptions {
         plugin: None,
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     })
     .unwrap();
     let expected = stream(&bare).body;

@@ -151,7 +151,7 @@ fn killing_retriever_embedder_or_engines_host_loses_no_chat_that_could_be_served
         ],
         plugin: Some(json!({"retrieval": retrieval})),
         concurrency: 2,
-        ..GatewayOptions::new(engine.address())
+        ..GatewayOptions::placing_freely(engine.address())
     })
     .unwrap();
     let question = |sender, round| {
@@ -187,7 +187,7 @@ fn a_host_that_comes_back_is_engine_and_retriever_again() {
     let gateway = Gateway::start(&GatewayOptions {
         clusters: vec![("host", host.address())],
         plugin: Some(json!({"retrieval": {"cluster": "host", "timeout_ms": 60_000}})),
-        ..GatewayOptions::new(host.address())
+        ..GatewayOptions::placing_freely(host.address())
     })
     .unwrap();
     assert!(
@@ -225,7 +225,7 @@ fn a_host_without_an_index_answers_without_documents() {
     let gateway = Gateway::start(&GatewayOptions {
         clusters: vec![("host", host.address())],
         plugin: Some(json!({"retrieval": {"cluster": "host", "timeout_ms": 60_000}})),
-        ..GatewayOptions::new(host.address())
+        ..GatewayOptions::placing_freely(host.address())
     })
     .unwrap();
     let response = ask(&gateway, "Where is the key?");

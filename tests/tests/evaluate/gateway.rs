@@ -60,7 +60,7 @@ fn the_same_bodies_are_sent() {
     let is_through = |request: &Received| request.header("x-request-id").is_some();
     let upstream =
         Upstream::scripted(|request, reply| answer(reply, &first_document(request))).unwrap();
-    let gateway = Gateway::start(&GatewayOptions::new(upstream.address())).unwrap();
+    let gateway = Gateway::start(&GatewayOptions::placing_freely(upstream.address())).unwrap();
     let evaluation = evaluation();
     let arguments = arguments(&gateway.address());
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
@@ -102,7 +102,7 @@ fn the_same_bodies_are_sent() {
 fn the_reader_gives_the_same_answers_and_most_are_right() {
     let model = artifacts::repository().join("examples/reader");
     let host = Host::start(&model, &["--name", "m", "--kv-tokens", "16384"]).unwrap();
-    let gateway = Gateway::start(&GatewayOptions::new(host.address())).unwrap();
+    let gateway = Gateway::start(&GatewayOptions::placing_freely(host.address())).unwrap();
     let evaluation = Evaluation::of(&world());
     let arguments = arguments(&gateway.address());
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();

@@ -15,7 +15,7 @@ use serde_json::json;
 fn options(upstream: &Upstream, shell: Shell) -> GatewayOptions {
     GatewayOptions {
         shell,
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     }
 }
 

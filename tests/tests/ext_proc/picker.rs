@@ -484,7 +484,7 @@ fn damaged(shell: Shell, plugin: &Value, count: usize) -> usize {
         plugin: Some(plugin.clone()),
         clusters: vec![("retriever", retriever.address())],
         edits: with_picker_behind(&picker),
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     })
     .unwrap();
     // Of the size with which the fault was reported. Numbers show what is missing.

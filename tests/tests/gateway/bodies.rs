@@ -245,7 +245,7 @@ fn other_methods_and_paths_are_left_alone() {
     let upstream = Upstream::start().unwrap();
     let options = GatewayOptions {
         paths: Paths::All,
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     let gateway = Gateway::start(&options).unwrap();
     let body = tagged(&["a", "b"]);

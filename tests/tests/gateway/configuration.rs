@@ -36,7 +36,7 @@ fn envoy_refuses_to_start_with_a_wrong_configuration_and_says_which_field() {
     ] {
         let options = GatewayOptions {
             plugin: Some(plugin),
-            ..GatewayOptions::new(upstream.address())
+            ..GatewayOptions::placing_freely(upstream.address())
         };
         let error = Gateway::start(&options).unwrap_err().to_string();
         for word in words {
@@ -257,7 +257,7 @@ fn without_the_filter_the_same_envoy_passes_everything() {
     let upstream = Upstream::start().unwrap();
     let options = GatewayOptions {
         plugin: None,
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     let gateway = Gateway::start(&options).unwrap();
     send(&gateway, &tagged(&["a", "b"]));

@@ -45,7 +45,7 @@ fn gateway(addresses: [SocketAddr; 3], concurrency: u32) -> Gateway {
         engines: Some(addresses),
         plugin: Some(json!({"engines": engines})),
         concurrency,
-        ..GatewayOptions::new(addresses[0])
+        ..GatewayOptions::placing_freely(addresses[0])
     };
     Gateway::start(&options).unwrap()
 }
@@ -215,7 +215,7 @@ fn the_shipped_configuration_starts_as_it_stands() {
     let options = GatewayOptions {
         engines: Some(here.map(|address| address.parse().unwrap())),
         plugin: Some(plugin),
-        ..GatewayOptions::new(here[0].parse().unwrap())
+        ..GatewayOptions::placing_freely(here[0].parse().unwrap())
     };
     Gateway::start(&options).unwrap();
 }

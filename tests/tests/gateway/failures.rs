@@ -13,7 +13,7 @@ fn a_dead_upstream_is_a_503_in_openais_shape() {
         .unwrap()
         .local_addr()
         .unwrap();
-    let gateway = Gateway::start(&GatewayOptions::new(dead)).unwrap();
+    let gateway = Gateway::start(&GatewayOptions::placing_freely(dead)).unwrap();
     for _ in 0..3 {
         let response = send(&gateway, &tagged(&["a", "b"]));
         assert_eq!(response.status, 503);

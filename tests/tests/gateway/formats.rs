@@ -371,7 +371,7 @@ fn an_engine_that_is_down_is_told_in_the_clients_dialect() {
         .unwrap()
         .local_addr()
         .unwrap();
-    let gateway = Gateway::start(&GatewayOptions::new(dead)).unwrap();
+    let gateway = Gateway::start(&GatewayOptions::placing_freely(dead)).unwrap();
     let body = json!({"messages": []}).to_string();
     let response = send_to(&gateway, "/v1/messages", &body);
     assert_eq!(response.status, 503);

@@ -27,14 +27,14 @@ use serde_json::{Value, json};
 
 /// A gateway with the filter's defaults.
 fn gateway(upstream: &Upstream) -> Gateway {
-    Gateway::start(&GatewayOptions::new(upstream.address())).unwrap()
+    Gateway::start(&GatewayOptions::placing_freely(upstream.address())).unwrap()
 }
 
 /// A gateway with a plugin configuration.
 fn configured(upstream: &Upstream, plugin: Value) -> Gateway {
     let options = GatewayOptions {
         plugin: Some(plugin),
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     Gateway::start(&options).unwrap()
 }

@@ -147,7 +147,7 @@ fn the_most_talkative_log_holds_nothing_of_documents_questions_tenants_or_salts(
         })),
         environment: vec![("FOREWORD_SALT_KEY", key.clone())],
         verbose: true,
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     let gateway = Gateway::start(&options).unwrap();
     let secret = "swordfish";
@@ -207,7 +207,7 @@ fn two_filters_in_one_chain_keep_out_of_each_others_way() {
     drop(gateway);
     let options = GatewayOptions {
         filters_before: Some(yaml),
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     let gateway = Gateway::start(&options).unwrap();
     for _ in 0..3 {

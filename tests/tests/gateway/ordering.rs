@@ -246,7 +246,7 @@ fn two_workers_serve_many_clients_without_mixing_them_up() {
     let upstream = echo_marker();
     let options = GatewayOptions {
         concurrency: 2,
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     let gateway = Gateway::start(&options).unwrap();
     thread::scope(|scope| {
@@ -283,7 +283,7 @@ fn workers_of_a_dynamic_module_share_their_trees() {
         concurrency: 4,
         // Each Wasm VM has trees of its own, in which a request's match would depend on its connection.
         shell: Shell::Dynamic,
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     let gateway = Gateway::start(&options).unwrap();
     send(&gateway, &tagged(&["a", "b", "c"]));

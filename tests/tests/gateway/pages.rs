@@ -10,7 +10,7 @@ const PAGE: &str = "http://127.0.0.1:4321";
 fn for_pages(upstream: &Upstream) -> Gateway {
     let options = GatewayOptions {
         pages: Some(r"http://127\.0\.0\.1:\d+".into()),
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     Gateway::start(&options).unwrap()
 }

@@ -158,7 +158,7 @@ impl Tenants {
             })),
             filters_before: (self == Self::Token).then(jwt_authn),
             paths,
-            ..GatewayOptions::new(engine)
+            ..GatewayOptions::placing_freely(engine)
         };
         Gateway::start(&options).unwrap()
     }
@@ -613,7 +613,7 @@ fn without_salts_the_shipped_configuration_keeps_paths_that_are_not_listed_from_
     let Some(engine) = Starlette::start().unwrap() else {
         return;
     };
-    let gateway = Gateway::start(&GatewayOptions::new(engine.address())).unwrap();
+    let gateway = Gateway::start(&GatewayOptions::placing_freely(engine.address())).unwrap();
     for path in [
         "/metrics",
         "/v1/kv/snapshot",
@@ -649,7 +649,7 @@ fn a_flood_gets_429_and_headers_that_never_end_lose_their_connection() {
     };
     let options = GatewayOptions {
         rate_limit: true,
-        ..GatewayOptions::new(engine.address())
+        ..GatewayOptions::placing_freely(engine.address())
     };
     let gateway = Gateway::start(&options).unwrap();
     let mut slow = TcpStream::connect(gateway.address()).unwrap();

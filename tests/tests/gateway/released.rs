@@ -16,7 +16,7 @@ fn releasing(upstream: &Upstream, on_failure: &str) -> Gateway {
             "ordering": {"hint": {"enabled": false}},
         })),
         headers_may_wait: false,
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     Gateway::start(&options).unwrap()
 }

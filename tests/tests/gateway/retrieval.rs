@@ -61,7 +61,7 @@ fn options(engine: &Upstream, retriever: SocketAddr, retrieval: Value) -> Gatewa
     GatewayOptions {
         clusters: vec![("retriever", retriever)],
         plugin: Some(json!({"retrieval": all})),
-        ..GatewayOptions::new(engine.address())
+        ..GatewayOptions::placing_freely(engine.address())
     }
 }
 

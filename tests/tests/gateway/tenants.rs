@@ -156,7 +156,7 @@ fn released_headers_keep_salts_too() {
     let options = GatewayOptions {
         plugin: Some(plugin),
         headers_may_wait: false,
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     let gateway = Gateway::start(&options).unwrap();
     let forged = tagged(&["a"]).replacen('{', r#"{"cache_salt": "x", "#, 1);
@@ -181,7 +181,7 @@ fn a_key_in_the_environment_derives_the_same_salts() {
         let options = GatewayOptions {
             plugin: Some(plugin),
             environment,
-            ..GatewayOptions::new(upstream.address())
+            ..GatewayOptions::placing_freely(upstream.address())
         };
         let gateway = Gateway::start(&options).unwrap();
         ask(&gateway, "red", &tagged(&["a"]));
@@ -194,7 +194,7 @@ fn a_key_in_the_environment_derives_the_same_salts() {
         plugin: Some(
             json!({"tenant": {"header": "x-tenant"}, "salt": {"key_env": "FOREWORD_NO_SUCH_KEY"}}),
         ),
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     let error = Gateway::start(&options).unwrap_err().to_string();
     assert!(
@@ -276,7 +276,7 @@ fn tenants_by_token(upstream: &Upstream, plugin: Value, claims: impl Fn(&str) ->
     let options = GatewayOptions {
         plugin: Some(plugin),
         filters_before: Some(jwt_authn()),
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     let gateway = Gateway::start(&options).unwrap();
     let token_of = |tenant: &str| token(&claims(tenant));
@@ -355,7 +355,7 @@ fn a_dynamic_module_says_that_it_cannot_read_claims() {
     let options = GatewayOptions {
         plugin: Some(json!({"tenant": {"claim": "sub", "payload": "jwt"}})),
         shell: Shell::Dynamic,
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     let error = Gateway::start(&options).unwrap_err().to_string();
     assert!(error.contains("claim_to_headers"), "{error}");
@@ -396,7 +396,7 @@ fn the_host_serves_one_tenants_documents_from_the_cache_and_not_anothers() {
     let host = Host::start(&model, &["--name", "tiny", "--kv-tokens", "8192"]).unwrap();
     let options = GatewayOptions {
         plugin: Some(salted("x-tenant")),
-        ..GatewayOptions::new(host.address())
+        ..GatewayOptions::placing_freely(host.address())
     };
     let gateway = Gateway::start(&options).unwrap();
     let body = |ids: &[&str], forged: Option<&str>| {

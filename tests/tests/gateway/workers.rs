@@ -15,7 +15,7 @@ fn with_workers(upstream: &Upstream, concurrency: u32, plugin: Value) -> Gateway
     let options = GatewayOptions {
         concurrency,
         plugin: Some(plugin),
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     Gateway::start(&options).unwrap()
 }
@@ -206,7 +206,7 @@ fn what_is_known_outlives_a_reload_with_another_configuration() {
     let options = GatewayOptions {
         concurrency: 2,
         reloadable: true,
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     let gateway = Gateway::start(&options).unwrap();
     let mut clients = connect(&gateway, 2);

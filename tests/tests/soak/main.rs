@@ -78,7 +78,7 @@ fn start(upstream: &Upstream) -> Gateway {
         plugin: Some(configurations().swap_remove(0)),
         concurrency: WORKERS,
         reloadable: true,
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     Gateway::start(&options).unwrap()
 }

@@ -23,7 +23,7 @@ fn a_trap_is_counted_and_the_next_requests_are_served() {
         plugin: Some(json!({"ordering": {"conversation": {
             "pin": true, "max_bytes": 1_u64 << 40, "max_pinned_tokens": u32::MAX,
         }}})),
-        ..GatewayOptions::new(upstream.address())
+        ..GatewayOptions::placing_freely(upstream.address())
     };
     let gateway = Gateway::start(&options).unwrap();
     let begun = Instant::now();

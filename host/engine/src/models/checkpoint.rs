@@ -2,6 +2,7 @@
 //!
 //! [`Checkpoint::random`] fills the same roles with random numbers, for measuring shapes of which no file exists.
 
+use super::gguf::{Gguf, is_gguf};
 use super::safetensors::TensorFiles;
 use super::{CheckpointError, ModelConfig};
 use half::{bf16, f16};
@@ -106,18 +107,22 @@ pub struct Checkpoint {
 
 enum Source {
     Files(PathBuf, TensorFiles),
+    Gguf(Gguf),
     Random(Element, u64),
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in `folder`: reads its configuration and maps its weights.
+    /// Opens the checkpoint in a folder, or a GGUF file: reads its configuration and maps its weights.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when a file is missing, malformed or of an unsupported architecture.
-    pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         Ok(Self {
-            config: ModelConfig::load(folder)?,
-            source: Source::Files(folder.to_owned(), TensorFiles::open(folder)?),
+            config: ModelConfig::load(path)?,
+            source: match is_gguf(path) {
+                true => Source::Gguf(Gguf::open(path)?),
+                false => Source::Files(path.to_owned(), TensorFiles::open(path)?),
+            },
         })
     }
 
@@ -141,6 +146,7 @@ impl Checkpoint {
         hash.update(format!("{:?}", self.config).as_bytes());
         match &self.source {
             Source::Files(_, files) => files.sample(&mut hash),
+            Source::Gguf(file) => file.sample(&mut hash),
             Source::Random(element, seed) => {
                 hash.update(format!("random {element:?} {seed}").as_bytes());
             }
@@ -203,8 +209,8 @@ impl Checkpoint {
         let (c, name) = (&self.config, "model.layers.0.self_attn.k_proj.weight");
         match &self.source {
             Source::Random(element, _) => Ok(*element),
-            Source::Files(folder, files) => {
-                let tensor = files.tensor(folder, name, &[c.kv_heads * c.head_dim, c.hidden])?;
+            Source::Files(..) | Source::Gguf(_) => {
+                let tensor = self.tensor(name, &[c.kv_heads * c.head_dim, c.hidden])?;
                 Ok(tensor.element)
             }
         }
@@ -234,11 +240,11 @@ impl Checkpoint {
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, CheckpointError> {
-        let (folder, files) = match &self.source {
-            Source::Random(element, seed) => return Ok(random(name, shape, *element, *seed)),
-            Source::Files(folder, files) => (folder, files),
-        };
-        files.tensor(folder, name, shape)
+        match &self.source {
+            Source::Random(element, seed) => Ok(random(name, shape, *element, *seed)),
+            Source::Files(folder, files) => files.tensor(folder, name, shape),
+            Source::Gguf(file) => file.tensor(name, shape),
+        }
     }
 }
 

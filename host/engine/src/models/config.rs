@@ -14,6 +14,7 @@
 //! does not load.
 
 use super::CheckpointError;
+use super::gguf::{Gguf, is_gguf};
 use super::rope::{RawRope, Rope};
 use serde::Deserialize;
 use serde_json::Value;
@@ -57,11 +58,18 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads `config.json` and, where present, `generation_config.json` in `folder`.
+    /// Reads `config.json` and, where present, `generation_config.json` in `folder`, or what a GGUF file has instead.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when a file cannot be read or the architecture is unsupported.
     pub fn load(folder: &Path) -> Result<Self, CheckpointError> {
+        if is_gguf(folder) {
+            let config = Gguf::open(folder)?.config()?;
+            return Self::parse(&config.to_string()).map_err(|error| CheckpointError {
+                file: folder.display().to_string(),
+                ..error
+            });
+        }
         let path = folder.join("config.json");
         let text =
             std::fs::read_to_string(&path).map_err(|error| CheckpointError::new(&path, error))?;

@@ -4,6 +4,7 @@
 //! folder ── config.json ───────────▶ ModelConfig  sizes, rotary positions, options of a layer
 //!        ── generation_config.json ┘
 //!        ── *.safetensors ─────────▶ Checkpoint   the tensors of a layer, checked for presence, type and shape
+//! FILE.gguf ── all of these, and the tokenizer and the chat template
 //! ```
 //!
 //! This module owns which checkpoints are supported, how their files are read and what their tensors are called. It
@@ -13,6 +14,7 @@
 
 mod checkpoint;
 mod config;
+pub(crate) mod gguf;
 mod rope;
 mod safetensors;
 

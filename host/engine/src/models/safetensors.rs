@@ -93,11 +93,7 @@ impl TensorFiles {
                 continue;
             };
             hash.update(format!("{name} {} {:?}", entry.dtype, entry.shape).as_bytes());
-            let window = SAMPLE.min(bytes.len());
-            let last = bytes.len() - window;
-            for start in [0, last / 2, last] {
-                hash.update(&bytes[start..start + window]);
-            }
+            sample(bytes, hash);
         }
     }
 
@@ -125,6 +121,15 @@ impl TensorFiles {
         }
         self.files.push((path, map));
         Ok(())
+    }
+}
+
+/// Adds the beginning, the middle and the end of a tensor's bytes to `hash`.
+pub(super) fn sample(bytes: &[u8], hash: &mut Xxh3) {
+    let window = SAMPLE.min(bytes.len());
+    let last = bytes.len() - window;
+    for start in [0, last / 2, last] {
+        hash.update(&bytes[start..start + window]);
     }
 }
 

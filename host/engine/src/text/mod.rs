@@ -24,6 +24,7 @@ mod template;
 mod tokenizer;
 mod tool_calls;
 
+use crate::models::CheckpointError;
 pub use cache::{TokenCache, TokenCacheStats};
 pub use decoder::Decoder;
 pub use grammar::{Cancel, GrammarWork, Grammars};
@@ -55,6 +56,12 @@ pub enum TextError {
     /// No grammar can be built over this vocabulary.
     #[error("grammar: {0}")]
     Grammar(String),
+}
+
+impl From<CheckpointError> for TextError {
+    fn from(CheckpointError { file, reason }: CheckpointError) -> Self {
+        Self::Checkpoint { file, reason }
+    }
 }
 
 impl TextError {

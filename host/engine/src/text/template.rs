@@ -15,6 +15,7 @@ use super::TextError;
 use super::clock::strftime;
 use super::json::{to_value, tojson};
 use super::limits::{MAX_BYTES, MAX_NESTING, too_deep};
+use crate::models::gguf::{Gguf, is_gguf};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Value, escape_formatter};
@@ -80,20 +81,30 @@ pub enum Ending {
 }
 
 impl ChatTemplate {
-    /// Reads the template in `folder`. Functions that ask for the time get the system's, in UTC; see
+    /// Reads the template in `folder`, or that of a GGUF file. Functions that ask for the time get the system's, in UTC; see
     /// [`ChatTemplate::with_clock`].
     ///
     /// # Errors
     /// Returns [`TextError::Checkpoint`] when a file is malformed. A checkpoint without a template is `Ok(None)`.
     pub fn load(folder: &Path) -> Result<Option<Self>, TextError> {
-        let config_file = folder.join("tokenizer_config.json");
-        let config = match read(&config_file)? {
-            Some(text) => serde_json::from_str(&text)
-                .map_err(|error| TextError::checkpoint(&config_file, error))?,
-            None => Json::Null,
+        let config_file = match is_gguf(folder) {
+            true => folder.to_owned(),
+            false => folder.join("tokenizer_config.json"),
+        };
+        let config = match is_gguf(folder) {
+            true => Gguf::open(folder)?.tokenizer_config(),
+            false => match read(&config_file)? {
+                Some(text) => serde_json::from_str(&text)
+                    .map_err(|error| TextError::checkpoint(&config_file, error))?,
+                None => Json::Null,
+            },
         };
         let template_file = folder.join("chat_template.jinja");
-        let (file, templates) = match read(&template_file)? {
+        let source = match is_gguf(folder) {
+            true => None,
+            false => read(&template_file)?,
+        };
+        let (file, templates) = match source {
             Some(source) => (template_file, vec![(DEFAULT, source)]),
             None => {
                 let templates = templates_in(&config)

@@ -4,6 +4,7 @@ use super::TextError;
 use super::pieces::Cuts;
 use super::spelling::Spelling;
 use crate::TokenId;
+use crate::models::gguf::{Gguf, is_gguf};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use tokenizers::Model;
@@ -17,11 +18,16 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` in `folder`.
+    /// Reads `tokenizer.json` in `folder`, or the tokenizer of a GGUF file.
     ///
     /// # Errors
     /// Returns [`TextError::Checkpoint`] when the file is missing, malformed or unsupported.
     pub fn load(folder: &Path) -> Result<Self, TextError> {
+        if is_gguf(folder) {
+            let tokenizer = Gguf::open(folder).and_then(|file| file.tokenizer())?;
+            return Self::parse(tokenizer.to_string().as_bytes())
+                .map_err(|reason| TextError::checkpoint(folder, reason));
+        }
         let file = folder.join("tokenizer.json");
         let bytes = std::fs::read(&file).map_err(|error| TextError::checkpoint(&file, error))?;
         Self::parse(&bytes).map_err(|reason| TextError::checkpoint(&file, reason))

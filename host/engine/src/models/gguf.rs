@@ -1,0 +1,1111 @@
+//! GGUF files (llama.cpp): one file with a model's architecture, tokenizer, chat template and weights.
+//!
+//! Everything is handed on in the shapes of a Hugging Face folder: `config.json`, `tokenizer.json` and
+//! `tokenizer_config.json` as JSON, and tensors under their names there. So the rest of the crate knows one kind of
+//! checkpoint. Packed weights are widened when a tensor is asked for, and rounded to bf16.
+//!
+//! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>; packed blocks: `ggml-quants.c`.
+
+#![allow(
+    unsafe_code,
+    reason = "mapping a file is unsafe because another process may change it meanwhile"
+)]
+
+use super::CheckpointError;
+use super::checkpoint::{Element, Tensor};
+use half::{bf16, f16};
+use memmap2::Mmap;
+use rayon::prelude::*;
+use serde_json::{Value as Json, json};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Most metadata fields, and most tensors. Each takes at least 12 bytes of the file, so memory is bounded by its size too.
+const MAX_ENTRIES: u64 = 1 << 16;
+/// Longest name of a field or a tensor, in bytes.
+const MAX_NAME: usize = 1 << 12;
+/// Tokens of the largest vocabulary that is accepted.
+const MAX_TOKENS: usize = 1 << 21;
+
+/// A mapped file.
+pub(crate) struct Gguf {
+    path: PathBuf,
+    map: Mmap,
+    fields: HashMap<String, Field>,
+    tensors: HashMap<String, Info>,
+}
+
+/// Where a metadata value stands.
+#[derive(Clone, Copy)]
+struct Field {
+    kind: u32,
+    /// Kind of an array's elements, and their number.
+    elements: (u32, u64),
+    at: usize,
+}
+
+struct Info {
+    packing: Packing,
+    /// Rows and columns; a vector is one row.
+    shape: Vec<u64>,
+    bytes: Range<usize>,
+}
+
+/// Returns whether a model's path names a GGUF file.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension == "gguf")
+        && path.is_file()
+}
+
+impl Gguf {
+    /// Maps a file and reads its metadata.
+    pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let wrong = |reason: String| CheckpointError::new(path, reason);
+        let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
+        // SAFETY: the map is only read, as bytes, for which every bit pattern is valid. A file that another process
+        // truncates while it is being loaded would end this one; nothing is read after loading.
+        let map = unsafe { Mmap::map(&file) }.map_err(|error| wrong(error.to_string()))?;
+        let (fields, tensors) = read(&map).map_err(wrong)?;
+        Ok(Self {
+            path: path.to_owned(),
+            map,
+            fields,
+            tensors,
+        })
+    }
+
+    /// Returns the architecture as a `config.json` has it.
+    pub(crate) fn config(&self) -> Result<Json, CheckpointError> {
+        let architecture = self.architecture()?;
+        let field = |name: &str| format!("{architecture}.{name}");
+        let number = |name: &str| self.number(&field(name));
+        if let Some(scaling) = self.text(&field("rope.scaling.type"))
+            && scaling != "none"
+        {
+            return Err(self.wrong(format!("rope scaling `{scaling}` is not supported")));
+        }
+        if self.tensors.contains_key("rope_freqs.weight") {
+            return Err(self.wrong("scaled rope frequencies (rope_freqs.weight) are not supported"));
+        }
+        if number("expert_count").is_some_and(|experts| experts > 0.0) {
+            return Err(self.wrong("a mixture of experts is not supported"));
+        }
+        let vocabulary = self.tensors.get("token_embd.weight");
+        let vocabulary = vocabulary.and_then(|info| info.shape.first().copied());
+        let whole = |value: Option<f64>| value.map(|value| value as u64);
+        let mut config = json!({
+            "model_type": architecture,
+            "hidden_act": "silu",
+            "hidden_size": whole(number("embedding_length")),
+            "intermediate_size": whole(number("feed_forward_length")),
+            "num_hidden_layers": whole(number("block_count")),
+            "num_attention_heads": whole(number("attention.head_count")),
+            "num_key_value_heads": whole(number("attention.head_count_kv")),
+            "head_dim": whole(number("attention.key_length")),
+            "max_position_embeddings": whole(number("context_length")),
+            "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+            "rope_theta": number("rope.freq_base").unwrap_or(10_000.0),
+            "vocab_size": vocabulary,
+            "tie_word_embeddings": !self.tensors.contains_key("output.weight"),
+            "attention_bias": self.tensors.contains_key("blk.0.attn_q.bias"),
+            "eos_token_id": self.endings(),
+        });
+        if let Some(fields) = config.as_object_mut() {
+            fields.retain(|_, value| !value.is_null());
+        }
+        Ok(config)
+    }
+
+    /// Returns the tokenizer as a `tokenizer.json`.
+    pub(crate) fn tokenizer(&self) -> Result<Json, CheckpointError> {
+        let model = self.text("tokenizer.ggml.model").unwrap_or_default();
+        if model != "gpt2" {
+            return Err(self.wrong(format!(
+                "tokenizer.ggml.model is `{model}`, supported: gpt2 (byte-level BPE)"
+            )));
+        }
+        let tokens = self.texts("tokenizer.ggml.tokens")?;
+        let merges = self.texts("tokenizer.ggml.merges")?;
+        let kinds = self.numbers("tokenizer.ggml.token_type")?;
+        let kind = |id: usize| kinds.get(id).copied().unwrap_or(NORMAL);
+        let added = tokens.iter().enumerate();
+        let added = added.filter(|(id, _)| matches!(kind(*id), CONTROL | USER_DEFINED));
+        let added: Vec<Json> = added
+            .map(|(id, content)| {
+                json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                    "normalized": false, "special": kind(id) == CONTROL})
+            })
+            .collect();
+        let vocabulary: serde_json::Map<String, Json> = (tokens.iter().enumerate())
+            .map(|(id, token)| ((*token).to_owned(), id.into()))
+            .collect();
+        let pre = self.text("tokenizer.ggml.pre").unwrap_or("default");
+        let byte_level = |uses_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": uses_regex});
+        let split = |pattern: &str| {
+            json!({"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
+                byte_level(false)]})
+        };
+        let (normalizer, pieces) = match pre {
+            "smollm" => (
+                Json::Null,
+                json!({"type": "Sequence", "pretokenizers": [
+                    {"type": "Digits", "individual_digits": true}, byte_level(true)]}),
+            ),
+            "default" | "gpt-2" => (Json::Null, byte_level(true)),
+            "qwen2" => (
+                json!({"type": "NFC"}),
+                split(&WORDS.replace("{digits}", r"\p{N}")),
+            ),
+            "llama-bpe" | "llama3" => {
+                (Json::Null, split(&WORDS.replace("{digits}", r"\p{N}{1,3}")))
+            }
+            other => {
+                return Err(self.wrong(format!(
+                    "tokenizer.ggml.pre is `{other}`, supported: smollm, gpt-2, qwen2, llama-bpe"
+                )));
+            }
+        };
+        let begins = self.number("tokenizer.ggml.add_bos_token") == Some(1.0);
+        let processor = match self.special("bos") {
+            Some((id, name)) if begins => {
+                let bos = json!({"SpecialToken": {"id": name, "type_id": 0}});
+                let text =
+                    |name: &str, kind: u8| json!({"Sequence": {"id": name, "type_id": kind}});
+                json!({"type": "TemplateProcessing", "single": [bos, text("A", 0)],
+                    "pair": [bos, text("A", 0), text("B", 1)],
+                    "special_tokens": {name: {"id": name, "ids": [id], "tokens": [name]}}})
+            }
+            _ => Json::Null,
+        };
+        Ok(json!({
+            "version": "1.0",
+            "added_tokens": added,
+            "normalizer": normalizer,
+            "pre_tokenizer": pieces,
+            "post_processor": processor,
+            "decoder": byte_level(true),
+            "model": {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": pre.starts_with("llama")},
+        }))
+    }
+
+    /// Returns the special tokens' names and the chat template as a `tokenizer_config.json`.
+    pub(crate) fn tokenizer_config(&self) -> Json {
+        let mut config = serde_json::Map::new();
+        for (field, name) in [
+            ("bos", "bos_token"),
+            ("eos", "eos_token"),
+            ("padding", "pad_token"),
+        ] {
+            if let Some((_, token)) = self.special(field) {
+                config.insert(name.to_owned(), token.into());
+            }
+        }
+        if let Some(template) = self.text("tokenizer.chat_template") {
+            config.insert("chat_template".to_owned(), template.into());
+        }
+        config.into()
+    }
+
+    /// Returns the tensor that a Hugging Face folder calls `name`, checked for shape.
+    pub(super) fn tensor(
+        &self,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Tensor<'_>, CheckpointError> {
+        let own = own_name(name).unwrap_or_default();
+        let Some(info) = self.tensors.get(&own) else {
+            return Err(self.wrong(format!(
+                "tensor {own} ({name}) is missing, expected with shape {shape:?}"
+            )));
+        };
+        if !info
+            .shape
+            .iter()
+            .copied()
+            .eq(shape.iter().map(|&size| size as u64))
+        {
+            return Err(self.wrong(format!(
+                "tensor {own}: shape is {:?}, expected {shape:?}",
+                info.shape
+            )));
+        }
+        let (rows, columns) = match *shape {
+            [rows, columns] => (rows, columns),
+            _ => (1, shape.iter().product()),
+        };
+        let bytes = self.map.get(info.bytes.clone()).unwrap_or_default();
+        let (element, mut data) = match info.packing.element() {
+            Some(element) => (element, Cow::Borrowed(bytes)),
+            None => (Element::Bf16, Cow::Owned(info.packing.widened(bytes))),
+        };
+        // llama.cpp interleaves the two halves of each head's rotary dimensions in this family; Hugging Face does not.
+        let heads = match name {
+            _ if self.architecture()? != "llama" => None,
+            _ if name.contains("q_proj") => Some("llama.attention.head_count"),
+            _ if name.contains("k_proj") => Some("llama.attention.head_count_kv"),
+            _ => None,
+        };
+        if let Some(heads) = heads.and_then(|field| self.number(field)) {
+            let width = columns.max(1) * element.bytes();
+            let length = if shape.len() == 1 { columns } else { rows };
+            let row = if shape.len() == 1 {
+                element.bytes()
+            } else {
+                width
+            };
+            data = Cow::Owned(halves_apart(&data, length, row, heads as usize));
+        }
+        Ok(Tensor {
+            element,
+            rows,
+            columns,
+            data,
+        })
+    }
+
+    /// Adds what tells this file from others to `hash`.
+    pub(super) fn sample(&self, hash: &mut Xxh3) {
+        let mut names: Vec<_> = self.tensors.keys().collect();
+        names.sort_unstable();
+        for name in names {
+            let Some(info) = self.tensors.get(name) else {
+                continue;
+            };
+            let bytes = self.map.get(info.bytes.clone()).unwrap_or_default();
+            hash.update(format!("{name} {:?} {:?}", info.packing, info.shape).as_bytes());
+            super::safetensors::sample(bytes, hash);
+        }
+    }
+
+    fn wrong(&self, reason: impl std::fmt::Display) -> CheckpointError {
+        CheckpointError::new(&self.path, reason)
+    }
+
+    fn architecture(&self) -> Result<&str, CheckpointError> {
+        self.text("general.architecture")
+            .ok_or_else(|| self.wrong("general.architecture is missing"))
+    }
+
+    /// The tokens that end an answer.
+    fn endings(&self) -> Vec<u64> {
+        let ids =
+            ["eos", "eot"].map(|name| self.number(&format!("tokenizer.ggml.{name}_token_id")));
+        let mut ids: Vec<u64> = ids.into_iter().flatten().map(|id| id as u64).collect();
+        ids.dedup();
+        ids
+    }
+
+    /// A special token's id and name.
+    fn special(&self, field: &str) -> Option<(u64, &str)> {
+        let id = self.number(&format!("tokenizer.ggml.{field}_token_id"))? as u64;
+        let tokens = self.texts("tokenizer.ggml.tokens").ok()?;
+        Some((id, tokens.get(usize::try_from(id).ok()?)?))
+    }
+
+    fn reader(&self, at: usize) -> Reader<'_> {
+        Reader {
+            bytes: &self.map,
+            at,
+        }
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        let field = self.fields.get(name).filter(|field| field.kind == STRING)?;
+        self.reader(field.at).text().ok()
+    }
+
+    fn number(&self, name: &str) -> Option<f64> {
+        let field = self.fields.get(name)?;
+        self.reader(field.at).number(field.kind).ok()
+    }
+
+    fn array(&self, name: &str) -> Result<(Reader<'_>, u32, usize), CheckpointError> {
+        let field = self.fields.get(name).filter(|field| field.kind == ARRAY);
+        let field = field.ok_or_else(|| self.wrong(format!("{name} is missing, or no array")))?;
+        let (kind, count) = field.elements;
+        let count = usize::try_from(count)
+            .ok()
+            .filter(|count| *count <= MAX_TOKENS);
+        let count = count
+            .ok_or_else(|| self.wrong(format!("{name} has more than {MAX_TOKENS} elements")))?;
+        Ok((self.reader(field.at), kind, count))
+    }
+
+    fn texts(&self, name: &str) -> Result<Vec<&str>, CheckpointError> {
+        let (mut reader, kind, count) = self.array(name)?;
+        if kind != STRING {
+            return Err(self.wrong(format!("{name} is no array of strings")));
+        }
+        let texts = (0..count).map(|_| reader.text());
+        texts
+            .collect::<Result<_, _>>()
+            .map_err(|reason| self.wrong(reason))
+    }
+
+    fn numbers(&self, name: &str) -> Result<Vec<u64>, CheckpointError> {
+        let (mut reader, kind, count) = self.array(name)?;
+        let numbers = (0..count).map(|_| Ok(reader.number(kind)? as u64));
+        numbers
+            .collect::<Result<_, String>>()
+            .map_err(|reason| self.wrong(format!("{name}: {reason}")))
+    }
+}
+
+/// How words are cut before byte pairs are merged, in Qwen 2 and Llama 3; they differ in runs of digits.
+const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Kinds of tokens (`llama_token_type`).
+const NORMAL: u64 = 1;
+const CONTROL: u64 = 3;
+const USER_DEFINED: u64 = 4;
+
+/// Kinds of metadata values that are not numbers.
+const STRING: u32 = 8;
+const ARRAY: u32 = 9;
+
+/// Returns GGUF's name of a tensor that a Hugging Face folder calls `name`.
+fn own_name(name: &str) -> Option<String> {
+    Some(match name {
+        "model.embed_tokens.weight" => "token_embd.weight".to_owned(),
+        "model.norm.weight" => "output_norm.weight".to_owned(),
+        "lm_head.weight" => "output.weight".to_owned(),
+        _ => {
+            let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+            let (role, kind) = rest.rsplit_once('.')?;
+            let role = match role {
+                "input_layernorm" => "attn_norm",
+                "post_attention_layernorm" => "ffn_norm",
+                "self_attn.q_proj" => "attn_q",
+                "self_attn.k_proj" => "attn_k",
+                "self_attn.v_proj" => "attn_v",
+                "self_attn.o_proj" => "attn_output",
+                "self_attn.q_norm" => "attn_q_norm",
+                "self_attn.k_norm" => "attn_k_norm",
+                "mlp.gate_proj" => "ffn_gate",
+                "mlp.up_proj" => "ffn_up",
+                "mlp.down_proj" => "ffn_down",
+                _ => return None,
+            };
+            format!("blk.{layer}.{role}.{kind}")
+        }
+    })
+}
+
+/// Returns the rows of each head with the even ones before the odd ones.
+fn halves_apart(data: &[u8], rows: usize, width: usize, heads: usize) -> Vec<u8> {
+    let each = rows / heads.max(1);
+    let from = |row: usize| {
+        let (head, at) = (row / each.max(1), row % each.max(1));
+        let half = each / 2;
+        head * each
+            + if at < half {
+                2 * at
+            } else {
+                2 * (at - half) + 1
+            }
+    };
+    let mut apart = Vec::with_capacity(data.len());
+    for row in 0..rows {
+        let start = from(row) * width;
+        apart.extend_from_slice(data.get(start..start + width).unwrap_or_default());
+    }
+    apart.resize(data.len(), 0);
+    apart
+}
+
+/// How a tensor's numbers are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Packing {
+    F32,
+    F16,
+    Bf16,
+    /// 32 numbers of 4 bits, and a scale.
+    Q4_0,
+    /// 32 numbers of 4 bits, a scale and an offset.
+    Q4_1,
+    /// 32 numbers of 8 bits, and a scale.
+    Q8_0,
+    /// 256 numbers of 4 bits, with scales and offsets of 32 each.
+    Q4K,
+    /// 256 numbers of 6 bits, with scales of 16 each.
+    Q6K,
+}
+
+impl Packing {
+    fn of(kind: u32) -> Option<Self> {
+        Some(match kind {
+            0 => Self::F32,
+            1 => Self::F16,
+            2 => Self::Q4_0,
+            3 => Self::Q4_1,
+            8 => Self::Q8_0,
+            12 => Self::Q4K,
+            14 => Self::Q6K,
+            30 => Self::Bf16,
+            _ => return None,
+        })
+    }
+
+    /// Numbers in a block, and its bytes.
+    fn block(self) -> (usize, usize) {
+        match self {
+            Self::F32 => (1, 4),
+            Self::F16 | Self::Bf16 => (1, 2),
+            Self::Q4_0 => (32, 18),
+            Self::Q4_1 => (32, 20),
+            Self::Q8_0 => (32, 34),
+            Self::Q4K => (256, 144),
+            Self::Q6K => (256, 210),
+        }
+    }
+
+    /// The number type if nothing is packed.
+    fn element(self) -> Option<Element> {
+        match self {
+            Self::F32 => Some(Element::F32),
+            Self::F16 => Some(Element::F16),
+            Self::Bf16 => Some(Element::Bf16),
+            _ => None,
+        }
+    }
+
+    /// Returns the numbers of whole blocks in bf16.
+    fn widened(self, bytes: &[u8]) -> Vec<u8> {
+        let (numbers, size) = self.block();
+        let mut wide = vec![0; bytes.len() / size * numbers * 2];
+        let blocks = bytes
+            .par_chunks_exact(size)
+            .zip(wide.par_chunks_exact_mut(numbers * 2));
+        blocks.for_each(|(block, to)| {
+            let mut values = [0.0; 256];
+            self.unpack(block, &mut values);
+            for (to, value) in to.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+                *to = bf16::from_f32(value).to_le_bytes();
+            }
+        });
+        wide
+    }
+
+    /// Writes the numbers of one block.
+    fn unpack(self, block: &[u8], values: &mut [f32; 256]) {
+        let byte = |at: usize| block.get(at).copied().unwrap_or_default();
+        let half = |at: usize| f16::from_le_bytes([byte(at), byte(at + 1)]).to_f32();
+        let signed = |at: usize| f32::from(byte(at).cast_signed());
+        let low = |at: usize| f32::from(byte(at) & 15);
+        let high = |at: usize| f32::from(byte(at) >> 4);
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => {}
+            Self::Q4_0 => {
+                for at in 0..16 {
+                    values[at] = half(0) * (low(2 + at) - 8.0);
+                    values[at + 16] = half(0) * (high(2 + at) - 8.0);
+                }
+            }
+            Self::Q4_1 => {
+                for at in 0..16 {
+                    values[at] = half(0) * low(4 + at) + half(2);
+                    values[at + 16] = half(0) * high(4 + at) + half(2);
+                }
+            }
+            Self::Q8_0 => {
+                for (at, value) in values.iter_mut().take(32).enumerate() {
+                    *value = half(0) * signed(2 + at);
+                }
+            }
+            Self::Q4K => {
+                let of = |at: usize| {
+                    let [scale, offset] = if at < 4 {
+                        [byte(4 + at) & 63, byte(8 + at) & 63]
+                    } else {
+                        let both = byte(8 + at);
+                        [
+                            both & 15 | byte(at) >> 6 << 4,
+                            both >> 4 | byte(4 + at) >> 6 << 4,
+                        ]
+                    };
+                    (half(0) * f32::from(scale), half(2) * f32::from(offset))
+                };
+                for (at, value) in values.iter_mut().enumerate() {
+                    let (group, within) = (at / 32, at % 32);
+                    let place = 16 + group / 2 * 32 + within;
+                    let number = if group % 2 == 0 {
+                        low(place)
+                    } else {
+                        high(place)
+                    };
+                    let (scale, offset) = of(group);
+                    *value = scale * number - offset;
+                }
+            }
+            Self::Q6K => {
+                for (at, value) in values.iter_mut().enumerate() {
+                    let (part, within) = (at / 128, at % 128);
+                    let (quarter, l) = (within / 32, within % 32);
+                    let ql = byte(part * 64 + l + quarter % 2 * 32);
+                    let ql = if quarter < 2 { ql & 15 } else { ql >> 4 };
+                    let qh = byte(128 + part * 32 + l) >> (2 * quarter) & 3;
+                    let scale = signed(192 + part * 8 + l / 16 + 2 * quarter);
+                    *value = half(208) * scale * (f32::from(ql | qh << 4) - 32.0);
+                }
+            }
+        }
+    }
+}
+
+/// A file's fields and tensors.
+type Contents = (HashMap<String, Field>, HashMap<String, Info>);
+
+/// Reads what stands before the weights.
+fn read(bytes: &[u8]) -> Result<Contents, String> {
+    let mut reader = Reader { bytes, at: 0 };
+    if reader.take(4)? != b"GGUF" {
+        return Err("it does not begin with GGUF".to_owned());
+    }
+    let version = reader.u32()?;
+    if !matches!(version, 2 | 3) {
+        return Err(format!("version {version} is not supported, only 2 and 3"));
+    }
+    let (tensors, fields) = (reader.u64()?, reader.u64()?);
+    if tensors.max(fields) > MAX_ENTRIES {
+        return Err(format!("it has more than {MAX_ENTRIES} fields or tensors"));
+    }
+    let mut known = HashMap::new();
+    for _ in 0..fields {
+        let name = reader.name()?;
+        let kind = reader.u32()?;
+        let mut field = Field {
+            kind,
+            elements: (0, 0),
+            at: reader.at,
+        };
+        if kind == ARRAY {
+            field.elements = (reader.u32()?, reader.u64()?);
+            field.at = reader.at;
+        }
+        reader
+            .skip(kind, field.elements)
+            .map_err(|reason| format!("{name}: {reason}"))?;
+        known.insert(name, field);
+    }
+    let mut infos = Vec::new();
+    for _ in 0..tensors {
+        let name = reader.name()?;
+        let dimensions = reader.u32()?;
+        if dimensions > 4 {
+            return Err(format!("tensor {name} has {dimensions} dimensions"));
+        }
+        let mut shape = (0..dimensions)
+            .map(|_| reader.u64())
+            .collect::<Result<Vec<u64>, _>>()?;
+        // GGUF states the innermost dimension first.
+        shape.reverse();
+        let (kind, offset) = (reader.u32()?, reader.u64()?);
+        infos.push((name, shape, kind, offset));
+    }
+    let alignment = known.get("general.alignment").copied();
+    let alignment = alignment.and_then(|field| {
+        Reader {
+            bytes,
+            at: field.at,
+        }
+        .number(field.kind)
+        .ok()
+    });
+    let alignment = alignment.map_or(32, |alignment| alignment as u64).max(1);
+    let data = (reader.at as u64).next_multiple_of(alignment);
+    let mut found = HashMap::new();
+    for (name, shape, kind, offset) in infos {
+        let packing = Packing::of(kind).ok_or_else(|| {
+            format!("tensor {name} is of type {kind}, supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K")
+        })?;
+        let (numbers, size) = packing.block();
+        let columns = shape.last().copied().unwrap_or(1);
+        let count = shape
+            .iter()
+            .try_fold(1_u64, |count, size| count.checked_mul(*size));
+        let range = count
+            .filter(|_| columns.is_multiple_of(numbers as u64))
+            .and_then(|count| (count / numbers as u64).checked_mul(size as u64))
+            .and_then(|length| {
+                let start = data.checked_add(offset)?;
+                let end = start
+                    .checked_add(length)
+                    .filter(|end| *end <= bytes.len() as u64)?;
+                Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
+            });
+        let bytes = range.ok_or_else(|| {
+            format!("tensor {name} does not fit into the file, or into whole blocks")
+        })?;
+        found.insert(
+            name,
+            Info {
+                packing,
+                shape,
+                bytes,
+            },
+        );
+    }
+    Ok((known, found))
+}
+
+/// Reads values one after another, within the file's bytes.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], String> {
+        let end = self.at.checked_add(count);
+        let taken = end.and_then(|end| self.bytes.get(self.at..end));
+        let taken = taken.ok_or_else(|| "the file ends too early".to_owned())?;
+        self.at += count;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    fn u32(&mut self) -> Result<u32, String> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, String> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn text(&mut self) -> Result<&'a str, String> {
+        let length = usize::try_from(self.u64()?).unwrap_or(usize::MAX);
+        std::str::from_utf8(self.take(length)?).map_err(|error| error.to_string())
+    }
+
+    fn name(&mut self) -> Result<String, String> {
+        let name = self.text()?;
+        match name.len() {
+            0..=MAX_NAME => Ok(name.to_owned()),
+            length => Err(format!("a name has {length} bytes, allowed are {MAX_NAME}")),
+        }
+    }
+
+    fn number(&mut self, kind: u32) -> Result<f64, String> {
+        Ok(match kind {
+            0 | 7 => f64::from(self.array::<1>()?[0]),
+            1 => f64::from(i8::from_le_bytes(self.array()?)),
+            2 => f64::from(u16::from_le_bytes(self.array()?)),
+            3 => f64::from(i16::from_le_bytes(self.array()?)),
+            4 => f64::from(self.u32()?),
+            5 => f64::from(i32::from_le_bytes(self.array()?)),
+            6 => f64::from(f32::from_le_bytes(self.array()?)),
+            10 => self.u64()? as f64,
+            11 => i64::from_le_bytes(self.array()?) as f64,
+            12 => f64::from_le_bytes(self.array()?),
+            other => return Err(format!("a value is of kind {other}, which is no number")),
+        })
+    }
+
+    /// Passes over a value.
+    fn skip(&mut self, kind: u32, (element, count): (u32, u64)) -> Result<(), String> {
+        let width = |kind: u32| match kind {
+            0 | 1 | 7 => Some(1),
+            2 | 3 => Some(2),
+            4..=6 => Some(4),
+            10..=12 => Some(8),
+            _ => None,
+        };
+        match (kind, width(kind)) {
+            (STRING, _) => self.text().map(drop),
+            (ARRAY, _) if element == STRING => (0..count).try_for_each(|_| self.text().map(drop)),
+            (ARRAY, _) => {
+                let width =
+                    width(element).ok_or_else(|| format!("an array is of kind {element}"))?;
+                let length = count
+                    .checked_mul(width)
+                    .and_then(|length| usize::try_from(length).ok());
+                self.take(length.unwrap_or(usize::MAX)).map(drop)
+            }
+            (_, Some(width)) => self.take(width as usize).map(drop),
+            (other, None) => Err(format!("its kind is {other}, which is not known")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::Checkpoint;
+    use crate::text::{ChatTemplate, Tokenizer};
+
+    /// A file in the making.
+    #[derive(Default)]
+    struct Writer {
+        fields: Vec<(String, Vec<u8>)>,
+        tensors: Vec<(String, Vec<u64>, u32, Vec<u8>)>,
+    }
+
+    fn text(text: &str) -> Vec<u8> {
+        [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+    }
+
+    impl Writer {
+        fn field(&mut self, name: &str, kind: u32, value: &[u8]) {
+            let value = [&kind.to_le_bytes()[..], value].concat();
+            self.fields.push((name.to_owned(), value));
+        }
+
+        fn number(&mut self, name: &str, value: u64) {
+            self.field(name, 10, &value.to_le_bytes());
+        }
+
+        fn texts(&mut self, name: &str, texts: &[String]) {
+            let mut value = [
+                &STRING.to_le_bytes()[..],
+                &(texts.len() as u64).to_le_bytes(),
+            ]
+            .concat();
+            value.extend(texts.iter().flat_map(|one| text(one)));
+            self.field(name, ARRAY, &value);
+        }
+
+        fn write(&self) -> Vec<u8> {
+            let mut file = b"GGUF".to_vec();
+            file.extend(3_u32.to_le_bytes());
+            file.extend((self.tensors.len() as u64).to_le_bytes());
+            file.extend((self.fields.len() as u64).to_le_bytes());
+            for (name, value) in &self.fields {
+                file.extend(text(name));
+                file.extend(value);
+            }
+            let mut offset = 0_u64;
+            for (name, shape, kind, data) in &self.tensors {
+                file.extend(text(name));
+                file.extend((shape.len() as u32).to_le_bytes());
+                file.extend(shape.iter().rev().flat_map(|size| size.to_le_bytes()));
+                file.extend(kind.to_le_bytes());
+                file.extend(offset.to_le_bytes());
+                offset = (offset + data.len() as u64).next_multiple_of(32);
+            }
+            for (_, _, _, data) in &self.tensors {
+                file.resize(file.len().next_multiple_of(32), 0);
+                file.extend(data);
+            }
+            file
+        }
+    }
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("fixtures")
+            .join(name)
+    }
+
+    fn json(path: &Path) -> Json {
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    }
+
+    /// Returns the file that llama.cpp's converter makes of a fixture.
+    fn converted(name: &str, architecture: &str) -> Vec<u8> {
+        let folder = fixture(name);
+        let config = json(&folder.join("config.json"));
+        let mut file = Writer::default();
+        file.field("general.architecture", STRING, &text(architecture));
+        for (field, key) in [
+            ("embedding_length", "hidden_size"),
+            ("feed_forward_length", "intermediate_size"),
+            ("block_count", "num_hidden_layers"),
+            ("attention.head_count", "num_attention_heads"),
+            ("attention.head_count_kv", "num_key_value_heads"),
+            ("attention.key_length", "head_dim"),
+            ("context_length", "max_position_embeddings"),
+        ] {
+            if let Some(value) = config[key].as_u64() {
+                file.number(&format!("{architecture}.{field}"), value);
+            }
+        }
+        let float = |value: &Json| (value.as_f64().unwrap() as f32).to_le_bytes();
+        file.field(
+            &format!("{architecture}.attention.layer_norm_rms_epsilon"),
+            6,
+            &float(&config["rms_norm_eps"]),
+        );
+        let theta = config
+            .get("rope_theta")
+            .unwrap_or(&config["rope_parameters"]["rope_theta"]);
+        file.field(&format!("{architecture}.rope.freq_base"), 6, &float(theta));
+        let tokenizer = json(&folder.join("tokenizer.json"));
+        let vocabulary = tokenizer["model"]["vocab"].as_object().unwrap();
+        let mut tokens = vec![String::new(); config["vocab_size"].as_u64().unwrap() as usize];
+        for (token, id) in vocabulary {
+            tokens[id.as_u64().unwrap() as usize].clone_from(token);
+        }
+        let added = tokenizer["added_tokens"].as_array().unwrap();
+        let kinds: Vec<u8> = (0..tokens.len() as u64)
+            .flat_map(|id| {
+                (if added.iter().any(|token| token["id"] == id) {
+                    3_i32
+                } else {
+                    1
+                })
+                .to_le_bytes()
+            })
+            .collect();
+        file.field("tokenizer.ggml.model", STRING, &text("gpt2"));
+        file.field("tokenizer.ggml.pre", STRING, &text("qwen2"));
+        file.texts("tokenizer.ggml.tokens", &tokens);
+        let count = (tokens.len() as u64).to_le_bytes();
+        file.field(
+            "tokenizer.ggml.token_type",
+            ARRAY,
+            &[&5_u32.to_le_bytes()[..], &count, &kinds].concat(),
+        );
+        let merges = tokenizer["model"]["merges"].as_array().unwrap().iter();
+        let merges: Vec<String> = merges
+            .map(|pair| {
+                format!(
+                    "{} {}",
+                    pair[0].as_str().unwrap(),
+                    pair[1].as_str().unwrap()
+                )
+            })
+            .collect();
+        file.texts("tokenizer.ggml.merges", &merges);
+        file.number(
+            "tokenizer.ggml.eos_token_id",
+            config["eos_token_id"].as_u64().unwrap(),
+        );
+        let template = std::fs::read_to_string(folder.join("chat_template.jinja")).unwrap();
+        file.field("tokenizer.chat_template", STRING, &text(&template));
+
+        let model = Checkpoint::open(&folder).unwrap();
+        let c = model.config().clone();
+        let is_llama = architecture == "llama";
+        let mut add = |name: &str, tensor: &Tensor<'_>, heads: Option<usize>, is_vector: bool| {
+            let shape = match is_vector {
+                true => vec![tensor.columns as u64],
+                false => vec![tensor.rows as u64, tensor.columns as u64],
+            };
+            let mut data = tensor.data.to_vec();
+            if let Some(heads) = heads.filter(|_| is_llama) {
+                data = interleaved(&data, tensor.rows, heads);
+            }
+            let kind = match tensor.element {
+                Element::F32 => 0,
+                Element::F16 => 1,
+                Element::Bf16 => 30,
+            };
+            file.tensors.push((name.to_owned(), shape, kind, data));
+        };
+        add(
+            "token_embd.weight",
+            &model.embedding().unwrap(),
+            None,
+            false,
+        );
+        add(
+            "output_norm.weight",
+            &model.final_norm().unwrap(),
+            None,
+            true,
+        );
+        if let Some(head) = model.head().unwrap() {
+            add("output.weight", &head, None, false);
+        }
+        for at in 0..c.layers {
+            let layer = model.layer(at).unwrap();
+            let name = |role: &str| format!("blk.{at}.{role}");
+            add(&name("attn_norm.weight"), &layer.input_norm, None, true);
+            add(&name("ffn_norm.weight"), &layer.mlp_norm, None, true);
+            let roles = ["attn_q", "attn_k", "attn_v"];
+            let heads = [Some(c.heads), Some(c.kv_heads), None];
+            for ((role, tensor), heads) in roles.iter().zip(&layer.qkv).zip(heads) {
+                add(&name(&format!("{role}.weight")), tensor, heads, false);
+            }
+            for (role, tensor) in roles.iter().zip(layer.qkv_bias.iter().flatten()) {
+                add(&name(&format!("{role}.bias")), tensor, None, true);
+            }
+            for (role, tensor) in ["attn_q_norm", "attn_k_norm"]
+                .iter()
+                .zip(layer.qk_norm.iter().flatten())
+            {
+                add(&name(&format!("{role}.weight")), tensor, None, true);
+            }
+            add(&name("attn_output.weight"), &layer.output, None, false);
+            add(&name("ffn_gate.weight"), &layer.gate_up[0], None, false);
+            add(&name("ffn_up.weight"), &layer.gate_up[1], None, false);
+            add(&name("ffn_down.weight"), &layer.down, None, false);
+        }
+        file.write()
+    }
+
+    /// The rows of each head as llama.cpp has them.
+    fn interleaved(data: &[u8], rows: usize, heads: usize) -> Vec<u8> {
+        let (width, each) = (data.len() / rows, rows / heads);
+        let row = |row: usize| {
+            let (head, at) = (row / each, row % each);
+            head * each + at % 2 * (each / 2) + at / 2
+        };
+        (0..rows)
+            .flat_map(|at| data[row(at) * width..][..width].to_vec())
+            .collect()
+    }
+
+    #[test]
+    fn a_file_says_what_the_folder_says_that_it_was_made_of() {
+        for (name, architecture) in [("mistral", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")] {
+            let place = tempfile::tempdir().unwrap();
+            let path = place.path().join("model.gguf");
+            std::fs::write(&path, converted(name, architecture)).unwrap();
+            let (folder, file) = (
+                Checkpoint::open(&fixture(name)).unwrap(),
+                Checkpoint::open(&path).unwrap(),
+            );
+            let shape = |model: &Checkpoint| {
+                let c = model.config().clone();
+                (
+                    c.hidden,
+                    c.layers,
+                    c.heads,
+                    c.kv_heads,
+                    c.head_dim,
+                    c.vocabulary,
+                    c.tied,
+                )
+            };
+            assert_eq!(shape(&file), shape(&folder), "{name}");
+            let same = |one: &Tensor<'_>, other: &Tensor<'_>| {
+                assert_eq!(
+                    (one.element, one.rows, one.columns),
+                    (other.element, other.rows, other.columns)
+                );
+                assert!(one.data == other.data, "{name}");
+            };
+            same(&file.embedding().unwrap(), &folder.embedding().unwrap());
+            for at in 0..file.config().layers {
+                let (one, other) = (file.layer(at).unwrap(), folder.layer(at).unwrap());
+                for (one, other) in one.qkv.iter().zip(&other.qkv) {
+                    same(one, other);
+                }
+                same(&one.output, &other.output);
+                same(&one.down, &other.down);
+                assert_eq!(one.qkv_bias.is_some(), other.qkv_bias.is_some());
+                assert_eq!(one.qk_norm.is_some(), other.qk_norm.is_some());
+            }
+            let said = "The ferry leaves at 08:15, doesn't it?\n\n<|im_end|> Ja, naïve 😀  end";
+            let tokens = |path: &Path| Tokenizer::load(path).unwrap().encode(said, true).unwrap();
+            assert_eq!(tokens(&path), tokens(&fixture(name)));
+            let messages = json!([{"role": "user", "content": "Why?"}]);
+            let prompt = |path: &Path| {
+                ChatTemplate::load(path)
+                    .unwrap()
+                    .unwrap()
+                    .render(&messages, None, None)
+                    .unwrap()
+            };
+            assert_eq!(prompt(&path), prompt(&fixture(name)));
+            assert_ne!(file.fingerprint(), folder.fingerprint());
+        }
+    }
+
+    /// Values and weighted sums are those of llama.cpp's Python package, `gguf` 0.17, for the same bytes.
+    #[test]
+    fn packed_blocks_are_widened_as_llama_cpp_does() {
+        let block = |packing: Packing| {
+            let (_, size) = packing.block();
+            let mut block: Vec<u8> = (0..size)
+                .map(|i| ((i * i * 7 + i * 31 + 11) % 256) as u8)
+                .collect();
+            let mut put = |at: usize, value: f32| {
+                block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes())
+            };
+            match packing {
+                Packing::Q6K => put(208, 0.0625),
+                _ => put(0, 0.125),
+            }
+            if matches!(packing, Packing::Q4_1 | Packing::Q4K) {
+                put(2, 0.5);
+            }
+            block
+        };
+        for (packing, first, last, sum) in [
+            (Packing::Q4_0, -0.375, -1.0, -39.5),
+            (Packing::Q4_1, 1.375, 0.875, 699.625),
+            (Packing::Q8_0, 12.625, -5.875, 0.0),
+            (Packing::Q4K, 74.125, -13.0, 443_034.0),
+            (Packing::Q6K, 126.5625, -26.6875, -29_637.0),
+        ] {
+            let (numbers, _) = packing.block();
+            let mut values = [0.0; 256];
+            packing.unpack(&block(packing), &mut values);
+            let weighted = values
+                .iter()
+                .take(numbers)
+                .zip(1..)
+                .map(|(value, at)| f64::from(*value) * f64::from(at));
+            assert_eq!(
+                (values[0], values[numbers - 1], weighted.sum::<f64>()),
+                (first, last, sum),
+                "{packing:?}"
+            );
+            let wide = packing.widened(&block(packing).repeat(2));
+            assert_eq!(wide.len(), numbers * 4);
+            assert_eq!(
+                bf16::from_le_bytes([wide[0], wide[1]]),
+                bf16::from_f32(first)
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_or_lies_is_named_and_never_a_panic() {
+        let whole = converted("qwen2", "qwen2");
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.gguf");
+        let open = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            let opened = Checkpoint::open(&path)
+                .map(drop)
+                .map_err(|error| error.to_string());
+            let _ = (Tokenizer::load(&path), ChatTemplate::load(&path));
+            opened
+        };
+        assert_eq!(open(&whole), Ok(()));
+        for length in [0, 3, 4, 8, 20, 24, 100, whole.len() / 2, whole.len() - 1] {
+            let error = open(&whole[..length]).unwrap_err();
+            assert!(error.contains("model.gguf"), "{error}");
+        }
+        for at in (0..400).chain([1_000, 5_000]) {
+            let mut changed = whole.clone();
+            changed[at] ^= 0xff;
+            let _ = open(&changed);
+        }
+        let refused = |architecture: &str, more: &dyn Fn(&mut Writer)| {
+            let mut file = Writer::default();
+            file.field("general.architecture", STRING, &text(architecture));
+            more(&mut file);
+            open(&file.write()).unwrap_err()
+        };
+        assert!(refused("gemma3", &|_| ()).contains("gemma3"));
+        let scaled = refused("llama", &|file| {
+            file.field("llama.rope.scaling.type", STRING, &text("yarn"))
+        });
+        assert!(
+            scaled.contains("rope scaling `yarn` is not supported"),
+            "{scaled}"
+        );
+        let experts = refused("qwen3", &|file| file.number("qwen3.expert_count", 8));
+        assert!(experts.contains("mixture of experts"), "{experts}");
+        let packed = refused("llama", &|file| {
+            file.tensors
+                .push(("t".to_owned(), vec![32], 10, vec![0; 40]))
+        });
+        assert!(packed.contains("of type 10, supported: F32"), "{packed}");
+    }
+}
