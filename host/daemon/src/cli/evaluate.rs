@@ -2,7 +2,7 @@
 
 use super::ordering;
 use anyhow::bail;
-use foreword_tools::evaluate::{Arm, Format, JudgeOptions, Options};
+use foreword_tools::evaluate::{Arm, Format, JudgeOptions, Measure, Options};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -118,6 +118,12 @@ pub(crate) struct Arguments {
     /// Milliseconds before the second attempt; doubled each time, up to 30 s
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(0..=30_000))]
     backoff_ms: u64,
+    /// Do not measure how likely the model finds the right answers
+    #[arg(long, conflicts_with = "score_only")]
+    no_logprob: bool,
+    /// Measure only how likely the model finds the right answers, and ask for none: several times cheaper
+    #[arg(long)]
+    score_only: bool,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -171,6 +177,11 @@ impl Arguments {
             timeout: Duration::from_secs(self.timeout_s),
             retries: self.retries,
             backoff: Duration::from_millis(self.backoff_ms),
+            measure: match (self.no_logprob, self.score_only) {
+                (true, _) => Measure::Answers,
+                (false, true) => Measure::Likelihood,
+                (false, false) => Measure::Both,
+            },
             json: self.json,
         })
     }

@@ -2,8 +2,8 @@
 //! only counts.
 
 use super::arm::Arm;
-use super::bootstrap::{RESAMPLES, Verdict};
-use super::compare::{Difference, Estimate, Figure};
+use super::bootstrap::{Interval, RESAMPLES, Verdict};
+use super::compare::{AnswerLikelihood, Difference, Estimate, Figure};
 use foreword_report::words::{grouped, rounded};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -94,7 +94,8 @@ impl Figures {
         for figure in &self.arms {
             let [questions, exact_match, f1, reused, median, p95] = cells(figure);
             let arm = figure.arm.name();
-            let prompt_tokens = figure.prompt_tokens.map_or("—".into(), grouped);
+            let prompt_tokens = figure.prompt_tokens.filter(|_| figure.asked > 0);
+            let prompt_tokens = prompt_tokens.map_or("—".into(), grouped);
             let prefill = figure
                 .prefill
                 .map_or("—".into(), |rate| grouped(rate as u64));
@@ -103,6 +104,7 @@ impl Figures {
                 "{arm:<22}{questions:>10}{exact_match:>13}{f1:>9}{reused:>9}{median:>13}{p95:>12}{prompt_tokens:>16}{prefill:>15}"
             );
         }
+        self.add_likelihood(&mut table);
         self.add_judged(&mut table);
         let differences = self.arms.iter().map(|figure| (figure, &figure.difference));
         add_differences(&mut table, "less retrieval", width, differences);
@@ -110,6 +112,41 @@ impl Figures {
         let places = places.map(|figure| (figure, &figure.from_usual_hint));
         add_differences(&mut table, "less usual hint", width, places);
         table
+    }
+
+    /// Adds how likely right answers are, if that is known.
+    fn add_likelihood(&self, table: &mut String) {
+        let mut is_first = true;
+        for figure in &self.arms {
+            let (Some(logprob), Some(nats)) = (&figure.answer_logprob, &figure.answer_nats) else {
+                continue;
+            };
+            if std::mem::take(&mut is_first) {
+                let _ = writeln!(
+                    table,
+                    "\n{:<22}{:>10}{:>13}    {:<26}{:<22}{:>12}    less retrieval [95 %]",
+                    "right answer",
+                    "questions",
+                    "nats a token",
+                    "less retrieval [95 %]",
+                    "",
+                    "nats"
+                );
+            }
+            let less = |of: &AnswerLikelihood| of.less_retrieval.map(|(less, _)| finely(&less));
+            let verdict = logprob.less_retrieval.map(|(_, verdict)| verdict.words());
+            let line = format!(
+                "{:<22}{:>10}{:>13.3}    {:<26}{:<22}{:>12.3}    {}",
+                figure.arm.name(),
+                grouped(logprob.cases as u64),
+                logprob.mean,
+                less(logprob).unwrap_or_default(),
+                verdict.unwrap_or_default(),
+                nats.mean,
+                less(nats).unwrap_or_default(),
+            );
+            let _ = writeln!(table, "{}", line.trim_end());
+        }
     }
 
     /// Adds what a judge says, if there is one, and how choices were read.
@@ -196,20 +233,39 @@ fn difference(difference: &Difference) -> Value {
     })
 }
 
+fn likelihood(likelihood: &AnswerLikelihood) -> Value {
+    let less = likelihood.less_retrieval;
+    let part = |of: fn(&Estimate) -> f64| less.map(|(estimate, _)| rounded(of(&estimate), 1e4));
+    json!({
+        "mean": rounded(likelihood.mean, 1e4),
+        "less_retrieval": part(|estimate| estimate.value),
+        "low": part(|estimate| estimate.interval.low),
+        "high": part(|estimate| estimate.interval.high),
+        "verdict": less.map(|(_, verdict)| verdict.words()),
+        "questions": likelihood.cases,
+    })
+}
+
 fn arm(figure: &Figure) -> Value {
+    // Of what was not asked nothing is known.
+    let asked = (figure.asked > 0).then_some(figure);
     json!({
         "name": figure.arm.name(),
         "questions": figure.cases,
         "scored": figure.scored,
-        "exact_match": interval(&figure.exact_match),
-        "f1": interval(&figure.f1),
+        "exact_match": asked.map(|figure| interval(&figure.exact_match)),
+        "f1": asked.map(|figure| interval(&figure.f1)),
+        "answer_logprob": figure.answer_logprob.as_ref().map(likelihood),
+        "answer_nats": figure.answer_nats.as_ref().map(likelihood),
         "judged": figure.judged.as_ref().map(interval),
         "chosen_by_text": figure.by_text,
         "prefill_tokens_per_s": figure.prefill.map(|rate| rounded(rate, 1e1)),
-        "prompt_tokens": figure.prompt_tokens,
-        "cached_tokens": figure.cached_tokens,
+        "prompt_tokens": asked.and_then(|figure| figure.prompt_tokens),
+        "cached_tokens": asked.and_then(|figure| figure.cached_tokens),
         "reused": figure.reused.map(|share| rounded(share, 1e4)),
-        "ttft_ms": {"median": rounded(figure.ttft_median, 1e3), "p95": rounded(figure.ttft_p95, 1e3)},
+        "ttft_ms": asked.map(|figure| {
+            json!({"median": rounded(figure.ttft_median, 1e3), "p95": rounded(figure.ttft_p95, 1e3)})
+        }),
         "documents": figure.documents,
         "moved": figure.moved,
         "deduplicated": figure.deduplicated,
@@ -231,8 +287,13 @@ fn interval(estimate: &Estimate) -> Value {
 /// Returns an arm's numbers for tables: questions, exact match, F1, reuse, and the median and 95th percentile of the
 /// time to the first token.
 pub(super) fn cells(figure: &Figure) -> [String; 6] {
+    let cases = grouped(figure.cases as u64);
+    if figure.asked == 0 {
+        let unknown = || "—".to_owned();
+        return [cases, unknown(), unknown(), unknown(), unknown(), unknown()];
+    }
     [
-        grouped(figure.cases as u64),
+        cases,
         share(figure.exact_match.value),
         share(figure.f1.value),
         figure.reused.map_or("—".into(), share),
@@ -259,6 +320,13 @@ pub(super) fn with_interval(estimate: &Estimate) -> String {
         signed(interval.low),
         signed(interval.high)
     )
+}
+
+/// Formats a difference in nats with its interval: `-0.031 [-0.110, +0.047]`.
+pub(super) fn finely(estimate: &Estimate) -> String {
+    let Estimate { value, interval } = estimate;
+    let Interval { low, high } = interval;
+    format!("{value:+.3} [{low:+.3}, {high:+.3}]")
 }
 
 /// Formats a value with its sign, and without one if it rounds to zero.

@@ -5,7 +5,8 @@
 //!  FILE ──▶ data ──▶ cases ─┐
 //!                           ├─▶ ask: every case under every arm ──▶ journal (answers.jsonl)
 //!  arms: the core's ────────┘     prompt, orderer, client,            │
-//!  configuration per arm          stream                              ▼
+//!  configuration per arm          stream                              ├──▶ likelihood: the right answers (scores.jsonl)
+//!                                                                     ▼
 //!                                           score ──▶ compare, bootstrap ──▶ table, JSON, report (plots)
 //! ```
 //!
@@ -25,6 +26,8 @@ mod head;
 mod hint_place;
 mod journal;
 mod judge;
+mod kept;
+mod likelihood;
 mod plots;
 mod prompt;
 mod report;
@@ -37,14 +40,14 @@ pub use hint_place::HintPlace;
 pub use judge::JudgeOptions;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use ask::Questions;
+use ask::{Questions, RunOutcome};
 use client::{Client, chat_url};
 use data::Reading;
 use figures::Figures;
 use foreword_ordering::{Config, RawConfig};
 use foreword_report::progress;
 use fxhash::FxHashSet;
-use journal::Journal;
+use journal::{Journal, Record};
 use prompt::Prompts;
 use serde_json::{Map, Value, json};
 use std::io::Write;
@@ -106,8 +109,31 @@ pub struct Options {
     pub retries: u32,
     /// The first wait between two attempts; it doubles.
     pub backoff: Duration,
+    /// What is measured of each question.
+    pub measure: Measure,
     /// Whether standard output gets JSON instead of a table.
     pub json: bool,
+}
+
+/// What is measured of a question under an arm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// The model's answer.
+    Answers,
+    /// How likely the model finds the right answer.
+    Likelihood,
+    /// Both.
+    Both,
+}
+
+impl Measure {
+    fn asks(self) -> bool {
+        self != Self::Likelihood
+    }
+
+    fn scores(self) -> bool {
+        self != Self::Answers
+    }
 }
 
 /// Asks, prints the figures to standard output, and writes `figures.json` and `report.html` into the run's folder.
@@ -176,10 +202,21 @@ pub fn run(options: &Options) -> Result<()> {
         seed: options.seed,
         concurrency: options.concurrency,
     };
-    let bar = progress::bar("asking", questions.requests())?;
-    let outcome = questions.ask(&mut journal, records, &bar);
-    bar.finish_and_clear();
-    let mut outcome = outcome?;
+    let scores = options.measure.scores() && can_score(options, &client, &prompts, &url)?;
+    let mut outcome = if options.measure.asks() {
+        let bar = progress::bar("asking", questions.requests())?;
+        let outcome = questions.ask(&mut journal, records, &bar);
+        bar.finish_and_clear();
+        outcome?
+    } else {
+        RunOutcome {
+            records: questions.unasked()?,
+            ..RunOutcome::default()
+        }
+    };
+    if scores {
+        score(options, &client, &questions, &mut outcome.records)?;
+    }
     if let Some(options_of_judge) = &options.judge {
         let client = Client::new(
             options_of_judge.api_key.clone(),
@@ -216,6 +253,43 @@ pub fn run(options: &Options) -> Result<()> {
         arms: compare::compare(&data.cases, &arms, &outcome.records, options.seed),
     };
     show(&figures, options)
+}
+
+/// Returns whether the endpoint can tell how likely an answer is, and says why if it cannot.
+///
+/// # Errors
+/// Returns an error if it cannot and nothing else is to be measured, or if it does not answer at all.
+fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -> Result<bool> {
+    let Some(reason) = likelihood::unable(client, &prompts.probe(), url)? else {
+        return Ok(true);
+    };
+    ensure!(
+        options.measure.asks(),
+        "the endpoint cannot tell how likely an answer is (prompt_logprobs with continue_final_message, as vLLM and foreword serve have \
+         them): {reason}"
+    );
+    eprintln!(
+        "warning: answer_logprob is left out, since the endpoint cannot tell how likely an answer is (prompt_logprobs with \
+         continue_final_message, as vLLM and foreword serve have them): {reason}"
+    );
+    Ok(false)
+}
+
+/// Scores the right answers under every arm.
+fn score(
+    options: &Options,
+    client: &Client,
+    questions: &Questions<'_>,
+    records: &mut [Record],
+) -> Result<()> {
+    let (places, forced): (Vec<_>, Vec<_>) = questions.forced(records)?.into_iter().unzip();
+    let bar = progress::bar("scoring", forced.len())?;
+    let found = likelihood::likelihoods(forced, client, &options.out, options.concurrency, &bar);
+    bar.finish_and_clear();
+    for (place, likelihood) in places.into_iter().zip(found?) {
+        records[place].likelihood = likelihood;
+    }
+    Ok(())
 }
 
 fn show(figures: &Figures, options: &Options) -> Result<()> {

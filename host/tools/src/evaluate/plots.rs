@@ -42,6 +42,21 @@ fn differences(
     rows_of(&rows.collect::<Vec<_>>(), Some(MARGIN), width)
 }
 
+/// Plots how much likelier right answers are than in retrieval order, in nats a token, with intervals.
+pub(super) fn likelihood(figures: &Figures, width: Width) -> Result<String> {
+    let rows = figures.arms.iter().filter_map(|figure| {
+        let (less, _) = figure.answer_logprob.as_ref()?.less_retrieval?;
+        Some(Row {
+            name: figure.arm.name(),
+            colour: colour(figure.arm),
+            value: less.value,
+            interval: Some(less.interval),
+            label: format!("{:+.3}", less.value),
+        })
+    });
+    rows_of(&rows.collect::<Vec<_>>(), None, width)
+}
+
 /// Plots exact match with the answer's document first, in the middle and last, with intervals.
 pub(super) fn positions(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.positions().map(|figure| Row {

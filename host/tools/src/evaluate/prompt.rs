@@ -86,6 +86,17 @@ impl Prompts {
         Value::Object(body).to_string().into_bytes()
     }
 
+    /// Returns a short chat without documents, by which an endpoint is tried.
+    pub(super) fn probe(&self) -> Vec<u8> {
+        let mut body = Map::new();
+        body.insert("model".into(), self.model.clone().into());
+        let messages = json!([{"role": "user", "content": "What is two and two?"}]);
+        body.insert("messages".into(), messages);
+        body.insert("temperature".into(), 0.into());
+        body.extend(self.extra.clone());
+        Value::Object(body).to_string().into_bytes()
+    }
+
     /// Checks that the core finds a case's documents and nothing else; otherwise the order would not be what is
     /// measured.
     pub(super) fn check(&self, case: &Case, config: &Config) -> Result<()> {

@@ -1,8 +1,8 @@
 //! The report: one HTML file, filled from the figures.
 
 use super::bootstrap::{MIN_CASES, MIN_CASES_WITHIN, RESAMPLES, Verdict};
-use super::compare::{Difference, Estimate, Figure};
-use super::figures::{Figures, cells, milliseconds, share, with_interval};
+use super::compare::{AnswerLikelihood, Difference, Estimate, Figure};
+use super::figures::{Figures, cells, finely, milliseconds, share, with_interval};
 use super::plots;
 use anyhow::Result;
 use foreword_report::both_widths;
@@ -31,14 +31,9 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ("tiles", tiles(figures)),
         ("differences", differences(figures)?),
+        ("likelihood", likelihood(figures)?),
         ("positions", positions(figures)?),
-        ("reused", reused(figures)?),
-        (
-            "ttft",
-            both_widths("Time to the first token by arm", |width| {
-                plots::ttft(figures, width)
-            })?,
-        ),
+        ("served", served(figures)?),
         ("rows", rows(figures)),
         (
             "compared",
@@ -124,8 +119,48 @@ fn differences(figures: &Figures) -> Result<String> {
     ))
 }
 
+/// Returns how likely right answers are, if that is known.
+fn likelihood(figures: &Figures) -> Result<String> {
+    let mut rows = String::new();
+    for figure in &figures.arms {
+        let (Some(logprob), Some(nats)) = (&figure.answer_logprob, &figure.answer_nats) else {
+            continue;
+        };
+        let less = |of: &AnswerLikelihood| of.less_retrieval.map(|(less, _)| finely(&less));
+        let verdict = logprob.less_retrieval.map(|(_, verdict)| verdict.words());
+        let _ = writeln!(
+            rows,
+            "<tr{}><th>{}</th><td class=\"wide\">{}</td><td>{:.3}</td><td>{}</td><td class=\"words\">{}</td>\
+             <td class=\"wide\">{:.3}</td><td class=\"wide\">{}</td></tr>",
+            class(figure),
+            figure.arm.name(),
+            grouped(logprob.cases as u64),
+            logprob.mean,
+            less(logprob).unwrap_or_default(),
+            verdict.unwrap_or_default(),
+            nats.mean,
+            less(nats).unwrap_or_default(),
+        );
+    }
+    if rows.is_empty() {
+        return Ok(rows);
+    }
+    let plot = both_widths(
+        "Log-probability of the right answer less retrieval order",
+        |width| plots::likelihood(figures, width),
+    )?;
+    Ok(format!(
+        "<figure>\n<h2>How likely the model finds the right answer, less retrieval order</h2>\n<figcaption>Mean \
+         log-probability of the first right answer, forced on the model, in nats a token, with 95 % intervals. To the left \
+         of 0 the model finds it less likely.</figcaption>\n{plot}\n</figure>\n<div class=\"card\">\n<table>\n<thead><tr>\
+         <th>arm</th><th class=\"wide\">questions</th><th>nats a token</th><th>less retrieval [95 %]</th><th></th>\
+         <th class=\"wide\">nats</th><th class=\"wide\">less retrieval [95 %]</th></tr></thead>\n<tbody>\n{rows}</tbody>\n\
+         </table>\n</div>\n"
+    ))
+}
+
 fn positions(figures: &Figures) -> Result<String> {
-    let Some(any) = figures.positions().next() else {
+    let Some(any) = figures.positions().find(|figure| figure.asked > 0) else {
         return Ok(String::new());
     };
     let questions = grouped(any.cases as u64);
@@ -137,6 +172,24 @@ fn positions(figures: &Figures) -> Result<String> {
         "<figure>\n<h2>Where the answer’s document stands</h2>\n<figcaption>Exact match over the {questions} questions \
          whose answer stands in one known document, put first, in the middle and last, the others in retrieval order. A \
          model that is weakest in the middle is lost there.</figcaption>\n{plot}\n</figure>\n"
+    ))
+}
+
+/// Returns reuse and times of what was asked.
+fn served(figures: &Figures) -> Result<String> {
+    if figures.arms.iter().all(|figure| figure.asked == 0) {
+        return Ok(
+            "<p class=\"soft\">Nothing was asked; right answers were scored alone.</p>".into(),
+        );
+    }
+    let ttft = both_widths("Time to the first token by arm", |width| {
+        plots::ttft(figures, width)
+    })?;
+    Ok(format!(
+        "<figure>\n<h2>Prompt tokens reused</h2>\n<figcaption>Share of all prompt tokens that the engine found in its \
+         cache, as it says itself.</figcaption>\n{}\n</figure>\n<figure>\n<h2>Time to the first token</h2>\n\
+         <figcaption>Median, from sending the request to the first word of the answer.</figcaption>\n{ttft}\n</figure>",
+        reused(figures)?
     ))
 }
 
