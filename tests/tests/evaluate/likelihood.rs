@@ -210,3 +210,44 @@ fn a_question_that_cannot_be_scored_under_an_arm_counts_under_none() {
     );
     assert_eq!(arm(&figures, "last")["answer_logprob"]["questions"], 39);
 }
+
+#[test]
+fn a_profile_tells_where_the_model_reads_and_what_to_configure() {
+    let upstream = scoring();
+    let lines: Vec<_> = (0..40).map(|number| question(number, 0)).collect();
+    let evaluation = Evaluation::of(&lines).scored();
+    let arguments = [
+        "--arms",
+        "retrieval,random",
+        "--score-only",
+        "--profile",
+        "6",
+    ];
+    let output = evaluation.run(&upstream, &arguments);
+    assert!(output.status.success(), "{}", error_of(&output));
+    let table = String::from_utf8(output.stdout).unwrap();
+    let last = table.lines().last().unwrap();
+    assert!(
+        last.ends_with(r#""rank": {"place": "first", "documents": 1}"#),
+        "{table}"
+    );
+    let text = std::fs::read_to_string(evaluation.path("rank-profile.json")).unwrap();
+    let profile: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        [&profile["questions"], &profile["documents"]],
+        [&json!(40), &json!(3)]
+    );
+    let worth = |place: usize| profile["table"][0][place]["value"].as_f64().unwrap();
+    for (place, expected) in [(0, 0.25), (2, 0.0), (4, -0.25)] {
+        assert!((worth(place) - expected).abs() < 1e-6, "{text}");
+    }
+    assert!(profile["table"][0][1].is_null() && profile["table"][3][0].is_null());
+    let page = std::fs::read_to_string(evaluation.path("report.html")).unwrap();
+    assert!(page.contains("Where the model reads"));
+    // Equal bodies are asked once, and nothing twice.
+    let asked = upstream.received().len();
+    assert!(asked < 1 + 40 * (2 + 6), "{asked}");
+    let again = evaluation.figures(&upstream, &arguments);
+    assert_eq!(upstream.received().len(), asked + 1);
+    assert_eq!(again["rank_profile"], profile);
+}

@@ -2,7 +2,7 @@
 
 use super::ordering;
 use anyhow::bail;
-use foreword_tools::evaluate::{Arm, Format, JudgeOptions, Measure, Options};
+use foreword_tools::evaluate::{Arm, Format, JudgeOptions, Measure, Options, ProfileOrders};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -124,6 +124,10 @@ pub(crate) struct Arguments {
     /// Measure only how likely the model finds the right answers, and ask for none: several times cheaper
     #[arg(long)]
     score_only: bool,
+    /// Also measure where the model reads: score each question in N orders of its documents, in which every rank stands in
+    /// every place equally often [default N: as many as documents]
+    #[arg(long, value_name = "N", num_args = 0..=1, conflicts_with = "no_logprob")]
+    profile: Option<Option<NonZeroUsize>>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -182,6 +186,10 @@ impl Arguments {
                 (false, true) => Measure::Likelihood,
                 (false, false) => Measure::Both,
             },
+            profile: self.profile.map(|orders| match orders {
+                None => ProfileOrders::Documents,
+                Some(orders) => ProfileOrders::Count(orders.get()),
+            }),
             json: self.json,
         })
     }

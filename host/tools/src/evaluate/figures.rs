@@ -2,8 +2,9 @@
 //! only counts.
 
 use super::arm::Arm;
-use super::bootstrap::{Interval, RESAMPLES, Verdict};
+use super::bootstrap::{Interval, MIN_CASES, RESAMPLES, Verdict};
 use super::compare::{AnswerLikelihood, Difference, Estimate, Figure};
+use super::profile::{RankProfile, Worth};
 use foreword_report::words::{grouped, rounded};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -29,6 +30,8 @@ pub(super) struct Figures {
     pub(super) salted: bool,
     /// Figures by arm, in the order of tables.
     pub(super) arms: Vec<Figure>,
+    /// Where the model reads, if that was measured.
+    pub(super) profile: Option<RankProfile>,
 }
 
 impl Figures {
@@ -63,6 +66,7 @@ impl Figures {
             "confidence": 0.95,
             "resamples": RESAMPLES,
             "arms": arms,
+            "rank_profile": self.profile,
         });
         figures.to_string()
     }
@@ -111,6 +115,9 @@ impl Figures {
         let places = self.arms.iter();
         let places = places.map(|figure| (figure, &figure.from_usual_hint));
         add_differences(&mut table, "less usual hint", width, places);
+        if let Some(profile) = &self.profile {
+            add_profile(&mut table, profile);
+        }
         table
     }
 
@@ -216,6 +223,49 @@ fn add_differences<'a>(
             with_interval(&difference.ttft),
         );
     }
+}
+
+/// Adds where the model reads, what placements cost, and the setting to write.
+fn add_profile(table: &mut String, profile: &RankProfile) {
+    let worth = |worth: Worth| {
+        format!(
+            "{:+.3} [{:+.3}, {:+.3}]",
+            worth.value, worth.low, worth.high
+        )
+    };
+    let [questions, documents] = profile.size();
+    let _ = writeln!(
+        table,
+        "\nwhere the model reads: nats a token that a place is worth to a document, by its rank; {} questions of {documents} documents",
+        grouped(questions as u64)
+    );
+    let columns = profile.columns().map(|column| format!("{column:<26}"));
+    let _ = writeln!(
+        table,
+        "{}",
+        format!("{:<16}{}", "rank", columns.collect::<String>()).trim_end()
+    );
+    for (rank, row) in profile.rows() {
+        let cells = row.into_iter().map(|cell| format!("{:<26}", worth(cell)));
+        let line = format!("{rank:<16}{}", cells.collect::<String>());
+        let _ = writeln!(table, "{}", line.trim_end());
+    }
+    let _ = writeln!(
+        table,
+        "\n{:<44}nats a token lost against retrieval order [95 %]",
+        "ordering.rank"
+    );
+    for placed in profile.placements() {
+        let _ = writeln!(table, "{:<44}{}", placed.rule.setting(), worth(placed.loss));
+    }
+    let line = match profile.chosen() {
+        Some(rule) => format!(
+            "the freest placement that is not shown to cost more than the best one: \"rank\": {}",
+            rule.setting()
+        ),
+        None => format!("too few questions to choose a placement: at least {MIN_CASES} are needed"),
+    };
+    let _ = writeln!(table, "\n{line}");
 }
 
 fn difference(difference: &Difference) -> Value {
@@ -369,6 +419,7 @@ pub(super) mod tests {
             without_answers: 0,
             salted: true,
             arms: compare(&cases, arms, &records, 0),
+            profile: None,
         }
     }
 

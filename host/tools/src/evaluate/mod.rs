@@ -29,6 +29,7 @@ mod judge;
 mod kept;
 mod likelihood;
 mod plots;
+mod profile;
 mod prompt;
 mod report;
 mod score;
@@ -38,6 +39,7 @@ pub use arm::Arm;
 pub use data::Format;
 pub use hint_place::HintPlace;
 pub use judge::JudgeOptions;
+pub use profile::RankProfile;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use ask::{Questions, RunOutcome};
@@ -48,6 +50,7 @@ use foreword_ordering::{Config, RawConfig};
 use foreword_report::progress;
 use fxhash::FxHashSet;
 use journal::{Journal, Record};
+use profile::Orders;
 use prompt::Prompts;
 use serde_json::{Map, Value, json};
 use std::io::Write;
@@ -111,6 +114,8 @@ pub struct Options {
     pub backoff: Duration,
     /// What is measured of each question.
     pub measure: Measure,
+    /// Whether it is measured where the model reads.
+    pub profile: Option<ProfileOrders>,
     /// Whether standard output gets JSON instead of a table.
     pub json: bool,
 }
@@ -124,6 +129,15 @@ pub enum Measure {
     Likelihood,
     /// Both.
     Both,
+}
+
+/// The orders in which each question is asked to measure where the model reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProfileOrders {
+    /// As many as the question has documents.
+    Documents,
+    /// This many.
+    Count(usize),
 }
 
 impl Measure {
@@ -214,8 +228,15 @@ pub fn run(options: &Options) -> Result<()> {
             ..RunOutcome::default()
         }
     };
+    let mut profile = None;
     if scores {
         score(options, &client, &questions, &mut outcome.records)?;
+        if let Some(orders) = options.profile {
+            let config = Arm::Retrieval.config(&options.ordering, options.seed)?;
+            profile = Some(measure_profile(
+                options, orders, &client, &questions, &config,
+            )?);
+        }
     }
     if let Some(options_of_judge) = &options.judge {
         let client = Client::new(
@@ -251,6 +272,7 @@ pub fn run(options: &Options) -> Result<()> {
         without_answers: data.without_answers,
         salted: options.salts,
         arms: compare::compare(&data.cases, &arms, &outcome.records, options.seed),
+        profile,
     };
     show(&figures, options)
 }
@@ -264,7 +286,7 @@ fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -
         return Ok(true);
     };
     ensure!(
-        options.measure.asks(),
+        options.measure.asks() && options.profile.is_none(),
         "the endpoint cannot tell how likely an answer is (prompt_logprobs with continue_final_message, as vLLM and foreword serve have \
          them): {reason}"
     );
@@ -292,7 +314,38 @@ fn score(
     Ok(())
 }
 
+/// Measures where the model reads.
+fn measure_profile(
+    options: &Options,
+    orders: ProfileOrders,
+    client: &Client,
+    questions: &Questions<'_>,
+    config: &Config,
+) -> Result<RankProfile> {
+    let count = match orders {
+        ProfileOrders::Documents => None,
+        ProfileOrders::Count(count) => Some(count),
+    };
+    let Questions {
+        cases,
+        prompts,
+        url,
+        seed,
+        ..
+    } = *questions;
+    let (orders, forced) = Orders::new(cases, prompts, config, url, count, seed)?;
+    let bar = progress::bar("profiling", forced.len())?;
+    let found = likelihood::likelihoods(forced, client, &options.out, options.concurrency, &bar);
+    bar.finish_and_clear();
+    Ok(orders.profile(&found?, &options.model, TEMPLATE, seed))
+}
+
 fn show(figures: &Figures, options: &Options) -> Result<()> {
+    if let Some(profile) = &figures.profile {
+        let path = options.out.join("rank-profile.json");
+        profile.write(&path)?;
+        eprintln!("written: {}", path.display());
+    }
     let json = figures.to_json() + "\n";
     let page = report::page(figures)?;
     for (name, text) in [("figures.json", &json), ("report.html", &page)] {
@@ -309,6 +362,9 @@ fn show(figures: &Figures, options: &Options) -> Result<()> {
         .write_all(printed.as_bytes())
         .context("cannot write to standard output")
 }
+
+/// How documents are written into the prompt.
+const TEMPLATE: &str = "tags";
 
 /// Returns the arms, each once, in the order of [`Arm::ALL`].
 fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {

@@ -4,6 +4,7 @@ use super::bootstrap::{MIN_CASES, MIN_CASES_WITHIN, RESAMPLES, Verdict};
 use super::compare::{AnswerLikelihood, Difference, Estimate, Figure};
 use super::figures::{Figures, cells, finely, milliseconds, share, with_interval};
 use super::plots;
+use super::profile::Placed;
 use anyhow::Result;
 use foreword_report::both_widths;
 use foreword_report::words::{escaped, grouped};
@@ -33,6 +34,7 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
         ("differences", differences(figures)?),
         ("likelihood", likelihood(figures)?),
         ("positions", positions(figures)?),
+        ("profile", profile(figures)?),
         ("served", served(figures)?),
         ("rows", rows(figures)),
         (
@@ -172,6 +174,39 @@ fn positions(figures: &Figures) -> Result<String> {
         "<figure>\n<h2>Where the answer’s document stands</h2>\n<figcaption>Exact match over the {questions} questions \
          whose answer stands in one known document, put first, in the middle and last, the others in retrieval order. A \
          model that is weakest in the middle is lost there.</figcaption>\n{plot}\n</figure>\n"
+    ))
+}
+
+/// Returns where the model reads, if that was measured.
+fn profile(figures: &Figures) -> Result<String> {
+    let Some(profile) = &figures.profile else {
+        return Ok(String::new());
+    };
+    let plot = both_widths("What places are worth to documents, by rank", |width| {
+        plots::profile(profile, width)
+    })?;
+    let mut rows = String::new();
+    for Placed { rule, loss } in profile.placements() {
+        let is_chosen = profile.chosen() == Some(*rule);
+        let _ = writeln!(
+            rows,
+            "<tr><th><code>{}</code></th><td>{:+.3} [{:+.3}, {:+.3}]</td><td class=\"words\">{}</td></tr>",
+            escaped(&rule.setting()),
+            loss.value,
+            loss.low,
+            loss.high,
+            if is_chosen { "to be written" } else { "" }
+        );
+    }
+    let [questions, documents] = profile.size();
+    Ok(format!(
+        "<figure>\n<h2>Where the model reads</h2>\n<figcaption>What it is worth to the right answer, in nats a token, that the \
+         document of a rank stands in a place, against a document of the last row there: {} questions of {documents} documents, each in \
+         several balanced orders. Filled: the 95 % interval leaves out 0.</figcaption>\n{plot}\n</figure>\n<div class=\"card\">\n\
+         <h2>What placements cost</h2>\n<p class=\"soft\">Nats a token lost against retrieval order, with the documents that are free in a \
+         random order. To be written: the placement with the most freedom that is not shown to cost more than the best one.</p>\n\
+         <table>\n<thead><tr><th>ordering.rank</th><th>lost [95 %]</th><th></th></tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n",
+        grouped(questions as u64)
     ))
 }
 
