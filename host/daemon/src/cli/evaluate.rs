@@ -2,7 +2,9 @@
 
 use super::ordering;
 use anyhow::bail;
-use foreword_tools::evaluate::{Arm, Format, JudgeOptions, Measure, Options, ProfileOrders};
+use foreword_tools::evaluate::{
+    Arm, Format, JudgeOptions, Measure, Options, ProfileOrders, Template,
+};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -118,6 +120,10 @@ pub(crate) struct Arguments {
     /// Milliseconds before the second attempt; doubled each time, up to 30 s
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(0..=30_000))]
     backoff_ms: u64,
+    /// How documents are written into the prompt, after the clients that do it so: tags, numbered, open-webui, llamaindex,
+    /// cohere (the array `documents`, which the model's chat template must know)
+    #[arg(long, value_name = "NAME", value_parser = template, default_value = "tags")]
+    template: Template,
     /// Do not measure how likely the model finds the right answers
     #[arg(long, conflicts_with = "score_only")]
     no_logprob: bool,
@@ -181,6 +187,7 @@ impl Arguments {
             timeout: Duration::from_secs(self.timeout_s),
             retries: self.retries,
             backoff: Duration::from_millis(self.backoff_ms),
+            template: self.template,
             measure: match (self.no_logprob, self.score_only) {
                 (true, _) => Measure::Answers,
                 (false, true) => Measure::Likelihood,
@@ -208,6 +215,11 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
 fn format(name: &str) -> Result<Format, String> {
     let names = Format::ALL.map(Format::name).join(", ");
     Format::by_name(name).ok_or(format!("it must be one of {names}"))
+}
+
+fn template(name: &str) -> Result<Template, String> {
+    let names = Template::ALL.map(Template::name).join(", ");
+    Template::by_name(name).ok_or(format!("it must be one of {names}"))
 }
 
 fn arm(name: &str) -> Result<Arm, String> {

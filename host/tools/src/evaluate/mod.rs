@@ -34,12 +34,14 @@ mod prompt;
 mod report;
 mod score;
 mod stream;
+mod template;
 
 pub use arm::Arm;
 pub use data::Format;
 pub use hint_place::HintPlace;
 pub use judge::JudgeOptions;
 pub use profile::RankProfile;
+pub use template::Template;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use ask::{Questions, RunOutcome};
@@ -112,6 +114,8 @@ pub struct Options {
     pub retries: u32,
     /// The first wait between two attempts; it doubles.
     pub backoff: Duration,
+    /// How documents are written into the prompt.
+    pub template: Template,
     /// What is measured of each question.
     pub measure: Measure,
     /// Whether it is measured where the model reads.
@@ -156,6 +160,9 @@ impl Measure {
 /// Returns an error for an unsuitable argument, a file that cannot be read or written, or an endpoint that does not
 /// answer.
 pub fn run(options: &Options) -> Result<()> {
+    let mut options = options.clone();
+    options.template.configure(&mut options.ordering);
+    let options = &options;
     let url = chat_url(&options.endpoint).map_err(|wrong| anyhow!("--endpoint: {wrong}"))?;
     let gateway = options.gateway.as_deref().map(chat_url).transpose();
     let gateway = gateway.map_err(|wrong| anyhow!("--gateway: {wrong}"))?;
@@ -184,6 +191,7 @@ pub fn run(options: &Options) -> Result<()> {
         max_tokens: options.max_tokens,
         extra: options.extra.clone(),
         salt: None,
+        template: options.template,
         tag: Prompts::tag(&options.ordering)?,
         changing_head: options.changing_head.then_some(options.seed),
     };
@@ -337,7 +345,7 @@ fn measure_profile(
     let bar = progress::bar("profiling", forced.len())?;
     let found = likelihood::likelihoods(forced, client, &options.out, options.concurrency, &bar);
     bar.finish_and_clear();
-    Ok(orders.profile(&found?, &options.model, TEMPLATE, seed))
+    Ok(orders.profile(&found?, &options.model, options.template.name(), seed))
 }
 
 fn show(figures: &Figures, options: &Options) -> Result<()> {
@@ -362,9 +370,6 @@ fn show(figures: &Figures, options: &Options) -> Result<()> {
         .write_all(printed.as_bytes())
         .context("cannot write to standard output")
 }
-
-/// How documents are written into the prompt.
-const TEMPLATE: &str = "tags";
 
 /// Returns the arms, each once, in the order of [`Arm::ALL`].
 fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
@@ -435,6 +440,7 @@ fn parameters(
         ("extra", json!(options.extra)),
         ("ordering", json!(format!("{:?}", options.ordering))),
         ("cache_salt", json!(options.salts)),
+        ("template", json!(options.template.name())),
         ("endpoint", json!(url)),
         ("gateway", json!(gateway)),
     ]

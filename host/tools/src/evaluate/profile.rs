@@ -341,6 +341,10 @@ impl Sums {
 }
 
 /// Returns the least-squares table of the drawn questions, in its normal form.
+#[expect(
+    clippy::needless_range_loop,
+    reason = "a matrix is addressed by row and column"
+)]
 fn fitted(questions: &[Sums], drawn: &[usize], documents: usize) -> Table {
     let mut squares = [[0.0; CELLS]; CELLS];
     let mut products = [0.0; CELLS];
@@ -357,6 +361,10 @@ fn fitted(questions: &[Sums], drawn: &[usize], documents: usize) -> Table {
 }
 
 /// Solves the normal equations by Cholesky's decomposition. What the data do not determine is kept small by a ridge.
+#[expect(
+    clippy::needless_range_loop,
+    reason = "a matrix is addressed by row and column"
+)]
 fn solved(mut squares: [[f64; CELLS]; CELLS], mut products: Table) -> Table {
     let trace: f64 = (0..CELLS).map(|at| squares[at][at]).sum();
     for at in 0..CELLS {
