@@ -197,5 +197,10 @@ mod tests {
         assert_eq!(of(0.0, 0.0, 300), Verdict::Within);
         assert_eq!(of(2.0, 4.0, 29), Verdict::NotEnough);
         assert_eq!(of(2.0, 4.0, 30), Verdict::Better);
+        let of_sign = |low, high, cases| Verdict::of_sign(Interval { low, high }, cases);
+        assert_eq!(of_sign(0.01, 0.9, 30), Verdict::Better);
+        assert_eq!(of_sign(-0.2, -0.01, 30), Verdict::Worse);
+        assert_eq!(of_sign(-0.01, 0.01, 900), Verdict::NotEnough);
+        assert_eq!(of_sign(0.01, 0.9, 29), Verdict::NotEnough);
     }
 }

@@ -45,6 +45,11 @@ impl Figures {
         self.arms.iter().filter(|figure| !figure.arm.is_position())
     }
 
+    /// Returns whether the model was asked for answers.
+    pub(super) fn is_asked(&self) -> bool {
+        self.arms.iter().any(|figure| figure.asked > 0)
+    }
+
     pub(super) fn baseline(&self) -> Option<&Figure> {
         self.arms.iter().find(|figure| figure.arm == Arm::Retrieval)
     }
@@ -76,15 +81,33 @@ impl Figures {
         let names = self.arms.iter().map(|figure| figure.arm.name().len() + 2);
         let width = names.max().unwrap_or_default().max(16);
         let mut table = format!(
-            "{} questions of {}, asked of {}; {} left out\n\n",
+            "{} questions of {}, asked of {}; {} left out\n",
             grouped(self.cases as u64),
             self.data,
             self.model,
             grouped(self.left_out as u64)
         );
+        if self.is_asked() {
+            self.add_answers(&mut table);
+        }
+        self.add_likelihood(&mut table);
+        self.add_judged(&mut table);
+        let differences = self.arms.iter().map(|figure| (figure, &figure.difference));
+        add_differences(&mut table, "less retrieval", width, differences);
+        let places = self.arms.iter();
+        let places = places.map(|figure| (figure, &figure.from_usual_hint));
+        add_differences(&mut table, "less usual hint", width, places);
+        if let Some(profile) = &self.profile {
+            add_profile(&mut table, profile);
+        }
+        table
+    }
+
+    /// Adds scores, reuse and times of what the model answered.
+    fn add_answers(&self, table: &mut String) {
         let _ = writeln!(
             table,
-            "{:<22}{:>10}{:>13}{:>9}{:>9}{:>13}{:>12}{:>16}{:>15}",
+            "\n{:<22}{:>10}{:>13}{:>9}{:>9}{:>13}{:>12}{:>16}{:>15}",
             "arm",
             "questions",
             "exact match",
@@ -98,8 +121,7 @@ impl Figures {
         for figure in &self.arms {
             let [questions, exact_match, f1, reused, median, p95] = cells(figure);
             let arm = figure.arm.name();
-            let prompt_tokens = figure.prompt_tokens.filter(|_| figure.asked > 0);
-            let prompt_tokens = prompt_tokens.map_or("—".into(), grouped);
+            let prompt_tokens = figure.prompt_tokens.map_or("—".into(), grouped);
             let prefill = figure
                 .prefill
                 .map_or("—".into(), |rate| grouped(rate as u64));
@@ -108,17 +130,6 @@ impl Figures {
                 "{arm:<22}{questions:>10}{exact_match:>13}{f1:>9}{reused:>9}{median:>13}{p95:>12}{prompt_tokens:>16}{prefill:>15}"
             );
         }
-        self.add_likelihood(&mut table);
-        self.add_judged(&mut table);
-        let differences = self.arms.iter().map(|figure| (figure, &figure.difference));
-        add_differences(&mut table, "less retrieval", width, differences);
-        let places = self.arms.iter();
-        let places = places.map(|figure| (figure, &figure.from_usual_hint));
-        add_differences(&mut table, "less usual hint", width, places);
-        if let Some(profile) = &self.profile {
-            add_profile(&mut table, profile);
-        }
-        table
     }
 
     /// Adds how likely right answers are, if that is known.
@@ -337,13 +348,8 @@ fn interval(estimate: &Estimate) -> Value {
 /// Returns an arm's numbers for tables: questions, exact match, F1, reuse, and the median and 95th percentile of the
 /// time to the first token.
 pub(super) fn cells(figure: &Figure) -> [String; 6] {
-    let cases = grouped(figure.cases as u64);
-    if figure.asked == 0 {
-        let unknown = || "—".to_owned();
-        return [cases, unknown(), unknown(), unknown(), unknown(), unknown()];
-    }
     [
-        cases,
+        grouped(figure.cases as u64),
         share(figure.exact_match.value),
         share(figure.f1.value),
         figure.reused.map_or("—".into(), share),
@@ -393,6 +399,8 @@ pub(super) fn signed(value: f64) -> String {
 pub(super) mod tests {
     use super::super::compare::compare;
     use super::super::compare::tests::{answered, cases};
+    use super::super::likelihood::Likelihood;
+    use super::super::profile;
     use super::*;
 
     /// Figures of made-up answers: the later an arm, the fewer are right.
@@ -404,6 +412,10 @@ pub(super) mod tests {
             for (question, answer) in answers.iter_mut().enumerate() {
                 answer.ttft_us = 20_000 + 1_000 * (question as u64 * 7 % 50) - 900 * at as u64;
                 answer.cached_tokens = Some(10 + 7 * at as u64);
+                answer.likelihood = Some(Likelihood {
+                    nats: -2.0 - 0.5 * at as f64 - (question % 3) as f64,
+                    tokens: 2,
+                });
             }
             records.extend(answers);
         }
@@ -436,9 +448,13 @@ pub(super) mod tests {
             table.contains("\nordered         -5.6 [-13.9, 0.0]"),
             "{table}"
         );
-        assert_eq!(table.matches("\nfirst ").count(), 2);
+        assert_eq!(table.matches("\nfirst ").count(), 3);
+        assert!(
+            table.contains("\nordered                       36       -1.750    -0.250 [-0.250, -0.250]   worse                       -3.500    -0.500 [-0.500, -0.500]\n"),
+            "{table}"
+        );
         let alone = example(&[Arm::Ordered], 3).to_table();
-        assert!(!alone.contains("less retrieval"));
+        assert!(!alone.contains("\nless retrieval"));
     }
 
     #[test]
@@ -453,7 +469,28 @@ pub(super) mod tests {
         assert_eq!(difference["exact_match"]["verdict"], "not enough questions");
         assert_eq!(difference["reused"]["value"], 7.0);
         assert_eq!(difference["ttft_ms"]["value"], -0.9);
+        let expected = json!({"mean": -1.75, "less_retrieval": -0.25, "low": -0.25, "high": -0.25, "verdict": "worse", "questions": 36});
+        assert_eq!(arms[1]["answer_logprob"], expected);
+        assert_eq!(arms[1]["answer_nats"]["mean"], -3.5);
+        assert!(arms[0]["answer_logprob"]["low"].is_null());
         assert_eq!(json["resamples"], 10_000);
+    }
+
+    #[test]
+    fn a_profile_ends_with_the_setting_to_write() {
+        let mut figures = example(&[Arm::Retrieval], 3);
+        figures.profile = Some(profile::tests::example(0.0, 0.3));
+        let table = figures.to_table();
+        assert!(
+            table.contains("\nrank            first                     second "),
+            "{table}"
+        );
+        assert!(
+            table.ends_with("\"rank\": {\"place\": \"last\", \"documents\": 1}\n"),
+            "{table}"
+        );
+        let json: Value = serde_json::from_str(&figures.to_json()).unwrap();
+        assert_eq!(json["rank_profile"]["chosen"]["place"], "last");
     }
 
     #[test]

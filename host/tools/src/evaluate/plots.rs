@@ -263,6 +263,7 @@ fn draw_row(
 #[cfg(test)]
 mod tests {
     use super::super::figures::tests::example;
+    use super::super::profile;
     use super::*;
 
     #[test]
@@ -275,6 +276,7 @@ mod tests {
                 reused,
                 ttft,
                 positions,
+                likelihood,
             ] {
                 let svg = plot(&figures, width).unwrap();
                 assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
@@ -283,6 +285,12 @@ mod tests {
             let svg = exact_match_differences(&figures, width).unwrap();
             assert!(!svg.contains("\nretrieval\n"));
             assert!(svg.contains("\nordered+hint\n"));
+            let svg = super::profile(&profile::tests::example(0.2, 0.1), width).unwrap();
+            assert!(
+                svg.contains("\nsecond last\n") && svg.contains("\nothers\n"),
+                "{svg}"
+            );
+            assert_eq!(svg.matches("<circle").count(), 20);
             let svg = positions(&figures, width).unwrap();
             assert!(svg.contains("\nmiddle\n") && !svg.contains("\nreversed\n"));
         }

@@ -36,6 +36,10 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
         ("positions", positions(figures)?),
         ("profile", profile(figures)?),
         ("served", served(figures)?),
+        (
+            "hidden",
+            if figures.is_asked() { "" } else { " hidden" }.to_owned(),
+        ),
         ("rows", rows(figures)),
         (
             "compared",
@@ -92,12 +96,24 @@ fn tiles(figures: &Figures) -> String {
     let (exact, exact_was) = of(|figure| share(figure.exact_match.value));
     let (reused, reused_was) = of(|figure| figure.reused.map_or("—".into(), share));
     let (ttft, ttft_was) = of(|figure| milliseconds(figure.ttft_median));
-    [
-        tile(&format!("Exact match, {name}"), exact, exact_was),
-        tile("Prompt tokens reused", reused, reused_was),
-        tile("Time to first token, median", ttft, ttft_was),
-    ]
-    .concat()
+    let (logprob, logprob_was) = of(|figure| {
+        let logprob = figure.answer_logprob.as_ref();
+        logprob.map_or("—".into(), |logprob| format!("{:.3}", logprob.mean))
+    });
+    let mut tiles = String::new();
+    if figures.is_asked() {
+        tiles += &tile(&format!("Exact match, {name}"), exact, exact_was);
+        tiles += &tile("Prompt tokens reused", reused, reused_was);
+        tiles += &tile("Time to first token, median", ttft, ttft_was);
+    }
+    if filter.answer_logprob.is_some() {
+        tiles += &tile(
+            &format!("Right answer, nats a token, {name}"),
+            logprob,
+            logprob_was,
+        );
+    }
+    tiles
 }
 
 fn differences(figures: &Figures) -> Result<String> {
@@ -133,7 +149,7 @@ fn likelihood(figures: &Figures) -> Result<String> {
         let _ = writeln!(
             rows,
             "<tr{}><th>{}</th><td class=\"wide\">{}</td><td>{:.3}</td><td>{}</td><td class=\"words\">{}</td>\
-             <td class=\"wide\">{:.3}</td><td class=\"wide\">{}</td></tr>",
+             <td class=\"wide\">{:.3}</td></tr>",
             class(figure),
             figure.arm.name(),
             grouped(logprob.cases as u64),
@@ -141,7 +157,6 @@ fn likelihood(figures: &Figures) -> Result<String> {
             less(logprob).unwrap_or_default(),
             verdict.unwrap_or_default(),
             nats.mean,
-            less(nats).unwrap_or_default(),
         );
     }
     if rows.is_empty() {
@@ -156,7 +171,7 @@ fn likelihood(figures: &Figures) -> Result<String> {
          log-probability of the first right answer, forced on the model, in nats a token, with 95 % intervals. To the left \
          of 0 the model finds it less likely.</figcaption>\n{plot}\n</figure>\n<div class=\"card\">\n<table>\n<thead><tr>\
          <th>arm</th><th class=\"wide\">questions</th><th>nats a token</th><th>less retrieval [95 %]</th><th></th>\
-         <th class=\"wide\">nats</th><th class=\"wide\">less retrieval [95 %]</th></tr></thead>\n<tbody>\n{rows}</tbody>\n\
+         <th class=\"wide\">nats</th></tr></thead>\n<tbody>\n{rows}</tbody>\n\
          </table>\n</div>\n"
     ))
 }
@@ -212,7 +227,7 @@ fn profile(figures: &Figures) -> Result<String> {
 
 /// Returns reuse and times of what was asked.
 fn served(figures: &Figures) -> Result<String> {
-    if figures.arms.iter().all(|figure| figure.asked == 0) {
+    if !figures.is_asked() {
         return Ok(
             "<p class=\"soft\">Nothing was asked; right answers were scored alone.</p>".into(),
         );
@@ -306,19 +321,22 @@ fn compared(figures: &Figures, of: fn(&Figure) -> Option<&Difference>) -> String
 mod tests {
     use super::super::arm::Arm;
     use super::super::figures::tests::example;
+    use super::super::profile;
     use super::*;
 
     #[test]
     fn the_page_is_filled_escaped_and_needs_nothing_from_outside() {
         let mut figures = example(&Arm::ALL, 12);
         figures.model.push_str(" {{rows}}");
+        figures.profile = Some(profile::tests::example(0.2, 0.0));
         let page = page(&figures).unwrap();
         assert_eq!(page.matches("{{").count(), page.matches("{{rows}}").count());
         assert!(page.contains("some &lt;data&gt;.json"));
         let (_, places) = page.split_once("Where the order hint stands").unwrap();
         let (places, _) = places.split_once("</table>").unwrap();
         assert_eq!(places.matches("<tr><th>").count(), 1 + 4, "{places}");
-        assert_eq!(page.matches("<svg").count(), 10);
+        assert_eq!(page.matches("<svg").count(), 14);
+        assert!(!page.contains(" hidden>"));
         let links = page
             .replace("http://www.w3.org/2000/svg", "")
             .replace("http://localhost:8000/v1/chat/completions", "");
