@@ -260,8 +260,7 @@ impl ChatTemplate {
         const TEXT: &str = "pinpoint";
         let messages =
             serde_json::json!([{"role": "user", "content": [{"type": "text", "text": TEXT}]}]);
-        let Ok(prompt) = self.run(DEFAULT, &messages, None, None, None, Ending::Answer)
-        else {
+        let Ok(prompt) = self.run(DEFAULT, &messages, None, None, None, Ending::Answer) else {
             return false;
         };
         let quoted = |start: usize| prompt[..start].ends_with(['"', '\'']);
@@ -282,7 +281,10 @@ impl ChatTemplate {
             ("messages", to_value(messages)),
             ("tools", optional(tools)),
             ("documents", optional(documents)),
-            ("add_generation_prompt", Value::from(ending == Ending::Answer)),
+            (
+                "add_generation_prompt",
+                Value::from(ending == Ending::Answer),
+            ),
         ];
         let tokens = self
             .special_tokens

@@ -200,7 +200,8 @@ pub(super) fn likelihoods(
     bar: &ProgressBar,
 ) -> Result<Vec<Option<Likelihood>>> {
     let mut kept = Kept::<Likelihood>::open(&folder.join("scores.jsonl"))?;
-    let key = |forced: &Forced| super::kept::key(&forced.body);
+    // A gateway changes what it is sent.
+    let key = |forced: &Forced| super::kept::key(&[forced.url.as_bytes(), &forced.body].concat());
     let keys: Vec<String> = forced.iter().map(key).collect();
     let open = keys.iter().cloned().zip(forced).collect();
     let refused = AtomicU64::new(0);
