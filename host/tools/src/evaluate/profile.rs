@@ -480,6 +480,15 @@ impl Rule {
         usual.sum::<f64>() - worth
     }
 
+    /// Returns the placement in words.
+    pub(super) fn words(self) -> String {
+        match self.documents {
+            0 => "all free".to_owned(),
+            1 => format!("the best one {}", self.place.name()),
+            documents => format!("the best {documents} {}", self.place.words()),
+        }
+    }
+
     /// Returns the setting as it is written into the gateway's configuration.
     pub(super) fn setting(self) -> String {
         match self.place {
@@ -494,6 +503,13 @@ impl Rule {
 }
 
 impl Place {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Ends => "at both ends",
+            place => place.name(),
+        }
+    }
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Free => "free",

@@ -148,8 +148,8 @@ fn likelihood(figures: &Figures) -> Result<String> {
         let verdict = logprob.less_retrieval.map(|(_, verdict)| verdict.words());
         let _ = writeln!(
             rows,
-            "<tr{}><th>{}</th><td class=\"wide\">{}</td><td>{:.3}</td><td>{}</td><td class=\"words\">{}</td>\
-             <td class=\"wide\">{:.3}</td></tr>",
+            "<tr{}><th>{}</th><td class=\"wide\">{}</td><td class=\"wide\">{:.3}</td><td>{}</td>\
+             <td class=\"words wide\">{}</td><td class=\"wide\">{:.3}</td></tr>",
             class(figure),
             figure.arm.name(),
             grouped(logprob.cases as u64),
@@ -170,8 +170,8 @@ fn likelihood(figures: &Figures) -> Result<String> {
         "<figure>\n<h2>How likely the model finds the right answer, less retrieval order</h2>\n<figcaption>Mean \
          log-probability of the first right answer, forced on the model, in nats a token, with 95 % intervals. To the left \
          of 0 the model finds it less likely.</figcaption>\n{plot}\n</figure>\n<div class=\"card\">\n<table>\n<thead><tr>\
-         <th>arm</th><th class=\"wide\">questions</th><th>nats a token</th><th>less retrieval [95 %]</th><th></th>\
-         <th class=\"wide\">nats</th></tr></thead>\n<tbody>\n{rows}</tbody>\n\
+         <th>arm</th><th class=\"wide\">questions</th><th class=\"wide\">nats a token</th><th>less retrieval [95 %]</th>\
+         <th class=\"wide\"></th><th class=\"wide\">nats</th></tr></thead>\n<tbody>\n{rows}</tbody>\n\
          </table>\n</div>\n"
     ))
 }
@@ -205,21 +205,27 @@ fn profile(figures: &Figures) -> Result<String> {
         let is_chosen = profile.chosen() == Some(*rule);
         let _ = writeln!(
             rows,
-            "<tr><th><code>{}</code></th><td>{:+.3} [{:+.3}, {:+.3}]</td><td class=\"words\">{}</td></tr>",
-            escaped(&rule.setting()),
+            "<tr><th>{}</th><td>{:+.3} [{:+.3}, {:+.3}]</td><td class=\"words\">{}</td></tr>",
+            rule.words(),
             loss.value,
             loss.low,
             loss.high,
-            if is_chosen { "to be written" } else { "" }
+            if is_chosen { "chosen" } else { "" }
         );
     }
+    let chosen = profile.chosen().map_or_else(String::new, |rule| {
+        format!(
+            "<p>To be written: <code>\"rank\": {}</code></p>\n",
+            escaped(&rule.setting())
+        )
+    });
     let [questions, documents] = profile.size();
     Ok(format!(
         "<figure>\n<h2>Where the model reads</h2>\n<figcaption>What it is worth to the right answer, in nats a token, that the \
          document of a rank stands in a place, against a document of the last row there: {} questions of {documents} documents, each in \
          several balanced orders. Filled: the 95 % interval leaves out 0.</figcaption>\n{plot}\n</figure>\n<div class=\"card\">\n\
          <h2>What placements cost</h2>\n<p class=\"soft\">Nats a token lost against retrieval order, with the documents that are free in a \
-         random order. To be written: the placement with the most freedom that is not shown to cost more than the best one.</p>\n\
+         random order. Chosen is the placement with the most freedom that is not shown to cost more than the best one.</p>\n{chosen}\
          <table>\n<thead><tr><th>ordering.rank</th><th>lost [95 %]</th><th></th></tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n",
         grouped(questions as u64)
     ))
