@@ -269,3 +269,37 @@ fn the_key_the_salt_and_other_members_are_sent_as_told() {
     let kept = std::fs::read_to_string(evaluation.path("answers.jsonl")).unwrap();
     assert!(!kept.contains("secret"));
 }
+
+#[test]
+fn documents_are_sent_as_the_template_has_them_and_arms_reorder_them_there() {
+    for (template, mark) in [
+        ("numbered", "[3] "),
+        ("open-webui", "<source id=\"3\" name=\""),
+        ("llamaindex", "\nfile_name: "),
+        ("cohere", "\"documents\":[{\"id\":"),
+    ] {
+        let upstream = reader();
+        let evaluation = Evaluation::of(&[question(0, 2), question(2, 0)]);
+        let arguments = ["--arms", "retrieval,random", "--template", template];
+        let figures = evaluation.figures(&upstream, &arguments);
+        let received = upstream.received();
+        let bodies = of(&received, "random");
+        let text = |request: &Received| {
+            let body: Value = serde_json::from_slice(&request.body).unwrap();
+            format!("{}{}", asked(request), body)
+                .replace("\\n", "\n")
+                .replace("\\\"", "\"")
+        };
+        assert!(
+            text(bodies[0]).contains(mark),
+            "{template}: {}",
+            text(bodies[0])
+        );
+        assert_eq!(arm(&figures, "retrieval")["moved"], 0, "{template}");
+        assert_eq!(arm(&figures, "random")["documents"], 6, "{template}");
+        assert!(
+            arm(&figures, "random")["moved"].as_u64() > Some(0),
+            "{template}"
+        );
+    }
+}

@@ -60,7 +60,7 @@ fn the_same_bodies_are_sent() {
     let is_through = |request: &Received| request.header("x-request-id").is_some();
     let upstream =
         Upstream::scripted(|request, reply| answer(reply, &first_document(request))).unwrap();
-    let gateway = Gateway::start(&GatewayOptions::placing_freely(upstream.address())).unwrap();
+    let gateway = Gateway::start(&GatewayOptions::new(upstream.address())).unwrap();
     let evaluation = evaluation();
     let arguments = arguments(&gateway.address());
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
@@ -102,8 +102,8 @@ fn the_same_bodies_are_sent() {
 fn the_reader_gives_the_same_answers_and_most_are_right() {
     let model = artifacts::repository().join("examples/reader");
     let host = Host::start(&model, &["--name", "m", "--kv-tokens", "16384"]).unwrap();
-    let gateway = Gateway::start(&GatewayOptions::placing_freely(host.address())).unwrap();
-    let evaluation = Evaluation::of(&world());
+    let gateway = Gateway::start(&GatewayOptions::new(host.address())).unwrap();
+    let evaluation = Evaluation::of(&world()).scored();
     let arguments = arguments(&gateway.address());
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let output = evaluation.command(host.address(), &arguments).output();
@@ -119,6 +119,10 @@ fn the_reader_gives_the_same_answers_and_most_are_right() {
     assert!(gateway["reused"].as_f64().unwrap() > 0.0);
     let right = gateway["exact_match"]["value"].as_f64().unwrap();
     assert!(right >= 70.0, "{right} % of the answers are right");
+    // The gateway arranges a forced answer's prompt as it arranged the asked one.
+    let likelihood = |name: &str| arm(&figures, name)["answer_logprob"]["mean"].clone();
+    assert_eq!(likelihood("gateway"), likelihood("dedup+hint"));
+    assert!(likelihood("gateway").as_f64() > Some(-0.5), "{figures}");
 }
 
 /// Returns 24 questions, and 4 chats of 3 turns, from the demo's world.

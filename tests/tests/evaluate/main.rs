@@ -5,6 +5,7 @@ mod choices;
 mod datasets;
 mod faults;
 mod gateway;
+mod likelihood;
 mod resume;
 mod scores;
 mod tls;
@@ -23,6 +24,8 @@ static BINARY: LazyLock<PathBuf> = LazyLock::new(|| artifacts::host_binary("dev"
 struct Evaluation {
     folder: TempDir,
     data: &'static str,
+    /// Whether right answers are scored, which most scripts do not answer.
+    is_scored: bool,
 }
 
 impl Evaluation {
@@ -34,7 +37,18 @@ impl Evaluation {
     fn of_file(data: &'static str, text: &str) -> Self {
         let folder = TempDir::new().unwrap();
         std::fs::write(folder.path().join(data), text).unwrap();
-        Self { folder, data }
+        Self {
+            folder,
+            data,
+            is_scored: false,
+        }
+    }
+
+    fn scored(self) -> Self {
+        Self {
+            is_scored: true,
+            ..self
+        }
     }
 
     fn command(&self, endpoint: SocketAddr, arguments: &[&str]) -> Command {
@@ -49,6 +63,7 @@ impl Evaluation {
             .args(arguments)
             // The waits between attempts are not under test.
             .args(["--backoff-ms", "0"])
+            .args((!self.is_scored).then_some("--no-logprob"))
             .current_dir(self.folder.path());
         for name in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
             command.env_remove(name);

@@ -2,7 +2,9 @@
 
 use super::ordering;
 use anyhow::bail;
-use foreword_tools::evaluate::{Arm, Format, JudgeOptions, Options};
+use foreword_tools::evaluate::{
+    Arm, Format, JudgeOptions, Measure, Options, ProfileOrders, Template,
+};
 use serde_json::{Map, Value};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -111,6 +113,20 @@ pub(crate) struct Arguments {
     /// Milliseconds before the second attempt; doubled each time, up to 30 s
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(0..=30_000))]
     backoff_ms: u64,
+    /// How documents are written into the prompt, after the clients that do it so: tags, numbered, open-webui, llamaindex,
+    /// cohere (the array `documents`, which the model's chat template must know)
+    #[arg(long, value_name = "NAME", value_parser = template, default_value = "tags")]
+    template: Template,
+    /// Do not measure how likely the model finds the right answers
+    #[arg(long, conflicts_with = "score_only")]
+    no_logprob: bool,
+    /// Measure only how likely the model finds the right answers, and ask for none: several times cheaper
+    #[arg(long)]
+    score_only: bool,
+    /// Also measure where the model reads: score each question in N orders of its documents, in which every rank stands in
+    /// every place equally often [default N: as many as documents]
+    #[arg(long, value_name = "N", num_args = 0..=1, conflicts_with = "no_logprob")]
+    profile: Option<Option<NonZeroUsize>>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -162,6 +178,16 @@ impl Arguments {
             timeout: Duration::from_secs(self.timeout_s),
             retries: self.retries,
             backoff: Duration::from_millis(self.backoff_ms),
+            template: self.template,
+            measure: match (self.no_logprob, self.score_only) {
+                (true, _) => Measure::Answers,
+                (false, true) => Measure::Likelihood,
+                (false, false) => Measure::Both,
+            },
+            profile: self.profile.map(|orders| match orders {
+                None => ProfileOrders::Documents,
+                Some(orders) => ProfileOrders::Count(orders.get()),
+            }),
             json: self.json,
         })
     }
@@ -180,6 +206,11 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
 fn format(name: &str) -> Result<Format, String> {
     let names = Format::ALL.map(Format::name).join(", ");
     Format::by_name(name).ok_or(format!("it must be one of {names}"))
+}
+
+fn template(name: &str) -> Result<Template, String> {
+    let names = Template::ALL.map(Template::name).join(", ");
+    Template::by_name(name).ok_or(format!("it must be one of {names}"))
 }
 
 fn arm(name: &str) -> Result<Arm, String> {

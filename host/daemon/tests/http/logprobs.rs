@@ -200,15 +200,6 @@ async fn a_chat_ends_where_it_is_asked_to() {
         let response = post(house.address(), CHAT, &body).await;
         response.error(400, "invalid_value", Some(param));
     }
-    let mut long = forced("a");
-    long["prompt_logprobs"] = 20.into();
-    long["messages"][0]["content"] = "x".repeat(7_000).into();
-    let long = post(house.address(), CHAT, &long).await;
-    let message = long.error(400, "invalid_value", Some("prompt_logprobs"));
-    assert!(
-        message.ends_with("7003 prompt tokens, more than 131072"),
-        "{message}"
-    );
     let response = json!({"input": "hi", "prompt_logprobs": 1});
     post(house.address(), "/v1/responses", &response)
         .await
@@ -256,7 +247,8 @@ async fn a_completion_repeats_its_prompt_with_logprobs() {
 #[tokio::test]
 async fn a_stream_repeats_its_prompt_first() {
     let house = TestServer::open().await;
-    let body = json!({"prompt": "say(b)", "echo": true, "stream": true});
+    // As in vLLM, no log-probabilities of the prompt are none.
+    let body = json!({"prompt": "say(b)", "echo": true, "stream": true, "prompt_logprobs": 0});
     let events = begin(house.address(), "/v1/completions", &body)
         .await
         .events()
@@ -266,4 +258,18 @@ async fn a_stream_repeats_its_prompt_first() {
         chunk["choices"][0]["text"].as_str().unwrap().to_owned()
     });
     assert_eq!(texts.collect::<Vec<_>>(), ["say(b)", "b", ""]);
+}
+
+#[tokio::test]
+async fn a_response_has_a_bounded_number_of_logprobs() {
+    let house = ending().await;
+    let mut long = forced("a");
+    long["prompt_logprobs"] = 20.into();
+    long["messages"][0]["content"] = "x".repeat(7_000).into();
+    let long = post(house.address(), CHAT, &long).await;
+    let message = long.error(400, "invalid_value", Some("prompt_logprobs"));
+    assert!(
+        message.ends_with("7003 prompt tokens, more than 131072"),
+        "{message}"
+    );
 }

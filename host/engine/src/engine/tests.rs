@@ -2,6 +2,7 @@
 
 use super::work::Answers;
 use super::*;
+use crate::backend::Output;
 use fake::{FakeBackend, Fault, VOCABULARY, expected, prompt_rows};
 use foreword_ordering::random::Random;
 use std::collections::HashMap;
@@ -159,6 +160,10 @@ impl Load {
         self.now += Duration::from_millis(100);
         let work = self.core.prepare(self.now);
         self.core.check();
+        let segments = work.step.segments.iter();
+        let scored = segments.filter(|segment| segment.output == Output::All);
+        let scored: usize = scored.map(|segment| segment.tokens.len()).sum();
+        assert!(scored <= self.core.max_scored_tokens as usize);
         let mut answers = Answers::default();
         let outcome = work.run(&mut self.backend, &mut answers);
         self.core.complete(&work, outcome.map(|()| &mut answers));

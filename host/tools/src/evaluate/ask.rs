@@ -15,13 +15,16 @@
 //! in the plan's order however many are under way, so without several turns a run's bodies do not depend on
 //! `concurrency`; later turns are ordered as they arrive.
 //!
-//! A resumed run first shows the orderers what was answered, in the order in which it was ordered then.
+//! A resumed run first shows the orderers what was answered, in the order in which it was ordered then. So does scoring
+//! ([`Questions::forced`]): right answers are forced on the very prompts that were asked, once all were. A run that only
+//! scores takes the first right answers for the model's own.
 
 use super::arm::Arm;
 use super::choice::{self, ChosenBy};
 use super::client::{Client, Fault};
 use super::data::Case;
 use super::journal::{Journal, Record};
+use super::likelihood::Forced;
 use super::prompt::Prompts;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use foreword_ordering::document::Fingerprint;
@@ -89,6 +92,69 @@ impl Questions<'_> {
         }
     }
 
+    /// Returns the records of a run that asks nothing: every answer is the right one.
+    ///
+    /// # Errors
+    /// Returns an error if a turn that another one follows has no right answer.
+    pub(super) fn unasked(&self) -> Result<Vec<Record>> {
+        let mut records = Vec::new();
+        for job in self.plan() {
+            let case = &self.cases[job.case];
+            for (turn, asked) in case.turns.iter().enumerate() {
+                let answer = asked.answers.first().cloned();
+                ensure!(
+                    answer.is_some() || turn + 1 == case.turns.len(),
+                    "{:?} has a turn without an answer that others follow, so it cannot be scored alone",
+                    case.id
+                );
+                records.push(Record {
+                    case: case.id.clone(),
+                    turn,
+                    arm: self.arms[job.arm].name().to_owned(),
+                    at: records.len() as u64,
+                    answer: answer.unwrap_or_default(),
+                    is_forced: true,
+                    ..Record::default()
+                });
+            }
+        }
+        Ok(records)
+    }
+
+    /// Returns the requests that force the first right answer on what was asked, each with its record's index, and adds
+    /// to the records what the core did where nothing was asked.
+    ///
+    /// # Errors
+    /// Returns an error if a record belongs to no question.
+    pub(super) fn forced(&self, records: &mut [Record]) -> Result<Vec<(usize, Forced)>> {
+        let mut chats = Chats::new(self);
+        let mut order: Vec<usize> = (0..records.len()).collect();
+        order.sort_by_key(|&index| records[index].at);
+        let mut forced = Vec::new();
+        for index in order {
+            let record = &mut records[index];
+            let (job, request) = chats.recall(record)?;
+            chats.answer(job, record.answer.clone());
+            if record.is_forced {
+                record.note(request.report.as_ref());
+            }
+            let right = self.cases[job.case].turns[record.turn].answers.first();
+            if let Some(right) = right.filter(|right| !right.trim().is_empty()) {
+                let url = self.url_of(self.arms[job.arm]);
+                forced.push((index, Forced::new(&request.body, right, url)?));
+            }
+        }
+        Ok(forced)
+    }
+
+    /// Returns the chat route that an arm asks.
+    fn url_of(&self, arm: Arm) -> &str {
+        match self.gateway {
+            Some(gateway) if arm == Arm::Gateway => gateway,
+            _ => self.url,
+        }
+    }
+
     /// Returns the number of requests.
     pub(super) fn requests(&self) -> usize {
         let turns = self
@@ -133,21 +199,17 @@ impl Questions<'_> {
         lock: &impl Fn() -> MutexGuard<'r, Run<'s>>,
     ) -> Result<()> {
         let (case, arm) = (&self.cases[job.case], self.arms[job.arm]);
-        for turn in locked.answers(job).len()..case.turns.len() {
+        for turn in locked.chats.answers(job).len()..case.turns.len() {
             if locked.stop.is_some() {
                 return Ok(());
             }
-            let request = locked.request(job)?;
+            let request = locked.chats.request(job)?;
             drop(locked);
-            let url = match self.gateway {
-                Some(gateway) if arm == Arm::Gateway => gateway,
-                _ => self.url,
-            };
-            let answer = self.client.ask(url, &request.body);
+            let answer = self.client.ask(self.url_of(arm), &request.body);
             locked = lock();
             match answer {
                 Ok(answer) => {
-                    let mut streamed = answer.streamed;
+                    let mut streamed = answer.read;
                     let choices = case.turns[turn].choices.len();
                     let mut by_text = false;
                     if choices > 0 {
@@ -155,8 +217,7 @@ impl Questions<'_> {
                         streamed.text = chosen;
                         by_text = by == ChosenBy::Text;
                     }
-                    let report = request.report.as_ref();
-                    let record = Record {
+                    let mut record = Record {
                         case: case.id.clone(),
                         turn,
                         arm: arm.name().to_owned(),
@@ -169,13 +230,10 @@ impl Questions<'_> {
                         prompt_tokens: streamed.usage.prompt_tokens,
                         cached_tokens: streamed.usage.cached_tokens,
                         completion_tokens: streamed.usage.completion_tokens,
-                        documents: report.map_or(0, |report| report.documents),
-                        moved: report.map_or(0, |report| report.moved),
-                        deduplicated: report.map_or(0, |report| report.deduplicated),
-                        hinted: report.is_some_and(|report| report.hinted),
                         by_text,
-                        judged: None,
+                        ..Record::default()
                     };
+                    record.note(request.report.as_ref());
                     locked.keep(job, record, answer.is_reported)?;
                 }
                 Err(fault) => return locked.fail(job, fault),
@@ -185,16 +243,36 @@ impl Questions<'_> {
     }
 }
 
-/// The state that the workers share.
-struct Run<'a> {
+impl Record {
+    /// Notes what the core did to the request.
+    fn note(&mut self, report: Option<&Report>) {
+        if let Some(report) = report {
+            self.documents = report.documents;
+            self.moved = report.moved;
+            self.deduplicated = report.deduplicated;
+            self.hinted = report.hinted;
+        }
+    }
+}
+
+/// The chats under way, and what the orderers saw of them.
+struct Chats<'a> {
     questions: &'a Questions<'a>,
-    plan: std::vec::IntoIter<Job>,
+    /// Indices of the cases, by their ids.
+    places: FxHashMap<&'a str, usize>,
     /// Orderers by arm.
     orderers: Vec<Orderer>,
     /// Number of requests ordered so far.
     at: u64,
     /// Answers of every chat that has one.
     answers: FxHashMap<Job, Vec<String>>,
+}
+
+/// The state that the workers share.
+struct Run<'a> {
+    questions: &'a Questions<'a>,
+    plan: std::vec::IntoIter<Job>,
+    chats: Chats<'a>,
     journal: &'a mut Journal,
     bar: &'a ProgressBar,
     outcome: RunOutcome,
@@ -214,69 +292,48 @@ struct Request {
     at: u64,
 }
 
-impl<'a> Run<'a> {
-    fn new(questions: &'a Questions<'a>, journal: &'a mut Journal, bar: &'a ProgressBar) -> Self {
-        let configs = questions.configs.iter().cloned();
+impl<'a> Chats<'a> {
+    fn new(questions: &'a Questions<'a>) -> Self {
+        let cases = questions.cases.iter().enumerate();
         Self {
             questions,
-            plan: questions.plan().into_iter(),
-            orderers: configs.map(Orderer::new).collect(),
+            places: cases.map(|(at, case)| (case.id.as_str(), at)).collect(),
+            orderers: questions
+                .configs
+                .iter()
+                .cloned()
+                .map(Orderer::new)
+                .collect(),
             at: 0,
             answers: FxHashMap::default(),
-            journal,
-            bar,
-            outcome: RunOutcome::default(),
-            refused: 0,
-            failed: 0,
-            is_warned: false,
-            stop: None,
         }
     }
 
-    /// Shows the orderers what was answered before.
-    fn recall(&mut self, mut records: Vec<Record>) -> Result<()> {
+    /// Orders a request that was made before, and returns it with its chat.
+    fn recall(&mut self, record: &Record) -> Result<(Job, Request)> {
         let questions = self.questions;
-        let places: FxHashMap<&str, usize> = (questions.cases.iter().enumerate())
-            .map(|(at, case)| (case.id.as_str(), at))
-            .collect();
-        records.sort_by_key(|record| record.at);
-        for record in records {
-            let of = |what: &str| format!("the kept answer to {:?} {what}", record.case);
-            let case = places.get(record.case.as_str());
-            let arm = (questions.arms.iter()).position(|arm| Some(*arm) == record.arm());
-            let (Some(&case), Some(arm)) = (case, arm) else {
-                bail!(of("belongs to no question that is asked"));
-            };
-            let job = Job { case, arm };
-            let turn = self.answers(job).len();
-            ensure!(
-                record.turn == turn && turn < questions.cases[case].turns.len(),
-                of("is not its chat's next one")
-            );
-            self.at = record.at;
-            self.request(job)?;
-            self.at = record.at + 1;
-            self.answer(job, record);
-        }
-        Ok(())
-    }
-
-    fn next(&mut self) -> Option<Job> {
-        if self.stop.is_some() {
-            return None;
-        }
-        loop {
-            let job = self.plan.next()?;
-            let case = &self.questions.cases[job.case];
-            let is_done = self.answers(job).len() == case.turns.len();
-            if !is_done && !self.outcome.left_out.contains(&case.id) {
-                return Some(job);
-            }
-        }
+        let of = |what: &str| format!("the kept answer to {:?} {what}", record.case);
+        let case = self.places.get(record.case.as_str());
+        let arm = (questions.arms.iter()).position(|arm| Some(*arm) == record.arm());
+        let (Some(&case), Some(arm)) = (case, arm) else {
+            bail!(of("belongs to no question that is asked"));
+        };
+        let job = Job { case, arm };
+        let turn = self.answers(job).len();
+        ensure!(
+            record.turn == turn && turn < questions.cases[case].turns.len(),
+            of("is not its chat's next one")
+        );
+        self.at = record.at;
+        Ok((job, self.request(job)?))
     }
 
     fn answers(&self, job: Job) -> &[String] {
         self.answers.get(&job).map_or(&[], Vec::as_slice)
+    }
+
+    fn answer(&mut self, job: Job, answer: String) {
+        self.answers.entry(job).or_default().push(answer);
     }
 
     /// Returns the chat's next request, ordered.
@@ -305,6 +362,47 @@ impl<'a> Run<'a> {
         };
         Ok(Request { body, report, at })
     }
+}
+
+impl<'a> Run<'a> {
+    fn new(questions: &'a Questions<'a>, journal: &'a mut Journal, bar: &'a ProgressBar) -> Self {
+        Self {
+            questions,
+            plan: questions.plan().into_iter(),
+            chats: Chats::new(questions),
+            journal,
+            bar,
+            outcome: RunOutcome::default(),
+            refused: 0,
+            failed: 0,
+            is_warned: false,
+            stop: None,
+        }
+    }
+
+    /// Shows the orderers what was answered before.
+    fn recall(&mut self, mut records: Vec<Record>) -> Result<()> {
+        records.sort_by_key(|record| record.at);
+        for record in records {
+            let (job, _) = self.chats.recall(&record)?;
+            self.answer(job, record);
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Option<Job> {
+        if self.stop.is_some() {
+            return None;
+        }
+        loop {
+            let job = self.plan.next()?;
+            let case = &self.questions.cases[job.case];
+            let is_done = self.chats.answers(job).len() == case.turns.len();
+            if !is_done && !self.outcome.left_out.contains(&case.id) {
+                return Some(job);
+            }
+        }
+    }
 
     fn keep(&mut self, job: Job, record: Record, is_reported: bool) -> Result<()> {
         let is_gateway = self.questions.arms[job.arm] == Arm::Gateway;
@@ -321,8 +419,7 @@ impl<'a> Run<'a> {
     }
 
     fn answer(&mut self, job: Job, record: Record) {
-        let answers = self.answers.entry(job).or_default();
-        answers.push(record.answer.clone());
+        self.chats.answer(job, record.answer.clone());
         self.outcome.records.push(record);
         self.bar.inc(1);
     }

@@ -52,25 +52,39 @@ pub(super) fn interval(
     seed: u64,
     mut statistic: impl FnMut(&[usize]) -> f64,
 ) -> Interval {
+    let [interval] = intervals(cases, resamples, seed, |drawn| [statistic(drawn)]);
+    interval
+}
+
+/// Returns the intervals of several statistics of the same draws, as [`interval`] does of one.
+pub(super) fn intervals<const N: usize>(
+    cases: usize,
+    resamples: usize,
+    seed: u64,
+    mut statistics: impl FnMut(&[usize]) -> [f64; N],
+) -> [Interval; N] {
     let mut random = Random::new(seed);
     let mut drawn = vec![0; cases];
-    let mut values: Vec<f64> = (0..resamples.max(1))
-        .map(|_| {
-            for case in &mut drawn {
-                *case = random.below(cases as u64) as usize;
-            }
-            statistic(&drawn)
-        })
-        .collect();
-    values.sort_unstable_by(f64::total_cmp);
-    let at = |share: f64| {
-        let rank = (share * values.len() as f64).ceil() as usize;
-        values[rank.clamp(1, values.len()) - 1]
-    };
-    Interval {
-        low: at(0.025),
-        high: at(0.975),
+    let mut values: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
+    for _ in 0..resamples.max(1) {
+        for case in &mut drawn {
+            *case = random.below(cases as u64) as usize;
+        }
+        for (values, value) in values.iter_mut().zip(statistics(&drawn)) {
+            values.push(value);
+        }
     }
+    values.map(|mut values| {
+        values.sort_unstable_by(f64::total_cmp);
+        let at = |share: f64| {
+            let rank = (share * values.len() as f64).ceil() as usize;
+            values[rank.clamp(1, values.len()) - 1]
+        };
+        Interval {
+            low: at(0.025),
+            high: at(0.975),
+        }
+    })
 }
 
 impl Verdict {
@@ -87,6 +101,16 @@ impl Verdict {
             Self::Worse
         } else {
             Self::NotEnough
+        }
+    }
+
+    /// Returns the verdict on the interval of a difference that has no margin, over that many cases.
+    pub(super) fn of_sign(difference: Interval, cases: usize) -> Self {
+        match difference {
+            _ if cases < MIN_CASES => Self::NotEnough,
+            Interval { low, .. } if low > 0.0 => Self::Better,
+            Interval { high, .. } if high < 0.0 => Self::Worse,
+            Interval { .. } => Self::NotEnough,
         }
     }
 
@@ -173,5 +197,10 @@ mod tests {
         assert_eq!(of(0.0, 0.0, 300), Verdict::Within);
         assert_eq!(of(2.0, 4.0, 29), Verdict::NotEnough);
         assert_eq!(of(2.0, 4.0, 30), Verdict::Better);
+        let of_sign = |low, high, cases| Verdict::of_sign(Interval { low, high }, cases);
+        assert_eq!(of_sign(0.01, 0.9, 30), Verdict::Better);
+        assert_eq!(of_sign(-0.2, -0.01, 30), Verdict::Worse);
+        assert_eq!(of_sign(-0.01, 0.01, 900), Verdict::NotEnough);
+        assert_eq!(of_sign(0.01, 0.9, 29), Verdict::NotEnough);
     }
 }

@@ -6,6 +6,7 @@
 //! | another 4xx | this request cannot be served (too long, say): its question is left out |
 //! | 408, 425, 429, 5xx; refused, broken or slow connections; garbage | the request is retried, after a wait that doubles |
 
+use super::likelihood::{self, ScoredPrompt};
 use super::stream::{self, Broken, Streamed};
 use crate::endpoint::{self, MAX_SHOWN, NotAnswered, check_url, on_one_line};
 use std::io::{BufReader, Read};
@@ -19,10 +20,10 @@ pub(super) struct Client {
     backoff: Duration,
 }
 
-/// An answer of the endpoint.
+/// An answer of the endpoint, read as `T`.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) streamed: Streamed,
+pub(super) struct Answer<T> {
+    pub(super) read: T,
     pub(super) total: Duration,
     /// Whether a gateway reported what it did.
     pub(super) is_reported: bool,
@@ -41,6 +42,9 @@ pub(super) enum Fault {
     #[error("{reason} (tried {attempts} times)")]
     Failed { attempts: u32, reason: String },
 }
+
+/// The body of a response.
+type Body<'a> = BufReader<ureq::BodyReader<'a>>;
 
 /// The result of one attempt.
 enum Attempt {
@@ -65,15 +69,37 @@ impl Client {
         }
     }
 
-    /// Sends `body` to `url`, and returns the answer.
+    /// Sends `body` to `url`, and returns the answer, which is streamed.
     ///
     /// # Errors
     /// Returns a [`Fault`] if there is no answer.
-    pub(super) fn ask(&self, url: &str, body: &[u8]) -> Result<Answer, Fault> {
+    pub(super) fn ask(&self, url: &str, body: &[u8]) -> Result<Answer<Streamed>, Fault> {
+        self.send(url, body, "text/event-stream", |body, sent| {
+            stream::read(body, || sent.elapsed())
+        })
+    }
+
+    /// Sends `body` to `url`, and returns the log-probabilities of its prompt.
+    ///
+    /// # Errors
+    /// Returns a [`Fault`] if the endpoint does not tell them.
+    pub(super) fn score(&self, url: &str, body: &[u8]) -> Result<Answer<ScoredPrompt>, Fault> {
+        self.send(url, body, "application/json", |body, _| {
+            likelihood::read(body)
+        })
+    }
+
+    fn send<T>(
+        &self,
+        url: &str,
+        body: &[u8],
+        accept: &str,
+        read: impl Fn(Body<'_>, Instant) -> Result<T, Broken>,
+    ) -> Result<Answer<T>, Fault> {
         let (mut wait, mut attempts) = (self.backoff, 0);
         loop {
             attempts += 1;
-            match self.attempt(url, body) {
+            match self.attempt(url, body, accept, &read) {
                 Ok(answer) => return Ok(answer),
                 Err(Attempt::Final(fault)) => return Err(fault),
                 Err(Attempt::Again(reason, _)) if attempts > self.retries => {
@@ -87,11 +113,17 @@ impl Client {
         }
     }
 
-    fn attempt(&self, url: &str, body: &[u8]) -> Result<Answer, Attempt> {
+    fn attempt<T>(
+        &self,
+        url: &str,
+        body: &[u8],
+        accept: &str,
+        read: &impl Fn(Body<'_>, Instant) -> Result<T, Broken>,
+    ) -> Result<Answer<T>, Attempt> {
         let again = |reason: String| Attempt::Again(reason, None);
         let sent = Instant::now();
         let key = self.key.as_deref();
-        let response = endpoint::post(&self.agent, url, key, "text/event-stream", body);
+        let response = endpoint::post(&self.agent, url, key, accept, body);
         let mut response = response.map_err(|error| match error {
             NotAnswered::Denied(words) => Attempt::Final(Fault::Denied(words)),
             NotAnswered::Unreachable(reason) => again(reason),
@@ -120,14 +152,17 @@ impl Client {
         }
         let is_reported = response.headers().contains_key(REPORT_HEADER);
         let body = response.body_mut().with_config().limit(MAX_ANSWER).reader();
-        match stream::read(BufReader::new(body), || sent.elapsed()) {
-            Ok(streamed) => Ok(Answer {
-                streamed,
+        match read(BufReader::new(body), sent) {
+            Ok(read) => Ok(Answer {
+                read,
                 total: sent.elapsed(),
                 is_reported,
             }),
             Err(broken @ Broken::NoEvents) => {
                 Err(Attempt::Final(Fault::Denied(format!("{url}: {broken}"))))
+            }
+            Err(broken @ Broken::NoLogprobs(_)) => {
+                Err(Attempt::Final(Fault::Refused(format!("{url}: {broken}"))))
             }
             Err(broken) => Err(again(format!("{url}: {broken}"))),
         }

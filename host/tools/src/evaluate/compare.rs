@@ -3,7 +3,7 @@
 //! Only cases that were answered under every arm count, so that all arms cover the same questions. Position arms,
 //! which ask only where the answer's document is known, cover the cases that have one, and are compared with retrieval
 //! order over these. Arms that put the order hint elsewhere are also compared with the arm that has it where the gateway
-//! puts it.
+//! puts it. How likely the right answer is counts over the cases whose answers were scored under every arm.
 
 use super::arm::Arm;
 use super::bootstrap::{self, Interval, RESAMPLES, Verdict};
@@ -18,7 +18,9 @@ pub(super) struct Figure {
     pub(super) arm: Arm,
     /// Number of questions and chats that count.
     pub(super) cases: usize,
-    /// Number of answers that were scored.
+    /// Number of the model's answers; 0 where right answers were only scored.
+    pub(super) asked: usize,
+    /// Number of the model's answers that were compared with right ones.
     pub(super) scored: usize,
     /// Exact match in percent.
     pub(super) exact_match: Estimate,
@@ -45,6 +47,10 @@ pub(super) struct Figure {
     pub(super) hinted: u64,
     /// Number of answers that `max_tokens` cut.
     pub(super) cut: usize,
+    /// How likely the right answer is: mean of its nats a token over the answers. `None` if that is not known.
+    pub(super) answer_logprob: Option<AnswerLikelihood>,
+    /// The same in nats an answer.
+    pub(super) answer_nats: Option<AnswerLikelihood>,
     pub(super) difference: Option<Difference>,
     /// For an arm that has the order hint elsewhere: its figures minus those of the arm with the hint in its usual
     /// place.
@@ -56,6 +62,15 @@ pub(super) struct Figure {
 pub(super) struct Estimate {
     pub(super) value: f64,
     pub(super) interval: Interval,
+}
+
+/// How likely right answers are: a mean log-probability, and the same less that of retrieval order.
+#[derive(Clone, Debug)]
+pub(super) struct AnswerLikelihood {
+    pub(super) mean: f64,
+    /// Number of questions and chats that count.
+    pub(super) cases: usize,
+    pub(super) less_retrieval: Option<(Estimate, Verdict)>,
 }
 
 /// An arm's figures minus those of another, over the same cases.
@@ -74,9 +89,17 @@ pub(super) struct Difference {
 /// The results of a case under an arm: sums over its turns.
 #[derive(Clone, Debug, Default)]
 struct Sums {
+    /// Number of answers that the model gave; below, of those that were compared with right ones.
+    asked: usize,
     scored: f64,
     exact_match: f64,
     f1: f64,
+    /// Number of right answers whose likelihood is known; below, of those whose likelihood is not, then the known ones'
+    /// nats a token and nats.
+    likely: f64,
+    unlikely: usize,
+    per_token: f64,
+    nats: f64,
     /// Number of answers that a judge spoke of; below, of those that it finds right.
     judged: f64,
     judged_right: f64,
@@ -108,15 +131,32 @@ pub(super) fn compare(cases: &[Case], arms: &[Arm], records: &[Record], seed: u6
         .copied()
         .filter(|case| complete(case, |arm| arm.is_position()));
     let placed: Vec<&Case> = placed.collect();
+    // Cases whose answers were scored under every arm.
+    let is_measured = |case: &Case, is_position: bool| {
+        let asking = |arm: &&Arm| is_position || !arm.is_position();
+        let mut sums = (arms.iter().filter(asking)).map(|arm| &sums[&(case.id.as_str(), *arm)]);
+        sums.all(|sums| sums.likely > 0.0 && sums.unlikely == 0)
+    };
+    let mut measured = [all.clone(), placed.clone()];
+    measured[0].retain(|case| is_measured(case, false));
+    measured[1].retain(|case| is_measured(case, true));
     let figure = |arm: Arm| {
         let cases = if arm.is_position() { &placed } else { &all };
         let own = of(&sums, arm, cases);
         let less = |other: Arm| {
             let baseline = of(&sums, other, cases);
             let is_paired = arm != other && baseline.len() == own.len();
-            (is_paired && !own.is_empty()).then(|| difference(&own, &baseline, seed))
+            let is_asked = own.iter().any(|sums| sums.asked > 0);
+            (is_paired && is_asked).then(|| difference(&own, &baseline, seed))
+        };
+        let measured = &measured[usize::from(arm.is_position())];
+        let baseline = (arm != Arm::Retrieval).then(|| of(&sums, Arm::Retrieval, measured));
+        let likelihood = |value: fn(&Sums) -> f64| {
+            likelihood(&of(&sums, arm, measured), baseline.as_deref(), value, seed)
         };
         Figure {
+            answer_logprob: likelihood(|sums| sums.per_token),
+            answer_nats: likelihood(|sums| sums.nats),
             difference: less(Arm::Retrieval),
             from_usual_hint: arm.with_usual_hint().and_then(less),
             ..alone(arm, &own, seed)
@@ -156,6 +196,22 @@ fn sums<'a>(cases: &'a [Case], records: &[Record]) -> FxHashMap<(&'a str, Arm), 
         };
         let (turns, sums) = answered.entry((&case.id, arm)).or_insert_with(first);
         *turns += 1;
+        match record.likelihood {
+            Some(likelihood) => {
+                sums.likely += 1.0;
+                sums.per_token += likelihood.per_token();
+                sums.nats += likelihood.nats;
+            }
+            None => sums.unlikely += usize::from(!turn.answers.is_empty()),
+        }
+        sums.documents += u64::from(record.documents);
+        sums.moved += u64::from(record.moved);
+        sums.deduplicated += u64::from(record.deduplicated);
+        sums.hinted += u64::from(record.hinted);
+        if record.is_forced {
+            continue;
+        }
+        sums.asked += 1;
         if !turn.answers.is_empty() {
             let score = if turn.choices.is_empty() {
                 score(&record.answer, &turn.answers)
@@ -171,10 +227,6 @@ fn sums<'a>(cases: &'a [Case], records: &[Record]) -> FxHashMap<(&'a str, Arm), 
         sums.prompt = add(sums.prompt, usage.prompt_tokens);
         sums.cached = add(sums.cached, usage.cached_tokens);
         sums.ttft_us.push(record.ttft_us);
-        sums.documents += u64::from(record.documents);
-        sums.moved += u64::from(record.moved);
-        sums.deduplicated += u64::from(record.deduplicated);
-        sums.hinted += u64::from(record.hinted);
         sums.judged += f64::from(u8::from(record.judged.is_some()));
         sums.judged_right += f64::from(u8::from(record.judged == Some(true)));
         sums.by_text += u64::from(record.by_text);
@@ -201,6 +253,7 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
     Figure {
         arm,
         cases: own.len(),
+        asked: own.iter().map(|sums| sums.asked).sum(),
         scored: own.iter().map(|sums| sums.scored).sum::<f64>() as usize,
         exact_match: rate(|sums| sums.exact_match),
         f1: rate(|sums| sums.f1),
@@ -220,9 +273,39 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
         deduplicated: count(|sums| sums.deduplicated),
         hinted: count(|sums| sums.hinted),
         cut: own.iter().map(|sums| sums.cut).sum(),
+        answer_logprob: None,
+        answer_nats: None,
         difference: None,
         from_usual_hint: None,
     }
+}
+
+/// Returns how likely right answers are by `value`, and the same less `baseline`, which has the same cases; `None` of no
+/// cases.
+fn likelihood(
+    own: &[&Sums],
+    baseline: Option<&[&Sums]>,
+    value: fn(&Sums) -> f64,
+    seed: u64,
+) -> Option<AnswerLikelihood> {
+    let every: Vec<usize> = (0..own.len()).collect();
+    let mean = |sums: &[&Sums], drawn: &[usize]| {
+        let of = |what: fn(&Sums) -> f64| drawn.iter().map(|&case| what(sums[case])).sum::<f64>();
+        of(value) / of(|sums| sums.likely).max(1.0)
+    };
+    let baseline = baseline.filter(|baseline| baseline.len() == own.len());
+    (!own.is_empty()).then(|| AnswerLikelihood {
+        mean: mean(own, &every),
+        cases: own.len(),
+        less_retrieval: baseline.map(|baseline| {
+            let less = |drawn: &[usize]| mean(own, drawn) - mean(baseline, drawn);
+            let estimate = Estimate {
+                value: less(&every),
+                interval: bootstrap::interval(own.len(), RESAMPLES, seed, less),
+            };
+            (estimate, Verdict::of_sign(estimate.interval, own.len()))
+        }),
+    })
 }
 
 fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {

@@ -2,8 +2,9 @@
 //! only counts.
 
 use super::arm::Arm;
-use super::bootstrap::{RESAMPLES, Verdict};
-use super::compare::{Difference, Estimate, Figure};
+use super::bootstrap::{Interval, MIN_CASES, RESAMPLES, Verdict};
+use super::compare::{AnswerLikelihood, Difference, Estimate, Figure};
+use super::profile::{RankProfile, Worth};
 use foreword_report::words::{grouped, rounded};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -29,6 +30,8 @@ pub(super) struct Figures {
     pub(super) salted: bool,
     /// Figures by arm, in the order of tables.
     pub(super) arms: Vec<Figure>,
+    /// Where the model reads, if that was measured.
+    pub(super) profile: Option<RankProfile>,
 }
 
 impl Figures {
@@ -40,6 +43,11 @@ impl Figures {
     /// Iterates over the other arms.
     pub(super) fn orders(&self) -> impl Iterator<Item = &Figure> {
         self.arms.iter().filter(|figure| !figure.arm.is_position())
+    }
+
+    /// Returns whether the model was asked for answers.
+    pub(super) fn is_asked(&self) -> bool {
+        self.arms.iter().any(|figure| figure.asked > 0)
     }
 
     pub(super) fn baseline(&self) -> Option<&Figure> {
@@ -63,6 +71,7 @@ impl Figures {
             "confidence": 0.95,
             "resamples": RESAMPLES,
             "arms": arms,
+            "rank_profile": self.profile,
         });
         figures.to_string()
     }
@@ -72,15 +81,33 @@ impl Figures {
         let names = self.arms.iter().map(|figure| figure.arm.name().len() + 2);
         let width = names.max().unwrap_or_default().max(16);
         let mut table = format!(
-            "{} questions of {}, asked of {}; {} left out\n\n",
+            "{} questions of {}, asked of {}; {} left out\n",
             grouped(self.cases as u64),
             self.data,
             self.model,
             grouped(self.left_out as u64)
         );
+        if self.is_asked() {
+            self.add_answers(&mut table);
+        }
+        self.add_likelihood(&mut table);
+        self.add_judged(&mut table);
+        let differences = self.arms.iter().map(|figure| (figure, &figure.difference));
+        add_differences(&mut table, "less retrieval", width, differences);
+        let places = self.arms.iter();
+        let places = places.map(|figure| (figure, &figure.from_usual_hint));
+        add_differences(&mut table, "less usual hint", width, places);
+        if let Some(profile) = &self.profile {
+            add_profile(&mut table, profile);
+        }
+        table
+    }
+
+    /// Adds scores, reuse and times of what the model answered.
+    fn add_answers(&self, table: &mut String) {
         let _ = writeln!(
             table,
-            "{:<22}{:>10}{:>13}{:>9}{:>9}{:>13}{:>12}{:>16}{:>15}",
+            "\n{:<22}{:>10}{:>13}{:>9}{:>9}{:>13}{:>12}{:>16}{:>15}",
             "arm",
             "questions",
             "exact match",
@@ -103,13 +130,41 @@ impl Figures {
                 "{arm:<22}{questions:>10}{exact_match:>13}{f1:>9}{reused:>9}{median:>13}{p95:>12}{prompt_tokens:>16}{prefill:>15}"
             );
         }
-        self.add_judged(&mut table);
-        let differences = self.arms.iter().map(|figure| (figure, &figure.difference));
-        add_differences(&mut table, "less retrieval", width, differences);
-        let places = self.arms.iter();
-        let places = places.map(|figure| (figure, &figure.from_usual_hint));
-        add_differences(&mut table, "less usual hint", width, places);
-        table
+    }
+
+    /// Adds how likely right answers are, if that is known.
+    fn add_likelihood(&self, table: &mut String) {
+        let mut is_first = true;
+        for figure in &self.arms {
+            let (Some(logprob), Some(nats)) = (&figure.answer_logprob, &figure.answer_nats) else {
+                continue;
+            };
+            if std::mem::take(&mut is_first) {
+                let _ = writeln!(
+                    table,
+                    "\n{:<22}{:>10}{:>13}    {:<26}{:<22}{:>12}    less retrieval [95 %]",
+                    "right answer",
+                    "questions",
+                    "nats a token",
+                    "less retrieval [95 %]",
+                    "",
+                    "nats"
+                );
+            }
+            let less = |of: &AnswerLikelihood| of.less_retrieval.map(|(less, _)| finely(&less));
+            let verdict = logprob.less_retrieval.map(|(_, verdict)| verdict.words());
+            let line = format!(
+                "{:<22}{:>10}{:>13.3}    {:<26}{:<22}{:>12.3}    {}",
+                figure.arm.name(),
+                grouped(logprob.cases as u64),
+                logprob.mean,
+                less(logprob).unwrap_or_default(),
+                verdict.unwrap_or_default(),
+                nats.mean,
+                less(nats).unwrap_or_default(),
+            );
+            let _ = writeln!(table, "{}", line.trim_end());
+        }
     }
 
     /// Adds what a judge says, if there is one, and how choices were read.
@@ -181,6 +236,49 @@ fn add_differences<'a>(
     }
 }
 
+/// Adds where the model reads, what placements cost, and the setting to write.
+fn add_profile(table: &mut String, profile: &RankProfile) {
+    let worth = |worth: Worth| {
+        format!(
+            "{:+.3} [{:+.3}, {:+.3}]",
+            worth.value, worth.low, worth.high
+        )
+    };
+    let [questions, documents] = profile.size();
+    let _ = writeln!(
+        table,
+        "\nwhere the model reads: nats a token that a place is worth to a document, by its rank; {} questions of {documents} documents",
+        grouped(questions as u64)
+    );
+    let columns = profile.columns().map(|column| format!("{column:<26}"));
+    let _ = writeln!(
+        table,
+        "{}",
+        format!("{:<16}{}", "rank", columns.collect::<String>()).trim_end()
+    );
+    for (rank, row) in profile.rows() {
+        let cells = row.into_iter().map(|cell| format!("{:<26}", worth(cell)));
+        let line = format!("{rank:<16}{}", cells.collect::<String>());
+        let _ = writeln!(table, "{}", line.trim_end());
+    }
+    let _ = writeln!(
+        table,
+        "\n{:<44}nats a token lost against retrieval order [95 %]",
+        "ordering.rank"
+    );
+    for placed in profile.placements() {
+        let _ = writeln!(table, "{:<44}{}", placed.rule.setting(), worth(placed.loss));
+    }
+    let line = match profile.chosen() {
+        Some(rule) => format!(
+            "the freest placement that is not shown to cost more than the best one: \"rank\": {}",
+            rule.setting()
+        ),
+        None => format!("too few questions to choose a placement: at least {MIN_CASES} are needed"),
+    };
+    let _ = writeln!(table, "\n{line}");
+}
+
 fn difference(difference: &Difference) -> Value {
     let compared = |(estimate, verdict): &(Estimate, Verdict)| {
         let mut value = interval(estimate);
@@ -196,20 +294,39 @@ fn difference(difference: &Difference) -> Value {
     })
 }
 
+fn likelihood(likelihood: &AnswerLikelihood) -> Value {
+    let less = likelihood.less_retrieval;
+    let part = |of: fn(&Estimate) -> f64| less.map(|(estimate, _)| rounded(of(&estimate), 1e4));
+    json!({
+        "mean": rounded(likelihood.mean, 1e4),
+        "less_retrieval": part(|estimate| estimate.value),
+        "low": part(|estimate| estimate.interval.low),
+        "high": part(|estimate| estimate.interval.high),
+        "verdict": less.map(|(_, verdict)| verdict.words()),
+        "questions": likelihood.cases,
+    })
+}
+
 fn arm(figure: &Figure) -> Value {
+    // Of what was not asked nothing is known.
+    let asked = (figure.asked > 0).then_some(figure);
     json!({
         "name": figure.arm.name(),
         "questions": figure.cases,
         "scored": figure.scored,
-        "exact_match": interval(&figure.exact_match),
-        "f1": interval(&figure.f1),
+        "exact_match": asked.map(|figure| interval(&figure.exact_match)),
+        "f1": asked.map(|figure| interval(&figure.f1)),
+        "answer_logprob": figure.answer_logprob.as_ref().map(likelihood),
+        "answer_nats": figure.answer_nats.as_ref().map(likelihood),
         "judged": figure.judged.as_ref().map(interval),
         "chosen_by_text": figure.by_text,
         "prefill_tokens_per_s": figure.prefill.map(|rate| rounded(rate, 1e1)),
-        "prompt_tokens": figure.prompt_tokens,
-        "cached_tokens": figure.cached_tokens,
+        "prompt_tokens": asked.and_then(|figure| figure.prompt_tokens),
+        "cached_tokens": asked.and_then(|figure| figure.cached_tokens),
         "reused": figure.reused.map(|share| rounded(share, 1e4)),
-        "ttft_ms": {"median": rounded(figure.ttft_median, 1e3), "p95": rounded(figure.ttft_p95, 1e3)},
+        "ttft_ms": asked.map(|figure| {
+            json!({"median": rounded(figure.ttft_median, 1e3), "p95": rounded(figure.ttft_p95, 1e3)})
+        }),
         "documents": figure.documents,
         "moved": figure.moved,
         "deduplicated": figure.deduplicated,
@@ -261,6 +378,13 @@ pub(super) fn with_interval(estimate: &Estimate) -> String {
     )
 }
 
+/// Formats a difference in nats with its interval: `-0.031 [-0.110, +0.047]`.
+pub(super) fn finely(estimate: &Estimate) -> String {
+    let Estimate { value, interval } = estimate;
+    let Interval { low, high } = interval;
+    format!("{value:+.3} [{low:+.3}, {high:+.3}]")
+}
+
 /// Formats a value with its sign, and without one if it rounds to zero.
 pub(super) fn signed(value: f64) -> String {
     let text = format!("{value:+.1}");
@@ -275,6 +399,8 @@ pub(super) fn signed(value: f64) -> String {
 pub(super) mod tests {
     use super::super::compare::compare;
     use super::super::compare::tests::{answered, cases};
+    use super::super::likelihood::Likelihood;
+    use super::super::profile;
     use super::*;
 
     /// Figures of made-up answers: the later an arm, the fewer are right.
@@ -286,6 +412,10 @@ pub(super) mod tests {
             for (question, answer) in answers.iter_mut().enumerate() {
                 answer.ttft_us = 20_000 + 1_000 * (question as u64 * 7 % 50) - 900 * at as u64;
                 answer.cached_tokens = Some(10 + 7 * at as u64);
+                answer.likelihood = Some(Likelihood {
+                    nats: -2.0 - 0.5 * at as f64 - (question % 3) as f64,
+                    tokens: 2,
+                });
             }
             records.extend(answers);
         }
@@ -301,6 +431,7 @@ pub(super) mod tests {
             without_answers: 0,
             salted: true,
             arms: compare(&cases, arms, &records, 0),
+            profile: None,
         }
     }
 
@@ -317,9 +448,13 @@ pub(super) mod tests {
             table.contains("\nordered         -5.6 [-13.9, 0.0]"),
             "{table}"
         );
-        assert_eq!(table.matches("\nfirst ").count(), 2);
+        assert_eq!(table.matches("\nfirst ").count(), 3);
+        assert!(
+            table.contains("\nordered                       36       -1.750    -0.250 [-0.250, -0.250]   worse                       -3.500    -0.500 [-0.500, -0.500]\n"),
+            "{table}"
+        );
         let alone = example(&[Arm::Ordered], 3).to_table();
-        assert!(!alone.contains("less retrieval"));
+        assert!(!alone.contains("\nless retrieval"));
     }
 
     #[test]
@@ -334,7 +469,28 @@ pub(super) mod tests {
         assert_eq!(difference["exact_match"]["verdict"], "not enough questions");
         assert_eq!(difference["reused"]["value"], 7.0);
         assert_eq!(difference["ttft_ms"]["value"], -0.9);
+        let expected = json!({"mean": -1.75, "less_retrieval": -0.25, "low": -0.25, "high": -0.25, "verdict": "worse", "questions": 36});
+        assert_eq!(arms[1]["answer_logprob"], expected);
+        assert_eq!(arms[1]["answer_nats"]["mean"], -3.5);
+        assert!(arms[0]["answer_logprob"]["low"].is_null());
         assert_eq!(json["resamples"], 10_000);
+    }
+
+    #[test]
+    fn a_profile_ends_with_the_setting_to_write() {
+        let mut figures = example(&[Arm::Retrieval], 3);
+        figures.profile = Some(profile::tests::example(0.0, 0.3));
+        let table = figures.to_table();
+        assert!(
+            table.contains("\nrank            first                     second "),
+            "{table}"
+        );
+        assert!(
+            table.ends_with("\"rank\": {\"place\": \"last\", \"documents\": 1}\n"),
+            "{table}"
+        );
+        let json: Value = serde_json::from_str(&figures.to_json()).unwrap();
+        assert_eq!(json["rank_profile"]["chosen"]["place"], "last");
     }
 
     #[test]

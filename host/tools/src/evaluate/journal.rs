@@ -8,6 +8,7 @@
 //! owner may read it. It holds no questions and no documents. The process that writes it holds a lock on it.
 
 use super::arm::Arm;
+use super::likelihood::Likelihood;
 use super::stream::Usage;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// An answer in the journal.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) case: String,
     /// Index of the turn, from 0.
@@ -53,6 +54,12 @@ pub(super) struct Record {
     /// What a judge says of the answer, which is kept elsewhere.
     #[serde(skip)]
     pub(super) judged: Option<bool>,
+    /// How likely the right answer is, which is kept elsewhere.
+    #[serde(skip)]
+    pub(super) likelihood: Option<Likelihood>,
+    /// Whether the answer is the right one, since the model was not asked for one.
+    #[serde(skip)]
+    pub(super) is_forced: bool,
 }
 
 impl Record {
@@ -224,6 +231,8 @@ pub(super) mod tests {
             hinted: false,
             by_text: false,
             judged: None,
+            likelihood: None,
+            is_forced: false,
         }
     }
 

@@ -12,17 +12,14 @@
 use super::client::{Client, chat_url};
 use super::data::{Case, Turn};
 use super::journal::Record;
-use anyhow::{Context, Result, anyhow, bail};
-use foreword_ordering::document::Fingerprint;
+use super::kept::{self, Kept};
+use anyhow::{Result, anyhow};
 use fxhash::FxHashMap;
 use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The options of a judge.
 #[derive(Clone, Debug)]
@@ -36,10 +33,8 @@ pub struct JudgeOptions {
 }
 
 /// A line of `judgements.jsonl`.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 struct Judgement {
-    /// A hash of the judge's model and of what it was asked.
-    of: String,
     /// `None`: its reply was neither yes nor no.
     right: Option<bool>,
 }
@@ -58,7 +53,7 @@ pub(super) fn judge(
     bar: &ProgressBar,
 ) -> Result<()> {
     let url = chat_url(&options.endpoint).map_err(|wrong| anyhow!("--judge: {wrong}"))?;
-    let (file, mut known) = open(&folder.join("judgements.jsonl"))?;
+    let mut kept = Kept::<Judgement>::open(&folder.join("judgements.jsonl"))?;
     let by_id: FxHashMap<&str, &Case> = cases.iter().map(|case| (&*case.id, case)).collect();
     let mut keys = Vec::with_capacity(records.len());
     let mut open: Vec<(String, Vec<u8>)> = Vec::new();
@@ -69,114 +64,30 @@ pub(super) fn judge(
         let judged = turn.filter(|turn| !turn.answers.is_empty() && turn.choices.is_empty());
         keys.push(judged.map(|turn| {
             let body = body(&options.model, turn, &record.answer);
-            let key = format!("{:016x}", Fingerprint::of(&[&body]).0);
-            if !known.contains_key(&key) {
-                known.insert(key.clone(), None);
-                open.push((key.clone(), body));
-            }
+            let key = kept::key(&body);
+            open.push((key.clone(), body));
             key
         }));
     }
-    bar.set_length(open.len() as u64);
-    let work = Mutex::new(Work {
-        open,
-        file,
-        known,
-        unclear: 0,
-        stop: None,
-    });
-    std::thread::scope(|scope| {
-        for _ in 0..concurrency.max(1) {
-            scope.spawn(|| ask(&work, client, &url, bar));
-        }
-    });
-    let work = work.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if let Some(error) = work.stop {
-        return Err(error);
-    }
-    if work.unclear > 0 {
+    let unclear = AtomicU64::new(0);
+    kept.ask(open, concurrency, bar, |body| {
+        let answer = client.ask(&url, body).map_err(|fault| {
+            anyhow!(fault).context("the judge does not answer; its judgements are kept, and the same command goes on from there")
+        })?;
+        let right = verdict(&answer.read.text);
+        unclear.fetch_add(u64::from(right.is_none()), Ordering::Relaxed);
+        Ok(Some(Judgement { right }))
+    })?;
+    let unclear = unclear.into_inner();
+    if unclear > 0 {
         eprintln!(
-            "warning: {} replies of the judge were neither yes nor no; those answers do not count",
-            work.unclear
+            "warning: {unclear} replies of the judge were neither yes nor no; those answers do not count"
         );
     }
     for (record, key) in records.iter_mut().zip(keys) {
-        record.judged = key.and_then(|key| work.known.get(&key).copied().flatten());
+        record.judged = key.and_then(|key| kept.get(&key)?.right);
     }
     Ok(())
-}
-
-/// What the judge's workers share.
-struct Work {
-    open: Vec<(String, Vec<u8>)>,
-    file: File,
-    known: FxHashMap<String, Option<bool>>,
-    unclear: u64,
-    stop: Option<anyhow::Error>,
-}
-
-fn ask(work: &Mutex<Work>, client: &Client, url: &str, bar: &ProgressBar) {
-    let lock = || work.lock().unwrap_or_else(PoisonError::into_inner);
-    loop {
-        let next = {
-            let mut locked = lock();
-            if locked.stop.is_some() {
-                None
-            } else {
-                locked.open.pop()
-            }
-        };
-        let Some((key, body)) = next else { return };
-        let judged = client
-            .ask(url, &body)
-            .map(|answer| verdict(&answer.streamed.text));
-        let mut locked = lock();
-        let kept = judged.map_err(|fault| anyhow!(fault).context("the judge does not answer; its judgements are kept, and the same command goes on from there"));
-        let kept = kept.and_then(|right| {
-            let line = serde_json::to_string(&Judgement {
-                of: key.clone(),
-                right,
-            })? + "\n";
-            locked
-                .file
-                .write_all(line.as_bytes())
-                .context("cannot write judgements.jsonl")?;
-            Ok(right)
-        });
-        match kept {
-            Ok(right) => {
-                locked.unclear += u64::from(right.is_none());
-                locked.known.insert(key, right);
-                bar.inc(1);
-            }
-            Err(error) => {
-                locked.stop.get_or_insert(error);
-            }
-        }
-    }
-}
-
-/// Opens the file, whose last line may be torn, and returns what was judged before.
-fn open(path: &Path) -> Result<(File, FxHashMap<String, Option<bool>>)> {
-    let failed = || format!("cannot use {}", path.display());
-    let mut options = OpenOptions::new();
-    options.read(true).append(true).create(true).mode(0o600);
-    let mut file = options.open(path).with_context(failed)?;
-    let mut text = String::new();
-    file.read_to_string(&mut text).with_context(failed)?;
-    let whole = text.rfind('\n').map_or(0, |at| at + 1);
-    if whole < text.len() {
-        file.set_len(whole as u64).with_context(failed)?;
-        file.seek(std::io::SeekFrom::End(0)).with_context(failed)?;
-    }
-    let mut known = FxHashMap::default();
-    for (line, number) in text.get(..whole).unwrap_or_default().lines().zip(1..) {
-        let Ok(judgement) = serde_json::from_str::<Judgement>(line) else {
-            bail!("{}:{number} is damaged", path.display());
-        };
-        known.insert(judgement.of, judgement.right);
-    }
-    Ok((file, known))
 }
 
 /// Returns the request that asks about an answer.
@@ -239,23 +150,5 @@ mod tests {
         ] {
             assert_eq!(verdict(reply), right, "{reply}");
         }
-    }
-
-    #[test]
-    fn a_torn_line_is_dropped_and_damage_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("judgements.jsonl");
-        let line = "{\"of\":\"01\",\"right\":true}\n";
-        std::fs::write(&path, format!("{line}{{\"of\"")).unwrap();
-        let (_, known) = open(&path).unwrap();
-        assert_eq!(known.get("01"), Some(&Some(true)));
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), line);
-        std::fs::write(&path, "x\n").unwrap();
-        assert!(
-            open(&path)
-                .unwrap_err()
-                .to_string()
-                .contains("judgements.jsonl:1 is damaged")
-        );
     }
 }

@@ -5,7 +5,8 @@
 //!  FILE ──▶ data ──▶ cases ─┐
 //!                           ├─▶ ask: every case under every arm ──▶ journal (answers.jsonl)
 //!  arms: the core's ────────┘     prompt, orderer, client,            │
-//!  configuration per arm          stream                              ▼
+//!  configuration per arm          stream                              ├──▶ likelihood: the right answers (scores.jsonl)
+//!                                                                     ▼
 //!                                           score ──▶ compare, bootstrap ──▶ table, JSON, report (plots)
 //! ```
 //!
@@ -25,26 +26,33 @@ mod head;
 mod hint_place;
 mod journal;
 mod judge;
+mod kept;
+mod likelihood;
 mod plots;
+mod profile;
 mod prompt;
 mod report;
 mod score;
 mod stream;
+mod template;
 
 pub use arm::Arm;
 pub use data::Format;
 pub use hint_place::HintPlace;
 pub use judge::JudgeOptions;
+pub use profile::RankProfile;
+pub use template::Template;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use ask::Questions;
+use ask::{Questions, RunOutcome};
 use client::{Client, chat_url};
 use data::Reading;
 use figures::Figures;
 use foreword_ordering::{Config, RawConfig};
 use foreword_report::progress;
 use fxhash::FxHashSet;
-use journal::Journal;
+use journal::{Journal, Record};
+use profile::Orders;
 use prompt::Prompts;
 use serde_json::{Map, Value, json};
 use std::io::Write;
@@ -102,8 +110,44 @@ pub struct Options {
     pub retries: u32,
     /// The first wait between two attempts; it doubles.
     pub backoff: Duration,
+    /// How documents are written into the prompt.
+    pub template: Template,
+    /// What is measured of each question.
+    pub measure: Measure,
+    /// Whether it is measured where the model reads.
+    pub profile: Option<ProfileOrders>,
     /// Whether standard output gets JSON instead of a table.
     pub json: bool,
+}
+
+/// What is measured of a question under an arm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// The model's answer.
+    Answers,
+    /// How likely the model finds the right answer.
+    Likelihood,
+    /// Both.
+    Both,
+}
+
+/// The orders in which each question is asked to measure where the model reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProfileOrders {
+    /// As many as the question has documents.
+    Documents,
+    /// This many.
+    Count(usize),
+}
+
+impl Measure {
+    fn asks(self) -> bool {
+        self != Self::Likelihood
+    }
+
+    fn scores(self) -> bool {
+        self != Self::Answers
+    }
 }
 
 /// Asks, prints the figures to standard output, and writes `figures.json` and `report.html` into the run's folder.
@@ -112,6 +156,9 @@ pub struct Options {
 /// Returns an error for an unsuitable argument, a file that cannot be read or written, or an endpoint that does not
 /// answer.
 pub fn run(options: &Options) -> Result<()> {
+    let mut options = options.clone();
+    options.template.configure(&mut options.ordering);
+    let options = &options;
     let url = chat_url(&options.endpoint).map_err(|wrong| anyhow!("--endpoint: {wrong}"))?;
     let gateway = options.gateway.as_deref().map(chat_url).transpose();
     let gateway = gateway.map_err(|wrong| anyhow!("--gateway: {wrong}"))?;
@@ -138,6 +185,7 @@ pub fn run(options: &Options) -> Result<()> {
         max_tokens: options.max_tokens,
         extra: options.extra.clone(),
         salt: None,
+        template: options.template,
         tag: Prompts::tag(&options.ordering)?,
         changing_head: options.changing_head.then_some(options.seed),
     };
@@ -170,10 +218,28 @@ pub fn run(options: &Options) -> Result<()> {
         seed: options.seed,
         concurrency: options.concurrency,
     };
-    let bar = progress::bar("asking", questions.requests())?;
-    let outcome = questions.ask(&mut journal, records, &bar);
-    bar.finish_and_clear();
-    let mut outcome = outcome?;
+    let scores = options.measure.scores() && can_score(options, &client, &prompts, &url)?;
+    let mut outcome = if options.measure.asks() {
+        let bar = progress::bar("asking", questions.requests())?;
+        let outcome = questions.ask(&mut journal, records, &bar);
+        bar.finish_and_clear();
+        outcome?
+    } else {
+        RunOutcome {
+            records: questions.unasked()?,
+            ..RunOutcome::default()
+        }
+    };
+    let mut profile = None;
+    if scores {
+        score(options, &client, &questions, &mut outcome.records)?;
+        if let Some(orders) = options.profile {
+            let config = Arm::Retrieval.config(&options.ordering, options.seed)?;
+            profile = Some(measure_profile(
+                options, orders, &client, &questions, &config,
+            )?);
+        }
+    }
     if let Some(options_of_judge) = &options.judge {
         let client = Client::new(
             options_of_judge.api_key.clone(),
@@ -208,11 +274,80 @@ pub fn run(options: &Options) -> Result<()> {
         without_answers: data.without_answers,
         salted: options.salts,
         arms: compare::compare(&data.cases, &arms, &outcome.records, options.seed),
+        profile,
     };
     show(&figures, options)
 }
 
+/// Returns whether the endpoint can tell how likely an answer is, and says why if it cannot.
+///
+/// # Errors
+/// Returns an error if it cannot and nothing else is to be measured, or if it does not answer at all.
+fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -> Result<bool> {
+    let Some(reason) = likelihood::unable(client, &prompts.probe(), url)? else {
+        return Ok(true);
+    };
+    ensure!(
+        options.measure.asks() && options.profile.is_none(),
+        "the endpoint cannot tell how likely an answer is (prompt_logprobs with continue_final_message, as vLLM and foreword serve have \
+         them): {reason}"
+    );
+    eprintln!(
+        "warning: answer_logprob is left out, since the endpoint cannot tell how likely an answer is (prompt_logprobs with \
+         continue_final_message, as vLLM and foreword serve have them): {reason}"
+    );
+    Ok(false)
+}
+
+/// Scores the right answers under every arm.
+fn score(
+    options: &Options,
+    client: &Client,
+    questions: &Questions<'_>,
+    records: &mut [Record],
+) -> Result<()> {
+    let (places, forced): (Vec<_>, Vec<_>) = questions.forced(records)?.into_iter().unzip();
+    let bar = progress::bar("scoring", forced.len())?;
+    let found = likelihood::likelihoods(forced, client, &options.out, options.concurrency, &bar);
+    bar.finish_and_clear();
+    for (place, likelihood) in places.into_iter().zip(found?) {
+        records[place].likelihood = likelihood;
+    }
+    Ok(())
+}
+
+/// Measures where the model reads.
+fn measure_profile(
+    options: &Options,
+    orders: ProfileOrders,
+    client: &Client,
+    questions: &Questions<'_>,
+    config: &Config,
+) -> Result<RankProfile> {
+    let count = match orders {
+        ProfileOrders::Documents => None,
+        ProfileOrders::Count(count) => Some(count),
+    };
+    let Questions {
+        cases,
+        prompts,
+        url,
+        seed,
+        ..
+    } = *questions;
+    let (orders, forced) = Orders::new(cases, prompts, config, url, count, seed)?;
+    let bar = progress::bar("profiling", forced.len())?;
+    let found = likelihood::likelihoods(forced, client, &options.out, options.concurrency, &bar);
+    bar.finish_and_clear();
+    Ok(orders.profile(&found?, &options.model, options.template.name(), seed))
+}
+
 fn show(figures: &Figures, options: &Options) -> Result<()> {
+    if let Some(profile) = &figures.profile {
+        let path = options.out.join("rank-profile.json");
+        profile.write(&path)?;
+        eprintln!("written: {}", path.display());
+    }
     let json = figures.to_json() + "\n";
     let page = report::page(figures)?;
     for (name, text) in [("figures.json", &json), ("report.html", &page)] {
@@ -297,6 +432,7 @@ fn parameters(
         ("extra", json!(options.extra)),
         ("ordering", json!(format!("{:?}", options.ordering))),
         ("cache_salt", json!(options.salts)),
+        ("template", json!(options.template.name())),
         ("endpoint", json!(url)),
         ("gateway", json!(gateway)),
     ]

@@ -4,6 +4,7 @@ use super::arm::Arm;
 use super::bootstrap::{Interval, MARGIN};
 use super::compare::{Estimate, Figure};
 use super::figures::{Figures, milliseconds, share, signed};
+use super::profile::RankProfile;
 use anyhow::Result;
 use foreword_report::plot::{BASELINE, BEST, GRID, INK, OTHERS, Width, drawn};
 use plotters::coord::Shift;
@@ -42,6 +43,21 @@ fn differences(
     rows_of(&rows.collect::<Vec<_>>(), Some(MARGIN), width)
 }
 
+/// Plots how much likelier right answers are than in retrieval order, in nats a token, with intervals.
+pub(super) fn likelihood(figures: &Figures, width: Width) -> Result<String> {
+    let rows = figures.arms.iter().filter_map(|figure| {
+        let (less, _) = figure.answer_logprob.as_ref()?.less_retrieval?;
+        Some(Row {
+            name: figure.arm.name(),
+            colour: colour(figure.arm),
+            value: less.value,
+            interval: Some(less.interval),
+            label: format!("{:+.3}", less.value),
+        })
+    });
+    rows_of(&rows.collect::<Vec<_>>(), None, width)
+}
+
 /// Plots exact match with the answer's document first, in the middle and last, with intervals.
 pub(super) fn positions(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.positions().map(|figure| Row {
@@ -53,6 +69,69 @@ pub(super) fn positions(figures: &Figures, width: Width) -> Result<String> {
     });
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
+
+/// Plots what places are worth to ranks: a circle for each, whose area is the value, filled if its interval leaves out 0.
+pub(super) fn profile(profile: &RankProfile, width: Width) -> Result<String> {
+    let columns: Vec<&str> = profile.columns().collect();
+    let rows: Vec<_> = profile.rows().collect();
+    let cells = rows.iter().flat_map(|(_, row)| row);
+    let most = cells.map(|cell| cell.value.abs()).fold(1e-9, f64::max);
+    let pixels = i32::try_from(width.pixels())?;
+    let names = NAMES / 2;
+    let step = (pixels - names) / i32::try_from(columns.len().max(1))?;
+    let height = CELL + i32::try_from(rows.len())? * CELL;
+    let font = match width {
+        Width::Desktop => 15,
+        Width::Phone => 12,
+    };
+    drawn("profile", |svg| {
+        let size = (pixels.unsigned_abs(), height.unsigned_abs());
+        let area = SVGBackend::with_string(svg, size).into_drawing_area();
+        let words = |horizontal| {
+            let font = ("sans-serif", font).into_font().color(&INK);
+            font.pos(Pos::new(horizontal, VPos::Center))
+        };
+        let x = |column: i32| names + column * step + step / 2;
+        for (column, name) in (0..).zip(&columns) {
+            area.draw(&Text::new(
+                *name,
+                (x(column), CELL / 2),
+                words(HPos::Center),
+            ))?;
+        }
+        for (number, (rank, row)) in (1..).zip(&rows) {
+            let top = number * CELL;
+            area.draw(&Text::new(
+                *rank,
+                (names - 10, top + CELL / 2),
+                words(HPos::Right),
+            ))?;
+            for (column, cell) in (0..).zip(row) {
+                let colour = if cell.value < 0.0 { BASELINE } else { BEST };
+                let radius = (f64::from(RADIUS) * (cell.value.abs() / most).sqrt()).round() as i32;
+                let is_certain = cell.low > 0.0 || cell.high < 0.0;
+                let style = match is_certain {
+                    true => colour.filled(),
+                    false => colour.stroke_width(2),
+                };
+                area.draw(&Circle::new(
+                    (x(column), top + RADIUS + 4),
+                    radius.max(1),
+                    style,
+                ))?;
+                let label = format!("{:+.3}", cell.value);
+                let under = (x(column), top + CELL - 10);
+                area.draw(&Text::new(label, under, words(HPos::Center)))?;
+            }
+        }
+        area.present()?;
+        Ok(())
+    })
+}
+
+/// Height of a cell of the profile, and the greatest radius in it.
+const CELL: i32 = 64;
+const RADIUS: i32 = 20;
 
 /// Plots the share of prompt tokens that were cached, if the endpoint reports it.
 pub(super) fn reused(figures: &Figures, width: Width) -> Result<String> {
@@ -184,6 +263,7 @@ fn draw_row(
 #[cfg(test)]
 mod tests {
     use super::super::figures::tests::example;
+    use super::super::profile;
     use super::*;
 
     #[test]
@@ -196,6 +276,7 @@ mod tests {
                 reused,
                 ttft,
                 positions,
+                likelihood,
             ] {
                 let svg = plot(&figures, width).unwrap();
                 assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
@@ -204,6 +285,12 @@ mod tests {
             let svg = exact_match_differences(&figures, width).unwrap();
             assert!(!svg.contains("\nretrieval\n"));
             assert!(svg.contains("\nordered+hint\n"));
+            let svg = super::profile(&profile::tests::example(0.2, 0.1), width).unwrap();
+            assert!(
+                svg.contains("\nsecond last\n") && svg.contains("\nothers\n"),
+                "{svg}"
+            );
+            assert_eq!(svg.matches("<circle").count(), 20);
             let svg = positions(&figures, width).unwrap();
             assert!(svg.contains("\nmiddle\n") && !svg.contains("\nreversed\n"));
         }

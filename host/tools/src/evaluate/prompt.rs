@@ -1,14 +1,11 @@
-//! The bodies of requests, as a client without Foreword writes them: a system message, and in each turn's user message
-//! its documents in tags, then the question. What a turn sent stays in the chat's history.
-//!
-//! A document's block is what the core writes for an element of a `documents` array, and depends on the document
-//! alone. If a text contains the tag's own name in brackets, it gets a space there (`< /document>`), or the document
-//! would end early.
+//! The bodies of requests, as a client without Foreword writes them: a system message, and each turn's question with its
+//! documents, as a [template](super::template) writes them.
 
 use super::arm::Arm;
 use super::choice;
-use super::data::{Case, Document};
+use super::data::Case;
 use super::head::ChangingHead;
+use super::template::Template;
 use anyhow::{Result, anyhow, ensure};
 use foreword_ordering::{Config, RawConfig, documents_of};
 use fxhash::FxHashSet;
@@ -25,7 +22,9 @@ pub(super) struct Prompts {
     pub(super) extra: Map<String, Value>,
     /// The beginning of every `cache_salt`; `None`: requests have none.
     pub(super) salt: Option<String>,
-    /// The tag around a document.
+    /// How documents are written.
+    pub(super) template: Template,
+    /// The tag around a document, if the template is of tags.
     pub(super) tag: String,
     /// Seed of heads that change from request to request; `None`: all requests have the same.
     pub(super) changing_head: Option<u64>,
@@ -46,19 +45,20 @@ impl Prompts {
         let mut messages = Vec::new();
         let head = (self.changing_head).map(|seed| ChangingHead::of(seed, &case.id, answers.len()));
         let lines = head.as_ref().map_or("", |head| &head.lines);
-        let system = [lines, &self.system].concat();
+        let newest = case.turns.get(answers.len());
+        let newest = newest.map(|turn| arm.arrange(turn)).unwrap_or_default();
+        let context = self.template.before_system(&newest);
+        let system = [lines, &context, &self.system].concat();
         if !system.is_empty() {
             messages.push(json!({"role": "system", "content": system}));
         }
         for (at, turn) in case.turns.iter().take(answers.len() + 1).enumerate() {
-            let mut content = String::new();
-            for document in arm.arrange(turn) {
-                self.write_block(&mut content, document);
-            }
-            if !content.is_empty() {
-                content.push('\n');
-            }
-            content.push_str(&choice::question(turn));
+            let documents = match at == answers.len() || self.template.keeps_documents() {
+                true => arm.arrange(turn),
+                false => Vec::new(),
+            };
+            let question = choice::question(turn);
+            let content = self.template.message(&self.tag, &documents, &question);
             messages.push(json!({"role": "user", "content": content}));
             if let Some(answer) = answers.get(at) {
                 messages.push(json!({"role": "assistant", "content": answer}));
@@ -71,6 +71,9 @@ impl Prompts {
         body.insert("max_tokens".into(), self.max_tokens.into());
         body.insert("stream".into(), true.into());
         body.insert("stream_options".into(), json!({"include_usage": true}));
+        if let Some(documents) = self.template.array(&newest) {
+            body.insert("documents".into(), documents);
+        }
         if let Some(head) = head {
             body.insert("tools".into(), head.tools.into());
         }
@@ -86,6 +89,17 @@ impl Prompts {
         Value::Object(body).to_string().into_bytes()
     }
 
+    /// Returns a short chat without documents, by which an endpoint is tried.
+    pub(super) fn probe(&self) -> Vec<u8> {
+        let mut body = Map::new();
+        body.insert("model".into(), self.model.clone().into());
+        let messages = json!([{"role": "user", "content": "What is two and two?"}]);
+        body.insert("messages".into(), messages);
+        body.insert("temperature".into(), 0.into());
+        body.extend(self.extra.clone());
+        Value::Object(body).to_string().into_bytes()
+    }
+
     /// Checks that the core finds a case's documents and nothing else; otherwise the order would not be what is
     /// measured.
     pub(super) fn check(&self, case: &Case, config: &Config) -> Result<()> {
@@ -94,11 +108,12 @@ impl Prompts {
                 id: case.id.clone(),
                 turns: vec![turn.clone()],
             };
-            let sent: FxHashSet<_> = turn
-                .documents
-                .iter()
-                .map(|document| self.block(document))
-                .collect();
+            let blocks = (1..).zip(&turn.documents).map(|(number, document)| {
+                let mut block = String::new();
+                self.template.write(&mut block, &self.tag, number, document);
+                block
+            });
+            let sent: FxHashSet<String> = blocks.collect();
             let found = match documents_of(&self.body(&alone, Arm::Retrieval, &[]), config) {
                 Ok(groups) => groups.iter().map(|group| group.documents.len()).sum(),
                 Err(_) if sent.is_empty() => 0,
@@ -115,33 +130,11 @@ impl Prompts {
         }
         Ok(())
     }
-
-    fn block(&self, document: &Document) -> String {
-        let mut text = String::new();
-        self.write_block(&mut text, document);
-        text
-    }
-
-    fn write_block(&self, text: &mut String, document: &Document) {
-        let tag = &self.tag;
-        let inside = |words: &str| {
-            let words = words.replace(&format!("<{tag}"), &format!("< {tag}"));
-            words.replace(&format!("</{tag}"), &format!("< /{tag}"))
-        };
-        let id = document.id.replace('"', "'").replace(['\n', '\r'], " ");
-        text.push_str(&format!("<{tag} id=\"{id}\">\n"));
-        if !document.title.is_empty() {
-            text.push_str(&inside(&document.title));
-            text.push_str("\n\n");
-        }
-        text.push_str(&inside(&document.text));
-        text.push_str(&format!("\n</{tag}>\n"));
-    }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::data::Turn;
+    use super::super::data::{Document, Turn};
     use super::*;
     use std::sync::Arc;
 
@@ -152,6 +145,7 @@ pub(super) mod tests {
             max_tokens: 9,
             extra: Map::new(),
             salt: Some("run".into()),
+            template: Template::default(),
             tag: "document".into(),
             changing_head: None,
         }

@@ -1,9 +1,10 @@
 //! The report: one HTML file, filled from the figures.
 
 use super::bootstrap::{MIN_CASES, MIN_CASES_WITHIN, RESAMPLES, Verdict};
-use super::compare::{Difference, Estimate, Figure};
-use super::figures::{Figures, cells, milliseconds, share, with_interval};
+use super::compare::{AnswerLikelihood, Difference, Estimate, Figure};
+use super::figures::{Figures, cells, finely, milliseconds, share, with_interval};
 use super::plots;
+use super::profile::Placed;
 use anyhow::Result;
 use foreword_report::both_widths;
 use foreword_report::words::{escaped, grouped};
@@ -31,13 +32,13 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ("tiles", tiles(figures)),
         ("differences", differences(figures)?),
+        ("likelihood", likelihood(figures)?),
         ("positions", positions(figures)?),
-        ("reused", reused(figures)?),
+        ("profile", profile(figures)?),
+        ("served", served(figures)?),
         (
-            "ttft",
-            both_widths("Time to the first token by arm", |width| {
-                plots::ttft(figures, width)
-            })?,
+            "hidden",
+            if figures.is_asked() { "" } else { " hidden" }.to_owned(),
         ),
         ("rows", rows(figures)),
         (
@@ -95,12 +96,24 @@ fn tiles(figures: &Figures) -> String {
     let (exact, exact_was) = of(|figure| share(figure.exact_match.value));
     let (reused, reused_was) = of(|figure| figure.reused.map_or("—".into(), share));
     let (ttft, ttft_was) = of(|figure| milliseconds(figure.ttft_median));
-    [
-        tile(&format!("Exact match, {name}"), exact, exact_was),
-        tile("Prompt tokens reused", reused, reused_was),
-        tile("Time to first token, median", ttft, ttft_was),
-    ]
-    .concat()
+    let (logprob, logprob_was) = of(|figure| {
+        let logprob = figure.answer_logprob.as_ref();
+        logprob.map_or("—".into(), |logprob| format!("{:.3}", logprob.mean))
+    });
+    let mut tiles = String::new();
+    if figures.is_asked() {
+        tiles += &tile(&format!("Exact match, {name}"), exact, exact_was);
+        tiles += &tile("Prompt tokens reused", reused, reused_was);
+        tiles += &tile("Time to first token, median", ttft, ttft_was);
+    }
+    if filter.answer_logprob.is_some() {
+        tiles += &tile(
+            &format!("Right answer, nats a token, {name}"),
+            logprob,
+            logprob_was,
+        );
+    }
+    tiles
 }
 
 fn differences(figures: &Figures) -> Result<String> {
@@ -124,8 +137,47 @@ fn differences(figures: &Figures) -> Result<String> {
     ))
 }
 
+/// Returns how likely right answers are, if that is known.
+fn likelihood(figures: &Figures) -> Result<String> {
+    let mut rows = String::new();
+    for figure in &figures.arms {
+        let (Some(logprob), Some(nats)) = (&figure.answer_logprob, &figure.answer_nats) else {
+            continue;
+        };
+        let less = |of: &AnswerLikelihood| of.less_retrieval.map(|(less, _)| finely(&less));
+        let verdict = logprob.less_retrieval.map(|(_, verdict)| verdict.words());
+        let _ = writeln!(
+            rows,
+            "<tr{}><th>{}</th><td class=\"wide\">{}</td><td class=\"wide\">{:.3}</td><td>{}</td>\
+             <td class=\"words wide\">{}</td><td class=\"wide\">{:.3}</td></tr>",
+            class(figure),
+            figure.arm.name(),
+            grouped(logprob.cases as u64),
+            logprob.mean,
+            less(logprob).unwrap_or_default(),
+            verdict.unwrap_or_default(),
+            nats.mean,
+        );
+    }
+    if rows.is_empty() {
+        return Ok(rows);
+    }
+    let plot = both_widths(
+        "Log-probability of the right answer less retrieval order",
+        |width| plots::likelihood(figures, width),
+    )?;
+    Ok(format!(
+        "<figure>\n<h2>How likely the model finds the right answer, less retrieval order</h2>\n<figcaption>Mean \
+         log-probability of the first right answer, forced on the model, in nats a token, with 95 % intervals. To the left \
+         of 0 the model finds it less likely.</figcaption>\n{plot}\n</figure>\n<div class=\"card\">\n<table>\n<thead><tr>\
+         <th>arm</th><th class=\"wide\">questions</th><th class=\"wide\">nats a token</th><th>less retrieval [95 %]</th>\
+         <th class=\"wide\"></th><th class=\"wide\">nats</th></tr></thead>\n<tbody>\n{rows}</tbody>\n\
+         </table>\n</div>\n"
+    ))
+}
+
 fn positions(figures: &Figures) -> Result<String> {
-    let Some(any) = figures.positions().next() else {
+    let Some(any) = figures.positions().find(|figure| figure.asked > 0) else {
         return Ok(String::new());
     };
     let questions = grouped(any.cases as u64);
@@ -137,6 +189,63 @@ fn positions(figures: &Figures) -> Result<String> {
         "<figure>\n<h2>Where the answer’s document stands</h2>\n<figcaption>Exact match over the {questions} questions \
          whose answer stands in one known document, put first, in the middle and last, the others in retrieval order. A \
          model that is weakest in the middle is lost there.</figcaption>\n{plot}\n</figure>\n"
+    ))
+}
+
+/// Returns where the model reads, if that was measured.
+fn profile(figures: &Figures) -> Result<String> {
+    let Some(profile) = &figures.profile else {
+        return Ok(String::new());
+    };
+    let plot = both_widths("What places are worth to documents, by rank", |width| {
+        plots::profile(profile, width)
+    })?;
+    let mut rows = String::new();
+    for Placed { rule, loss } in profile.placements() {
+        let is_chosen = profile.chosen() == Some(*rule);
+        let _ = writeln!(
+            rows,
+            "<tr><th>{}</th><td>{:+.3} [{:+.3}, {:+.3}]</td><td class=\"words\">{}</td></tr>",
+            rule.words(),
+            loss.value,
+            loss.low,
+            loss.high,
+            if is_chosen { "chosen" } else { "" }
+        );
+    }
+    let chosen = profile.chosen().map_or_else(String::new, |rule| {
+        format!(
+            "<p>To be written: <code>\"rank\": {}</code></p>\n",
+            escaped(&rule.setting())
+        )
+    });
+    let [questions, documents] = profile.size();
+    Ok(format!(
+        "<figure>\n<h2>Where the model reads</h2>\n<figcaption>What it is worth to the right answer, in nats a token, that the \
+         document of a rank stands in a place, against a document of the last row there: {} questions of {documents} documents, each in \
+         several balanced orders. Filled: the 95 % interval leaves out 0.</figcaption>\n{plot}\n</figure>\n<div class=\"card\">\n\
+         <h2>What placements cost</h2>\n<p class=\"soft\">Nats a token lost against retrieval order, with the documents that are free in a \
+         random order. Chosen is the placement with the most freedom that is not shown to cost more than the best one.</p>\n{chosen}\
+         <table>\n<thead><tr><th>ordering.rank</th><th>lost [95 %]</th><th></th></tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n",
+        grouped(questions as u64)
+    ))
+}
+
+/// Returns reuse and times of what was asked.
+fn served(figures: &Figures) -> Result<String> {
+    if !figures.is_asked() {
+        return Ok(
+            "<p class=\"soft\">Nothing was asked; right answers were scored alone.</p>".into(),
+        );
+    }
+    let ttft = both_widths("Time to the first token by arm", |width| {
+        plots::ttft(figures, width)
+    })?;
+    Ok(format!(
+        "<figure>\n<h2>Prompt tokens reused</h2>\n<figcaption>Share of all prompt tokens that the engine found in its \
+         cache, as it says itself.</figcaption>\n{}\n</figure>\n<figure>\n<h2>Time to the first token</h2>\n\
+         <figcaption>Median, from sending the request to the first word of the answer.</figcaption>\n{ttft}\n</figure>",
+        reused(figures)?
     ))
 }
 
@@ -218,19 +327,22 @@ fn compared(figures: &Figures, of: fn(&Figure) -> Option<&Difference>) -> String
 mod tests {
     use super::super::arm::Arm;
     use super::super::figures::tests::example;
+    use super::super::profile;
     use super::*;
 
     #[test]
     fn the_page_is_filled_escaped_and_needs_nothing_from_outside() {
         let mut figures = example(&Arm::ALL, 12);
         figures.model.push_str(" {{rows}}");
+        figures.profile = Some(profile::tests::example(0.2, 0.0));
         let page = page(&figures).unwrap();
         assert_eq!(page.matches("{{").count(), page.matches("{{rows}}").count());
         assert!(page.contains("some &lt;data&gt;.json"));
         let (_, places) = page.split_once("Where the order hint stands").unwrap();
         let (places, _) = places.split_once("</table>").unwrap();
         assert_eq!(places.matches("<tr><th>").count(), 1 + 4, "{places}");
-        assert_eq!(page.matches("<svg").count(), 10);
+        assert_eq!(page.matches("<svg").count(), 14);
+        assert!(!page.contains(" hidden>"));
         let links = page
             .replace("http://www.w3.org/2000/svg", "")
             .replace("http://localhost:8000/v1/chat/completions", "");

@@ -44,6 +44,8 @@ pub(super) enum Broken {
     },
     #[error("the endpoint failed while it answered: {0}")]
     Failed(String),
+    #[error("the response does not tell how likely the prompt is: {0}")]
+    NoLogprobs(String),
 }
 
 #[derive(Deserialize)]

@@ -1,0 +1,204 @@
+//! Results of requests that depend on what was asked alone, kept in a file by a hash of it.
+//!
+//! ```text
+//!   bodies ──▶ those whose hash the file has not ──▶ workers ──▶ {"of": "9f…", …} a line
+//! ```
+//!
+//! A run that was stopped asks only what is left, and equal bodies are asked once. A last line that a crash cut short
+//! is dropped. The file is readable by its owner alone.
+
+use anyhow::{Context, Result, bail};
+use foreword_ordering::document::Fingerprint;
+use fxhash::FxHashMap;
+use indicatif::ProgressBar;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// A file of results, and what it holds.
+pub(super) struct Kept<T> {
+    file: File,
+    known: FxHashMap<String, T>,
+}
+
+/// A line of the file.
+#[derive(Serialize, Deserialize)]
+struct Line<T> {
+    /// Hash of what was asked.
+    of: String,
+    #[serde(flatten)]
+    result: T,
+}
+
+/// Returns the key of a result: the hash of what was asked.
+pub(super) fn key(asked: &[u8]) -> String {
+    format!("{:016x}", Fingerprint::of(&[asked]).0)
+}
+
+impl<T: Serialize + DeserializeOwned + Clone + Send> Kept<T> {
+    /// Opens the file or creates it.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be used or is damaged.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let failed = || format!("cannot use {}", path.display());
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true).mode(0o600);
+        let mut file = options.open(path).with_context(failed)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).with_context(failed)?;
+        let whole = text.rfind('\n').map_or(0, |at| at + 1);
+        if whole < text.len() {
+            file.set_len(whole as u64).with_context(failed)?;
+            file.seek(std::io::SeekFrom::End(0)).with_context(failed)?;
+        }
+        let mut known = FxHashMap::default();
+        for (line, number) in text.get(..whole).unwrap_or_default().lines().zip(1..) {
+            let Ok(line) = serde_json::from_str::<Line<T>>(line) else {
+                bail!("{}:{number} is damaged", path.display());
+            };
+            known.insert(line.of, line.result);
+        }
+        Ok(Self { file, known })
+    }
+
+    /// Returns the result of what has this key.
+    pub(super) fn get(&self, key: &str) -> Option<&T> {
+        self.known.get(key)
+    }
+
+    /// Asks those of `open` that have no result, several at a time, and keeps the results. What `ask` returns `None`
+    /// for has no result this time.
+    ///
+    /// # Errors
+    /// Returns the first error of `ask`, or of the file; what was found until then is kept.
+    pub(super) fn ask<Q: Send>(
+        &mut self,
+        mut open: Vec<(String, Q)>,
+        concurrency: usize,
+        bar: &ProgressBar,
+        ask: impl Fn(&Q) -> Result<Option<T>> + Sync,
+    ) -> Result<()> {
+        open.retain(|(key, _)| !self.known.contains_key(key));
+        open.sort_by(|one, other| one.0.cmp(&other.0));
+        open.dedup_by(|one, other| one.0 == other.0);
+        bar.set_length(open.len() as u64);
+        let work = Mutex::new(Work {
+            open,
+            kept: self,
+            stop: None,
+        });
+        std::thread::scope(|scope| {
+            for _ in 0..concurrency.max(1) {
+                scope.spawn(|| run(&work, bar, &ask));
+            }
+        });
+        let work = work.into_inner().unwrap_or_else(PoisonError::into_inner);
+        work.stop.map_or(Ok(()), Err)
+    }
+
+    fn keep(&mut self, of: String, result: T) -> Result<()> {
+        let line = Line { of, result };
+        let text = serde_json::to_string(&line)? + "\n";
+        self.file
+            .write_all(text.as_bytes())
+            .context("cannot write a result")?;
+        self.known.insert(line.of, line.result);
+        Ok(())
+    }
+}
+
+/// What the workers share.
+struct Work<'k, T, Q> {
+    open: Vec<(String, Q)>,
+    kept: &'k mut Kept<T>,
+    stop: Option<anyhow::Error>,
+}
+
+fn run<T: Serialize + DeserializeOwned + Clone + Send, Q>(
+    work: &Mutex<Work<'_, T, Q>>,
+    bar: &ProgressBar,
+    ask: &impl Fn(&Q) -> Result<Option<T>>,
+) {
+    let lock = || work.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        let next = {
+            let mut locked = lock();
+            match locked.stop {
+                Some(_) => None,
+                None => locked.open.pop(),
+            }
+        };
+        let Some((key, question)) = next else { return };
+        let asked = ask(&question);
+        let mut locked = lock();
+        let kept = asked.and_then(|result| match result {
+            Some(result) => locked.kept.keep(key, result),
+            None => Ok(()),
+        });
+        match kept {
+            Ok(()) => bar.inc(1),
+            Err(error) => {
+                locked.stop.get_or_insert(error);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    struct Length {
+        bytes: Option<usize>,
+    }
+
+    #[test]
+    fn what_the_file_has_is_not_asked_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kept.jsonl");
+        let bar = ProgressBar::hidden();
+        let asked = Mutex::new(Vec::new());
+        let ask = |words: &[&str]| {
+            let open = words.iter().map(|word| (key(word.as_bytes()), *word));
+            let mut kept = Kept::<Length>::open(&path).unwrap();
+            let outcome = kept.ask(open.collect(), 2, &bar, |word| {
+                asked.lock().unwrap().push((*word).to_owned());
+                match word.len() {
+                    0 => Ok(None),
+                    4 => bail!("four"),
+                    bytes => Ok(Some(Length { bytes: Some(bytes) })),
+                }
+            });
+            let of = |word: &str| kept.get(&key(word.as_bytes())).cloned();
+            (outcome.is_ok(), words.iter().map(|word| of(word)).collect())
+        };
+        let length = |bytes| Some(Length { bytes: Some(bytes) });
+        let found: (bool, Vec<_>) = ask(&["a", "ab", "a", ""]);
+        assert_eq!(found, (true, vec![length(1), length(2), length(1), None]));
+        assert_eq!(asked.lock().unwrap().len(), 3);
+        let found = ask(&["a", "abc", ""]);
+        assert_eq!(found, (true, vec![length(1), length(3), None]));
+        assert_eq!(asked.lock().unwrap().len(), 5);
+        assert!(!ask(&["four"]).0);
+    }
+
+    #[test]
+    fn a_torn_line_is_dropped_and_damage_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kept.jsonl");
+        let line = "{\"of\":\"01\",\"bytes\":7}\n";
+        std::fs::write(&path, format!("{line}{{\"of\"")).unwrap();
+        let kept = Kept::<Length>::open(&path).unwrap();
+        assert_eq!(kept.get("01"), Some(&Length { bytes: Some(7) }));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), line);
+        std::fs::write(&path, "x\n").unwrap();
+        let error = Kept::<Length>::open(&path).err().unwrap().to_string();
+        assert!(error.contains("kept.jsonl:1 is damaged"), "{error}");
+    }
+}

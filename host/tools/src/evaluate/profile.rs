@@ -1,0 +1,765 @@
+//! Where a model reads: how much likelier the right answer is when the document of one rank stands in one place.
+//!
+//! ```text
+//!   question ──▶ orders: rotations of a shuffle, so that every rank stands in every place equally often
+//!                  │ likelihood of the right answer, in nats a token
+//!                  ▼
+//!   y[question, order] = a[question] + Σ over documents of b[class of rank, class of place]    (least squares)
+//!                  │ intervals: questions are drawn with replacement
+//!                  ▼
+//!   b: a table of ranks and places ──▶ what a placement of the best documents costs ──▶ `ordering.rank`
+//! ```
+//!
+//! An order puts one document in each place, so the data determine `b` but for one number a rank and one a place, which
+//! cancel out between orders of the same documents. They are chosen so that the last class of ranks has 0 everywhere
+//! and every other rank has 0 in the mean over places: `b` is what a place is worth to a rank, against a document of
+//! the last class there.
+
+use super::arm::Arm;
+use super::bootstrap::{self, Interval, MIN_CASES};
+use super::data::{Case, Turn};
+use super::likelihood::{Forced, Likelihood};
+use super::prompt::Prompts;
+use anyhow::{Context, Result, ensure};
+use foreword_ordering::document::Fingerprint;
+use foreword_ordering::random::Random;
+use foreword_ordering::{Config, Orderer, Tenant};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// What places are worth to ranks, in nats a token of the right answer, as `rank-profile.json` holds it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankProfile {
+    /// Version of the file's format.
+    format: u32,
+    /// Name of the model.
+    model: String,
+    /// How documents are written into the prompt.
+    template: String,
+    /// Number of documents of most questions.
+    documents: usize,
+    /// Number of questions that were measured.
+    questions: usize,
+    /// The classes of ranks, the rows of the table.
+    ranks: Vec<String>,
+    /// The classes of places, the columns of the table.
+    places: Vec<String>,
+    /// `[ranks][places]` nats a token; `None` for a class that no order has.
+    table: Vec<Vec<Option<Worth>>>,
+    /// What placements of the best documents cost, those with the most freedom first.
+    placements: Vec<Placed>,
+    /// The placement to configure; `None` if the questions are too few to tell.
+    chosen: Option<Rule>,
+}
+
+/// A value with its 95 % interval.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Worth {
+    pub(super) value: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
+}
+
+/// A setting of `ordering.rank`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Rule {
+    pub(super) place: Place,
+    /// Number of documents that keep that place; 0 if all are free.
+    pub(super) documents: usize,
+}
+
+/// Where the best documents stand, as the gateway's `ordering.rank.place` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Place {
+    Free,
+    Last,
+    First,
+    Ends,
+}
+
+/// What a placement costs: nats a token less than in retrieval order, the documents that are free in a random order.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Placed {
+    #[serde(flatten)]
+    pub(super) rule: Rule,
+    #[serde(flatten)]
+    pub(super) loss: Worth,
+}
+
+/// An order of a question's documents, with how likely its answer was.
+#[derive(Clone, Debug)]
+struct Measured {
+    /// Ranks in the order in which they stood.
+    order: Vec<usize>,
+    per_token: f64,
+}
+
+const FORMAT: u32 = 1;
+const RANKS: [&str; 4] = ["1", "2", "3", "others"];
+const PLACES: [&str; 5] = ["first", "second", "middle", "second last", "last"];
+const CELLS: usize = RANKS.len() * PLACES.len();
+
+/// Number of draws of questions for the intervals; each solves the equations again.
+const DRAWS: usize = 2_000;
+
+/// Number of placements that are compared.
+const RULES: usize = 9;
+
+type Table = [f64; CELLS];
+
+/// The requests that measure where the model reads, each with the number of its question and its order.
+pub(super) struct Orders {
+    asked: Vec<(usize, Vec<usize>)>,
+    documents: usize,
+}
+
+impl Orders {
+    /// Returns the requests: `orders` for each question, or as many as it has documents. Of a chat, the first question
+    /// is asked.
+    ///
+    /// # Errors
+    /// Returns an error if no question has an answer and two documents.
+    pub(super) fn new(
+        cases: &[Case],
+        prompts: &Prompts,
+        config: &Config,
+        url: &str,
+        orders: Option<usize>,
+        seed: u64,
+    ) -> Result<(Self, Vec<Forced>)> {
+        let mut orderer = Orderer::new(config.clone());
+        let (mut asked, mut forced) = (Vec::new(), Vec::new());
+        let mut documents = 0;
+        for (number, case) in cases.iter().enumerate() {
+            let Some((turn, right)) = case.turns.first().zip(case.turns[0].answers.first()) else {
+                continue;
+            };
+            let count = turn.documents.len();
+            if count < 2 || right.trim().is_empty() {
+                continue;
+            }
+            documents = documents.max(count);
+            let mut random = Random::new(seed ^ Fingerprint::of(&[case.id.as_bytes()]).0);
+            for order in balanced(count, orders.unwrap_or(count), &mut random) {
+                let ordered = Case {
+                    id: case.id.clone(),
+                    turns: vec![Turn {
+                        documents: order.iter().map(|&at| turn.documents[at].clone()).collect(),
+                        ..turn.clone()
+                    }],
+                };
+                let body = prompts.body(&ordered, Arm::Retrieval, &[]);
+                let rewritten = orderer.rewrite(Tenant::default(), &body).ok();
+                let body = rewritten.and_then(|rewrite| rewrite.body).unwrap_or(body);
+                forced.push(Forced::new(&body, right, url)?);
+                asked.push((number, order));
+            }
+        }
+        ensure!(
+            !asked.is_empty(),
+            "--profile needs questions with an answer and two documents or more"
+        );
+        Ok((Self { asked, documents }, forced))
+    }
+
+    /// Returns the profile that the likelihoods of the orders' answers show.
+    pub(super) fn profile(
+        self,
+        likelihoods: &[Option<Likelihood>],
+        model: &str,
+        template: &str,
+        seed: u64,
+    ) -> RankProfile {
+        let mut questions: Vec<(usize, Vec<Measured>)> = Vec::new();
+        for ((number, order), likelihood) in self.asked.into_iter().zip(likelihoods) {
+            let Some(likelihood) = likelihood else {
+                continue;
+            };
+            let measured = Measured {
+                order,
+                per_token: likelihood.per_token(),
+            };
+            match questions.last_mut().filter(|(last, _)| *last == number) {
+                Some((_, orders)) => orders.push(measured),
+                None => questions.push((number, vec![measured])),
+            }
+        }
+        let questions: Vec<Sums> = (questions.iter())
+            .map(|(_, orders)| Sums::of(orders))
+            .collect();
+        profile(&questions, self.documents, model, template, seed)
+    }
+}
+
+fn profile(
+    questions: &[Sums],
+    documents: usize,
+    model: &str,
+    template: &str,
+    seed: u64,
+) -> RankProfile {
+    let every: Vec<usize> = (0..questions.len()).collect();
+    let table = fitted(questions, &every, documents);
+    let rules = rules(documents);
+    let losses =
+        |table: &Table| rules.map(|rule| rule.map_or(0.0, |rule| rule.loss(table, documents)));
+    let own = losses(&table);
+    let of_rule = |index: &usize| rules[*index].is_some();
+    let best = (0..RULES).filter(of_rule);
+    let best = best.min_by(|&a, &b| own[a].total_cmp(&own[b])).unwrap_or(0);
+    let intervals: [Interval; CELLS + 2 * RULES] =
+        bootstrap::intervals(questions.len(), DRAWS, seed, |drawn| {
+            let table = fitted(questions, drawn, documents);
+            let losses = losses(&table);
+            std::array::from_fn(|at| match at {
+                at if at < CELLS => table[at],
+                at if at < CELLS + RULES => losses[at - CELLS],
+                at => losses[at - CELLS - RULES] - losses[best],
+            })
+        });
+    let worth = |value: f64, interval: Interval| Worth {
+        value,
+        low: interval.low,
+        high: interval.high,
+    };
+    let exists = |rank: usize, place: usize| {
+        rank < documents && (0..documents).any(|at| place_class(at, documents) == place)
+    };
+    let row = |rank: usize| {
+        let cell = |place| {
+            let at = rank * PLACES.len() + place;
+            exists(rank, place).then(|| worth(table[at], intervals[at]))
+        };
+        (0..PLACES.len()).map(cell).collect()
+    };
+    // Not worse than the best one, as far as the questions tell.
+    let is_as_good = |index: &usize| intervals[CELLS + RULES + index].low <= 0.0;
+    let indices = || (0..RULES).filter(of_rule);
+    let freest = indices().find(is_as_good).and_then(|index| rules[index]);
+    let equally_free = |index: &usize| {
+        rules[*index].map(|rule| rule.documents) == freest.map(|rule| rule.documents)
+    };
+    let chosen = indices().filter(is_as_good).filter(equally_free);
+    let chosen = chosen.min_by(|&a, &b| own[a].total_cmp(&own[b]));
+    RankProfile {
+        format: FORMAT,
+        model: model.to_owned(),
+        template: template.to_owned(),
+        documents,
+        questions: questions.len(),
+        ranks: RANKS.map(str::to_owned).to_vec(),
+        places: PLACES.map(str::to_owned).to_vec(),
+        table: (0..RANKS.len()).map(row).collect(),
+        placements: indices()
+            .filter_map(|index| {
+                Some(Placed {
+                    rule: rules[index]?,
+                    loss: worth(own[index], intervals[CELLS + index]),
+                })
+            })
+            .collect(),
+        chosen: chosen
+            .filter(|_| questions.len() >= MIN_CASES)
+            .and_then(|index| rules[index]),
+    }
+}
+
+/// Returns `count` orders of `documents` documents: rotations of a shuffle, spread evenly, and of another shuffle when
+/// all its rotations are there.
+fn balanced(documents: usize, count: usize, random: &mut Random) -> Vec<Vec<usize>> {
+    let mut orders = Vec::with_capacity(count);
+    while orders.len() < count {
+        let mut shuffled: Vec<usize> = (0..documents).collect();
+        random.shuffle(&mut shuffled);
+        let rotations = (count - orders.len()).min(documents);
+        for rotation in 0..rotations {
+            let mut order = shuffled.clone();
+            order.rotate_left(rotation * documents / rotations);
+            orders.push(order);
+        }
+    }
+    orders
+}
+
+fn rank_class(rank: usize) -> usize {
+    rank.min(RANKS.len() - 1)
+}
+
+/// Returns the class of a place among `documents`. Of three documents, the second is the middle one.
+fn place_class(place: usize, documents: usize) -> usize {
+    match (place, documents - 1 - place) {
+        (0, _) => 0,
+        (_, 0) => 4,
+        _ if documents == 3 => 2,
+        (1, _) => 1,
+        (_, 1) => 3,
+        _ => 2,
+    }
+}
+
+fn cell(rank: usize, place: usize, documents: usize) -> usize {
+    rank_class(rank) * PLACES.len() + place_class(place, documents)
+}
+
+/// What one question adds to the normal equations, its own mean taken out; of the squares, the lower triangle.
+struct Sums {
+    squares: [[f64; CELLS]; CELLS],
+    products: Table,
+}
+
+impl Sums {
+    fn of(orders: &[Measured]) -> Self {
+        let rows: Vec<Table> = (orders.iter())
+            .map(|measured| {
+                let mut row = [0.0; CELLS];
+                for (place, &rank) in measured.order.iter().enumerate() {
+                    row[cell(rank, place, measured.order.len())] += 1.0;
+                }
+                row
+            })
+            .collect();
+        let count = rows.len().max(1) as f64;
+        let mean_row: Table =
+            std::array::from_fn(|at| rows.iter().map(|row| row[at]).sum::<f64>() / count);
+        let mean = orders.iter().map(|order| order.per_token).sum::<f64>() / count;
+        let mut sums = Self {
+            squares: [[0.0; CELLS]; CELLS],
+            products: [0.0; CELLS],
+        };
+        for (row, measured) in rows.iter().zip(orders) {
+            let centred: Table = std::array::from_fn(|at| row[at] - mean_row[at]);
+            for at in 0..CELLS {
+                sums.products[at] += centred[at] * (measured.per_token - mean);
+                for other in 0..=at {
+                    sums.squares[at][other] += centred[at] * centred[other];
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Returns the least-squares table of the drawn questions, in its normal form.
+#[expect(
+    clippy::needless_range_loop,
+    reason = "a matrix is addressed by row and column"
+)]
+fn fitted(questions: &[Sums], drawn: &[usize], documents: usize) -> Table {
+    let mut squares = [[0.0; CELLS]; CELLS];
+    let mut products = [0.0; CELLS];
+    for &question in drawn {
+        let sums = &questions[question];
+        for at in 0..CELLS {
+            products[at] += sums.products[at];
+            for other in 0..=at {
+                squares[at][other] += sums.squares[at][other];
+            }
+        }
+    }
+    normalised(solved(squares, products), documents)
+}
+
+/// Solves the normal equations by Cholesky's decomposition. What the data do not determine is kept small by a ridge.
+#[expect(
+    clippy::needless_range_loop,
+    reason = "a matrix is addressed by row and column"
+)]
+fn solved(mut squares: [[f64; CELLS]; CELLS], mut products: Table) -> Table {
+    let trace: f64 = (0..CELLS).map(|at| squares[at][at]).sum();
+    for at in 0..CELLS {
+        squares[at][at] += RIDGE * (trace / CELLS as f64).max(1.0);
+    }
+    for at in 0..CELLS {
+        for below in at..CELLS {
+            let known: f64 = (0..at).map(|k| squares[at][k] * squares[below][k]).sum();
+            let rest = squares[below][at] - known;
+            squares[below][at] = if below == at {
+                rest.max(f64::MIN_POSITIVE).sqrt()
+            } else {
+                rest / squares[at][at]
+            };
+        }
+    }
+    for at in 0..CELLS {
+        let known: f64 = (0..at).map(|k| squares[at][k] * products[k]).sum();
+        products[at] = (products[at] - known) / squares[at][at];
+    }
+    for at in (0..CELLS).rev() {
+        let known: f64 = (at + 1..CELLS).map(|k| squares[k][at] * products[k]).sum();
+        products[at] = (products[at] - known) / squares[at][at];
+    }
+    products
+}
+
+/// Relative to the mean square, far below what any question adds and far above rounding.
+const RIDGE: f64 = 1e-9;
+
+/// Brings a table into the form in which the last class of ranks has 0 and the others have 0 in the mean over places.
+fn normalised(mut table: Table, documents: usize) -> Table {
+    let last = rank_class(documents.saturating_sub(1));
+    let reference: [f64; PLACES.len()] =
+        std::array::from_fn(|place| table[last * PLACES.len() + place]);
+    for (rank, row) in table.chunks_exact_mut(PLACES.len()).enumerate() {
+        if rank > last {
+            row.fill(0.0);
+            continue;
+        }
+        for (worth, reference) in row.iter_mut().zip(reference) {
+            *worth -= reference;
+        }
+        let places = (0..documents).map(|place| place_class(place, documents));
+        let mean = places.map(|place| row[place]).sum::<f64>() / documents.max(1) as f64;
+        row.iter_mut().for_each(|worth| *worth -= mean);
+    }
+    table
+}
+
+/// Returns the placements that are compared, those with the most freedom first; `None` where there are too few
+/// documents.
+fn rules(documents: usize) -> [Option<Rule>; RULES] {
+    [
+        (Place::Free, 0),
+        (Place::Last, 1),
+        (Place::First, 1),
+        (Place::Last, 2),
+        (Place::First, 2),
+        (Place::Ends, 2),
+        (Place::Last, 3),
+        (Place::First, 3),
+        (Place::Ends, 3),
+    ]
+    .map(|(place, favoured)| {
+        (favoured < documents).then_some(Rule {
+            place,
+            documents: favoured,
+        })
+    })
+}
+
+impl Rule {
+    /// Returns the ranks of `documents` documents in their places; `None` where any other rank may stand.
+    fn places(self, documents: usize) -> Vec<Option<usize>> {
+        let mut places = vec![None; documents];
+        let (mut first, mut last) = (0, documents);
+        for rank in 0..self.documents.min(documents) {
+            let leads = match self.place {
+                Place::First => true,
+                Place::Ends => rank % 2 == 1,
+                Place::Last | Place::Free => false,
+            };
+            if leads {
+                places[first] = Some(rank);
+                first += 1;
+            } else {
+                last -= 1;
+                places[last] = Some(rank);
+            }
+        }
+        places
+    }
+
+    /// Returns what the placement costs against retrieval order, if the free documents stand in a random order.
+    fn loss(self, table: &Table, documents: usize) -> f64 {
+        let places = self.places(documents);
+        let free: Vec<usize> = (0..documents).filter(|&at| places[at].is_none()).collect();
+        let others = self.documents.min(documents)..documents;
+        let mut worth = 0.0;
+        for (place, rank) in places.iter().enumerate() {
+            worth += match rank {
+                Some(rank) => table[cell(*rank, place, documents)],
+                None => {
+                    let ranks = others
+                        .clone()
+                        .map(|rank| table[cell(rank, place, documents)]);
+                    ranks.sum::<f64>() / free.len() as f64
+                }
+            };
+        }
+        let usual = (0..documents).map(|rank| table[cell(rank, rank, documents)]);
+        usual.sum::<f64>() - worth
+    }
+
+    /// Returns the placement in words.
+    pub(super) fn words(self) -> String {
+        match self.documents {
+            0 => "all free".to_owned(),
+            1 => format!("the best one {}", self.place.name()),
+            documents => format!("the best {documents} {}", self.place.words()),
+        }
+    }
+
+    /// Returns the setting as it is written into the gateway's configuration.
+    pub(super) fn setting(self) -> String {
+        match self.place {
+            Place::Free => r#"{"place": "free"}"#.to_owned(),
+            place => format!(
+                r#"{{"place": "{}", "documents": {}}}"#,
+                place.name(),
+                self.documents
+            ),
+        }
+    }
+}
+
+impl Place {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Ends => "at both ends",
+            place => place.name(),
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Last => "last",
+            Self::First => "first",
+            Self::Ends => "ends",
+        }
+    }
+}
+
+impl RankProfile {
+    /// Reads a `rank-profile.json`.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be read, or is no profile of this version.
+    pub fn read(path: &Path) -> Result<Self> {
+        let failed = || format!("cannot read the rank profile {}", path.display());
+        let text = std::fs::read(path).with_context(failed)?;
+        let profile: Self = serde_json::from_slice(&text).with_context(failed)?;
+        let is_whole = profile.table.len() == RANKS.len()
+            && profile.table.iter().all(|row| row.len() == PLACES.len());
+        ensure!(
+            profile.format == FORMAT && is_whole,
+            "{} is no rank profile of format {FORMAT}",
+            path.display()
+        );
+        Ok(profile)
+    }
+
+    /// Writes the profile to a file.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be written.
+    pub(super) fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Returns how much less likely the right answer is than in retrieval order, in nats a token, when the documents
+    /// stand in this `order`: their ranks, 0 for the retriever's best. Negative if it is likelier.
+    #[must_use]
+    pub fn loss(&self, order: &[usize]) -> f64 {
+        let worth = |rank: usize, place: usize| {
+            let cell = cell(rank, place, order.len());
+            let worth = self.table[cell / PLACES.len()][cell % PLACES.len()];
+            worth.map_or(0.0, |worth| worth.value)
+        };
+        let moved = order.iter().enumerate();
+        moved
+            .map(|(place, &rank)| worth(place, place) - worth(rank, place))
+            .sum()
+    }
+
+    /// Returns the classes of ranks, each with what the places are worth to it; those that no order has are left out.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&str, Vec<Worth>)> {
+        let rows = self.ranks.iter().zip(&self.table);
+        rows.map(|(rank, row)| (rank.as_str(), row.iter().copied().flatten().collect()))
+            .filter(|(_, row): &(_, Vec<Worth>)| !row.is_empty())
+    }
+
+    /// Returns the classes of places that some order has.
+    pub(super) fn columns(&self) -> impl Iterator<Item = &str> {
+        let exists = |place: usize| self.table.iter().any(|row| row[place].is_some());
+        let places = self.places.iter().enumerate();
+        places
+            .filter(move |(place, _)| exists(*place))
+            .map(|(_, name)| name.as_str())
+    }
+
+    pub(super) fn placements(&self) -> &[Placed] {
+        &self.placements
+    }
+
+    pub(super) fn chosen(&self) -> Option<Rule> {
+        self.chosen
+    }
+
+    /// Returns the numbers of questions and documents.
+    pub(super) fn size(&self) -> [usize; 2] {
+        [self.questions, self.documents]
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A model whose answers are likelier by this much when the best document is first or last.
+    fn questions(count: usize, documents: usize, first: f64, last: f64) -> Vec<Sums> {
+        let mut random = Random::new(5);
+        (0..count)
+            .map(|_| {
+                let hardness = random.unit();
+                let orders = balanced(documents, 2 * documents, &mut random);
+                let measured = orders.into_iter().map(|order| {
+                    let of_best = match order.iter().position(|&rank| rank == 0).unwrap() {
+                        0 => first,
+                        place if place + 1 == documents => last,
+                        _ => 0.0,
+                    };
+                    Measured {
+                        per_token: of_best - hardness + 0.02 * (random.unit() - 0.5),
+                        order,
+                    }
+                });
+                Sums::of(&measured.collect::<Vec<_>>())
+            })
+            .collect()
+    }
+
+    pub(in crate::evaluate) fn example(first: f64, last: f64) -> RankProfile {
+        profile(&questions(60, 5, first, last), 5, "m", "tags", 1)
+    }
+
+    #[test]
+    fn every_rank_stands_in_every_place_equally_often() {
+        let mut random = Random::new(3);
+        for (documents, count) in [(5, 5), (5, 10), (3, 9), (2, 2)] {
+            let orders = balanced(documents, count, &mut random);
+            assert_eq!(orders.len(), count);
+            for place in 0..documents {
+                for rank in 0..documents {
+                    let times = orders.iter().filter(|order| order[place] == rank).count();
+                    assert_eq!(times, count / documents);
+                }
+            }
+        }
+        let few = balanced(10, 3, &mut random);
+        assert!(few.iter().all(|order| order.len() == 10));
+        assert_eq!((few.len(), few[0][4], few[0][7]), (3, few[1][1], few[2][1]));
+    }
+
+    #[test]
+    fn places_have_classes_however_many_there_are() {
+        let classes = |documents| -> Vec<usize> {
+            (0..documents)
+                .map(|place| place_class(place, documents))
+                .collect()
+        };
+        assert_eq!(classes(7), [0, 1, 2, 2, 2, 3, 4]);
+        assert_eq!(classes(5), [0, 1, 2, 3, 4]);
+        assert_eq!(classes(4), [0, 1, 3, 4]);
+        assert_eq!(classes(3), [0, 2, 4]);
+        assert_eq!(classes(2), [0, 4]);
+        assert_eq!(classes(1), [0]);
+    }
+
+    #[test]
+    fn the_table_shows_what_places_are_worth_whatever_the_questions_are() {
+        for documents in [2, 3, 5, 8] {
+            let questions = questions(200, documents, 0.3, 0.1);
+            let every: Vec<usize> = (0..200).collect();
+            let table = fitted(&questions, &every, documents);
+            let own: Vec<f64> = (0..documents)
+                .map(|place| table[cell(0, place, documents)])
+                .collect();
+            let mean = 0.4 / documents as f64;
+            for (place, worth) in own.iter().enumerate() {
+                let true_worth = match place {
+                    0 => 0.3,
+                    place if place + 1 == documents => 0.1,
+                    _ => 0.0,
+                };
+                assert!(
+                    (worth - true_worth + mean).abs() < 0.01,
+                    "{documents}: {own:?}"
+                );
+            }
+            let last = rank_class(documents - 1);
+            for (at, worth) in table.iter().enumerate().skip(PLACES.len()) {
+                assert!(worth.abs() < 0.01, "{documents}: {at} {worth}");
+                assert!(at / PLACES.len() != last || worth.abs() < 1e-9);
+            }
+        }
+    }
+
+    #[test]
+    fn an_orders_loss_is_against_retrieval_order() {
+        let profile = example(0.3, 0.1);
+        assert_eq!(profile.loss(&[0, 1, 2, 3, 4]), 0.0);
+        let near = |order: &[usize], loss: f64| {
+            let found = profile.loss(order);
+            assert!((found - loss).abs() < 0.01, "{order:?}: {found}");
+        };
+        near(&[1, 2, 3, 4, 0], 0.2);
+        near(&[1, 0, 2, 3, 4], 0.3);
+        near(&[0, 4, 3, 2, 1], 0.0);
+    }
+
+    #[test]
+    fn the_freest_placement_that_costs_least_is_chosen() {
+        let chosen = |first, last| example(first, last).chosen().map(Rule::setting);
+        assert_eq!(
+            chosen(0.0, 0.3).unwrap(),
+            r#"{"place": "last", "documents": 1}"#
+        );
+        assert_eq!(
+            chosen(0.3, 0.0).unwrap(),
+            r#"{"place": "first", "documents": 1}"#
+        );
+        assert_eq!(chosen(0.0, 0.0).unwrap(), r#"{"place": "free"}"#);
+        let profile = example(0.0, 0.3);
+        let losses: Vec<f64> = profile
+            .placements()
+            .iter()
+            .map(|placed| placed.loss.value)
+            .collect();
+        // Retrieval order has the best document first, where it is worth nothing; a random one has it last in a fifth.
+        assert!((losses[0] + 0.06).abs() < 0.01, "{losses:?}");
+        assert!((losses[1] + 0.3).abs() < 0.01, "{losses:?}");
+        let few = super::profile(&questions(29, 5, 0.0, 0.3), 5, "m", "tags", 1);
+        assert!(few.chosen().is_none(), "too few questions");
+    }
+
+    #[test]
+    fn placements_are_those_of_the_gateway() {
+        let places = |place, favoured, documents| {
+            let rule = Rule {
+                place,
+                documents: favoured,
+            };
+            let shown = rule.places(documents).into_iter();
+            shown
+                .map(|rank| rank.map_or("-".into(), |rank| rank.to_string()))
+                .collect::<String>()
+        };
+        assert_eq!(places(Place::Free, 0, 4), "----");
+        assert_eq!(places(Place::Last, 2, 5), "---10");
+        assert_eq!(places(Place::First, 2, 5), "01---");
+        assert_eq!(places(Place::Ends, 3, 6), "1---20");
+        let names: Vec<_> = rules(2).into_iter().flatten().map(Rule::setting).collect();
+        assert_eq!(names.len(), 3, "{names:?}");
+    }
+
+    #[test]
+    fn a_profile_is_read_as_it_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rank-profile.json");
+        let profile = example(0.2, 0.1);
+        profile.write(&path).unwrap();
+        let read = RankProfile::read(&path).unwrap();
+        assert!((read.loss(&[4, 3, 2, 1, 0]) - profile.loss(&[4, 3, 2, 1, 0])).abs() < 1e-12);
+        assert_eq!(read.chosen(), profile.chosen());
+        std::fs::write(
+            &path,
+            std::fs::read_to_string(&path)
+                .unwrap()
+                .replace("\"format\": 1", "\"format\": 2"),
+        )
+        .unwrap();
+        assert!(RankProfile::read(&path).is_err());
+    }
+}
