@@ -6,7 +6,7 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use foreword_benches::zipf_topics;
 use foreword_ordering::document::{Candidate, Fingerprint};
 use foreword_ordering::policy::{
-    Policy, PolicyKind, PolicyOptions, SentDocuments, fingerprints, match_of,
+    Policy, PolicyKind, PolicyOptions, SentDocuments, Start, fingerprints, match_of,
 };
 use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
 use foreword_ordering::{Config, Orderer, Tenant};
@@ -37,7 +37,7 @@ fn grown(policy: &mut dyn Policy, lists: &[Vec<u64>]) -> KnowledgeTree {
     });
     for list in lists {
         let candidates = candidates(&mut tree, list);
-        let order = policy.order(&candidates, &tree, SCOPE);
+        let order = policy.order(&candidates, Start::behind(&tree, SCOPE));
         policy.remember(&fingerprints(&candidates), &order);
         let sent: Vec<_> = (order.iter())
             .map(|&rank| (candidates[usize::from(rank)].fingerprint, TOKENS))
@@ -74,9 +74,8 @@ fn orders(c: &mut Criterion) {
             .map(|candidates| {
                 match_of(
                     candidates,
-                    &policy.order(candidates, &tree, SCOPE),
-                    &tree,
-                    SCOPE,
+                    &policy.order(candidates, Start::behind(&tree, SCOPE)),
+                    Start::behind(&tree, SCOPE),
                 )
                 .documents
             })
@@ -90,7 +89,7 @@ fn orders(c: &mut Criterion) {
         group.bench_function(kind.name(), |b| {
             b.iter_batched(
                 || next.next().expect("a cycle does not end"),
-                |candidates| policy.order(black_box(candidates), &tree, SCOPE),
+                |candidates| policy.order(black_box(candidates), Start::behind(&tree, SCOPE)),
                 BatchSize::SmallInput,
             );
         });

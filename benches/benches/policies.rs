@@ -4,6 +4,7 @@
 //! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench policies
 //! cargo bench -p foreword-benches --bench policies -- memory      bytes per stored node
 //! cargo bench -p foreword-benches --bench policies -- reuse       every policy on every trace
+//! cargo bench -p foreword-benches --bench policies -- places      the retriever's best documents kept in a place
 //! cargo bench -p foreword-benches --bench policies -- decisions   decision times at 100,000 contexts
 //! cargo bench -p foreword-benches --bench policies -- index       building a context index
 //! cargo bench -p foreword-benches --bench policies -- history     a context index of an earlier log
@@ -15,7 +16,7 @@
 use foreword_benches::{Tables, xquad};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::policy::context_index::ContextIndex;
-use foreword_ordering::policy::{Policy, PolicyKind, PolicyOptions};
+use foreword_ordering::policy::{Place, Placement, Policy, PolicyKind, PolicyOptions};
 use foreword_simulation::{Capacity, Replay, Trace, upper_bound, workload};
 use std::hint::black_box;
 use std::sync::Arc;
@@ -38,6 +39,9 @@ fn main() {
     if tables.has("reuse") {
         reuse();
     }
+    if tables.has("places") {
+        places();
+    }
     if tables.has("decisions") {
         decisions();
     }
@@ -50,7 +54,7 @@ fn main() {
 }
 
 /// The traces, each in as many versions as there are seeds for it.
-fn traces() -> Vec<(String, Vec<Trace>)> {
+fn traces(depths: &[usize]) -> Vec<(String, Vec<Trace>)> {
     let seeded = |make: &dyn Fn(u64) -> Trace| SEEDS.map(make).collect::<Vec<_>>();
     let mut traces = Vec::new();
     for overlap in [0.0, 0.4, 0.6, 0.8] {
@@ -84,8 +88,7 @@ fn traces() -> Vec<(String, Vec<Trace>)> {
         "no overlap, k=5".into(),
         vec![workload::disjoint(REQUESTS, 5)],
     ));
-    let depths = [5, 10, 15];
-    match xquad::traces(&depths) {
+    match xquad::traces(depths) {
         Ok(found) => traces.extend(
             depths
                 .iter()
@@ -97,6 +100,57 @@ fn traces() -> Vec<(String, Vec<Trace>)> {
     traces
 }
 
+/// Reuse where the retriever's best documents keep a place, unbounded / 40 prompts, and the unbounded share of `free`'s.
+fn places() {
+    let places = [
+        (Place::Free, 0),
+        (Place::Last, 1),
+        (Place::Last, 2),
+        (Place::First, 1),
+        (Place::Ends, 2),
+        (Place::Ends, 4),
+    ];
+    for kind in [PolicyKind::Longest, PolicyKind::Foresight] {
+        println!(
+            "{}: share of document tokens reused by place, unbounded / 40 prompts (of `free`)\n",
+            kind.name()
+        );
+        print!("| trace | retrieval |");
+        for (place, documents) in places {
+            print!(" {} {documents} |", place.name());
+        }
+        println!("\n|{}", " --- |".repeat(places.len() + 2));
+        for (name, traces) in traces(&[3, 5, 8, 10, 12, 15]) {
+            let shares = |kind: PolicyKind, placement| {
+                PROMPTS.map(|prompts| {
+                    let of = |trace: &Trace| {
+                        let capacity = match prompts {
+                            0 => Capacity::UNBOUNDED,
+                            prompts => Capacity::of_prompts(prompts, trace),
+                        };
+                        let options = PolicyOptions {
+                            placement,
+                            ..PolicyOptions::default()
+                        };
+                        Replay::new(kind, &options, capacity).run(trace).share()
+                    };
+                    traces.iter().map(of).sum::<f64>() / traces.len() as f64
+                })
+            };
+            let [unbounded, tight] = shares(PolicyKind::Retrieval, Placement::FREE);
+            print!("| {name} | {unbounded:.3} / {tight:.3} |");
+            let mut free = None;
+            for (place, documents) in places {
+                let [unbounded, tight] = shares(kind, Placement { place, documents });
+                let free = *free.get_or_insert(unbounded);
+                print!(" {unbounded:.3} / {tight:.3} ({:.2}) |", unbounded / free);
+            }
+            println!();
+        }
+        println!();
+    }
+}
+
 /// Reuse and mean decision time, every policy on every trace at every capacity.
 fn reuse() {
     println!("Share of document tokens reused, unbounded / 40 prompts (mean decision, us)\n");
@@ -106,7 +160,7 @@ fn reuse() {
     }
     println!(" foresight over longest |");
     println!("|{}", " --- |".repeat(PolicyKind::ALL.len() + 3));
-    for (name, traces) in traces() {
+    for (name, traces) in traces(&[5, 10, 15]) {
         let count = traces.len() as f64;
         let bound: f64 = traces.iter().map(|trace| upper_bound(trace).share()).sum();
         print!("| {name} | {:.3} |", bound / count);
@@ -167,7 +221,7 @@ fn history() {
     println!("Share reused in a trace's second half, unbounded / 40 prompts\n");
     println!("| trace | context-index | forgetting | with history | both | longest | foresight |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
-    for (name, traces) in traces() {
+    for (name, traces) in traces(&[5, 10, 15]) {
         let count = traces.len() as f64;
         let mut found = [[0.0; PROMPTS.len()]; 6];
         for trace in &traces {

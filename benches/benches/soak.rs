@@ -197,7 +197,7 @@ fn listen(house: &House, callers: &mut Vec<Caller>, tally: &mut Tally) {
     callers.retain_mut(|caller| {
         while let Some(event) = caller.generation.try_next() {
             let end = match event {
-                Event::Started { .. } | Event::Token { .. } => continue,
+                Event::Started { .. } | Event::Prompt(_) | Event::Token { .. } => continue,
                 Event::Finished(reason) => format!("{reason:?}").to_lowercase(),
                 Event::Failed(Failure::Device(_)) => "the device failed again".to_owned(),
                 Event::Failed(failure @ (Failure::Expired | Failure::Superseded)) => {

@@ -232,7 +232,7 @@ pub fn serve(house: &mut House, arrivals: &[Arrival]) -> (Vec<Served>, Stats) {
                     Event::Token { .. } if served[*at].first_token.is_zero() => {
                         served[*at].first_token = now - arrivals[*at].at;
                     }
-                    Event::Token { .. } => {}
+                    Event::Prompt(_) | Event::Token { .. } => {}
                     Event::Finished(_) => return false,
                     Event::Failed(failure) => panic!("{failure}"),
                 }

@@ -109,6 +109,7 @@ pub fn traces(depths: &[usize]) -> Result<Vec<Trace>, String> {
         ranked
             .iter()
             .map(|ranked| Request {
+                is_ranked: true,
                 scope: Scope(0),
                 documents: (ranked.paragraphs.iter())
                     .take(depth)

@@ -120,6 +120,7 @@ test("a configuration with every field of the types is accepted, and no other fi
   const config = {
     policy: "longest",
     policy_options: { seed: 1, window: 16, max_displacement: 3, max_contexts: 16, block_tokens: 16 },
+    rank: { place: "ends", documents: 2, unranked: ["tags"] },
     hint: { enabled: true, template: "{order}", label: "{label}", short: "{order};", separator: " ", location: "{document}" },
     documents: {
       field: "render", tags: ["doc"], loose_tags: ["context"], max: 8,

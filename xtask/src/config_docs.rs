@@ -278,7 +278,10 @@ fn type_of(name: &str, part: &Part) -> String {
         None if part.is("integer") || part.is("number") => "number".to_owned(),
         None if part.is("boolean") => "boolean".to_owned(),
         None if part.is("array") => match part.items.as_deref() {
-            Some(items) => format!("{}[]", type_of("", items)),
+            Some(items) => match type_of("", items) {
+                several if several.contains('|') => format!("({several})[]"),
+                one => format!("{one}[]"),
+            },
             None => "unknown[]".to_owned(),
         },
         None => "string".to_owned(),

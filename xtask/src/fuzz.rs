@@ -196,10 +196,11 @@ const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-l
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
 
-/// Limits for libFuzzer: an input takes milliseconds and megabytes, or something is wrong.
+/// Limits for libFuzzer: an input takes milliseconds and megabytes, or something is wrong. The first one of `instructions`
+/// also compiles the module.
 const LIBFUZZER: [&str; 4] = [
     "-max_len=65536",
-    "-timeout=10",
+    "-timeout=60",
     "-rss_limit_mb=2048",
     "-print_final_stats=1",
 ];

@@ -74,6 +74,8 @@ fn a_log_makes_an_ordering_by_which_later_requests_open_alike() {
             "later.jsonl",
             "--json",
             "--no-report",
+            "--rank",
+            "free",
             "--policies",
             "context-index",
         ];

@@ -36,7 +36,8 @@ impl Log {
 
     #[track_caller]
     fn json(&self, arguments: &[&str]) -> Value {
-        let output = self.replay(&[&["--json", "--no-report"], arguments].concat());
+        let output =
+            self.replay(&[&["--json", "--no-report", "--rank", "free"], arguments].concat());
         assert!(output.status.success(), "{}", error_of(&output));
         serde_json::from_slice(&output.stdout).unwrap()
     }
@@ -131,7 +132,13 @@ fn chat_bodies_are_read_beside_rankings_and_files_make_one_trace() {
 #[test]
 fn the_table_and_the_report_name_the_policies() {
     let log = Log::new(&RANKINGS);
-    let output = log.replay(&["log.jsonl", "--policies", "retrieval,longest"]);
+    let output = log.replay(&[
+        "log.jsonl",
+        "--rank",
+        "free",
+        "--policies",
+        "retrieval,longest",
+    ]);
     assert!(output.status.success());
     let table = String::from_utf8(output.stdout.clone()).unwrap();
     assert!(table.starts_with("3 requests, 5 documents; unbounded cache"));

@@ -65,7 +65,7 @@ impl House {
         let mut text = String::new();
         loop {
             match generation.blocking_next().unwrap() {
-                Event::Started { .. } => {}
+                Event::Started { .. } | Event::Prompt(_) => {}
                 Event::Token { id, .. } => text += &decoder.push(id),
                 Event::Finished(reason) => return (text + &decoder.finish(), reason),
                 Event::Failed(reason) => panic!("{reason}"),

@@ -64,6 +64,7 @@ fn listen(mut generation: Generation) -> RunOutcome {
     while let Some(event) = generation.blocking_next() {
         match event {
             Event::Started { cached_tokens } => outcome.cached_tokens = Some(cached_tokens),
+            Event::Prompt(_) => {}
             Event::Token { id: token, .. } => outcome.tokens.push(token),
             Event::Finished(reason) => outcome.end = Ok(reason),
             Event::Failed(reason) => outcome.end = Err(reason.to_string()),

@@ -62,7 +62,7 @@ fn run(family: &str, path: &Path) -> Run {
         match event {
             Event::Started { cached_tokens } => cached = cached_tokens,
             Event::Token { id: token, .. } => answer.push(token),
-            Event::Finished(_) => {}
+            Event::Prompt(_) | Event::Finished(_) => {}
             Event::Failed(failure) => panic!("{failure}"),
         }
     }

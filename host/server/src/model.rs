@@ -205,11 +205,12 @@ impl Model {
         };
         let tools = chat.tools.as_ref();
         let mut prompt = template
-            .render_with(
+            .render_to(
                 &with_known_roles(template, &chat.messages),
                 tools.map(|tools| &tools.shown),
                 chat.documents.as_ref(),
                 chat.template_variables.as_ref(),
+                chat.ending,
             )
             .map_err(|error| Failure::invalid("messages", error.to_string()))?;
         let (calls, forced) = match tools.map(|tools| &tools.choice) {
@@ -270,6 +271,7 @@ impl Model {
         Ok(Request {
             kind: Kind::Prefill,
             top_logprobs: None,
+            prompt_logprobs: None,
             ..request
         })
     }
@@ -291,12 +293,12 @@ impl Model {
             let message = format!("prompt[{index}] must be a token below {limit}, got {token}");
             return Err(Failure::invalid("prompt", message));
         }
-        self.request(
-            prompt,
-            "prompt",
-            &completion.options,
-            Some(COMPLETION_TOKENS),
-        )
+        let options = &completion.options;
+        let mut request = self.request(prompt, "prompt", options, Some(COMPLETION_TOKENS))?;
+        let echoed = options.top_logprobs.filter(|_| completion.echo);
+        request.prompt_logprobs = request.prompt_logprobs.max(echoed);
+        check_scored(&request, options)?;
+        Ok(request)
     }
 
     /// The tokens of `text`, with or without the special ones that open a prompt. Costs as [`Model::chat_request`].
@@ -372,7 +374,7 @@ impl Model {
                 limit: self.shape.max_positions,
             });
         }
-        Ok(Request {
+        let request = Request {
             prompt,
             max_tokens: asked,
             sampling: options.sampling.clone(),
@@ -382,11 +384,14 @@ impl Model {
                 self.eos_tokens.clone()
             },
             top_logprobs: options.top_logprobs,
+            prompt_logprobs: options.prompt_logprobs,
             cache_salt: options.cache_salt.clone(),
             caching: options.caching,
             tenant: options.cache_salt.as_str().into(),
             ..Request::default()
-        })
+        };
+        check_scored(&request, options)?;
+        Ok(request)
     }
 
     /// Prepares the grammar that an answer must follow. It takes milliseconds, or as long as its bounds allow, so do
@@ -457,6 +462,29 @@ fn common_beginning<'t>(one: &'t str, other: &str) -> &'t str {
 
 /// Default size of the token cache: the tokens of some ten megabytes of text.
 const TOKEN_CACHE_BYTES: usize = 64 << 20;
+
+/// Checks that the log-probabilities of a request's prompt are not too many for a response.
+fn check_scored(request: &Request, options: &Options) -> Result<(), Failure> {
+    let Some(top) = request.prompt_logprobs else {
+        return Ok(());
+    };
+    let tokens = request.prompt.len() as u64;
+    let entries = tokens * (u64::from(top) + 1) * u64::from(options.choices);
+    if entries <= MAX_PROMPT_ENTRIES {
+        return Ok(());
+    }
+    let field = match options.prompt_logprobs {
+        Some(_) => "prompt_logprobs",
+        None => "logprobs",
+    };
+    let message = format!(
+        "{field} asks for {entries} log-probabilities of {tokens} prompt tokens, more than {MAX_PROMPT_ENTRIES}"
+    );
+    Err(Failure::invalid(field, message))
+}
+
+/// Most log-probabilities of a prompt in a response: each takes some hundred bytes of it.
+const MAX_PROMPT_ENTRIES: u64 = 1 << 17;
 
 /// Default length of a text completion, the same as OpenAI's.
 const COMPLETION_TOKENS: u32 = 16;

@@ -22,6 +22,7 @@ await init();
 const config: Config = {
   policy: "longest",
   policy_options: { seed: 1, window: 16, max_displacement: null, max_contexts: 16 },
+  rank: { place: "last", documents: 1, unranked: ["results"] },
   hint: { enabled: true, template: "{order}", label: "{label}", separator: " ", location: "{document}" },
   documents: { field: "render", tags: ["doc"], max: 8 },
   tree: { max_nodes: 100, max_tokens: 0, max_trees: 2 },

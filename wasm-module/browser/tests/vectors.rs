@@ -5,7 +5,7 @@
 //! line one request in few words ([`Request::body`] says what they stand for) and its outcome. `UPDATE_GOLDEN=1 cargo test -p foreword-browser --test
 //! vectors` writes it anew.
 
-use foreword_ordering::policy::PolicyKind;
+use foreword_ordering::policy::{Place, PolicyKind};
 use foreword_ordering::random::Random;
 use foreword_ordering::{Config, Orderer, StandaloneDocument, Tenant};
 use foreword_similarity::embedding::HashingEmbedder;
@@ -168,7 +168,7 @@ fn orderers(configs: &[Value]) -> Vec<Orderer> {
     configs.collect()
 }
 
-/// A configuration for every policy, trees small enough to forget, chats pinned under every other one.
+/// A configuration for every policy, the best documents in all places, trees small enough to forget, chats pinned under every other one.
 fn configs() -> Vec<Value> {
     let kinds = PolicyKind::ALL.iter().enumerate();
     let configs = kinds.map(|(at, kind)| {
@@ -176,6 +176,7 @@ fn configs() -> Vec<Value> {
             "conversation": {"max_entries": 40, "pin": at % 2 == 1},
             "policy": kind.name(),
             "policy_options": {"seed": 7},
+            "rank": {"place": Place::ALL[at % 4].name(), "documents": 1 + at % 2},
             "tree": {"max_nodes": 90},
         })
     });

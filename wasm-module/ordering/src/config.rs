@@ -6,7 +6,7 @@ use crate::hint::{HintTemplate, LocationTemplate, TemplateError};
 use crate::object;
 #[cfg(feature = "history")]
 use crate::policy::context_index::{ContextIndex, history};
-use crate::policy::{MAX_CANDIDATES, Policy, PolicyKind, PolicyOptions};
+use crate::policy::{MAX_CANDIDATES, Place, Placement, Policy, PolicyKind, PolicyOptions};
 use crate::tree::Bounds;
 use serde::Deserialize;
 
@@ -17,6 +17,8 @@ pub struct RawConfig {
     pub policy: String,
     /// The policy's options.
     pub policy_options: RawPolicyOptions,
+    /// Where the retriever's best documents stand.
+    pub rank: RawRank,
     /// The hints' words.
     pub hint: RawHint,
     /// How documents are found.
@@ -30,7 +32,7 @@ pub struct RawConfig {
 }
 
 object!(
-    impl<'de> RawConfig { policy, policy_options, hint, documents, tree, conversation, head }
+    impl<'de> RawConfig { policy, policy_options, rank, hint, documents, tree, conversation, head }
 );
 
 /// The options of policies, as written; each policy uses those that concern it.
@@ -66,6 +68,43 @@ object!(
 object!(
     impl<'de> RawPolicyOptions { seed, window, max_displacement, max_contexts, block_tokens }
 );
+
+/// The place of the retriever's best documents, as written. The policy orders the other documents for reuse.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RawRank {
+    /// Name of the [place](Place): `last` (next to a question that follows the documents), `first`, `ends` (the best
+    /// last, the second best first), or `free`.
+    pub place: String,
+    /// Number of documents that keep this place.
+    pub documents: u32,
+    /// Formats in which the client's order says nothing of ranks, such as a tool's results by date. There, every
+    /// document may stand anywhere.
+    pub unranked: Vec<DocumentFormat>,
+}
+
+object!(impl<'de> RawRank { place, documents, unranked });
+
+/// How documents stand in a body; each has an option in [`RawDocuments`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DocumentFormat {
+    /// In a `documents` array.
+    Field,
+    /// Between tags.
+    Tags,
+    /// In blocks of a message's content.
+    Blocks,
+    /// In a tool's results in JSON.
+    Results,
+    /// As well-known clients write them.
+    Clients,
+    /// In a numbered list.
+    Numbered,
+    /// Between lines of dashes.
+    Rules,
+    /// Under headings in a tool's result.
+    Headings,
+}
 
 /// The hints, as written.
 #[derive(Clone, Debug, PartialEq)]
@@ -196,6 +235,8 @@ pub struct Config {
     /// The index of a log, for `context-index`.
     #[cfg(feature = "history")]
     pub(crate) history: Option<std::sync::Arc<ContextIndex>>,
+    /// Formats whose order says nothing of ranks.
+    pub(crate) unranked: Vec<DocumentFormat>,
     pub(crate) hint: Option<HintTemplate>,
     pub(crate) field: DocumentsField,
     pub(crate) tags: Vec<String>,
@@ -245,6 +286,7 @@ impl Default for RawConfig {
         Self {
             policy: "foresight".into(),
             policy_options: RawPolicyOptions::default(),
+            rank: RawRank::default(),
             hint: RawHint::default(),
             documents: RawDocuments::default(),
             tree: RawTree::default(),
@@ -267,6 +309,27 @@ impl Default for RawPolicyOptions {
             history: Vec::new(),
             #[cfg(feature = "history")]
             forget_evicted: options.forget_evicted,
+        }
+    }
+}
+
+impl Default for RawRank {
+    fn default() -> Self {
+        Self {
+            place: Place::Last.name().into(),
+            documents: 1,
+            unranked: vec![DocumentFormat::Results, DocumentFormat::Headings],
+        }
+    }
+}
+
+impl RawRank {
+    /// Returns the placement in which every document may stand anywhere.
+    #[must_use]
+    pub fn free() -> Self {
+        Self {
+            place: Place::Free.name().into(),
+            ..Self::default()
         }
     }
 }
@@ -388,7 +451,8 @@ impl Config {
             && let Some(history) = &self.history
         {
             let index = ContextIndex::of(&self.policy_options);
-            return Box::new(index.with_history(std::sync::Arc::clone(history)));
+            let index = index.with_history(std::sync::Arc::clone(history));
+            return self.policy_options.place(Box::new(index));
         }
         self.policy.build(&self.policy_options)
     }
@@ -397,6 +461,13 @@ impl Config {
     #[must_use]
     pub fn policy_options(&self) -> PolicyOptions {
         self.policy_options
+    }
+
+    /// Returns the configuration with favoured documents placed so.
+    #[must_use]
+    pub fn with_placement(mut self, placement: Placement) -> Self {
+        self.policy_options.placement = placement;
+        self
     }
 
     /// Returns the configuration for an engine whose cache has blocks of `block_tokens` tokens.
@@ -450,6 +521,19 @@ impl TryFrom<RawConfig> for Config {
                 format!("`{}` is not one of {}", raw.policy, names.join(", ")),
             );
         };
+        let Some(place) = Place::by_name(&raw.rank.place) else {
+            let names = Place::ALL.map(Place::name);
+            return refuse(
+                "rank.place",
+                format!("`{}` is not one of {}", raw.rank.place, names.join(", ")),
+            );
+        };
+        within(
+            "rank.documents",
+            raw.rank.documents.into(),
+            1,
+            MAX_CANDIDATES.into(),
+        )?;
         let options = &raw.policy_options;
         within(
             "policy_options.window",
@@ -488,6 +572,13 @@ impl TryFrom<RawConfig> for Config {
             #[cfg(not(feature = "history"))]
             forget_evicted: false,
             block_tokens: options.block_tokens,
+            placement: match place {
+                Place::Free => Placement::FREE,
+                Place::Last | Place::First | Place::Ends => Placement {
+                    place,
+                    documents: narrow(raw.rank.documents),
+                },
+            },
         };
         #[cfg(feature = "history")]
         let history = history::read(&options.history)
@@ -542,6 +633,7 @@ impl TryFrom<RawConfig> for Config {
             policy_options,
             #[cfg(feature = "history")]
             history,
+            unranked: raw.rank.unranked,
             hint: words.enabled.then_some(hint),
             field: raw.documents.field,
             tags: raw.documents.tags,

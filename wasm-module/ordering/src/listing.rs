@@ -4,7 +4,8 @@ use crate::arrangement::DistinctDocuments;
 use crate::body::{self, Group, Skip};
 use crate::config::Config;
 use crate::document::Fingerprint;
-use crate::tree::Scope;
+use crate::policy::{Placement, Split, Start};
+use crate::tree::{KnowledgeTree, Scope};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A request of a trace.
@@ -14,6 +15,30 @@ pub struct Request {
     pub scope: Scope,
     /// The distinct documents, in rank order.
     pub documents: Vec<Retrieved>,
+    /// Whether this order is the retriever's: if not, no document is favoured.
+    pub is_ranked: bool,
+}
+
+impl Request {
+    /// Returns where the documents stand in the prompts that `tree` knows.
+    #[must_use]
+    pub fn start<'t>(&self, tree: &'t KnowledgeTree) -> Start<'t> {
+        let start = Start::behind(tree, self.scope);
+        match self.is_ranked {
+            true => start,
+            false => start.unranked(),
+        }
+    }
+
+    /// Returns how a placement divides the documents.
+    #[must_use]
+    pub fn split(&self, placement: Placement) -> Split {
+        let placement = match self.is_ranked {
+            true => placement,
+            false => Placement::FREE,
+        };
+        placement.split(self.documents.len())
+    }
 }
 
 /// A document of a request.
@@ -64,11 +89,13 @@ pub fn documents_of(body: &[u8], config: &Config) -> Result<Vec<Request>, Skip> 
     let rendered = parsed.rendered.iter().map(|(_, group)| group);
     let groups = (parsed.front.iter().chain(rendered))
         .chain(parsed.messages.iter().flat_map(|message| &message.groups));
-    Ok(groups.map(|group| listed(group, &parsed.model)).collect())
+    Ok(groups
+        .map(|group| listed(group, &parsed.model, config))
+        .collect())
 }
 
 /// Returns one group's documents, without repeats.
-fn listed(group: &Group<'_>, model: &str) -> Request {
+fn listed(group: &Group<'_>, model: &str, config: &Config) -> Request {
     let documents = DistinctDocuments::of(group).distinct.into_iter();
     let documents = documents.filter_map(|(index, fingerprint)| {
         let found = group.found.get(usize::from(index))?;
@@ -81,6 +108,7 @@ fn listed(group: &Group<'_>, model: &str) -> Request {
     Request {
         scope: Scope(xxh3_64_with_seed(model.as_bytes(), group.scope.0)),
         documents: documents.collect(),
+        is_ranked: !config.unranked.contains(&group.format),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Chats of several turns, through the public API: earlier messages stay, repeated documents are referred to,
 //! documents of an array stay pinned.
 
+use foreword_ordering::policy::Placement;
 use foreword_ordering::{Config, Orderer, Report, Skip, Tenant};
 use serde_json::{Value, json};
 
@@ -9,7 +10,11 @@ fn orderer(mut config: Value) -> Orderer {
     if config.get("conversation").is_none() {
         config["conversation"] = json!({"pin": true});
     }
-    Orderer::new(Config::from_json(config.to_string().as_bytes()).unwrap())
+    Orderer::new(
+        Config::from_json(config.to_string().as_bytes())
+            .unwrap()
+            .with_placement(Placement::FREE),
+    )
 }
 
 fn text(id: &str) -> String {

@@ -3,6 +3,7 @@
 
 use foreword_ordering::config::Config;
 use foreword_ordering::cuts::{CacheKind, CutOptions, Cutter};
+use foreword_ordering::policy::Placement;
 use foreword_ordering::random::Random;
 use foreword_ordering::{EngineId, Tenant};
 use proptest::prelude::*;
@@ -260,7 +261,7 @@ fn sent(seed: u64, kind: CacheKind, is_responses: bool) -> u32 {
         kind,
         is_responses,
     };
-    let config = Config::default();
+    let config = Config::default().with_placement(Placement::FREE);
     let mut cutter = Cutter::new();
     let mut markers = 0;
     for number in 0..40 {
@@ -370,7 +371,11 @@ fn at_last(kind: CacheKind, body: &Value) -> Value {
             now_ms: second * 1_000,
         };
         let text = body.to_string();
-        let cut = cutter.cut(&options, &Config::default(), text.as_bytes());
+        let cut = cutter.cut(
+            &options,
+            &Config::default().with_placement(Placement::FREE),
+            text.as_bytes(),
+        );
         last = cut.unwrap().body.unwrap_or(text.into_bytes());
     }
     serde_json::from_slice(&last).unwrap()
@@ -462,7 +467,11 @@ fn bodies_are_marked_as_the_golden_files_say() {
                 engine: EngineId(0),
                 now_ms: second * 1_000,
             };
-            let cut = cutter.cut(&options, &Config::default(), came.as_bytes());
+            let cut = cutter.cut(
+                &options,
+                &Config::default().with_placement(Placement::FREE),
+                came.as_bytes(),
+            );
             sent = cut.unwrap().body.unwrap_or_else(|| came.into_bytes());
         }
         let path = folder.join(format!("{name}.out.json"));

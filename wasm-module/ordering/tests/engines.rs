@@ -1,6 +1,7 @@
 //! Several engines behind one orderer, and what engines say of themselves.
 
 use foreword_ordering::feed::{Event, TenantKey};
+use foreword_ordering::policy::Placement;
 use foreword_ordering::{
     Config, EngineCandidate, EngineId, Orderer, OrderingRecord, PeerUpdate, Residency, Rewrite,
     RewriteOptions, Tenant, Usage,
@@ -22,7 +23,7 @@ fn question(ids: &[&str]) -> Value {
 }
 
 fn orderer() -> Orderer {
-    Orderer::new(Config::default())
+    Orderer::new(Config::default().with_placement(Placement::FREE))
 }
 
 fn choices(outstanding: &[u64]) -> Vec<EngineCandidate> {

@@ -1,5 +1,6 @@
 //! Every format in which clients send documents: out equals in, whatever the order, and `documents_of` sees the same.
 
+use foreword_ordering::policy::Placement;
 use foreword_ordering::random::Random;
 use foreword_ordering::{Config, Orderer, Skip, Tenant, documents_of};
 use proptest::prelude::*;
@@ -406,7 +407,9 @@ fn config() -> Value {
 }
 
 fn checked(config: &Value) -> Config {
-    Config::from_json(config.to_string().as_bytes()).unwrap()
+    Config::from_json(config.to_string().as_bytes())
+        .unwrap()
+        .with_placement(Placement::FREE)
 }
 
 fn words(id: u32) -> String {
@@ -533,7 +536,8 @@ fn every_format_is_moved_and_can_be_switched_off() {
 fn on_request_means_only_on_request() {
     for Format { name, body } in &FORMATS[3..8] {
         let (body, _) = body(&[1, 2, 3]);
-        let refused = Orderer::new(Config::default()).rewrite(Tenant::default(), body.as_bytes());
+        let refused = Orderer::new(Config::default().with_placement(Placement::FREE))
+            .rewrite(Tenant::default(), body.as_bytes());
         assert_eq!(refused.err(), Some(Skip::NoDocuments), "{name}");
     }
 }
@@ -565,7 +569,7 @@ fn documents_of_coheres_first_api_stay_in_their_array() {
     let snippet = |id: u32| json!({"id": id.to_string(), "snippet": words(id)});
     let body = json!({"documents": [snippet(1), snippet(2)], "message": "?"});
     let turned = json!({"documents": [snippet(2), snippet(1)], "message": "?"});
-    let mut orderer = Orderer::new(Config::default());
+    let mut orderer = Orderer::new(Config::default().with_placement(Placement::FREE));
     let first = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
     assert_eq!(first.unwrap().body, None);
     let second = orderer.rewrite(Tenant::default(), turned.to_string().as_bytes());
@@ -576,7 +580,7 @@ fn documents_of_coheres_first_api_stay_in_their_array() {
 /// A chat of Cohere's first API goes on as one of any other.
 #[test]
 fn a_chat_of_coheres_first_api_is_known_again() {
-    let mut orderer = Orderer::new(Config::default());
+    let mut orderer = Orderer::new(Config::default().with_placement(Placement::FREE));
     let first = "<doc id='a'>What A says of it, at such length that it is worth a reference to it</doc> Why?";
     let opening = json!({"message": first}).to_string();
     orderer
@@ -637,7 +641,7 @@ fn a_system_prompt_is_part_of_what_precedes_documents() {
         let user = json!({"role": "user", "content": "<doc id='a'>A</doc><doc id='b'>B</doc>?"});
         json!({"system": system, "messages": [user]}).to_string()
     };
-    let mut orderer = Orderer::new(Config::default());
+    let mut orderer = Orderer::new(Config::default().with_placement(Placement::FREE));
     for (system, matched) in [("x", 0), ("x", 2), ("y", 0), ("y", 2)] {
         let rewrite = orderer
             .rewrite(Tenant::default(), body(system).as_bytes())
@@ -697,7 +701,7 @@ fn a_chat_of_every_format_is_known_again_by_its_messages() {
             &format!("{DOCUMENT} Why?"),
             &format!("{DOCUMENT} And then?"),
         );
-        let mut orderer = Orderer::new(Config::default());
+        let mut orderer = Orderer::new(Config::default().with_placement(Placement::FREE));
         orderer
             .rewrite(Tenant::default(), first.to_string().as_bytes())
             .unwrap();
@@ -723,7 +727,7 @@ fn what_a_server_keeps_precedes_the_documents() {
     let gemini = |cached: &str| {
         json!({"contents": [{"parts": [{"text": text}]}], "cachedContent": cached}).to_string()
     };
-    let mut orderer = Orderer::new(Config::default());
+    let mut orderer = Orderer::new(Config::default().with_placement(Placement::FREE));
     for (body, matched) in [
         (responses("previous_response_id", json!("resp_1")), 0),
         (responses("previous_response_id", json!("resp_1")), 2),
@@ -748,7 +752,7 @@ fn what_a_server_keeps_precedes_the_documents() {
 #[test]
 fn a_body_without_a_model_gets_one_and_keeps_its_own() {
     let body = json!({"contents": [{"parts": [{"text": "<doc>a</doc><doc>b</doc>"}]}]}).to_string();
-    let mut orderer = Orderer::new(Config::default());
+    let mut orderer = Orderer::new(Config::default().with_placement(Placement::FREE));
     for (model, matched) in [("x", 0), ("y", 0), ("x", 2)] {
         let mut parsed = foreword_ordering::parse(body.as_bytes(), orderer.config()).unwrap();
         parsed.for_model(model).unwrap();
@@ -756,7 +760,7 @@ fn a_body_without_a_model_gets_one_and_keeps_its_own() {
         let rewrite = orderer.rewrite_parsed(&options, Tenant::default(), &mut parsed);
         assert_eq!(rewrite.unwrap().report.matched, matched, "{model}");
     }
-    let config = Config::default();
+    let config = Config::default().with_placement(Placement::FREE);
     let mut named = foreword_ordering::parse(br#"{"model":"m","input":"a"}"#, &config).unwrap();
     named.for_model("x").unwrap();
     assert_eq!(named.model(), "m");
@@ -787,7 +791,7 @@ fn another_formats_fields_are_unknown_ones_where_there_are_messages() {
         ("reasoning", json!(null)),
     ] {
         let body = json!({"messages": [user], field: value}).to_string();
-        let mut orderer = Orderer::new(Config::default());
+        let mut orderer = Orderer::new(Config::default().with_placement(Placement::FREE));
         let rewrite = orderer.rewrite(Tenant::default(), body.as_bytes()).unwrap();
         assert_eq!(rewrite.report.documents, 2, "{body}");
     }

@@ -6,7 +6,7 @@ use foreword_ordering::{
 use serde_json::{Value, json};
 
 fn orderer(head: Value) -> Orderer {
-    let config = json!({"head": head}).to_string();
+    let config = json!({"head": head, "rank": {"place": "free"}}).to_string();
     Orderer::new(Config::from_json(config.as_bytes()).unwrap())
 }
 

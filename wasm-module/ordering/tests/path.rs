@@ -1,12 +1,15 @@
 //! From a request's chosen path to the ends of its documents in the prompt that an engine renders.
 
 use foreword_ordering::path::{Located, Locator, Run, SentPath};
+use foreword_ordering::policy::Placement;
 use foreword_ordering::tree::Scope;
 use foreword_ordering::{Config, Orderer, Tenant};
 use serde_json::{Value, json};
 
 fn config(json: &Value) -> Config {
-    Config::from_json(json.to_string().as_bytes()).unwrap()
+    Config::from_json(json.to_string().as_bytes())
+        .unwrap()
+        .with_placement(Placement::FREE)
 }
 
 /// As chat templates do: the array's texts first, then one message after another.
@@ -48,7 +51,7 @@ fn send(orderer: &mut Orderer, body: &Value) -> Sent {
 }
 
 fn locate(sent: &Sent) -> Vec<Located> {
-    let locator = Locator::new(Config::default());
+    let locator = Locator::new(Config::default().with_placement(Placement::FREE));
     // Through the header, as it travels.
     let path = SentPath::from_header(&sent.path.to_header().unwrap()).unwrap();
     locator.locate(&path, &sent.body, &sent.prompt).unwrap()
@@ -93,7 +96,7 @@ fn array(ids: &[&str]) -> Value {
 
 #[test]
 fn tagged_documents_end_with_their_closing_tags() {
-    let mut orderer = Orderer::new(Config::default());
+    let mut orderer = Orderer::new(Config::default().with_placement(Placement::FREE));
     let body = |ids: &[&str]| {
         json!({"messages": [
             {"role": "system", "content": "Be brief."},
@@ -113,7 +116,7 @@ fn tagged_documents_end_with_their_closing_tags() {
 #[test]
 fn documents_of_an_array_are_found_where_the_gateway_wrote_them() {
     for content in [json!("Why?"), json!([{"type": "text", "text": "Why?"}])] {
-        let mut orderer = Orderer::new(Config::default());
+        let mut orderer = Orderer::new(Config::default().with_placement(Placement::FREE));
         let body = |documents: Value| json!({"messages": [{"role": "user", "content": content}], "documents": documents});
         send(&mut orderer, &body(array(&["a", "b"])));
         let mut documents = array(&["b", "a"]);
@@ -184,7 +187,7 @@ fn a_chat_has_a_run_for_every_turn_pinned_documents_included() {
 
 #[test]
 fn a_run_ends_at_the_first_document_that_is_not_there() {
-    let mut orderer = Orderer::new(Config::default());
+    let mut orderer = Orderer::new(Config::default().with_placement(Placement::FREE));
     let body = json!({"messages": [{"role": "user", "content": tagged(&["a", "b", "c"])}]});
     let mut sent = send(&mut orderer, &body);
     sent.path.runs[0].documents[1].0 ^= 1;

@@ -2,13 +2,18 @@
 //! document is the same text for every question.
 
 use foreword_ordering::head::ChangeKind;
+use foreword_ordering::policy::Placement;
 use foreword_ordering::{Config, Orderer, Skip, Tenant};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 
 fn orderer(config: Value) -> Orderer {
-    Orderer::new(Config::from_json(config.to_string().as_bytes()).unwrap())
+    Orderer::new(
+        Config::from_json(config.to_string().as_bytes())
+            .unwrap()
+            .with_placement(Placement::FREE),
+    )
 }
 
 /// Nothing is put in order or left out.

@@ -7,6 +7,7 @@
 
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::feed::{Event, TenantKey};
+use foreword_ordering::policy::Placement;
 use foreword_ordering::tree::Scope;
 use foreword_ordering::{Config, EngineId, Orderer, PeerUpdate, Residency, Tenant, Usage};
 use proptest::prelude::*;
@@ -48,7 +49,11 @@ fn orderer(policy: &str) -> Orderer {
         "head": {"mode": "apply"},
         "tree": {"max_trees": 4},
     });
-    Orderer::new(Config::from_json(config.to_string().as_bytes()).unwrap())
+    Orderer::new(
+        Config::from_json(config.to_string().as_bytes())
+            .unwrap()
+            .with_placement(Placement::FREE),
+    )
 }
 
 /// What is sent for a body.

@@ -1,5 +1,6 @@
 //! Documents that a retriever found: written where the engine's cache makes most of them, and kept there.
 
+use foreword_ordering::policy::Placement;
 use foreword_ordering::{
     Config, Orderer, PeerUpdate, Retrieved, Rewrite, RewriteOptions, Skip, Tenant, parse_with,
 };
@@ -22,7 +23,11 @@ fn long(id: &str) -> String {
 }
 
 fn orderer(json: &str) -> Orderer {
-    Orderer::new(Config::from_json(json.as_bytes()).unwrap())
+    Orderer::new(
+        Config::from_json(json.as_bytes())
+            .unwrap()
+            .with_placement(Placement::FREE),
+    )
 }
 
 fn text(body: &[u8], message: usize) -> String {

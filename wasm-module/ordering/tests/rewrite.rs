@@ -1,12 +1,17 @@
 //! Bodies in, bodies out, through the public API.
 
 use foreword_ordering::feed::TenantKey;
+use foreword_ordering::policy::Placement;
 use foreword_ordering::{Config, Orderer, Report, Skip, Tenant};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn orderer(config: Value) -> Orderer {
-    Orderer::new(Config::from_json(config.to_string().as_bytes()).unwrap())
+    Orderer::new(
+        Config::from_json(config.to_string().as_bytes())
+            .unwrap()
+            .with_placement(Placement::FREE),
+    )
 }
 
 /// The body as sent on, and the report.
@@ -19,7 +24,7 @@ fn rewrite(orderer: &mut Orderer, body: &str) -> (String, Report) {
 }
 
 fn skip(body: &[u8]) -> Skip {
-    Orderer::new(Config::default())
+    Orderer::new(Config::default().with_placement(Placement::FREE))
         .rewrite(Tenant::default(), body)
         .err()
         .unwrap()
@@ -497,7 +502,7 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes_do_no_harm(body in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = Orderer::new(Config::default()).rewrite(Tenant::default(), &body);
+        let _ = Orderer::new(Config::default().with_placement(Placement::FREE)).rewrite(Tenant::default(), &body);
     }
 
     /// Valid requests with one byte changed, inserted or cut.
@@ -507,7 +512,7 @@ proptest! {
         let mut body = if array { with_array(&ids) } else { tagged(&ids) }.into_bytes();
         let at = at % body.len();
         if cut { body.truncate(at) } else { body[at] = byte }
-        let mut orderer = Orderer::new(Config::default());
+        let mut orderer = Orderer::new(Config::default().with_placement(Placement::FREE));
         orderer.rewrite(Tenant::default(), with_array(&["c", "b", "a"]).as_bytes()).unwrap();
         orderer.rewrite(Tenant::default(), tagged(&["c", "b", "a"]).as_bytes()).unwrap();
         if let Ok(rewrite) = orderer.rewrite(Tenant::default(), &body)
@@ -541,7 +546,7 @@ fn split(text: &str) -> (Vec<&str>, Vec<&str>) {
 fn white_space_that_is_not_jsons_makes_a_body_unreadable() {
     let chat = r#"{"messages":[{"role":"user","content":"<doc>a</doc><doc>b</doc>"}]}"#;
     assert!(
-        Orderer::new(Config::default())
+        Orderer::new(Config::default().with_placement(Placement::FREE))
             .rewrite(Tenant::default(), format!(" \t\r\n{chat}\n ").as_bytes())
             .is_ok()
     );

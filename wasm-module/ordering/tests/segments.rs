@@ -1,12 +1,13 @@
 //! A request as segments, in every dialect; and that the segments of a message tile it, whatever it holds.
 
 use foreword_ordering::head::{Segment, SegmentKind, Segments};
+use foreword_ordering::policy::Placement;
 use foreword_ordering::{Config, Orderer, Retrieved, Role, Tenant, parse, parse_with};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn segments(body: &str) -> Segments {
-    let config = Config::default();
+    let config = Config::default().with_placement(Placement::FREE);
     parse(body.as_bytes(), &config).unwrap().segments(&config)
 }
 
@@ -193,7 +194,7 @@ fn an_arrays_documents_stand_where_they_will_be_written() {
             ("question", r#"Why?"}"#),
         ]
     );
-    let config = Config::default();
+    let config = Config::default().with_placement(Placement::FREE);
     let chat = r#"{"messages":[{"role":"user","content":"Why?"}]}"#;
     let found = Retrieved {
         documents: r#"["one","two"]"#,
@@ -235,7 +236,7 @@ fn functions_are_tools_where_there_are_none() {
 #[test]
 fn a_hint_that_the_body_holds_is_a_segment_of_its_own() {
     use SegmentKind::{Document, Hint, Message, Question};
-    let mut orderer = Orderer::new(Config::default());
+    let mut orderer = Orderer::new(Config::default().with_placement(Placement::FREE));
     let chat = |documents: &str| {
         format!(r#"{{"messages":[{{"role":"user","content":"{documents}\nWhy?"}}]}}"#)
     };
@@ -351,7 +352,7 @@ proptest! {
             true => serde_json::to_string_pretty(&value).unwrap(),
             false => value.to_string(),
         };
-        let config = Config::default();
+        let config = Config::default().with_placement(Placement::FREE);
         let Ok(parsed) = parse(body.as_bytes(), &config) else {
             // Documents without a message to write them into.
             return Ok(());

@@ -1,12 +1,17 @@
 //! Tenants share nothing: whatever one of them does, another's requests are answered as if it were alone.
 
 use foreword_ordering::feed::TenantKey;
+use foreword_ordering::policy::Placement;
 use foreword_ordering::random::Random;
 use foreword_ordering::{Config, Orderer, Rewrite, RewriteOptions, Skip, Tenant, salted};
 use serde_json::{Value, json};
 
 fn orderer(config: &Value) -> Orderer {
-    Orderer::new(Config::from_json(config.to_string().as_bytes()).unwrap())
+    Orderer::new(
+        Config::from_json(config.to_string().as_bytes())
+            .unwrap()
+            .with_placement(Placement::FREE),
+    )
 }
 
 /// A chat of some turns whose documents are drawn from a few, so that tenants have many in common.

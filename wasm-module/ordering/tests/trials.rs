@@ -1,10 +1,15 @@
 //! Dry runs and experiments: what goes on in the client's order, and what is learnt of it.
 
+use foreword_ordering::policy::Placement;
 use foreword_ordering::{Arm, Config, Experiment, Orderer, Rewrite, RewriteOptions, Tenant, Trial};
 use serde_json::{Value, json};
 
 fn orderer(config: Value) -> Orderer {
-    Orderer::new(Config::from_json(config.to_string().as_bytes()).unwrap())
+    Orderer::new(
+        Config::from_json(config.to_string().as_bytes())
+            .unwrap()
+            .with_placement(Placement::FREE),
+    )
 }
 
 fn tagged(question: &str, ids: &[&str]) -> String {

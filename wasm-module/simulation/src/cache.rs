@@ -139,6 +139,7 @@ mod tests {
     #[test]
     fn capacity_counts_average_prompts() {
         let request = |documents: &[u64]| super::super::Request {
+            is_ranked: true,
             scope: SCOPE,
             documents: documents
                 .iter()

@@ -24,6 +24,7 @@ pub struct CompactTrace {
 #[derive(Clone, Debug)]
 struct Part {
     scope: Scope,
+    is_ranked: bool,
     /// End of its documents in `places`.
     end: usize,
 }
@@ -46,6 +47,7 @@ impl CompactTrace {
             }
             self.parts.push(Part {
                 scope: part.scope,
+                is_ranked: part.is_ranked,
                 end: self.places.len(),
             });
         }
@@ -69,8 +71,12 @@ impl CompactTrace {
             .checked_sub(1)
             .map_or(0, |before| end(&self.ends, before));
         (start..end(&self.ends, at)).filter_map(|part| {
+            let Part {
+                scope, is_ranked, ..
+            } = *self.parts.get(part)?;
             Some(Request {
-                scope: self.parts.get(part)?.scope,
+                scope,
+                is_ranked,
                 documents: self.part(part).cloned().collect(),
             })
         })

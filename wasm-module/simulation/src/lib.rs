@@ -40,7 +40,7 @@ pub use bad_line::BadLine;
 pub use batch::{
     AnswerLine, AnswersError, BatchAnswer, BatchAnswers, BatchConfigError, BatchError, BatchIndex,
     BatchLimits, BatchOrder, BatchOrderer, BatchSchedule, BatchTask, BatchUsage, FirstDocuments,
-    LineError, MAX_ID_BYTES, Planned, RequestLine, URLS, WINDOW, answer_line, batch,
+    LineError, MAX_ID_BYTES, Planned, RequestLine, URLS, WINDOW, answer_line, batch, batch_placed,
 };
 pub use bound::Bound;
 pub use boundary::{

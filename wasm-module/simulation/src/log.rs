@@ -116,6 +116,7 @@ fn ranking(
         return Ok(Vec::new());
     }
     Ok(vec![Request {
+        is_ranked: true,
         // A ranking does not state its scope, so all rankings share one.
         scope: Scope(0),
         documents,

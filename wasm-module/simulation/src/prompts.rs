@@ -198,13 +198,18 @@ impl PromptReplay {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foreword_ordering::config::RawRank;
 
     fn replay(kind: PolicyKind, page_tokens: u32) -> PromptReplay {
         let capacity = Capacity {
             tokens: None,
             page_tokens,
         };
-        PromptReplay::new(RawConfig::default(), kind, capacity).unwrap()
+        let raw = RawConfig {
+            rank: RawRank::free(),
+            ..RawConfig::default()
+        };
+        PromptReplay::new(raw, kind, capacity).unwrap()
     }
 
     fn body(system: &str, documents: &[&str], question: &str) -> String {

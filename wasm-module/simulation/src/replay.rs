@@ -69,7 +69,7 @@ impl Replay {
                 tokens: document.tokens,
             })
             .collect();
-        let order = self.policy.order(&candidates, &self.tree, request.scope);
+        let order = self.policy.order(&candidates, request.start(&self.tree));
         self.policy.remember(&fingerprints(&candidates), &order);
         let placed = || {
             let placed = order.iter();

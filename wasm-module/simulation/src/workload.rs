@@ -199,6 +199,7 @@ pub fn disjoint(requests: usize, k: usize) -> Trace {
 
 fn request(documents: &[u64]) -> Request {
     Request {
+        is_ranked: true,
         scope: Scope(0),
         documents: documents
             .iter()

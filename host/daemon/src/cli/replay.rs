@@ -1,7 +1,7 @@
 //! The arguments of `foreword replay`.
 
 use foreword_ordering::cuts::CacheKind;
-use foreword_ordering::policy::PolicyKind;
+use foreword_ordering::policy::{Place, Placement, PolicyKind};
 use foreword_simulation::Capacity;
 use foreword_tools::EmptyLog;
 use foreword_tools::replay;
@@ -33,6 +33,10 @@ pub(crate) struct Arguments {
     /// foresight [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = policy)]
     policies: Vec<PolicyKind>,
+    /// Where the retriever's best documents stand: free, or last, first or ends with their number, as in last:1
+    /// [default: the configuration's]
+    #[arg(long, value_name = "PLACE[:N]", value_parser = placement)]
+    rank: Option<Placement>,
     /// Also plan every N requests together, as an offline batch: order of documents and of requests
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroU32>,
@@ -97,6 +101,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
             page_tokens: arguments.page_tokens,
         },
         policies,
+        rank: arguments.rank,
         batch: arguments.batch,
         seed: arguments.seed,
         document_tokens: arguments.document_tokens,
@@ -115,6 +120,17 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
 fn cache_kind(name: &str) -> Result<CacheKind, String> {
     let names = CacheKind::ALL.map(CacheKind::name).join(", ");
     CacheKind::by_name(name).ok_or(format!("it must be one of {names}"))
+}
+
+fn placement(text: &str) -> Result<Placement, String> {
+    let (place, documents) = text.split_once(':').unwrap_or((text, "1"));
+    let names = Place::ALL.map(Place::name).join(", ");
+    Ok(Placement {
+        place: Place::by_name(place).ok_or(format!("the place must be one of {names}"))?,
+        documents: (documents.parse().ok())
+            .filter(|documents| *documents > 0)
+            .ok_or("the number of documents must be 1 to 65535")?,
+    })
 }
 
 fn policy(name: &str) -> Result<PolicyKind, String> {

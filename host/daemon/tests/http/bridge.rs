@@ -75,9 +75,10 @@ fn request(number: usize, salt: Option<&'static str>) -> Request {
     if let Some(salt) = salt {
         body["cache_salt"] = salt.into();
     }
-    let rewritten = Orderer::new(Config::default())
-        .rewrite(Tenant::named(""), body.to_string().as_bytes())
-        .expect("it has documents");
+    let rewritten =
+        Orderer::new(Config::default().with_placement(foreword_ordering::policy::Placement::FREE))
+            .rewrite(Tenant::named(""), body.to_string().as_bytes())
+            .expect("it has documents");
     assert_eq!(rewritten.path.runs[0].documents.len(), 4);
     let folder = Path::new(CHECKPOINT);
     let template = ChatTemplate::load(folder).unwrap().unwrap();
@@ -660,7 +661,8 @@ async fn the_bridge_behind_our_own_engine_tells_what_the_engine_tells() {
     parrot::write_checkpoint(folder.path(), Some(parrot::TEMPLATE));
     let bridge = bridge_to(&events, Some(&replay), folder.path(), &[]);
     until_ready(bridge.internal).await;
-    let mut orderer = Orderer::new(Config::default());
+    let mut orderer =
+        Orderer::new(Config::default().with_placement(foreword_ordering::policy::Placement::FREE));
     let block = |id: usize| format!("<doc id={id}>{}</doc>", format!("text of {id} ").repeat(4));
     for (ids, salt) in [
         (&[0, 1, 2][..], None),

@@ -412,7 +412,9 @@ async fn a_path_that_does_not_fit_costs_nothing_and_each_case_is_counted() {
             .to_string()
     };
     let path_of = |body: &str| {
-        let mut orderer = Orderer::new(Config::default());
+        let mut orderer = Orderer::new(
+            Config::default().with_placement(foreword_ordering::policy::Placement::FREE),
+        );
         let rewrite = orderer.rewrite(Tenant::named(""), body.as_bytes()).unwrap();
         rewrite.path.to_header().unwrap()
     };
@@ -450,7 +452,8 @@ async fn documents_that_the_gateway_named_are_told_with_their_tokens_once_they_a
         let content = format!("{} say(yes)", blocks.concat());
         json!({"model": MODEL, "messages": [{"role": "user", "content": content}]}).to_string()
     };
-    let mut orderer = Orderer::new(Config::default());
+    let mut orderer =
+        Orderer::new(Config::default().with_placement(foreword_ordering::policy::Placement::FREE));
     let mut follower = Follower::default();
     follower.follow(&read(&house, "").await).for_each(drop);
     for count in [2, 3] {

@@ -1,8 +1,9 @@
 //! `logprobs`, in both dialects, whole and streamed.
 
 use crate::chat::say;
-use crate::support::TestServer;
 use crate::support::client::{begin, post};
+use crate::support::parrot::VOCABULARY;
+use crate::support::{Options, TestServer};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -95,4 +96,174 @@ async fn nobody_who_did_not_ask_is_told() {
     let house = TestServer::open().await;
     let answer = post(house.address(), CHAT, &say("x")).await.json();
     assert!(answer["choices"][0]["logprobs"].is_null());
+}
+
+/// A template that ends an assistant's message, which a continued one must not have.
+const ENDING: &str = "\
+{%- for message in messages %}\
+{%- if message.role == 'assistant' %}<|assistant|>{{ message.content }}.{% else %}<|user|>{{ message.content }}{% endif %}\
+{%- endfor %}\
+{%- if add_generation_prompt %}<|assistant|>{% endif %}";
+
+async fn ending() -> TestServer {
+    TestServer::with(Options {
+        template: Some(ENDING),
+        ..Options::default()
+    })
+    .await
+}
+
+/// A chat whose last message is the beginning of the assistant's, to be continued.
+fn forced(answer: &str) -> Value {
+    json!({
+        "messages": [
+            {"role": "user", "content": "say(abc)"},
+            {"role": "assistant", "content": answer},
+        ],
+        "add_generation_prompt": false,
+        "continue_final_message": true,
+        "prompt_logprobs": 1,
+        "max_tokens": 1,
+    })
+}
+
+#[tokio::test]
+async fn a_chat_tells_how_likely_an_answer_is_that_it_is_given() {
+    let house = ending().await;
+    let entry = |logprob: f64, rank: u32, text: &str| json!({"logprob": logprob, "rank": rank, "decoded_token": text});
+    for _ in 0..2 {
+        let answer = post(house.address(), CHAT, &forced("ab")).await.json();
+        assert_eq!(answer["choices"][0]["message"]["content"], "c");
+        // The whole prompt is computed, whether or not it is cached.
+        let usage = &answer["usage"];
+        assert_eq!(usage["prompt_tokens"], 12);
+        assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
+        let told = answer["prompt_logprobs"].as_array().unwrap();
+        assert_eq!((told.len(), &told[0]), (12, &Value::Null));
+        assert_eq!(told[10], json!({"97": entry(0.0, 1, "a")}));
+        assert_eq!(told[11], json!({"98": entry(0.0, 1, "b")}));
+    }
+    let wrong = post(house.address(), CHAT, &forced("ax")).await.json();
+    let expected = json!({"120": entry(-9999.0, VOCABULARY, "x"), "98": entry(0.0, 1, "b")});
+    assert_eq!(wrong["prompt_logprobs"][11], expected);
+    // What was computed serves requests that do not ask.
+    let mut plain = forced("ab");
+    plain.as_object_mut().unwrap().remove("prompt_logprobs");
+    let plain = post(house.address(), CHAT, &plain).await.json();
+    assert_eq!(plain["usage"]["prompt_tokens_details"]["cached_tokens"], 11);
+    assert!(plain.get("prompt_logprobs").is_none());
+}
+
+#[tokio::test]
+async fn a_chat_ends_where_it_is_asked_to() {
+    let house = ending().await;
+    let rendered = async |fields: Value| {
+        let mut body = forced("a b ");
+        let more = fields.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(more);
+        let rendered = post(house.address(), "/v1/chat/completions/render", &body).await;
+        let tokens = json!({"tokens": rendered.json()["token_ids"]});
+        let text = post(house.address(), "/detokenize", &tokens).await;
+        text.json()["prompt"].as_str().unwrap().to_owned()
+    };
+    let begin = "<|user|>say(abc)<|assistant|>a b ";
+    assert_eq!(rendered(json!({})).await, begin);
+    // One of the two fields is enough.
+    assert_eq!(
+        rendered(json!({"add_generation_prompt": null})).await,
+        begin
+    );
+    let open = json!({"continue_final_message": false});
+    assert_eq!(rendered(open).await, format!("{begin}."));
+    let usual = json!({"continue_final_message": null, "add_generation_prompt": null});
+    assert_eq!(rendered(usual).await, format!("{begin}.<|assistant|>"));
+    for (fields, param) in [
+        (
+            json!({"add_generation_prompt": true}),
+            "continue_final_message",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": " "}]}),
+            "messages",
+        ),
+        (json!({"stream": true}), "prompt_logprobs"),
+        (json!({"prompt_logprobs": 21}), "prompt_logprobs"),
+        (
+            json!({"prompt_logprobs": null, "max_tokens": 0}),
+            "max_tokens",
+        ),
+        (json!({"max_tokens": 0, "n": 2}), "n"),
+    ] {
+        let mut body = forced("a");
+        let more = fields.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(more);
+        let response = post(house.address(), CHAT, &body).await;
+        response.error(400, "invalid_value", Some(param));
+    }
+    let mut long = forced("a");
+    long["prompt_logprobs"] = 20.into();
+    long["messages"][0]["content"] = "x".repeat(7_000).into();
+    let long = post(house.address(), CHAT, &long).await;
+    let message = long.error(400, "invalid_value", Some("prompt_logprobs"));
+    assert!(
+        message.ends_with("7003 prompt tokens, more than 131072"),
+        "{message}"
+    );
+    let response = json!({"input": "hi", "prompt_logprobs": 1});
+    post(house.address(), "/v1/responses", &response)
+        .await
+        .error(400, "invalid_value", Some("prompt_logprobs"));
+}
+
+#[tokio::test]
+async fn a_completion_repeats_its_prompt_with_logprobs() {
+    let house = TestServer::open().await;
+    let path = "/v1/completions";
+    let body =
+        json!({"prompt": "é say(b)", "echo": true, "logprobs": 1, "prompt_logprobs": 0, "n": 2});
+    let answer = post(house.address(), path, &body).await.json();
+    for choice in answer["choices"].as_array().unwrap() {
+        assert_eq!(choice["text"], "é say(b)b");
+        let logprobs = &choice["logprobs"];
+        assert_eq!(logprobs["tokens"].as_array().unwrap().len(), 10);
+        assert_eq!(
+            logprobs["text_offset"],
+            json!([0, 0, 1, 2, 3, 4, 5, 6, 7, 8])
+        );
+        assert_eq!(logprobs["token_logprobs"][0], Value::Null);
+        assert_eq!(logprobs["top_logprobs"][0], Value::Null);
+        // The parrot expects the end token.
+        assert_eq!(
+            logprobs["top_logprobs"][1],
+            json!({"<|end|>": 0.0, "\u{fffd}": -9999.0})
+        );
+        assert_eq!(logprobs["token_logprobs"][9], 0.0);
+        let told = choice["prompt_logprobs"].as_array().unwrap();
+        assert_eq!(told.len(), 9);
+        assert_eq!(told[1].as_object().unwrap().len(), 1, "its own token alone");
+    }
+    let scored = json!({"prompt": [104, 105], "echo": true, "logprobs": 0, "max_tokens": 0});
+    let answer = post(house.address(), path, &scored).await.json();
+    let choice = &answer["choices"][0];
+    assert_eq!(
+        (&choice["text"], &choice["finish_reason"]),
+        (&json!("hi"), &json!("length"))
+    );
+    assert_eq!(choice["logprobs"]["token_logprobs"], json!([null, -9999.0]));
+    assert_eq!(answer["usage"]["completion_tokens"], 0);
+}
+
+#[tokio::test]
+async fn a_stream_repeats_its_prompt_first() {
+    let house = TestServer::open().await;
+    let body = json!({"prompt": "say(b)", "echo": true, "stream": true});
+    let events = begin(house.address(), "/v1/completions", &body)
+        .await
+        .events()
+        .await;
+    let texts = events[..events.len() - 1].iter().map(|event| {
+        let chunk: Value = serde_json::from_str(event).unwrap();
+        chunk["choices"][0]["text"].as_str().unwrap().to_owned()
+    });
+    assert_eq!(texts.collect::<Vec<_>>(), ["say(b)", "b", ""]);
 }

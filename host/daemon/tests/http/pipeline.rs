@@ -70,6 +70,8 @@ async fn house_with_steps(max_waiting: u32, max_step_tokens: u32) -> (TestServer
     };
     let retrieval = Config {
         store: Some(Arc::new(store)),
+        ordering: foreword_ordering::Config::default()
+            .with_placement(foreword_ordering::policy::Placement::FREE),
         ..Config::default()
     };
     let options = Options {

@@ -48,6 +48,8 @@ async fn house(folder: &TempDir, embedder: &str) -> TestServer {
     let retrieval = Config {
         embedder: embedder.parse().unwrap(),
         store: Some(Arc::new(shelf)),
+        ordering: foreword_ordering::Config::default()
+            .with_placement(foreword_ordering::policy::Placement::FREE),
         ..Config::default()
     };
     TestServer::with(Options {

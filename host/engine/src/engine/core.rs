@@ -8,14 +8,15 @@
 
 use self::tiers::{Fetching, Replication, pools};
 use super::admission::WaitingSlot;
-use super::work::{Answers, Work};
+use super::prompt_scores::{PromptScores, max_scored_tokens};
+use super::work::{Answers, Work, rows};
 use super::{Bounds, EngineConfig, Event, Failure, FinishReason, Kind, SpeculationId, Stats};
 use crate::TokenId;
 use crate::backend::{Backend, BackendError, Output, Segment};
 use crate::cache::{
     CacheConfig, CacheEvent, CacheUse, CachedLookup, DocumentPath, Lease, Match, PrefixCache,
 };
-use crate::sampling::{NextToken, Sampler, SamplingError};
+use crate::sampling::{Logprobs, NextToken, Sampler, SamplingError};
 use crate::scheduler::{
     Entry, Limits, Plan, Queue, Rule, Running, SchedulerState, Ticket, Waiting, plan,
 };
@@ -39,6 +40,8 @@ pub(super) struct Core {
     /// Most tokens of a step in which no answer is generated and nothing is speculative.
     max_prefill_step_tokens: u32,
     bounds: Bounds,
+    /// Most tokens of a step's scored segments, see [`max_scored_tokens`].
+    pub(super) max_scored_tokens: u32,
     /// The configured [`EngineConfig::max_retries`].
     max_retries: u32,
     /// Whether requests may use the prefix cache, as [`EngineConfig::prefix_caching`] says.
@@ -62,13 +65,16 @@ pub(super) struct Core {
 pub(super) struct Sequence {
     /// The prompt, followed by the generated tokens.
     pub(super) tokens: Vec<TokenId>,
-    /// Number of tokens at which the sequence ends: more than the prompt has, unless only the prompt is to be computed.
+    /// Number of tokens at which the sequence ends: more than the prompt has, unless only the prompt is to be computed
+    /// or scored.
     pub(super) end: u32,
     pub(super) kind: Kind,
     pub(super) tenant: Arc<str>,
     pub(super) deadline: Option<Instant>,
     pub(super) speculation: Option<SpeculationId>,
     pub(super) sampler: Sampler,
+    /// The log-probabilities of the prompt, if they are asked for and have not been reported.
+    pub(super) scores: Option<PromptScores>,
     pub(super) salt: Arc<str>,
     pub(super) documents: Option<Arc<DocumentPath>>,
     pub(super) cache_use: CacheUse,
@@ -113,6 +119,7 @@ impl Core {
             max_prefill_step_tokens: (config.max_prefill_step_tokens.unwrap_or(1))
                 .max(config.max_step_tokens),
             bounds: Bounds::of(backend),
+            max_scored_tokens: max_scored_tokens(backend.shape().vocabulary),
             max_retries: config.max_retries,
             prefix_caching: config.prefix_caching,
             rule: config.order,
@@ -237,14 +244,18 @@ impl Core {
             self.totals.steps += 1;
             self.totals.step_sizes.add(work.step.segments.len());
         }
-        let checked = outcome.and_then(|answers| work.checked(answers, self.bounds.vocabulary));
-        let Answers { logits, drawn } = match checked {
+        let Answers {
+            logits,
+            drawn,
+            scores,
+        } = match outcome {
             Ok(answers) => answers,
             Err(error) => return self.handle_failure(&error),
         };
         self.cache.landed();
-        let mut rows = logits.chunks_exact_mut(self.bounds.vocabulary.max(1) as usize);
+        let mut logits = logits.chunks_exact_mut(self.bounds.vocabulary.max(1) as usize);
         let mut drawn = drawn.drain(..);
+        let mut scores = scores.drain(..);
         // There is one segment for each sequence with a share, in the same order.
         let mut segments = work.step.segments.iter();
         for mut active in std::mem::take(&mut self.running) {
@@ -254,12 +265,29 @@ impl Core {
                 self.running.push(active);
             } else {
                 active.computed += share;
-                let asked = segments.next().map(|segment| segment.output);
+                let segment = segments.next();
+                let asked = segment.map(|segment| segment.output);
+                // The last row chooses the next token.
+                let others = segment.map_or(0, rows).checked_sub(1);
+                let row = others.and_then(|others| logits.nth(others));
+                if asked == Some(Output::All)
+                    && let Some(scores) = scores.next()
+                    && let Err(error) = active.sequence.add_scores(scores)
+                {
+                    self.go_on(active, Err(error));
+                    continue;
+                }
                 let complete = active.computed == active.sequence.length();
+                if complete && let Some(scores) = active.sequence.scores.take() {
+                    self.send_event(&active.sequence, Event::Prompt(scores.into_found()));
+                }
                 match active.sequence.kind {
+                    Kind::Answer if complete && active.sequence.is_full() => {
+                        self.finish(active, FinishReason::Length);
+                    }
                     Kind::Answer if complete => match asked {
                         Some(Output::Token(_)) => self.follow(active, drawn.next()),
-                        _ => self.advance(active, rows.next()),
+                        _ => self.advance(active, row),
                     },
                     Kind::Prefill if complete => self.finish(active, FinishReason::Prefilled),
                     Kind::Answer | Kind::Prefill => self.keep(active),
@@ -475,8 +503,8 @@ impl Core {
         );
     }
 
-    /// Adds `share` tokens of a running sequence to the step. If there is no page for them, the sequence sits the step
-    /// out.
+    /// Adds `share` tokens of a running sequence to the step, or fewer if the step would yield too many logits. If there
+    /// is no page for them, the sequence sits the step out.
     fn schedule(&mut self, index: usize, share: u32, work: &mut Work) {
         let Active {
             sequence,
@@ -485,7 +513,23 @@ impl Core {
             share: planned,
             touched,
         } = &mut self.running[index];
-        let end = (*computed + share).min(sequence.length());
+        let mut end = (*computed + share).min(sequence.length());
+        let rows = |end| {
+            let scores = sequence.scores.as_ref()?;
+            scores.rows(&sequence.tokens, *computed..end)
+        };
+        let mut scored = rows(end);
+        if scored.is_some() {
+            let segments = work.step.segments.iter();
+            let planned = segments.filter(|segment| segment.output == Output::All);
+            let planned: usize = planned.map(|segment| segment.tokens.len()).sum();
+            let room = self.max_scored_tokens.saturating_sub(planned as u32);
+            if room == 0 {
+                return;
+            }
+            end = end.min(*computed + room);
+            scored = rows(end);
+        }
         let pages = end.div_ceil(self.limits.page_tokens) as usize;
         while lease.pages().len() < pages {
             if !self.cache.grow(lease) {
@@ -499,7 +543,12 @@ impl Core {
                 tokens: sequence.tokens[*computed as usize..end as usize].to_vec(),
                 start: *computed,
                 pages: lease.pages()[..pages].to_vec(),
-                output: if end == sequence.length() && sequence.kind == Kind::Answer {
+                output: if scored.is_some() {
+                    Output::All
+                } else if end == sequence.length()
+                    && sequence.kind == Kind::Answer
+                    && !sequence.is_full()
+                {
                     let draw = sequence.sampler.draw(sequence.length());
                     draw.filter(|_| self.bounds.draws)
                         .map_or(Output::Last, Output::Token)
@@ -507,6 +556,7 @@ impl Core {
                     Output::None
                 },
             });
+            work.scored.extend(scored);
         }
     }
 
@@ -553,7 +603,7 @@ impl Core {
                     .push((sequence.events.clone(), Event::Token { id, logprobs }));
                 if last {
                     self.finish(active, FinishReason::Stop);
-                } else if sequence.length() == sequence.end {
+                } else if sequence.is_full() {
                     self.finish(active, FinishReason::Length);
                 } else {
                     self.keep(active);
@@ -593,7 +643,8 @@ impl Core {
             let Sequence { kind, end, .. } = active.sequence;
             let length = active.sequence.length();
             assert!(active.computed < length);
-            assert!(length < end || (kind == Kind::Prefill && length == end));
+            let is_scored = active.sequence.scores.is_some();
+            assert!(length < end || ((kind == Kind::Prefill || is_scored) && length == end));
             let pages = active.lease.pages().len() as u32;
             assert!(active.computed + active.share <= pages * self.limits.page_tokens);
         }
@@ -605,6 +656,21 @@ impl Core {
 impl Sequence {
     fn length(&self) -> u32 {
         self.tokens.len() as u32
+    }
+
+    /// Returns whether the sequence is as long as it may become.
+    fn is_full(&self) -> bool {
+        self.length() == self.end
+    }
+
+    fn add_scores(
+        &mut self,
+        found: Result<Vec<Logprobs>, SamplingError>,
+    ) -> Result<(), SamplingError> {
+        if let Some(scores) = &mut self.scores {
+            scores.extend(found?);
+        }
+        Ok(())
     }
 
     /// Returns what the queue needs to know about the sequence.

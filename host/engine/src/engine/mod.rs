@@ -23,6 +23,7 @@ mod failure;
 pub mod feed;
 mod parking;
 pub mod profile;
+mod prompt_scores;
 mod stepper;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,7 @@ pub use crate::scheduler::Rule;
 use self::admission::Admission;
 use self::core::{Core, Sequence};
 use self::feed::Feed;
+use self::prompt_scores::PromptScores;
 use self::worker::{Clock, Shared};
 use crate::TokenId;
 use crate::backend::Backend;
@@ -109,7 +111,7 @@ pub struct Request {
     pub kind: Kind,
     /// The prompt, at least one token.
     pub prompt: Vec<TokenId>,
-    /// Most tokens to generate, at least one for an answer.
+    /// Most tokens to generate: at least one for an answer, unless the prompt's log-probabilities are asked for.
     pub max_tokens: u32,
     /// How tokens are sampled.
     pub sampling: Sampling,
@@ -119,6 +121,9 @@ pub struct Request {
     pub constraint: Option<Constraint>,
     /// Whether each token comes with its log-probability, and with those of how many alternatives.
     pub top_logprobs: Option<u32>,
+    /// Whether the prompt's own tokens are reported with their log-probabilities, and with those of how many
+    /// alternatives. Such a request computes its whole prompt, whatever `caching` says, and is no speculation.
+    pub prompt_logprobs: Option<u32>,
     /// Isolates tenants: requests with different salts share no KV state. At most [`MAX_SALT_BYTES`].
     pub cache_salt: String,
     /// Where the prompt's documents end, if the caller knows.
@@ -171,7 +176,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpeculationId(pub u64);
 
-/// An event of a generation. They come in this order: `Started`, `Token`s, then `Finished` or `Failed`.
+/// An event of a generation. They come in this order: `Started`, `Prompt`, `Token`s, then `Finished` or `Failed`.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The prompt was admitted; cached tokens of it are not computed again.
@@ -179,6 +184,9 @@ pub enum Event {
         /// Prompt tokens served from the cache, at most the prompt's length less one.
         cached_tokens: u32,
     },
+    /// The prompt was computed, and [`Request::prompt_logprobs`] asked for its log-probabilities: one for each of its
+    /// tokens except the first.
+    Prompt(Vec<Logprobs>),
     /// The next token was generated.
     Token {
         /// The generated token.
@@ -486,7 +494,7 @@ impl Request {
         if tokens == 0 {
             return invalid("the prompt is empty".to_owned());
         }
-        if self.max_tokens == 0 && self.kind == Kind::Answer {
+        if self.max_tokens == 0 && self.kind == Kind::Answer && self.prompt_logprobs.is_none() {
             return invalid("max_tokens is 0, not at least 1".to_owned());
         }
         if self.cache_salt.len() > MAX_SALT_BYTES {
@@ -518,8 +526,8 @@ impl Request {
             Kind::Prefill => 0,
         };
         let end = tokens.saturating_add(answer).min(bounds.capacity);
-        // The channel has room for `Started`, all tokens, and the end.
-        let (sender, receiver) = mpsc::channel((end - tokens) as usize + 2);
+        // The channel has room for `Started`, `Prompt`, all tokens, and the end.
+        let (sender, receiver) = mpsc::channel((end - tokens) as usize + 3);
         let sampler = Sampler::new(
             self.sampling,
             &self.prompt,
@@ -533,12 +541,13 @@ impl Request {
             kind: self.kind,
             tenant: self.tenant,
             deadline: self.deadline,
-            speculation: self.speculation,
+            speculation: self.speculation.filter(|_| self.prompt_logprobs.is_none()),
             sampler,
+            scores: (self.prompt_logprobs).map(|top| PromptScores::new(top, tokens)),
             salt: self.cache_salt.into(),
             documents: self.documents.map(Arc::new),
             cache_use: CacheUse {
-                reads: self.caching.reads,
+                reads: self.caching.reads && self.prompt_logprobs.is_none(),
                 keeps: self.caching.keeps && tokens >= self.caching.min_tokens,
             },
             events: sender,

@@ -2,7 +2,7 @@
 
 use super::work::Answers;
 use super::*;
-use fake::{FakeBackend, Fault, VOCABULARY, expected};
+use fake::{FakeBackend, Fault, VOCABULARY, expected, prompt_rows};
 use foreword_ordering::random::Random;
 use std::collections::HashMap;
 
@@ -45,6 +45,7 @@ impl Seeded {
             stop_tokens: (0..self.below(2)).map(|_| self.below(VOCABULARY)).collect(),
             constraint: None,
             top_logprobs: None,
+            prompt_logprobs: [None, None, None, Some(2)][self.below(4) as usize],
             cache_salt: ["", "a"][self.below(2) as usize].to_owned(),
             tenant: ["", "b", "c"][self.below(3) as usize].into(),
             ..Request::default()
@@ -70,6 +71,14 @@ impl Seeded {
     }
 }
 
+/// Returns the log-probabilities that a prompt must have, however it is batched, cut or preempted.
+fn prompt_logprobs(prompt: &[TokenId], top: u32) -> Vec<Logprobs> {
+    let rows = prompt_rows(prompt);
+    let scored = rows.iter().zip(&prompt[1..]);
+    let logprobs = scored.map(|(row, &token)| Logprobs::checked(row, token, top));
+    logprobs.collect::<Result<_, _>>().unwrap()
+}
+
 /// A core with the callers of its requests.
 struct Load {
     core: Core,
@@ -88,6 +97,7 @@ struct Caller {
     expected: (Vec<TokenId>, bool),
     tokens: Vec<TokenId>,
     started: bool,
+    scored: bool,
 }
 
 impl Load {
@@ -139,6 +149,7 @@ impl Load {
                 expected,
                 tokens: Vec::new(),
                 started: false,
+                scored: false,
             },
         );
         self.accepted += 1;
@@ -190,8 +201,15 @@ impl Caller {
                     );
                     self.started = true;
                 }
+                Event::Prompt(found) => {
+                    assert!(self.started && self.tokens.is_empty() && !self.scored);
+                    self.scored = true;
+                    let top = self.request.prompt_logprobs.unwrap();
+                    assert_eq!(found, prompt_logprobs(&self.request.prompt, top));
+                }
                 Event::Token { id: token, .. } => {
                     assert!(self.started);
+                    assert_eq!(self.scored, self.request.prompt_logprobs.is_some());
                     self.tokens.push(token);
                     assert!(
                         tokens.starts_with(&self.tokens),
@@ -272,6 +290,7 @@ fn tokens_depend_on_the_request_alone() {
             ..EngineConfig::default()
         };
         let mut load = Load::with(backend, &config);
+        load.core.max_scored_tokens = 1 + random.below(9);
         for _ in 0..150 {
             match random.below(10) {
                 0..=1 => load.submit(random.request(30)),

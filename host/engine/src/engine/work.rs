@@ -2,20 +2,23 @@
 //!
 //! Work is plain data, so a thread that holds nothing but the device can compute it.
 
+use super::prompt_scores::ScoredRows;
 use crate::TokenId;
-use crate::backend::{Backend, BackendError, Output, Step, Store};
+use crate::backend::{Backend, BackendError, Output, Segment, Step, Store};
 use crate::cache::{DiskTier, SlotCopy, Transfer};
-use crate::sampling::SamplingError;
+use crate::sampling::{Logprobs, SamplingError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// The results of a step; reused to keep its allocations.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// Logits `[rows, vocabulary] f32`, a row for each segment that asks for logits.
+    /// Logits `[rows, vocabulary] f32`, the rows of each segment that asks for logits.
     pub(super) logits: Vec<f32>,
     /// Sampled tokens, one for each segment that asks for a token.
     pub(super) drawn: Vec<Result<TokenId, SamplingError>>,
+    /// Log-probabilities of prompts' tokens, for each segment that asks for all its logits.
+    pub(super) scores: Vec<Result<Vec<Logprobs>, SamplingError>>,
 }
 
 /// One unit of work. It is carried out in this order: transfers, copies, then the step.
@@ -28,6 +31,8 @@ pub(super) struct Work {
     pub(super) copies: Vec<SlotCopy>,
     /// The step, with a segment for each running sequence with a share, in order.
     pub(super) step: Step,
+    /// What is made of the logits of each segment that asks for all of them, in order.
+    pub(super) scored: Vec<ScoredRows>,
 }
 
 impl Work {
@@ -51,6 +56,7 @@ impl Work {
     ) -> Result<(), BackendError> {
         answers.logits.clear();
         answers.drawn.clear();
+        answers.scores.clear();
         catch_unwind(AssertUnwindSafe(|| self.call(backend, answers))).unwrap_or_else(|panic| {
             let message = panic.downcast_ref::<&str>().copied();
             let message = message.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
@@ -69,7 +75,24 @@ impl Work {
         }
         backend.run(&self.step, &mut answers.logits)?;
         answers.drawn = backend.drawn();
+        self.checked(answers, backend.shape().vocabulary)?;
+        self.score(answers, backend.shape().vocabulary as usize);
         Ok(())
+    }
+
+    /// Reduces the logits of scored segments to log-probabilities.
+    fn score(&self, answers: &mut Answers, vocabulary: usize) {
+        let mut logits = answers.logits.as_slice();
+        let mut scored = self.scored.iter();
+        for segment in &self.step.segments {
+            let (own, rest) = logits.split_at(rows(segment) * vocabulary);
+            logits = rest;
+            if segment.output == Output::All
+                && let Some(scored) = scored.next()
+            {
+                answers.scores.push(scored.score(own, vocabulary));
+            }
+        }
     }
 
     /// Carries out the transfers in order. Consecutive stores are passed to the backend together.
@@ -107,18 +130,12 @@ impl Work {
         backend.store(&stores)
     }
 
-    /// Returns the answers if there are as many as the work asks for.
-    pub(super) fn checked<'l>(
-        &self,
-        answers: &'l mut Answers,
-        vocabulary: u32,
-    ) -> Result<&'l mut Answers, BackendError> {
-        let count = |asked: fn(&Output) -> bool| {
-            let segments = self.step.segments.iter();
-            segments.filter(|segment| asked(&segment.output)).count()
-        };
-        let rows = count(|output| *output == Output::Last);
-        let tokens = count(|output| matches!(output, Output::Token(_)));
+    /// Checks that there are as many answers as the work asks for.
+    fn checked(&self, answers: &Answers, vocabulary: u32) -> Result<(), BackendError> {
+        let segments = self.step.segments.iter();
+        let rows: usize = segments.clone().map(rows).sum();
+        let draws = |segment: &&Segment| matches!(segment.output, Output::Token(_));
+        let tokens = segments.filter(draws).count();
         let (found, drawn) = (answers.logits.len(), answers.drawn.len());
         if found != rows * vocabulary as usize {
             return Err(BackendError::Device(format!(
@@ -130,6 +147,15 @@ impl Work {
                 "it chose {drawn} tokens, not {tokens}"
             )));
         }
-        Ok(answers)
+        Ok(())
+    }
+}
+
+/// Returns the number of rows of logits that a segment yields.
+pub(super) fn rows(segment: &Segment) -> usize {
+    match segment.output {
+        Output::None | Output::Token(_) => 0,
+        Output::Last => 1,
+        Output::All => segment.tokens.len(),
     }
 }

@@ -1,5 +1,6 @@
 //! Log-probabilities of a row, for clients that ask how certain the model was.
 
+use super::{SamplingError, most_likely};
 use crate::TokenId;
 
 /// Log-probabilities that the model itself assigns to a token and its alternatives: natural logarithms of the softmax
@@ -8,12 +9,27 @@ use crate::TokenId;
 pub struct Logprobs {
     /// Log-probability of the chosen token.
     pub chosen: f32,
+    /// Number of tokens that are at least as likely as the chosen one, itself included: 1 for the likeliest.
+    pub rank: u32,
     /// The most likely tokens, as many as were requested, the lower id first among equals. The chosen token need not be
     /// among them.
     pub top: Vec<(TokenId, f32)>,
 }
 
 impl Logprobs {
+    /// Computes log-probabilities as [`Logprobs::of`] does, of a row that may not be a distribution.
+    ///
+    /// # Errors
+    /// Returns a [`SamplingError`] if a logit is not a number or infinite, or all are minus infinity.
+    pub(crate) fn checked(
+        logits: &[f32],
+        token: TokenId,
+        count: u32,
+    ) -> Result<Self, SamplingError> {
+        most_likely(logits)?;
+        Ok(Self::of(logits, token, count))
+    }
+
     /// Computes the log-probabilities of `token` and the `count` most likely tokens in `logits`, which must not contain
     /// NaN. Costs `O(vocabulary)`.
     pub(super) fn of(logits: &[f32], token: TokenId, count: u32) -> Self {
@@ -24,27 +40,37 @@ impl Logprobs {
         #[expect(clippy::cast_possible_truncation, reason = "a logprob needs no f64")]
         let logprob = |logit: f32| (f64::from(logit) - log_total) as f32;
 
-        let mut ranked: Vec<TokenId> = (0..logits.len() as TokenId).collect();
-        let by_rank = |a: &TokenId, b: &TokenId| {
-            let logit = |id: &TokenId| logits[*id as usize];
-            logit(b).total_cmp(&logit(a)).then(a.cmp(b))
-        };
-        let count = ranked.len().min(count as usize);
-        if (1..ranked.len()).contains(&count) {
-            ranked.select_nth_unstable_by(count - 1, by_rank);
-        }
-        ranked.truncate(count);
-        ranked.sort_unstable_by(by_rank);
+        let chosen = logits.get(token as usize).copied();
+        let chosen = chosen.unwrap_or(f32::NEG_INFINITY);
+        let rank = logits.iter().filter(|&&logit| logit >= chosen).count();
         Self {
-            chosen: logits
-                .get(token as usize)
-                .map_or(f32::NEG_INFINITY, |&l| logprob(l)),
-            top: ranked
+            chosen: logprob(chosen),
+            rank: rank as u32,
+            top: likeliest(logits, count)
                 .into_iter()
                 .map(|id| (id, logprob(logits[id as usize])))
                 .collect(),
         }
     }
+}
+
+/// Returns the `count` most likely tokens, likeliest first, the lower id first among equals.
+fn likeliest(logits: &[f32], count: u32) -> Vec<TokenId> {
+    if count == 0 {
+        return Vec::new();
+    }
+    let mut ranked: Vec<TokenId> = (0..logits.len() as TokenId).collect();
+    let by_rank = |a: &TokenId, b: &TokenId| {
+        let logit = |id: &TokenId| logits[*id as usize];
+        logit(b).total_cmp(&logit(a)).then(a.cmp(b))
+    };
+    let count = ranked.len().min(count as usize);
+    if (1..ranked.len()).contains(&count) {
+        ranked.select_nth_unstable_by(count - 1, by_rank);
+    }
+    ranked.truncate(count);
+    ranked.sort_unstable_by(by_rank);
+    ranked
 }
 
 #[cfg(test)]
@@ -59,6 +85,8 @@ mod tests {
         let logprobs = Logprobs::of(&row, 2, 3);
         let near = |logprob: f32, p: f32| (logprob.exp() - p).abs() < 1e-4;
         assert!(near(logprobs.chosen, 0.25), "{logprobs:?}");
+        assert_eq!(logprobs.rank, 2);
+        assert_eq!(Logprobs::of(&row, 3, 0).rank, 4, "equals count");
         let ids: Vec<TokenId> = logprobs.top.iter().map(|(id, _)| *id).collect();
         assert_eq!(ids, [0, 2, 1], "the lower id among equals");
         assert!(

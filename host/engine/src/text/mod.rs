@@ -29,7 +29,7 @@ pub use decoder::Decoder;
 pub use grammar::{Cancel, GrammarWork, Grammars};
 pub use schema::SchemaError;
 pub use stop::StopStrings;
-pub use template::ChatTemplate;
+pub use template::{ChatTemplate, Ending};
 pub use tokenizer::Tokenizer;
 pub use tool_calls::{OPEN as OPEN_TOOL_CALL, Part, ToolCall, ToolCalls};
 

@@ -67,6 +67,18 @@ const SPECIAL_TOKENS: [&str; 7] = [
     "mask_token",
 ];
 
+/// Where a rendered prompt ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ending {
+    /// Where the model's answer begins.
+    #[default]
+    Answer,
+    /// Behind the last message (`add_generation_prompt` is false).
+    Messages,
+    /// Behind the last message's text, so that the model continues that message (`continue_final_message`).
+    FinalMessage,
+}
+
 impl ChatTemplate {
     /// Reads the template in `folder`. Functions that ask for the time get the system's, in UTC; see
     /// [`ChatTemplate::with_clock`].
@@ -134,16 +146,36 @@ impl ChatTemplate {
         documents: Option<&Json>,
         more: Option<&Json>,
     ) -> Result<String, TextError> {
+        self.render_to(messages, tools, documents, more, Ending::Answer)
+    }
+
+    /// Renders the prompt as [`ChatTemplate::render_with`] does, to another ending.
+    ///
+    /// # Errors
+    /// Returns [`TextError::Template`] when the messages do not fit the template, or the last one does not fit the
+    /// ending.
+    pub fn render_to(
+        &self,
+        messages: &Json,
+        tools: Option<&Json>,
+        documents: Option<&Json>,
+        more: Option<&Json>,
+        ending: Ending,
+    ) -> Result<String, TextError> {
         let messages = self.messages(messages).map_err(TextError::Template)?;
         let name = match tools {
             Some(_) if self.environment.get_template(TOOL_USE).is_ok() => TOOL_USE,
             _ => DEFAULT,
         };
         on_a_deep_stack(|| {
-            self.run(name, &messages, tools, documents, more)
+            self.run(name, &messages, tools, documents, more, ending)
                 .map_err(|error| reason(&error))
         })
         .and_then(|rendered| rendered)
+        .and_then(|rendered| match ending {
+            Ending::Answer | Ending::Messages => Ok(rendered),
+            Ending::FinalMessage => within_final_message(rendered, &messages),
+        })
         .map_err(TextError::Template)
     }
 
@@ -223,7 +255,7 @@ impl ChatTemplate {
         const TEXT: &str = "pinpoint";
         let messages =
             serde_json::json!([{"role": "user", "content": [{"type": "text", "text": TEXT}]}]);
-        let Ok(prompt) = self.run(DEFAULT, &messages, None, None, None) else {
+        let Ok(prompt) = self.run(DEFAULT, &messages, None, None, None, Ending::Answer) else {
             return false;
         };
         let quoted = |start: usize| prompt[..start].ends_with(['"', '\'']);
@@ -237,13 +269,17 @@ impl ChatTemplate {
         tools: Option<&Json>,
         documents: Option<&Json>,
         more: Option<&Json>,
+        ending: Ending,
     ) -> Result<String, Error> {
         let optional = |json: Option<&Json>| json.map_or_else(|| Value::from(()), to_value);
         let variables = [
             ("messages", to_value(messages)),
             ("tools", optional(tools)),
             ("documents", optional(documents)),
-            ("add_generation_prompt", Value::from(true)),
+            (
+                "add_generation_prompt",
+                Value::from(ending == Ending::Answer),
+            ),
         ];
         let tokens = self
             .special_tokens
@@ -290,6 +326,35 @@ impl ChatTemplate {
             Cow::Owned(Json::Array(list))
         }))
     }
+}
+
+/// Cuts a prompt at the end of its last message's text, by the rule of `transformers` (`apply_chat_template` with
+/// `continue_final_message`): templates may strip the text, and write behind it what ends a message.
+fn within_final_message(mut rendered: String, messages: &Json) -> Result<String, String> {
+    let content = messages.as_array().and_then(|list| list.last());
+    let content = content.map_or(&Json::Null, |message| &message["content"]);
+    let text = match content.as_array().and_then(|parts| parts.last()) {
+        Some(part) => part["text"].as_str(),
+        None => content.as_str(),
+    };
+    let text = text.unwrap_or_default();
+    let stripped = text.trim();
+    if stripped.is_empty() {
+        return Err("the last message has no text that could be continued".to_owned());
+    }
+    let Some(start) = rendered.rfind(stripped) else {
+        return Err(
+            "the template does not show the last message's text, so it cannot be continued"
+                .to_owned(),
+        );
+    };
+    let spaced = text.trim_start();
+    let length = match rendered[start..].starts_with(spaced) {
+        true => spaced.len(),
+        false => stripped.len(),
+    };
+    rendered.truncate(start + length);
+    Ok(rendered)
 }
 
 /// What `work` comes to on a thread of its own, with [`STACK`].

@@ -217,15 +217,20 @@ impl Backend for FakeBackend {
                 } else {
                     NOT_A_NUMBER
                 };
-            }
-            if segment.output == Output::Last {
-                logits.extend(row(state).map(|logit| {
-                    if state == NOT_A_NUMBER {
-                        f32::NAN
-                    } else {
-                        logit
-                    }
-                }));
+                let is_last = position + 1 == segment.start + segment.tokens.len() as u32;
+                if match segment.output {
+                    Output::Last => is_last,
+                    Output::All => position >= segment.start,
+                    Output::None | Output::Token(_) => false,
+                } {
+                    logits.extend(row(state).map(|logit| {
+                        if state == NOT_A_NUMBER {
+                            f32::NAN
+                        } else {
+                            logit
+                        }
+                    }));
+                }
             }
         }
         match fault {
@@ -295,6 +300,16 @@ pub fn expected(
         state = mix(state ^ kv(state, token));
     }
     (generated, false)
+}
+
+/// Returns the row of logits behind each token of a sequence.
+pub fn prompt_rows(tokens: &[TokenId]) -> Vec<Vec<f32>> {
+    let mut state = 0;
+    let rows = tokens.iter().map(|&token| {
+        state = mix(state ^ kv(state, token));
+        row(state).collect()
+    });
+    rows.collect()
 }
 
 fn kv(before: u64, token: TokenId) -> u64 {

@@ -37,8 +37,8 @@ pub enum End {
 pub struct Scored {
     /// Bytes of the token, which may be a part of a character; for a special token, its name.
     pub bytes: Vec<u8>,
-    /// Log-probability of the token.
-    pub logprob: f32,
+    /// Log-probability of the token; `None` for the first token of a prompt, which nothing precedes.
+    pub logprob: Option<f32>,
     /// The likeliest tokens with their log-probabilities.
     pub top: Vec<(Vec<u8>, f32)>,
     /// Number of characters of the choice's text before the token.
@@ -95,6 +95,18 @@ impl<'m> ChoiceStream<'m> {
 
     pub(super) fn has_ended(&self) -> bool {
         self.ended
+    }
+
+    /// Returns the piece that repeats the prompt before the answer.
+    pub(super) fn echo(&mut self, index: usize, text: String, logprobs: Vec<Scored>) -> Piece {
+        self.decoded_characters += text.chars().count() as u32;
+        Piece {
+            choice: index,
+            parts: vec![Part::Text(text)],
+            logprobs,
+            end: None,
+            stopped_by: None,
+        }
     }
 
     /// Takes a token, and returns a piece if that settles something to show.
@@ -203,7 +215,7 @@ impl<'m> ChoiceStream<'m> {
         };
         Scored {
             bytes: bytes(token),
-            logprob: logprobs.chosen,
+            logprob: Some(logprobs.chosen),
             top: logprobs
                 .top
                 .into_iter()

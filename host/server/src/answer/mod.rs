@@ -12,9 +12,11 @@
 //! costs no more steps.
 
 mod choice;
+mod prompt;
 mod record;
 
 pub use choice::{End, Piece, Scored};
+pub use prompt::{Candidate, Echo, PromptReading, PromptToken};
 pub use record::{Record, Usage};
 
 use crate::failure::Failure;
@@ -22,6 +24,7 @@ use crate::gate::Pass;
 use crate::model::{Calls, Model};
 use choice::ChoiceStream;
 use foreword_engine::engine::{Event, Generation, Request};
+use foreword_engine::sampling::Logprobs;
 use foreword_engine::text::{Decoder, ToolCalls};
 use std::future::poll_fn;
 use std::task::Poll;
@@ -34,6 +37,9 @@ pub struct Answer<'m> {
     choices: Vec<ChoiceStream<'m>>,
     /// Requests of the other choices, until the first has computed the prompt.
     waiting: Vec<Request>,
+    /// What is reported of the prompt, and its log-probabilities once they are there.
+    prompt: Option<PromptReading>,
+    prompt_logprobs: Vec<Logprobs>,
     /// Choice of the last piece: the search for the next one starts after it, so that no choice waits for another's
     /// flood.
     last: usize,
@@ -67,6 +73,8 @@ pub struct Reading {
     pub continues: bool,
     /// How tool calls are written.
     pub calls: Calls,
+    /// What is reported of the prompt; `None` for nothing.
+    pub prompt: Option<PromptReading>,
 }
 
 impl Reading {
@@ -114,6 +122,8 @@ impl<'m> Answer<'m> {
             model,
             choices,
             waiting,
+            prompt: reading.prompt.clone(),
+            prompt_logprobs: Vec::new(),
             last: 0,
             passes,
             time,
@@ -135,10 +145,22 @@ impl<'m> Answer<'m> {
             };
             self.last = index;
             match event {
-                Some(Event::Started { cached_tokens }) if index == 0 => {
-                    self.record.start(cached_tokens);
+                Some(Event::Started { cached_tokens }) => {
+                    let mut waits = false;
+                    if index == 0 {
+                        self.record.start(cached_tokens);
+                        waits = (self.prompt.as_ref()).is_some_and(PromptReading::needs_logprobs);
+                    }
+                    if !waits && let Some(piece) = self.echo(index) {
+                        return Ok(Some(piece));
+                    }
                 }
-                Some(Event::Started { .. }) => {}
+                Some(Event::Prompt(logprobs)) => {
+                    self.prompt_logprobs = logprobs;
+                    if let Some(piece) = self.echo(index) {
+                        return Ok(Some(piece));
+                    }
+                }
                 Some(Event::Token { id, logprobs }) => {
                     self.record.token(index);
                     self.submit_others()?;
@@ -163,6 +185,23 @@ impl<'m> Answer<'m> {
             }
         }
         Ok(None)
+    }
+
+    /// Returns the prompt's tokens from the second one on, if the request asked for their log-probabilities and they
+    /// are there.
+    pub fn prompt(&self) -> Option<Vec<PromptToken>> {
+        let prompt = self
+            .prompt
+            .as_ref()
+            .filter(|prompt| prompt.logprobs.is_some())?;
+        Some(prompt.scored(self.model, &self.prompt_logprobs))
+    }
+
+    /// Returns the piece that repeats the prompt, if the request asked for it.
+    fn echo(&mut self, index: usize) -> Option<Piece> {
+        let prompt = self.prompt.as_ref()?;
+        let (text, logprobs) = prompt.echoed(self.model, &self.prompt_logprobs)?;
+        Some(self.choices[index].echo(index, text, logprobs))
     }
 
     /// Waits until the answer must not go on, and returns the reason.

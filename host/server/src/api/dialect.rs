@@ -1,7 +1,7 @@
 //! The APIs that generate, and two of their shapes: OpenAI's chat completions and text completions, whole and in chunks.
 
 use super::logprobs;
-use crate::answer::{End, Scored, Usage};
+use crate::answer::{End, PromptToken, Scored, Usage};
 use crate::request::{anthropic, responses};
 use foreword_engine::text::ToolCall;
 use serde_json::{Value, json};
@@ -70,18 +70,32 @@ impl Envelope {
         }
     }
 
-    /// The answer as one object.
-    pub(super) fn whole(&self, choices: Vec<Whole>, usage: Usage) -> Value {
+    /// The answer as one object. What is reported of the prompt stands where vLLM puts it: in a chat's answer itself,
+    /// in each choice of a text completion.
+    pub(super) fn whole(
+        &self,
+        choices: Vec<Whole>,
+        usage: Usage,
+        prompt: Option<&[PromptToken]>,
+    ) -> Value {
         let choices = choices.into_iter().enumerate();
-        let choices: Vec<Value> = choices
+        let mut choices: Vec<Value> = choices
             .map(|(index, whole)| self.whole_choice(index, whole))
             .collect();
+        if let Some(prompt) = prompt.filter(|_| self.dialect == Dialect::Completion) {
+            for choice in &mut choices {
+                choice["prompt_logprobs"] = logprobs::prompt(prompt);
+            }
+        }
         let object = match self.dialect {
             Dialect::Chat => "chat.completion",
             Dialect::Completion => "text_completion",
         };
         let mut whole = self.object(object, json!(choices));
         whole["usage"] = usage_object(usage);
+        if let Some(prompt) = prompt.filter(|_| self.dialect == Dialect::Chat) {
+            whole["prompt_logprobs"] = logprobs::prompt(prompt);
+        }
         whole
     }
 

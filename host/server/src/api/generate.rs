@@ -16,14 +16,14 @@ use super::responses::{self, Keep, ResponsesShape};
 use super::shape::{OpenAi, Shape};
 use super::stream::stream;
 use super::{App, RequestId};
-use crate::answer::{Reading, Record, TimeLimit};
+use crate::answer::{Echo, PromptReading, Reading, Record, TimeLimit};
 use crate::batches::{Ask, Asking};
 use crate::failure::{Failure, clip};
 use crate::gate::Phase;
 use crate::kv::place::{PATH_HEADER, Placer};
 use crate::model::{Calls, Model, Wanted, check_model};
 use crate::request::{
-    Chat, Completion, Delivery, MessagesRequest, Options, ResponsesRequest, Retrieving,
+    Chat, Completion, Delivery, MessagesRequest, Options, Prompt, ResponsesRequest, Retrieving,
 };
 use crate::retrieval::pipeline::{Pipeline, Speculation};
 use crate::spans::RequestSpan;
@@ -33,6 +33,7 @@ use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use foreword_engine::engine::{self, SpeculationId};
+use foreword_engine::text::Ending;
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -194,6 +195,8 @@ async fn answer(
     let waiting: Vec<engine::Request> = (1..choices)
         .map(|choice| engine::Request {
             sampling: request.sampling.clone().for_choice(choice),
+            // The first choice reports the prompt for all.
+            prompt_logprobs: None,
             ..request.clone()
         })
         .collect();
@@ -282,7 +285,10 @@ async fn with_documents(
         model: Arc::clone(model),
         locator: app.locator.clone(),
         preparing: Arc::clone(&app.preparing),
-        speculates: caching.reads && caching.keeps && model.engine().stats().prefix_caching,
+        speculates: caching.reads
+            && caching.keeps
+            && chat.options.prompt_logprobs.is_none()
+            && model.engine().stats().prefix_caching,
         deadline: time.deadline().into_std(),
     });
     let plain = Value::Object(wanted.body.clone()).to_string();
@@ -343,6 +349,7 @@ async fn prepare(app: &Arc<App>, model: Arc<Model>, asked: Asked) -> Result<Prep
             Api::Responses => prepare_response(&app, &model, &asked),
             Api::Messages => {
                 let chat = MessagesRequest::parse(&asked.body)?.0;
+                refuse_prompt_logprobs(&chat)?;
                 let shape = Shape::Messages(MessagesShape::new(model.name()));
                 prepare_chat(&app, &model, &asked, chat, |_| shape)
             }
@@ -380,17 +387,26 @@ fn prepare_openai(
             let completion = Completion::parse(&asked.body)?;
             let options = &completion.options;
             check_model(model, options)?;
+            let request = model.completion_request(&completion)?;
+            let echo = completion.echo.then(|| Echo {
+                text: match &completion.prompt {
+                    Prompt::Text(text) => Some(text.clone()),
+                    Prompt::Tokens(_) => None,
+                },
+                logprobs: options.top_logprobs,
+            });
             Ok(Prepared {
-                request: model.completion_request(&completion)?,
                 choices: options.choices,
                 shape: shape(options),
                 streams: matches!(options.delivery, Delivery::Stream { .. }),
                 grammar: Wanted::of(&options.format),
                 reading: Reading {
+                    prompt: reading_of_prompt(&request, options, echo),
                     stop: completion.options.stop,
                     continues: true,
                     calls: Calls::None,
                 },
+                request,
             })
         }
     }
@@ -407,6 +423,7 @@ fn prepare_response(app: &App, model: &Model, asked: &Asked) -> Result<Prepared,
         None => Vec::new(),
     };
     let chat = response.chat(&input)?;
+    refuse_prompt_logprobs(&chat)?;
     input.append(&mut response.input);
     let transcripts = app.transcripts.clone().filter(|_| response.store);
     let keep = transcripts.map(|transcripts| Keep {
@@ -433,17 +450,42 @@ fn prepare_chat(
     let (request, calls, grammar) = model.chat_request(&chat, &placer)?;
     let options = chat.options;
     Ok(Prepared {
-        request,
         choices: options.choices,
         shape: shape(&options),
         streams: matches!(options.delivery, Delivery::Stream { .. }),
         grammar,
         reading: Reading {
+            prompt: reading_of_prompt(&request, &options, None),
             stop: options.stop,
-            continues: false,
+            continues: chat.ending == Ending::FinalMessage,
             calls,
         },
+        request,
     })
+}
+
+/// Returns what the answer to a request reports of its prompt.
+fn reading_of_prompt(
+    request: &engine::Request,
+    options: &Options,
+    echo: Option<Echo>,
+) -> Option<PromptReading> {
+    (options.prompt_logprobs.is_some() || echo.is_some()).then(|| PromptReading {
+        tokens: request.prompt.clone(),
+        logprobs: options.prompt_logprobs,
+        echo,
+    })
+}
+
+/// Refuses what only chat and text completions report.
+fn refuse_prompt_logprobs(chat: &Chat) -> Result<(), Failure> {
+    match chat.options.prompt_logprobs {
+        Some(_) => Err(Failure::invalid(
+            "prompt_logprobs",
+            "prompt_logprobs is not supported: it is a field of chat and text completions",
+        )),
+        None => Ok(()),
+    }
 }
 
 async fn whole(job: Job) -> Result<Response, Failure> {
@@ -452,5 +494,6 @@ async fn whole(job: Job) -> Result<Response, Failure> {
     while let Some(piece) = answer.next().await? {
         shape.take(piece);
     }
-    Ok(axum::Json(shape.whole(answer.usage())).into_response())
+    let prompt = answer.prompt();
+    Ok(axum::Json(shape.whole(answer.usage(), prompt.as_deref())).into_response())
 }

@@ -7,18 +7,22 @@
 //! | rivals | `content[i].top_logprobs`, likeliest first | `top_logprobs[i]`, an object by token, the chosen one included |
 //! | place | | `text_offset[i]`, in characters of the choice's text |
 //!
+//! The tokens of a prompt stand before those of the answer in a completion with `echo`, or apart, as vLLM reports them
+//! ([`prompt`]).
+//!
 //! All are of the model itself: natural logarithms, before temperature, penalties and constraints. Tokens that were cut
 //! off with a stop string are left out.
 
-use crate::answer::Scored;
+use crate::answer::{Candidate, PromptToken, Scored};
 use serde_json::{Map, Value, json};
 
 pub(super) fn chat(tokens: &[Scored]) -> Value {
-    let entry = |bytes: &[u8], logprob| json!({"token": text(bytes), "logprob": finite(logprob), "bytes": bytes});
+    let entry = |bytes: &[u8], logprob: f32| json!({"token": text(bytes), "logprob": finite(logprob), "bytes": bytes});
     let token = |scored: &Scored| {
         let top = scored.top.iter();
         let top: Vec<Value> = top.map(|(bytes, logprob)| entry(bytes, *logprob)).collect();
-        let mut token = entry(&scored.bytes, scored.logprob);
+        // No token of an answer is the first one of all.
+        let mut token = entry(&scored.bytes, scored.logprob.unwrap_or_default());
         token["top_logprobs"] = top.into();
         token
     };
@@ -28,22 +32,41 @@ pub(super) fn chat(tokens: &[Scored]) -> Value {
 
 pub(super) fn completion(tokens: &[Scored]) -> Value {
     let top = |scored: &Scored| {
+        let Some(logprob) = scored.logprob else {
+            return Value::Null;
+        };
         let mut top = Map::new();
         for (bytes, logprob) in &scored.top {
             // Two tokens may look alike; the likelier stays.
             top.entry(text(bytes)).or_insert_with(|| finite(*logprob));
         }
         top.entry(text(&scored.bytes))
-            .or_insert_with(|| finite(scored.logprob));
+            .or_insert_with(|| finite(logprob));
         Value::Object(top)
     };
     let list = |of: &dyn Fn(&Scored) -> Value| tokens.iter().map(of).collect::<Vec<_>>();
     json!({
         "tokens": list(&|scored| text(&scored.bytes).into()),
-        "token_logprobs": list(&|scored| finite(scored.logprob)),
+        "token_logprobs": list(&|scored| scored.logprob.map_or(Value::Null, finite)),
         "top_logprobs": list(&top),
         "text_offset": list(&|scored| scored.offset.into()),
     })
+}
+
+/// Returns vLLM's `prompt_logprobs`: null for the prompt's first token, and an object by token id for each other one,
+/// its own entry first.
+pub(super) fn prompt(tokens: &[PromptToken]) -> Value {
+    let entry = |candidate: &Candidate| {
+        let entry = json!({
+            "logprob": finite(candidate.logprob),
+            "rank": candidate.rank,
+            "decoded_token": text(&candidate.bytes),
+        });
+        (candidate.id.to_string(), entry)
+    };
+    let token = |token: &PromptToken| token.candidates.iter().map(entry).collect();
+    let tokens = tokens.iter().map(|one| Value::Object(token(one)));
+    std::iter::once(Value::Null).chain(tokens).collect()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -62,7 +85,7 @@ mod tests {
     fn scored() -> Scored {
         Scored {
             bytes: vec![0xc3],
-            logprob: -2.0,
+            logprob: Some(-2.0),
             top: vec![(b"a".to_vec(), -0.5), (b"b".to_vec(), f32::NEG_INFINITY)],
             offset: 3,
         }
@@ -87,5 +110,33 @@ mod tests {
             "top_logprobs": [{"a": -0.5, "b": -9999.0, "\u{fffd}": -2.0}],
         });
         assert_eq!(completion(&[scored()]), expected);
+        let first = Scored {
+            logprob: None,
+            ..scored()
+        };
+        let first = completion(&[first]);
+        assert_eq!(
+            (&first["token_logprobs"][0], &first["top_logprobs"][0]),
+            (&Value::Null, &Value::Null)
+        );
+    }
+
+    #[test]
+    fn prompts_are_told_by_token_id() {
+        let candidate = |id, rank, logprob| Candidate {
+            id,
+            bytes: vec![b'a' + id as u8],
+            logprob,
+            rank,
+        };
+        let token = PromptToken {
+            candidates: vec![candidate(3, 9, f32::NEG_INFINITY), candidate(1, 1, -0.5)],
+        };
+        let expected = json!([null, {
+            "3": {"logprob": -9999.0, "rank": 9, "decoded_token": "d"},
+            "1": {"logprob": -0.5, "rank": 1, "decoded_token": "b"},
+        }]);
+        assert_eq!(prompt(&[token]), expected);
+        assert_eq!(prompt(&[]), json!([null]));
     }
 }

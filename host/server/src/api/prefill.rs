@@ -52,7 +52,7 @@ pub(super) async fn prefill(
                 Some(Event::Failed(failure)) => {
                     return Err(Failure::from_engine(failure, time.limit));
                 }
-                Some(Event::Token { .. }) => {}
+                Some(Event::Prompt(_) | Event::Token { .. }) => {}
                 None => return Err(Failure::internal("the engine ended within a prefill")),
             }
         }

@@ -11,7 +11,7 @@
 use super::dialect::{Envelope, Whole};
 use super::messages::MessagesShape;
 use super::responses::ResponsesShape;
-use crate::answer::{Piece, Usage};
+use crate::answer::{Piece, PromptToken, Usage};
 use crate::failure::Failure;
 use axum::response::sse::Event;
 use foreword_engine::text::Part;
@@ -69,12 +69,12 @@ impl Shape {
         }
     }
 
-    /// Returns the whole answer, made of the pieces that were taken.
-    pub(super) fn whole(&mut self, usage: Usage) -> Value {
+    /// Returns the whole answer, made of the pieces that were taken, with what is reported of its prompt.
+    pub(super) fn whole(&mut self, usage: Usage, prompt: Option<&[PromptToken]>) -> Value {
         match self {
             Self::OpenAi(shape) => {
                 let choices = std::mem::take(&mut shape.choices);
-                shape.envelope.whole(choices, usage)
+                shape.envelope.whole(choices, usage, prompt)
             }
             Self::Responses(shape) => shape.whole(usage),
             Self::Messages(shape) => shape.whole(usage),

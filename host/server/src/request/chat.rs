@@ -4,6 +4,7 @@ use super::fields::{Fields, take_objects, wrong_type};
 use super::parts::not_text;
 use super::{Format, Options, ToolChoice, Tools};
 use crate::failure::Failure;
+use foreword_engine::text::Ending;
 use serde_json::{Map, Value};
 
 /// A checked chat request.
@@ -18,6 +19,8 @@ pub struct Chat {
     pub documents: Option<Value>,
     /// More variables for the template, an object (`chat_template_kwargs`, vLLM's extension).
     pub template_variables: Option<Value>,
+    /// Where the prompt ends.
+    pub ending: Ending,
     /// The options of all completions.
     pub options: Options,
 }
@@ -38,9 +41,17 @@ impl Chat {
             tools: Tools::take(&mut fields)?,
             documents: take_objects(&mut fields, "documents")?,
             template_variables: take_variables(&mut fields)?,
-            options: Options::take(&mut fields, top_logprobs)?,
+            ending: take_ending(&mut fields)?,
+            options: Options::take(&mut fields, top_logprobs, false)?,
         };
         match &chat.tools {
+            Some(Tools {
+                choice: ToolChoice::Forced(_),
+                ..
+            }) if chat.ending != Ending::Answer => Err(Failure::invalid(
+                "tool_choice",
+                "a tool_choice that demands a call needs a prompt that ends where the answer begins",
+            )),
             Some(Tools {
                 choice: ToolChoice::Forced(_),
                 ..
@@ -50,6 +61,21 @@ impl Chat {
             )),
             _ => Ok(chat),
         }
+    }
+}
+
+/// Takes vLLM's `add_generation_prompt` and `continue_final_message`.
+fn take_ending(fields: &mut Fields) -> Result<Ending, Failure> {
+    let continues = fields.boolean("continue_final_message")?;
+    let opens = fields.boolean_or("add_generation_prompt", !continues)?;
+    match (continues, opens) {
+        (false, true) => Ok(Ending::Answer),
+        (false, false) => Ok(Ending::Messages),
+        (true, false) => Ok(Ending::FinalMessage),
+        (true, true) => Err(Failure::invalid(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt exclude each other",
+        )),
     }
 }
 

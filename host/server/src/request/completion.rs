@@ -11,6 +11,8 @@ use serde_json::Value;
 pub struct Completion {
     /// The prompt to continue.
     pub prompt: Prompt,
+    /// Whether the answer's text begins with the prompt's.
+    pub echo: bool,
     /// The options of all completions.
     pub options: Options,
 }
@@ -40,9 +42,12 @@ impl Completion {
         };
         let top_logprobs = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)?;
         let top_logprobs = top_logprobs.and_then(|top| u32::try_from(top).ok());
+        let echo = fields.boolean("echo")?;
+        let is_scored = echo && top_logprobs.is_some();
         Ok(Self {
             prompt,
-            options: Options::take(&mut fields, top_logprobs)?,
+            echo,
+            options: Options::take(&mut fields, top_logprobs, is_scored)?,
         })
     }
 }

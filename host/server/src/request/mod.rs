@@ -4,7 +4,7 @@
 //! [`crate::model`]. Three classes of field:
 //!
 //! - handled: listed in [`Chat`], [`Completion`] and [`Options`];
-//! - known and not supported (`logit_bias`, `echo`, `best_of`, …): refused unless they carry the value that changes
+//! - known and not supported (`logit_bias`, `suffix`, `best_of`, …): refused unless they carry the value that changes
 //!   nothing, because an answer that silently ignores them would be a wrong answer;
 //! - unknown: ignored, as every OpenAI-compatible server does (`user`, `metadata`, …).
 

@@ -13,7 +13,8 @@ use std::hash::{BuildHasher, RandomState};
 pub struct Options {
     /// The model asked for; `None`: the one that is served.
     pub model: Option<String>,
-    /// Most tokens of the answer; `None`: the default of this kind of completion.
+    /// Most tokens of the answer, at least one unless the prompt is scored; `None`: the default of this kind of
+    /// completion.
     pub max_tokens: Option<u32>,
     /// How tokens are chosen.
     pub sampling: Sampling,
@@ -21,6 +22,8 @@ pub struct Options {
     pub choices: u32,
     /// Number of rivals of each token whose log-probabilities are reported; `None`: no log-probabilities.
     pub top_logprobs: Option<u32>,
+    /// Number of alternatives to each of the prompt's own tokens; `None`: no log-probabilities of the prompt.
+    pub prompt_logprobs: Option<u32>,
     /// The form of each answer.
     pub format: Format,
     /// Texts that end the answer; none is empty.
@@ -48,12 +51,19 @@ pub enum Delivery {
 }
 
 impl Options {
-    pub(super) fn take(fields: &mut Fields, top_logprobs: Option<u32>) -> Result<Self, Failure> {
+    /// Takes the options. `echoes_logprobs`: the prompt is scored even if `prompt_logprobs` is not asked for.
+    pub(super) fn take(
+        fields: &mut Fields,
+        top_logprobs: Option<u32>,
+        echoes_logprobs: bool,
+    ) -> Result<Self, Failure> {
         refuse_unsupported(fields)?;
-        let max_tokens = fields.integer("max_tokens", 1..=i64::from(u32::MAX))?;
+        let prompt_logprobs = fields.integer("prompt_logprobs", 0..=MAX_PROMPT_LOGPROBS)?;
+        let least = i64::from(prompt_logprobs.is_none() && !echoes_logprobs);
+        let max_tokens = fields.integer("max_tokens", least..=i64::from(u32::MAX))?;
         let max_completion_tokens =
-            fields.integer("max_completion_tokens", 1..=i64::from(u32::MAX))?;
-        Ok(Self {
+            fields.integer("max_completion_tokens", least..=i64::from(u32::MAX))?;
+        let mut options = Self {
             model: fields.string("model")?,
             // `max_tokens` is the older of the two names.
             max_tokens: max_completion_tokens
@@ -65,13 +75,26 @@ impl Options {
                 .and_then(|n| u32::try_from(n).ok())
                 .unwrap_or(1),
             top_logprobs,
+            prompt_logprobs: prompt_logprobs.and_then(|top| u32::try_from(top).ok()),
             format: Format::take(fields)?,
             stop: take_stop(fields)?,
             ignore_eos: fields.boolean("ignore_eos")?,
             cache_salt: take_cache_salt(fields)?,
             caching: take_caching(fields)?,
             delivery: take_delivery(fields)?,
-        })
+        };
+        if options.delivery != Delivery::Whole {
+            // As in vLLM, 0 is what clients send that do not ask.
+            if options.prompt_logprobs.take().is_some_and(|top| top > 0) {
+                let message = "prompt_logprobs are not available when stream is true";
+                return Err(Failure::invalid("prompt_logprobs", message));
+            }
+        }
+        if options.max_tokens == Some(0) && options.choices > 1 {
+            let message = "n must be 1 where max_tokens is 0";
+            return Err(Failure::invalid("n", message));
+        }
+        Ok(options)
     }
 }
 
@@ -238,7 +261,6 @@ fn is_neutral(value: &Value, neutral: &str) -> bool {
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("best_of", "1"),
     ("top_logprobs", "0"),
-    ("prompt_logprobs", "0"),
     ("echo", "false"),
     ("suffix", "\"\""),
     ("logit_bias", "{}"),
@@ -247,6 +269,8 @@ const UNSUPPORTED: &[(&str, &str)] = &[
 
 /// Most choices of one request. Each takes a place in the queue.
 const MAX_CHOICES: u32 = 16;
+/// vLLM's default bound (`--max-logprobs`).
+const MAX_PROMPT_LOGPROBS: i64 = 20;
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 const MAX_SALT_BYTES: usize = 256;

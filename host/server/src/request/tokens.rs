@@ -42,21 +42,6 @@ impl Tokenize {
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         let strings = fields.boolean("return_token_strs")?;
-        for (field, usual) in [
-            ("add_generation_prompt", true),
-            ("continue_final_message", false),
-        ] {
-            match fields.take(field) {
-                None => {}
-                Some(Value::Bool(value)) if value == usual => {}
-                Some(Value::Bool(value)) => {
-                    let message =
-                        format!("{field} must be {usual}, as chats are answered here, got {value}");
-                    return Err(Failure::invalid(field, message));
-                }
-                Some(other) => return Err(wrong_type(field, "a boolean", &other)),
-            }
-        }
         let special = match fields.take("add_special_tokens") {
             None => true,
             Some(Value::Bool(special)) => special,

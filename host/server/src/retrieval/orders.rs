@@ -10,7 +10,7 @@ use foreword_engine::engine::feed::{Feed, Position};
 use foreword_ordering::Config;
 use foreword_ordering::document::{Candidate, Fingerprint};
 use foreword_ordering::feed::{Change, Follower, TenantKey};
-use foreword_ordering::policy::{Match, Order, Policy, SentDocuments, match_of};
+use foreword_ordering::policy::{Match, Order, Policy, SentDocuments, Start, match_of};
 use foreword_ordering::tree::{Bounds, KnowledgeTree, ResidencyEvent, Scope};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -82,8 +82,8 @@ impl Orders {
     }
 
     /// Returns the policy's order of `documents`, which stand in rank order, for the tenant of `salt`: behind `scope`,
-    /// or behind the scope that has the most of them. They stay in rank order if the cache holds nothing of the
-    /// tenant.
+    /// or behind the scope that has the most of them. If the cache holds nothing of the tenant, they stay in rank order,
+    /// the favoured ones apart.
     pub fn choose(
         &self,
         feed: &Feed,
@@ -93,8 +93,11 @@ impl Orders {
     ) -> Ordered {
         let mut state = self.lock();
         state.follow(feed, &self.ordering);
+        let placement = self.ordering.policy_options().placement;
+        let split = placement.split(documents.len());
+        let others: Vec<u16> = (0..documents.len() as u16 - split.shared).collect();
         let ranked = Ordered {
-            order: (0..documents.len() as u16).collect(),
+            order: split.with(&others).to_vec(),
             ..Ordered::default()
         };
         let Some(tenant) = state.tenants.get_mut(&TenantKey::of(salt)) else {
@@ -112,8 +115,10 @@ impl Orders {
             .collect();
         let mut best: Option<(Match, Order)> = None;
         for scope in scope.as_ref().map_or(&*tenant.scopes, std::slice::from_ref) {
-            let order = tenant.policy.order(&candidates, tree, *scope);
-            let found = match_of(&candidates, &order, tree, *scope);
+            let order = tenant
+                .policy
+                .order(&candidates, Start::behind(tree, *scope));
+            let found = match_of(&candidates, &order, Start::behind(tree, *scope));
             if best
                 .as_ref()
                 .is_none_or(|(most, _)| found.tokens > most.tokens)
@@ -215,6 +220,7 @@ impl Tenant {
 mod tests {
     use super::*;
     use foreword_engine::cache::CacheEvent;
+    use foreword_ordering::policy::{Place, Placement};
     use std::sync::Arc;
 
     fn stored(salt: &str, scope: u64, documents: &[u64]) -> CacheEvent {
@@ -244,7 +250,10 @@ mod tests {
 
     #[test]
     fn documents_that_are_held_come_first_until_they_are_not() {
-        let (feed, orders) = (Feed::new(), Orders::new(Config::default()));
+        let (feed, orders) = (
+            Feed::new(),
+            Orders::new(Config::default().with_placement(Placement::FREE)),
+        );
         let order = |scope, documents: &[u64]| orders.choose(&feed, "t", scope, &known(documents));
         assert_eq!(order(None, &[1, 2, 3]).order, [0, 1, 2]);
         feed.publish(vec![stored("t", 7, &[3]), stored("t", 7, &[3, 1])]);
@@ -263,8 +272,24 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_sees_nothing_of_another() {
+    fn the_best_document_keeps_its_place_whatever_is_held() {
         let (feed, orders) = (Feed::new(), Orders::new(Config::default()));
+        let order = |documents: &[u64]| orders.choose(&feed, "t", None, &known(documents)).order;
+        assert_eq!(
+            Config::default().policy_options().placement.place,
+            Place::Last
+        );
+        assert_eq!(order(&[1, 2, 3]), [1, 2, 0]);
+        feed.publish(vec![stored("t", 7, &[1]), stored("t", 7, &[3])]);
+        assert_eq!(order(&[1, 2, 3]), [2, 1, 0]);
+    }
+
+    #[test]
+    fn a_tenant_sees_nothing_of_another() {
+        let (feed, orders) = (
+            Feed::new(),
+            Orders::new(Config::default().with_placement(Placement::FREE)),
+        );
         feed.publish(vec![stored("t", 7, &[3, 1])]);
         assert_eq!(orders.choose(&feed, "u", None, &known(&[1, 3])).matched, 0);
         assert_eq!(
@@ -275,7 +300,10 @@ mod tests {
 
     #[test]
     fn a_feed_that_begins_anew_is_followed_from_its_beginning() {
-        let (feed, orders) = (Feed::new(), Orders::new(Config::default()));
+        let (feed, orders) = (
+            Feed::new(),
+            Orders::new(Config::default().with_placement(Placement::FREE)),
+        );
         feed.publish(vec![stored("t", 7, &[3, 1])]);
         assert_eq!(orders.choose(&feed, "t", None, &known(&[1, 3])).matched, 2);
         feed.restart();
@@ -289,7 +317,10 @@ mod tests {
 
     #[test]
     fn what_is_not_held_stands_as_the_policy_has_learnt() {
-        let (feed, orders) = (Feed::new(), Orders::new(Config::default()));
+        let (feed, orders) = (
+            Feed::new(),
+            Orders::new(Config::default().with_placement(Placement::FREE)),
+        );
         let order = || {
             orders
                 .choose(&feed, "t", Some(Scope(7)), &known(&[1, 2, 3]))
@@ -321,7 +352,10 @@ mod tests {
 
     #[test]
     fn tenants_of_whom_nothing_is_held_are_forgotten() {
-        let (feed, orders) = (Feed::new(), Orders::new(Config::default()));
+        let (feed, orders) = (
+            Feed::new(),
+            Orders::new(Config::default().with_placement(Placement::FREE)),
+        );
         let matched = |tenant| orders.choose(&feed, tenant, None, &known(&[3])).matched;
         feed.publish(vec![stored("t", 7, &[3]), stored("u", 7, &[3])]);
         assert_eq!((matched("t"), orders.lock().tenants.len()), (1, 2));

@@ -259,6 +259,7 @@ impl Pipeline {
             deadline: Some(self.deadline),
             constraint: None,
             top_logprobs: None,
+            prompt_logprobs: None,
             ..request
         })
     }

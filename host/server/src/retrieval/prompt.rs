@@ -6,6 +6,7 @@
 
 use super::orders::Known;
 use axum::http::HeaderValue;
+use foreword_ordering::config::RawRank;
 use foreword_ordering::document::estimate_tokens;
 use foreword_ordering::feed::TenantKey;
 use foreword_ordering::path::SentPath;
@@ -34,6 +35,7 @@ pub fn config(gateway: &RawConfig) -> Result<Config, ConfigError> {
     let mut raw = gateway.clone();
     // The gateway's policy has chosen already. This one adds nothing to what was sent once.
     raw.policy = "longest".to_owned();
+    raw.rank = RawRank::free();
     raw.documents.field = DocumentsField::Render;
     raw.conversation.deduplicate = false;
     raw.conversation.pin = false;

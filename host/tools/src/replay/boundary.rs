@@ -53,7 +53,7 @@ pub(super) struct Boundary {
 /// Returns an error if a file cannot be read.
 pub(super) fn replay(options: &Options, boundary: &BoundaryOptions) -> Result<Boundary> {
     let prices = prices::read(boundary.prices.as_deref())?;
-    let ordering = Ordered::read(options.ordering.as_deref())?;
+    let ordering = Ordered::of(options)?;
     let policy = if ordering.is_given() {
         ordering.policy()?
     } else {

@@ -27,7 +27,7 @@ use crate::log;
 use anyhow::{Context, Result};
 use figures::Figures;
 use foreword_ordering::config::RawPolicyOptions;
-use foreword_ordering::policy::PolicyKind;
+use foreword_ordering::policy::{Placement, PolicyKind};
 use foreword_ordering::{Config, RawConfig};
 use foreword_report::progress;
 use foreword_simulation::{Bound, Capacity};
@@ -45,6 +45,8 @@ pub struct Options {
     pub capacity: Capacity,
     /// Policies, in the order of the table.
     pub policies: Vec<PolicyKind>,
+    /// The placement of the best documents; `None`: the configuration's.
+    pub rank: Option<Placement>,
     /// Number of requests that are also planned together, as an offline batch.
     pub batch: Option<NonZeroU32>,
     /// Seed of the `random` policy and of the upper bound's sample.
@@ -83,24 +85,25 @@ pub fn run(options: &Options) -> Result<()> {
         }
     });
     bar.finish_and_clear();
-    let configured = whole::Ordered::read(options.ordering.as_deref())?
-        .raw(&json!({}))?
-        .policy_options;
-    let policy = |kind: PolicyKind| -> Result<_> {
+    let configured = whole::Ordered::of(options)?.raw(&json!({}))?;
+    let config = |kind: PolicyKind| -> Result<_> {
+        let configured_options = &configured.policy_options;
         let raw = RawConfig {
             policy: kind.name().into(),
             policy_options: RawPolicyOptions {
                 seed: options.seed,
                 block_tokens: page_tokens,
-                max_contexts: configured.max_contexts,
-                history: configured.history.clone(),
-                forget_evicted: configured.forget_evicted,
+                max_contexts: configured_options.max_contexts,
+                history: configured_options.history.clone(),
+                forget_evicted: configured_options.forget_evicted,
                 ..RawPolicyOptions::default()
             },
+            rank: configured.rank.clone(),
             ..RawConfig::default()
         };
-        Ok(Config::try_from(raw)?.policy())
+        Ok(Config::try_from(raw)?)
     };
+    let policy = |kind| Ok::<_, anyhow::Error>(config(kind)?.policy());
     let mut outcomes = options
         .policies
         .iter()
@@ -115,7 +118,13 @@ pub fn run(options: &Options) -> Result<()> {
     let boundary = boundary.transpose()?;
     if let Some(window) = options.batch {
         let window = usize::try_from(window.get())?;
-        outcomes.push(simulate::replay_batches(&trace, window, options.capacity)?);
+        let placement = config(PolicyKind::Longest)?.policy_options().placement;
+        outcomes.push(simulate::replay_batches(
+            &trace,
+            window,
+            options.capacity,
+            placement,
+        )?);
     }
     let figures = Figures {
         trace: names,

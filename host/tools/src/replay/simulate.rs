@@ -2,7 +2,7 @@
 //! took.
 
 use anyhow::Result;
-use foreword_ordering::policy::{Policy, PolicyKind};
+use foreword_ordering::policy::{Placement, Policy, PolicyKind};
 use foreword_report::progress;
 use foreword_simulation::{
     Capacity, CompactTrace, EngineCache, PromptReuse, Replay, Reuse, document_tokens,
@@ -61,12 +61,13 @@ pub(super) fn replay(
 }
 
 /// Replays `trace` in windows of `window` requests. Each window is planned as a whole before its first request is
-/// served: both the order of documents and the order of requests are chosen ([`foreword_simulation::batch()`]). A
+/// served: both the order of documents and the order of requests are chosen ([`foreword_simulation::batch_placed`]). A
 /// window's time is shared evenly by its requests.
 pub(super) fn replay_batches(
     trace: &CompactTrace,
     window: usize,
     capacity: Capacity,
+    placement: Placement,
 ) -> Result<PolicyOutcome> {
     let requests = trace.requests();
     let bar = progress::bar(BATCH, requests)?;
@@ -78,7 +79,7 @@ pub(super) fn replay_batches(
         let done = requests.min(first + window.max(1));
         let parts: Vec<_> = (first..done).flat_map(|at| trace.request(at)).collect();
         let began = Instant::now();
-        let plan = foreword_simulation::batch(&parts);
+        let plan = foreword_simulation::batch_placed(&parts, placement);
         let taken = began.elapsed().as_nanos() / (done - first) as u128;
         nanoseconds.resize(done, u32::try_from(taken).unwrap_or(u32::MAX));
         reuse.document_tokens += document_tokens(&parts);
@@ -213,12 +214,13 @@ pub(super) mod tests {
         let (trace, list) = generated(1_000);
         let tokens = foreword_simulation::document_tokens(&list);
         for window in [1, 7, 1_000, 5_000] {
-            let outcome = replay_batches(&trace, window, Capacity::UNBOUNDED).unwrap();
+            let outcome =
+                replay_batches(&trace, window, Capacity::UNBOUNDED, Placement::FREE).unwrap();
             assert_eq!(outcome.reuse.document_tokens, tokens);
             assert_eq!(outcome.curve.last(), Some(&(1_000, outcome.reuse)));
         }
         let options = PolicyOptions::default();
-        let whole = replay_batches(&trace, 1_000, Capacity::UNBOUNDED).unwrap();
+        let whole = replay_batches(&trace, 1_000, Capacity::UNBOUNDED, Placement::FREE).unwrap();
         let longest = PolicyKind::Longest;
         let online = replay(
             &trace,

@@ -13,7 +13,7 @@ use crate::explain::causes::Causes;
 use crate::log::{self, OnBad};
 use anyhow::{Context, Result};
 use foreword_ordering::RawConfig;
-use foreword_ordering::policy::PolicyKind;
+use foreword_ordering::policy::{Placement, PolicyKind};
 use foreword_simulation::{
     BadLine, Capacity, LogReader, Logged, LoggedKind, PromptReplay, PromptReuse,
 };
@@ -38,7 +38,7 @@ pub(super) struct Whole {
 /// # Errors
 /// Returns an error if a file cannot be read, or the configuration is not valid.
 pub(super) fn replay(options: &Options) -> Result<Whole> {
-    let ordering = Ordered::read(options.ordering.as_deref())?;
+    let ordering = Ordered::of(options)?;
     let (came, stabilised) = (ordering.as_came()?, ordering.stabilised()?);
     let jobs: Vec<(PolicyKind, &RawConfig)> = [&came, &stabilised]
         .into_iter()
@@ -205,6 +205,19 @@ impl Ordered {
         };
         let raw = found.raw(&json!({})).with_context(context)?;
         foreword_ordering::Config::try_from(raw).with_context(context)?;
+        Ok(found)
+    }
+
+    /// Reads the configuration of a replay.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Ordered::read`].
+    pub(super) fn of(options: &Options) -> Result<Self> {
+        let mut found = Self::read(options.ordering.as_deref())?;
+        if let Some(Placement { place, documents }) = options.rank {
+            let rank = json!({"rank": {"place": place.name(), "documents": documents.max(1)}});
+            merge(&mut found.value, &rank);
+        }
         Ok(found)
     }
 

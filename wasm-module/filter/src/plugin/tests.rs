@@ -5,7 +5,7 @@ use foreword_ordering::feed::{Epoch, GatewayId, Push, Pushes, SealedPush};
 use foreword_ordering::random::Random;
 
 use super::*;
-use crate::tests::scripted::ScriptedHost;
+use crate::tests::{placed_freely, scripted::ScriptedHost};
 
 /// A chat request with documents.
 fn body(documents: &[u64]) -> String {
@@ -30,7 +30,7 @@ fn send(plugin: &Plugin, host: &ScriptedHost, body: &str) -> (Option<Vec<u8>>, R
 }
 
 fn load(host: &ScriptedHost, json: &str) -> Plugin {
-    Plugin::load(host, json.as_bytes()).unwrap()
+    Plugin::load(host, placed_freely(json).as_bytes()).unwrap()
 }
 
 #[test]

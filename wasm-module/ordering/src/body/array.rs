@@ -12,7 +12,7 @@ use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Source};
 use super::json::{elements, fields, inner, range_in};
 use super::scan;
 use super::text::unescaped;
-use crate::config::DocumentsField;
+use crate::config::{DocumentFormat, DocumentsField};
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
 use crate::work::hashed;
@@ -124,6 +124,7 @@ impl<'a> Finder<'a, '_> {
             };
             let group = Group {
                 scope,
+                format: DocumentFormat::Field,
                 found,
                 place,
                 hint,
@@ -229,6 +230,7 @@ fn rendered<'a>(
         }
     });
     let group = Group {
+        format: DocumentFormat::Field,
         scope: message.rendered_scope(),
         found: found.collect(),
         place: GroupLayout::Render {

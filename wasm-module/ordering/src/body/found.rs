@@ -4,7 +4,7 @@ use super::Skip;
 use super::chat::{Chain, Entry};
 use super::numbered::{Numbered, NumberedBlock};
 use super::role::Role;
-use crate::config::Config;
+use crate::config::{Config, DocumentFormat};
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
 use crate::work::hashed;
@@ -39,6 +39,7 @@ pub(crate) struct Message<'a> {
 pub(crate) struct Group<'a> {
     /// What precedes them in the prompt, as the client wrote it.
     pub(crate) scope: Scope,
+    pub(crate) format: DocumentFormat,
     /// In the client's order; at least one.
     pub(crate) found: Vec<FoundDocument<'a>>,
     pub(crate) place: GroupLayout<'a>,

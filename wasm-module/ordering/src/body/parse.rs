@@ -17,7 +17,7 @@ use super::salt::SaltField;
 use super::search::{find_any, find_bracket, has};
 use super::tags::{self, Span};
 use super::text::Text;
-use crate::config::{Config, DocumentsField, Formats};
+use crate::config::{Config, DocumentFormat, DocumentsField, Formats};
 use crate::tree::Scope;
 use crate::work::hashed;
 use std::borrow::Cow;
@@ -166,17 +166,6 @@ fn read<'a>(
     })
 }
 
-/// How documents are told from the text around them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    /// By tags: a place may be empty, or hold other words.
-    Tagged,
-    /// By what stands between them: every place must be filled.
-    List,
-    /// As Listed, in JSON, where no hint has a place.
-    Elements,
-}
-
 impl<'a> Finder<'a, '_> {
     /// The documents in one text of a message.
     fn text(
@@ -199,10 +188,12 @@ impl<'a> Finder<'a, '_> {
         self.add(spans.len())?;
         let offset = offset_in(self.body, source);
         let scope = before.scope(offset + text.source(&first.whole).start);
+        // A place between tags may be empty, or hold other words; every place of a list must be filled.
+        let is_tagged = matches!(format, DocumentFormat::Tags | DocumentFormat::Clients);
         let hint_at = match format {
-            Format::Tagged => Some(tags::wrapper_end(&text.plain, last.whole.end)),
-            Format::List => Some(last.whole.end),
-            Format::Elements => None,
+            DocumentFormat::Results => None,
+            _ if is_tagged => Some(tags::wrapper_end(&text.plain, last.whole.end)),
+            _ => Some(last.whole.end),
         };
         let hint = hint_at.map(|at| HintSpot {
             at: offset + text.source(&(at..at)).end,
@@ -211,9 +202,9 @@ impl<'a> Finder<'a, '_> {
         });
         let mut found = Vec::with_capacity(spans.len());
         let mut slots = Vec::with_capacity(spans.len());
-        let numbered = match format {
-            Format::Tagged => Numbered::all(&text, &spans),
-            Format::List | Format::Elements => vec![None; spans.len()],
+        let numbered = match is_tagged {
+            true => Numbered::all(&text, &spans),
+            false => vec![None; spans.len()],
         };
         for (span, numbered) in spans.iter().zip(numbered) {
             let range = text.source(&span.whole);
@@ -227,10 +218,11 @@ impl<'a> Finder<'a, '_> {
         }
         Ok(Some(Group {
             scope,
+            format,
             found,
             place: GroupLayout::Slots {
                 slots,
-                all_filled: format != Format::Tagged,
+                all_filled: !is_tagged,
             },
             hint,
         }))
@@ -264,30 +256,48 @@ impl<'a> Finder<'a, '_> {
 
     /// The documents in a text, and how they are told from what is around them.
     #[cfg_attr(not(feature = "head"), allow(unused_variables, reason = "it is false"))]
-    fn spans(&self, plain: &str, author: Author, is_clients: bool) -> Option<(Vec<Span>, Format)> {
+    fn spans(
+        &self,
+        plain: &str,
+        author: Author,
+        is_clients: bool,
+    ) -> Option<(Vec<Span>, DocumentFormat)> {
         let formats = &self.config.formats;
         let found = |spans: Vec<Span>, format| (!spans.is_empty()).then_some((spans, format));
         #[cfg(feature = "head")]
         if is_clients {
             let spans = super::clients::spans(plain);
             if !spans.is_empty() {
-                return Some((spans, Format::Tagged));
+                return Some((spans, DocumentFormat::Clients));
             }
         }
         let tagged = tags::spans(plain, &self.config.tags, &formats.loose_tags);
-        found(tagged, Format::Tagged)
+        found(tagged, DocumentFormat::Tags)
             .or_else(|| {
                 let is_on = formats.results && author == Author::Tool;
-                found(is_on.then(|| results(plain))?, Format::Elements)
+                found(is_on.then(|| results(plain))?, DocumentFormat::Results)
             })
             .or_else(|| {
                 let lines = self.has_lists().then(|| Lines::read(plain, author))?;
-                let listed = |is_on: bool, find: &dyn Fn(&Lines) -> Vec<Span>| {
-                    found(is_on.then(|| find(&lines))?, Format::List)
+                let listed = |is_on: bool, format, find: &dyn Fn(&Lines) -> Vec<Span>| {
+                    found(is_on.then(|| find(&lines))?, format)
                 };
-                listed(formats.numbered, &|lines| lines.numbered(plain))
-                    .or_else(|| listed(formats.rules, &|lines| lines.ruled(plain)))
-                    .or_else(|| listed(formats.headings, &|lines| lines.headed(plain)))
+                let numbered = || {
+                    listed(formats.numbered, DocumentFormat::Numbered, &|lines| {
+                        lines.numbered(plain)
+                    })
+                };
+                numbered()
+                    .or_else(|| {
+                        listed(formats.rules, DocumentFormat::Rules, &|lines| {
+                            lines.ruled(plain)
+                        })
+                    })
+                    .or_else(|| {
+                        listed(formats.headings, DocumentFormat::Headings, &|lines| {
+                            lines.headed(plain)
+                        })
+                    })
             })
     }
 
@@ -317,6 +327,10 @@ impl<'a> Finder<'a, '_> {
         let slots = blocks.iter().map(|block| range_in(self.body, block.raw));
         Ok(Some(Group {
             scope: before.scope(offset_in(self.body, first.raw)),
+            format: match style {
+                Some(_) => DocumentFormat::Blocks,
+                None => DocumentFormat::Results,
+            },
             found: found.collect(),
             place: GroupLayout::Slots {
                 slots: slots.collect(),

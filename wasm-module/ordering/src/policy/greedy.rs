@@ -1,22 +1,21 @@
-//! RAGCache++ Algorithm 1: from the tree's root, step to the best-ranked document that leads on, until none does.
+//! RAGCache++ Algorithm 1: from the start, step to the best-ranked document that leads on, until none does.
 
-use super::{Order, Policy, followed_by_rank};
+use super::{Order, Policy, Start, followed_by_rank};
 use crate::document::Candidate;
-use crate::tree::{KnowledgeTree, Scope};
 
 /// RAGCache++'s greedy policy. It needs O(k²) child look-ups at most and does not look ahead, so a well-ranked
 /// document that leads nowhere hides a longer path.
 pub(super) struct Greedy;
 
 impl Policy for Greedy {
-    fn order(&mut self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, scope: Scope) -> Order {
+    fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
         let mut path = Order::new();
-        let mut at = tree.root(scope);
+        let mut at = start.node;
         // A path holds a document once, so a document that was placed cannot lead on again.
         while let Some((rank, child)) = at.and_then(|node| {
             (0_u16..)
                 .zip(candidates)
-                .find_map(|(rank, candidate)| Some((rank, tree.child(node, candidate.id)?)))
+                .find_map(|(rank, candidate)| Some((rank, start.tree.child(node, candidate.id)?)))
         }) {
             path.push(rank);
             at = Some(child);

@@ -4,10 +4,10 @@
 //! still bounded: after [`MAX_VISITS`] nodes it takes the best path found so far. It starts with the best-ranked
 //! branches, so the result is then never worse than a bounded greedy search with look-ahead.
 
-use super::{Displacement, Lookup, Order, Policy, followed_by_rank};
+use super::{Displacement, Lookup, Order, Policy, Start, followed_by_rank};
 use crate::document::Candidate;
 use crate::sort::sort_by_key;
-use crate::tree::{KnowledgeTree, NodeId, Scope};
+use crate::tree::{KnowledgeTree, NodeId};
 use smallvec::SmallVec;
 
 /// Puts the heaviest path in tokens first; among equals the one whose documents rank best, from the first on. The
@@ -28,8 +28,8 @@ struct Visit {
 }
 
 impl Policy for Longest {
-    fn order(&mut self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, scope: Scope) -> Order {
-        let head = heaviest_path(candidates, tree, scope, Displacement::ANY);
+    fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
+        let head = heaviest_path(candidates, start, Displacement::ANY);
         followed_by_rank(head, candidates.len())
     }
 }
@@ -37,12 +37,11 @@ impl Policy for Longest {
 /// Returns the ranks along the heaviest live path that moves no document farther than `allowed`.
 pub(super) fn heaviest_path(
     candidates: &[Candidate<'_>],
-    tree: &KnowledgeTree,
-    scope: Scope,
+    start: Start<'_>,
     allowed: Displacement,
 ) -> Order {
     let mut best = Order::new();
-    let Some(root) = tree.root(scope) else {
+    let (tree, Some(root)) = (start.tree, start.node) else {
         return best;
     };
     let lookup = Lookup::new(candidates);
@@ -156,7 +155,10 @@ mod tests {
                 tokens: 10,
             })
             .collect();
-        let order = Longest.order(&candidates, &tree, SCOPE);
-        assert_eq!(match_of(&candidates, &order, &tree, SCOPE).documents, 3);
+        let order = Longest.order(&candidates, Start::behind(&tree, SCOPE));
+        assert_eq!(
+            match_of(&candidates, &order, Start::behind(&tree, SCOPE)).documents,
+            3
+        );
     }
 }

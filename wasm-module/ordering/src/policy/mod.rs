@@ -8,13 +8,16 @@ mod foresight;
 mod greedy;
 mod longest;
 mod paged;
+mod placement;
 mod plain_index;
 mod random;
 mod recency;
 mod retrieval;
 mod sorted;
 
-use crate::document::{Candidate, Fingerprint};
+pub use placement::{Place, Placement, Split};
+
+use crate::document::{Candidate, DocumentId, Fingerprint};
 use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId, Scope};
 use smallvec::SmallVec;
@@ -28,7 +31,7 @@ pub type Order = SmallVec<[u16; 16]>;
 /// give the same orders, on every platform.
 pub trait Policy: Send {
     /// Orders `candidates`, which are distinct and stand in retrieval rank order (at most [`MAX_CANDIDATES`]).
-    fn order(&mut self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, scope: Scope) -> Order;
+    fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order;
 
     /// Learns that the documents `ranked` were sent in `order`. A rule that looks at the tree alone has nothing to
     /// learn.
@@ -47,6 +50,60 @@ pub trait Policy: Send {
     #[cfg(feature = "history")]
     fn evicted(&mut self, tokens: u64) {
         let _ = tokens;
+    }
+}
+
+/// Where documents will stand in the prompts of a tenant and model.
+#[derive(Clone, Copy)]
+pub struct Start<'t> {
+    tree: &'t KnowledgeTree,
+    scope: Scope,
+    /// The node behind which they stand; `None`: the engine holds nothing that they could continue.
+    node: Option<NodeId>,
+    is_ranked: bool,
+}
+
+impl<'t> Start<'t> {
+    /// Returns the place behind `scope`.
+    #[must_use]
+    pub fn behind(tree: &'t KnowledgeTree, scope: Scope) -> Self {
+        Self {
+            tree,
+            scope,
+            node: tree.root(scope),
+            is_ranked: true,
+        }
+    }
+
+    /// Returns the same place for documents whose order says nothing of their ranks, so that none is favoured.
+    #[must_use]
+    pub fn unranked(self) -> Self {
+        Self {
+            is_ranked: false,
+            ..self
+        }
+    }
+
+    fn is_ranked(self) -> bool {
+        self.is_ranked
+    }
+
+    /// Returns the place behind `document`, which stands here.
+    fn after(self, document: DocumentId) -> Self {
+        Self {
+            node: self.node.and_then(|node| self.tree.child(node, document)),
+            ..self
+        }
+    }
+
+    /// Returns the same place in another tree, which holds nothing.
+    fn in_empty<'e>(self, tree: &'e KnowledgeTree) -> Start<'e> {
+        Start {
+            tree,
+            node: None,
+            scope: self.scope,
+            is_ranked: self.is_ranked,
+        }
     }
 }
 
@@ -102,6 +159,8 @@ pub struct PolicyOptions {
     /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` move nothing for a shorter match.
     /// 1: any match counts.
     pub block_tokens: u32,
+    /// Which documents keep a place of their own, whatever the policy; `retrieval` moves none.
+    pub placement: Placement,
 }
 
 impl Default for PolicyOptions {
@@ -113,7 +172,15 @@ impl Default for PolicyOptions {
             max_contexts: 4096,
             forget_evicted: false,
             block_tokens: 1,
+            placement: Placement::FREE,
         }
+    }
+}
+
+impl PolicyOptions {
+    /// Returns `policy` with the placement of favoured documents.
+    pub(crate) fn place(&self, policy: Box<dyn Policy>) -> Box<dyn Policy> {
+        placement::Placed::of(policy, self.placement)
     }
 }
 
@@ -154,19 +221,22 @@ impl PolicyKind {
     /// Returns a policy that has learnt nothing yet.
     #[must_use]
     pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
-        let paged = |policy| paged::Paged::of(policy, options.block_tokens);
+        let placed = |policy| options.place(policy);
+        let paged = |policy| paged::Paged::of(placed(policy), options.block_tokens);
         match self {
             Self::Retrieval => Box::new(retrieval::Retrieval),
-            Self::Random => Box::new(random::Random::new(options.seed)),
-            Self::Sorted => Box::new(sorted::Sorted),
-            Self::Recency => Box::new(recency::Recency),
+            Self::Random => placed(Box::new(random::Random::new(options.seed))),
+            Self::Sorted => placed(Box::new(sorted::Sorted)),
+            Self::Recency => placed(Box::new(recency::Recency)),
             Self::Greedy => paged(Box::new(greedy::Greedy)),
             Self::Longest => paged(Box::new(longest::Longest)),
             #[cfg(feature = "history")]
             Self::ContextIndex if options.forget_evicted => {
-                Box::new(context_index::ContextIndex::of(options))
+                placed(Box::new(context_index::ContextIndex::of(options)))
             }
-            Self::ContextIndex => Box::new(plain_index::PlainIndex::new(options.max_contexts)),
+            Self::ContextIndex => {
+                placed(Box::new(plain_index::PlainIndex::new(options.max_contexts)))
+            }
             Self::Foresight => paged(Box::new(foresight::Foresight::new(
                 options.window,
                 Displacement(options.max_displacement),
@@ -208,21 +278,16 @@ pub struct Match {
 
 /// Returns the match of `candidates` in `order`.
 #[must_use]
-pub fn match_of(
-    candidates: &[Candidate<'_>],
-    order: &Order,
-    tree: &KnowledgeTree,
-    scope: Scope,
-) -> Match {
+pub fn match_of(candidates: &[Candidate<'_>], order: &Order, start: Start<'_>) -> Match {
     let mut found = Match::default();
-    let Some(mut at) = tree.root(scope) else {
+    let Some(mut at) = start.node else {
         return found;
     };
     for candidate in order
         .iter()
         .filter_map(|&rank| candidates.get(usize::from(rank)))
     {
-        let Some(child) = tree.child(at, candidate.id) else {
+        let Some(child) = start.tree.child(at, candidate.id) else {
             break;
         };
         at = child;
@@ -265,7 +330,7 @@ fn followed_by_rank(head: Order, count: usize) -> Order {
 /// Finds candidates by document id.
 struct Lookup {
     /// Pairs of `(document, rank)`, sorted.
-    ranks: SmallVec<[(crate::document::DocumentId, u16); 32]>,
+    ranks: SmallVec<[(DocumentId, u16); 32]>,
 }
 
 impl Lookup {
@@ -359,7 +424,7 @@ pub(crate) mod tests {
         let mut tree = tree_of(paths);
         let candidates = candidates(&mut tree, documents);
         policy
-            .order(&candidates, &tree, SCOPE)
+            .order(&candidates, Start::behind(&tree, SCOPE))
             .iter()
             .map(|&rank| documents[rank as usize])
             .collect()
@@ -379,14 +444,14 @@ pub(crate) mod tests {
         let candidates = candidates(&mut tree, &[1, 2, 9, 3]);
         let order = ranks(4);
         assert_eq!(
-            match_of(&candidates, &order, &tree, SCOPE),
+            match_of(&candidates, &order, Start::behind(&tree, SCOPE)),
             Match {
                 documents: 2,
                 tokens: 23
             }
         );
         assert_eq!(
-            match_of(&candidates, &order, &tree, Scope(5)),
+            match_of(&candidates, &order, Start::behind(&tree, Scope(5))),
             Match::default()
         );
     }
@@ -433,7 +498,7 @@ pub(crate) mod tests {
                 let mut policy = kind.build(&PolicyOptions { window: 3, max_contexts: 3, forget_evicted: true, ..PolicyOptions::default() });
                 for path in &paths {
                     let seen = self::candidates(&mut tree, path);
-                    let order = policy.order(&seen, &tree, SCOPE);
+                    let order = policy.order(&seen, Start::behind(&tree, SCOPE));
                     policy.remember(&fingerprints(&seen), &order);
                     #[cfg(feature = "history")]
                     {
@@ -442,18 +507,18 @@ pub(crate) mod tests {
                         policy.evicted(5);
                     }
                 }
-                let order = policy.order(&candidates, &tree, SCOPE);
+                let order = policy.order(&candidates, Start::behind(&tree, SCOPE));
                 let mut ranks_of: Vec<u16> = order.to_vec();
                 ranks_of.sort_unstable();
                 prop_assert_eq!(ranks_of, ranks(documents.len()).to_vec(), "{} is no permutation", kind.name());
             }
             let best = permutations(documents.len() as u16)
                 .iter()
-                .map(|order| match_of(&candidates, order, &tree, SCOPE).tokens)
+                .map(|order| match_of(&candidates, order, Start::behind(&tree, SCOPE)).tokens)
                 .max()
                 .unwrap_or(0);
-            let longest = longest::Longest.order(&candidates, &tree, SCOPE);
-            prop_assert_eq!(match_of(&candidates, &longest, &tree, SCOPE).tokens, best);
+            let longest = longest::Longest.order(&candidates, Start::behind(&tree, SCOPE));
+            prop_assert_eq!(match_of(&candidates, &longest, Start::behind(&tree, SCOPE)).tokens, best);
         }
     }
 }

@@ -3,9 +3,9 @@
 
 #[cfg(feature = "history")]
 use super::SentDocuments;
-use super::{Order, Policy, match_of};
+use super::{Order, Policy, Start, match_of};
 use crate::document::{Candidate, Fingerprint};
-use crate::tree::{Bounds, KnowledgeTree, Scope};
+use crate::tree::{Bounds, KnowledgeTree};
 
 /// Asks another policy; if the match is shorter than a block, it asks again without the tree.
 pub(super) struct Paged {
@@ -34,13 +34,13 @@ impl Paged {
 }
 
 impl Policy for Paged {
-    fn order(&mut self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, scope: Scope) -> Order {
-        let order = self.policy.order(candidates, tree, scope);
-        let found = match_of(candidates, &order, tree, scope);
+    fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
+        let order = self.policy.order(candidates, start);
+        let found = match_of(candidates, &order, start);
         if found.tokens == 0 || found.tokens >= self.block_tokens {
             return order;
         }
-        self.policy.order(candidates, &self.empty, scope)
+        self.policy.order(candidates, start.in_empty(&self.empty))
     }
 
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {

@@ -5,10 +5,9 @@
 //! It takes all requests for one scope and a chat's later turns for contexts of their own.
 
 use super::context_tree::{ContextTree, NodeData, NodeId, ROOT};
-use super::{Order, Policy, fingerprints, followed_by_rank};
+use super::{Order, Policy, Start, fingerprints, followed_by_rank};
 use crate::document::{Candidate, Fingerprint};
 use crate::sort::sort_by_key;
-use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
@@ -86,7 +85,7 @@ impl PlainIndex {
 }
 
 impl Policy for PlainIndex {
-    fn order(&mut self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
+    fn order(&mut self, candidates: &[Candidate<'_>], _: Start<'_>) -> Order {
         let found = self.tree.find(ROOT, &fingerprints(candidates));
         followed_by_rank(found.path, candidates.len())
     }

@@ -1,9 +1,8 @@
 //! A random order: a baseline that shows what ordering without any knowledge costs.
 
-use super::{Order, Policy, ranks};
+use super::{Order, Policy, Start, ranks};
 use crate::document::Candidate;
 use crate::random::Random as Numbers;
-use crate::tree::{KnowledgeTree, Scope};
 
 /// Every order is equally likely; the seed determines the sequence of orders.
 pub(super) struct Random(Numbers);
@@ -15,7 +14,7 @@ impl Random {
 }
 
 impl Policy for Random {
-    fn order(&mut self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
+    fn order(&mut self, candidates: &[Candidate<'_>], _: Start<'_>) -> Order {
         let mut order = ranks(candidates.len());
         self.0.shuffle(&mut order);
         order

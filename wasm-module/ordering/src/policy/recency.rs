@@ -1,20 +1,19 @@
 //! The most recently seen documents first (RAGCache++'s baseline `APC+Recency`, Table 9).
 
-use super::{Order, Policy, ranks};
+use super::{Order, Policy, Start, ranks};
 use crate::document::Candidate;
 use crate::sort::sort_by_key;
-use crate::tree::{KnowledgeTree, Scope};
 use std::cmp::Reverse;
 
 /// Sorts by last use, then by retrieval rank; unseen documents come last.
 pub(super) struct Recency;
 
 impl Policy for Recency {
-    fn order(&mut self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, _: Scope) -> Order {
+    fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
         let mut order = ranks(candidates.len());
         sort_by_key(&mut order, |&rank| {
             let candidate = candidates.get(usize::from(rank));
-            let last_used = candidate.map_or(0, |candidate| tree.last_used(candidate.id));
+            let last_used = candidate.map_or(0, |candidate| start.tree.last_used(candidate.id));
             (Reverse(last_used), rank)
         });
         order

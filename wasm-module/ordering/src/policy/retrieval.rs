@@ -1,14 +1,13 @@
 //! The retriever's own order: a baseline, and the way to run the filter without reordering anything.
 
-use super::{Order, Policy, ranks};
+use super::{Order, Policy, Start, ranks};
 use crate::document::Candidate;
-use crate::tree::{KnowledgeTree, Scope};
 
 /// Leaves the documents as they came.
 pub(super) struct Retrieval;
 
 impl Policy for Retrieval {
-    fn order(&mut self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
+    fn order(&mut self, candidates: &[Candidate<'_>], _: Start<'_>) -> Order {
         ranks(candidates.len())
     }
 }

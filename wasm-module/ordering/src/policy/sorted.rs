@@ -2,16 +2,15 @@
 //!
 //! It gives many short matches: any document that sorts early and is absent breaks the prefix (section 4.3).
 
-use super::{Order, Policy, ranks};
+use super::{Order, Policy, Start, ranks};
 use crate::document::Candidate;
 use crate::sort::sort_by_key;
-use crate::tree::{KnowledgeTree, Scope};
 
 /// Sorts by the clients' ids; documents without one come last, in retrieval order.
 pub(super) struct Sorted;
 
 impl Policy for Sorted {
-    fn order(&mut self, candidates: &[Candidate<'_>], _: &KnowledgeTree, _: Scope) -> Order {
+    fn order(&mut self, candidates: &[Candidate<'_>], _: Start<'_>) -> Order {
         let label = |&rank: &u16| {
             let label = candidates
                 .get(usize::from(rank))

@@ -7,7 +7,7 @@ use crate::body::render::block;
 use crate::body::{FoundDocument, Group};
 use crate::document::Candidate;
 use crate::hint::OrderHint;
-use crate::policy::Order;
+use crate::policy::{Order, Start};
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -121,7 +121,12 @@ impl<'a> Request<'_, 'a> {
                 hint: None,
             };
         }
-        let order = self.policy.order(&candidates, tree, scope);
+        let start = Start::behind(tree, scope);
+        let start = match self.config.unranked.contains(&group.format) {
+            true => start.unranked(),
+            false => start,
+        };
+        let order = self.policy.order(&candidates, start);
         // References stay at their ranks; the documents between them change places.
         let documents: SmallVec<[Slot; 16]> = arrangement
             .slots

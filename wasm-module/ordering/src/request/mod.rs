@@ -23,7 +23,7 @@ use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written, kept_ha
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::head::decision::{Frozen, Moved};
 use crate::peer_update::SentRun;
-use crate::policy::{Order, Policy, PolicyKind, match_of};
+use crate::policy::{Order, Policy, PolicyKind, Start, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
@@ -453,7 +453,7 @@ impl<'a> Request<'_, 'a> {
             })
             .collect();
         let placed: Order = (0..).take(path.len()).collect();
-        let matched = match_of(&path, &placed, tree, scope);
+        let matched = match_of(&path, &placed, Start::behind(tree, scope));
         self.report.matched += matched.documents;
         self.report.matched_tokens += matched.tokens;
         self.report.document_tokens += path

@@ -2,6 +2,7 @@
 
 use super::clients::{Client, Context, Turn};
 use foreword_ordering::head::ChangeKind;
+use foreword_ordering::policy::Placement;
 use foreword_ordering::{Config, Orderer, Skip, Tenant};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -10,7 +11,11 @@ use std::collections::HashMap;
 pub(crate) type Step = [u8; 4];
 
 pub(crate) fn orderer(config: Value) -> Orderer {
-    Orderer::new(Config::from_json(config.to_string().as_bytes()).unwrap())
+    Orderer::new(
+        Config::from_json(config.to_string().as_bytes())
+            .unwrap()
+            .with_placement(Placement::FREE),
+    )
 }
 
 /// Nothing but what is tested here.

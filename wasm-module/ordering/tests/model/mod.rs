@@ -1,6 +1,7 @@
 //! A slow, obvious model of chats: it stores every request with its texts, as the client wrote it and as it was sent,
 //! and checks every new one against all of them. Shared by the property tests and the fuzz target.
 
+use foreword_ordering::policy::Placement;
 use foreword_ordering::{Config, Orderer, Report, Skip, Tenant};
 use serde_json::{Value, json};
 
@@ -53,7 +54,11 @@ pub(crate) fn run(setup: u8, steps: &[Step]) {
     let policy = ["longest", "greedy", "sorted", "recency"][usize::from(setup >> 4) % 4];
     let config =
         json!({"policy": policy, "hint": {"enabled": !on(8)}, "conversation": conversation});
-    let mut orderer = Orderer::new(Config::from_json(config.to_string().as_bytes()).unwrap());
+    let mut orderer = Orderer::new(
+        Config::from_json(config.to_string().as_bytes())
+            .unwrap()
+            .with_placement(Placement::FREE),
+    );
     let mut client = Client::default();
     let mut model = Model {
         stored: Vec::new(),

@@ -212,6 +212,9 @@ impl BatchIndex {
             Some(found) => {
                 head.update(found.model.as_bytes());
                 head.update(&found.scope.0.to_le_bytes());
+                for (document, _) in &found.leading {
+                    head.update(&document.0.to_le_bytes());
+                }
             }
             None => {
                 for part in request.head() {
@@ -346,6 +349,7 @@ impl BatchIndex {
             tokens: self.tokens(number),
         });
         Request {
+            is_ranked: true,
             scope: Scope(u64::from(self.group(line))),
             documents: documents.collect(),
         }
@@ -361,6 +365,7 @@ pub(crate) mod tests {
     use crate::batch::line::URLS;
     use crate::{BatchOrder, workload};
     use foreword_ordering::RawConfig;
+    use foreword_ordering::config::RawRank;
 
     pub(crate) fn line(id: &str, documents: &[u64]) -> String {
         let documents: Vec<String> = documents
@@ -380,7 +385,14 @@ pub(crate) mod tests {
     };
 
     pub(crate) fn read(text: &str, limits: BatchLimits<'_>) -> (BatchIndex, Vec<String>) {
-        let mut orderer = BatchOrderer::new(&RawConfig::default(), BatchOrder::Plan).unwrap();
+        let mut orderer = BatchOrderer::new(
+            &RawConfig {
+                rank: RawRank::free(),
+                ..RawConfig::default()
+            },
+            BatchOrder::Plan,
+        )
+        .unwrap();
         let mut errors = Vec::new();
         let wrong = |error: BatchError| {
             errors.push(error.to_string());

@@ -33,8 +33,10 @@ pub use schedule::{BatchSchedule, BatchTask, WINDOW};
 use self::cluster::Cluster;
 use crate::Request;
 use foreword_ordering::document::Fingerprint;
-use foreword_ordering::policy::Order;
+use foreword_ordering::policy::{Order, Placement};
+use foreword_ordering::tree::Scope;
 use fxhash::FxHashMap;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A request of a planned batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +57,38 @@ pub struct Planned {
 #[must_use]
 pub fn batch(requests: &[Request]) -> Vec<Planned> {
     within(requests, &mut Effort::new(u64::MAX, &|| false))
+}
+
+/// Plans as [`batch()`] does, around the favoured documents: those that lead part the requests, those behind share nothing.
+#[must_use]
+pub fn batch_placed(requests: &[Request], placement: Placement) -> Vec<Planned> {
+    let shared: Vec<Request> = (requests.iter())
+        .map(|request| {
+            let split = request.split(placement);
+            let leading = split.leading.iter();
+            let leading = leading.filter_map(|&rank| request.documents.get(usize::from(rank)));
+            Request {
+                scope: leading.fold(request.scope, |scope, document| {
+                    let document = document.fingerprint.0.to_le_bytes();
+                    Scope(xxh3_64_with_seed(&document, scope.0))
+                }),
+                documents: (request.documents.iter())
+                    .skip(usize::from(split.shared))
+                    .cloned()
+                    .collect(),
+                is_ranked: request.is_ranked,
+            }
+        })
+        .collect();
+    let planned = batch(&shared).into_iter();
+    let whole = planned.filter_map(|planned| {
+        let split = requests.get(planned.request)?.split(placement);
+        Some(Planned {
+            order: split.with(&planned.order),
+            ..planned
+        })
+    });
+    whole.collect()
 }
 
 /// Plans as [`batch()`] does, with bounded effort: when that is spent, requests that are not joined yet stay apart.
@@ -296,6 +330,7 @@ mod tests {
 
     fn request(scope: u64, documents: &[u64]) -> Request {
         Request {
+            is_ranked: true,
             scope: Scope(scope),
             documents: documents
                 .iter()
@@ -640,6 +675,7 @@ mod tests {
             let requests: Vec<_> = documents
                 .iter()
                 .map(|documents| Request {
+                    is_ranked: true,
                     scope: Scope(0),
                     documents: documents.iter().map(|&d| Retrieved::numbered(d, 0)).collect(),
                 })

@@ -7,7 +7,8 @@
 use super::BatchOrder;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::feed::{Event, TenantKey};
-use foreword_ordering::listing::documents_of;
+use foreword_ordering::listing::{Request, documents_of};
+use foreword_ordering::policy::Placement;
 use foreword_ordering::tree::Scope;
 use foreword_ordering::{
     Config, ConfigError, EngineId, Orderer, PeerUpdate, RawConfig, Residency, Tenant,
@@ -31,7 +32,9 @@ pub struct FirstDocuments {
     pub model: Box<str>,
     /// The hash of what stands before them.
     pub scope: Scope,
-    /// The documents with their estimated tokens, best first.
+    /// The favoured documents before the others, in the order in which they stand, with their estimated tokens.
+    pub leading: Vec<(Fingerprint, u32)>,
+    /// The documents of the shared part with their estimated tokens, best first.
     pub documents: Vec<(Fingerprint, u32)>,
 }
 
@@ -90,12 +93,29 @@ impl BatchOrderer {
             .map(|document| (document.fingerprint, document.tokens))
             .collect();
         let weigh = |document: &Fingerprint| tokens.get(document).copied().unwrap_or(1);
-        let documents = run.documents.iter();
+        let documents: Vec<_> = (run.documents.iter())
+            .map(|document| (*document, weigh(document)))
+            .collect();
+        let is_first = |group: &&Request| {
+            let mut all = group.documents.iter();
+            all.any(|document| Some(&document.fingerprint) == run.documents.first())
+        };
+        let is_ranked = (listed.iter().find(is_first)).is_some_and(|group| group.is_ranked);
+        let placement = match is_ranked {
+            true => self.orderer.config().policy_options().placement,
+            false => Placement::FREE,
+        };
+        let split = placement.split(documents.len());
+        let leading = split.leading.iter();
         Some(FirstDocuments {
             model: found.record.undone().model,
             scope: run.scope,
+            leading: leading
+                .filter_map(|&rank| documents.get(usize::from(rank)).copied())
+                .collect(),
             documents: documents
-                .map(|document| (*document, weigh(document)))
+                .into_iter()
+                .skip(usize::from(split.shared))
                 .collect(),
         })
     }
@@ -111,10 +131,11 @@ impl BatchOrderer {
     pub fn order_as(&mut self, body: &[u8], planned: &[Fingerprint]) -> Option<Vec<u8>> {
         let first = self.find(body)?;
         let tokens: FxHashMap<Fingerprint, u32> = first.documents.iter().copied().collect();
-        let path = planned.iter().filter_map(|document| {
+        let planned = planned.iter().filter_map(|document| {
             let tokens = *tokens.get(document)?;
             Some((*document, tokens))
         });
+        let path = first.leading.iter().copied().chain(planned);
         // What it knows of another body helps nothing here, and would hold memory.
         self.orderer.clear();
         self.orderer.learn(&PeerUpdate::Residency(Residency {
@@ -133,6 +154,8 @@ impl BatchOrderer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foreword_ordering::config::RawRank;
+    use foreword_ordering::policy::Place;
     use proptest::prelude::*;
 
     fn body(model: &str, documents: &[u64], tags: bool) -> String {
@@ -173,25 +196,32 @@ mod tests {
 
     proptest! {
         #[test]
-        fn documents_stand_exactly_as_planned(
+        fn documents_stand_exactly_as_planned_around_the_favoured_ones(
             bodies in proptest::collection::vec((
                 proptest::collection::hash_set(0..40_u64, 1..20),
                 any::<u64>(),
                 any::<bool>(),
                 any::<bool>(),
             ), 1..8),
+            place in proptest::sample::select(&Place::ALL[..]),
+            favoured in 1..4_u16,
         ) {
-            let mut orderer = BatchOrderer::new(&RawConfig::default(), BatchOrder::Plan).unwrap();
+            let rank = RawRank { place: place.name().into(), documents: favoured.into(), ..RawRank::default() };
+            let raw = RawConfig { rank, ..RawConfig::default() };
+            let mut orderer = BatchOrderer::new(&raw, BatchOrder::Plan).unwrap();
             for (set, seed, tags, named) in bodies {
                 let documents: Vec<u64> = set.into_iter().collect();
                 let body = body(if named { "m" } else { "" }, &documents, tags);
                 let found = orderer.find(body.as_bytes()).unwrap();
-                prop_assert_eq!(found.documents.len(), documents.len());
-                let mut places: Vec<usize> = (0..documents.len()).collect();
+                let split = Placement { place, documents: favoured }.split(documents.len());
+                prop_assert_eq!(found.leading.len(), split.leading.len());
+                prop_assert_eq!(found.documents.len(), documents.len() - usize::from(split.shared));
+                let mut places: Vec<u16> = (0..found.documents.len() as u16).collect();
                 foreword_ordering::random::Random::new(seed).shuffle(&mut places);
                 let planned: Vec<Fingerprint> =
-                    places.iter().map(|&place| found.documents[place].0).collect();
-                let expected: Vec<u64> = places.iter().map(|&place| documents[place]).collect();
+                    places.iter().map(|&place| found.documents[usize::from(place)].0).collect();
+                let order = split.with(&places);
+                let expected: Vec<u64> = order.iter().map(|&rank| documents[usize::from(rank)]).collect();
                 let sent = orderer.order_as(body.as_bytes(), &planned);
                 let sent = sent.map_or(body, |sent| String::from_utf8(sent).unwrap());
                 prop_assert_eq!(order_in(&sent, &documents), expected);
@@ -203,6 +233,7 @@ mod tests {
     fn a_policy_that_moves_nothing_cannot_follow_a_plan_and_a_bounded_one_follows_so_far() {
         let mut raw = RawConfig {
             policy: "retrieval".into(),
+            rank: RawRank::free(),
             ..RawConfig::default()
         };
         let refused = BatchOrderer::new(&raw, BatchOrder::Plan).err().unwrap();
@@ -234,7 +265,10 @@ mod tests {
 
     #[test]
     fn nothing_of_one_body_gets_into_another() {
-        let mut raw = RawConfig::default();
+        let mut raw = RawConfig {
+            rank: RawRank::free(),
+            ..RawConfig::default()
+        };
         raw.conversation.pin = true;
         let mut orderer = BatchOrderer::new(&raw, BatchOrder::Input).unwrap();
         orderer.order(body("m", &[1, 2], false).as_bytes());
@@ -245,7 +279,14 @@ mod tests {
 
     #[test]
     fn a_body_without_documents_is_left_alone() {
-        let mut orderer = BatchOrderer::new(&RawConfig::default(), BatchOrder::Plan).unwrap();
+        let mut orderer = BatchOrderer::new(
+            &RawConfig {
+                rank: RawRank::free(),
+                ..RawConfig::default()
+            },
+            BatchOrder::Plan,
+        )
+        .unwrap();
         for body in [
             r#"{"input":"x"}"#,
             r#"{"messages":[{"role":"user","content":"x"}]}"#,

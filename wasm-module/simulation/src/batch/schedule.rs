@@ -273,7 +273,9 @@ mod tests {
         let mut cache = EngineCache::new(Capacity::UNBOUNDED);
         let mut reused = 0;
         for task in tasks {
-            let Request { scope, documents } = index.request(task.line);
+            let Request {
+                scope, documents, ..
+            } = index.request(task.line);
             let planned = task.documents.as_ref();
             let order: Vec<_> = match planned {
                 None => documents,

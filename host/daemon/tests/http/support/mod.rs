@@ -180,7 +180,8 @@ pub(crate) async fn loading(options: Options) -> Server {
         batches: options.batches,
         drop_in: options.drop_in,
         kv_keys: options.kv_keys,
-        ordering: foreword_ordering::Config::default(),
+        ordering: foreword_ordering::Config::default()
+            .with_placement(foreword_ordering::policy::Placement::FREE),
         retrieval: options.retrieval,
         kv_events: options.kv_events,
         max_inside: options.max_waiting + options.max_running,

@@ -344,3 +344,85 @@ fn the_queue_prefers_what_is_cached() {
     assert_eq!(heard(&mut cold).0, None);
     house.drain();
 }
+
+/// Returns the log-probabilities of a prompt and the tokens behind it, as far as they have arrived.
+fn scored(generation: &mut Generation) -> (Option<Vec<Logprobs>>, Vec<TokenId>, Option<Event>) {
+    let (mut found, mut tokens) = (None, Vec::new());
+    while let Ok(event) = generation.events.try_recv() {
+        match event {
+            Event::Started { cached_tokens } => assert_eq!(cached_tokens, 0),
+            Event::Prompt(logprobs) => found = Some(logprobs),
+            Event::Token { id: token, .. } => tokens.push(token),
+            end => return (found, tokens, Some(end)),
+        }
+    }
+    (found, tokens, None)
+}
+
+#[test]
+fn a_prompts_logprobs_are_the_same_cached_or_not_and_the_answer_too() {
+    let mut house = House::new(config());
+    let tokens = prompt(20, 1, 30);
+    let score = Request {
+        prompt_logprobs: Some(3),
+        ..answer(tokens.clone())
+    };
+    for _ in 0..2 {
+        let mut generation = house.submit(score.clone());
+        house.drain();
+        let (found, answer, end) = scored(&mut generation);
+        assert_eq!(found.unwrap(), prompt_logprobs(&tokens, 3));
+        assert_eq!(answer, greedy(&tokens));
+        assert!(matches!(end, Some(Event::Finished(FinishReason::Length))));
+    }
+    // Its pages serve others.
+    let mut other = house.submit(answer(tokens.clone()));
+    house.drain();
+    assert_eq!(heard(&mut other).0, Some(29));
+}
+
+#[test]
+fn a_prompt_may_be_scored_without_an_answer() {
+    let mut house = House::new(config());
+    for length in [1, 2, 8, 9, 30] {
+        let tokens = prompt(20.min(length), 1, length);
+        let mut generation = house.submit(Request {
+            prompt_logprobs: Some(0),
+            max_tokens: 0,
+            ..answer(tokens.clone())
+        });
+        house.drain();
+        let (found, none, end) = scored(&mut generation);
+        assert_eq!(found.unwrap(), prompt_logprobs(&tokens, 0));
+        assert!(none.is_empty());
+        assert!(matches!(end, Some(Event::Finished(FinishReason::Length))));
+    }
+    let unscored = Request {
+        max_tokens: 0,
+        ..answer(prompt(5, 1, 5))
+    };
+    assert!(house.stepper.submit(unscored, house.now).is_err());
+}
+
+#[test]
+fn a_guess_is_not_joined_by_a_request_that_scores_its_prompt() {
+    let mut house = House::new(config());
+    let tokens = prompt(20, 1, 30);
+    let _guess = house.submit(guess(tokens.clone(), 7));
+    house.step();
+    let mut generation = house.submit(Request {
+        prompt_logprobs: Some(0),
+        speculation: Some(SpeculationId(7)),
+        ..answer(tokens.clone())
+    });
+    house.drain();
+    let (found, ..) = scored(&mut generation);
+    assert_eq!(found.unwrap(), prompt_logprobs(&tokens, 0));
+}
+
+#[test]
+fn a_step_yields_a_bounded_number_of_logits() {
+    use super::super::prompt_scores::max_scored_tokens;
+    assert_eq!(max_scored_tokens(49_152), 170);
+    assert_eq!(max_scored_tokens(u32::MAX), 1, "every step gets on");
+}

@@ -6,13 +6,13 @@ mod marks;
 mod retrieval;
 
 use super::*;
-use crate::tests::scripted::ScriptedHost;
+use crate::tests::{placed_freely, scripted::ScriptedHost};
 use foreword_ordering::path::SentPath;
 
 pub(super) const PATH: &str = "/v1/chat/completions";
 
 pub(super) fn plugin(host: &ScriptedHost, json: &str) -> Arc<Plugin> {
-    Arc::new(Plugin::load(host, json.as_bytes()).unwrap())
+    Arc::new(Plugin::load(host, placed_freely(json).as_bytes()).unwrap())
 }
 
 pub(super) fn body(ids: &[&str]) -> String {

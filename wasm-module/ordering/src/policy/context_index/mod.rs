@@ -32,10 +32,10 @@ pub mod history;
 pub use super::context_tree::NodeId;
 
 use super::context_tree::{ContextTree, NodeData, ROOT};
-use super::{Order, Policy, PolicyOptions, SentDocuments, fingerprints, followed_by_rank};
+use super::{Order, Policy, PolicyOptions, SentDocuments, Start, fingerprints, followed_by_rank};
 use crate::document::{Candidate, Fingerprint};
 use crate::recency::Recency;
-use crate::tree::{KnowledgeTree, Scope};
+use crate::tree::Scope;
 use fxhash::FxHashMap;
 use std::sync::Arc;
 
@@ -208,8 +208,8 @@ impl ContextIndex {
 }
 
 impl Policy for ContextIndex {
-    fn order(&mut self, candidates: &[Candidate<'_>], _: &KnowledgeTree, scope: Scope) -> Order {
-        self.ordered(scope, &fingerprints(candidates))
+    fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
+        self.ordered(start.scope, &fingerprints(candidates))
     }
 
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {

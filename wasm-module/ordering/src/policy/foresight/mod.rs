@@ -27,10 +27,9 @@
 mod window;
 
 use super::longest::heaviest_path;
-use super::{Displacement, Order, Policy, followed_by_rank};
+use super::{Displacement, Order, Policy, Start, followed_by_rank};
 use crate::document::{Candidate, Fingerprint};
 use crate::sort::sort_by_key;
-use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 use window::{MAX_DOCUMENTS, Shared, Window};
 
@@ -57,8 +56,8 @@ impl Foresight {
 }
 
 impl Policy for Foresight {
-    fn order(&mut self, candidates: &[Candidate<'_>], tree: &KnowledgeTree, scope: Scope) -> Order {
-        let mut path = heaviest_path(candidates, tree, scope, self.allowed);
+    fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
+        let mut path = heaviest_path(candidates, start, self.allowed);
         let mut open = open_candidates(candidates, &path);
         if open.len() < 2 {
             return followed_by_rank(path, candidates.len());
@@ -375,6 +374,9 @@ mod tests {
         assert_eq!(order, documents);
         let mut tree = tree_of(&[&documents]);
         let candidates = candidates(&mut tree, &documents);
-        assert_eq!(policy.order(&candidates, &tree, SCOPE).len(), 200);
+        assert_eq!(
+            policy.order(&candidates, Start::behind(&tree, SCOPE)).len(),
+            200
+        );
     }
 }

@@ -452,31 +452,48 @@ fn an_engine_on_this_backend_answers_and_lets_go_of_its_pages() {
         let machine = backend(checkpoint, device);
         let mut engine = Stepper::new(Box::new(machine), &EngineConfig::default());
         let now = Instant::now();
-        let mut ask = |prompt: Vec<TokenId>, top_logprobs| {
-            let request = Request {
-                prompt,
-                max_tokens: 9,
-                top_logprobs,
-                ..Request::default()
-            };
+        let mut ask = |request: Request| {
             let mut generation = engine.submit(request, now).unwrap();
-            let mut answer = Vec::new();
+            let (mut answer, mut logprobs) = (Vec::new(), Vec::new());
             while !engine.is_idle() {
                 engine.step(now);
                 engine.check();
                 while let Some(event) = generation.try_next() {
-                    if let Event::Token { id, .. } = event {
-                        answer.push(id);
+                    match event {
+                        Event::Prompt(found) => logprobs = found,
+                        Event::Token { id, logprobs: of } => {
+                            answer.push(id);
+                            logprobs.extend(of.map(|of| *of));
+                        }
+                        _ => {}
                     }
                 }
             }
-            answer
+            (answer, logprobs)
         };
         // One row of logits is copied to the host and one is not; on an empty cache and on cached pages.
         let prompt = tokens(5, 100);
-        let cold = ask(prompt.clone(), Some(0));
-        let warm = ask(prompt, None);
-        assert_eq!((cold.len(), &cold), (9, &warm));
+        let request = |top_logprobs| Request {
+            prompt: prompt.clone(),
+            max_tokens: 9,
+            top_logprobs,
+            ..Request::default()
+        };
+        let (cold, generated) = ask(request(Some(0)));
+        let (warm, none) = ask(request(None));
+        assert_eq!((cold.len(), &cold, none.len()), (9, &warm, 0));
+        // The answer as a part of the prompt is as likely as it was when it was generated.
+        let (_, forced) = ask(Request {
+            prompt: [prompt.clone(), cold].concat(),
+            prompt_logprobs: Some(0),
+            max_tokens: 0,
+            ..Request::default()
+        });
+        assert_eq!(forced.len(), prompt.len() + 9 - 1);
+        for (forced, generated) in forced[prompt.len() - 1..].iter().zip(&generated) {
+            let error = (forced.chosen - generated.chosen).abs();
+            assert!(error < 0.02, "{forced:?} {generated:?}");
+        }
         let stats = engine.stats();
         assert_eq!(
             (stats.pages_in_use, stats.full_hits + stats.partial_hits),

@@ -1,0 +1,93 @@
+//! Log-probabilities of a prompt's own tokens, for clients that score a text or force an answer on the model.
+//!
+//! ```text
+//!   position    0    1    2    3
+//!   token       t0   t1   t2   t3
+//!   row         r0   r1   r2   r3        r0 scores t1, r1 scores t2, r2 scores t3; r3 chooses the first token behind
+//! ```
+//!
+//! A cached position has no row, so such a request computes its whole prompt. A row is as wide as the vocabulary:
+//! a step computes at most [`MAX_SCORED_LOGITS`] for all its scored segments, and the rows are reduced to
+//! log-probabilities before the next step. What is kept of a position is a [`Logprobs`].
+
+use crate::TokenId;
+use crate::sampling::{Logprobs, SamplingError};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// The log-probabilities of a sequence's prompt, as far as they are computed.
+pub(super) struct PromptScores {
+    /// Number of alternatives for each token.
+    top: u32,
+    /// Tokens in the prompt.
+    tokens: u32,
+    /// Log-probabilities of the tokens from the second one on.
+    found: Vec<Logprobs>,
+}
+
+/// The rows of one segment that score tokens.
+#[derive(Debug)]
+pub(super) struct ScoredRows {
+    /// Rows of the segment before the first one that scores a token.
+    skipped: usize,
+    /// The tokens that the rows score, one a row.
+    targets: Vec<TokenId>,
+    top: u32,
+}
+
+impl PromptScores {
+    pub(super) fn new(top: u32, tokens: u32) -> Self {
+        Self {
+            top,
+            tokens,
+            found: Vec::new(),
+        }
+    }
+
+    /// Returns the rows that computing `positions` must yield, or `None` if it need not yield any. After a preemption,
+    /// positions that have been scored are computed again but not scored again.
+    pub(super) fn rows(&self, tokens: &[TokenId], positions: Range<u32>) -> Option<ScoredRows> {
+        let first = positions.start.max(self.found.len() as u32);
+        let end = positions.end.min(self.tokens - 1);
+        (first < end).then(|| ScoredRows {
+            skipped: (first - positions.start) as usize,
+            targets: tokens[first as usize + 1..=end as usize].to_vec(),
+            top: self.top,
+        })
+    }
+
+    pub(super) fn extend(&mut self, found: Vec<Logprobs>) {
+        self.found.extend(found);
+    }
+
+    /// Returns one entry for each token of the prompt except the first.
+    pub(super) fn into_found(self) -> Vec<Logprobs> {
+        self.found
+    }
+}
+
+impl ScoredRows {
+    /// Reduces the segment's rows `[tokens, vocabulary]` to log-probabilities.
+    ///
+    /// # Errors
+    /// Returns a [`SamplingError`] if a row is no distribution.
+    pub(super) fn score(
+        &self,
+        rows: &[f32],
+        vocabulary: usize,
+    ) -> Result<Vec<Logprobs>, SamplingError> {
+        let rows = &rows[self.skipped * vocabulary..][..self.targets.len() * vocabulary];
+        rows.par_chunks_exact(vocabulary)
+            .zip(&self.targets)
+            .map(|(row, &target)| Logprobs::checked(row, target, self.top))
+            .collect()
+    }
+}
+
+/// Most logits that the scored segments of a step yield: 32 MiB.
+const MAX_SCORED_LOGITS: u32 = 1 << 23;
+
+/// Returns the most tokens that the scored segments of a step may have.
+pub(super) fn max_scored_tokens(vocabulary: u32) -> u32 {
+    (MAX_SCORED_LOGITS / vocabulary.max(1)).max(1)
+}

@@ -1,0 +1,112 @@
+//! What an answer reports of its own prompt: the log-probabilities of its tokens, or its text before the answer's.
+
+use super::Scored;
+use crate::model::Model;
+use foreword_engine::TokenId;
+use foreword_engine::sampling::Logprobs;
+
+/// What a request wants to know of its prompt.
+#[derive(Clone, Debug)]
+pub struct PromptReading {
+    /// The prompt's tokens.
+    pub tokens: Vec<TokenId>,
+    /// Number of alternatives in vLLM's `prompt_logprobs`; `None` if they are not wanted.
+    pub logprobs: Option<u32>,
+    /// Whether the answer's text begins with the prompt's.
+    pub echo: Option<Echo>,
+}
+
+/// How a prompt is repeated before its answer.
+#[derive(Clone, Debug)]
+pub struct Echo {
+    /// The prompt as it was sent; `None` if it was sent as tokens.
+    pub text: Option<String>,
+    /// Number of alternatives of each of its tokens; `None` for no log-probabilities.
+    pub logprobs: Option<u32>,
+}
+
+/// A token of a prompt, with those that the model thinks likeliest in its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptToken {
+    /// The token itself, then the alternatives, likeliest first.
+    pub candidates: Vec<Candidate>,
+}
+
+/// A token that a prompt has or might have had.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The token's id.
+    pub id: TokenId,
+    /// Bytes of the token, which may be a part of a character; for a special token, its name.
+    pub bytes: Vec<u8>,
+    /// Log-probability of the token.
+    pub logprob: f32,
+    /// 1 for the likeliest token.
+    pub rank: u32,
+}
+
+impl PromptReading {
+    /// Returns whether the engine has to report log-probabilities before anything of the prompt can be told.
+    pub(super) fn needs_logprobs(&self) -> bool {
+        self.logprobs.is_some()
+            || self
+                .echo
+                .as_ref()
+                .is_some_and(|echo| echo.logprobs.is_some())
+    }
+
+    /// Returns the tokens from the second one on, as `prompt_logprobs` reports them.
+    pub(super) fn scored(&self, model: &Model, found: &[Logprobs]) -> Vec<PromptToken> {
+        let count = self.logprobs.unwrap_or(0) as usize;
+        let candidate = |id, logprob, rank| Candidate {
+            id,
+            bytes: model.bytes_of(id).unwrap_or_default(),
+            logprob,
+            rank,
+        };
+        let tokens = self.tokens.iter().skip(1).zip(found);
+        tokens
+            .map(|(&id, logprobs)| {
+                let top = logprobs.top.iter().take(count).zip(1..);
+                let others = top.filter(|((other, _), _)| *other != id);
+                let others = others.map(|((id, logprob), rank)| candidate(*id, *logprob, rank));
+                let own = candidate(id, logprobs.chosen, logprobs.rank);
+                PromptToken {
+                    candidates: std::iter::once(own).chain(others).collect(),
+                }
+            })
+            .collect()
+    }
+
+    /// Returns the text that precedes the answer's, with its tokens if their log-probabilities are wanted; `None` if
+    /// the answer stands alone.
+    pub(super) fn echoed(
+        &self,
+        model: &Model,
+        found: &[Logprobs],
+    ) -> Option<(String, Vec<Scored>)> {
+        let echo = self.echo.as_ref()?;
+        let bytes = |id| model.bytes_of(id).unwrap_or_default();
+        let mut decoder = model.tokenizer().decoder();
+        let (mut text, mut characters) = (String::new(), 0);
+        let mut scored = Vec::new();
+        for (at, &id) in self.tokens.iter().enumerate() {
+            if let Some(count) = echo.logprobs {
+                let own = at.checked_sub(1).and_then(|at| found.get(at));
+                let top = own.map_or(&[][..], |own| &own.top);
+                let top = top.iter().take(count as usize);
+                scored.push(Scored {
+                    bytes: bytes(id),
+                    logprob: own.map(|own| own.chosen),
+                    top: top.map(|(id, logprob)| (bytes(*id), *logprob)).collect(),
+                    offset: characters,
+                });
+            }
+            let piece = decoder.push(id);
+            characters += piece.chars().count() as u32;
+            text.push_str(&piece);
+        }
+        text.push_str(&decoder.finish());
+        Some((echo.text.clone().unwrap_or(text), scored))
+    }
+}

@@ -1,0 +1,236 @@
+//! Rank-aware placement: the retriever's best documents keep a place where the model reads well, and a policy orders
+//! the others for reuse.
+
+#[cfg(feature = "history")]
+use super::SentDocuments;
+use super::{Order, Policy, Start};
+use crate::document::{Candidate, Fingerprint};
+
+/// The place of the favoured documents, which are the best by the retriever's rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// No document is favoured.
+    Free,
+    /// Behind all others, the best one last: next to a question that follows the documents.
+    Last,
+    /// Before all others, the best one first.
+    First,
+    /// The best one last, the second best first, the third best second to last, and so on.
+    Ends,
+}
+
+impl Place {
+    /// All places, in the order of tables.
+    pub const ALL: [Self; 4] = [Self::Free, Self::Last, Self::First, Self::Ends];
+
+    /// Returns the name in configuration and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Last => "last",
+            Self::First => "first",
+            Self::Ends => "ends",
+        }
+    }
+
+    /// Returns the place of that name.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|place| place.name() == name)
+    }
+}
+
+/// Which of the retriever's best documents keep a favoured place, and which place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Placement {
+    /// Where they stand.
+    pub place: Place,
+    /// Number of favoured documents.
+    pub documents: u16,
+}
+
+impl Placement {
+    /// Every document may stand anywhere.
+    pub const FREE: Self = Self {
+        place: Place::Free,
+        documents: 0,
+    };
+
+    /// Returns whether no document is favoured.
+    #[must_use]
+    pub fn is_free(self) -> bool {
+        self.place == Place::Free || self.documents == 0
+    }
+
+    /// Divides `count` documents.
+    #[must_use]
+    pub fn split(self, count: usize) -> Split {
+        let count = u16::try_from(count).unwrap_or(u16::MAX);
+        let favoured = match self.place {
+            Place::Free => 0,
+            Place::Last | Place::First | Place::Ends => self.documents.min(count),
+        };
+        let is_leading = |rank: &u16| match self.place {
+            Place::Free | Place::Last => false,
+            Place::First => true,
+            Place::Ends => rank % 2 == 1,
+        };
+        Split {
+            leading: (0..favoured).filter(is_leading).collect(),
+            shared: favoured,
+            trailing: (0..favoured)
+                .rev()
+                .filter(|rank| !is_leading(rank))
+                .collect(),
+        }
+    }
+}
+
+/// A request's documents, divided. Documents are named by their ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// The favoured documents before the others, in the order in which they stand.
+    pub leading: Order,
+    /// The best rank that is not favoured: the shared part is `shared..count`.
+    pub shared: u16,
+    /// The favoured documents behind the others, in the order in which they stand.
+    pub trailing: Order,
+}
+
+impl Split {
+    /// Returns the whole order, given the order of the shared part, counted from its best.
+    #[must_use]
+    pub fn with(self, shared: &[u16]) -> Order {
+        let mut order = self.leading;
+        order.extend(shared.iter().map(|rank| rank.saturating_add(self.shared)));
+        order.extend(self.trailing);
+        order
+    }
+}
+
+/// Asks another policy for the order of the shared part, behind the favoured documents that lead.
+pub(super) struct Placed {
+    policy: Box<dyn Policy>,
+    placement: Placement,
+}
+
+impl Placed {
+    /// Returns `policy` with this placement; `policy` itself if no document is favoured.
+    pub(super) fn of(policy: Box<dyn Policy>, placement: Placement) -> Box<dyn Policy> {
+        if placement.is_free() {
+            return policy;
+        }
+        Box::new(Self { policy, placement })
+    }
+}
+
+impl Policy for Placed {
+    fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
+        if !start.is_ranked() {
+            return self.policy.order(candidates, start);
+        }
+        let split = self.placement.split(candidates.len());
+        let mut at = start;
+        for candidate in
+            (split.leading.iter()).filter_map(|&rank| candidates.get(usize::from(rank)))
+        {
+            at = at.after(candidate.id);
+        }
+        let shared = candidates
+            .get(usize::from(split.shared)..)
+            .unwrap_or_default();
+        let order = self.policy.order(shared, at);
+        split.with(&order)
+    }
+
+    /// The policy learns of all documents: what was favoured in one request stands in the shared part of others.
+    fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
+        self.policy.remember(ranked, order);
+    }
+
+    #[cfg(feature = "history")]
+    fn sent(&mut self, runs: &[SentDocuments<'_>]) {
+        self.policy.sent(runs);
+    }
+
+    #[cfg(feature = "history")]
+    fn evicted(&mut self, tokens: u64) {
+        self.policy.evicted(tokens);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::tests::{SCOPE, candidates, ordered, tree_of};
+    use crate::policy::{PolicyKind, PolicyOptions};
+    use proptest::prelude::*;
+
+    fn placed(kind: PolicyKind, place: Place, documents: u16) -> Box<dyn Policy> {
+        kind.build(&PolicyOptions {
+            placement: Placement { place, documents },
+            ..PolicyOptions::default()
+        })
+    }
+
+    #[test]
+    fn the_best_keep_their_place_and_the_others_follow_the_tree() {
+        let order = |place, documents, paths: &[&[u64]]| {
+            let mut policy = placed(PolicyKind::Longest, place, documents);
+            ordered(policy.as_mut(), paths, &[1, 2, 3, 4, 5])
+        };
+        assert_eq!(order(Place::Last, 1, &[&[5, 4]]), [5, 4, 2, 3, 1]);
+        assert_eq!(order(Place::Last, 2, &[&[5, 4]]), [5, 4, 3, 2, 1]);
+        assert_eq!(order(Place::First, 1, &[&[1, 5, 4]]), [1, 5, 4, 2, 3]);
+        assert_eq!(order(Place::Ends, 2, &[&[2, 5, 4]]), [2, 5, 4, 3, 1]);
+        assert_eq!(order(Place::Ends, 4, &[&[5]]), [2, 4, 5, 3, 1]);
+        assert_eq!(order(Place::Free, 3, &[&[1, 5, 4]]), [1, 5, 4, 2, 3]);
+        // What is cached before a document that must lead is of no use.
+        assert_eq!(order(Place::First, 1, &[&[5, 4]]), [1, 2, 3, 4, 5]);
+        // The favoured document is matched where the path goes on with it.
+        assert_eq!(order(Place::Last, 1, &[&[5, 4, 3, 2, 1]]), [5, 4, 3, 2, 1]);
+    }
+
+    #[test]
+    fn nothing_is_favoured_where_ranks_are_unknown() {
+        let mut tree = tree_of(&[&[1, 3]]);
+        let candidates = candidates(&mut tree, &[1, 2, 3]);
+        let start = Start::behind(&tree, SCOPE);
+        let mut policy = placed(PolicyKind::Longest, Place::Last, 1);
+        assert_eq!(policy.order(&candidates, start)[..], [1, 2, 0]);
+        assert_eq!(policy.order(&candidates, start.unranked())[..], [0, 2, 1]);
+    }
+
+    #[test]
+    fn the_retrievers_order_stays_whatever_is_favoured() {
+        let mut policy = placed(PolicyKind::Retrieval, Place::Last, 1);
+        assert_eq!(ordered(policy.as_mut(), &[], &[1, 2, 3]), [1, 2, 3]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_split_is_a_permutation_with_the_best_in_their_places(
+            count in 0..40_usize,
+            documents in 0..10_u16,
+            place in prop::sample::select(&Place::ALL[..]),
+        ) {
+            let split = Placement { place, documents }.split(count);
+            let shared: Vec<u16> = (0..(count as u16 - split.shared)).rev().collect();
+            let order = split.with(&shared);
+            let mut sorted = order.to_vec();
+            sorted.sort_unstable();
+            prop_assert_eq!(sorted, (0..count as u16).collect::<Vec<_>>());
+            if documents > 0 && count > 0 {
+                match place {
+                    Place::Last | Place::Ends => prop_assert_eq!(order.last(), Some(&0)),
+                    Place::First => prop_assert_eq!(order.first(), Some(&0)),
+                    Place::Free => prop_assert_eq!(order[0], count as u16 - 1),
+                }
+                if place == Place::Ends && documents > 1 && count > 1 {
+                    prop_assert_eq!(order[0], 1);
+                }
+            }
+        }
+    }
+}
