@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A name counts for the file that defines it, through all re-exports; a re-export by itself counts for nothing. Tests are
-//! left out. A folder's own file (`mod.rs`) and the files inside the folder may use each other: it declares what they
-//! share, and puts them together. Macros' expansions and methods are not seen.
+//! left out, and so is what a file uses of the folders' own files (`mod.rs`) that it lies in: a folder's file declares what
+//! the files inside share, and puts them together. Macros' expansions and methods are not seen.
 
 mod graph;
 mod source;
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folders_file_and_its_parts_may_use_each_other_and_tests_use_anything() {
+    fn what_a_folders_file_declares_is_its_parts_too_and_tests_use_anything() {
         let files = [
             ("lib.rs", "mod a; mod b;"),
             ("a/mod.rs", "mod part; pub struct A(part::Part);"),
@@ -150,6 +150,10 @@ mod tests {
             ("b/tests.rs", "use crate::a::A;"),
         ];
         let files = files.into_iter().filter(|(file, _)| module(file).is_some());
-        assert_eq!(circles(&files.collect::<Vec<_>>()), [""; 0]);
+        let mut files: Vec<_> = files.collect();
+        assert_eq!(circles(&files), [""; 0]);
+        // The folder is put together of what leads back to it.
+        files[3].1 = "pub struct B; use crate::a::A;";
+        assert_eq!(circles(&files), ["a a::part b"]);
     }
 }

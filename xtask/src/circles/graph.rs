@@ -29,7 +29,7 @@ impl<'s> Graph<'s> {
                 let Some(used) = graph.resolve(module, path, 0) else {
                     continue;
                 };
-                if !used.starts_with(module) && !module.starts_with(used) {
+                if !module.starts_with(used) {
                     uses.entry(used).or_insert_with(|| path.join("::"));
                 }
             }
