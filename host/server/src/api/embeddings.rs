@@ -13,7 +13,12 @@ pub(super) async fn embed(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, Failure> {
-    let Admitted { body, pass, time } = admit(&app, request).await?;
+    embedded(&app, admit(&app, request).await?).await
+}
+
+/// Answers a request that was let in.
+pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value>, Failure> {
+    let Admitted { body, pass, time } = admitted;
     let served = app.model.get().map(|model| model.name().to_owned());
     let work = {
         let retriever = Arc::clone(&app.retriever);
