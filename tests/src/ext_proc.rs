@@ -3,16 +3,16 @@
 use std::ffi::OsString;
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::artifacts::ext_proc_binary;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::gateway::Shell;
 use crate::http::{self, Client};
 use crate::process::{Process, Watch};
 
@@ -27,6 +27,13 @@ pub struct ExtProc {
     folder: TempDir,
     /// The process; `None` while it is killed.
     process: Mutex<Option<Process>>,
+}
+
+/// Returns the program, built once per process.
+pub(crate) fn program() -> Result<PathBuf> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let build = || ext_proc_binary("dev").map_err(|error| format!("{error:#}"));
+    BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
 }
 
 impl ExtProc {
@@ -57,13 +64,13 @@ impl ExtProc {
         fs::write(&file, listed(endpoints))?;
         let mut all = vec![OsString::from("--endpoints"), file.into()];
         all.extend(arguments.iter().map(OsString::from));
-        Self::begin(&Shell::ExtProc.module()?, plugin, folder, all, &[])
+        Self::begin(&program()?, plugin, folder, all, &[])
     }
 
     /// Starts the program as an endpoint picker over a name in DNS and its port.
     pub fn picker_over_name(plugin: &Value, name: &str) -> Result<Arc<Self>> {
         let arguments = vec!["--endpoints-dns".into(), name.into()];
-        Self::begin(&Shell::ExtProc.module()?, plugin, folder()?, arguments, &[])
+        Self::begin(&program()?, plugin, folder()?, arguments, &[])
     }
 
     fn begin(

@@ -15,8 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::artifacts::{dynamic_module, envoy_binary, ext_proc_binary, filter_module, repository};
-use crate::ext_proc::ExtProc;
+use crate::artifacts::{dynamic_module, envoy_binary, filter_module, repository};
+use crate::ext_proc::{self, ExtProc};
 use crate::http::{self, Client};
 use crate::process::{Process, Watch};
 use crate::wait::until;
@@ -73,11 +73,7 @@ impl Shell {
                 let build = || dynamic_module("dev").map_err(|error| format!("{error:#}"));
                 BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
             }
-            Self::ExtProc | Self::ExtProcDuplex => {
-                static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-                let build = || ext_proc_binary("dev").map_err(|error| format!("{error:#}"));
-                BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
-            }
+            Self::ExtProc | Self::ExtProcDuplex => ext_proc::program(),
         }
     }
 

@@ -9,6 +9,7 @@
 //! release  tarball, images, lists of components and checksums, reproducible
 //! config-docs  the tables and types of configuration fields, from the schema
 //! test     everything CI needs, step by step
+//! circles  whether files of a crate use each other in a circle
 //! browser  the npm package and the demo page
 //! demo     host + Envoy, the questions of the reader's world twice, figures and a report
 //! corpus   rank the documents of the handbook and of the reader's world for their questions
@@ -20,6 +21,7 @@
 
 mod browser;
 mod build;
+mod circles;
 mod config_docs;
 mod corpus;
 mod demo;
@@ -72,6 +74,8 @@ enum Task {
     ConfigDocs(config_docs::Options),
     /// Run every check and every test, as CI does
     Test,
+    /// Check that no files of a crate use each other in a circle
+    Circles,
     /// Run the fuzz targets under libFuzzer, which takes a C++ compiler
     Fuzz(fuzz::Options),
     /// Ask the reader the questions of its world through Envoy, in retrieval order and then ordered
@@ -104,6 +108,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Browser(options) => browser::run(&workspace, &options),
         Task::ConfigDocs(options) => config_docs::run(&workspace, &options),
         Task::Test => test::run(&workspace),
+        Task::Circles => circles::check(&workspace),
         Task::Fuzz(options) => fuzz::run(&workspace, &options),
         Task::Demo(options) => demo::run(&workspace, &options),
         Task::Corpus(options) => corpus::run(&workspace, &options),

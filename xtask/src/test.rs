@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use crate::build::{self, Built};
 use crate::step::{Step, seconds};
 use crate::workspace::Workspace;
-use crate::{browser, config_docs, corpus, demo, kernels, setup};
+use crate::{browser, circles, config_docs, corpus, demo, kernels, setup};
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut plan = Plan::begin(workspace);
@@ -22,6 +22,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     plan.task("kernels", || kernels::check(workspace))?;
 
     plan.cargo("format", "fmt --all -- --check")?;
+    plan.task("no circles of files", || circles::check(workspace))?;
     plan.task("configuration's documents", || {
         config_docs::run(workspace, &config_docs::Options { check: true })
     })?;

@@ -5,9 +5,9 @@
 //!   foreword_ext_proc_…                                           the processor's own: streams, bytes, reloads
 //! ```
 
+use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
-use std::sync::{PoisonError, RwLock};
 
 use foreword_filter::MetricId;
 use foreword_process::connections::Counts;
@@ -151,7 +151,7 @@ impl Metrics {
 
     /// Returns the metric of that name, unless it is of another kind than the one that `new` makes.
     fn define(&self, name: &str, new: impl FnOnce() -> FilterMetric) -> Option<MetricId> {
-        let mut filter = self.filter.write().unwrap_or_else(PoisonError::into_inner);
+        let mut filter = self.filter.write();
         let metric = new();
         if let Some(at) = filter.names.get(name).copied() {
             let known = filter.metrics.get(usize::try_from(at).ok()?)?;
@@ -177,7 +177,7 @@ impl Metrics {
 
     /// Adds to a counter. Returns `false` if there is no such counter.
     pub(crate) fn add(&self, counter: MetricId, amount: u64) -> bool {
-        let filter = self.filter.read().unwrap_or_else(PoisonError::into_inner);
+        let filter = self.filter.read();
         match filter.metrics.get(counter.0 as usize) {
             Some(FilterMetric::Counter(counter)) => {
                 counter.inc_by(amount);
@@ -193,7 +193,7 @@ impl Metrics {
         reason = "a sample is far below 2^53: microseconds, per cent, documents"
     )]
     pub(crate) fn record(&self, histogram: MetricId, value: u64) -> bool {
-        let filter = self.filter.read().unwrap_or_else(PoisonError::into_inner);
+        let filter = self.filter.read();
         match filter.metrics.get(histogram.0 as usize) {
             Some(FilterMetric::Histogram(histogram)) => {
                 histogram.observe(value as f64);
@@ -205,7 +205,7 @@ impl Metrics {
 
     /// Returns all metrics in the text format of OpenMetrics, which Prometheus reads.
     pub(crate) fn text(&self) -> String {
-        let filter = self.filter.read().unwrap_or_else(PoisonError::into_inner);
+        let filter = self.filter.read();
         let mut text = String::new();
         // Writing to a string cannot fail.
         let _ = encode(&mut text, &filter.registry);

@@ -7,11 +7,12 @@
 //!
 //! A new plugin learns from the shared data what the old one knew, as in every shell.
 
+use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -126,7 +127,7 @@ impl Processor {
         match loaded {
             Ok(plugin) => {
                 plugin.wake_with(waker(&self.woken));
-                let mut place = self.plugin.write().unwrap_or_else(PoisonError::into_inner);
+                let mut place = self.plugin.write();
                 *place = Arc::new(plugin);
                 self.metrics.reloads.inc();
                 Ok(())
@@ -140,7 +141,7 @@ impl Processor {
 
     /// Returns the plugin for a stream that begins now.
     pub(crate) fn plugin(&self) -> Arc<Plugin> {
-        let plugin = self.plugin.read().unwrap_or_else(PoisonError::into_inner);
+        let plugin = self.plugin.read();
         Arc::clone(&plugin)
     }
 

@@ -1,6 +1,7 @@
 //! Whether permits are still given back.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -13,7 +14,7 @@ pub struct Canary(Arc<Mutex<Option<Instant>>>);
 impl Canary {
     /// Returns how long the current request has been waiting; sends one if there is none.
     pub fn waits(&self, permits: &Arc<Semaphore>) -> Duration {
-        let mut since = lock(&self.0);
+        let mut since = self.0.lock();
         if let Some(since) = *since {
             return since.elapsed();
         }
@@ -23,16 +24,11 @@ impl Canary {
             // It ends when it gets a permit, since every holder gives its permit back, or with the runtime.
             tokio::spawn(async move {
                 let _permit = permits.acquire().await;
-                *lock(&since) = None;
+                *since.lock() = None;
             });
         }
         Duration::ZERO
     }
-}
-
-/// Locks the value, which is only ever replaced as a whole.
-fn lock(since: &Mutex<Option<Instant>>) -> MutexGuard<'_, Option<Instant>> {
-    since.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

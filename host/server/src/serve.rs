@@ -19,8 +19,9 @@ use foreword_ordering::Config as OrderingConfig;
 use foreword_ordering::feed::FeedKey;
 use foreword_ordering::path::Locator;
 use foreword_process::listen;
+use parking_lot::Mutex;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -211,8 +212,8 @@ impl Server {
     pub fn open(&self, model: Model) {
         let (name, feed) = (model.name().to_owned(), model.engine().feed().clone());
         if self.app.model.set(Arc::new(model)).is_ok() {
-            if let Some(publisher) = lock(&self.publisher).take() {
-                let tasks = &mut lock(&self.publishing);
+            if let Some(publisher) = self.publisher.lock().take() {
+                let tasks = &mut self.publishing.lock();
                 let counts = &self.app.metrics.connections;
                 publisher.start(Arc::clone(&feed), &self.app.gate, counts, tasks);
             }
@@ -257,9 +258,7 @@ impl Server {
             tracing::warn!("closing connections whose clients do not read");
         }
         drop(connections);
-        let mut publishing = publishing
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut publishing = publishing.into_inner();
         while publishing.join_next().await.is_some() {}
         if let Some(model) = app.model.get().cloned() {
             // It blocks until the engine's thread has ended; with no request inside, that is at once.
@@ -307,11 +306,6 @@ pub const CONNECTIONS_OF_A_READER: u32 = 2 + 8;
 pub const INTERNAL_CONNECTIONS: u32 = 64;
 pub(crate) const INTERNAL: &str =
     "probes, metrics and the KV feed; --internal-listen gives another address, or none";
-
-/// The content of these locks is only ever taken or added to.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Least time for writing the last answers.
 const WRITING: Duration = Duration::from_secs(1);

@@ -7,9 +7,9 @@
 //! Bounded in number, bytes and time, over all owners: who is over the bound loses the oldest of the owner that holds
 //! most, so nobody's flood takes another's. Everything is in memory and ends with the process. Times are arguments.
 
+use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -37,6 +37,7 @@ pub struct Owner {
 #[derive(Debug)]
 pub struct Transcripts {
     bounds: Bounds,
+    /// Changed whole.
     kept: Mutex<Kept>,
 }
 
@@ -99,7 +100,7 @@ impl Transcripts {
         if bytes > self.bounds.bytes || self.bounds.responses == 0 {
             return;
         }
-        let kept = &mut *self.lock();
+        let kept = &mut *self.kept.lock();
         kept.expire(now, self.bounds.time);
         while kept.responses >= self.bounds.responses || kept.bytes + bytes > self.bounds.bytes {
             if !kept.drop_one() {
@@ -116,7 +117,7 @@ impl Transcripts {
     /// The response of this id, if it is this owner's and was kept until now.
     pub fn get(&self, owner: &Owner, id: &str, now: Instant) -> Option<Transcript> {
         let json = {
-            let kept = &mut *self.lock();
+            let kept = &mut *self.kept.lock();
             kept.expire(now, self.bounds.time);
             let entries = &kept.owners.get(owner)?.entries;
             entries.iter().find(|entry| entry.id == id)?.json.clone()
@@ -127,7 +128,7 @@ impl Transcripts {
 
     /// Forgets a response; `false` where there was none.
     pub fn forget(&self, owner: &Owner, id: &str, now: Instant) -> bool {
-        let kept = &mut *self.lock();
+        let kept = &mut *self.kept.lock();
         kept.expire(now, self.bounds.time);
         let Some(shelf) = kept.owners.get_mut(owner) else {
             return false;
@@ -148,13 +149,8 @@ impl Transcripts {
 
     /// How many are kept, and their bytes.
     pub fn held(&self) -> (usize, usize) {
-        let kept = self.lock();
+        let kept = self.kept.lock();
         (kept.responses, kept.bytes)
-    }
-
-    /// What is behind it is changed whole.
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -279,7 +275,7 @@ mod tests {
                     kept.keep(&owner, &step.to_string(), &transcript(&text), now);
                 }
             }
-            let state = kept.lock();
+            let state = kept.kept.lock();
             let entries = || state.owners.values().flat_map(|shelf| &shelf.entries);
             let bytes: usize = entries().map(Entry::bytes).sum();
             assert_eq!((state.responses, state.bytes), (entries().count(), bytes));

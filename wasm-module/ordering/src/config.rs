@@ -581,7 +581,8 @@ impl TryFrom<RawConfig> for Config {
             },
         };
         #[cfg(feature = "history")]
-        let history = history::read(&options.history)?;
+        let history = history::read(&options.history)
+            .or_else(|reason| refuse("policy_options.history", reason))?;
         within(
             "documents.max",
             raw.documents.max.into(),

@@ -16,6 +16,14 @@ pub fn byte([high, low]: [u8; 2]) -> Option<u8> {
     Some(digit(high)? << 4 | digit(low)?)
 }
 
+/// Returns the bytes that pairs of digits stand for, of either case; `None` if the text is anything else.
+#[must_use]
+pub fn bytes(digits: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    let bytes = pairs.iter().copied().map(byte);
+    bytes.collect::<Option<_>>().filter(|_| rest.is_empty())
+}
+
 /// Returns a hash as 16 digits.
 #[must_use]
 pub fn hash(bits: u64) -> String {

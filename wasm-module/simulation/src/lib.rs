@@ -22,6 +22,7 @@
     )
 )]
 
+mod bad_line;
 mod batch;
 mod bound;
 mod boundary;
@@ -35,6 +36,7 @@ mod replay;
 mod time;
 pub mod workload;
 
+pub use bad_line::BadLine;
 pub use batch::{
     AnswerLine, AnswersError, BatchAnswer, BatchAnswers, BatchConfigError, BatchError, BatchIndex,
     BatchLimits, BatchOrder, BatchOrderer, BatchSchedule, BatchTask, BatchUsage, FirstDocuments,
@@ -48,7 +50,7 @@ pub use boundary::{
 pub use cache::{Capacity, EngineCache};
 pub use compact::CompactTrace;
 pub use lines::{Lines, MAX_LINE_BYTES};
-pub use log::{BadLine, LogReader};
+pub use log::LogReader;
 pub use logged::{Logged, LoggedKind};
 pub use prompts::{PromptReplay, PromptReuse};
 pub use replay::{Replay, Reuse, replay, upper_bound};

@@ -5,11 +5,13 @@
 //! runs or ends. A preempted request has been admitted already and needs none.
 
 use super::{EngineConfig, Kind, SubmitError};
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) struct Admission {
+    /// Valid after each line that changes it, so a panic under the lock spoils nothing.
     counts: Mutex<WaitingCounts>,
     max_waiting: u32,
     max_waiting_per_tenant: u32,
@@ -54,7 +56,7 @@ impl Admission {
 
     /// Returns whether speculative work would be accepted now. A refusal counts as one of [`Admission::enter`] does.
     pub(super) fn takes_guesses(&self) -> bool {
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         let takes = counts.waiting < self.max_prefill_batch;
         counts.refused_guesses += u64::from(!takes);
         takes
@@ -71,7 +73,7 @@ impl Admission {
         kind: Kind,
         now: Instant,
     ) -> Result<WaitingSlot, SubmitError> {
-        let mut counts = self.lock();
+        let mut counts = self.counts.lock();
         if kind == Kind::Prefill && counts.waiting >= self.max_prefill_batch {
             counts.refused_guesses += 1;
             return Err(SubmitError::Busy {
@@ -101,12 +103,7 @@ impl Admission {
 
     /// Returns how many speculative requests were refused so far because too many waited.
     pub(super) fn refused_guesses(&self) -> u64 {
-        self.lock().refused_guesses
-    }
-
-    /// A panic cannot leave an invalid state: the state is valid after each line that changes it.
-    fn lock(&self) -> MutexGuard<'_, WaitingCounts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock().refused_guesses
     }
 }
 
@@ -125,7 +122,7 @@ impl WaitingCounts {
 impl WaitingSlot {
     /// Records that the request has begun to run at `now`, and gives the place back.
     pub(super) fn leave(self, now: Instant) {
-        let mut counts = self.admission.lock();
+        let mut counts = self.admission.counts.lock();
         if counts.left.len() == PACE {
             counts.left.pop_front();
         }
@@ -135,7 +132,7 @@ impl WaitingSlot {
 
 impl Drop for WaitingSlot {
     fn drop(&mut self) {
-        let mut counts = self.admission.lock();
+        let mut counts = self.admission.counts.lock();
         counts.waiting -= 1;
         if let Some(own) = counts.tenants.get_mut(&self.tenant) {
             *own -= 1;
@@ -177,7 +174,7 @@ mod tests {
         drop(first);
         assert!(enter("a").is_ok());
         assert!(enter("c").is_ok(), "the last one was dropped at once");
-        assert_eq!(admission.lock().tenants.len(), 2);
+        assert_eq!(admission.counts.lock().tenants.len(), 2);
     }
 
     #[test]

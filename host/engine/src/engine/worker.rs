@@ -18,10 +18,11 @@ use super::parking::Parking;
 use super::work::Answers;
 use super::{Bounds, EngineConfig, Failure, Generation, Request, Stats, SubmitError};
 use crate::backend::{Backend, BackendError};
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,7 @@ pub enum Health {
 
 /// State that handles, thread and watchdog share.
 pub(super) struct Shared {
+    /// Valid after each line that changes it, so a panic under the lock spoils nothing.
     inbox: Mutex<Inbox>,
     /// Signalled when the inbox has something for the thread.
     wake: Condvar,
@@ -112,12 +114,12 @@ impl Shared {
 
     pub(super) fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
         let now = (self.clock)();
-        if self.lock().stopping {
+        if self.inbox.lock().stopping {
             return Err(SubmitError::Stopped);
         }
         let (sequence, generation) =
             request.admit(&self.admission, self.bounds, &self.bell, now)?;
-        let mut inbox = self.lock();
+        let mut inbox = self.inbox.lock();
         if inbox.stopping {
             return Err(SubmitError::Stopped);
         }
@@ -132,7 +134,7 @@ impl Shared {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        let inbox = self.lock();
+        let inbox = self.inbox.lock();
         Stats {
             waiting: inbox.stats.waiting + inbox.submitted.len() as u32,
             speculations_refused: self.admission.refused_guesses(),
@@ -141,7 +143,7 @@ impl Shared {
     }
 
     pub(super) fn health(&self) -> Health {
-        self.lock().health.clone()
+        self.inbox.lock().health.clone()
     }
 
     pub(super) fn bell(&self) -> Arc<AtomicU64> {
@@ -159,7 +161,7 @@ impl Shared {
     pub(super) fn clear_cache(&self) -> u32 {
         let (sender, receiver) = sync_channel(1);
         {
-            let mut inbox = self.lock();
+            let mut inbox = self.inbox.lock();
             if inbox.stopping {
                 return 0;
             }
@@ -175,18 +177,15 @@ impl Shared {
     }
 
     pub(super) fn stop(&self) {
-        self.lock().stopping = true;
+        self.inbox.lock().stopping = true;
         self.wake.notify_one();
     }
 
     /// Waits until the engine has ended.
     pub(super) fn join(&self) {
-        let mut inbox = self.lock();
+        let mut inbox = self.inbox.lock();
         while !matches!(inbox.health, Health::Ended { .. }) {
-            inbox = self
-                .ended
-                .wait(inbox)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.ended.wait(&mut inbox);
         }
         let thread = inbox.thread.take();
         drop(inbox);
@@ -199,7 +198,7 @@ impl Shared {
     /// Waits until a device is given up, by its own thread or because a step took longer than `patience`. Takes the
     /// core and returns it with the reason; `None` when the engine has ended.
     pub(super) fn take_given_up(&self, patience: Option<Duration>) -> Option<(Box<Core>, Failure)> {
-        let mut inbox = self.lock();
+        let mut inbox = self.inbox.lock();
         loop {
             if matches!(inbox.health, Health::Ended { .. }) {
                 return None;
@@ -214,23 +213,13 @@ impl Shared {
             let look_again = patience.map_or(LONG, |patience| {
                 (patience / 4).clamp(NOTHING_TO_DO, Duration::from_millis(100))
             });
-            let (guard, _) = self
-                .ended
-                .wait_timeout(inbox, look_again)
-                .unwrap_or_else(PoisonError::into_inner);
-            inbox = guard;
+            self.ended.wait_for(&mut inbox, look_again);
         }
-    }
-
-    /// A panic cannot leave an invalid inbox: only the few lines here run under the lock, and the inbox is valid after
-    /// each.
-    fn lock(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Publishes the core's counters, then its cache events, then its generations' events.
     pub(super) fn publish(&self, core: &mut Core) {
-        self.lock().stats = core.stats();
+        self.inbox.lock().stats = core.stats();
         self.feed.publish(core.take_cache_events());
         core.send_events();
     }
@@ -238,23 +227,23 @@ impl Shared {
     fn park(&self, core: Box<Core>) {
         let since = self.now();
         let own = std::thread::current().id();
-        self.lock().parking.park(core, own, since);
+        self.inbox.lock().parking.park(core, own, since);
     }
 
     /// Leaves the core to the watchdog.
     fn give_up(&self, core: Box<Core>, failure: Failure) {
-        self.lock().parking.give_up(core, failure);
+        self.inbox.lock().parking.give_up(core, failure);
         self.ended.notify_all();
     }
 
     fn unpark(&self) -> Option<Box<Core>> {
         let own = std::thread::current().id();
-        self.lock().parking.take_back(&own)
+        self.inbox.lock().parking.take_back(&own)
     }
 
     /// Refuses further requests, and returns those that the thread has not taken in yet.
     pub(super) fn close(&self) -> VecDeque<Sequence> {
-        let mut inbox = self.lock();
+        let mut inbox = self.inbox.lock();
         inbox.stopping = true;
         std::mem::take(&mut inbox.submitted)
     }
@@ -262,7 +251,7 @@ impl Shared {
     /// Ends the engine, also after a panic, and wakes everyone who waits for it. Requests that were not taken in are
     /// dropped, which their callers see as the end.
     pub(super) fn end(&self, reason: &str) {
-        let mut inbox = self.lock();
+        let mut inbox = self.inbox.lock();
         inbox.stopping = true;
         inbox.submitted.clear();
         inbox.clears.clear();
@@ -275,7 +264,7 @@ impl Shared {
 
 /// Starts a thread for this core and this device. The engine ends if the system cannot create one.
 pub(super) fn start(shared: &Arc<Shared>, core: Box<Core>, backend: Box<dyn Backend>) {
-    let mut inbox = shared.lock();
+    let mut inbox = shared.inbox.lock();
     inbox.health = Health::Good;
     let thread = std::thread::Builder::new()
         .name("engine".to_owned())
@@ -352,7 +341,7 @@ fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
 /// Waits for something to do and takes in new requests. Returns the requests to clear the cache, or `None` when nothing
 /// more will come.
 fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
-    let mut inbox = shared.lock();
+    let mut inbox = shared.inbox.lock();
     loop {
         core.enqueue(inbox.submitted.drain(..));
         inbox.stats = core.stats();
@@ -363,15 +352,10 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
             return None;
         }
         let Some(wait) = core.replication_wait() else {
-            inbox = (shared.wake.wait(inbox)).unwrap_or_else(PoisonError::into_inner);
+            shared.wake.wait(&mut inbox);
             continue;
         };
-        let (guard, result) = shared
-            .wake
-            .wait_timeout(inbox, wait)
-            .unwrap_or_else(PoisonError::into_inner);
-        inbox = guard;
-        if result.timed_out() {
+        if shared.wake.wait_for(&mut inbox, wait).timed_out() {
             // Nothing else is to be done: a round of copies alone.
             return Some(Vec::new());
         }
@@ -381,12 +365,9 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
 impl Shared {
     /// Waits a little if the core has work that cannot run yet.
     fn rest(&self, core: &Core) {
-        let inbox = self.lock();
+        let mut inbox = self.inbox.lock();
         if !core.is_idle() && inbox.submitted.is_empty() && inbox.clears.is_empty() {
-            let _ = self
-                .wake
-                .wait_timeout(inbox, NOTHING_TO_DO)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.wake.wait_for(&mut inbox, NOTHING_TO_DO);
         }
     }
 }

@@ -11,8 +11,9 @@ use super::{TextError, Tokenizer};
 use crate::TokenId;
 use fxhash::FxBuildHasher;
 use lru::LruCache;
+use parking_lot::Mutex;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A cache of tokens by piece of text, for one tokenizer.
 pub struct TokenCache {
@@ -23,6 +24,7 @@ pub struct TokenCache {
     /// Hashes pieces with keys that differ in every process, so that nobody can prepare colliding pieces.
     keys: RandomState,
     limit_bytes: usize,
+    /// Valid after each line that changes it, so a panic under the lock spoils nothing.
     pieces: Mutex<Pieces>,
 }
 
@@ -113,7 +115,7 @@ impl TokenCache {
             .pieces(text)
             .map(|piece| (self.keys.hash_one((salt, piece)), piece))
             .collect();
-        let found = self.lock().find(&pieces, salt);
+        let found = self.pieces.lock().find(&pieces, salt);
         let mut tokens = opening.to_vec();
         let mut new = Vec::new();
         let (mut start, mut at, mut counts) = (0, at, Vec::with_capacity(at.len()));
@@ -149,7 +151,7 @@ impl TokenCache {
 
     /// Returns the counters now.
     pub fn stats(&self) -> TokenCacheStats {
-        self.lock().stats
+        self.pieces.lock().stats
     }
 
     fn remember(&self, salt: &str, new: Vec<(u64, &str, Vec<TokenId>)>) {
@@ -169,7 +171,7 @@ impl TokenCache {
             .collect();
         let mut dropped = Vec::new();
         {
-            let mut pieces = self.lock();
+            let mut pieces = self.pieces.lock();
             for (key, entry) in new {
                 pieces.stats.held_bytes += entry.bytes() as u64;
                 let before = pieces.entries.put(key, entry);
@@ -184,12 +186,6 @@ impl TokenCache {
         }
         // The memory is freed here, while nobody waits for the lock.
         drop(dropped);
-    }
-
-    /// A panic cannot leave invalid pieces: only the few lines here run under the lock, and the pieces are valid after
-    /// each.
-    fn lock(&self) -> std::sync::MutexGuard<'_, Pieces> {
-        self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

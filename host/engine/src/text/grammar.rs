@@ -12,9 +12,10 @@ use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{CancellationHandle, JsonCompileOptions, Matcher, ParserFactory};
+use parking_lot::Mutex;
 use serde_json::{Value as Json, json};
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Compiles grammars for one tokenizer.
 pub struct Grammars(ParserFactory);
@@ -177,7 +178,7 @@ struct Cancelling {
 impl Cancel {
     /// The preparation ends at its next check, with [`SchemaError::Cancelled`]. One that is complete stays so.
     pub fn cancel(&self) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         state.cancelled = true;
         if let Some(inner) = &state.inner {
             inner.cancel();
@@ -186,7 +187,7 @@ impl Cancel {
 
     /// Returns whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
-        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.0.lock();
         state.cancelled
     }
 
@@ -199,7 +200,7 @@ impl Cancel {
 
     /// From now on [`Cancel::cancel`] also cancels `inner`.
     fn attach(&self, inner: Option<CancellationHandle>) -> Result<(), SchemaError> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         state.inner = inner;
         if state.cancelled {
             return Err(SchemaError::Cancelled);

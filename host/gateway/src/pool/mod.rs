@@ -20,8 +20,8 @@ pub(crate) mod scrape;
 pub mod source;
 pub(crate) mod subset;
 
+use parking_lot::RwLock;
 use std::net::SocketAddr;
-use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use foreword_filter::{EngineId, EnginePool, MAX_ENGINES, PoolEngine};
@@ -173,7 +173,7 @@ impl Pool {
     /// task plans and makes changes.
     pub(crate) fn plan(&self, endpoints: &[Endpoint]) -> Change {
         let endpoints = endpoints.get(..MAX_ENDPOINTS).unwrap_or(endpoints);
-        let state = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.places.read();
         let mut change = Change {
             places: state.places.clone(),
             moved: false,
@@ -230,7 +230,7 @@ impl Pool {
 
     /// Makes a change. From now on the endpoints are known.
     pub(crate) fn make(&self, change: Change) {
-        let mut state = self.places.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.places.write();
         let mut places = change.places;
         // Loads may have been reported since, and requests sent.
         for (place, old) in places.iter_mut().zip(&state.places) {
@@ -247,7 +247,7 @@ impl Pool {
 
     /// Returns the endpoints that are in the pool, each with the number of requests that were sent there.
     pub(crate) fn endpoints(&self) -> Vec<(Endpoint, u64)> {
-        let state = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.places.read();
         let members = state.places.iter().filter(|place| place.left.is_none());
         members.map(|place| (place.endpoint, place.picks)).collect()
     }
@@ -265,7 +265,7 @@ impl Pool {
     }
 
     fn change(&self, address: SocketAddr, change: impl FnOnce(&mut Place)) {
-        let mut state = self.places.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.places.write();
         let mut members = state.places.iter_mut();
         let place = members.find(|place| place.endpoint.address == address && place.left.is_none());
         if let Some(place) = place {
@@ -275,7 +275,7 @@ impl Pool {
 
     /// Returns the pool as a request with this subset sees it at that time.
     pub(crate) fn view(&self, subset: Option<&Subset>, now: Instant) -> EnginePool {
-        let state = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.places.read();
         let stale = self.options.scrape_interval.saturating_mul(STALE_INTERVALS);
         let members = state.places.iter().zip((0..).map(EngineId));
         let members = members.filter(|(place, _)| place.left.is_none());

@@ -1,6 +1,7 @@
 //! The book of a listener's connections: which ones have a place, and which one is closed when there is none left. It
 //! knows nothing of sockets or HTTP.
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -9,8 +10,8 @@ use prometheus_client::registry::Registry;
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -75,6 +76,7 @@ enum Stage {
 pub struct Book {
     name: &'static str,
     bounds: Bounds,
+    /// Nothing under this lock waits. After a panic, the two orders are read by the entries that both contain.
     state: Mutex<State>,
     /// Signals that a connection ended, or may be closed.
     changed: Notify,
@@ -156,17 +158,17 @@ impl Book {
 
     /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
-        self.lock().entries.len()
+        self.state.lock().entries.len()
     }
 
     /// Returns the bytes of bodies that are arriving.
     pub fn arriving_bytes(&self) -> u64 {
-        self.lock().body_bytes
+        self.state.lock().body_bytes
     }
 
     /// Returns whether accepting fails now, or no connection could be let in for `time`.
     pub fn is_exhausted(&self, time: Duration) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.is_failing || (state.full_since).is_some_and(|since| since.elapsed() >= time)
     }
 
@@ -175,7 +177,7 @@ impl Book {
         loop {
             let changed = self.changed.notified();
             {
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 let is_full = state.entries.len() >= self.bounds.connections.max(1) as usize;
                 if !is_full || first(&state.order).is_some() {
                     state.full_since = None;
@@ -190,7 +192,7 @@ impl Book {
     /// Gives a place to a connection from this address, and may close another one for it.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Place, Full> {
         let address = Address::of(address);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let per_address = self.bounds.per_address as usize;
         if per_address > 0
             && let Some(those) = address.and_then(|address| state.by_address.get(&address))
@@ -231,7 +233,7 @@ impl Book {
 
     /// Closes the connection that would be closed for another.
     pub(super) fn evict_one(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(id) = first(&state.order) {
             self.counts.closed(self.name, "crowded");
             self.end(&mut state, id);
@@ -240,13 +242,13 @@ impl Book {
 
     /// Records that accepting a connection has failed.
     pub(super) fn failed(&self) {
-        self.lock().is_failing = true;
+        self.state.lock().is_failing = true;
         self.counts.accept_failed(self.name);
     }
 
     /// Records that accepting connections works again.
     pub(super) fn recovered(&self) {
-        self.lock().is_failing = false;
+        self.state.lock().is_failing = false;
     }
 
     /// Removes the entry at once; its task ends when it learns of it.
@@ -258,7 +260,7 @@ impl Book {
     }
 
     fn enter(&self, id: u64, stage: Stage) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let turn = state.next;
         if let Some(mut entry) = state.remove(id) {
             state.next += 1;
@@ -274,7 +276,7 @@ impl Book {
     }
 
     fn grow(&self, id: u64, bytes: u64) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.entries.contains_key(&id) {
             return false;
         }
@@ -299,7 +301,7 @@ impl Book {
 
     /// Returns the deadline of the connection's stage, and the cause of closing it then.
     fn deadline(&self, id: u64) -> Option<(Instant, &'static str)> {
-        let state = self.lock();
+        let state = self.state.lock();
         let entry = state.entries.get(&id)?;
         match entry.rank.0 {
             Stage::Head => Some((entry.since + self.bounds.head_time, "head_time")),
@@ -307,11 +309,6 @@ impl Book {
             // The reader of the body, or the answer, has a deadline of its own.
             Stage::Arriving | Stage::Busy => None,
         }
-    }
-
-    /// Nothing under this lock waits. After a panic, the two orders are read by the entries that both contain.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -395,7 +392,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut state = self.book.lock();
+        let mut state = self.book.state.lock();
         self.book.end(&mut state, self.id);
         drop(state);
         self.book.changed.notify_waiters();
@@ -605,7 +602,7 @@ mod tests {
     }
 
     fn is_gone(place: &Place) -> bool {
-        !place.book.lock().entries.contains_key(&place.id)
+        !place.book.state.lock().entries.contains_key(&place.id)
     }
 
     fn closed(book: &Book, cause: &'static str) -> u64 {
@@ -639,7 +636,7 @@ mod tests {
         drop(busy);
         drop(others);
         assert_eq!((book.connections(), book.arriving_bytes()), (0, 0));
-        assert!(book.lock().order.is_empty());
+        assert!(book.state.lock().order.is_empty());
     }
 
     #[tokio::test]
@@ -685,7 +682,7 @@ mod tests {
         let many: Vec<Place> = (0..50).map(|_| book.admit(LOOPBACK).unwrap()).collect();
         assert!(!many.iter().any(is_gone));
         drop(many);
-        assert!(book.lock().by_address.is_empty());
+        assert!(book.state.lock().by_address.is_empty());
     }
 
     #[tokio::test]

@@ -7,11 +7,11 @@
 use super::bert::{Bert, Config, Scratch};
 use super::{EmbedError, Embedder, Embedding};
 use foreword_engine::models::Tensors;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use tokenizers::Tokenizer;
 
 /// A sentence encoder. It computes one batch at a time, on all cores.
@@ -137,7 +137,7 @@ impl Embedder for MiniLm {
             .map(|(at, text)| self.tokens(at, text))
             .collect::<Result<Vec<_>, _>>()?;
         // The content of the scratch memory is written before it is read.
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = self.scratch.lock();
         let hidden = self.bert.config().hidden_size;
         let mut embeddings = Vec::with_capacity(texts.len());
         let mut rest = tokens.as_slice();

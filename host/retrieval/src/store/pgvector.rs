@@ -13,11 +13,12 @@ use super::{Ask, Stage, Store, StoreError, StoreUrlError};
 use crate::Document;
 use crate::collection::ScoredDocument;
 use crate::index::Metric;
+use parking_lot::Mutex;
 use postgres::types::ToSql;
 use postgres::{Client, Config, NoTls, Row};
 use serde_json::{Map, Value};
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A table of a PostgreSQL server.
@@ -58,7 +59,7 @@ impl Pgvector {
         &self,
         work: impl Fn(&mut Client) -> Result<T, postgres::Error>,
     ) -> Result<T, StoreError> {
-        let mut place = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.client.lock();
         let had = place.as_ref().is_some_and(|client| !client.is_closed());
         loop {
             let is_new = place.as_ref().is_none_or(Client::is_closed);

@@ -6,11 +6,12 @@ use super::{Ask, Stage, Store, StoreError};
 use crate::collection::{Collection, Query, ScoredDocument};
 use crate::index::{Hit, Slot};
 use fxhash::FxHashMap;
+use parking_lot::Mutex;
 use std::fs::Metadata;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A store that serves the index file at a path, and follows its replacements.
 pub struct Shelf {
@@ -62,7 +63,7 @@ impl Shelf {
 
     fn open(&self) -> Result<Open, StoreError> {
         // Concurrent callers wait while the file is opened, because each would open it too.
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         let stamp = std::fs::metadata(&self.path).map(|file| Stamp::of(&file));
         if let (Some(known), Ok(stamp)) = (&*open, &stamp)
             && known.stamp == *stamp

@@ -44,6 +44,26 @@ pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, 
     Ok(Admitted { body, pass, time })
 }
 
+/// Lets in a request of the server's own, whose body is there.
+///
+/// # Errors
+/// Returns the failures of [`admit`] that remain: 413, 429, 503.
+pub(super) fn admit_whole(app: &App, body: Vec<u8>) -> Result<Admitted, Failure> {
+    let limit = app.limits.max_body_bytes;
+    let arrival = app.gate.arrive()?;
+    if body.len() as u64 > limit {
+        return Err(Failure::BodyTooLarge { size: None, limit });
+    }
+    Ok(Admitted {
+        body: body.into(),
+        pass: arrival.enter()?,
+        time: TimeLimit {
+            arrival: Instant::now(),
+            limit: app.limits.request_timeout,
+        },
+    })
+}
+
 impl TimeLimit {
     /// Returns the result of `work`, unless it takes too long or the server is cut off. The place inside is held until
     /// then.

@@ -6,6 +6,8 @@ use crate::failure::{Failure, clip};
 use crate::request::{Embeddings, Encoding};
 use axum::Json;
 use axum::extract::{Request, State};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -13,7 +15,12 @@ pub(super) async fn embed(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, Failure> {
-    let Admitted { body, pass, time } = admit(&app, request).await?;
+    embedded(&app, admit(&app, request).await?).await
+}
+
+/// Answers a request that was let in.
+pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value>, Failure> {
+    let Admitted { body, pass, time } = admitted;
     let served = app.model.get().map(|model| model.name().to_owned());
     let work = {
         let retriever = Arc::clone(&app.retriever);
@@ -61,27 +68,8 @@ pub(super) async fn embed(
 
 /// The bytes of little-endian f32 in base64 (RFC 4648, with padding).
 fn base64(values: &[f32]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let bytes: Vec<u8> = values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect();
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let mut bits = 0;
-        for at in 0..3 {
-            bits = bits << 8 | u32::from(group.get(at).copied().unwrap_or(0));
-        }
-        for place in 0..4 {
-            let index = bits >> (18 - 6 * place) & 63;
-            text.push(if place <= group.len() {
-                char::from(ALPHABET[index as usize])
-            } else {
-                '='
-            });
-        }
-    }
-    text
+    let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+    STANDARD.encode(bytes.collect::<Vec<u8>>())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //!                                       workers, one per core)
 //! ```
 
-use super::admit::{Admitted, admit};
+use super::admit::{Admitted, admit, admit_whole};
 use super::dialect::{Api, Dialect, Envelope};
 use super::embeddings;
 use super::job::Job;
@@ -28,9 +28,9 @@ use crate::request::{
 use crate::retrieval::pipeline::{Pipeline, Speculation};
 use crate::spans::RequestSpan;
 use crate::transcripts::Owner;
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Bytes, to_bytes};
 use axum::extract::{Extension, Request, State};
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use foreword_engine::engine::{self, SpeculationId};
 use foreword_engine::text::Ending;
@@ -70,10 +70,6 @@ pub(super) async fn completion(
     generate(&app, Api::OpenAi(Dialect::Completion), id, request).await
 }
 
-/// The number of the API key in whose name a request of a batch is asked: it came with no header.
-#[derive(Clone, Copy)]
-struct OnBehalf(Option<usize>);
-
 impl Ask for App {
     async fn ask(
         self: Arc<Self>,
@@ -81,28 +77,37 @@ impl Ask for App {
         body: Vec<u8>,
     ) -> Result<(u16, Vec<u8>), Failure> {
         let Asking { url, id, key } = asking;
-        let request = Request::post(url)
-            .header(header::CONTENT_TYPE, "application/json")
-            .extension(OnBehalf(key))
-            .body(Body::from(body))
-            .map_err(Failure::internal)?;
-        let id = RequestId(id);
-        let response = match url {
-            "/v1/chat/completions" => {
-                generate(&self, Api::OpenAi(Dialect::Chat), id, request).await
+        let api = match url {
+            "/v1/chat/completions" => Some(Api::OpenAi(Dialect::Chat)),
+            "/v1/completions" => Some(Api::OpenAi(Dialect::Completion)),
+            "/v1/responses" => Some(Api::Responses),
+            _ => None,
+        };
+        let response = match (api, admit_whole(&self, body)) {
+            (Some(api), Ok(admitted)) => {
+                let incoming = Incoming {
+                    id,
+                    key,
+                    path: None,
+                    traced: None,
+                    admitted,
+                };
+                answer(&self, api, incoming).await
             }
-            "/v1/completions" => {
-                generate(&self, Api::OpenAi(Dialect::Completion), id, request).await
+            (None, Ok(admitted)) if url == "/v1/embeddings" => {
+                let embedded = embeddings::embedded(&self, admitted).await;
+                embedded.map(IntoResponse::into_response)
             }
-            "/v1/responses" => generate(&self, Api::Responses, id, request).await,
-            "/v1/embeddings" => embeddings::embed(State(Arc::clone(&self)), request)
-                .await
-                .map(IntoResponse::into_response),
-            other => Err(Failure::UnknownUrl {
+            (_, Err(failure)) => Err(failure),
+            (None, Ok(_)) => Err(Failure::UnknownUrl {
                 method: "POST".to_owned(),
-                path: clip(other),
+                path: clip(url),
             }),
         };
+        let response = response.map_err(|failure| match api {
+            Some(api) => failure.renamed(api.names()),
+            None => failure,
+        });
         let status = match &response {
             Ok(response) => response.status(),
             Err(failure) => failure.status(),
@@ -126,33 +131,50 @@ impl Ask for App {
 /// Most bytes of an answer of a batch: its line is read again after a restart.
 const MAX_ANSWER: usize = 32 << 20;
 
+/// A request that was let in, and what it came with.
+struct Incoming {
+    /// The request's id.
+    id: String,
+    /// The number of the API key in whose name it is asked.
+    key: Option<usize>,
+    path: Option<HeaderValue>,
+    traced: Option<RequestSpan>,
+    admitted: Admitted,
+}
+
 async fn generate(
     app: &Arc<App>,
     api: Api,
     id: RequestId,
     request: Request,
 ) -> Result<Response, Failure> {
-    let answered = answer(app, api, id, request).await;
+    let answered = async {
+        let incoming = Incoming {
+            id: id.0,
+            key: (app.keys.as_ref()).and_then(|keys| keys.holder(request.headers())),
+            path: request.headers().get(PATH_HEADER).cloned(),
+            traced: request.extensions().get::<RequestSpan>().cloned(),
+            admitted: admit(app, request).await?,
+        };
+        answer(app, api, incoming).await
+    };
+    let answered = answered.await;
     answered.map_err(|failure| failure.renamed(api.names()))
 }
 
-async fn answer(
-    app: &Arc<App>,
-    api: Api,
-    id: RequestId,
-    request: Request,
-) -> Result<Response, Failure> {
-    let traced = request.extensions().get::<RequestSpan>().cloned();
-    let path = request.headers().get(PATH_HEADER).cloned();
-    let key = match request.extensions().get::<OnBehalf>() {
-        Some(OnBehalf(key)) => *key,
-        None => (app.keys.as_ref()).and_then(|keys| keys.holder(request.headers())),
-    };
+async fn answer(app: &Arc<App>, api: Api, incoming: Incoming) -> Result<Response, Failure> {
+    let Incoming {
+        id,
+        key,
+        path,
+        traced,
+        admitted,
+    } = incoming;
     let Admitted {
         body,
         mut pass,
         time,
-    } = admit(app, request).await?;
+    } = admitted;
     let model = app.model.get().cloned().ok_or(Failure::Loading)?;
     let prepare = async {
         let chat = match api {
@@ -161,7 +183,7 @@ async fn answer(
         };
         let asked = Asked {
             api,
-            id: id.0,
+            id,
             key,
             body: chat.body,
             path: chat.path,

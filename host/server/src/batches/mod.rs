@@ -26,9 +26,10 @@ pub(crate) use ask::{Ask, Asking};
 use crate::keys::ApiKeys;
 use foreword_ordering::RawConfig;
 use foreword_simulation::{BatchConfigError, BatchOrder, BatchOrderer};
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -120,18 +121,14 @@ impl Batches {
     /// Begins a batch, or goes on with it.
     pub(crate) fn start<A: Ask>(&self, server: &Arc<A>, id: String) {
         let (server, shared) = (Arc::clone(server), Arc::clone(&self.shared));
-        let mut tasks = self.tasks();
+        let mut tasks = self.tasks.lock();
         while tasks.try_join_next().is_some() {}
         tasks.spawn(async move { run::run(&server, &shared, &id).await });
     }
 
     /// Waits until no batch runs; none begins after the gate has closed.
     pub(crate) async fn ended(&self) {
-        let mut tasks = std::mem::take(&mut *self.tasks());
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
         while tasks.join_next().await.is_some() {}
-    }
-
-    fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -16,11 +16,12 @@ use foreword_simulation::{
     BatchAnswer, BatchAnswers, BatchIndex, BatchLimits, BatchOrderer, BatchSchedule, BatchUsage,
     RequestLine, answer_line,
 };
+use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tokio::task::{JoinSet, spawn_blocking};
@@ -211,7 +212,7 @@ async fn prepared<A: Ask>(
             }),
             failed: OnceLock::new(),
         };
-        running.count(&running.lock());
+        running.count(&running.progress.lock());
         let (id, store) = (&running.record.id, &running.store);
         log(id, store.advance(id, Status::InProgress, now(), |_| {}));
         Ok(Ok(running))
@@ -359,10 +360,6 @@ async fn answered<A: Ask>(
 }
 
 impl Running {
-    fn lock(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns why no further request is asked; `None`: they are.
     fn ending(&self, server: &impl Ask) -> Option<Ending> {
         match self.failed.get() {
@@ -374,7 +371,7 @@ impl Running {
     /// Returns how the batch ends, now that no worker asks any more.
     fn ended(&self, server: &impl Ask) -> Ending {
         let is_whole = {
-            let answers = &self.lock().answers;
+            let answers = &self.progress.lock().answers;
             answers.served + answers.failed == self.index.len() as u64
         };
         match self.failed.get() {
@@ -431,7 +428,7 @@ impl Running {
 
     /// Writes an answer.
     fn keep(&self, request: &Request, answer: &Answer) {
-        let progress = &mut *self.lock();
+        let progress = &mut *self.progress.lock();
         let id = format!("batch_req_{}_{}", self.record.id, request.line);
         let request_id = format!("{}-{}", self.record.id, request.line);
         let (text, is_served, usage) = match answer {

@@ -14,6 +14,7 @@ use crate::failure::{Failure, clip};
 use crate::ids::random_id;
 use anyhow::{Context, Result, bail};
 use foreword_simulation::BatchUsage;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
@@ -22,7 +23,7 @@ use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How much is kept, and how long.
@@ -270,6 +271,7 @@ pub struct Store {
     bounds: Bounds,
     /// Whether one owner may take no more than half.
     is_shared: bool,
+    /// Changed whole.
     state: Mutex<State>,
     /// Locked as long as this lives.
     _lock: File,
@@ -421,7 +423,7 @@ impl Store {
     ) -> Result<Upload, Failure> {
         self.expire(now);
         {
-            let state = &mut *self.lock();
+            let state = &mut *self.state.lock();
             for of in [None, Some(owner)] {
                 let limit = self.share(self.bounds.files as u64, of.is_some());
                 if state.files_of(of) as u64 >= limit {
@@ -454,7 +456,7 @@ impl Store {
     /// Returns a file of `owner`.
     pub fn file(&self, owner: &str, id: &str, now: u64) -> Option<FileRecord> {
         self.expire(now);
-        let state = self.lock();
+        let state = self.state.lock();
         state
             .files
             .get(id)
@@ -465,7 +467,7 @@ impl Store {
     /// Returns the files of `owner`, the latest first.
     pub fn files(&self, owner: &str, now: u64) -> Vec<FileRecord> {
         self.expire(now);
-        let state = self.lock();
+        let state = self.state.lock();
         let files = state.files.values().filter(|file| file.owner == owner);
         let mut files: Vec<_> = files.cloned().collect();
         files.sort_by(|a, b| (b.created_at, &b.id).cmp(&(a.created_at, &a.id)));
@@ -486,7 +488,7 @@ impl Store {
     /// Returns 400 while a batch reads it, and 500 if it cannot be removed.
     pub fn remove(&self, owner: &str, id: &str, now: u64) -> Result<bool, Failure> {
         self.expire(now);
-        let state = &mut *self.lock();
+        let state = &mut *self.state.lock();
         let file = state.files.get(id);
         if file.is_none_or(|file| file.owner != owner) {
             return Ok(false);
@@ -511,7 +513,7 @@ impl Store {
     pub fn create(&self, mut record: BatchRecord, now: u64) -> Result<BatchRecord, Failure> {
         self.expire(now);
         record.id = format!("batch_{}", random_id());
-        let state = &mut *self.lock();
+        let state = &mut *self.state.lock();
         for of in [None, Some(record.owner.as_str())] {
             let limit = self.share(self.bounds.batches as u64, of.is_some());
             let running = state.batches.values().filter(|batch| {
@@ -535,13 +537,13 @@ impl Store {
 
     /// Returns a batch, whoever owns it.
     pub(super) fn any_batch(&self, id: &str) -> Option<BatchRecord> {
-        self.lock().batches.get(id).cloned()
+        self.state.lock().batches.get(id).cloned()
     }
 
     /// Returns the batches of `owner`, the latest first.
     pub fn batches(&self, owner: &str, now: u64) -> Vec<BatchRecord> {
         self.expire(now);
-        let state = self.lock();
+        let state = self.state.lock();
         let batches = state.batches.values().filter(|batch| batch.owner == owner);
         let mut batches: Vec<_> = batches.cloned().collect();
         batches.sort_by(|a, b| (b.created_at, &b.id).cmp(&(a.created_at, &a.id)));
@@ -550,7 +552,7 @@ impl Store {
 
     /// Returns the ids of batches that are not at their end, the earliest first.
     pub(super) fn unfinished(&self) -> Vec<String> {
-        let state = self.lock();
+        let state = self.state.lock();
         let batches = state.batches.values();
         let mut batches: Vec<_> = batches.filter(|batch| !batch.status.is_final()).collect();
         batches.sort_by_key(|batch| (batch.created_at, batch.id.clone()));
@@ -559,7 +561,7 @@ impl Store {
 
     /// Counts a request that got an answer.
     pub(super) fn answered(&self, is_served: bool) {
-        let state = &mut *self.lock();
+        let state = &mut *self.state.lock();
         match is_served {
             true => state.served += 1,
             false => state.failed += 1,
@@ -568,7 +570,7 @@ impl Store {
 
     /// Returns the numbers of what is kept and of what was done since the start.
     pub fn numbers(&self) -> StoreNumbers {
-        let state = self.lock();
+        let state = self.state.lock();
         let mut batches = HashMap::new();
         let mut waiting = 0;
         for batch in state.batches.values() {
@@ -594,7 +596,7 @@ impl Store {
 
     /// Changes a batch without writing it down: for counts, which the lines of answers hold as well.
     pub(super) fn note(&self, id: &str, change: impl FnOnce(&mut BatchRecord)) {
-        if let Some(batch) = self.lock().batches.get_mut(id) {
+        if let Some(batch) = self.state.lock().batches.get_mut(id) {
             change(batch);
         }
     }
@@ -610,7 +612,7 @@ impl Store {
         now: u64,
         change: impl FnOnce(&mut BatchRecord),
     ) -> std::io::Result<()> {
-        let state = &mut *self.lock();
+        let state = &mut *self.state.lock();
         let Some(batch) = state.batches.get_mut(id) else {
             return Ok(());
         };
@@ -652,7 +654,7 @@ impl Store {
     /// # Errors
     /// Returns [`Failure::StorageFull`] where they are too many.
     pub(super) fn reserve(&self, owner: &str, bytes: u64) -> Result<(), Failure> {
-        let state = &mut *self.lock();
+        let state = &mut *self.state.lock();
         let all = state.all_bytes();
         let theirs = state.bytes.get(owner).copied().unwrap_or_default();
         for (held, of_one) in [(all, false), (theirs, true)] {
@@ -670,7 +672,7 @@ impl Store {
 
     /// No longer counts bytes as `owner`'s.
     pub(super) fn release(&self, owner: &str, bytes: u64) {
-        self.lock().release(owner, bytes);
+        self.state.lock().release(owner, bytes);
     }
 
     /// Returns the path of a batch's answers while it runs.
@@ -714,13 +716,13 @@ impl Store {
         // Lines without a record are removed at the next start; a record without lines is not read.
         self.write(id, &record)?;
         std::fs::rename(&from, self.path(id, LINES))?;
-        self.lock().files.insert(id.to_owned(), record);
+        self.state.lock().files.insert(id.to_owned(), record);
         Ok(())
     }
 
     /// Removes what has been kept long enough.
     fn expire(&self, now: u64) {
-        let state = &mut *self.lock();
+        let state = &mut *self.state.lock();
         let batches = state.batches.values();
         let reading: Vec<String> = batches
             .filter(|batch| !batch.status.is_final())
@@ -785,11 +787,6 @@ impl Store {
     fn path(&self, id: &str, kind: &str) -> PathBuf {
         self.folder.join(format!("{id}.{kind}"))
     }
-
-    /// What is behind it is changed whole.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A file that is being written; removed unless it is finished.
@@ -844,14 +841,18 @@ impl Upload {
             return Err(Failure::internal(error));
         }
         self.file = None;
-        store.lock().files.insert(record.id.clone(), record.clone());
+        store
+            .state
+            .lock()
+            .files
+            .insert(record.id.clone(), record.clone());
         Ok(record)
     }
 }
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        let state = &mut *self.store.lock();
+        let state = &mut *self.store.state.lock();
         if let Some(count) = state.writing.get_mut(&self.record.owner) {
             *count -= 1;
             if *count == 0 {
@@ -977,8 +978,8 @@ mod tests {
         keep(&ours, "c", "x", 0).unwrap();
         assert!(full(keep(&ours, "d", "x", 0)).contains("4 files"));
         // An upload that was broken off leaves nothing.
-        assert_eq!(ours.lock().all_bytes(), 53);
-        assert!(ours.lock().writing.is_empty());
+        assert_eq!(ours.state.lock().all_bytes(), 53);
+        assert!(ours.state.lock().writing.is_empty());
 
         ours.create(batch("a", "f", 0), 0).unwrap();
         assert!(ours.create(batch("a", "f", 0), 0).is_err());
@@ -998,7 +999,7 @@ mod tests {
             .unwrap();
         assert!(ours.cancel("", &made.id, 1_000).is_err());
         assert_eq!(ours.file("", &file.id, 1_001), None);
-        assert_eq!(ours.lock().all_bytes(), 0);
+        assert_eq!(ours.state.lock().all_bytes(), 0);
         assert!(ours.batch("", &made.id, 1_001).is_some());
         assert!(ours.batch("", &made.id, WINDOW_SECONDS).is_none());
         // The lock alone is left.

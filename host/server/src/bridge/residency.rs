@@ -5,11 +5,13 @@ use super::blocks::{Blocks, Counts, Limits};
 use super::prompts::Prompt;
 use crate::kv::vllm::read::BlockEvent;
 use foreword_engine::engine::feed::Feed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 /// What the engine is known to hold.
 #[derive(Debug)]
 pub(super) struct Residency {
+    /// A panic under the lock would leave blocks without marks, which means less is known than is held, never more.
     blocks: Mutex<Blocks>,
     feed: Arc<Feed>,
 }
@@ -45,18 +47,13 @@ impl Residency {
 
     /// Returns how much is known.
     pub(super) fn counts(&self) -> Counts {
-        self.lock().counts()
+        self.blocks.lock().counts()
     }
 
     /// Publishes under the lock, so that readers see changes in the order in which they were made.
     fn change(&self, change: impl FnOnce(&mut Blocks)) {
-        let mut blocks = self.lock();
+        let mut blocks = self.blocks.lock();
         change(&mut blocks);
         self.feed.publish(blocks.take_events());
-    }
-
-    /// A panic under the lock would leave blocks without marks, which means less is known than is held, never more.
-    fn lock(&self) -> MutexGuard<'_, Blocks> {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

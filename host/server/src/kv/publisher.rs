@@ -23,10 +23,11 @@ use axum::body::Bytes;
 use foreword_engine::cache::CacheEvent;
 use foreword_engine::engine::feed::{Feed, News, Position};
 use foreword_process::listen;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -247,7 +248,7 @@ impl Default for ReplayBuffer {
 impl ReplayBuffer {
     fn add(&self, number: u64, batch: Bytes) {
         {
-            let mut kept = self.lock();
+            let mut kept = self.batches.lock();
             kept.bytes += batch.len();
             kept.batches.push_back((number, batch));
             while kept.batches.len() > KEPT_BATCHES || kept.bytes > KEPT_BYTES {
@@ -262,7 +263,7 @@ impl ReplayBuffer {
 
     /// Returns the first batch from that number on.
     fn first(&self, from: u64) -> Option<(u64, Bytes)> {
-        let kept = self.lock();
+        let kept = self.batches.lock();
         let at = kept.batches.partition_point(|(number, _)| *number < from);
         kept.batches.get(at).cloned()
     }
@@ -277,10 +278,6 @@ impl ReplayBuffer {
             // The sender is `self`, which outlives this wait.
             let _ = progress.changed().await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Batches> {
-        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -466,7 +463,7 @@ mod tests {
             kept.add(number, batch.clone());
             while next(&mut quick).await < number {}
         }
-        assert!(kept.lock().bytes <= KEPT_BYTES);
+        assert!(kept.batches.lock().bytes <= KEPT_BYTES);
         let mut heard = Vec::new();
         while heard.last() != Some(&last) {
             heard.push(next(&mut slow).await);

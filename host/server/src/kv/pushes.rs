@@ -1,15 +1,16 @@
 //! What gateways told each other lately, bounded.
 
 use foreword_ordering::feed::{Epoch, GatewayId, Pushes, SealedPush};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// The pushes of all gateways, for each other.
 pub(super) struct Records {
+    /// Valid after each line that changes it, so a panic under the lock spoils nothing.
     state: Mutex<Recent>,
     /// Changes when something is told, or another gateway begins to listen.
     pub(super) progress: watch::Sender<u64>,
@@ -46,7 +47,7 @@ impl Records {
 
     /// Takes so many bytes of a key's budget; returns whether there were as many.
     pub(super) fn admit(&self, holder: usize, bytes: usize) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some((left, counted)) = state.budgets.get_mut(holder) else {
             return false;
         };
@@ -65,7 +66,7 @@ impl Records {
     /// Keeps a push, and wakes those that listen. Returns the number of others that do.
     pub(super) fn take(&self, push: SealedPush) -> u32 {
         let others = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             let others = state.others(push.gateway);
             state.bytes += weight(&push);
             state.pushes.push_back(push);
@@ -85,7 +86,7 @@ impl Records {
     /// Returns what others have told since a position, and notes that this gateway listens.
     pub(super) fn since(&self, gateway: GatewayId, since: Option<(Epoch, u64)>) -> Pushes {
         let (pushes, is_new) = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             let is_new = state.listen(gateway);
             (state.since(gateway, since), is_new)
         };
@@ -93,11 +94,6 @@ impl Records {
             self.progress.send_modify(|changes| *changes += 1);
         }
         pushes
-    }
-
-    /// The state is valid after every line that runs under the lock, so a panic elsewhere spoils nothing.
-    fn lock(&self) -> MutexGuard<'_, Recent> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -233,12 +229,12 @@ mod tests {
         let kept = records.since(GatewayId(1), place);
         assert!(kept.pushes.len() <= KEPT_PUSHES);
         let bytes: usize = kept.pushes.iter().map(weight).sum();
-        assert_eq!(records.lock().bytes, bytes);
+        assert_eq!(records.state.lock().bytes, bytes);
         assert!(bytes <= KEPT_BYTES);
         for gateway in 0..2 * MAX_LISTENERS as u64 {
             records.since(GatewayId(gateway), None);
         }
-        assert_eq!(records.lock().listeners.len(), MAX_LISTENERS);
+        assert_eq!(records.state.lock().listeners.len(), MAX_LISTENERS);
     }
 
     #[tokio::test(start_paused = true)]

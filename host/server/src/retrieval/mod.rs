@@ -28,8 +28,9 @@ use foreword_retrieval::embedder::{
 };
 use foreword_retrieval::store::Stage;
 use foreword_retrieval::{Embedder, ScoredDocument, Store, StoreError};
+use parking_lot::Mutex;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The configuration of retrieval.
 pub struct Config {
@@ -133,7 +134,7 @@ impl Retriever {
     /// Returns [`Failure::Retriever`] when it cannot be loaded.
     pub fn embedder(&self) -> Result<Arc<dyn Embedder>, Failure> {
         // Other callers wait while it is loaded, since they would load it too.
-        let mut embedder = self.embedder.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut embedder = self.embedder.lock();
         if let Some(embedder) = &*embedder {
             return Ok(Arc::clone(embedder));
         }

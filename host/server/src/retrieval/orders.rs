@@ -12,13 +12,14 @@ use foreword_ordering::document::{Candidate, Fingerprint};
 use foreword_ordering::feed::{Change, Follower, TenantKey};
 use foreword_ordering::policy::{Match, Order, Policy, SentDocuments, Start, match_of};
 use foreword_ordering::tree::{Bounds, KnowledgeTree, ResidencyEvent, Scope};
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The order of documents over what the engine's cache holds. The engine is followed when an order is asked for.
 pub struct Orders {
     /// Configuration that names the policy.
     ordering: Config,
+    /// Valid after each line that changes it, so a panic under the lock spoils nothing.
     state: Mutex<OrdersState>,
 }
 
@@ -91,7 +92,7 @@ impl Orders {
         scope: Option<Scope>,
         documents: &[Known<'_>],
     ) -> Ordered {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.follow(feed, &self.ordering);
         let placement = self.ordering.policy_options().placement;
         let split = placement.split(documents.len());
@@ -137,7 +138,7 @@ impl Orders {
     /// Records that a chat of the tenant of `salt` goes to the engine with `documents` in this order; `ranks` are
     /// theirs.
     pub fn remember(&self, salt: &str, documents: &[Fingerprint], ranks: &[u16]) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(tenant) = state.tenants.get_mut(&TenantKey::of(salt)) else {
             return;
         };
@@ -148,11 +149,6 @@ impl Orders {
             }
         }
         tenant.policy.remember(&ranked, ranks);
-    }
-
-    /// The state is valid after every change.
-    fn lock(&self) -> MutexGuard<'_, OrdersState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -358,8 +354,8 @@ mod tests {
         );
         let matched = |tenant| orders.choose(&feed, tenant, None, &known(&[3])).matched;
         feed.publish(vec![stored("t", 7, &[3]), stored("u", 7, &[3])]);
-        assert_eq!((matched("t"), orders.lock().tenants.len()), (1, 2));
+        assert_eq!((matched("t"), orders.state.lock().tenants.len()), (1, 2));
         feed.publish(vec![removed("t", 7, &[3])]);
-        assert_eq!((matched("t"), orders.lock().tenants.len()), (0, 1));
+        assert_eq!((matched("t"), orders.state.lock().tenants.len()), (0, 1));
     }
 }

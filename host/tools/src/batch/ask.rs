@@ -15,9 +15,9 @@ use foreword_simulation::{
     URLS, answer_line,
 };
 use indicatif::ProgressBar;
+use parking_lot::{Mutex, MutexGuard};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A batch and its endpoint.
 pub(super) struct Batch<'a> {
@@ -100,9 +100,7 @@ impl Batch<'_> {
                 scope.spawn(move || self.work(worker, progress));
             }
         });
-        let mut progress = progress
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut progress = progress.into_inner();
         if let Some(error) = progress.stop.take() {
             return Err(error);
         }
@@ -124,7 +122,7 @@ impl Batch<'_> {
     }
 
     fn work(&self, worker: usize, progress: &Mutex<Progress>) {
-        let lock = || progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || progress.lock();
         loop {
             let request = match self.next(worker, &mut lock()) {
                 Ok(Some(request)) => request,

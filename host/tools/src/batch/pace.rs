@@ -1,6 +1,6 @@
 //! When a request may be sent: not more often than the rate allows, and not while the endpoint asked for a pause.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// The pace of all workers together.
@@ -52,37 +52,32 @@ impl Pace {
 
     /// Waits until the next request may be sent; `false`: the run is over.
     pub(super) fn wait(&self) -> bool {
-        let at = self.lock().take(Instant::now());
+        let at = self.slots.lock().take(Instant::now());
         self.wait_until(at)
     }
 
     /// Waits until `at`, and until no pause is asked for; `false`: the run is over.
     pub(super) fn wait_until(&self, at: Instant) -> bool {
-        let mut slots = self.lock();
+        let mut slots = self.slots.lock();
         loop {
             let wait = slots.wait(at, Instant::now());
             if slots.is_over || wait.is_zero() {
                 return !slots.is_over;
             }
-            let waited = self.changed.wait_timeout(slots, wait);
-            slots = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut slots, wait);
         }
     }
 
     /// Sends nothing for `time`: the endpoint asked for it.
     pub(super) fn pause(&self, time: Duration) {
-        let mut slots = self.lock();
+        let mut slots = self.slots.lock();
         slots.pause_ends = slots.pause_ends.max(Instant::now() + time);
     }
 
     /// Ends every wait.
     pub(super) fn end(&self) {
-        self.lock().is_over = true;
+        self.slots.lock().is_over = true;
         self.changed.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -94,7 +89,7 @@ mod tests {
     fn requests_keep_their_distance_and_an_idle_time_is_not_made_up_for() {
         let start = Instant::now();
         let pace = Pace::new(Some(4.0), start);
-        let mut slots = *pace.lock();
+        let mut slots = *pace.slots.lock();
         let ms = Duration::from_millis;
         assert_eq!(slots.take(start), start);
         assert_eq!(slots.take(start), start + ms(250));
@@ -107,7 +102,7 @@ mod tests {
     #[test]
     fn a_pause_holds_back_what_had_its_time_already() {
         let start = Instant::now();
-        let mut slots = *Pace::new(None, start).lock();
+        let mut slots = *Pace::new(None, start).slots.lock();
         let at = slots.take(start);
         assert_eq!(slots.wait(at, start), Duration::ZERO);
         slots.pause_ends = start + Duration::from_secs(7);

@@ -12,7 +12,7 @@
 //! a model that would begin with other words still chooses. An endpoint that tells none, or none of the letters, is
 //! taken at its word: the letter that its answer begins with.
 
-use super::data::Turn;
+use super::data::{Turn, letter};
 use super::stream::Streamed;
 use serde_json::{Map, Value};
 
@@ -23,11 +23,6 @@ pub(super) enum ChosenBy {
     LogProbability,
     /// By the answer's text.
     Text,
-}
-
-/// Returns the letter of a choice; there are at most 26.
-pub(super) fn letter(at: usize) -> Option<char> {
-    (at < 26).then(|| char::from(b'A' + at as u8))
 }
 
 /// Returns a turn's question as it is asked, with its choices.

@@ -17,12 +17,8 @@ pub enum SaltKey {
 impl SaltKey {
     /// Reads a key: at least 256 bits in hexadecimal digits.
     pub(crate) fn from_hex(hex: &str) -> Option<Vec<u8>> {
-        let digits = hex.as_bytes();
-        let (pairs, rest) = digits.as_chunks::<2>();
-        if !rest.is_empty() || !(MIN_KEY_BYTES..=MAX_KEY_BYTES).contains(&pairs.len()) {
-            return None;
-        }
-        pairs.iter().copied().map(hexadecimal::byte).collect()
+        let is_long = (2 * MIN_KEY_BYTES..=2 * MAX_KEY_BYTES).contains(&hex.len());
+        is_long.then(|| hexadecimal::bytes(hex)).flatten()
     }
 }
 

@@ -336,6 +336,7 @@ impl<'a> Chat<'a> {
             before: behind(before, &preceding),
             field: field.filter(|_| !listed.is_empty()),
             is_functions: tools.is_none(),
+            #[cfg(feature = "head")]
             users,
             preceding,
         };
@@ -514,6 +515,7 @@ pub(crate) struct Start<'a> {
     pub(crate) field: Option<&'a str>,
     pub(crate) is_functions: bool,
     /// The names of the one who asks, as written: `user`, `safety_identifier`, `metadata.user_id`.
+    #[cfg(feature = "head")]
     pub(crate) users: [Option<&'a str>; 3],
     /// What the fields [`PRECEDING`] say.
     pub(super) preceding: [Option<&'a str>; PRECEDING.len()],

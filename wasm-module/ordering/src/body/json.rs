@@ -12,6 +12,11 @@ pub(crate) fn inner(raw: &str) -> Option<&str> {
     raw.strip_prefix('"')?.strip_suffix('"')
 }
 
+/// A piece of a JSON string without its escapes.
+pub(crate) fn unescaped(piece: &str) -> Cow<'_, str> {
+    super::text::unescaped(piece, None)
+}
+
 /// Returns the named fields of the object `part` of `body`; a field that is absent or `null` is `None`.
 pub(super) fn fields<'a, const N: usize>(
     body: &str,

@@ -60,7 +60,7 @@ pub(crate) use chat::{Chain, Entry, PARAMETERS, Wrap, around};
 pub(crate) use contexts::{context_range, last_text};
 pub(crate) use formats::PartStyle;
 pub(crate) use found::{FoundDocument, Group, GroupLayout, Message, Source};
-pub(crate) use json::{inner as inner_of, offset_in, range_in};
+pub(crate) use json::{inner as inner_of, offset_in, range_in, unescaped};
 pub(crate) use numbered::NumberedBlock;
 pub use parse::{Parsed, parse, parse_with};
 pub use question::{Question, question};
@@ -75,11 +75,6 @@ fn text_of(body: &[u8]) -> Result<&str, Skip> {
     std::str::from_utf8(body).map_err(|error| Skip::InvalidUtf8 {
         offset: error.valid_up_to(),
     })
-}
-
-/// A piece of a JSON string without its escapes.
-pub(crate) fn unescaped(piece: &str) -> Cow<'_, str> {
-    text::unescaped(piece, None)
 }
 
 /// The text of a JSON string, as written; `None` if it is another value, or an escape stands for no character.

@@ -77,17 +77,9 @@ impl FeedKey {
     /// text.
     #[must_use]
     pub fn from_hex(digits: &str) -> Option<Self> {
-        let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
-        if !rest.is_empty() || !(MIN_BYTES..=MAX_BYTES).contains(&pairs.len()) {
-            return None;
-        }
-        let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-        let bytes = pairs
-            .iter()
-            .map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?));
-        bytes
-            .collect::<Option<Vec<u8>>>()
-            .map(|key| Self::new(&key))
+        let is_long = (2 * MIN_BYTES..=2 * MAX_BYTES).contains(&digits.len());
+        let key = is_long.then(|| hexadecimal::bytes(digits)).flatten()?;
+        Some(Self::new(&key))
     }
 
     /// Returns the value that tells this key from others.

@@ -135,13 +135,11 @@ impl SealedPush {
             (ours, theirs) if ours != theirs => return Err(PushError::Key(ReadError::OtherKey)),
             _ => {}
         }
-        let (pairs, rest) = self.payload.as_bytes().as_chunks::<2>();
-        if pairs.len() > MAX_PUSH_BYTES {
-            return Err(PushError::TooLong { bytes: pairs.len() });
+        let bytes = self.payload.len() / 2;
+        if bytes > MAX_PUSH_BYTES {
+            return Err(PushError::TooLong { bytes });
         }
-        let bytes = pairs.iter().map(|pair| hexadecimal::byte(*pair));
-        let bytes: Option<Vec<u8>> = bytes.collect();
-        let bytes = bytes.filter(|_| rest.is_empty()).ok_or(PushError::Seal)?;
+        let bytes = hexadecimal::bytes(&self.payload).ok_or(PushError::Seal)?;
         let bytes = match key {
             Some(key) => key.open_bytes(&bytes).ok_or(PushError::Seal)?,
             None => bytes,

@@ -17,6 +17,7 @@ mod answers;
 mod cluster;
 mod index;
 mod line;
+mod order;
 mod orderer;
 mod schedule;
 
@@ -25,8 +26,9 @@ pub use index::{BatchError, BatchIndex, BatchLimits};
 pub use line::{
     AnswerLine, BatchAnswer, BatchUsage, LineError, MAX_ID_BYTES, RequestLine, URLS, answer_line,
 };
+pub use order::BatchOrder;
 pub use orderer::{BatchConfigError, BatchOrderer, FirstDocuments};
-pub use schedule::{BatchOrder, BatchSchedule, BatchTask, WINDOW};
+pub use schedule::{BatchSchedule, BatchTask, WINDOW};
 
 use self::cluster::Cluster;
 use crate::Request;

@@ -15,20 +15,12 @@
 //! effort for a window is bounded: beyond it, lines that are not joined yet stay apart.
 
 use super::index::BatchIndex;
+use super::order::BatchOrder;
 use super::{Effort, within};
 use foreword_ordering::document::Fingerprint;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::ops::Range;
-
-/// The order in which a batch is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BatchOrder {
-    /// The order of the file; the policy orders documents, request by request.
-    Input,
-    /// Requests and documents stand as planned.
-    Plan,
-}
 
 /// A request to ask now.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 use super::kernels::Kernels;
 use super::left_operand::Tiles;
 use super::matrix::{Panels, Sums};
-use crate::backend::cpu::Precision;
+use super::precision::Precision;
 use crate::models::{CheckpointError, Tensors};
 use rayon::prelude::*;
 

@@ -28,9 +28,11 @@ mod left_operand;
 mod matrix;
 mod model;
 mod pages;
+mod precision;
 mod rows;
 
 pub use dense::{Dense, Workspace};
+pub use precision::Precision;
 
 use super::{Backend, BackendError, BackendShape, HostPageId, PageId, Step, Store};
 use crate::models::{Checkpoint, CheckpointError};
@@ -56,25 +58,6 @@ pub struct CpuConfig {
     pub threads: Option<u32>,
     /// How a model with bf16 weights is computed.
     pub precision: Precision,
-}
-
-/// How a model with bf16 weights is computed. Weights of other types, and everything between products, always use f32.
-///
-/// Rounding activations to bf16 costs accuracy: logits deviate by one or two percent of their standard deviation, where
-/// f32 deviates by less than a hundredth of one percent. Models with bf16 weights were trained with that rounding.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Precision {
-    /// Chooses [`Precision::Bf16`] where the CPU's instructions make it faster than f32: AMX, or AVX512-BF16 on AMD.
-    #[default]
-    Auto,
-    /// Widens weights to f32.
-    F32,
-    /// Rounds activations to bf16 where they are multiplied by weights, and sums in f32. Attention is as exact as in f32:
-    /// KV state is f32, or with AMX two bf16 for each number.
-    Bf16,
-    /// The same in attention: KV state is bf16, which takes half the memory and less time. Logits deviate half as much
-    /// again.
-    Bf16Kv,
 }
 
 /// A backend that computes on the CPU.

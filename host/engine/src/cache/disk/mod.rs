@@ -40,9 +40,10 @@ use super::{DiskCounts, DiskTier, PageHash};
 use file::PageFile;
 use format::Shape;
 use index::Index;
+use parking_lot::Mutex;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use worker::Shared;
 
@@ -165,7 +166,7 @@ impl DiskStore {
 
     /// Gauges and counters now.
     pub fn stats(&self) -> DiskStats {
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         DiskStats {
             pages: state.index.len(),
             ..state.stats.clone()
@@ -175,7 +176,7 @@ impl DiskStore {
 
 impl DiskTier for DiskStore {
     fn contains(&self, page: PageHash) -> bool {
-        self.shared.lock().index.get(page).is_some()
+        self.shared.state.lock().index.get(page).is_some()
     }
 
     fn request(&self, page: PageHash) {
@@ -195,7 +196,7 @@ impl DiskTier for DiskStore {
     }
 
     fn touch(&self, pages: &[PageHash]) -> usize {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         pages
             .iter()
             .take_while(|page| state.index.touch(**page))
@@ -203,11 +204,11 @@ impl DiskTier for DiskStore {
     }
 
     fn backlog(&self) -> usize {
-        self.shared.lock().backlog()
+        self.shared.state.lock().backlog()
     }
 
     fn counts(&self) -> DiskCounts {
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         DiskCounts {
             written: state.stats.written,
             dropped: state.stats.dropped,
@@ -232,10 +233,7 @@ impl DiskTier for DiskStore {
 impl Drop for DiskStore {
     fn drop(&mut self) {
         self.shared.stop();
-        let thread = self
-            .thread
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
+        let thread = self.thread.get_mut();
         // Whoever is woken by the thread may be the last to let go.
         let current = std::thread::current().id();
         if let Some(thread) = thread

@@ -13,13 +13,15 @@ use super::DiskStats;
 use super::file::PageFile;
 use super::index::Index;
 use crate::cache::PageHash;
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 /// State that the thread shares with the handle.
 pub(super) struct Shared {
-    state: Mutex<WorkerState>,
+    /// Never locked across a call that waits for the disk.
+    pub(super) state: Mutex<WorkerState>,
     /// Signalled when the thread may have something to do.
     work: Condvar,
     /// Signalled when the thread has nothing left to do.
@@ -94,25 +96,20 @@ impl Shared {
         }
     }
 
-    /// Locks the state. The lock is never held across a call that waits for the disk.
-    pub(super) fn lock(&self) -> MutexGuard<'_, WorkerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Registers the callback for answers; only the first one registered is called.
     pub(super) fn on_answer(&self, wake: Box<dyn Fn() + Send + Sync>) {
         let _ = self.wake.set(wake);
     }
 
     pub(super) fn request(&self, page: PageHash) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.index.touch(page);
         state.reads.push_back(page);
         self.work.notify_one();
     }
 
     pub(super) fn completed(&self) -> Option<(PageHash, Option<Vec<u8>>)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let answer = state.answers.pop_front()?;
         if answer.1.is_some() {
             state.full_answers -= 1;
@@ -122,7 +119,7 @@ impl Shared {
     }
 
     pub(super) fn write(&self, page: PageHash, parent: PageHash, bytes: &[u8]) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.index.touch(page) {
             return;
         }
@@ -150,7 +147,7 @@ impl Shared {
     }
 
     pub(super) fn remove(&self, page: PageHash) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(slot) = state.index.remove(page) {
             state.changes.push_back(Change::Erase { slot });
             self.work.notify_one();
@@ -158,7 +155,7 @@ impl Shared {
     }
 
     pub(super) fn clear(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let slots = state.stats.slots;
         state.index = Index::new(slots, std::iter::empty());
         state.changes.clear();
@@ -169,18 +166,15 @@ impl Shared {
 
     /// Waits until everything that was requested has been done. Reads are included only as far as answers are fetched.
     pub(super) fn flush(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.busy || state.has_work() {
-            state = self
-                .idle
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.idle.wait(&mut state);
         }
     }
 
     /// Makes the thread end once all changes have been written.
     pub(super) fn stop(&self) {
-        self.lock().stopping = true;
+        self.state.lock().stopping = true;
         self.work.notify_one();
     }
 }
@@ -238,7 +232,7 @@ impl WorkerState {
 pub(super) fn run(shared: &Shared, mut file: PageFile) {
     loop {
         let (job, news) = {
-            let mut state = shared.lock();
+            let mut state = shared.state.lock();
             state.busy = false;
             loop {
                 let job = state.next();
@@ -251,10 +245,7 @@ pub(super) fn run(shared: &Shared, mut file: PageFile) {
                 if state.stopping {
                     break (None, false);
                 }
-                state = shared
-                    .work
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                shared.work.wait(&mut state);
             }
         };
         if news && let Some(wake) = shared.wake.get() {
@@ -268,20 +259,20 @@ pub(super) fn run(shared: &Shared, mut file: PageFile) {
         }
     }
     if let Err(error) = file.sync() {
-        shared.lock().failed(&error);
+        shared.state.lock().failed(&error);
     }
 }
 
 fn read(shared: &Shared, file: &mut PageFile, page: PageHash, slot: u32) {
     let mut bytes = Vec::new();
     if file.read(slot, page, &mut bytes) {
-        let mut state = shared.lock();
+        let mut state = shared.state.lock();
         state.stats.read += 1;
         state.answer(page, Some(bytes));
         return;
     }
     // The page is damaged, or its slot was given to another page since. In either case it is gone.
-    let mut state = shared.lock();
+    let mut state = shared.state.lock();
     if state
         .index
         .get(page)
@@ -304,7 +295,7 @@ fn apply(shared: &Shared, file: &mut PageFile, change: Change) {
             bytes,
         } => {
             let outcome = file.write(slot, page, parent, stamp, &bytes);
-            let mut state = shared.lock();
+            let mut state = shared.state.lock();
             state.spare.push(bytes);
             match outcome {
                 Ok(()) => {
@@ -325,12 +316,12 @@ fn apply(shared: &Shared, file: &mut PageFile, change: Change) {
         }
         Change::Erase { slot } => {
             if let Err(error) = file.erase(slot) {
-                shared.lock().failed(&error);
+                shared.state.lock().failed(&error);
             }
         }
         Change::EraseAll => {
             if let Err(error) = file.erase_all() {
-                shared.lock().failed(&error);
+                shared.state.lock().failed(&error);
             }
         }
     }

@@ -15,14 +15,15 @@ mod held;
 
 use crate::cache::{CacheEvent, Tier};
 use held::HeldDocuments;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 /// The events of one cache, kept for any number of readers.
 #[derive(Debug)]
 pub struct Feed {
+    /// Valid after each line that changes it, so a panic under the lock spoils nothing.
     state: Mutex<FeedState>,
     progress: watch::Sender<Progress>,
 }
@@ -120,7 +121,7 @@ impl Feed {
             return;
         }
         let progress = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             for event in events {
                 state.take(event);
             }
@@ -137,7 +138,7 @@ impl Feed {
     /// Returns at most `limit` events about documents after a position. Without a position, or if it is no longer
     /// known, returns everything that is held. Costs as much as it returns.
     pub fn documents_since(&self, since: Option<Position>, limit: usize) -> News {
-        let state = self.lock();
+        let state = self.state.lock();
         match state.documents.since(state.epoch, since, limit) {
             Some((from, events)) => state.news(from, events, false),
             None => News {
@@ -150,7 +151,7 @@ impl Feed {
     /// Returns at most `limit` events about pages after a position. Without a position, or if it is no longer known,
     /// begins with the oldest known event.
     pub fn pages_since(&self, since: Option<Position>, limit: usize) -> News {
-        let state = self.lock();
+        let state = self.state.lock();
         let known = state.pages.since(state.epoch, since, limit);
         let reset = known.is_none();
         let (from, events) = known.unwrap_or_else(|| state.pages.oldest(limit));
@@ -160,12 +161,6 @@ impl Feed {
     /// Returns a receiver that is notified of progress; one that reads late sees the latest.
     pub fn watch(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
-    }
-
-    /// The lock is never poisoned in an invalid state: only the few lines here run under it, and the state is valid
-    /// after each.
-    fn lock(&self) -> MutexGuard<'_, FeedState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -101,7 +101,7 @@ fn turn(raw: RawTurn, documents: usize, known: &mut Known) -> Result<Turn> {
     let answers = raw.answers;
     if !raw.choices.is_empty() {
         let letters: Vec<String> = (0..raw.choices.len())
-            .filter_map(crate::evaluate::choice::letter)
+            .filter_map(super::letter)
             .map(String::from)
             .collect();
         ensure!(

@@ -123,6 +123,11 @@ impl Case {
     }
 }
 
+/// Returns the letter of a choice; there are at most 26.
+pub(super) fn letter(at: usize) -> Option<char> {
+    (at < 26).then(|| char::from(b'A' + at as u8))
+}
+
 /// Iterates over the lines of a text that are not blank, with their numbers, from 1.
 fn lines_of(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let lines = (1..).zip(text.split(|&byte| byte == b'\n'));

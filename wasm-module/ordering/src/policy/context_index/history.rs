@@ -5,7 +5,6 @@
 //! behind which words: it serves every tenant, model and scope.
 
 use super::ContextIndex;
-use crate::config::ConfigError;
 use crate::document::Fingerprint;
 use crate::hexadecimal::{hash, parse_hash};
 use crate::policy::MAX_CANDIDATES;
@@ -25,22 +24,17 @@ pub fn write(contexts: &[Vec<Fingerprint>]) -> Vec<String> {
 /// Builds the index of contexts as a configuration has them; `None` of none.
 ///
 /// # Errors
-/// Returns an error for too many contexts, and for one that is not fingerprints of distinct documents.
-pub(crate) fn read(texts: &[String]) -> Result<Option<Arc<ContextIndex>>, ConfigError> {
-    let refuse = |reason| ConfigError::Value {
-        field: "policy_options.history",
-        reason,
-    };
+/// Returns what is wrong: too many contexts, or one that is not fingerprints of distinct documents.
+pub(crate) fn read(texts: &[String]) -> Result<Option<Arc<ContextIndex>>, String> {
     if texts.len() > MAX_CONTEXTS {
         let found = texts.len();
-        return Err(refuse(format!(
+        return Err(format!(
             "it has {found} contexts, more than the limit of {MAX_CONTEXTS}"
-        )));
+        ));
     }
     let mut contexts = Vec::with_capacity(texts.len());
     for (text, number) in texts.iter().zip(1_usize..) {
-        let context =
-            context(text).map_err(|reason| refuse(format!("context {number}: {reason}")))?;
+        let context = context(text).map_err(|reason| format!("context {number}: {reason}"))?;
         contexts.push(context);
     }
     Ok((!contexts.is_empty()).then(|| Arc::new(ContextIndex::build(&contexts).0)))

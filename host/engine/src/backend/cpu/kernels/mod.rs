@@ -39,7 +39,7 @@ mod x86;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::Precision;
+use super::precision::Precision;
 use crate::models::Element;
 use half::{bf16, f16};
 use pairs::Parts;
