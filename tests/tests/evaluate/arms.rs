@@ -30,7 +30,7 @@ fn arms_order_by_themselves_alone_and_have_caches_of_their_own() {
     let upstream = reader();
     // `s0 t` opens the first prompt; the second one has the documents in another order, after its own.
     let lines = [question(0, 2), question(2, 0)];
-    let evaluation = Evaluation::of(&lines);
+    let evaluation = Evaluation::of(&lines).placing_freely();
     let arms = "retrieval,ordered,ordered+hint,random,reversed";
     let figures = evaluation.figures(&upstream, &["--arms", arms]);
     let received = upstream.received();
@@ -57,7 +57,7 @@ fn arms_order_by_themselves_alone_and_have_caches_of_their_own() {
 fn the_order_hint_stands_where_an_arm_puts_it_and_nothing_else_moves() {
     let upstream = reader();
     let lines = [question(0, 2), question(2, 0)];
-    let evaluation = Evaluation::of(&lines);
+    let evaluation = Evaluation::of(&lines).placing_freely();
     let arguments = ["--arms", "retrieval,ordered+hint", "--hint-positions"];
     let figures = evaluation.figures(&upstream, &arguments);
     let received = upstream.received();
@@ -132,7 +132,7 @@ fn chats_go_on_with_their_own_answers_and_say_documents_once_where_they_are_dedu
         })
     };
     let lines = [json!({"id": "chat", "turns": [turn("one"), turn("two")]})];
-    let evaluation = Evaluation::of(&lines);
+    let evaluation = Evaluation::of(&lines).placing_freely();
     // By default, all arms that differ for chats.
     let figures = evaluation.figures(&upstream, &[]);
     let names: Vec<_> = figures["arms"]

@@ -26,6 +26,8 @@ struct Evaluation {
     data: &'static str,
     /// Whether right answers are scored, which most scripts do not answer.
     is_scored: bool,
+    /// Whether every document may stand anywhere, by the configuration in `free.json`.
+    places_freely: bool,
 }
 
 impl Evaluation {
@@ -41,12 +43,22 @@ impl Evaluation {
             folder,
             data,
             is_scored: false,
+            places_freely: false,
         }
     }
 
     fn scored(self) -> Self {
         Self {
             is_scored: true,
+            ..self
+        }
+    }
+
+    fn placing_freely(self) -> Self {
+        let free = json!({"rank": {"place": "free"}}).to_string();
+        std::fs::write(self.folder.path().join("free.json"), free).unwrap();
+        Self {
+            places_freely: true,
             ..self
         }
     }
@@ -64,6 +76,11 @@ impl Evaluation {
             // The waits between attempts are not under test.
             .args(["--backoff-ms", "0"])
             .args((!self.is_scored).then_some("--no-logprob"))
+            .args(if self.places_freely {
+                &["--ordering", "free.json"][..]
+            } else {
+                &[]
+            })
             .current_dir(self.folder.path());
         for name in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
             command.env_remove(name);

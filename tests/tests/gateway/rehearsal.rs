@@ -21,7 +21,9 @@ struct Both<'m> {
 }
 
 impl<'m> Both<'m> {
-    fn start(module: &'m Module, plugin: Value) -> Self {
+    fn start(module: &'m Module, mut plugin: Value) -> Self {
+        // As shipped: both must be told, since the gateways of this suite place documents freely unless told.
+        plugin["ordering"]["rank"] = json!({"place": "last"});
         let upstream = Upstream::start().unwrap();
         let setup = Setup {
             configuration: plugin.to_string().into_bytes(),

@@ -25,6 +25,7 @@
 use super::data::{Document, Turn};
 use super::hint_place::{self, HintPlace};
 use anyhow::{Context, Result};
+use foreword_ordering::config::RawRank;
 use foreword_ordering::head::config::{HeadMode, RawHead, RawPatterns};
 use foreword_ordering::{Config, RawConfig};
 use std::sync::Arc;
@@ -170,6 +171,7 @@ impl Arm {
             }
             Self::Random => {
                 raw.policy = "random".into();
+                raw.rank = RawRank::free();
                 raw.policy_options.seed = seed;
             }
             _ => raw.policy = "retrieval".into(),
