@@ -12,7 +12,7 @@
 )]
 
 use super::CheckpointError;
-use super::checkpoint::{Element, Tensor};
+use super::tensor::{Element, Tensor};
 use half::{bf16, f16};
 use memmap2::Mmap;
 use rayon::prelude::*;

@@ -17,11 +17,14 @@ mod config;
 pub(crate) mod gguf;
 mod rope;
 mod safetensors;
+mod tensor;
 
-pub use checkpoint::{Checkpoint, Element, Tensors};
-pub(crate) use checkpoint::{LayerWeights, Tensor};
+pub(crate) use checkpoint::LayerWeights;
+pub use checkpoint::{Checkpoint, Tensors};
 pub use config::ModelConfig;
 pub(crate) use rope::Rope;
+pub use tensor::Element;
+pub(crate) use tensor::Tensor;
 
 use std::fmt::Display;
 use std::path::Path;

@@ -15,16 +15,11 @@
 //! texts are compared with the answer, from its end, by what ASCII shows. Tokenizers report spaces and parts of
 //! characters in their own ways.
 
-use super::client::{Client, Fault};
-use super::kept::Kept;
 use super::stream::Broken;
-use anyhow::{Context, Result, anyhow};
-use indicatif::ProgressBar;
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::io::BufRead;
-use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The likelihood of an answer, as a line of `scores.jsonl`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -96,20 +91,6 @@ impl Forced {
             url: url.to_owned(),
         })
     }
-
-    /// Asks for the likelihood.
-    ///
-    /// # Errors
-    /// Returns a fault if there is no answer, or if what the endpoint reports is not the answer's.
-    fn ask(&self, client: &Client) -> Result<Likelihood, Fault> {
-        let prompt = client.score(&self.url, &self.body)?.read;
-        prompt.likelihood(&self.answer).ok_or_else(|| {
-            Fault::Refused(format!(
-                "{}: the tokens that it reports do not end with the answer",
-                self.url
-            ))
-        })
-    }
 }
 
 /// Reads the response to a request that asks for its prompt's log-probabilities.
@@ -138,7 +119,7 @@ pub(super) fn read(mut body: impl BufRead) -> Result<ScoredPrompt, Broken> {
 
 impl ScoredPrompt {
     /// Returns the likelihood of the answer that the prompt ends with; `None` if it does not.
-    fn likelihood(&self, answer: &str) -> Option<Likelihood> {
+    pub(super) fn likelihood(&self, answer: &str) -> Option<Likelihood> {
         let wanted = visible(answer);
         let mut left = wanted.len();
         let begins_hidden = !answer.starts_with(|c: char| c.is_ascii_graphic());
@@ -173,55 +154,6 @@ impl ScoredPrompt {
 /// Returns the characters that every tokenizer reports alike.
 fn visible(text: &str) -> String {
     text.chars().filter(char::is_ascii_graphic).collect()
-}
-
-/// Returns why the endpoint cannot tell how likely an answer is; `None` if it can.
-///
-/// # Errors
-/// Returns the fault of an endpoint that does not answer at all.
-pub(super) fn unable(client: &Client, body: &[u8], url: &str) -> Result<Option<String>> {
-    match Forced::new(body, "Four.", url)?.ask(client) {
-        Ok(_) => Ok(None),
-        Err(Fault::Refused(reason)) => Ok(Some(reason)),
-        Err(fault) => Err(anyhow!(fault)),
-    }
-}
-
-/// Asks for the likelihood of every answer whose likelihood `folder` does not hold, and returns them in the order of
-/// `forced`; `None` for those that the endpoint does not serve.
-///
-/// # Errors
-/// Returns an error if the endpoint fails, or the file cannot be used. What was found until then is kept.
-pub(super) fn likelihoods(
-    forced: Vec<Forced>,
-    client: &Client,
-    folder: &Path,
-    concurrency: usize,
-    bar: &ProgressBar,
-) -> Result<Vec<Option<Likelihood>>> {
-    let mut kept = Kept::<Likelihood>::open(&folder.join("scores.jsonl"))?;
-    // A gateway changes what it is sent.
-    let key = |forced: &Forced| super::kept::key(&[forced.url.as_bytes(), &forced.body].concat());
-    let keys: Vec<String> = forced.iter().map(key).collect();
-    let open = keys.iter().cloned().zip(forced).collect();
-    let refused = AtomicU64::new(0);
-    kept.ask(open, concurrency, bar, |forced| match forced.ask(client) {
-        Ok(likelihood) => Ok(Some(likelihood)),
-        Err(Fault::Refused(reason)) => {
-            if refused.fetch_add(1, Ordering::Relaxed) == 0 {
-                bar.suspend(|| eprintln!("not scored: {reason}"));
-            }
-            Ok(None)
-        }
-        Err(fault) => Err(anyhow!(fault).context(
-            "the endpoint does not score answers; what it scored is kept, and the same command goes on from there",
-        )),
-    })?;
-    let refused = refused.into_inner();
-    if refused > 0 {
-        eprintln!("warning: {refused} answers could not be scored; their questions do not count");
-    }
-    Ok(keys.iter().map(|key| kept.get(key).copied()).collect())
 }
 
 #[cfg(test)]

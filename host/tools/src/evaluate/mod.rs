@@ -33,6 +33,7 @@ mod profile;
 mod prompt;
 mod report;
 mod score;
+mod scores;
 mod stream;
 mod template;
 
@@ -284,7 +285,7 @@ pub fn run(options: &Options) -> Result<()> {
 /// # Errors
 /// Returns an error if it cannot and nothing else is to be measured, or if it does not answer at all.
 fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -> Result<bool> {
-    let Some(reason) = likelihood::unable(client, &prompts.probe(), url)? else {
+    let Some(reason) = scores::unable(client, &prompts.probe(), url)? else {
         return Ok(true);
     };
     ensure!(
@@ -308,7 +309,7 @@ fn score(
 ) -> Result<()> {
     let (places, forced): (Vec<_>, Vec<_>) = questions.forced(records)?.into_iter().unzip();
     let bar = progress::bar("scoring", forced.len())?;
-    let found = likelihood::likelihoods(forced, client, &options.out, options.concurrency, &bar);
+    let found = scores::likelihoods(forced, client, &options.out, options.concurrency, &bar);
     bar.finish_and_clear();
     for (place, likelihood) in places.into_iter().zip(found?) {
         records[place].likelihood = likelihood;
@@ -337,7 +338,7 @@ fn measure_profile(
     } = *questions;
     let (orders, forced) = Orders::new(cases, prompts, config, url, count, seed)?;
     let bar = progress::bar("profiling", forced.len())?;
-    let found = likelihood::likelihoods(forced, client, &options.out, options.concurrency, &bar);
+    let found = scores::likelihoods(forced, client, &options.out, options.concurrency, &bar);
     bar.finish_and_clear();
     Ok(orders.profile(&found?, &options.model, options.template.name(), seed))
 }

@@ -1,0 +1,72 @@
+//! Asks an endpoint for the likelihoods of right answers, and keeps them in the run's folder.
+
+use super::client::{Client, Fault};
+use super::kept::Kept;
+use super::likelihood::{Forced, Likelihood};
+use anyhow::{Result, anyhow};
+use indicatif::ProgressBar;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Asks for the likelihood of a forced answer.
+///
+/// # Errors
+/// Returns a fault if there is no answer, or if what the endpoint reports is not the answer's.
+fn ask(forced: &Forced, client: &Client) -> Result<Likelihood, Fault> {
+    let prompt = client.score(&forced.url, &forced.body)?.read;
+    prompt.likelihood(&forced.answer).ok_or_else(|| {
+        Fault::Refused(format!(
+            "{}: the tokens that it reports do not end with the answer",
+            forced.url
+        ))
+    })
+}
+
+/// Returns why the endpoint cannot tell how likely an answer is; `None` if it can.
+///
+/// # Errors
+/// Returns the fault of an endpoint that does not answer at all.
+pub(super) fn unable(client: &Client, body: &[u8], url: &str) -> Result<Option<String>> {
+    match ask(&Forced::new(body, "Four.", url)?, client) {
+        Ok(_) => Ok(None),
+        Err(Fault::Refused(reason)) => Ok(Some(reason)),
+        Err(fault) => Err(anyhow!(fault)),
+    }
+}
+
+/// Asks for the likelihood of every answer whose likelihood `folder` does not hold, and returns them in the order of
+/// `forced`; `None` for those that the endpoint does not serve.
+///
+/// # Errors
+/// Returns an error if the endpoint fails, or the file cannot be used. What was found until then is kept.
+pub(super) fn likelihoods(
+    forced: Vec<Forced>,
+    client: &Client,
+    folder: &Path,
+    concurrency: usize,
+    bar: &ProgressBar,
+) -> Result<Vec<Option<Likelihood>>> {
+    let mut kept = Kept::<Likelihood>::open(&folder.join("scores.jsonl"))?;
+    // A gateway changes what it is sent.
+    let key = |forced: &Forced| super::kept::key(&[forced.url.as_bytes(), &forced.body].concat());
+    let keys: Vec<String> = forced.iter().map(key).collect();
+    let open = keys.iter().cloned().zip(forced).collect();
+    let refused = AtomicU64::new(0);
+    kept.ask(open, concurrency, bar, |forced| match ask(&forced, client) {
+        Ok(likelihood) => Ok(Some(likelihood)),
+        Err(Fault::Refused(reason)) => {
+            if refused.fetch_add(1, Ordering::Relaxed) == 0 {
+                bar.suspend(|| eprintln!("not scored: {reason}"));
+            }
+            Ok(None)
+        }
+        Err(fault) => Err(anyhow!(fault).context(
+            "the endpoint does not score answers; what it scored is kept, and the same command goes on from there",
+        )),
+    })?;
+    let refused = refused.into_inner();
+    if refused > 0 {
+        eprintln!("warning: {refused} answers could not be scored; their questions do not count");
+    }
+    Ok(keys.iter().map(|key| kept.get(key).copied()).collect())
+}
