@@ -1023,7 +1023,7 @@ mod tests {
                 .map(|i| ((i * i * 7 + i * 31 + 11) % 256) as u8)
                 .collect();
             let mut put = |at: usize, value: f32| {
-                block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes())
+                block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
             };
             match packing {
                 Packing::Q6K => put(208, 0.0625),
@@ -1094,7 +1094,7 @@ mod tests {
         };
         assert!(refused("gemma3", &|_| ()).contains("gemma3"));
         let scaled = refused("llama", &|file| {
-            file.field("llama.rope.scaling.type", STRING, &text("yarn"))
+            file.field("llama.rope.scaling.type", STRING, &text("yarn"));
         });
         assert!(
             scaled.contains("rope scaling `yarn` is not supported"),
@@ -1104,7 +1104,7 @@ mod tests {
         assert!(experts.contains("mixture of experts"), "{experts}");
         let packed = refused("llama", &|file| {
             file.tensors
-                .push(("t".to_owned(), vec![32], 10, vec![0; 40]))
+                .push(("t".to_owned(), vec![32], 10, vec![0; 40]));
         });
         assert!(packed.contains("of type 10, supported: F32"), "{packed}");
     }

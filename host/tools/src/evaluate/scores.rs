@@ -52,7 +52,7 @@ pub(super) fn likelihoods(
     let keys: Vec<String> = forced.iter().map(key).collect();
     let open = keys.iter().cloned().zip(forced).collect();
     let refused = AtomicU64::new(0);
-    kept.ask(open, concurrency, bar, |forced| match ask(&forced, client) {
+    kept.ask(open, concurrency, bar, |forced| match ask(forced, client) {
         Ok(likelihood) => Ok(Some(likelihood)),
         Err(Fault::Refused(reason)) => {
             if refused.fetch_add(1, Ordering::Relaxed) == 0 {
