@@ -29,8 +29,8 @@ use std::time::Duration;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Folder of a Hugging Face checkpoint (config.json, tokenizer.json, safetensors)
-    #[arg(long, value_name = "DIR")]
+    /// Folder of a Hugging Face checkpoint (config.json, tokenizer.json, safetensors), or a GGUF file
+    #[arg(long, value_name = "PATH")]
     model: PathBuf,
     /// Name under which the model is served [default: the folder's name]
     #[arg(long)]
