@@ -20,9 +20,9 @@ impl Arm {
         }
     }
 
-    /// Returns the core's configuration, which has the default for everything except the policy.
+    /// Returns the core's configuration: the defaults, except for the policy and that no document is favoured.
     pub(super) fn ordering(self) -> Value {
-        json!({ "policy": self.policy() })
+        json!({ "policy": self.policy(), "rank": {"place": "free"} })
     }
 
     fn policy(self) -> &'static str {
