@@ -133,7 +133,10 @@ fn interleaved() -> Vec<String> {
 fn requests_that_share_documents_follow_each_other_and_begin_with_them() {
     let upstream = answering();
     let folder = Folder::of(&interleaved());
-    let summary = folder.summary(&upstream, &["--concurrency", "1"], 0);
+    let free = r#"{"rank": {"place": "free"}}"#;
+    std::fs::write(folder.file("free.json"), free).unwrap();
+    let arguments = ["--concurrency", "1", "--ordering", "free.json"];
+    let summary = folder.summary(&upstream, &arguments, 0);
     let sent: Vec<Vec<usize>> = upstream.received().iter().map(documents).collect();
     let groups: Vec<usize> = sent.iter().map(|documents| documents[0] / 10).collect();
     assert!(groups.chunk_by(|a, b| a == b).count() == 3, "{groups:?}");

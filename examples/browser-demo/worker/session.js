@@ -79,7 +79,9 @@ export class Session {
     this.#embed = (text) => vectors?.questions.get(text) ?? hashed(text);
     this.#index = new Index(vectors?.documents.map((vector) => [vector]) ?? documents.map(passages));
     const tree = settings.cacheTokens ? { max_tokens: settings.cacheTokens } : {};
-    const way = (mode) => [mode, new Way({ policy: settings.policy, tree, head: { mode } })];
+    // The page compares policies, as its replays do: no document is favoured.
+    const rank = { place: "free" };
+    const way = (mode) => [mode, new Way({ policy: settings.policy, rank, tree, head: { mode } })];
     this.#ways = Object.fromEntries(MODES.map(way));
     this.#unordered = new Way({ policy: "retrieval", tree, head: { mode: "off" } });
     this.setHead(settings.head);
