@@ -310,9 +310,12 @@ impl<'a> Chat<'a> {
         let asked = [tools, user, safety_identifier, prompt_cache_key, metadata];
         let known = asked.into_iter().chain(preceding).flatten();
         hashed(known.map(str::len).sum());
-        let users = [user, safety_identifier, metadata.and_then(user_id)];
-        let [_, _, user_id] = users;
-        let asking = [user, safety_identifier, prompt_cache_key, user_id];
+        let asking = [
+            user,
+            safety_identifier,
+            prompt_cache_key,
+            metadata.and_then(user_id),
+        ];
         let mut before = xxh3_64_with_seed(tools.unwrap_or_default().as_bytes(), 0);
         if let Some(functions) = functions {
             before = xxh3_64_with_seed(functions.as_bytes(), before);
@@ -336,8 +339,6 @@ impl<'a> Chat<'a> {
             before: behind(before, &preceding),
             field: field.filter(|_| !listed.is_empty()),
             is_functions: tools.is_none(),
-            #[cfg(feature = "head")]
-            users,
             preceding,
         };
         let mut place = MessageReader {
@@ -514,9 +515,6 @@ pub(crate) struct Start<'a> {
     /// The field that the tools stand in, as written.
     pub(crate) field: Option<&'a str>,
     pub(crate) is_functions: bool,
-    /// The names of the one who asks, as written: `user`, `safety_identifier`, `metadata.user_id`.
-    #[cfg(feature = "head")]
-    pub(crate) users: [Option<&'a str>; 3],
     /// What the fields [`PRECEDING`] say.
     pub(super) preceding: [Option<&'a str>; PRECEDING.len()],
 }

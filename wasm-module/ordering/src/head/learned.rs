@@ -10,7 +10,6 @@
 //! has all but few of its units, in their order; the text that it has instead stands in slots. A slot is volatile once
 //! it has held two different values, never before, since a constant does no harm. Only hashes of texts are kept.
 
-use super::marks::{self, Class as WordClass};
 use super::texts::{MAX_UNITS, Unit};
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -196,166 +195,20 @@ fn hashed(hashes: impl Iterator<Item = u64>) -> u64 {
     hash.max(1)
 }
 
-/// Returns whether words are built like data. Everything else may be an instruction, or the persona, which would lose a
-/// system message's authority when it moves. Data is one of these, in any language:
-///
-/// - `label: value`, or one element, most of whose value is names and numbers; after a short label also any single word
-/// - a sentence with a time, an id, a mail address or one of the `users`, who are named in the request's own fields
-/// - a sentence with a number, most of which is names and numbers, or which has a full name too
-pub(super) fn looks_like_data(words: &str, users: &Users<'_>) -> bool {
+/// Returns whether words look like data: a value, a name, a place, a time, or one element that holds such words. Text
+/// that reads like an instruction, or like the persona, is never data, since it would lose a system message's authority
+/// when it moves.
+pub(super) fn looks_like_data(words: &str) -> bool {
     if words.len() > MAX_DATA_BYTES || words.contains("```") {
         return false;
     }
-    if let Some(value) = element(words) {
-        return !value.concat().contains('<') && is_value(&value);
+    if let Some([tag, inside]) = element(words) {
+        let is_plain = !(tag.contains('<') || inside.contains('<'));
+        let is_calm = |words: &str| words.is_empty() || is_data(words);
+        let tells = |words: &str| words.contains(|c: char| c.is_ascii_digit() || c.is_uppercase());
+        return is_plain && is_calm(tag) && is_calm(inside) && (tells(tag) || tells(inside));
     }
-    if words.contains('<') {
-        return false;
-    }
-    let is_labelled = label(words).is_some_and(|(label, value)| {
-        let is_single = || Parts::of(label).all() <= 2 && Parts::of(value).all() == 1;
-        is_value(&[value]) || is_single()
-    });
-    let parts = Parts::of_sentence(words, users);
-    let most = parts.telling > parts.plain || parts.has_full_name;
-    is_labelled || !parts.is_prose() && (parts.is_exact || parts.has_digit && most)
-}
-
-/// Returns whether words hold a value at all, which is what a pattern must find to move them.
-pub(super) fn holds_value(words: &str, users: &Users<'_>) -> bool {
-    let parts = Parts::of(words);
-    looks_like_data(words, users)
-        || words.len() <= MAX_DATA_BYTES && parts.telling > 0 && !parts.is_prose()
-}
-
-/// Words of the request's own fields that name who asks.
-pub(super) type Users<'a> = SmallVec<[&'a str; MAX_USER_WORDS]>;
-
-/// Returns the words of these fields, as written in JSON.
-pub(super) fn users<'a>(fields: &[Option<&'a str>]) -> Users<'a> {
-    let fields = fields
-        .iter()
-        .flatten()
-        .filter(|field| field.len() <= MAX_USER_BYTES);
-    let words = fields.flat_map(|field| field.split(|c: char| !c.is_alphanumeric()));
-    words
-        .filter(|word| word.len() >= LEAST_USER_BYTES)
-        .take(MAX_USER_WORDS)
-        .collect()
-}
-
-/// Splits `label: value` and `label=value`. A label has four words at most.
-fn label(words: &str) -> Option<(&str, &str)> {
-    let (at, sign) = words.char_indices().find(|(at, sign)| {
-        let next = words.get(at + sign.len_utf8()..).unwrap_or_default();
-        match sign {
-            ':' => !next.starts_with(|c: char| c.is_alphanumeric() || c == '/'),
-            '：' | '=' => true,
-            _ => false,
-        }
-    })?;
-    let label = words.get(..at)?;
-    let value = words.get(at + sign.len_utf8()..)?;
-    (1..=4)
-        .contains(&Parts::of(label).all())
-        .then_some((label, value))
-}
-
-/// Returns whether most words have a digit or a capital letter.
-fn is_value(texts: &[&str]) -> bool {
-    let parts = || texts.iter().copied().map(Parts::of_value);
-    parts().map(|parts| parts.telling).sum::<u32>() > parts().map(|parts| parts.plain).sum()
-}
-
-/// What a text is made of.
-#[derive(Default)]
-struct Parts {
-    /// Number of words that are names, numbers, times, ids or addresses.
-    telling: u32,
-    /// Number of other words.
-    plain: u32,
-    /// Whether there is a time, an id or an address.
-    is_exact: bool,
-    has_digit: bool,
-    /// Whether there are two names side by side.
-    has_full_name: bool,
-}
-
-impl Parts {
-    fn of(text: &str) -> Self {
-        Self::of_sentence(text, &Users::new())
-    }
-
-    /// Looks at a sentence, whose first word has a capital letter whatever it is.
-    fn of_sentence(text: &str, users: &Users<'_>) -> Self {
-        let mut parts = Self::default();
-        let mut name_end = None;
-        for word in marks::words(text) {
-            let (start, written) = (word.range.start, text.get(word.range.clone()));
-            let written = written.unwrap_or_default();
-            let is_name = word.class == WordClass::Value
-                || start > 0 && !written.is_ascii() && written.starts_with(char::is_uppercase);
-            // Where no spaces part words, a number of a sentence is in one of its words, and a date is several numbers.
-            let is_date = || digit_runs(written) >= 3;
-            let is_exact = match word.class {
-                WordClass::Time | WordClass::Id => true,
-                WordClass::Number => !written.is_ascii() && is_date(),
-                _ => {
-                    written.contains('@')
-                        || users.iter().any(|user| written.eq_ignore_ascii_case(user))
-                }
-            };
-            let is_number = word.class == WordClass::Number && written.is_ascii();
-            parts.is_exact |= is_exact;
-            if is_exact || is_number || is_name {
-                parts.telling += 1;
-                parts.has_digit |= written.contains(|c: char| c.is_ascii_digit());
-            } else {
-                parts.plain += 1;
-            }
-            parts.has_full_name |=
-                is_name && name_end.and_then(|end: usize| text.get(end..start)) == Some(" ");
-            name_end = is_name.then_some(word.range.end);
-        }
-        parts
-    }
-
-    /// Looks at a value, where capital letters tell wherever they stand. Names of attributes are not of it.
-    fn of_value(text: &str) -> Self {
-        let mut parts = Self::default();
-        for word in marks::words(text) {
-            let written = text.get(word.range.clone()).unwrap_or_default();
-            if text
-                .get(word.range.end..)
-                .is_some_and(|rest| rest.starts_with('='))
-            {
-                continue;
-            }
-            if written.contains(|c: char| c.is_ascii_digit() || c.is_uppercase()) {
-                parts.telling += 1;
-            } else {
-                parts.plain += 1;
-            }
-        }
-        parts
-    }
-
-    fn all(&self) -> u32 {
-        self.telling + self.plain
-    }
-
-    /// Returns whether words tell of something at length. What a sentence of many plain words names on the way is no
-    /// value: `The Order Desk is meant for …` describes a role as much as `You are …` does.
-    fn is_prose(&self) -> bool {
-        self.plain > MAX_PLAIN_WORDS && self.plain > 5 * self.telling
-    }
-}
-
-/// Returns the number of runs of digits.
-fn digit_runs(word: &str) -> usize {
-    word.split(|c: char| !c.is_ascii_digit())
-        .filter(|run| !run.is_empty())
-        .count()
+    !words.contains('<') && is_data(words)
 }
 
 /// The attributes and the text of an element that is all of `words`: `<now>12:03</now>`, `<session id="7"/>`.
@@ -376,15 +229,281 @@ fn element(words: &str) -> Option<[&str; 2]> {
     Some([attributes.trim(), inside.trim()])
 }
 
+fn is_data(words: &str) -> bool {
+    let mut lower = words.to_ascii_lowercase();
+    lower.push(' ');
+    let mut list: SmallVec<[&str; 32]> = SmallVec::new();
+    for word in lower.split(|c: char| !(c.is_alphanumeric() || c == '\'' || c == '_')) {
+        if !word.is_empty() {
+            list.push(word);
+        }
+    }
+    let commands = list
+        .iter()
+        .any(|word| COMMANDS.contains(word) || FOREIGN.contains(word))
+        || UNSPACED.iter().any(|word| words.contains(word));
+    let opens = list.first().is_some_and(|word| OPENERS.contains(word));
+    let persona = list.windows(3).any(|three| match three {
+        [one, two, three] => *one == "you" && *two == "are" && !ADDRESSING.contains(three),
+        _ => false,
+    });
+    // This accepts a name, a number, a label with a value.
+    let mut chars = words.chars();
+    chars.next();
+    let tells = words.contains([':', '=', '@', '/'])
+        || chars.any(|c| c.is_ascii_digit() || c.is_uppercase());
+    !(commands || opens || persona || is_prose(words)) && tells
+}
+
+/// Returns whether words tell of something at length. What a sentence of many plain words names on the way is no value: `The
+/// Order Desk is meant for …` describes a role as much as `You are …` does.
+fn is_prose(words: &str) -> bool {
+    let (mut plain, mut telling) = (0, 0);
+    for word in words.split(|c: char| !(c.is_alphanumeric() || c == '\'' || c == '_')) {
+        if word.starts_with(char::is_uppercase) || word.contains(|c: char| c.is_ascii_digit()) {
+            telling += 1;
+        } else if !word.is_empty() {
+            plain += 1;
+        }
+    }
+    plain > MAX_PLAIN_WORDS && plain > 5 * telling
+}
+
+/// Words that occur in instructions.
+const COMMANDS: &[&str] = &[
+    "must",
+    "mustn't",
+    "never",
+    "always",
+    "should",
+    "shouldn't",
+    "shall",
+    "don't",
+    "do",
+    "not",
+    "cannot",
+    "can't",
+    "may",
+    "please",
+    "ensure",
+    "ignore",
+    "disregard",
+    "instead",
+    "only",
+    "answer",
+    "respond",
+    "reply",
+    "refuse",
+    "follow",
+    "obey",
+    "instructions",
+    "instruction",
+    "rule",
+    "rules",
+    "allowed",
+    "forbidden",
+    "prohibited",
+    "required",
+    "require",
+    "remember",
+    "avoid",
+    "if",
+    "unless",
+    "when",
+    "whenever",
+    "pretend",
+    "act",
+    "behave",
+    "speak",
+    "write",
+    "call",
+    "reveal",
+    "prefer",
+    "cite",
+    "no",
+    "without",
+];
+
+/// The same in languages of other prompts: German, French, Spanish, Italian, Portuguese, Dutch, Russian. ASCII alone is
+/// lowercase where they are looked up, so Cyrillic words are here in both cases.
+const FOREIGN: &[&str] = &[
+    "antworte",
+    "antworten",
+    "muss",
+    "musst",
+    "müssen",
+    "soll",
+    "sollst",
+    "sollen",
+    "darf",
+    "darfst",
+    "niemals",
+    "nie",
+    "immer",
+    "nicht",
+    "kein",
+    "keine",
+    "keinen",
+    "bitte",
+    "verwende",
+    "verwenden",
+    "nutze",
+    "schreibe",
+    "schreib",
+    "wenn",
+    "falls",
+    "nur",
+    "réponds",
+    "répondez",
+    "répondre",
+    "dois",
+    "doit",
+    "devez",
+    "jamais",
+    "toujours",
+    "pas",
+    "veuillez",
+    "utilise",
+    "utilisez",
+    "uniquement",
+    "responde",
+    "responda",
+    "debe",
+    "debes",
+    "deben",
+    "nunca",
+    "siempre",
+    "solo",
+    "sólo",
+    "utiliza",
+    "rispondi",
+    "rispondere",
+    "deve",
+    "devi",
+    "sempre",
+    "responder",
+    "não",
+    "apenas",
+    "antwoord",
+    "moet",
+    "nooit",
+    "altijd",
+    "niet",
+    "alleen",
+    "gebruik",
+    "отвечай",
+    "отвечайте",
+    "Отвечай",
+    "Отвечайте",
+    "должен",
+    "никогда",
+    "Никогда",
+    "всегда",
+    "Всегда",
+    "не",
+    "Не",
+    "если",
+    "Если",
+    "только",
+    "Только",
+    "используй",
+    "Используй",
+];
+
+/// The same where no space parts words: Chinese and Japanese.
+const UNSPACED: &[&str] = &[
+    "请",
+    "必须",
+    "不要",
+    "不得",
+    "不能",
+    "禁止",
+    "务必",
+    "应该",
+    "应当",
+    "回答",
+    "只能",
+    "如果",
+    "必ず",
+    "ください",
+    "しないで",
+    "答え",
+];
+
+/// Words with which instructions begin.
+const OPENERS: &[&str] = &[
+    "use",
+    "be",
+    "make",
+    "let",
+    "keep",
+    "give",
+    "return",
+    "output",
+    "format",
+    "think",
+    "explain",
+    "summarize",
+    "summarise",
+    "translate",
+    "help",
+    "assume",
+    "consider",
+    "treat",
+    "check",
+    "verify",
+    "include",
+    "exclude",
+    "begin",
+    "start",
+    "stop",
+    "end",
+    "add",
+    "remove",
+    "read",
+    "say",
+    "tell",
+    "ask",
+    "provide",
+    "describe",
+    "list",
+    "show",
+    "take",
+    "choose",
+    "pick",
+    "limit",
+    "apply",
+    "run",
+    "execute",
+    "search",
+    "look",
+    "find",
+    "go",
+    "try",
+    "stay",
+    "focus",
+];
+
+/// Words after `you are` that describe no persona.
+const ADDRESSING: &[&str] = &[
+    "talking",
+    "speaking",
+    "chatting",
+    "assisting",
+    "helping",
+    "serving",
+    "supporting",
+    "on",
+    "at",
+    "in",
+    "connected",
+    "running",
+];
+
 /// Most bytes of a unit that may be data.
 const MAX_DATA_BYTES: usize = 240;
 
-/// Most words of the fields that name who asks, most bytes of such a field, and least bytes of such a word.
-const MAX_USER_WORDS: usize = 8;
-const MAX_USER_BYTES: usize = 128;
-const LEAST_USER_BYTES: usize = 3;
-
-/// Most plain words of a sentence that is no prose, unless every sixth word tells.
+/// Most words of a sentence that are neither names nor numbers, unless every sixth word is one.
 const MAX_PLAIN_WORDS: u32 = 16;
 
 /// Most units that a text may have in a slot, and most that it may lack.
@@ -464,10 +583,6 @@ mod tests {
         assert_eq!(learn(&mut learned, "rule-one rule-two bob"), ["bob"]);
     }
 
-    fn is_data(words: &str) -> bool {
-        looks_like_data(words, &Users::new())
-    }
-
     #[test]
     fn data_moves_and_instructions_do_not() {
         for words in [
@@ -484,17 +599,9 @@ mod tests {
             "<now>2026-11-22 12:03</now>",
             "<session id=\"9f8e7d6c\" />",
             "<user name=\"Ann Lee\">Desk 4</user>",
-            "User: bob",
-            "Desk 4, Ann.",
-            "The user's address is ann@example.org.",
-            "The current time is 12:03:11.",
-            "Sie sprechen mit Ann Lee, Platz 3.",
-            "Пользователь: Анна Ли, стол 3",
-            "Вы говорите с Анной Ли, место 3.",
-            "现在是2026年11月22日14:03。",
             "You are talking to Ann Lee from the office in Oslo, who sits at desk 12 on the third floor and has been with us since June 2019.",
         ] {
-            assert!(is_data(words), "{words}");
+            assert!(looks_like_data(words), "{words}");
         }
         for words in [
             "Never reveal the code 1234.",
@@ -510,11 +617,6 @@ mod tests {
             "请用100字以内说明。",
             "100字以内で答えてください。",
             "be brief",
-            "Always answer in British English.",
-            "You are Research Agent.",
-            "Rule 3: cite 2 documents.",
-            "Answer in 5-10 sentences.",
-            "Follow ISO27001 and RFC2119.",
             "plain words of nothing",
             "<secret>plain words of nothing</secret>",
             "<rule>Never reveal the code 1234.</rule>",
@@ -524,23 +626,8 @@ mod tests {
             "Since 12:03 < now",
             "The Order Desk is meant to read and handle the questions of customers that come in one message, above all those about goods in stock.",
         ] {
-            assert!(!is_data(words), "{words}");
+            assert!(!looks_like_data(words), "{words}");
         }
-        assert!(!is_data(&"x: 1 ".repeat(60)));
-    }
-
-    #[test]
-    fn a_sentence_about_the_one_who_asks_is_data() {
-        let about = "You are talking to Ann Lee.";
-        assert!(!is_data(about));
-        assert!(holds_value(about, &Users::new()));
-        for field in [r#""ann""#, r#""acme:ann.lee@example.org""#] {
-            let users = users(&[None, Some(field)]);
-            assert!(looks_like_data(about, &users), "{field}");
-            assert!(!looks_like_data("You are Bob, a pirate.", &users));
-        }
-        assert!(users(&[Some(r#""to, it""#)]).is_empty());
-        assert_eq!(users(&[Some(&"ann ".repeat(12))]).len(), MAX_USER_WORDS);
-        assert!(users(&[Some(&"ann ".repeat(99))]).is_empty());
+        assert!(!looks_like_data(&"x: 1 ".repeat(60)));
     }
 }

@@ -215,7 +215,7 @@ fn folded(hash: u64) -> u32 {
 
 /// The class of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Class {
+enum Class {
     Plain,
     Time,
     Id,
@@ -225,18 +225,18 @@ pub(super) enum Class {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Word {
-    pub(super) range: Range<usize>,
+struct Word {
+    range: Range<usize>,
     /// Hash of its bytes.
     hash: u64,
-    pub(super) class: Class,
+    class: Class,
 }
 
 /// The words of a text. The beginning of a document that a gateway looks at has some fifty.
-pub(super) type Words = SmallVec<[Word; 64]>;
+type Words = SmallVec<[Word; 64]>;
 
 /// Returns the words of a text. Numbers beside dates belong to them.
-pub(super) fn words(text: &str) -> Words {
+fn words(text: &str) -> Words {
     let bytes = text.as_bytes();
     let mut words = Words::new();
     let mut at = 0;
@@ -481,7 +481,7 @@ fn join_dates(text: &str, words: &mut [Word]) {
 }
 
 /// Returns where the value of `label: value` begins, if the text has that form: a label of some words, and a value
-/// that is short: two plain words, or names and numbers.
+/// that is short and no instruction.
 fn label_end(text: &str, words: &[Word]) -> Option<usize> {
     let colon = text.find(": ")?;
     let label = text.get(..colon)?;
@@ -492,17 +492,25 @@ fn label_end(text: &str, words: &[Word]) -> Option<usize> {
     let value = text
         .get(colon + 2..)?
         .trim_end_matches(['\\', 'n', 'r', '\n', '\r', ' ']);
-    let (mut telling, mut plain) = (0, 0);
-    for word in words.iter().filter(|word| word.range.start > colon) {
-        *(if word.class == Class::Plain {
-            &mut plain
-        } else {
-            &mut telling
-        }) += 1;
-    }
-    let is_value = telling + plain <= 8 && (plain <= 2 || plain < telling);
-    (is_label && !value.is_empty() && value.len() <= 64 && is_value).then_some(colon + 2)
+    let behind = || words.iter().filter(|word| word.range.start > colon);
+    let instructs = || {
+        behind().any(|word| {
+            let word = text.get(word.range.clone()).unwrap_or_default();
+            INSTRUCTIONS
+                .iter()
+                .any(|known| word.eq_ignore_ascii_case(known))
+        })
+    };
+    (is_label && !value.is_empty() && value.len() <= 64 && behind().count() <= 8 && !instructs())
+        .then_some(colon + 2)
 }
+
+/// Words of sentences that instruct a model.
+const INSTRUCTIONS: [&str; 32] = [
+    "always", "never", "must", "should", "do", "don't", "not", "answer", "use", "reply", "respond",
+    "write", "cite", "say", "tell", "ask", "give", "keep", "avoid", "only", "if", "when", "you",
+    "be", "is", "are", "can", "may", "will", "please", "make", "ensure",
+];
 
 /// Returns the form of a text, by which people recognise it without a word of it: classes of characters, so
 /// `2026-11-22 14:03` is `9999-99-99 99:99`. It shows what tends to change, or else the beginning; at most

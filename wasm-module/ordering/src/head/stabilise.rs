@@ -13,7 +13,7 @@
 
 use super::config::{Head, HeadMode, Upstream};
 use super::decision::{Decision, Form, Frozen, Moved, merged};
-use super::learned::{Learned, Seen, Users, holds_value, looks_like_data, users};
+use super::learned::{Learned, Seen, looks_like_data};
 use super::patterns::{Class, Match, matches};
 use super::report::{Change, ChangeKind};
 use super::texts::{SystemText, SystemTexts, Unit, element_in};
@@ -128,7 +128,6 @@ impl Heads {
         let target = target(parsed);
         let mut room = config.max_moved_bytes;
         let mut judged = 0;
-        let users = users(&parsed.start.users);
         let mut moved: Vec<(&'a str, u64)> = Vec::new();
         let mut volatile = volatile.into_iter();
         for (text, found) in texts.iter().zip(&found) {
@@ -181,18 +180,18 @@ impl Heads {
             let named = names.iter().enumerate();
             let named = named.filter_map(|(at, name)| Some((at, (*name)?)));
             // A slot moves as a whole or not at all: the rest of it would still break the prefix.
-            let mut is_data = |at: usize, judge: fn(&str, &Users<'_>) -> bool| {
+            let mut is_data = |at: usize| {
                 let unit = text.units.get(at);
                 let words = unit.and_then(|unit| text.text.plain.get(unit.range.clone()));
                 let is_judged = judged < MAX_JUDGED;
                 judged += 1;
-                is_judged && words.is_some_and(|words| judge(words, &users))
+                is_judged && words.is_some_and(looks_like_data)
             };
             let may_move = target.is_some() && !text.is_marked;
             let learned_is_data = may_move
                 && (named.clone())
                     .filter(|(_, name)| *name == LEARNED)
-                    .all(|(at, _)| is_data(at, looks_like_data));
+                    .all(|(at, _)| is_data(at));
             for (at, name) in named {
                 let Some(unit) = text.units.get(at) else {
                     continue;
@@ -204,7 +203,7 @@ impl Heads {
                     && if is_learned {
                         learned_is_data
                     } else {
-                        is_data(at, holds_value)
+                        is_data(at)
                     };
                 if !may {
                     report.left += 1;
