@@ -1,13 +1,13 @@
 //! Policies, the rules that order documents: candidates of a request and the knowledge tree in, an order out. Each has
 //! a module.
 
+mod constrained;
 #[cfg(feature = "history")]
 pub mod context_index;
 mod context_tree;
 mod foresight;
 mod greedy;
 mod longest;
-mod paged;
 mod placement;
 mod plain_index;
 mod random;
@@ -180,7 +180,7 @@ impl Default for PolicyOptions {
 impl PolicyOptions {
     /// Returns `policy` with the placement of favoured documents.
     pub(crate) fn place(&self, policy: Box<dyn Policy>) -> Box<dyn Policy> {
-        placement::Placed::of(policy, self.placement)
+        constrained::Constrained::of(policy, self.placement, 1)
     }
 }
 
@@ -222,7 +222,8 @@ impl PolicyKind {
     #[must_use]
     pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
         let placed = |policy| options.place(policy);
-        let paged = |policy| paged::Paged::of(placed(policy), options.block_tokens);
+        let paged =
+            |policy| constrained::Constrained::of(policy, options.placement, options.block_tokens);
         match self {
             Self::Retrieval => Box::new(retrieval::Retrieval),
             Self::Random => placed(Box::new(random::Random::new(options.seed))),

@@ -1,13 +1,12 @@
 //! Rank-aware placement: the retriever's best documents keep a place where the model reads well, and a policy orders
 //! the others for reuse.
 
-#[cfg(feature = "history")]
-use super::SentDocuments;
-use super::{Order, Policy, Start};
-use crate::document::{Candidate, Fingerprint};
+use super::Order;
+use serde::{Deserialize, Serialize};
 
 /// The place of the favoured documents, which are the best by the retriever's rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Place {
     /// No document is favoured.
     Free,
@@ -42,7 +41,7 @@ impl Place {
 }
 
 /// Which of the retriever's best documents keep a favoured place, and which place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
     /// Where they stand.
     pub place: Place,
@@ -109,62 +108,11 @@ impl Split {
     }
 }
 
-/// Asks another policy for the order of the shared part, behind the favoured documents that lead.
-pub(super) struct Placed {
-    policy: Box<dyn Policy>,
-    placement: Placement,
-}
-
-impl Placed {
-    /// Returns `policy` with this placement; `policy` itself if no document is favoured.
-    pub(super) fn of(policy: Box<dyn Policy>, placement: Placement) -> Box<dyn Policy> {
-        if placement.is_free() {
-            return policy;
-        }
-        Box::new(Self { policy, placement })
-    }
-}
-
-impl Policy for Placed {
-    fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
-        if !start.is_ranked() {
-            return self.policy.order(candidates, start);
-        }
-        let split = self.placement.split(candidates.len());
-        let mut at = start;
-        for candidate in
-            (split.leading.iter()).filter_map(|&rank| candidates.get(usize::from(rank)))
-        {
-            at = at.after(candidate.id);
-        }
-        let shared = candidates
-            .get(usize::from(split.shared)..)
-            .unwrap_or_default();
-        let order = self.policy.order(shared, at);
-        split.with(&order)
-    }
-
-    /// The policy learns of all documents: what was favoured in one request stands in the shared part of others.
-    fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
-        self.policy.remember(ranked, order);
-    }
-
-    #[cfg(feature = "history")]
-    fn sent(&mut self, runs: &[SentDocuments<'_>]) {
-        self.policy.sent(runs);
-    }
-
-    #[cfg(feature = "history")]
-    fn evicted(&mut self, tokens: u64) {
-        self.policy.evicted(tokens);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::policy::tests::{SCOPE, candidates, ordered, tree_of};
-    use crate::policy::{PolicyKind, PolicyOptions};
+    use crate::policy::{Policy, PolicyKind, PolicyOptions, Start};
     use proptest::prelude::*;
 
     fn placed(kind: PolicyKind, place: Place, documents: u16) -> Box<dyn Policy> {

@@ -1,0 +1,116 @@
+//! A policy within the constraints of the configuration: favoured documents keep their place, and nothing is moved for
+//! a match shorter than a block of the engine's cache (528 to 8,320 tokens for hybrid models).
+
+#[cfg(feature = "history")]
+use super::SentDocuments;
+use super::{Order, Placement, Policy, Start, match_of};
+use crate::document::{Candidate, Fingerprint};
+use crate::tree::{Bounds, KnowledgeTree};
+
+/// Asks another policy for the order of the shared part, behind the favoured documents that lead. If the match is
+/// shorter than a block, it asks again without the tree.
+pub(super) struct Constrained {
+    policy: Box<dyn Policy>,
+    placement: Placement,
+    block_tokens: u64,
+    /// A tree that holds nothing.
+    empty: KnowledgeTree,
+}
+
+impl Constrained {
+    /// Returns `policy` within these constraints; `policy` itself if no document is favoured and any match counts.
+    pub(super) fn of(
+        policy: Box<dyn Policy>,
+        placement: Placement,
+        block_tokens: u32,
+    ) -> Box<dyn Policy> {
+        if placement.is_free() && block_tokens <= 1 {
+            return policy;
+        }
+        let bounds = Bounds {
+            max_nodes: 1,
+            max_tokens: None,
+        };
+        Box::new(Self {
+            policy,
+            placement,
+            block_tokens: block_tokens.into(),
+            empty: KnowledgeTree::new(bounds),
+        })
+    }
+}
+
+/// Returns the order of `policy` with the favoured documents in their place.
+fn placed(
+    policy: &mut dyn Policy,
+    placement: Placement,
+    candidates: &[Candidate<'_>],
+    start: Start<'_>,
+) -> Order {
+    if !start.is_ranked() {
+        return policy.order(candidates, start);
+    }
+    let split = placement.split(candidates.len());
+    let leading = split.leading.iter();
+    let leading = leading.filter_map(|&rank| candidates.get(usize::from(rank)));
+    let at = leading.fold(start, |at, candidate| at.after(candidate.id));
+    let shared = candidates.get(usize::from(split.shared)..);
+    let order = policy.order(shared.unwrap_or_default(), at);
+    split.with(&order)
+}
+
+impl Policy for Constrained {
+    fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
+        let (policy, placement) = (&mut *self.policy, self.placement);
+        let order = placed(policy, placement, candidates, start);
+        if self.block_tokens <= 1 {
+            return order;
+        }
+        let found = match_of(candidates, &order, start);
+        if found.tokens == 0 || found.tokens >= self.block_tokens {
+            return order;
+        }
+        placed(policy, placement, candidates, start.in_empty(&self.empty))
+    }
+
+    /// The policy learns of all documents: what was favoured in one request stands in the shared part of others.
+    fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
+        self.policy.remember(ranked, order);
+    }
+
+    #[cfg(feature = "history")]
+    fn sent(&mut self, runs: &[SentDocuments<'_>]) {
+        self.policy.sent(runs);
+    }
+
+    #[cfg(feature = "history")]
+    fn evicted(&mut self, tokens: u64) {
+        self.policy.evicted(tokens);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::policy::tests::ordered;
+    use crate::policy::{PolicyKind, PolicyOptions};
+
+    #[test]
+    fn nothing_is_moved_for_a_match_that_is_shorter_than_a_block() {
+        for kind in [
+            PolicyKind::Greedy,
+            PolicyKind::Longest,
+            PolicyKind::Foresight,
+        ] {
+            let with = |block_tokens| {
+                let options = PolicyOptions {
+                    block_tokens,
+                    ..PolicyOptions::default()
+                };
+                let mut policy = kind.build(&options);
+                ordered(policy.as_mut(), &[&[3, 2]], &[1, 2, 3])
+            };
+            assert_eq!(with(1), [3, 2, 1], "{}", kind.name());
+            assert_eq!(with(100_000), [1, 2, 3], "{}", kind.name());
+        }
+    }
+}
