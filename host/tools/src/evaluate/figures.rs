@@ -4,7 +4,7 @@
 use super::arm::Arm;
 use super::bootstrap::{Interval, MIN_CASES, RESAMPLES, Verdict};
 use super::compare::{AnswerLikelihood, Difference, Estimate, Figure};
-use super::profile::{RankProfile, Worth};
+use super::profile::{self, RankProfile, Worth};
 use foreword_report::words::{grouped, rounded};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -151,17 +151,15 @@ impl Figures {
                     "nats"
                 );
             }
-            let less = |of: &AnswerLikelihood| of.less_retrieval.map(|(less, _)| finely(&less));
-            let verdict = logprob.less_retrieval.map(|(_, verdict)| verdict.words());
             let line = format!(
                 "{:<22}{:>10}{:>13.3}    {:<26}{:<22}{:>12.3}    {}",
                 figure.arm.name(),
                 grouped(logprob.cases as u64),
                 logprob.mean,
-                less(logprob).unwrap_or_default(),
-                verdict.unwrap_or_default(),
+                logprob.less(),
+                logprob.verdict(),
                 nats.mean,
-                less(nats).unwrap_or_default(),
+                nats.less(),
             );
             let _ = writeln!(table, "{}", line.trim_end());
         }
@@ -267,12 +265,17 @@ fn add_profile(table: &mut String, profile: &RankProfile) {
         "ordering.rank"
     );
     for placed in profile.placements() {
-        let _ = writeln!(table, "{:<44}{}", placed.rule.setting(), worth(placed.loss));
+        let _ = writeln!(
+            table,
+            "{:<44}{}",
+            profile::setting(placed.placement),
+            worth(placed.loss)
+        );
     }
     let line = match profile.chosen() {
         Some(rule) => format!(
             "the freest placement that is not shown to cost more than the best one: \"rank\": {}",
-            rule.setting()
+            profile::setting(rule)
         ),
         None => format!("too few questions to choose a placement: at least {MIN_CASES} are needed"),
     };
@@ -378,8 +381,22 @@ pub(super) fn with_interval(estimate: &Estimate) -> String {
     )
 }
 
+impl AnswerLikelihood {
+    /// Returns the difference to retrieval order with its interval; empty in retrieval order itself.
+    pub(super) fn less(&self) -> String {
+        self.less_retrieval
+            .map_or_else(String::new, |(less, _)| finely(&less))
+    }
+
+    /// Returns what the difference tells, in words.
+    pub(super) fn verdict(&self) -> &'static str {
+        self.less_retrieval
+            .map_or("", |(_, verdict)| verdict.words())
+    }
+}
+
 /// Formats a difference in nats with its interval: `-0.031 [-0.110, +0.047]`.
-pub(super) fn finely(estimate: &Estimate) -> String {
+fn finely(estimate: &Estimate) -> String {
     let Estimate { value, interval } = estimate;
     let Interval { low, high } = interval;
     format!("{value:+.3} [{low:+.3}, {high:+.3}]")

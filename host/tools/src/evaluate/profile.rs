@@ -22,6 +22,7 @@ use super::likelihood::{Forced, Likelihood};
 use super::prompt::Prompts;
 use anyhow::{Context, Result, ensure};
 use foreword_ordering::document::Fingerprint;
+use foreword_ordering::policy::{Place, Placement};
 use foreword_ordering::random::Random;
 use foreword_ordering::{Config, Orderer, Tenant};
 use serde::{Deserialize, Serialize};
@@ -49,7 +50,7 @@ pub struct RankProfile {
     /// What placements of the best documents cost, those with the most freedom first.
     placements: Vec<Placed>,
     /// The placement to configure; `None` if the questions are too few to tell.
-    chosen: Option<Rule>,
+    chosen: Option<Placement>,
 }
 
 /// A value with its 95 % interval.
@@ -60,29 +61,11 @@ pub(super) struct Worth {
     pub(super) high: f64,
 }
 
-/// A setting of `ordering.rank`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Rule {
-    pub(super) place: Place,
-    /// Number of documents that keep that place; 0 if all are free.
-    pub(super) documents: usize,
-}
-
-/// Where the best documents stand, as the gateway's `ordering.rank.place` has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Place {
-    Free,
-    Last,
-    First,
-    Ends,
-}
-
 /// What a placement costs: nats a token less than in retrieval order, the documents that are free in a random order.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Placed {
     #[serde(flatten)]
-    pub(super) rule: Rule,
+    pub(super) placement: Placement,
     #[serde(flatten)]
     pub(super) loss: Worth,
 }
@@ -203,7 +186,7 @@ fn profile(
     let table = fitted(questions, &every, documents);
     let rules = rules(documents);
     let losses =
-        |table: &Table| rules.map(|rule| rule.map_or(0.0, |rule| rule.loss(table, documents)));
+        |table: &Table| rules.map(|rule| rule.map_or(0.0, |rule| loss(rule, table, documents)));
     let own = losses(&table);
     let of_rule = |index: &usize| rules[*index].is_some();
     let best = (0..RULES).filter(of_rule);
@@ -254,7 +237,7 @@ fn profile(
         placements: indices()
             .filter_map(|index| {
                 Some(Placed {
-                    rule: rules[index]?,
+                    placement: rules[index]?,
                     loss: worth(own[index], intervals[CELLS + index]),
                 })
             })
@@ -417,7 +400,7 @@ fn normalised(mut table: Table, documents: usize) -> Table {
 
 /// Returns the placements that are compared, those with the most freedom first; `None` where there are too few
 /// documents.
-fn rules(documents: usize) -> [Option<Rule>; RULES] {
+fn rules(documents: usize) -> [Option<Placement>; RULES] {
     [
         (Place::Free, 0),
         (Place::Last, 1),
@@ -430,93 +413,54 @@ fn rules(documents: usize) -> [Option<Rule>; RULES] {
         (Place::Ends, 3),
     ]
     .map(|(place, favoured)| {
-        (favoured < documents).then_some(Rule {
+        (usize::from(favoured) < documents).then_some(Placement {
             place,
             documents: favoured,
         })
     })
 }
 
-impl Rule {
-    /// Returns the ranks of `documents` documents in their places; `None` where any other rank may stand.
-    fn places(self, documents: usize) -> Vec<Option<usize>> {
-        let mut places = vec![None; documents];
-        let (mut first, mut last) = (0, documents);
-        for rank in 0..self.documents.min(documents) {
-            let leads = match self.place {
-                Place::First => true,
-                Place::Ends => rank % 2 == 1,
-                Place::Last | Place::Free => false,
-            };
-            if leads {
-                places[first] = Some(rank);
-                first += 1;
-            } else {
-                last -= 1;
-                places[last] = Some(rank);
-            }
-        }
-        places
-    }
+/// Returns what a placement costs against retrieval order, if the free documents stand in a random order.
+fn loss(placement: Placement, table: &Table, documents: usize) -> f64 {
+    let split = placement.split(documents);
+    let worth = |place: usize, rank: usize| table[cell(rank, place, documents)];
+    let behind = documents - split.trailing.len();
+    let leading = split.leading.iter().zip(0..);
+    let trailing = split.trailing.iter().zip(behind..);
+    let favoured = leading.chain(trailing);
+    let favoured: f64 = favoured
+        .map(|(&rank, place)| worth(place, rank.into()))
+        .sum();
+    let free = split.leading.len()..behind;
+    let others = usize::from(split.shared)..documents;
+    let shared: f64 = free
+        .clone()
+        .flat_map(|place| others.clone().map(move |rank| (place, rank)))
+        .map(|(place, rank)| worth(place, rank))
+        .sum();
+    let usual: f64 = (0..documents).map(|rank| worth(rank, rank)).sum();
+    usual - favoured - shared / free.len().max(1) as f64
+}
 
-    /// Returns what the placement costs against retrieval order, if the free documents stand in a random order.
-    fn loss(self, table: &Table, documents: usize) -> f64 {
-        let places = self.places(documents);
-        let free: Vec<usize> = (0..documents).filter(|&at| places[at].is_none()).collect();
-        let others = self.documents.min(documents)..documents;
-        let mut worth = 0.0;
-        for (place, rank) in places.iter().enumerate() {
-            worth += match rank {
-                Some(rank) => table[cell(*rank, place, documents)],
-                None => {
-                    let ranks = others
-                        .clone()
-                        .map(|rank| table[cell(rank, place, documents)]);
-                    ranks.sum::<f64>() / free.len() as f64
-                }
-            };
-        }
-        let usual = (0..documents).map(|rank| table[cell(rank, rank, documents)]);
-        usual.sum::<f64>() - worth
-    }
-
-    /// Returns the placement in words.
-    pub(super) fn words(self) -> String {
-        match self.documents {
-            0 => "all free".to_owned(),
-            1 => format!("the best one {}", self.place.name()),
-            documents => format!("the best {documents} {}", self.place.words()),
-        }
-    }
-
-    /// Returns the setting as it is written into the gateway's configuration.
-    pub(super) fn setting(self) -> String {
-        match self.place {
-            Place::Free => r#"{"place": "free"}"#.to_owned(),
-            place => format!(
-                r#"{{"place": "{}", "documents": {}}}"#,
-                place.name(),
-                self.documents
-            ),
-        }
+/// Returns a placement in words.
+pub(super) fn words(placement: Placement) -> String {
+    match (placement.documents, placement.place) {
+        (0, _) => "all free".to_owned(),
+        (1, place) => format!("the best one {}", place.name()),
+        (documents, Place::Ends) => format!("the best {documents} at both ends"),
+        (documents, place) => format!("the best {documents} {}", place.name()),
     }
 }
 
-impl Place {
-    fn words(self) -> &'static str {
-        match self {
-            Self::Ends => "at both ends",
-            place => place.name(),
-        }
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Free => "free",
-            Self::Last => "last",
-            Self::First => "first",
-            Self::Ends => "ends",
-        }
+/// Returns a placement as it is written into the gateway's configuration.
+pub(super) fn setting(placement: Placement) -> String {
+    match placement.place {
+        Place::Free => r#"{"place": "free"}"#.to_owned(),
+        place => format!(
+            r#"{{"place": "{}", "documents": {}}}"#,
+            place.name(),
+            placement.documents
+        ),
     }
 }
 
@@ -583,7 +527,7 @@ impl RankProfile {
         &self.placements
     }
 
-    pub(super) fn chosen(&self) -> Option<Rule> {
+    pub(super) fn chosen(&self) -> Option<Placement> {
         self.chosen
     }
 
@@ -701,7 +645,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_freest_placement_that_costs_least_is_chosen() {
-        let chosen = |first, last| example(first, last).chosen().map(Rule::setting);
+        let chosen = |first, last| example(first, last).chosen().map(setting);
         assert_eq!(
             chosen(0.0, 0.3).unwrap(),
             r#"{"place": "last", "documents": 1}"#
@@ -727,20 +671,20 @@ pub(super) mod tests {
     #[test]
     fn placements_are_those_of_the_gateway() {
         let places = |place, favoured, documents| {
-            let rule = Rule {
+            let split = Placement {
                 place,
                 documents: favoured,
-            };
-            let shown = rule.places(documents).into_iter();
-            shown
-                .map(|rank| rank.map_or("-".into(), |rank| rank.to_string()))
-                .collect::<String>()
+            }
+            .split(documents);
+            let shown = |ranks: &[u16]| ranks.iter().map(u16::to_string).collect::<String>();
+            let free = documents - split.leading.len() - split.trailing.len();
+            shown(&split.leading) + &"-".repeat(free) + &shown(&split.trailing)
         };
         assert_eq!(places(Place::Free, 0, 4), "----");
         assert_eq!(places(Place::Last, 2, 5), "---10");
         assert_eq!(places(Place::First, 2, 5), "01---");
         assert_eq!(places(Place::Ends, 3, 6), "1---20");
-        let names: Vec<_> = rules(2).into_iter().flatten().map(Rule::setting).collect();
+        let names: Vec<_> = rules(2).into_iter().flatten().map(setting).collect();
         assert_eq!(names.len(), 3, "{names:?}");
     }
 

@@ -1,10 +1,10 @@
 //! The report: one HTML file, filled from the figures.
 
 use super::bootstrap::{MIN_CASES, MIN_CASES_WITHIN, RESAMPLES, Verdict};
-use super::compare::{AnswerLikelihood, Difference, Estimate, Figure};
-use super::figures::{Figures, cells, finely, milliseconds, share, with_interval};
+use super::compare::{Difference, Estimate, Figure};
+use super::figures::{Figures, cells, milliseconds, share, with_interval};
 use super::plots;
-use super::profile::Placed;
+use super::profile::{self, Placed};
 use anyhow::Result;
 use foreword_report::both_widths;
 use foreword_report::words::{escaped, grouped};
@@ -144,8 +144,6 @@ fn likelihood(figures: &Figures) -> Result<String> {
         let (Some(logprob), Some(nats)) = (&figure.answer_logprob, &figure.answer_nats) else {
             continue;
         };
-        let less = |of: &AnswerLikelihood| of.less_retrieval.map(|(less, _)| finely(&less));
-        let verdict = logprob.less_retrieval.map(|(_, verdict)| verdict.words());
         let _ = writeln!(
             rows,
             "<tr{}><th>{}</th><td class=\"wide\">{}</td><td class=\"wide\">{:.3}</td><td>{}</td>\
@@ -154,8 +152,8 @@ fn likelihood(figures: &Figures) -> Result<String> {
             figure.arm.name(),
             grouped(logprob.cases as u64),
             logprob.mean,
-            less(logprob).unwrap_or_default(),
-            verdict.unwrap_or_default(),
+            logprob.less(),
+            logprob.verdict(),
             nats.mean,
         );
     }
@@ -201,12 +199,12 @@ fn profile(figures: &Figures) -> Result<String> {
         plots::profile(profile, width)
     })?;
     let mut rows = String::new();
-    for Placed { rule, loss } in profile.placements() {
-        let is_chosen = profile.chosen() == Some(*rule);
+    for Placed { placement, loss } in profile.placements() {
+        let is_chosen = profile.chosen() == Some(*placement);
         let _ = writeln!(
             rows,
             "<tr><th>{}</th><td>{:+.3} [{:+.3}, {:+.3}]</td><td class=\"words\">{}</td></tr>",
-            rule.words(),
+            profile::words(*placement),
             loss.value,
             loss.low,
             loss.high,
@@ -216,7 +214,7 @@ fn profile(figures: &Figures) -> Result<String> {
     let chosen = profile.chosen().map_or_else(String::new, |rule| {
         format!(
             "<p>To be written: <code>\"rank\": {}</code></p>\n",
-            escaped(&rule.setting())
+            escaped(&profile::setting(rule))
         )
     });
     let [questions, documents] = profile.size();
