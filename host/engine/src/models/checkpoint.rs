@@ -4,7 +4,7 @@
 
 use super::gguf::{Gguf, is_gguf};
 use super::safetensors::TensorFiles;
-use super::tensor::{Element, Tensor};
+use super::tensor::{Element, Tensor, rows_and_columns};
 use super::{CheckpointError, ModelConfig};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -48,12 +48,16 @@ impl Checkpoint {
     /// # Errors
     /// Returns a [`CheckpointError`] when a file is missing, malformed or of an unsupported architecture.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        if is_gguf(path) {
+            let file = Gguf::open(path)?;
+            return Ok(Self {
+                config: ModelConfig::of_gguf(&file)?,
+                source: Source::Gguf(file),
+            });
+        }
         Ok(Self {
             config: ModelConfig::load(path)?,
-            source: match is_gguf(path) {
-                true => Source::Gguf(Gguf::open(path)?),
-                false => Source::Files(path.to_owned(), TensorFiles::open(path)?),
-            },
+            source: Source::Files(path.to_owned(), TensorFiles::open(path)?),
         })
     }
 
@@ -270,14 +274,6 @@ impl TensorFiles {
             columns,
             data: Cow::Borrowed(bytes),
         })
-    }
-}
-
-/// Returns a shape's rows and columns; a vector is one row.
-fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
-    match *shape {
-        [rows, columns] => (rows, columns),
-        _ => (1, shape.iter().product()),
     }
 }
 

@@ -64,11 +64,7 @@ impl ModelConfig {
     /// Returns a [`CheckpointError`] when a file cannot be read or the architecture is unsupported.
     pub fn load(folder: &Path) -> Result<Self, CheckpointError> {
         if is_gguf(folder) {
-            let config = Gguf::open(folder)?.config()?;
-            return Self::parse(&config.to_string()).map_err(|error| CheckpointError {
-                file: folder.display().to_string(),
-                ..error
-            });
+            return Self::of_gguf(&Gguf::open(folder)?);
         }
         let path = folder.join("config.json");
         let text =
@@ -92,6 +88,12 @@ impl ModelConfig {
             Err(error) => return Err(CheckpointError::new(&path, error)),
         }
         Ok(config)
+    }
+
+    /// Reads the architecture that a GGUF file states.
+    pub(super) fn of_gguf(file: &Gguf) -> Result<Self, CheckpointError> {
+        let config = file.config()?.to_string();
+        Self::parse(&config).map_err(|error| file.wrong(error.reason))
     }
 
     /// Reads the text of a `config.json`.

@@ -6,20 +6,15 @@
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>; packed blocks: `ggml-quants.c`.
 
-#![allow(
-    unsafe_code,
-    reason = "mapping a file is unsafe because another process may change it meanwhile"
-)]
-
 use super::CheckpointError;
-use super::tensor::{Element, Tensor};
+use super::safetensors::{mapped, sample};
+use super::tensor::{Element, Tensor, rows_and_columns};
 use half::{bf16, f16};
 use memmap2::Mmap;
 use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
@@ -31,7 +26,7 @@ const MAX_NAME: usize = 1 << 12;
 /// Tokens of the largest vocabulary that is accepted.
 const MAX_TOKENS: usize = 1 << 21;
 
-/// A mapped file.
+/// A GGUF file, mapped into memory, with its metadata and the places of its tensors.
 pub(crate) struct Gguf {
     path: PathBuf,
     map: Mmap,
@@ -65,12 +60,8 @@ pub(crate) fn is_gguf(path: &Path) -> bool {
 impl Gguf {
     /// Maps a file and reads its metadata.
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let wrong = |reason: String| CheckpointError::new(path, reason);
-        let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
-        // SAFETY: the map is only read, as bytes, for which every bit pattern is valid. A file that another process
-        // truncates while it is being loaded would end this one; nothing is read after loading.
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| wrong(error.to_string()))?;
-        let (fields, tensors) = read(&map).map_err(wrong)?;
+        let map = mapped(path)?;
+        let (fields, tensors) = read(&map).map_err(|reason| CheckpointError::new(path, reason))?;
         Ok(Self {
             path: path.to_owned(),
             map,
@@ -235,10 +226,7 @@ impl Gguf {
                 info.shape
             )));
         }
-        let (rows, columns) = match *shape {
-            [rows, columns] => (rows, columns),
-            _ => (1, shape.iter().product()),
-        };
+        let (rows, columns) = rows_and_columns(shape);
         let bytes = self.map.get(info.bytes.clone()).unwrap_or_default();
         let (element, mut data) = match info.packing.element() {
             Some(element) => (element, Cow::Borrowed(bytes)),
@@ -279,11 +267,12 @@ impl Gguf {
             };
             let bytes = self.map.get(info.bytes.clone()).unwrap_or_default();
             hash.update(format!("{name} {:?} {:?}", info.packing, info.shape).as_bytes());
-            super::safetensors::sample(bytes, hash);
+            sample(bytes, hash);
         }
     }
 
-    fn wrong(&self, reason: impl std::fmt::Display) -> CheckpointError {
+    /// Returns an error with `reason`, found in this file.
+    pub(super) fn wrong(&self, reason: impl std::fmt::Display) -> CheckpointError {
         CheckpointError::new(&self.path, reason)
     }
 
@@ -301,11 +290,13 @@ impl Gguf {
         ids
     }
 
-    /// A special token's id and name.
+    /// Returns the id and the name of a special token, such as `bos`.
     fn special(&self, field: &str) -> Option<(u64, &str)> {
         let id = self.number(&format!("tokenizer.ggml.{field}_token_id"))? as u64;
-        let tokens = self.texts("tokenizer.ggml.tokens").ok()?;
-        Some((id, tokens.get(usize::try_from(id).ok()?)?))
+        let (mut reader, kind, count) = self.array("tokenizer.ggml.tokens").ok()?;
+        let is_known = kind == STRING && id < count as u64;
+        let names = (0..=id).map(|_| reader.text().ok());
+        Some((id, is_known.then(|| names.last()).flatten().flatten()?))
     }
 
     fn reader(&self, at: usize) -> Reader<'_> {
@@ -357,7 +348,8 @@ impl Gguf {
     }
 }
 
-/// How words are cut before byte pairs are merged, in Qwen 2 and Llama 3; they differ in runs of digits.
+/// The regular expression by which Qwen 2 and Llama 3 split a text before byte pairs are merged. `{digits}` stands for a
+/// run of digits, in which the two differ.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Kinds of tokens (`llama_token_type`).
@@ -419,7 +411,7 @@ fn halves_apart(data: &[u8], rows: usize, width: usize, heads: usize) -> Vec<u8>
     apart
 }
 
-/// How a tensor's numbers are stored.
+/// The storage format of a tensor (`ggml_type`): plain numbers, or blocks of packed ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Packing {
     F32,
@@ -499,59 +491,62 @@ impl Packing {
         let signed = |at: usize| f32::from(byte(at).cast_signed());
         let low = |at: usize| f32::from(byte(at) & 15);
         let high = |at: usize| f32::from(byte(at) >> 4);
+        let scale = half(if self == Self::Q6K { 208 } else { 0 });
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => {}
             Self::Q4_0 => {
                 for at in 0..16 {
-                    values[at] = half(0) * (low(2 + at) - 8.0);
-                    values[at + 16] = half(0) * (high(2 + at) - 8.0);
+                    values[at] = scale * (low(2 + at) - 8.0);
+                    values[at + 16] = scale * (high(2 + at) - 8.0);
                 }
             }
             Self::Q4_1 => {
+                let offset = half(2);
                 for at in 0..16 {
-                    values[at] = half(0) * low(4 + at) + half(2);
-                    values[at + 16] = half(0) * high(4 + at) + half(2);
+                    values[at] = scale * low(4 + at) + offset;
+                    values[at + 16] = scale * high(4 + at) + offset;
                 }
             }
             Self::Q8_0 => {
                 for (at, value) in values.iter_mut().take(32).enumerate() {
-                    *value = half(0) * signed(2 + at);
+                    *value = scale * signed(2 + at);
                 }
             }
             Self::Q4K => {
-                let of = |at: usize| {
-                    let [scale, offset] = if at < 4 {
-                        [byte(4 + at) & 63, byte(8 + at) & 63]
+                let offsets = half(2);
+                for (group, values) in values.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                    let [own, offset] = if group < 4 {
+                        [byte(4 + group) & 63, byte(8 + group) & 63]
                     } else {
-                        let both = byte(8 + at);
+                        let both = byte(8 + group);
                         [
-                            both & 15 | byte(at) >> 6 << 4,
-                            both >> 4 | byte(4 + at) >> 6 << 4,
+                            both & 15 | byte(group) >> 6 << 4,
+                            both >> 4 | byte(4 + group) >> 6 << 4,
                         ]
                     };
-                    (half(0) * f32::from(scale), half(2) * f32::from(offset))
-                };
-                for (at, value) in values.iter_mut().enumerate() {
-                    let (group, within) = (at / 32, at % 32);
-                    let place = 16 + group / 2 * 32 + within;
-                    let number = if group % 2 == 0 {
-                        low(place)
-                    } else {
-                        high(place)
-                    };
-                    let (scale, offset) = of(group);
-                    *value = scale * number - offset;
+                    let (own, offset) = (scale * f32::from(own), offsets * f32::from(offset));
+                    for (within, value) in values.iter_mut().enumerate() {
+                        let place = 16 + group / 2 * 32 + within;
+                        let number = if group % 2 == 0 {
+                            low(place)
+                        } else {
+                            high(place)
+                        };
+                        *value = own * number - offset;
+                    }
                 }
             }
             Self::Q6K => {
-                for (at, value) in values.iter_mut().enumerate() {
-                    let (part, within) = (at / 128, at % 128);
-                    let (quarter, l) = (within / 32, within % 32);
-                    let ql = byte(part * 64 + l + quarter % 2 * 32);
-                    let ql = if quarter < 2 { ql & 15 } else { ql >> 4 };
-                    let qh = byte(128 + part * 32 + l) >> (2 * quarter) & 3;
-                    let scale = signed(192 + part * 8 + l / 16 + 2 * quarter);
-                    *value = half(208) * scale * (f32::from(ql | qh << 4) - 32.0);
+                for (group, values) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                    let (part, quarter, half) = (group / 8, group % 8 / 2, group % 2);
+                    let own = scale * signed(192 + part * 8 + half + 2 * quarter);
+                    for (within, value) in values.iter_mut().enumerate() {
+                        let l = half * 16 + within;
+                        let ql = byte(part * 64 + l + quarter % 2 * 32);
+                        let ql = if quarter < 2 { ql & 15 } else { ql >> 4 };
+                        let qh = byte(128 + part * 32 + l) >> (2 * quarter) & 3;
+                        *value = own * (f32::from(ql | qh << 4) - 32.0);
+                    }
                 }
             }
         }

@@ -98,11 +98,7 @@ impl TensorFiles {
     }
 
     fn add(&mut self, path: PathBuf) -> Result<(), CheckpointError> {
-        let file = File::open(&path).map_err(|error| CheckpointError::new(&path, error))?;
-        // SAFETY: the map is only read, as bytes, for which every bit pattern is valid. A checkpoint that another process
-        // truncates while it is being loaded would end this one; nothing is read after loading.
-        let map =
-            unsafe { Mmap::map(&file) }.map_err(|error| CheckpointError::new(&path, error))?;
+        let map = mapped(&path)?;
         let number = self.files.len();
         let entries = parse(&map).map_err(|reason| CheckpointError::new(&path, reason))?;
         for (name, info, bytes) in entries {
@@ -122,6 +118,14 @@ impl TensorFiles {
         self.files.push((path, map));
         Ok(())
     }
+}
+
+/// Maps a checkpoint's file into memory.
+pub(super) fn mapped(path: &Path) -> Result<Mmap, CheckpointError> {
+    let file = File::open(path).map_err(|error| CheckpointError::new(path, error))?;
+    // SAFETY: the map is only read, as bytes, for which every bit pattern is valid. A checkpoint that another process
+    // truncates while it is being loaded would end this one; nothing is read after loading.
+    unsafe { Mmap::map(&file) }.map_err(|error| CheckpointError::new(path, error))
 }
 
 /// Adds the beginning, the middle and the end of a tensor's bytes to `hash`.

@@ -7,11 +7,11 @@ use std::borrow::Cow;
 /// The number type of a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
-    /// 32-bit IEEE float.
+    /// IEEE 754 binary32.
     F32,
     /// The upper half of an [`Element::F32`].
     Bf16,
-    /// 16-bit IEEE float.
+    /// IEEE 754 binary16.
     F16,
 }
 
@@ -71,5 +71,13 @@ impl Tensor<'_> {
 
     fn chunks<const N: usize>(&self) -> impl Iterator<Item = [u8; N]> {
         self.data.as_chunks::<N>().0.iter().copied()
+    }
+}
+
+/// Returns a shape's rows and columns; a vector is one row.
+pub(super) fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
+    match *shape {
+        [rows, columns] => (rows, columns),
+        _ => (1, shape.iter().product()),
     }
 }

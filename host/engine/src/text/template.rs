@@ -87,38 +87,38 @@ impl ChatTemplate {
     /// # Errors
     /// Returns [`TextError::Checkpoint`] when a file is malformed. A checkpoint without a template is `Ok(None)`.
     pub fn load(folder: &Path) -> Result<Option<Self>, TextError> {
-        let config_file = match is_gguf(folder) {
-            true => folder.to_owned(),
-            false => folder.join("tokenizer_config.json"),
-        };
-        let config = match is_gguf(folder) {
-            true => Gguf::open(folder)?.tokenizer_config(),
-            false => match read(&config_file)? {
-                Some(text) => serde_json::from_str(&text)
-                    .map_err(|error| TextError::checkpoint(&config_file, error))?,
-                None => Json::Null,
-            },
+        if is_gguf(folder) {
+            let config = Gguf::open(folder)?.tokenizer_config();
+            return Self::of(folder, templates_in(&config), &config);
+        }
+        let config_file = folder.join("tokenizer_config.json");
+        let config = match read(&config_file)? {
+            Some(text) => serde_json::from_str(&text)
+                .map_err(|error| TextError::checkpoint(&config_file, error))?,
+            None => Json::Null,
         };
         let template_file = folder.join("chat_template.jinja");
-        let source = match is_gguf(folder) {
-            true => None,
-            false => read(&template_file)?,
-        };
-        let (file, templates) = match source {
-            Some(source) => (template_file, vec![(DEFAULT, source)]),
-            None => {
-                let templates = templates_in(&config)
-                    .map_err(|reason| TextError::checkpoint(&config_file, reason))?;
-                (config_file, templates)
-            }
-        };
+        match read(&template_file)? {
+            Some(source) => Self::of(&template_file, Ok(vec![(DEFAULT, source)]), &config),
+            None => Self::of(&config_file, templates_in(&config), &config),
+        }
+    }
+
+    /// Compiles the templates found in `file`; `None` if the default one is not among them.
+    fn of(
+        file: &Path,
+        templates: Result<Vec<(&'static str, String)>, String>,
+        config: &Json,
+    ) -> Result<Option<Self>, TextError> {
+        let wrong = |reason| TextError::checkpoint(file, reason);
+        let templates = templates.map_err(wrong)?;
         if !templates.iter().any(|(name, _)| *name == DEFAULT) {
             return Ok(None);
         }
-        on_a_deep_stack(|| Self::new(templates, &config))
+        on_a_deep_stack(|| Self::new(templates, config))
             .and_then(|made| made)
             .map(Some)
-            .map_err(|reason| TextError::checkpoint(&file, reason))
+            .map_err(wrong)
     }
 
     /// Uses `clock` instead of the system's, for templates that write today's date into the prompt.
