@@ -30,7 +30,7 @@ pub(crate) struct Proxy<'a> {
     pub(crate) scope: Scope<'a>,
 }
 
-/// What the filter is called for.
+/// The callback context of a call into the filter.
 pub(crate) enum Scope<'a> {
     Plugin(&'a PluginCalls),
     Request(&'a RefCell<RequestState>),

@@ -1,4 +1,4 @@
-//! What the server's parts share while it serves.
+//! The state that all HTTP handlers share.
 
 use crate::api::grammars;
 use crate::batches::Batches;
@@ -23,15 +23,15 @@ pub struct App {
     pub gate: Arc<Gate>,
     /// The model, which is set before the gate opens.
     pub model: Arc<OnceLock<Arc<Model>>>,
-    /// Counters and histograms.
+    /// The Prometheus metrics.
     pub metrics: Arc<Metrics>,
-    /// Spans of requests; `None`: nobody collects them.
+    /// The exporter of OpenTelemetry spans; `None` if no collector is configured.
     pub spans: Option<Spans>,
     /// The keys that requests under `/v1` need; `None`: they need none.
     pub keys: Option<ApiKeys>,
-    /// The keys of whoever runs the server; `None`: there are none.
+    /// API keys for operators' routes; `None` if none are configured.
     pub operators: Option<ApiKeys>,
-    /// Whether others than this machine reach the internal listener.
+    /// Whether the internal listener is bound to an address other than loopback.
     pub is_internal_exposed: bool,
     /// The engine in whose words routers are answered.
     pub drop_in: DropIn,
@@ -51,7 +51,7 @@ pub struct App {
     pub preparing: Arc<Semaphore>,
     /// Grammars being prepared, apart from everything else.
     pub grammars: grammars::Admission,
-    /// Whether somebody still gets to prepare.
+    /// Measures how long a probe waits for a permit of `preparing`, to detect a stall.
     pub canary: Canary,
     /// The connections of clients.
     pub connections: Arc<Book>,

@@ -69,3 +69,12 @@ pub fn document_tokens(trace: &[Request]) -> u64 {
         .map(|document| u64::from(document.tokens))
         .sum()
 }
+
+/// Returns the configuration in which every document may stand anywhere, for tests that are not about ranks.
+#[cfg(test)]
+fn placing_freely() -> foreword_ordering::RawConfig {
+    foreword_ordering::RawConfig {
+        rank: foreword_ordering::config::RawRank::free(),
+        ..foreword_ordering::RawConfig::default()
+    }
+}

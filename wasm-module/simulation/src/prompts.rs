@@ -198,17 +198,13 @@ impl PromptReplay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foreword_ordering::config::RawRank;
 
     fn replay(kind: PolicyKind, page_tokens: u32) -> PromptReplay {
         let capacity = Capacity {
             tokens: None,
             page_tokens,
         };
-        let raw = RawConfig {
-            rank: RawRank::free(),
-            ..RawConfig::default()
-        };
+        let raw = crate::placing_freely();
         PromptReplay::new(raw, kind, capacity).unwrap()
     }
 

@@ -31,7 +31,7 @@ pub(super) struct Work {
     pub(super) copies: Vec<SlotCopy>,
     /// The step, with a segment for each running sequence with a share, in order.
     pub(super) step: Step,
-    /// What is made of the logits of each segment that asks for all of them, in order.
+    /// The tokens to score in each segment with [`Output::All`], in the order of these segments.
     pub(super) scored: Vec<ScoredRows>,
 }
 

@@ -1,4 +1,4 @@
-//! What a rendering may yield: the template engine and its JSON check both.
+//! Bounds on what a chat template renders. The template engine and its `tojson` filter check them.
 
 use minijinja::{Error, ErrorKind};
 
@@ -8,7 +8,7 @@ pub(super) const MAX_NESTING: usize = 512;
 /// Most bytes that a rendering may yield.
 pub(super) const MAX_BYTES: usize = 64 << 20;
 
-/// The error that a value exceeds them.
+/// Returns the error for a value that exceeds [`MAX_NESTING`] or [`MAX_BYTES`].
 pub(super) fn too_deep() -> Error {
     let reason =
         format!("a value is nested deeper than {MAX_NESTING} levels, or too large to print");

@@ -37,8 +37,9 @@ pub struct Answer<'m> {
     choices: Vec<ChoiceStream<'m>>,
     /// Requests of the other choices, until the first has computed the prompt.
     waiting: Vec<Request>,
-    /// What is reported of the prompt, and its log-probabilities once they are there.
+    /// The parts of the prompt to report; `None` if the answer stands alone.
     prompt: Option<PromptReading>,
+    /// Log-probabilities of the prompt's tokens from the second one on; empty until the engine has sent them.
     prompt_logprobs: Vec<Logprobs>,
     /// Choice of the last piece: the search for the next one starts after it, so that no choice waits for another's
     /// flood.
@@ -73,7 +74,7 @@ pub struct Reading {
     pub continues: bool,
     /// How tool calls are written.
     pub calls: Calls,
-    /// What is reported of the prompt; `None` for nothing.
+    /// The parts of the prompt to report; `None` if the answer stands alone.
     pub prompt: Option<PromptReading>,
 }
 

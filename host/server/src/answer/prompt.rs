@@ -1,22 +1,22 @@
-//! What an answer reports of its own prompt: the log-probabilities of its tokens, or its text before the answer's.
+//! The prompt in a response: the log-probabilities of its tokens (`prompt_logprobs`), or its text (`echo`).
 
 use super::Scored;
 use crate::model::Model;
 use foreword_engine::TokenId;
 use foreword_engine::sampling::Logprobs;
 
-/// What a request wants to know of its prompt.
+/// The parts of the prompt that a response reports.
 #[derive(Clone, Debug)]
 pub struct PromptReading {
-    /// The prompt's tokens.
+    /// Tokens of the prompt, as the engine computes them.
     pub tokens: Vec<TokenId>,
     /// Number of alternatives in vLLM's `prompt_logprobs`; `None` if they are not wanted.
     pub logprobs: Option<u32>,
-    /// Whether the answer's text begins with the prompt's.
+    /// The prompt repeated before the answer's text; `None` without `echo`.
     pub echo: Option<Echo>,
 }
 
-/// How a prompt is repeated before its answer.
+/// The options of `echo`: the prompt precedes the answer in `text`.
 #[derive(Clone, Debug)]
 pub struct Echo {
     /// The prompt as it was sent; `None` if it was sent as tokens.
@@ -35,7 +35,7 @@ pub struct PromptToken {
 /// A token that a prompt has or might have had.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// The token's id.
+    /// Id of the token in the vocabulary.
     pub id: TokenId,
     /// Bytes of the token, which may be a part of a character; for a special token, its name.
     pub bytes: Vec<u8>,

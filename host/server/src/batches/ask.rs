@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// A request of a batch.
 pub(crate) struct Asking<'a> {
-    /// The route.
+    /// Path of the route, such as `/v1/chat/completions`.
     pub(crate) url: &'a str,
     /// The id under which it appears in the log.
     pub(crate) id: String,

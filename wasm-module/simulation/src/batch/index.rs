@@ -364,8 +364,6 @@ pub(crate) mod tests {
     use super::*;
     use crate::batch::line::URLS;
     use crate::{BatchOrder, workload};
-    use foreword_ordering::RawConfig;
-    use foreword_ordering::config::RawRank;
 
     pub(crate) fn line(id: &str, documents: &[u64]) -> String {
         let documents: Vec<String> = documents
@@ -385,14 +383,7 @@ pub(crate) mod tests {
     };
 
     pub(crate) fn read(text: &str, limits: BatchLimits<'_>) -> (BatchIndex, Vec<String>) {
-        let mut orderer = BatchOrderer::new(
-            &RawConfig {
-                rank: RawRank::free(),
-                ..RawConfig::default()
-            },
-            BatchOrder::Plan,
-        )
-        .unwrap();
+        let mut orderer = BatchOrderer::new(&crate::placing_freely(), BatchOrder::Plan).unwrap();
         let mut errors = Vec::new();
         let wrong = |error: BatchError| {
             errors.push(error.to_string());

@@ -265,10 +265,7 @@ mod tests {
 
     #[test]
     fn nothing_of_one_body_gets_into_another() {
-        let mut raw = RawConfig {
-            rank: RawRank::free(),
-            ..RawConfig::default()
-        };
+        let mut raw = crate::placing_freely();
         raw.conversation.pin = true;
         let mut orderer = BatchOrderer::new(&raw, BatchOrder::Input).unwrap();
         orderer.order(body("m", &[1, 2], false).as_bytes());
@@ -279,14 +276,7 @@ mod tests {
 
     #[test]
     fn a_body_without_documents_is_left_alone() {
-        let mut orderer = BatchOrderer::new(
-            &RawConfig {
-                rank: RawRank::free(),
-                ..RawConfig::default()
-            },
-            BatchOrder::Plan,
-        )
-        .unwrap();
+        let mut orderer = BatchOrderer::new(&crate::placing_freely(), BatchOrder::Plan).unwrap();
         for body in [
             r#"{"input":"x"}"#,
             r#"{"messages":[{"role":"user","content":"x"}]}"#,

@@ -230,14 +230,10 @@ fn fixed(layout: &Layout) -> Vec<(usize, MarkTtl)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foreword_ordering::config::RawRank;
 
     fn replay(kind: CacheKind, model: &str) -> BoundaryReplay {
         let prices = CachePrices::published();
-        let raw = RawConfig {
-            rank: RawRank::free(),
-            ..RawConfig::default()
-        };
+        let raw = crate::placing_freely();
         let model = Some(model.to_owned());
         BoundaryReplay::new(raw, PolicyKind::Foresight, kind, prices, model).unwrap()
     }

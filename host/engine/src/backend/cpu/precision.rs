@@ -1,6 +1,7 @@
-//! In which form a model is computed.
+//! The number format of products on the CPU.
 
-/// How a model with bf16 weights is computed. Weights of other types, and everything between products, always use f32.
+/// The number format in which weights of a bf16 model are multiplied. Weights of other types, and all arithmetic outside
+/// products, use f32.
 ///
 /// Rounding activations to bf16 costs accuracy: logits deviate by one or two percent of their standard deviation, where
 /// f32 deviates by less than a hundredth of one percent. Models with bf16 weights were trained with that rounding.
