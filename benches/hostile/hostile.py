@@ -1,7 +1,7 @@
 """Plain chats beside clients that hold what they do not use, before and during.
 
     cargo build --release -p foreword
-    python3 benches/hostile/hostile.py [--binary target/release/foreword] [--model examples/reader] [--grammars N]
+    python3 benches/hostile/hostile.py [--binary target/release/foreword] [--model host/engine/fixtures/qwen2] [--grammars N]
 
 Starts `foreword serve`, asks plain chats one after another, and then the same while so many connections hold half a
 head, so many hold half a body of which all but one byte was sent, and so many requests with a hostile grammar run. What
@@ -27,7 +27,7 @@ PATH = "/v1/chat/completions"
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", default="target/release/foreword")
-    parser.add_argument("--model", default="examples/reader")
+    parser.add_argument("--model", default="host/engine/fixtures/qwen2")
     parser.add_argument("--chats", type=int, default=200, help="in each of the two parts")
     parser.add_argument("--half-heads", type=int, default=250)
     parser.add_argument("--half-bodies", type=int, default=264)

@@ -154,7 +154,7 @@ def main():
         folder = pathlib.Path(place)
         shutil.copy(ROOT / "examples/shapes/0.1b/config.json", folder)
         for name in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]:
-            shutil.copy(ROOT / "examples/reader" / name, folder)
+            shutil.copy(ROOT / "host/engine/fixtures/llama" / name, folder)
         unmoved = ["--order", "input", "--ordering", "retrieval.json"]
         arms = {
             "input": bodies(foreword, folder, requests, unmoved),

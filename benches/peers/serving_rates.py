@@ -107,13 +107,13 @@ def values_of(name, size):
 
 
 def write_checkpoint(folder, element):
-    """The shape, the reader's tokenizer, and the weights as safetensors and as GGUF."""
+    """The shape, a fixture's tokenizer, and the weights as safetensors and as GGUF."""
     shape = json.loads((ROOT / "examples/shapes/0.1b/config.json").read_text())
     shutil.copy(ROOT / "examples/shapes/0.1b/config.json", folder)
     for name in ["tokenizer_config.json", "chat_template.jinja"]:
-        shutil.copy(ROOT / "examples/reader" / name, folder)
+        shutil.copy(ROOT / "host/engine/fixtures/llama" / name, folder)
     # Every id of the shape gets a text, so that answers can be compared.
-    tokenizer = json.loads((ROOT / "examples/reader/tokenizer.json").read_text())
+    tokenizer = json.loads((ROOT / "host/engine/fixtures/llama/tokenizer.json").read_text())
     texts = tokenizer["model"]["vocab"]
     taken = set(texts.values()) | {token["id"] for token in tokenizer["added_tokens"]}
     texts.update({f"t{number}": number for number in range(VOCABULARY) if number not in taken})
@@ -128,7 +128,7 @@ def write_checkpoint(folder, element):
     with open(folder / "model.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(head)) + head)
         file.writelines(pieces)
-    # Ids are all that is sent. The reader's own few tokens have other texts here, as other kinds of tokenizers do.
+    # Ids are all that is sent. The fixture's own few tokens have other texts here, as other kinds of tokenizers do.
     tokens = ["<unk>", "<s>", "</s>"] + [f"t{number}" for number in range(3, VOCABULARY)]
     cpu_engines.write_gguf(shape, element, str(folder / f"{element}.gguf"), tokens, values_of)
 

@@ -1,20 +1,20 @@
 """Asks through a gateway what RAG frameworks ask, streaming and not, and checks what they make of the answers.
 
-    frameworks.py READER TOOLS COHERE WORLD CLIENT…
+    frameworks.py SMOLLM2 TOOLS COHERE HANDBOOK CLIENT…
 
-READER is the address of a gateway in front of the reader of examples/reader, TOOLS of one in front of a model with random
-weights whose template knows tools, COHERE of one in front of a recorded Cohere. WORLD is the folder of the reader's world, and
-each CLIENT the name of a function below. The last line that is printed says how many checks passed.
+SMOLLM2 is the address of a gateway in front of SmolLM2-135M-Instruct, TOOLS of one in front of a model with random weights whose
+template knows tools, COHERE of one in front of a recorded Cohere. HANDBOOK is the folder of the handbook's corpus, and each CLIENT the name of a function below. The last line that is printed says how many checks passed.
 """
 
 import json
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-READER, TOOLS, COHERE, WORLD, *CLIENTS = sys.argv[1:]
+SMOLLM2, TOOLS, COHERE, HANDBOOK, *CLIENTS = sys.argv[1:]
 KEY = "sk-test"
 MODEL = "m"
 CHECKS = 0
@@ -27,14 +27,14 @@ def check(found, expected):
 
 
 def read(name):
-    return [json.loads(line) for line in (Path(WORLD) / name).read_text().splitlines()]
+    return [json.loads(line) for line in (Path(HANDBOOK) / name).read_text().splitlines()]
 
 
 DOCUMENTS = {document["id"]: document for document in read("documents.jsonl")}
 QUESTIONS = [
     {**asked, "documents": ranked["documents"]}
     for asked, ranked in zip(read("questions.jsonl"), read("retrieved.jsonl"), strict=True)
-    if asked["kind"] == "single" and set(asked["documents"]) <= set(ranked["documents"][:4])
+    if asked["answer"] and set(asked["documents"]) <= set(ranked["documents"][:4])
 ]
 SYSTEM = "Answer from the documents."
 
@@ -52,6 +52,19 @@ def prompt(asked, documents=None):
     return "\n".join(map(block, documents or found(asked))) + f"\n\n{asked['question']}"
 
 
+def answer_to(asked, system=None):
+    """What the gateway answers to the prompt, read without any framework."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt(asked)})
+    body = json.dumps({"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 24}).encode()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+    request = urllib.request.Request(f"{SMOLLM2}/v1/chat/completions", body, headers)
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as response:
+        text = json.load(response)["choices"][0]["message"]["content"]
+    assert text.strip(), "the model answered nothing"
+    return text
+
+
 class Weather(BaseModel):
     """Tells the weather."""
 
@@ -67,12 +80,12 @@ class Verdict(BaseModel):
 def sdk_openai():
     import openai
 
-    client = openai.OpenAI(base_url=f"{READER}/v1", api_key=KEY, max_retries=0)
+    client = openai.OpenAI(base_url=f"{SMOLLM2}/v1", api_key=KEY, max_retries=0)
     asked = QUESTIONS[0]
     messages = [{"role": "user", "content": prompt(asked)}]
     raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=messages, temperature=0, max_tokens=24)
     answer = raw.parse().choices[0].message.content
-    check(answer, asked["answer"])
+    check(answer, answer_to(asked))
     # The same documents, ranked in another way: the prompt begins as before.
     messages = [{"role": "user", "content": prompt(asked, found(asked)[::-1])}]
     raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=messages, temperature=0, max_tokens=24)
@@ -89,11 +102,11 @@ def sdk_openai():
     parsed = client.chat.completions.parse(model=MODEL, messages=messages, response_format=Verdict, max_tokens=64, temperature=0)
     check(type(parsed.choices[0].message.parsed), Verdict)
     response = client.responses.create(model=MODEL, input=prompt(asked), temperature=0, max_output_tokens=24)
-    check(response.output_text, asked["answer"])
+    check(response.output_text, answer_to(asked))
     with client.responses.stream(model=MODEL, input=prompt(asked), temperature=0, max_output_tokens=24) as stream:
         for _ in stream:
             pass
-        check(stream.get_final_response().output_text, asked["answer"])
+        check(stream.get_final_response().output_text, answer_to(asked))
     client = openai.OpenAI(base_url=f"{TOOLS}/v1", api_key=KEY, max_retries=0)
     tool = openai.pydantic_function_tool(Weather, name="weather")
     called = client.chat.completions.parse(
@@ -106,13 +119,13 @@ def sdk_openai():
 def sdk_anthropic():
     import anthropic
 
-    client = anthropic.Anthropic(base_url=READER, api_key=KEY, max_retries=0)
+    client = anthropic.Anthropic(base_url=SMOLLM2, api_key=KEY, max_retries=0)
     asked = QUESTIONS[1]
     messages = [{"role": "user", "content": prompt(asked)}]
     message = client.messages.create(model=MODEL, max_tokens=24, messages=messages, extra_body={"temperature": 0})
-    check(message.content[0].text, asked["answer"])
+    check(message.content[0].text, answer_to(asked))
     with client.messages.stream(model=MODEL, max_tokens=24, messages=messages, extra_body={"temperature": 0}) as stream:
-        check("".join(stream.text_stream), asked["answer"])
+        check("".join(stream.text_stream), answer_to(asked))
 
 
 def litellm():
@@ -121,18 +134,18 @@ def litellm():
     asked = QUESTIONS[2]
     options = {
         "model": f"openai/{MODEL}",
-        "api_base": f"{READER}/v1",
+        "api_base": f"{SMOLLM2}/v1",
         "api_key": KEY,
         "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt(asked)}],
         "temperature": 0,
         "max_tokens": 24,
     }
     answer = litellm.completion(**options)
-    check(answer.choices[0].message.content, asked["answer"])
+    check(answer.choices[0].message.content, answer_to(asked, SYSTEM))
     pieces = litellm.completion(**options, stream=True, stream_options={"include_usage": True})
     chunks = list(pieces)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    check(text, asked["answer"])
+    check(text, answer_to(asked, SYSTEM))
     whole = litellm.stream_chunk_builder(chunks)
     check(whole.usage.prompt_tokens, answer.usage.prompt_tokens)
     check(answer.usage.prompt_tokens_details.cached_tokens >= 0, True)
@@ -147,7 +160,7 @@ def langchain():
     from langchain_openai import ChatOpenAI
 
     class Retriever(BaseRetriever):
-        """Finds the documents of the world, in their order or backwards."""
+        """Finds the documents of the handbook, in their order or backwards."""
 
         reverse: bool = False
 
@@ -156,13 +169,13 @@ def langchain():
             documents = found(asked)[::-1] if self.reverse else found(asked)
             return [Document(f"{each['title']}\n\n{each['text']}", metadata={"id": each["id"]}) for each in documents]
 
-    model = ChatOpenAI(base_url=f"{READER}/v1", api_key=KEY, model=MODEL, temperature=0, max_tokens=24, include_response_headers=True)
+    model = ChatOpenAI(base_url=f"{SMOLLM2}/v1", api_key=KEY, model=MODEL, temperature=0, max_tokens=24, include_response_headers=True)
     asked = QUESTIONS[3]
     answer = model.invoke(prompt(asked))
-    check(answer.content, asked["answer"])
+    check(answer.content, answer_to(asked))
     check("x-foreword" in answer.response_metadata["headers"], True)
     pieces = list(model.stream(prompt(asked)))
-    check("".join(piece.content for piece in pieces), asked["answer"])
+    check("".join(piece.content for piece in pieces), answer_to(asked))
     check(type(model.with_structured_output(Verdict).invoke(prompt(asked))), Verdict)
 
     # Documents with tags, as the gateway reads them, and LangChain's own template, which the gateway passes on.
@@ -178,7 +191,7 @@ def langchain():
         result = chain.invoke({"query": QUESTIONS[4]["question"]})
         check(len(result["source_documents"]), 4)
         cached.append(result["result"])
-    check(cached[0], QUESTIONS[4]["answer"])
+    check(cached[0], answer_to(QUESTIONS[4]))
     plain = RetrievalQA.from_chain_type(model, retriever=Retriever())
     check(isinstance(plain.invoke({"query": QUESTIONS[4]["question"]})["result"], str), True)
 
@@ -200,7 +213,7 @@ def llama_index():
     from llama_index.llms.openai_like import OpenAILike
 
     class Retriever(BaseRetriever):
-        """Finds the documents of the world."""
+        """Finds the documents of the handbook."""
 
         def _retrieve(self, query):
             asked = next(asked for asked in QUESTIONS if asked["question"] == query.query_str)
@@ -208,17 +221,17 @@ def llama_index():
             return [NodeWithScore(node=node, score=1 / (at + 1)) for at, node in enumerate(nodes)]
 
     model = OpenAILike(
-        model=MODEL, api_base=f"{READER}/v1", api_key=KEY, is_chat_model=True, context_window=4096, temperature=0, max_tokens=24,
+        model=MODEL, api_base=f"{SMOLLM2}/v1", api_key=KEY, is_chat_model=True, context_window=4096, temperature=0, max_tokens=24,
         max_retries=0,
     )
     asked = QUESTIONS[5]
     messages = [ChatMessage(role="user", content=prompt(asked))]
-    check(model.chat(messages).message.content, asked["answer"])
-    check("".join(piece.delta or "" for piece in model.stream_chat(messages)), asked["answer"])
+    check(model.chat(messages).message.content, answer_to(asked))
+    check("".join(piece.delta or "" for piece in model.stream_chat(messages)), answer_to(asked))
     engine = ContextChatEngine.from_defaults(retriever=Retriever(), llm=model, system_prompt=SYSTEM)
     first = engine.chat(asked["question"])
     check(len(first.source_nodes), 4)
-    check(first.response, asked["answer"])
+    check(first.response != "", True)
     second = engine.stream_chat(QUESTIONS[6]["question"])
     text = "".join(second.response_gen)
     check((text != "", len(engine.chat_history)), (True, 4))
@@ -241,7 +254,7 @@ def haystack():
     for callback in (None, lambda piece: pieces.append(piece.content or "")):
         pipeline = Pipeline()
         generator = OpenAIChatGenerator(
-            api_key=Secret.from_token(KEY), model=MODEL, api_base_url=f"{READER}/v1", max_retries=0, streaming_callback=callback,
+            api_key=Secret.from_token(KEY), model=MODEL, api_base_url=f"{SMOLLM2}/v1", max_retries=0, streaming_callback=callback,
             generation_kwargs={"temperature": 0, "max_tokens": 24},
         )
         pipeline.add_component("prompt", ChatPromptBuilder(template=template, required_variables="*"))
@@ -250,8 +263,8 @@ def haystack():
         asked = QUESTIONS[7]
         documents = [Document(content=f"{each['title']}\n\n{each['text']}", meta={"id": each["id"]}) for each in found(asked)]
         reply = pipeline.run({"prompt": {"documents": documents, "question": asked["question"]}})["model"]["replies"][0]
-        check(reply.text, asked["answer"])
-    check("".join(pieces), QUESTIONS[7]["answer"])
+        check(reply.text, answer_to(asked))
+    check("".join(pieces), answer_to(QUESTIONS[7]))
 
 
 def cohere():

@@ -35,6 +35,17 @@ pub fn envoy_binary() -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Returns the path of SmolLM2's GGUF file, as `cargo xtask setup` installs it.
+pub fn smollm2() -> Result<PathBuf> {
+    let path = repository().join(".tools/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
+    ensure!(
+        path.is_file(),
+        "SmolLM2 is not installed ({} is missing): run `cargo xtask setup`",
+        path.display()
+    );
+    Ok(path)
+}
+
 /// Returns the filter's module, built once per process.
 pub fn filter_module() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();

@@ -1,10 +1,10 @@
 //! RAG frameworks through real Envoy, streaming and not: LangChain, LlamaIndex, Haystack, litellm and the SDKs of OpenAI,
 //! Anthropic and Cohere (`tests/python/frameworks.py`), and the Vercel AI SDK (`tests/node`). Behind the gateway is the host with
-//! the reader of `examples/reader`, which gives right answers, and one with random weights whose template knows tools. Cohere is
-//! recorded. `cargo xtask setup` installs the clients; without them the tests say that they are skipped.
+//! SmolLM2-135M-Instruct, and one with random weights whose template knows tools. Each client must read what the gateway answers
+//! to the same request without a framework. Cohere is recorded. `cargo xtask setup` installs the clients; without them the tests say that they are skipped.
 
 use anyhow::Result;
-use foreword_tests::artifacts::repository;
+use foreword_tests::artifacts::{repository, smollm2};
 use foreword_tests::{Gateway, GatewayOptions, Host, Paths, Received, Reply, Upstream};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 
 /// Two gateways, each with its engine.
 struct House {
-    reader: Gateway,
+    smollm2: Gateway,
     tools: Gateway,
     _hosts: [Host; 2],
 }
@@ -21,18 +21,18 @@ impl House {
     fn start() -> Result<Self> {
         let root = repository();
         let arguments = ["--name", "m", "--kv-tokens", "16384", "--store"];
-        let reader = Host::start(&root.join("examples/reader"), &arguments)?;
+        let smollm2 = Host::start(&smollm2()?, &arguments)?;
         let tools = root.join("host/engine/fixtures/qwen2");
         let tools = Host::start(&tools, &["--name", "m"])?;
         Ok(Self {
-            reader: Gateway::start(&GatewayOptions::placing_freely(reader.address()))?,
+            smollm2: Gateway::start(&GatewayOptions::placing_freely(smollm2.address()))?,
             tools: Gateway::start(&GatewayOptions::placing_freely(tools.address()))?,
-            _hosts: [reader, tools],
+            _hosts: [smollm2, tools],
         })
     }
 
     fn addresses(&self) -> [String; 2] {
-        [&self.reader, &self.tools].map(|gateway| format!("http://{}", gateway.address()))
+        [&self.smollm2, &self.tools].map(|gateway| format!("http://{}", gateway.address()))
     }
 }
 
@@ -66,7 +66,7 @@ fn frameworks(house: &House, cohere: &str, folders: &[PathBuf], clients: &[&str]
         .arg(root.join("tests/python/frameworks.py"))
         .args(house.addresses())
         .arg(cohere)
-        .arg(root.join("examples/reader/world"))
+        .arg(root.join("examples/handbook"))
         .args(clients)
         .env("PYTHONPATH", std::env::join_paths(folders).unwrap())
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -127,7 +127,7 @@ fn frameworks_read_every_answer_through_the_gateway() {
     };
     assert_eq!(documents(&first.body), documents(&second.body));
     assert_eq!(documents(&first.body).as_array().map(Vec::len), Some(4));
-    assert_eq!(house.reader.failures().unwrap(), 0);
+    assert_eq!(house.smollm2.failures().unwrap(), 0);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn litellm_reads_every_answer_through_the_gateway() {
     };
     let house = House::start().unwrap();
     assert_checked(&run(frameworks(&house, "", &folders, &["litellm"])), 4);
-    assert_eq!(house.reader.failures().unwrap(), 0);
+    assert_eq!(house.smollm2.failures().unwrap(), 0);
 }
 
 #[test]
@@ -154,9 +154,9 @@ fn the_vercel_ai_sdk_reads_every_answer_through_the_gateway() {
     command
         .arg(folder.join("ai-sdk.mjs"))
         .args(house.addresses())
-        .arg(repository().join("examples/reader/world"));
+        .arg(repository().join("examples/handbook"));
     assert_checked(&run(command), 12);
-    assert_eq!(house.reader.failures().unwrap(), 0);
+    assert_eq!(house.smollm2.failures().unwrap(), 0);
 }
 
 /// Answers as Cohere's second API did, whatever it is asked.

@@ -1,4 +1,4 @@
-//! `cargo xtask corpus`: the corpora's retrieval results, made by BM25 (program `ranker`) and committed, so that the
+//! `cargo xtask corpus`: the handbook's retrieval results, made by BM25 (program `ranker`) and committed, so that the
 //! demo and the tests replay the same lists everywhere.
 
 use std::fs;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Serialize;
 
-use crate::handbook::{Document, HANDBOOK, Handbook, Retrieved, WORLD};
+use crate::handbook::{Document, Handbook, Retrieved};
 use crate::workspace::{Workspace, cargo};
 
 /// Number of documents kept per question.
@@ -24,14 +24,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    for folder in [HANDBOOK, WORLD] {
-        rank(workspace, &Handbook::read(workspace, folder)?, options)
-            .with_context(|| format!("the corpus in {folder}"))?;
-    }
-    Ok(())
-}
-
-fn rank(workspace: &Workspace, handbook: &Handbook, options: &Options) -> Result<()> {
+    let handbook = &Handbook::read(workspace)?;
     let retrieved = retrieve(workspace, handbook)?;
     let (documents, questions) = (handbook.documents.len(), handbook.questions.len());
     println!("{documents} documents, {questions} questions");

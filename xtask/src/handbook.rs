@@ -1,5 +1,4 @@
-//! The corpora, read and checked: the handbook in `examples/handbook`, and the reader's world in
-//! `examples/reader/world`.
+//! The handbook in `examples/handbook`, read and checked.
 //!
 //! ```text
 //! documents.jsonl   {"id", "title", "text"}                           the documents
@@ -52,15 +51,13 @@ pub(crate) struct Handbook {
     pub(crate) questions: Vec<Question>,
 }
 
-/// Folder of the handbook. The demo uses [`WORLD`], which its model can read.
-pub(crate) const HANDBOOK: &str = "examples/handbook";
-pub(crate) const WORLD: &str = "examples/reader/world";
+const FOLDER: &str = "examples/handbook";
 
 impl Handbook {
-    /// Reads the documents and questions of a folder, and checks that every id is unique and every label names a
+    /// Reads the documents and questions, and checks that every id is unique and every label names a
     /// document.
-    pub(crate) fn read(workspace: &Workspace, folder: &str) -> Result<Self> {
-        let folder = workspace.root().join(folder);
+    pub(crate) fn read(workspace: &Workspace) -> Result<Self> {
+        let folder = workspace.root().join(FOLDER);
         let handbook = Self {
             documents: read_lines(&folder.join("documents.jsonl"))?,
             questions: read_lines(&folder.join("questions.jsonl"))?,

@@ -11,8 +11,8 @@
 //! test     everything CI needs, step by step
 //! circles  whether files of a crate use each other in a circle
 //! browser  the npm package and the demo page
-//! demo     host + Envoy, the questions of the reader's world twice, figures and a report
-//! corpus   rank the documents of the handbook and of the reader's world for their questions
+//! demo     host + Envoy, the handbook's questions in three orders, figures and a report
+//! corpus   rank the handbook's documents for its questions
 //! fuzz     the fuzz targets under libFuzzer
 //! vllm     reuse in a real vLLM, by order, and the bridge beside it (6.5 GB)
 //! ```
@@ -78,9 +78,9 @@ enum Task {
     Circles,
     /// Run the fuzz targets under libFuzzer, which takes a C++ compiler
     Fuzz(fuzz::Options),
-    /// Ask the reader the questions of its world through Envoy, in retrieval order and then ordered
+    /// Ask a small language model the handbook's questions through Envoy, in three orders
     Demo(demo::Options),
-    /// Rank each corpus's documents for its questions by BM25 and write retrieved.jsonl
+    /// Rank the handbook's documents for its questions by BM25 and write retrieved.jsonl
     Corpus(corpus::Options),
     /// Measure reuse in a real vLLM on XQuAD; installs vLLM's CPU build, 6.5 GB, unless one is named
     Vllm(vllm::Options),

@@ -82,26 +82,6 @@ impl Workspace {
     pub(crate) fn artifacts_for(&self, target: &str, profile: &str) -> PathBuf {
         self.target.join(target).join(profile_folder(profile))
     }
-
-    /// The commit and whether the tree differs from it, for reports; `unknown` outside git.
-    pub(crate) fn commit(&self) -> String {
-        let output = Command::new("git")
-            .args([
-                "describe",
-                "--always",
-                "--dirty",
-                "--abbrev=10",
-                "--exclude=*",
-            ])
-            .current_dir(&self.root)
-            .output();
-        match output {
-            Ok(output) if output.status.success() => {
-                String::from_utf8_lossy(&output.stdout).trim().to_owned()
-            }
-            _ => "unknown".to_owned(),
-        }
-    }
 }
 
 /// The cargo that runs us, so that a toolchain chosen on the command line holds for the steps too.

@@ -122,9 +122,9 @@ fi
 if ! asked answers; then
     :
 elif [ -d "$fixtures/qwen2" ]; then
-    reader=$here/../../../examples/reader
+    smollm2=$here/../../../.tools/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
     [ -n "$tiny" ] && few=(--longest 16) || few=()
-    [ -d "$reader" ] && few+=(--reader "$reader")
+    [ -f "$smollm2" ] && few+=(--smollm2 "$smollm2")
     part answers 240 python3 "$here/gpu_answers.py" --foreword "$foreword" --device "$device" --fixtures "$fixtures" "${few[@]}"
     cat "$out/answers.out"
 else

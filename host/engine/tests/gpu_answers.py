@@ -1,6 +1,6 @@
 """Greedy answers of two hosts, on the CPU and on a device.
 
-The reader (`examples/reader`), which was trained, must answer its questions with the same words on both, as transformers did.
+SmolLM2 (`cargo xtask setup` installs it), which was trained, must answer questions with the same words on both.
 
 The fixtures' weights are random, and their likeliest tokens often tie within what bf16 rounds away: along the CPU's answer,
 the device must choose the CPU's token at every position, or one that the CPU's own logits put behind it by no more than two
@@ -38,26 +38,46 @@ class Host:
         self.process.terminate()
         self.process.communicate()
 
-    def complete(self, tokens, length, **more):
-        body = {"model": "m", "prompt": tokens, "max_tokens": length, "temperature": 0} | more
-        request = urllib.request.Request(self.address + "/v1/completions", json.dumps(body).encode())
+    def post(self, path, body):
+        request = urllib.request.Request(self.address + path, json.dumps(body).encode())
         request.add_header("content-type", "application/json")
         with urllib.request.urlopen(request, timeout=120) as answer:
             return json.load(answer)["choices"][0]
 
+    def complete(self, tokens, length, **more):
+        body = {"model": "m", "prompt": tokens, "max_tokens": length, "temperature": 0} | more
+        return self.post("/v1/completions", body)
 
-def reader(foreword, folder, device):
-    """How many answers there were, and how many were the same."""
-    questions = json.loads((folder / "reference.json").read_text())["questions"]
+    def chat(self, question, length):
+        messages = [{"role": "user", "content": question}]
+        body = {"model": "m", "messages": messages, "max_tokens": length, "temperature": 0}
+        return self.post("/v1/chat/completions", body)["message"]["content"]
+
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Which planet is the largest of the solar system?",
+    "What is two and three?",
+    "Who wrote Romeo and Juliet?",
+    "What is the chemical symbol of gold?",
+    "In which continent does Kenya lie?",
+    "What do bees make?",
+    "How many days does a week have?",
+    "What is the opposite of cold?",
+    "What is water made of?",
+]
+
+
+def smollm2(foreword, model, device):
+    """How many answers there were, and how many were the same on both."""
     answers = []
     for one in ["cpu", device]:
-        with Host(foreword, folder, one) as host:
-            answers.append([host.complete(question["tokens"], 32)["text"].strip() for question in questions])
-    answers.append([question["answer"] for question in questions])
-    for cpu, other, recorded in zip(*answers):
-        if not cpu == other == recorded:
-            print(f"reader: cpu {cpu!r}, {device} {other!r}, transformers {recorded!r}")
-    return len(questions), sum(len(set(three)) == 1 for three in zip(*answers))
+        with Host(foreword, model, one) as host:
+            answers.append([host.chat(question, 24) for question in QUESTIONS])
+    for question, cpu, other in zip(QUESTIONS, *answers):
+        if cpu != other:
+            print(f"SmolLM2, {question!r}: cpu {cpu!r}, {device} {other!r}")
+    return len(QUESTIONS), sum(cpu == other for cpu, other in zip(*answers))
 
 
 def fixture(foreword, folder, device, longest):
@@ -92,12 +112,12 @@ def main():
     parser.add_argument("--foreword", required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--fixtures", required=True, type=pathlib.Path)
-    parser.add_argument("--reader", type=pathlib.Path, help="left out: the reader is not asked")
+    parser.add_argument("--smollm2", type=pathlib.Path, help="its GGUF file; left out: it is not asked")
     parser.add_argument("--longest", type=int, default=1 << 30, help="longer prompts of the fixtures are left out")
     arguments = parser.parse_args()
     found = {}
-    if arguments.reader:
-        found["answers"], found["answers_equal"] = reader(arguments.foreword, arguments.reader, arguments.device)
+    if arguments.smollm2:
+        found["answers"], found["answers_equal"] = smollm2(arguments.foreword, arguments.smollm2, arguments.device)
     folders = sorted(path.parent for path in arguments.fixtures.glob("*/reference.json"))
     parts = [fixture(arguments.foreword, folder, arguments.device, arguments.longest) for folder in folders]
     found["tokens"], found["tokens_equal"] = sum(part[0] for part in parts), sum(part[1] for part in parts)

@@ -94,7 +94,7 @@ def main():
         if last:
             if "answers" in last:
                 good = last["answers_equal"] == last["answers"] > 0
-                row("the reader's answers equal to the CPU's", f"{last['answers_equal']} of {last['answers']}", "all", good)
+                row("SmolLM2's answers equal to the CPU's", f"{last['answers_equal']} of {last['answers']}", "all", good)
             row("greedy tokens equal to the CPU's", f"{last['tokens_equal']} of {last['tokens']}")
             behind, allowed = last["furthest_behind"], last["behind_allowed"]
             row("  the others behind, of a deviation", f"{behind:.3f}", f"<= {allowed:.1f}", behind <= allowed)

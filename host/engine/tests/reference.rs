@@ -14,7 +14,9 @@ mod machine;
 use fixtures::{Prompt, deviation, families, json, prompts, strays};
 use foreword_engine::backend::cpu::{CpuBackend, Precision};
 use foreword_engine::backend::{Backend, Output, PageId};
+use foreword_engine::engine::{Engine, EngineConfig, Event, Request};
 use foreword_engine::models::{Checkpoint, ModelConfig};
+use foreword_engine::sampling::Logprobs;
 use machine::{PAGE_TOKENS, POOL, best, load, run};
 
 const TOLERANCE: f32 = 2e-4;
@@ -233,4 +235,69 @@ fn sizes_are_known_before_loading() {
         assert!(u64::from(model.max_positions) >= number("max_position_embeddings").unwrap());
         assert!(!model.eos_tokens.is_empty());
     }
+}
+
+/// Returns a request's answer, and the log-probabilities of its prompt and of its answer.
+fn ask(engine: &Engine, request: Request) -> (Vec<u32>, Vec<Logprobs>, Vec<Logprobs>) {
+    let mut generation = engine.submit(request).unwrap();
+    let (mut answer, mut of_prompt, mut of_answer) = (Vec::new(), Vec::new(), Vec::new());
+    while let Some(event) = generation.blocking_next() {
+        match event {
+            Event::Started { .. } | Event::Finished(_) => {}
+            Event::Prompt(logprobs) => of_prompt = logprobs,
+            Event::Token { id, logprobs } => {
+                answer.push(id);
+                of_answer.extend(logprobs.map(|logprobs| *logprobs));
+            }
+            Event::Failed(failure) => panic!("{failure}"),
+        }
+    }
+    (answer, of_prompt, of_answer)
+}
+
+#[test]
+fn a_forced_answer_is_as_likely_as_it_was_when_it_was_generated() {
+    let folder = families()
+        .into_iter()
+        .find(|folder| folder.ends_with("qwen2"));
+    let folder = folder.unwrap();
+    let prompt = (prompts(&folder).into_iter()).max_by_key(|prompt| prompt.tokens.len());
+    let prompt = prompt.unwrap().tokens;
+    let mut backend = load(&folder, 2, Precision::F32).unwrap();
+    let width = backend.shape().vocabulary as usize;
+    let pages: Vec<PageId> = (0..(prompt.len() as u32).div_ceil(PAGE_TOKENS))
+        .map(PageId)
+        .collect();
+    let rows = run(&mut backend, &prompt, 0, &pages, Output::All);
+    // Steps shorter than the prompt.
+    let config = EngineConfig {
+        max_step_tokens: 64,
+        ..EngineConfig::default()
+    };
+    let engine = Engine::start(Box::new(backend), config);
+    let request = Request {
+        prompt: prompt.clone(),
+        max_tokens: 6,
+        top_logprobs: Some(2),
+        ..Request::default()
+    };
+    let (answer, none, generated) = ask(&engine, request);
+    assert!(none.is_empty());
+    for _ in 0..2 {
+        let request = Request {
+            prompt: [&prompt[..], &answer].concat(),
+            prompt_logprobs: Some(2),
+            ..Request::default()
+        };
+        let (_, forced, _) = ask(&engine, request);
+        assert_eq!(forced.len(), prompt.len() + answer.len() - 1);
+        assert_eq!(forced[prompt.len() - 1..], generated, "bit for bit");
+        for (at, found) in forced[..prompt.len() - 1].iter().enumerate() {
+            let row = &rows[at * width..][..width];
+            let total: f64 = row.iter().map(|&logit| f64::from(logit).exp()).sum();
+            let expected = f64::from(row[prompt[at + 1] as usize]) - total.ln();
+            assert!((f64::from(found.chosen) - expected).abs() < 1e-4, "{at}");
+        }
+    }
+    engine.shutdown();
 }

@@ -99,17 +99,18 @@ fn the_same_bodies_are_sent() {
 }
 
 #[test]
-fn the_reader_gives_the_same_answers_and_most_are_right() {
-    let model = artifacts::repository().join("examples/reader");
+fn a_model_gives_the_same_answers_through_the_gateway() {
+    let model = artifacts::smollm2().unwrap();
     let host = Host::start(&model, &["--name", "m", "--kv-tokens", "16384"]).unwrap();
     let gateway = Gateway::start(&GatewayOptions::new(host.address())).unwrap();
-    let evaluation = Evaluation::of(&world()).scored();
+    let evaluation = Evaluation::of(&handbook()).scored();
     let arguments = arguments(&gateway.address());
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let output = evaluation.command(host.address(), &arguments).output();
     let figures = figures_of(&output.unwrap());
     let answers = kept(&evaluation, "dedup+hint", "answer");
-    assert_eq!(answers.len(), 36);
+    assert_eq!(answers.len(), 7);
+    assert!(answers.iter().all(|(_, answer)| answer != ""));
     assert_eq!(answers, kept(&evaluation, "gateway", "answer"));
     assert_eq!(
         kept(&evaluation, "dedup+hint", "prompt_tokens"),
@@ -117,20 +118,17 @@ fn the_reader_gives_the_same_answers_and_most_are_right() {
     );
     let gateway = arm(&figures, "gateway");
     assert!(gateway["reused"].as_f64().unwrap() > 0.0);
-    let right = gateway["exact_match"]["value"].as_f64().unwrap();
-    assert!(right >= 70.0, "{right} % of the answers are right");
     // The gateway arranges a forced answer's prompt as it arranged the asked one.
     let likelihood = |name: &str| arm(&figures, name)["answer_logprob"]["mean"].clone();
     assert_eq!(likelihood("gateway"), likelihood("dedup+hint"));
-    assert!(likelihood("gateway").as_f64() > Some(-0.5), "{figures}");
+    let nats = likelihood("gateway").as_f64().unwrap();
+    assert!((-8.0..0.0).contains(&nats), "{figures}");
 }
 
-/// Returns 24 questions, and 4 chats of 3 turns, from the demo's world.
-fn world() -> Vec<Value> {
+/// Returns four questions and a chat of three turns about the handbook, with two documents each.
+fn handbook() -> Vec<Value> {
     let read = |name: &str| -> Vec<Value> {
-        let path = artifacts::repository()
-            .join("examples/reader/world")
-            .join(name);
+        let path = artifacts::repository().join("examples/handbook").join(name);
         let text = std::fs::read_to_string(path).unwrap();
         text.lines()
             .map(|line| serde_json::from_str(line).unwrap())
@@ -141,17 +139,15 @@ fn world() -> Vec<Value> {
         .into_iter()
         .zip(read("retrieved.jsonl"))
         .map(|(asked, retrieved)| {
-            let found = retrieved["documents"].as_array().unwrap().iter().take(5);
+            let found = retrieved["documents"].as_array().unwrap().iter().take(2);
             let found: Vec<_> = found
                 .map(|id| documents.iter().find(|document| document["id"] == *id))
                 .collect();
-            let answer = asked["answer"]
-                .as_str()
-                .unwrap_or("The documents do not say.");
-            json!({"question": asked["question"], "documents": found, "answers": [answer]})
+            json!({"question": asked["question"], "documents": found, "answers": [asked["answer"]]})
         });
-    let turns: Vec<_> = turns.take(36).collect();
-    let (alone, chats) = turns.split_at(24);
+    let answered = turns.filter(|turn| turn["answers"][0].is_string());
+    let turns: Vec<_> = answered.take(7).collect();
+    let (alone, chats) = turns.split_at(4);
     let chats = chats.chunks(3).map(|turns| json!({ "turns": turns }));
     alone.iter().cloned().chain(chats).collect()
 }

@@ -1,164 +1,143 @@
-//! `cargo xtask demo`: sends the reader's questions through Envoy, once for each order, and shows what the engine's
-//! cache saves.
+//! `cargo xtask demo`: asks a small language model the handbook's questions through Envoy, in three orders, and shows
+//! what ordering saves and whether answers stay as good.
 //!
 //! ```text
-//! xtask ──HTTP──▶ Envoy + filter ──▶ host (the reader of `examples/reader`, fresh prefix cache)
-//!                 policy: retrieval, then foresight; both processes restarted for each
+//!                      ┌─▶ Envoy + filter, documents in retrieval order ─┐
+//! foreword evaluate ───┼─▶ Envoy + filter, ordered freely ───────────────┼─▶ foreword serve (SmolLM2-135M-Instruct)
+//!                      └─▶ Envoy + filter, as shipped ───────────────────┘
 //! ```
 //!
-//! Each arm sends the same questions with the same retrieved documents, one after another; answers are compared with
-//! the right ones. Afterwards some requests are repeated with a cold cache, and the answers must be the same bytes.
-//!
-//! The reader is too small for time to show. So a second part ([`time`]) sends a bursty trace to a larger model of random
-//! weights, in both orders in turns.
+//! Every question is asked in all three orders, one after another and in an order of its own, so that whatever else the
+//! machine does falls on all alike. The orders share the engine but no KV state (`cache_salt`). Figures and report are
+//! those of `foreword evaluate`.
 
-mod answers;
-mod arm;
-mod client;
-mod figures;
 mod interrupt;
-mod plots;
-mod replay;
-mod report;
-mod right;
-mod stack;
-mod summary;
-mod time;
-mod trace;
+mod questions;
 
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
+use foreword_tests::{Gateway, GatewayOptions, Host};
+use serde_json::{Map, Value, json};
 
-use self::arm::Arm;
-use self::figures::Figures;
 use self::interrupt::Interrupt;
-use self::replay::Question;
-use self::stack::{Serving, Stack};
+use self::questions::Question;
 use crate::build::{self, Built};
 use crate::setup;
 use crate::workspace::Workspace;
 
-/// What to replay, and how.
+/// What to ask, and whom.
 #[derive(Args, Clone)]
 pub(crate) struct Options {
-    /// End after the replay instead of staying up for requests by hand
+    /// End after the questions instead of staying up for requests by hand
     #[arg(long)]
     once: bool,
     /// Print one JSON object instead of a table
     #[arg(long, requires = "once")]
     json: bool,
-    /// Questions to ask; all of the corpus unless given
-    #[arg(long, value_name = "N")]
-    requests: Option<usize>,
+    /// Questions to ask in each order, of the handbook's 263
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_QUESTIONS)]
+    requests: usize,
     /// Retrieved documents per question
-    #[arg(long, value_name = "K", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=10))]
+    #[arg(long, value_name = "K", default_value_t = 5, value_parser = clap::value_parser!(u8).range(2..=10))]
     top_k: u8,
     /// Size of the host's KV cache in tokens
     #[arg(long, value_name = "N", default_value_t = DEFAULT_KV_TOKENS)]
     kv_tokens: u32,
-    /// Requests of the second part, which shows time: about one a second in each order, for two and a half minutes at
-    /// most. 0: leave it out
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_TIME_REQUESTS)]
-    time_requests: usize,
+    /// Another model than SmolLM2: a Hugging Face checkpoint's folder, or a GGUF file
+    #[arg(long, value_name = "PATH")]
+    model: Option<PathBuf>,
     /// Cargo profile of the host; `dev` optimises the engine and shares the tests' build
     #[arg(long, default_value = "dev")]
     profile: String,
 }
 
-/// The host's own default: room for about fifty of the replay's prompts.
+/// Three minutes of asking on two cores.
+const DEFAULT_QUESTIONS: usize = 24;
+
+/// Enough for reuse to be counted.
+const CHECKED_QUESTIONS: usize = 10;
+
+/// Room for the prompts of all questions, in each order.
 const DEFAULT_KV_TOKENS: u32 = 65_536;
 
-/// Ten bursts of ten.
-const DEFAULT_TIME_REQUESTS: usize = 100;
+/// Most tokens of an answer; the handbook's are short.
+const MAX_TOKENS: &str = "24";
 
-/// Enough for the work to be counted.
-const CHECKED_TIME_REQUESTS: usize = 40;
-
-/// The reader: a small model, trained by the scripts beside it.
-const READER: &str = "examples/reader";
-
-/// Most prompt tokens to compute in the second part, as a share of those in retrieval order. What time that saves
-/// depends on the machine; the work does not.
-const MOST_COMPUTED: f64 = 0.75;
-
-/// Least gain of ordering, as a multiple of the reuse in retrieval order.
+/// Least gain of ordering as shipped, as a multiple of the reuse in retrieval order.
 const LEAST_GAIN: f64 = 1.5;
 
-/// Least share of right answers of each arm. A question cannot be answered if the retriever did not find its documents.
-const LEAST_EXACT_MATCH: f64 = 0.8;
+/// The orders, by their arms in `foreword evaluate`: retrieval order is its baseline, the others are gateways.
+const ORDERS: [&str; 3] = ["retrieval", "free", "shipped"];
+
+/// Returns the filter's configuration of an order.
+fn ordering(order: &str) -> Value {
+    match order {
+        "retrieval" => json!({"policy": "retrieval"}),
+        "free" => json!({"rank": {"place": "free"}}),
+        _ => json!({}),
+    }
+}
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    let built = prepare(workspace, options)?;
+    let (built, model) = prepare(workspace, options)?;
     let interrupt = Interrupt::install()?;
-    let (figures, stack) = replay_both(workspace, options, &built, &interrupt)?;
+    let demo = Demo::start(&built, &model, options)?;
+    let figures = demo.evaluate(workspace, &built, options, &interrupt)?;
     if options.json {
-        println!("{}", figures.to_json());
+        println!("{}", promised(&figures)?);
         return Ok(());
     }
-    print!("{}", figures.to_table());
-    println!("report: {}", report::path(workspace).display());
+    println!("\nreport: {}", report_path(workspace).display());
     if options.once {
         return Ok(());
     }
     println!(
-        "\nEnvoy listens at {} until Ctrl-C. Ask it one of the questions:\n",
-        stack.completions_url()
+        "\nEnvoy listens at {} until Ctrl-C, and orders as shipped. Ask it one of the questions:\n",
+        demo.url("shipped")?
     );
-    println!("  {}\n", curl_line(workspace, options, &stack)?);
+    println!("  {}\n", demo.curl_line(workspace, options)?);
     interrupt.wait();
     Ok(())
 }
 
-/// Checks that the demo ends by itself with the promised keys, gain and answers; for `cargo xtask test`, which has
-/// built everything.
+/// Checks that the demo ends by itself with the promised keys and gain; for `cargo xtask test`, which has built
+/// everything.
 pub(crate) fn check(workspace: &Workspace, built: &Built) -> Result<()> {
     let options = Options {
         once: true,
         json: true,
-        requests: None,
+        requests: CHECKED_QUESTIONS,
         top_k: 5,
         kv_tokens: DEFAULT_KV_TOKENS,
-        time_requests: CHECKED_TIME_REQUESTS,
+        model: None,
         profile: "dev".into(),
     };
-    let (figures, _) = replay_both(workspace, &options, built, &Interrupt::install()?)?;
-    let json: serde_json::Value = serde_json::from_str(&figures.to_json())?;
-    eprintln!("{json}");
+    let model = setup::smollm2(workspace)?;
+    let interrupt = Interrupt::install()?;
+    let demo = Demo::start(built, &model, &options)?;
+    let figures = promised(&demo.evaluate(workspace, built, &options, &interrupt)?)?;
+    eprintln!("{figures}");
     for key in PROMISED_KEYS {
         ensure!(
-            json[key].is_number(),
+            figures[key].is_number(),
             "the demo's JSON has no number under {key:?}"
         );
     }
-    let gain = figures.gain();
-    ensure!(
-        gain >= LEAST_GAIN,
-        "ordering reuses {gain:.2} times the retrieval order's tokens, less than {LEAST_GAIN}"
-    );
-    for arm in [Arm::Retrieval, Arm::Ordered] {
-        let summary = figures.summary(arm);
+    for order in ORDERS {
+        let nats = &figures[order]["answer_logprob"]["mean"];
         ensure!(
-            summary.exact_match() >= LEAST_EXACT_MATCH,
-            "in {} order {} of {} answers are right, fewer than {LEAST_EXACT_MATCH}",
-            arm.key(),
-            summary.right,
-            summary.requests
+            nats.as_f64().is_some_and(|nats| nats < 0.0),
+            "no log-probability of right answers in the order {order}: {nats}"
         );
     }
-    let computed = figures.time.summary(Arm::Ordered).computed() as f64
-        / figures.time.summary(Arm::Retrieval).computed().max(1) as f64;
+    let gain = figures["gain"].as_f64().unwrap_or_default();
     ensure!(
-        computed <= MOST_COMPUTED,
-        "on the bursty trace, ordered prompts leave {computed:.2} of the retrieval order's tokens to compute, more than \
-         {MOST_COMPUTED}"
-    );
-    ensure!(
-        figures.answers.checked > 0 && figures.answers.equal == figures.answers.checked,
-        "{} of {} sampled answers were the same bytes warm and cold",
-        figures.answers.equal,
-        figures.answers.checked
+        gain >= LEAST_GAIN,
+        "as shipped, {gain:.2} times the retrieval order's tokens are reused, less than {LEAST_GAIN}"
     );
     Ok(())
 }
@@ -181,92 +160,193 @@ const PROMISED_KEYS: [&str; 14] = [
     "time.ordered.ttft_p95_ms",
 ];
 
-/// Sets up and builds, before signals are caught, because cargo handles them by itself.
-fn prepare(workspace: &Workspace, options: &Options) -> Result<Built> {
+/// Returns the figures of `foreword evaluate` in the demo's form: members with dots at the top level, for
+/// `jq '.["ordered.cached_tokens"]'`, and each order's figures whole under its name. `ordered` is the order as shipped.
+fn promised(figures: &Value) -> Result<Value> {
+    let arms = figures["arms"].as_array().context("no arms were asked")?;
+    let mut all = Map::new();
+    for order in ORDERS {
+        let arm = arms.iter().find(|arm| arm["name"] == order);
+        let arm = arm.with_context(|| format!("the order {order} was not asked"))?;
+        let name = if order == "shipped" { "ordered" } else { order };
+        let ttft = &arm["ttft_ms"];
+        all.insert(
+            format!("{name}.cached_tokens"),
+            arm["cached_tokens"].clone(),
+        );
+        // A share, where `evaluate` has percent.
+        let exact = arm["exact_match"]["value"]
+            .as_f64()
+            .map(|percent| percent / 100.0);
+        all.insert(format!("{name}.exact_match"), json!(exact));
+        all.insert(format!("{name}.ttft_p50_ms"), ttft["median"].clone());
+        for (key, member) in [("mean", "mean"), ("p50", "median"), ("p95", "p95")] {
+            all.insert(format!("time.{name}.ttft_{key}_ms"), ttft[member].clone());
+        }
+        if order == "retrieval" {
+            all.insert("requests".into(), arm["questions"].clone());
+            all.insert("prompt_tokens".into(), arm["prompt_tokens"].clone());
+        }
+        all.insert(order.into(), arm.clone());
+    }
+    let cached = |name: &str| {
+        all[&format!("{name}.cached_tokens")]
+            .as_f64()
+            .unwrap_or_default()
+    };
+    let gain = cached("ordered") / cached("retrieval").max(1.0);
+    all.insert("gain".into(), json!((1e3 * gain).round() / 1e3));
+    Ok(Value::Object(all))
+}
+
+/// Sets up and builds, before signals are caught, because cargo handles them by itself. Returns the model's path too.
+fn prepare(workspace: &Workspace, options: &Options) -> Result<(Built, PathBuf)> {
     setup::for_demo(workspace)?;
-    Ok(Built {
+    let model = match &options.model {
+        Some(path) => {
+            fs::canonicalize(path).with_context(|| format!("--model {}", path.display()))?
+        }
+        None => setup::smollm2(workspace)?,
+    };
+    let built = Built {
         filter: build::filter(workspace)?,
         host: build::host(workspace, &options.profile)?,
         ext_proc: None,
-    })
+    };
+    Ok((built, model))
 }
 
-/// Replays both arms and writes the report. Returns the second arm's processes running.
-fn replay_both(
-    workspace: &Workspace,
-    options: &Options,
-    built: &Built,
-    interrupt: &Interrupt,
-) -> Result<(Figures, Stack)> {
-    let questions = replay::questions(workspace, usize::from(options.top_k), options.requests)?;
+/// The engine, and a gateway for each order in front of it.
+struct Demo {
+    // Dropped first: a gateway without an engine would only log refused connections.
+    gateways: Vec<Gateway>,
+    _host: Host,
+}
 
-    let mut figures = Figures::new(
-        workspace,
-        options.top_k,
-        options.kv_tokens,
-        &options.profile,
-    );
-    let checkpoint = workspace.root().join(READER);
-    ensure!(
-        checkpoint.join("config.json").is_file(),
-        "the model {READER} is missing; restore it with `git checkout -- {READER}`"
-    );
-    let serving = Serving {
-        checkpoint: &checkpoint,
-        arguments: &["--kv-tokens", &options.kv_tokens.to_string()],
-    };
-    let mut running = None;
-    for arm in [Arm::Retrieval, Arm::Ordered] {
-        // The first arm's processes end before the second's start, so the arms share nothing, not even the processor.
-        drop(running.take());
-        interrupt.check()?;
-        let stack = Stack::start(arm, built, &serving)?;
-        let outcome = replay_arm(&stack, arm, &questions, interrupt, &mut figures);
-        // A signal from the terminal ends host and Envoy too; their ends are then not the error to report.
-        interrupt.check()?;
-        outcome.with_context(|| format!("replaying in {} order", arm.key()))?;
-        running = Some(stack);
+impl Demo {
+    fn start(built: &Built, model: &Path, options: &Options) -> Result<Self> {
+        let kv_tokens = options.kv_tokens.to_string();
+        let host = Host::start_binary(
+            &built.host,
+            model,
+            &["--name", MODEL, "--kv-tokens", &kv_tokens],
+        )?;
+        let gateway = |order: &str| {
+            Gateway::start(&GatewayOptions {
+                plugin: Some(json!({ "ordering": ordering(order) })),
+                module: Some(built.filter.clone()),
+                ..GatewayOptions::new(host.address())
+            })
+        };
+        let gateways = ORDERS.into_iter().map(gateway).collect::<Result<_>>()?;
+        Ok(Self {
+            gateways,
+            _host: host,
+        })
     }
-    let time = time::measure(
-        workspace,
-        built,
-        options.kv_tokens,
-        options.time_requests,
-        interrupt,
-    );
-    interrupt.check()?;
-    figures.time = time.context("measuring the time on a larger model")?;
-    report::write(workspace, &figures)?;
-    let Some(stack) = running else {
-        bail!("no arm ran")
-    };
-    Ok((figures, stack))
+
+    /// Returns the URL of an order's gateway.
+    fn url(&self, order: &str) -> Result<String> {
+        let mut gateways = ORDERS.iter().zip(&self.gateways);
+        let (_, gateway) = gateways
+            .find(|(name, _)| **name == order)
+            .context("no such order")?;
+        Ok(format!("http://{}", gateway.address()))
+    }
+
+    /// Asks the questions in every order, writes the report, and returns the figures.
+    fn evaluate(
+        &self,
+        workspace: &Workspace,
+        built: &Built,
+        options: &Options,
+        interrupt: &Interrupt,
+    ) -> Result<Value> {
+        let folder = report_folder(workspace);
+        if folder.exists() {
+            fs::remove_dir_all(&folder)
+                .with_context(|| format!("removing {}", folder.display()))?;
+        }
+        fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        let data = folder.join("questions.jsonl");
+        let asked = questions::all(workspace, usize::from(options.top_k))?;
+        let lines: Vec<String> = asked.iter().map(Question::line).collect();
+        fs::write(&data, lines.concat()).with_context(|| format!("writing {}", data.display()))?;
+        let mut command = Command::new(&built.host);
+        command
+            .args(["evaluate", "--model", MODEL, "--arms", "retrieval"])
+            .args(["--endpoint", &self.url("retrieval")?])
+            .args(["--max-tokens", MAX_TOKENS])
+            .args(["--questions", &options.requests.to_string()])
+            .arg("--data")
+            .arg(&data)
+            .arg("--out")
+            .arg(&folder);
+        for order in &ORDERS[1..] {
+            command.args(["--gateway", &format!("{order}={}", self.url(order)?)]);
+        }
+        if options.json {
+            command.stdout(Stdio::null());
+        }
+        let status = command.status().context("foreword cannot be started")?;
+        // A signal from the terminal ends the children too; their ends are then not the error to report.
+        interrupt.check()?;
+        ensure!(status.success(), "foreword evaluate: {status}");
+        let page = folder.join("report.html");
+        fs::rename(&page, report_path(workspace))
+            .with_context(|| format!("moving {}", page.display()))?;
+        let figures = fs::read(folder.join("figures.json")).context("the figures are missing")?;
+        serde_json::from_slice(&figures).context("reading the figures")
+    }
+
+    /// Returns a command line to paste: a question that was asked, with its documents in a file because they are long.
+    fn curl_line(&self, workspace: &Workspace, options: &Options) -> Result<String> {
+        let asked = questions::all(workspace, usize::from(options.top_k))?;
+        let question = asked.first().context("the handbook has no question")?;
+        let file = report_folder(workspace).join("request.json");
+        fs::write(&file, question.body(MODEL)?)
+            .with_context(|| format!("writing {}", file.display()))?;
+        Ok(format!(
+            "curl -isN {}/v1/chat/completions -H 'content-type: application/json' -d '@{}'",
+            self.url("shipped")?,
+            file.display()
+        ))
+    }
 }
 
-fn replay_arm(
-    stack: &Stack,
-    arm: Arm,
-    questions: &[Question],
-    interrupt: &Interrupt,
-    figures: &mut Figures,
-) -> Result<()> {
-    let replayed = replay::replay(stack, arm, questions, interrupt)?;
-    figures.answers += answers::compare(stack, &replayed.warm, interrupt)?;
-    figures.set(arm, replayed.samples, replayed.said);
-    Ok(())
+/// The model's name in requests.
+const MODEL: &str = "demo";
+
+fn report_folder(workspace: &Workspace) -> PathBuf {
+    workspace.root().join("demo-report")
 }
 
-/// Returns a command line to paste: the last question, which the cache still holds, with its documents in a file
-/// because they are long.
-fn curl_line(workspace: &Workspace, options: &Options, stack: &Stack) -> Result<String> {
-    let questions = replay::questions(workspace, usize::from(options.top_k), options.requests)?;
-    let question = questions.last().context("the corpus has no question")?;
-    let file = report::folder(workspace).join("request.json");
-    let body = question.body(stack.model())?;
-    fs::write(&file, body).with_context(|| format!("writing {}", file.display()))?;
-    let url = stack.completions_url();
-    Ok(format!(
-        "curl -isN {url} -H 'content-type: application/json' -d '@{}'",
-        file.display()
-    ))
+fn report_path(workspace: &Workspace) -> PathBuf {
+    report_folder(workspace).join("index.html")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_promised_members_come_from_the_arms_of_an_evaluation() {
+        let arm = |name: &str, cached: u64| {
+            json!({
+                "name": name, "questions": 3, "prompt_tokens": 900, "cached_tokens": cached,
+                "exact_match": {"value": 50.0}, "ttft_ms": {"mean": 3.0, "median": 2.0, "p95": 9.0},
+            })
+        };
+        let arms = [arm("retrieval", 40), arm("free", 200), arm("shipped", 100)];
+        let figures = promised(&json!({ "arms": arms })).unwrap();
+        for key in PROMISED_KEYS {
+            assert!(figures[key].is_number(), "{key}");
+        }
+        assert_eq!(figures["ordered.cached_tokens"], 100);
+        assert_eq!(figures["time.ordered.ttft_p50_ms"], 2.0);
+        assert_eq!(figures["retrieval.exact_match"], 0.5);
+        assert_eq!(figures["gain"], 2.5);
+        assert_eq!(figures["free"]["cached_tokens"], 200);
+        assert!(promised(&json!({"arms": [arm("retrieval", 1)]})).is_err());
+    }
 }

@@ -10,11 +10,11 @@ mod cargo_tool;
 mod clients;
 mod cyclonedx;
 mod deny;
-mod embedder;
 mod envoy;
 mod folder;
 mod frameworks;
 mod helm;
+mod models;
 mod nvrtc;
 mod pgserver;
 mod python;
@@ -30,6 +30,7 @@ use anyhow::{Context, Result, bail, ensure};
 pub(crate) use self::browser::{chromium, npm_folder};
 pub(crate) use self::cyclonedx::install as cyclonedx;
 pub(crate) use self::deny::program as deny_program;
+pub(crate) use self::models::smollm2;
 pub(crate) use self::nvrtc::{Nvrtc, install as nvrtc};
 use crate::step::Step;
 use crate::workspace::{Workspace, cargo};
@@ -38,6 +39,7 @@ use crate::workspace::{Workspace, cargo};
 pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     for_demo(workspace)?;
+    smollm2(workspace)?;
     zmq::install(workspace)?;
     starlette::install(workspace)?;
     clients::install(workspace)?;
@@ -51,7 +53,7 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
 
 /// The weights of the embedding model: 83 MB that only retrieval by meaning needs.
 pub(crate) fn for_embedding(workspace: &Workspace) -> Result<()> {
-    embedder::install(workspace)
+    models::embedder(workspace)
 }
 
 /// What the npm package and the demo page need.

@@ -23,6 +23,7 @@ Among choices, the letter with the highest log-probability is the answer. A judg
 whether they are right; its judgements are kept in DIR/judgements.jsonl.
 
 Arms: retrieval, ordered, ordered+hint, dedup, dedup+hint (what the filter does), random, reversed, gateway;
+  ordered:free, ordered:last, ordered:first, ordered:ends, each also with +hint: where the best document stands;
   first, middle, last: where the answer's document stands;
   ordered+hint:top, ordered+hint:end, dedup+hint:top, dedup+hint:end: the order hint before the documents, or behind the
   question, instead of between them;
@@ -79,9 +80,9 @@ pub(crate) struct Arguments {
     /// Seed of all random choices
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Gateway with the filter in front of the same endpoint; adds the arm gateway
-    #[arg(long, value_name = "URL")]
-    gateway: Option<String>,
+    /// Gateways with the filter in front of the same endpoint; each adds an arm of its NAME [default NAME: gateway]
+    #[arg(long = "gateway", value_name = "[NAME=]URL", value_parser = gateway)]
+    gateways: Vec<(String, String)>,
     /// The gateway's configuration: its plugin configuration's `ordering`, in JSON
     #[arg(long, value_name = "FILE")]
     ordering: Option<PathBuf>,
@@ -145,6 +146,14 @@ impl Arguments {
                 _ => bail!("{option}: the environment has no {name}"),
             },
         };
+        let mut gateways: Vec<(&'static str, String)> = Vec::new();
+        for (name, url) in self.gateways {
+            if gateways.iter().any(|(other, _)| *other == name) {
+                bail!("--gateway: two gateways have the name {name}");
+            }
+            // An arm's name lives as long as the process.
+            gateways.push((name.leak(), url));
+        }
         let api_key = key("--api-key-env", self.api_key_env.as_ref())?;
         let judge_key = key("--judge-key-env", self.judge_key_env.as_ref())?;
         let judge = self.judge.zip(self.judge_model);
@@ -155,7 +164,7 @@ impl Arguments {
         });
         Ok(Options {
             endpoint: self.endpoint,
-            gateway: self.gateway,
+            gateways,
             model: self.model,
             data: self.data,
             format: self.format,
@@ -201,6 +210,19 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => super::failed(&error, 1),
     }
+}
+
+/// Reads a gateway's name, which no other arm has, and its URL.
+fn gateway(text: &str) -> Result<(String, String), String> {
+    let usual = Arm::GATEWAY.name();
+    let (name, url) = match text.split_once('=') {
+        Some((name, url)) if !name.contains(['/', ':', '?']) => (name, url),
+        _ => (usual, text),
+    };
+    if name.is_empty() || (name != usual && Arm::by_name(name).is_some()) {
+        return Err(format!("{name:?} cannot be a gateway's name"));
+    }
+    Ok((name.to_owned(), url.to_owned()))
 }
 
 fn format(name: &str) -> Result<Format, String> {

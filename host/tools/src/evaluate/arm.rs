@@ -6,6 +6,7 @@
 //! | `retrieval` | best first | nothing | no | sent again |
 //! | `ordered` | best first | the configured policy | no | sent again |
 //! | `ordered+hint` | best first | the configured policy | yes | sent again |
+//! | `ordered:free`, `:last`, `:first`, `:ends` | best first | the same, the best document there | no, or with `+hint` | sent again |
 //! | `dedup` | best first | the configured policy | no | their bare labels |
 //! | `dedup+hint` | best first | the configured policy | yes | location hints |
 //! | `ordered+hint:top`, `:end`; `dedup+hint:top`, `:end` | best first | the configured policy | [elsewhere](super::hint_place) | as without |
@@ -14,7 +15,7 @@
 //! | `first`, `middle`, `last` | the answer's document there | nothing | no | sent again |
 //! | `stabilised` | best first | nothing | no | sent again; the head is stabilised |
 //! | `stabilised:tools`, `stabilised:words` | best first | nothing | no | the same, tools or system text alone |
-//! | `gateway` | best first | (the gateway does) | | |
+//! | `gateway`, or the name given with it | best first | (the gateway does) | | |
 //!
 //! The head goes as the client sends it, except in the arms that stabilise it, and in `dedup+hint` if the configuration
 //! does. Whether that is worth while shows where it changes: see [`head`](super::head).
@@ -27,11 +28,12 @@ use super::hint_place::{self, HintPlace};
 use anyhow::{Context, Result};
 use foreword_ordering::config::RawRank;
 use foreword_ordering::head::config::{HeadMode, RawHead, RawPatterns};
+use foreword_ordering::policy::Place;
 use foreword_ordering::{Config, RawConfig};
 use std::sync::Arc;
 
 /// A way to ask.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arm {
     /// The retriever's order, which all others are compared with.
     Retrieval,
@@ -41,6 +43,8 @@ pub enum Arm {
     OrderedHint,
     /// As `OrderedHint`, with the hint in another place than the gateway's.
     OrderedHintAt(HintPlace),
+    /// Ordered for the cache with the best document in a certain place, with the order hint or without.
+    OrderedWith(Place, bool),
     /// Ordered for the cache; documents of earlier turns are not sent again.
     Dedup,
     /// As `Dedup`, with order hints and location hints.
@@ -63,18 +67,29 @@ pub enum Arm {
     StabilisedTools,
     /// As `Stabilised`, the system text alone.
     StabilisedWords,
-    /// The retriever's order, through a gateway that orders.
-    Gateway,
+    /// The retriever's order, through the gateway of this name, which orders.
+    Gateway(&'static str),
 }
 
 impl Arm {
-    /// All arms, in the order of tables.
-    pub const ALL: [Self; 18] = [
+    /// Name of a gateway that was given none.
+    pub const GATEWAY: Self = Self::Gateway("gateway");
+
+    /// All arms but those of gateways with names, in the order of tables.
+    pub const ALL: [Self; 26] = [
         Self::Retrieval,
         Self::Ordered,
         Self::OrderedHint,
         Self::OrderedHintAt(HintPlace::Top),
         Self::OrderedHintAt(HintPlace::End),
+        Self::OrderedWith(Place::Free, false),
+        Self::OrderedWith(Place::Free, true),
+        Self::OrderedWith(Place::Last, false),
+        Self::OrderedWith(Place::Last, true),
+        Self::OrderedWith(Place::First, false),
+        Self::OrderedWith(Place::First, true),
+        Self::OrderedWith(Place::Ends, false),
+        Self::OrderedWith(Place::Ends, true),
         Self::Dedup,
         Self::DedupHint,
         Self::DedupHintAt(HintPlace::Top),
@@ -87,7 +102,7 @@ impl Arm {
         Self::Stabilised,
         Self::StabilisedTools,
         Self::StabilisedWords,
-        Self::Gateway,
+        Self::GATEWAY,
     ];
 
     /// The arms of a position analysis.
@@ -102,6 +117,14 @@ impl Arm {
             Self::OrderedHint => "ordered+hint",
             Self::OrderedHintAt(HintPlace::Top) => "ordered+hint:top",
             Self::OrderedHintAt(HintPlace::End) => "ordered+hint:end",
+            Self::OrderedWith(Place::Free, false) => "ordered:free",
+            Self::OrderedWith(Place::Free, true) => "ordered:free+hint",
+            Self::OrderedWith(Place::Last, false) => "ordered:last",
+            Self::OrderedWith(Place::Last, true) => "ordered:last+hint",
+            Self::OrderedWith(Place::First, false) => "ordered:first",
+            Self::OrderedWith(Place::First, true) => "ordered:first+hint",
+            Self::OrderedWith(Place::Ends, false) => "ordered:ends",
+            Self::OrderedWith(Place::Ends, true) => "ordered:ends+hint",
             Self::Dedup => "dedup",
             Self::DedupHint => "dedup+hint",
             Self::DedupHintAt(HintPlace::Top) => "dedup+hint:top",
@@ -114,7 +137,7 @@ impl Arm {
             Self::Stabilised => "stabilised",
             Self::StabilisedTools => "stabilised:tools",
             Self::StabilisedWords => "stabilised:words",
-            Self::Gateway => "gateway",
+            Self::Gateway(name) => name,
         }
     }
 
@@ -128,6 +151,12 @@ impl Arm {
     #[must_use]
     pub fn is_position(self) -> bool {
         Self::POSITIONS.contains(&self)
+    }
+
+    /// Returns whether a gateway orders.
+    #[must_use]
+    pub fn is_gateway(self) -> bool {
+        matches!(self, Self::Gateway(_))
     }
 
     /// Returns the place of the order hint, if it is another one than the gateway's.
@@ -155,6 +184,7 @@ impl Arm {
         let mut raw = base.clone();
         let (hints, deduplicates) = match self {
             Self::OrderedHint | Self::OrderedHintAt(_) => (true, false),
+            Self::OrderedWith(_, hint) => (hint, false),
             Self::Dedup => (false, true),
             Self::DedupHint | Self::DedupHintAt(_) => {
                 (base.hint.enabled, base.conversation.deduplicate)
@@ -168,6 +198,12 @@ impl Arm {
             Self::Ordered | Self::OrderedHint | Self::Dedup | Self::DedupHint => {}
             Self::OrderedHintAt(_) | Self::DedupHintAt(_) => {
                 hint_place::mark(&mut raw).with_context(failed)?;
+            }
+            Self::OrderedWith(place, _) => {
+                raw.rank.place = place.name().into();
+                // The ends are two.
+                let fewest = 1 + u32::from(place == Place::Ends);
+                raw.rank.documents = raw.rank.documents.max(fewest);
             }
             Self::Random => {
                 raw.policy = "random".into();
@@ -254,7 +290,7 @@ mod tests {
     fn an_arms_client_moves_the_answers_document_alone_or_reverses() {
         let turn = turn();
         let ids = |arm: Arm| -> String { arm.arrange(&turn).iter().map(|d| &*d.id).collect() };
-        for arm in [Arm::Retrieval, Arm::DedupHint, Arm::Random, Arm::Gateway] {
+        for arm in [Arm::Retrieval, Arm::DedupHint, Arm::Random, Arm::GATEWAY] {
             assert_eq!(ids(arm), "abcde");
         }
         assert_eq!(ids(Arm::Reversed), "edcba");

@@ -42,9 +42,10 @@ pub(super) struct Questions<'a> {
     pub(super) configs: Vec<Config>,
     pub(super) prompts: &'a Prompts,
     pub(super) client: &'a Client,
-    /// Chat route of the endpoint; the gateway's follows, for its arm.
+    /// Chat route of the endpoint.
     pub(super) url: &'a str,
-    pub(super) gateway: Option<&'a str>,
+    /// Names and chat routes of gateways, for their arms.
+    pub(super) gateways: &'a [(&'static str, String)],
     pub(super) seed: u64,
     pub(super) concurrency: usize,
 }
@@ -149,10 +150,9 @@ impl Questions<'_> {
 
     /// Returns the chat route that an arm asks.
     fn url_of(&self, arm: Arm) -> &str {
-        match self.gateway {
-            Some(gateway) if arm == Arm::Gateway => gateway,
-            _ => self.url,
-        }
+        let is_asked = |(name, _): &&(&'static str, String)| arm == Arm::Gateway(name);
+        let gateway = self.gateways.iter().find(is_asked);
+        gateway.map_or(self.url, |(_, url)| url)
     }
 
     /// Returns the number of requests.
@@ -314,8 +314,7 @@ impl<'a> Chats<'a> {
         let questions = self.questions;
         let of = |what: &str| format!("the kept answer to {:?} {what}", record.case);
         let case = self.places.get(record.case.as_str());
-        let arm = (questions.arms.iter()).position(|arm| Some(*arm) == record.arm());
-        let (Some(&case), Some(arm)) = (case, arm) else {
+        let (Some(&case), Some(arm)) = (case, record.arm(questions.arms)) else {
             bail!(of("belongs to no question that is asked"));
         };
         let job = Job { case, arm };
@@ -344,7 +343,7 @@ impl<'a> Chats<'a> {
         let body = questions.prompts.body(case, arm, &answers);
         let at = self.at;
         self.at += 1;
-        let (body, report) = if arm == Arm::Gateway {
+        let (body, report) = if arm.is_gateway() {
             (body, None)
         } else {
             match self.orderers[job.arm].rewrite(Tenant::default(), &body) {
@@ -405,11 +404,11 @@ impl<'a> Run<'a> {
     }
 
     fn keep(&mut self, job: Job, record: Record, is_reported: bool) -> Result<()> {
-        let is_gateway = self.questions.arms[job.arm] == Arm::Gateway;
-        if is_gateway && !is_reported && !self.is_warned {
+        let arm = self.questions.arms[job.arm];
+        if arm.is_gateway() && !is_reported && !self.is_warned {
             self.is_warned = true;
             self.bar.suspend(|| {
-                eprintln!("warning: the gateway does not say what it did (x-foreword): is the filter on this route?");
+                eprintln!("warning: {} does not say what it did (x-foreword): is the filter on this route?", arm.name());
             });
         }
         self.journal.append(&record)?;

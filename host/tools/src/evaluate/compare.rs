@@ -39,6 +39,7 @@ pub(super) struct Figure {
     /// Median time to the first token, in milliseconds.
     pub(super) ttft_median: f64,
     pub(super) ttft_p95: f64,
+    pub(super) ttft_mean: f64,
     /// Number of documents sent; below, those that the core moved, or only referred to.
     pub(super) documents: u64,
     pub(super) moved: u64,
@@ -117,7 +118,7 @@ struct Sums {
 
 /// Returns the figures of `arms`, in their order.
 pub(super) fn compare(cases: &[Case], arms: &[Arm], records: &[Record], seed: u64) -> Vec<Figure> {
-    let sums = sums(cases, records);
+    let sums = sums(cases, arms, records);
     let complete = |case: &&Case, wanted: fn(&Arm) -> bool| {
         let mut wanted = arms.iter().filter(|arm| wanted(arm));
         wanted.all(|arm| sums.contains_key(&(case.id.as_str(), *arm)))
@@ -175,14 +176,19 @@ fn of<'a>(
 }
 
 /// Returns the sums of every case under every arm that answered all its turns.
-fn sums<'a>(cases: &'a [Case], records: &[Record]) -> FxHashMap<(&'a str, Arm), Sums> {
+fn sums<'a>(
+    cases: &'a [Case],
+    arms: &[Arm],
+    records: &[Record],
+) -> FxHashMap<(&'a str, Arm), Sums> {
     let by_id: FxHashMap<&str, &Case> = cases.iter().map(|case| (&*case.id, case)).collect();
     let mut answered: FxHashMap<(&str, Arm), (usize, Sums)> = FxHashMap::default();
     for record in records {
         let case = by_id.get(record.case.as_str());
-        let (Some(case), Some(arm)) = (case, record.arm()) else {
+        let (Some(case), Some(arm)) = (case, record.arm(arms)) else {
             continue;
         };
+        let arm = arms[arm];
         let Some(turn) = case.turns.get(record.turn) else {
             continue;
         };
@@ -268,6 +274,7 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
         reused: reused(own, &every),
         ttft_median: ttft(own, &every, 0.5),
         ttft_p95: ttft(own, &every, 0.95),
+        ttft_mean: ttft_mean(own),
         documents: count(|sums| sums.documents),
         moved: count(|sums| sums.moved),
         deduplicated: count(|sums| sums.deduplicated),
@@ -395,6 +402,12 @@ fn ttft(sums: &[&Sums], drawn: &[usize], share: f64) -> f64 {
     let rank = (share * times.len() as f64).ceil() as usize;
     let at = rank.clamp(1, times.len()) - 1;
     *times.select_nth_unstable(at).1 as f64 / 1000.0
+}
+
+/// Returns the mean time to the first token, in milliseconds; 0 of none.
+fn ttft_mean(sums: &[&Sums]) -> f64 {
+    let times = || sums.iter().flat_map(|sums| &sums.ttft_us);
+    times().sum::<u64>() as f64 / 1000.0 / times().count().max(1) as f64
 }
 
 #[cfg(test)]

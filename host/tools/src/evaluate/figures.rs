@@ -328,7 +328,11 @@ fn arm(figure: &Figure) -> Value {
         "cached_tokens": asked.and_then(|figure| figure.cached_tokens),
         "reused": figure.reused.map(|share| rounded(share, 1e4)),
         "ttft_ms": asked.map(|figure| {
-            json!({"median": rounded(figure.ttft_median, 1e3), "p95": rounded(figure.ttft_p95, 1e3)})
+            json!({
+                "mean": rounded(figure.ttft_mean, 1e3),
+                "median": rounded(figure.ttft_median, 1e3),
+                "p95": rounded(figure.ttft_p95, 1e3),
+            })
         }),
         "documents": figure.documents,
         "moved": figure.moved,

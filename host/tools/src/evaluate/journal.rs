@@ -63,8 +63,9 @@ pub(super) struct Record {
 }
 
 impl Record {
-    pub(super) fn arm(&self) -> Option<Arm> {
-        Arm::by_name(&self.arm)
+    /// Returns the arm's place among `arms`.
+    pub(super) fn arm(&self, arms: &[Arm]) -> Option<usize> {
+        arms.iter().position(|arm| arm.name() == self.arm)
     }
 
     pub(super) fn usage(&self) -> Usage {

@@ -65,8 +65,8 @@ use std::time::Duration;
 pub struct Options {
     /// URL of the endpoint: its root, its `/v1` or its chat route.
     pub endpoint: String,
-    /// URL of a gateway in front of the same endpoint, for [`Arm::Gateway`].
-    pub gateway: Option<String>,
+    /// Names and URLs of gateways in front of the same endpoint, each for an [`Arm::Gateway`].
+    pub gateways: Vec<(&'static str, String)>,
     /// Name of the model at the endpoint.
     pub model: String,
     /// File with the questions.
@@ -161,8 +161,10 @@ pub fn run(options: &Options) -> Result<()> {
     options.template.configure(&mut options.ordering);
     let options = &options;
     let url = chat_url(&options.endpoint).map_err(|wrong| anyhow!("--endpoint: {wrong}"))?;
-    let gateway = options.gateway.as_deref().map(chat_url).transpose();
-    let gateway = gateway.map_err(|wrong| anyhow!("--gateway: {wrong}"))?;
+    let mut gateways = options.gateways.clone();
+    for (_, url) in &mut gateways {
+        *url = chat_url(url).map_err(|wrong| anyhow!("--gateway: {wrong}"))?;
+    }
     let data = data::read(
         &options.data,
         Reading {
@@ -178,7 +180,7 @@ pub fn run(options: &Options) -> Result<()> {
         .iter()
         .map(|arm| arm.config(&options.ordering, options.seed))
         .collect::<Result<Vec<_>>>()?;
-    let parameters = parameters(options, &arms, data.fingerprint, &url, gateway.as_deref());
+    let parameters = parameters(options, &arms, data.fingerprint, &url, &gateways);
 
     let mut prompts = Prompts {
         model: options.model.clone(),
@@ -215,7 +217,7 @@ pub fn run(options: &Options) -> Result<()> {
         prompts: &prompts,
         client: &client,
         url: &url,
-        gateway: gateway.as_deref(),
+        gateways: &gateways,
         seed: options.seed,
         concurrency: options.concurrency,
     };
@@ -383,8 +385,8 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
         if options.changing_head {
             arms.insert(Arm::Stabilised);
         }
-        arms.extend(options.gateway.as_ref().map(|_| Arm::Gateway));
     }
+    arms.extend(options.gateways.iter().map(|(name, _)| Arm::Gateway(name)));
     if options.positions {
         arms.extend(Arm::POSITIONS);
     }
@@ -398,14 +400,13 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
         );
         arms.extend(usual.into_iter().map(|(arm, _)| arm));
     }
+    let named = (options.gateways.iter()).map(|(name, _)| Arm::Gateway(name));
     ensure!(
-        options.gateway.is_some() || !arms.contains(&Arm::Gateway),
+        !arms.contains(&Arm::GATEWAY) || named.clone().any(|arm| arm == Arm::GATEWAY),
         "the arm gateway needs --gateway"
     );
-    Ok(Arm::ALL
-        .into_iter()
-        .filter(|arm| arms.contains(arm))
-        .collect())
+    let core = Arm::ALL.into_iter().filter(|arm| !arm.is_gateway());
+    Ok(core.chain(named).filter(|arm| arms.contains(arm)).collect())
 }
 
 /// Returns the parameters on which answers and times depend: a run is resumed only with the same ones. The key and the
@@ -415,7 +416,7 @@ fn parameters(
     arms: &[Arm],
     data: u64,
     url: &str,
-    gateway: Option<&str>,
+    gateways: &[(&str, String)],
 ) -> Map<String, Value> {
     let names: Vec<_> = arms.iter().map(|arm| arm.name()).collect();
     [
@@ -435,7 +436,7 @@ fn parameters(
         ("cache_salt", json!(options.salts)),
         ("template", json!(options.template.name())),
         ("endpoint", json!(url)),
-        ("gateway", json!(gateway)),
+        ("gateways", json!(gateways)),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into_iter()

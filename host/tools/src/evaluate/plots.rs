@@ -172,7 +172,7 @@ struct Row {
 fn colour(arm: Arm) -> RGBColor {
     match arm {
         Arm::Retrieval => BASELINE,
-        Arm::Ordered | Arm::OrderedHint | Arm::Dedup | Arm::DedupHint | Arm::Gateway => BEST,
+        Arm::Ordered | Arm::OrderedHint | Arm::Dedup | Arm::DedupHint | Arm::Gateway(_) => BEST,
         _ => OTHERS,
     }
 }

@@ -74,10 +74,11 @@ fn cut(figures: &Figures) -> String {
 
 /// Returns the arm that stands for the filter: the gateway itself if it was asked, else the core with hints.
 fn filter(figures: &Figures) -> Option<&Figure> {
-    use super::arm::Arm::{DedupHint, Gateway, Ordered, OrderedHint};
-    [Gateway, DedupHint, OrderedHint, Ordered]
-        .into_iter()
-        .find_map(|arm| figures.arms.iter().find(|figure| figure.arm == arm))
+    use super::arm::Arm::{DedupHint, Ordered, OrderedHint};
+    let gateway = figures.arms.iter().rfind(|figure| figure.arm.is_gateway());
+    let core = [DedupHint, OrderedHint, Ordered].into_iter();
+    let mut core = core.filter_map(|arm| figures.arms.iter().find(|figure| figure.arm == arm));
+    gateway.or_else(|| core.next())
 }
 
 fn tiles(figures: &Figures) -> String {
@@ -353,7 +354,7 @@ mod tests {
 
     #[test]
     fn an_evaluation_of_one_arm_makes_a_page() {
-        for arm in [Arm::Retrieval, Arm::Random, Arm::Gateway] {
+        for arm in [Arm::Retrieval, Arm::Random, Arm::GATEWAY] {
             let mut figures = example(&[arm], 1);
             assert!(!page(&figures).unwrap().contains("order hint stands"));
             assert!(page(&figures).unwrap().contains(arm.name()));
