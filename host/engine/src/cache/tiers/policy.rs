@@ -22,7 +22,7 @@
 //! `pgdsf` departs from the paper's letter in two ways. First, a page's first use counts for only [`FIRST_USE`] of a
 //! later one. Most document paths are requested once: at full weight, each of them would advance the clock by a whole
 //! use and push out pages that are used again, and the policy loses to `lfu` on long-tailed traffic
-//! (`benches/README.md`). Second, it evicts single pages, from a document's end on, where the paper's nodes are whole
+//! (`benches/results/cache.md`). Second, it evicts single pages, from a document's end on, where the paper's nodes are whole
 //! documents. `pgdsf-paper` counts every use alike and evicts all pages of a document together; in a prompt
 //! whose documents were not announced, each page is a node.
 
@@ -46,7 +46,7 @@ pub enum EvictionPolicy {
 }
 
 /// Weight of a page's first use, where each later use weighs 1. A lower weight favours pages that are popular for long,
-/// a higher one those that are popular now; `benches/README.md` lists the values that were tried.
+/// a higher one those that are popular now; `benches/results/cache.md` lists the values that were tried.
 const FIRST_USE: f64 = 0.3;
 
 /// Departed pages whose usage is remembered, for each page of the pools. Each takes about 80 bytes, against tens of
