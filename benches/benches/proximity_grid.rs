@@ -71,7 +71,7 @@ struct Query {
 }
 
 /// What one cache came to.
-#[derive(Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Outcome {
     hits: u32,
     right: u32,
@@ -137,6 +137,10 @@ fn main() {
                 }
                 found[1].take(&mut reader, &questions, query, hit);
             }
+            assert_eq!(
+                found[0], found[1],
+                "Proximity's algorithm and ours differ at {tolerance} and {capacity} entries"
+            );
             let shown = found.map(|one| {
                 format!(
                     "{:.1} / {:.1}",
