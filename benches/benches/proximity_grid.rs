@@ -68,7 +68,7 @@ struct Query {
 }
 
 /// What one cache came to.
-#[derive(Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Outcome {
     hits: u32,
     found: u32,
@@ -123,6 +123,10 @@ fn main() {
                 }
                 found[1].take(&questions, query, hit);
             }
+            assert_eq!(
+                found[0], found[1],
+                "Proximity's algorithm and ours differ at {tolerance} and {capacity} entries"
+            );
             let shown = found.map(|one| {
                 format!(
                     "{:.1} / {:.1}",

@@ -4,7 +4,7 @@
 
 The system text has 400 tokens, a document 200, a question 30, so a boundary lies behind four documents or five. Each line is
 for one lifetime in requests (300: Anthropic's, 1,800: OpenAI's), and says what prompts cost by 1.25 times the plain price, as
-the better of automatic mode and fixed markers does in benches/README.md. A marked set costs .25 more of its tokens, a read one
+the better of automatic mode and fixed markers does in benches/results/heads.md. A marked set costs .25 more of its tokens, a read one
 .9 less.
 
 - *law* knows how the generator draws, and where bursts begin. It reads a set of four that is held, if there is one, and else

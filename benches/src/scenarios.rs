@@ -680,7 +680,19 @@ mod tests {
                 scenario.name,
                 scenario.target
             );
-            assert!(found.hits <= found.possible + found.requests / 100);
+            // No order of requests hits more, because all but the first prompt with a first page can hit.
+            assert!(
+                found.hits <= found.possible,
+                "{}: {found:?} hits what nothing earlier holds",
+                scenario.name
+            );
+            // Requests of a batch may be served in another order, and what they share by chance depends on it.
+            let arrives_at_once = scenario.prompts[0].at == scenario.prompts[1].at;
+            assert!(
+                arrives_at_once || found.found_tokens <= found.possible_tokens,
+                "{}: {found:?} finds more tokens than anything earlier holds",
+                scenario.name
+            );
         }
     }
 

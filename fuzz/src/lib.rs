@@ -25,6 +25,9 @@
 //! A target is a function of bytes. libFuzzer calls it in `cargo xtask fuzz` and follows its coverage; the ordinary tests
 //! call it with its seeds, with what fuzzing once found (`found/TARGET/`), with what is kept of where it has been (`corpus/TARGET/`), and with
 //! seeded changes of all.
+//!
+//! Targets are functions of an ordinary package: they compile and replay with every test, and libFuzzer needs no
+//! nightly toolchain.
 
 mod answers;
 mod batches;

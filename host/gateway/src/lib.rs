@@ -23,6 +23,9 @@
 //! It decides nothing about requests: decisions are the filter's and the core's. All gateways' requests meet in one
 //! [`Plugin`](foreword_filter::Plugin), whose knowledge is behind a mutex for the microseconds that an order takes;
 //! parsing, rendering of refusals and the protocol itself run beside it, on all cores.
+//!
+//! It works wherever ext_proc does, and several gateways order as one. It costs round trips, and Envoy's messages take
+//! a minute to build, so it is a binary of its own.
 
 #![forbid(unsafe_code)]
 

@@ -321,7 +321,11 @@ mod tests {
         let gate = Gate::new(1);
         gate.advance(Phase::Open);
         let mut pass = gate.enter().unwrap();
+        let inside = tokio::spawn(async move { pass.cut().await });
+        tokio::task::yield_now().await;
+        assert!(!inside.is_finished(), "nothing is cut yet");
         gate.advance(Phase::Cut);
-        pass.cut().await;
+        let told = tokio::time::timeout(Duration::from_secs(60), inside).await;
+        told.expect("the cut is told within a minute").unwrap();
     }
 }

@@ -11,6 +11,8 @@
 //! Nothing is reserved for what a frame announces: memory grows with the bytes that arrive, and a frame beyond the bound is
 //! refused when its length is read. A peer has no queue. Who sends waits until the connection takes the bytes, so
 //! publishers keep batches and drop old ones, and bound the waiting. Time limits are the caller's too.
+//!
+//! The crate for it reserves what a peer announces, before any handshake, and the four sockets need few frames.
 
 use axum::body::Bytes;
 use std::io;

@@ -1,5 +1,7 @@
 //! Checks the values that JavaScript passes, and creates the plain objects that it gets. Every error names the
 //! argument, the value given and what is allowed.
+//!
+//! Objects cross as JSON: a getter that throws would leave its object locked.
 
 use js_sys::{Error, JSON, JsString, RangeError, TypeError};
 use serde::Serialize;

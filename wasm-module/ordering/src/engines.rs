@@ -20,7 +20,7 @@
 //! The multiple has an upper bound, so that an idle engine is not left aside for a cached prefix behind a long queue. With
 //! a multiple of 1 this is Preble's *E2* (arXiv:2407.00023) with the load term of prefill alone. That rule minimises the
 //! time of one request, and leaves an engine with the match whenever another is idle: in simulations it reused up to 31 %
-//! less than a prefix router behind it (`benches/README.md`, *Several engines*).
+//! less than a prefix router behind it (`benches/results/engines.md`, *Several engines*).
 //!
 //! Among equals, the first in the caller's list wins; the caller rotates the list. Chats stay with the engine of their
 //! earlier turns, as long as it is among the choices. The caller knows which engines are healthy and how much each has to

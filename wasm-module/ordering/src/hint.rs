@@ -19,7 +19,7 @@
 //! | of which one is only referred to, and has no place | none | |
 //!
 //! In the last row few words with labels cost answers, and no hint costs none that could be told from chance
-//! (`benches/README.md`, *The hint*).
+//! (`benches/results/answers.md`, *The hint*).
 
 use crate::body::escape::is_control;
 use crate::body::unescaped;

@@ -1,5 +1,5 @@
 //! What stabilising brings: prompts of generated traces, whose heads are broken in one way each, in an unbounded prefix
-//! cache. `benches/README.md` has the figures; with `--nocapture` the first test prints them, and
+//! cache. `benches/results/heads.md` has the figures; with `--nocapture` the first test prints them, and
 //! `cargo test --release -p foreword-ordering --features head --test head_figures -- --ignored --nocapture` the times.
 
 use foreword_ordering::{Config, Orderer, Skip, Tenant};

@@ -1,4 +1,4 @@
-//! What it takes to read bodies that are made to cost: a measurement, for `benches/README.md`. That the work is linear is
+//! What it takes to read bodies that are made to cost: a measurement, for `benches/results/robustness.md`. That the work is linear is
 //! asserted elsewhere, by count (`body::hostile` and the fuzz targets).
 
 mod hostile;

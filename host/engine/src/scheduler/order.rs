@@ -49,7 +49,7 @@ impl Rule {
     /// RAGCache's starvation window (section 7.3).
     pub const WINDOW: u32 = 32;
     /// A window for [`Rule::Grouped`]: with 32 most requests of a long queue go because they were overtaken often enough,
-    /// whatever their group. With 256 even the 99th percentile is lower, since so much more is cached (benches/README.md).
+    /// whatever their group. With 256 even the 99th percentile is lower, since so much more is cached (benches/results/cache.md).
     pub const GROUP_WINDOW: u32 = 256;
 }
 

@@ -16,6 +16,8 @@
 //! [`Queue::sweep`] looks up a few entries a step, one after another, and [`Queue::head`] looks up each request that it
 //! is about to propose. A request is thus admitted for what is cached now, and ranked by what was cached at most a few
 //! dozen steps ago.
+//!
+//! Tenants come first because they share no pages: an order across them gains nothing.
 
 use super::Rule;
 use super::order::{self, Queued};

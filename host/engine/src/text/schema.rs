@@ -1,6 +1,9 @@
 //! What a JSON schema may hold: the keywords that answers can be constrained by, and bounds on their number.
 //!
 //! Checked before anything is compiled, so that a refusal can name the place.
+//!
+//! `llguidance` bounds its steps except in one place, and multiplies out schemas that meet, so the bounds here keep a
+//! schema from making other requests wait.
 
 use llguidance::derivre::{RegexAst, RegexBuilder};
 use llguidance::panic_utils::catch_unwind;

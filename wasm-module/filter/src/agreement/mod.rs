@@ -16,6 +16,9 @@
 //!
 //! Failures cost knowledge and nothing else, and are counted: a worker that was overtaken by a whole round, an entry
 //! whose writer ended between taking a position and writing, and bytes that are no entry.
+//!
+//! There is no singleton service, because Istio's and Envoy Gateway's resources cannot add one, and after a trap it
+//! would stay dead.
 
 mod ring;
 

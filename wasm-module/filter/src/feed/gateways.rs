@@ -14,6 +14,10 @@
 //!
 //! The server's responses say how many other gateways listen. When none has for a while, nothing is collected or pushed. A server
 //! without the route, such as an older host's, is not called again for [`LONGEST_PAUSE_MS`].
+//!
+//! The feed's server is the one place that all gateways before an engine know already, with its keys; a gateway knows
+//! no other gateway. What is told of an engine concerns those alone that send to it. A feed by itself reports a prompt
+//! when it is computed, and by then neighbours with the same documents have gone elsewhere.
 
 use foreword_ordering::PeerUpdate;
 use foreword_ordering::feed::{Epoch, GatewayId, Push, Pushes};

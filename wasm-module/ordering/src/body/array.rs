@@ -4,6 +4,8 @@
 //! ([`DocumentsField`]). In a body of Cohere's first API, which nobody else reads, they stay in their array: its answers
 //! cite documents by their ids, or by their places, and then nothing moves. An array that a retriever gave for the body
 //! stands nowhere in it: its documents are always written.
+//!
+//! Documents are rendered here because most engines ignore the array unless their chat template knows it.
 
 use super::Skip;
 use super::chat::{Chat, Entry, ParsedMessage, Wrap};

@@ -7,6 +7,11 @@
 //!   chain      H(seed, m0)  H(·, m1)     H(·, m2)  role and content: the chat's identity up to there
 //!   before     H(tools)     H(·, m0)     H(·, m1)  every byte: what stands before a message in the prompt
 //! ```
+//!
+//! Nothing in the protocols names a chat, and a header that did would be one more thing to forge. So a chat is known by
+//! its words; `user`, `safety_identifier`, `prompt_cache_key` and `metadata.user_id` belong to them. A scope covers
+//! every byte before the documents, because a tree that ignored the system prompt would expect matches that the engine
+//! cannot have.
 
 use super::content::{Piece, Pieces, pieces};
 use super::formats::{

@@ -13,6 +13,9 @@
 //! {"messages":[{"role":"user","content":"<doc id=\"a\">…</doc>\n<doc id=\"b\">…</doc>\nWhy?"}], …}
 //!                                        └──── slot 0 ───────┘  └──── slot 1 ───────┘
 //! ```
+//!
+//! Ranges cost half of what a `serde_json::Value` costs, and keep escapes, the spelling of numbers and the order of
+//! keys. Memory is twice the body's.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 

@@ -9,6 +9,8 @@
 //!   {"messages": [{"role": "user", "content": "…"}], …}
 //!                          └────┘             └─┘   values, as they stand; a list or an object of interest is entered
 //! ```
+//!
+//! The scanner accepts what `serde_json` accepts, which a property test holds it to.
 
 use super::search::{has, special};
 use super::text::unescaped;

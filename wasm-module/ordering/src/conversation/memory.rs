@@ -14,6 +14,10 @@
 //!
 //! Nodes stand in an arena and in one list ordered by last use. Using a node touches it and then its ancestors, so the
 //! list's oldest node has no children, and forgetting it is O(1).
+//!
+//! Where several nodes fit a request, it is treated as a chat without pinned documents: the other guess would show one
+//! user's documents to another. An arrangement takes two bytes a document, since the client sends the texts again; only
+//! documents of an array that were written into a message keep their text here.
 
 pub(crate) use super::bounds::Bounds;
 use super::sent::{Kept, SentMessage};

@@ -7,6 +7,9 @@
 //!     │         └─ sent to each engine for trial: the one with the lowest cost wins
 //!     └─ which messages of the chat are known, and where it was before
 //! ```
+//!
+//! Ordering returns a record, which is then applied: another worker, a dry run and an experiment's control arm differ
+//! in what is applied, not in how it is decided.
 
 use super::options::{Rewrite, RewriteOptions, Trial};
 use super::tenants::TenantState;

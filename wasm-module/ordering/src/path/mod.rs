@@ -233,7 +233,9 @@ mod tests {
 
         #[test]
         fn no_header_panics(header in "(1;)?[0-9a-f=,;é]{0,80}") {
-            let _ = SentPath::from_header(&header);
+            if let Ok(path) = SentPath::from_header(&header) {
+                prop_assert_eq!(path.to_header(), Some(header));
+            }
         }
     }
 }

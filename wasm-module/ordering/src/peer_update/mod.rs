@@ -608,9 +608,12 @@ mod tests {
 
         #[test]
         fn noise_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = PeerUpdate::decode(&bytes);
-            for kind in [RECORD, RESIDENCY, CORRECTION, REMOTE] {
-                let _ = PeerUpdate::decode(&[&[VERSION, kind], &bytes[..]].concat());
+            let kinds = [RECORD, RESIDENCY, CORRECTION, REMOTE];
+            let begun = kinds.map(|kind| [&[VERSION, kind], &bytes[..]].concat());
+            for bytes in begun.iter().chain([&bytes]) {
+                if let Ok(update) = PeerUpdate::decode(bytes) {
+                    prop_assert_eq!(PeerUpdate::decode(&update.encode()), Ok(update));
+                }
             }
         }
     }

@@ -1,5 +1,8 @@
 //! Decides how the documents of one group are sent when nothing is remembered of them: which ones are only referred
 //! to, in which order the others stand, and whether an order hint follows.
+//!
+//! References stay at their ranks, and only new documents are ordered (RAGBoost's layout): nothing behind a chat's
+//! history is shared with other chats anyhow.
 
 use super::{OrderingMode, Request};
 use crate::arrangement::{Arrangement, DistinctDocuments, Slot, keeps_repeats, narrowed};

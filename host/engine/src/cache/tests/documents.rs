@@ -1,4 +1,4 @@
-//! Tests of what the cache does with documents: RAGCache's policy to the letter against a model of its Algorithm 1, and
+//! Tests of what the cache does with documents: RAGCache's policy against a model of its Algorithm 1, and
 //! the documents and sequences that are not kept.
 
 use super::*;

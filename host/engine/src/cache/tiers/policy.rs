@@ -9,7 +9,7 @@
 //! | `lfu` | number of uses |
 //! | `gdsf` | `clock + frequency · cost / size`, with cost in proportion to size: `clock + frequency` |
 //! | `pgdsf` | `clock + frequency · (mean over uses that had to compute it of seconds / tokens computed)` |
-//! | `pgdsf-paper` | the same, to the paper's letter |
+//! | `pgdsf-paper` | the same, with the paper's uses and nodes |
 //!
 //! The last three are Greedy-Dual-Size-Frequency (Cherkasova 1998) and RAGCache's form of it (§5.1, equations 2 to 4,
 //! Algorithm 1). Whenever a page is evicted, the clock of its tier advances to the page's priority, so a page that was
@@ -19,12 +19,12 @@
 //! paper has it count "within a time window" and start anew only with the system or an empty cache. How long the window
 //! is, it does not say.
 //!
-//! `pgdsf` departs from the paper's letter in two ways. First, a page's first use counts for only [`FIRST_USE`] of a
-//! later one. Most document paths are requested once: at full weight, each of them would advance the clock by a whole
-//! use and push out pages that are used again, and the policy loses to `lfu` on long-tailed traffic
-//! (`benches/README.md`). Second, it evicts single pages, from a document's end on, where the paper's nodes are whole
-//! documents. `pgdsf-paper` counts every use alike and evicts all pages of a document together; in a prompt
-//! whose documents were not announced, each page is a node.
+//! Neither form ages a count while it remembers it. `pgdsf` departs from the paper in two more ways. First, a page's first
+//! use counts for only [`FIRST_USE`] of a later one. Most document paths are requested once: at full weight, each of them
+//! would advance the clock by a whole use and push out pages that are used again, and the policy loses to `lfu` on
+//! long-tailed traffic (`benches/results/cache.md`). Second, it evicts single pages, from a document's end on, where the
+//! paper's nodes are whole documents. `pgdsf-paper` counts every use alike and evicts all pages of a document together; in
+//! a prompt whose documents were not announced, each page is a node.
 
 use std::fmt;
 use std::str::FromStr;
@@ -41,12 +41,13 @@ pub enum EvictionPolicy {
     /// Prefix-aware Greedy-Dual-Size-Frequency, which weighs frequency by the measured cost of computing the page.
     #[default]
     Pgdsf,
-    /// RAGCache's policy to the letter: every use counts alike, and documents are evicted whole.
+    /// RAGCache's policy, whose time window is replaced by a number of departures: every use counts alike, and documents are
+    /// evicted whole.
     PgdsfPaper,
 }
 
 /// Weight of a page's first use, where each later use weighs 1. A lower weight favours pages that are popular for long,
-/// a higher one those that are popular now; `benches/README.md` lists the values that were tried.
+/// a higher one those that are popular now; `benches/results/cache.md` lists the values that were tried.
 const FIRST_USE: f64 = 0.3;
 
 /// Departed pages whose usage is remembered, for each page of the pools. Each takes about 80 bytes, against tens of
