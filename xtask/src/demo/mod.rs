@@ -55,11 +55,11 @@ pub(crate) struct Options {
     profile: String,
 }
 
-/// Three minutes of asking on two cores.
-const DEFAULT_QUESTIONS: usize = 24;
+/// Asking takes three minutes on two cores.
+const DEFAULT_QUESTIONS: usize = 12;
 
 /// Enough for reuse to be counted.
-const CHECKED_QUESTIONS: usize = 10;
+const CHECKED_QUESTIONS: usize = 8;
 
 /// Room for the prompts of all questions, in each order.
 const DEFAULT_KV_TOKENS: u32 = 65_536;
