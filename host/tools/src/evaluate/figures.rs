@@ -429,9 +429,10 @@ pub(super) mod tests {
         let cases = cases(count);
         let mut records = Vec::new();
         for (at, &arm) in arms.iter().enumerate() {
-            let mut answers = answered(arm, count, count - count * at / 16);
+            let mut answers = answered(arm, count, count.saturating_sub(count * at / 16));
             for (question, answer) in answers.iter_mut().enumerate() {
-                answer.ttft_us = 20_000 + 1_000 * (question as u64 * 7 % 50) - 900 * at as u64;
+                let ttft = 20_000 + 1_000 * (question as u64 * 7 % 50);
+                answer.ttft_us = ttft.saturating_sub(900 * at as u64);
                 answer.cached_tokens = Some(10 + 7 * at as u64);
                 answer.likelihood = Some(Likelihood {
                     nats: -2.0 - 0.5 * at as f64 - (question % 3) as f64,
