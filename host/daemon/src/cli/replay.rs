@@ -37,6 +37,10 @@ pub(crate) struct Arguments {
     /// [default: the configuration's]
     #[arg(long, value_name = "PLACE[:N]", value_parser = placement)]
     rank: Option<Placement>,
+    /// Also weigh places for the retriever's best documents: what each brings in reuse, and what answers are expected to lose
+    /// by a model's profile, which `foreword evaluate --profile` writes
+    #[arg(long, value_name = "FILE")]
+    rank_profile: Option<PathBuf>,
     /// Also plan every N requests together, as an offline batch: order of documents and of requests
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroU32>,
@@ -102,6 +106,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
         },
         policies,
         rank: arguments.rank,
+        rank_profile: arguments.rank_profile,
         batch: arguments.batch,
         seed: arguments.seed,
         document_tokens: arguments.document_tokens,

@@ -42,6 +42,8 @@ pub use data::Format;
 pub use hint_place::HintPlace;
 pub use judge::JudgeOptions;
 pub use profile::RankProfile;
+#[cfg(test)]
+pub(crate) use profile::tests::example as profile_example;
 pub use template::Template;
 
 use anyhow::{Context, Result, anyhow, ensure};

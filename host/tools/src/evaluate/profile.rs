@@ -483,6 +483,12 @@ impl RankProfile {
         Ok(profile)
     }
 
+    /// Returns the model's name.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
     /// Writes the profile to a file.
     ///
     /// # Errors
@@ -564,7 +570,7 @@ pub(super) mod tests {
             .collect()
     }
 
-    pub(in crate::evaluate) fn example(first: f64, last: f64) -> RankProfile {
+    pub(crate) fn example(first: f64, last: f64) -> RankProfile {
         profile(&questions(60, 5, first, last), 5, "m", "tags", 1)
     }
 

@@ -1,6 +1,7 @@
 //! The results of a replay, as JSON and as a table.
 
 use super::boundary::Boundary;
+use super::frontier::Frontier;
 use super::simulate::PolicyOutcome;
 use crate::explain::causes::Causes;
 use foreword_ordering::policy::PolicyKind;
@@ -29,6 +30,8 @@ pub(super) struct Figures {
     pub(super) causes: Causes,
     /// What the prompts would have cost at a cache with boundaries, if it was asked for.
     pub(super) boundary: Option<Boundary>,
+    /// Reuse and expected loss by placement, if a rank profile was given.
+    pub(super) frontier: Option<Frontier>,
 }
 
 impl Figures {
@@ -61,6 +64,9 @@ impl Figures {
         });
         if let Some(boundary) = &self.boundary {
             figures["boundary"] = boundary.to_json();
+        }
+        if let Some(frontier) = &self.frontier {
+            figures["frontier"] = frontier.to_json();
         }
         figures.to_string()
     }
@@ -98,6 +104,7 @@ impl Figures {
                 ""
             }
         );
+        table.extend(self.frontier.as_ref().map(Frontier::to_table));
         table.push_str(&self.prompts_table());
         table.push_str(&self.causes.to_table());
         table.extend(self.boundary.as_ref().map(Boundary::to_table));
@@ -210,6 +217,7 @@ pub(super) mod tests {
             stabilised: Vec::new(),
             causes: Causes::default(),
             boundary: None,
+            frontier: None,
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  FILE… ──lines──▶ read ──▶ trace ──┬─▶ bound                    ┌─▶ table or JSON
-//!            │                       └─▶ simulate, per policy ────┼─▶ report (plots)
+//!            │                       ├─▶ simulate, per policy ────┼─▶ report (plots)
+//!            │                       └─▶ frontier, if asked for ──┤
 //!            ├──bodies─▶ whole prompts, per policy, and causes ───┤
 //!            └──bodies─▶ caches with boundaries, if asked for ────┘
 //! ```
@@ -14,6 +15,7 @@
 
 mod boundary;
 mod figures;
+mod frontier;
 mod plots;
 mod prices;
 mod read;
@@ -23,6 +25,7 @@ pub(crate) mod whole;
 
 pub use boundary::BoundaryOptions;
 
+use crate::evaluate::RankProfile;
 use crate::log;
 use anyhow::{Context, Result};
 use figures::Figures;
@@ -31,6 +34,7 @@ use foreword_ordering::policy::{Placement, PolicyKind};
 use foreword_ordering::{Config, RawConfig};
 use foreword_report::progress;
 use foreword_simulation::{Bound, Capacity};
+use frontier::Frontier;
 use serde_json::json;
 use std::io::Write;
 use std::num::NonZeroU32;
@@ -47,6 +51,8 @@ pub struct Options {
     pub policies: Vec<PolicyKind>,
     /// The placement of the best documents; `None`: the configuration's.
     pub rank: Option<Placement>,
+    /// A model's rank profile, against which places for the best documents are weighed.
+    pub rank_profile: Option<PathBuf>,
     /// Number of requests that are also planned together, as an offline batch.
     pub batch: Option<NonZeroU32>,
     /// Seed of the `random` policy and of the upper bound's sample.
@@ -103,6 +109,11 @@ pub fn run(options: &Options) -> Result<()> {
         };
         Ok(Config::try_from(raw)?)
     };
+    let profile = options.rank_profile.as_deref().map(RankProfile::read);
+    let frontier = match profile.transpose()? {
+        Some(profile) => Some(Frontier::new(&trace, options.capacity, &profile, config)?),
+        None => None,
+    };
     let policy = |kind| Ok::<_, anyhow::Error>(config(kind)?.policy());
     let mut outcomes = options
         .policies
@@ -137,6 +148,7 @@ pub fn run(options: &Options) -> Result<()> {
         stabilised: whole.stabilised,
         causes: whole.causes,
         boundary,
+        frontier,
     };
     let printed = if options.json {
         figures.to_json() + "\n"

@@ -2,6 +2,7 @@
 
 use super::boundary::Boundary;
 use super::figures::{Figures, cells, microseconds};
+use super::frontier::Frontier;
 use super::plots;
 use anyhow::Result;
 use foreword_report::both_widths;
@@ -38,6 +39,12 @@ pub(super) fn page(figures: &Figures) -> Result<String> {
             })?,
         ),
         ("rows", rows(figures)),
+        (
+            "frontier",
+            (figures.frontier.as_ref().map(Frontier::to_html))
+                .transpose()?
+                .unwrap_or_default(),
+        ),
         (
             "boundary",
             figures
