@@ -161,7 +161,7 @@ fn ours(tolerance: f32, capacity: usize, dimensions: usize) -> SimilarityCache {
     SimilarityCache::new(&SimilarityConfig::try_from(config).expect("the study's configuration"))
 }
 
-/// Whether the documents include one that holds the question's answer.
+/// Returns whether one of the documents is labelled as holding the question's answer.
 fn is_found(questions: &[Value], question: usize, ids: &[String]) -> bool {
     let labels = questions[question]["documents"].as_array();
     let mut labels = labels.into_iter().flatten().map(text);

@@ -29,7 +29,7 @@ use crate::build::{self, Built};
 use crate::setup;
 use crate::workspace::Workspace;
 
-/// What to ask, and whom.
+/// Options of `cargo xtask demo`.
 #[derive(Args, Clone)]
 pub(crate) struct Options {
     /// End after the questions instead of staying up for requests by hand

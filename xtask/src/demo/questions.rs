@@ -11,7 +11,7 @@ pub(super) struct Question {
     id: String,
     text: String,
     answer: String,
-    /// Best first.
+    /// The retrieved documents, best first.
     documents: Vec<Document>,
 }
 

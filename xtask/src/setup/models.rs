@@ -17,7 +17,7 @@ struct Source {
     folder: &'static str,
     /// A file of that folder without which the model cannot be used.
     file: &'static str,
-    /// Folder below `.tools`.
+    /// Folder into which the model is installed, below `.tools`.
     home: &'static str,
 }
 
@@ -82,8 +82,9 @@ fn install(workspace: &Workspace, model: &Source) -> Result<PathBuf> {
         model.file
     );
     folder::remove(&home)?;
-    fs::create_dir_all(&home)?;
-    fs::remove_dir(&home)?;
+    if let Some(parent) = home.parent() {
+        fs::create_dir_all(parent)?;
+    }
     fs::rename(&unpacked, &home)
         .with_context(|| format!("moving the model to {}", home.display()))?;
     folder::remove(&staging)?;

@@ -28,7 +28,7 @@ pub(super) struct Frontier {
 
 #[derive(Clone, Debug)]
 struct Point {
-    /// `None`: retrieval order.
+    /// The place of the best documents; `None` for retrieval order.
     placement: Option<Placement>,
     /// Share of document tokens that the cache had.
     reuse: f64,
