@@ -88,11 +88,10 @@ pub(crate) fn filter(workspace: &Workspace) -> Result<PathBuf> {
         "foreword-filter",
         FILTER_TARGET,
         "wasm",
-        "",
     )
 }
 
-/// Builds a package as a Wasm module with these features, and returns its path. The same source gives the same bytes on every machine: none of
+/// Builds a package as a Wasm module, and returns its path. The same source gives the same bytes on every machine: none of
 /// the builder's own paths is in them, where panics would name them.
 pub(crate) fn module(
     workspace: &Workspace,
@@ -100,7 +99,6 @@ pub(crate) fn module(
     package: &str,
     target: &str,
     profile: &str,
-    features: &str,
 ) -> Result<PathBuf> {
     let remap = remapped(target, &sources()?);
     let arguments = [
@@ -112,8 +110,6 @@ pub(crate) fn module(
         target,
         "--package",
         package,
-        "--features",
-        features,
         "--config",
         &*remap,
     ];

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The schema states each field once: its name, type, default, range and meaning. `x-table` holds the words for a default
-//! or a range that cannot be derived from these; `x-browser: false` marks what the gateway alone has. Texts between the
-//! markers are replaced, and everything else in the two files stays as it is.
+//! or a range that cannot be derived from these. Texts between the markers are replaced, and everything
+//! else in the two files stays as it is.
 
 use std::fmt::Write;
 use std::fs;
@@ -73,8 +73,6 @@ struct Part {
     items: Option<Box<Part>>,
     #[serde(rename = "x-table", default)]
     table: Words,
-    #[serde(rename = "x-browser", default = "yes")]
-    browser: bool,
 }
 
 /// The words of a row that cannot be derived.
@@ -83,10 +81,6 @@ struct Part {
 struct Words {
     default: Option<String>,
     allowed: Option<String>,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// Reads a default that is `null` as one.
@@ -255,7 +249,7 @@ fn types(root: &Part) -> Result<Texts> {
 
 fn members(text: &mut String, part: &Part, depth: usize) {
     let indent = "  ".repeat(depth);
-    for (name, part) in part.properties.0.iter().filter(|(_, part)| part.browser) {
+    for (name, part) in &part.properties.0 {
         if part.properties.0.is_empty() {
             let meaning = &part.description;
             let _ = writeln!(text, "{indent}/** {meaning} */");
@@ -269,27 +263,34 @@ fn members(text: &mut String, part: &Part, depth: usize) {
 }
 
 fn type_of(name: &str, part: &Part) -> String {
-    let mut kind = match &part.words {
-        _ if name == "policy" => "Policy".to_owned(),
-        Some(words) => {
-            let words: Vec<_> = words.iter().map(Value::to_string).collect();
-            words.join(" | ")
-        }
-        None if part.is("integer") || part.is("number") => "number".to_owned(),
-        None if part.is("boolean") => "boolean".to_owned(),
-        None if part.is("array") => match part.items.as_deref() {
-            Some(items) => match type_of("", items) {
-                several if several.contains('|') => format!("({several})[]"),
-                one => format!("{one}[]"),
-            },
+    if name == "policy" {
+        return "Policy".to_owned();
+    }
+    if let Some(words) = &part.words {
+        let words: Vec<_> = words.iter().map(Value::to_string).collect();
+        return words.join(" | ");
+    }
+    let kinds = match &part.kind {
+        Value::Array(kinds) => kinds.as_slice(),
+        kind => std::slice::from_ref(kind),
+    };
+    let kinds = kinds.iter().map(|kind| match kind.as_str() {
+        Some("integer" | "number") => "number".to_owned(),
+        Some("boolean") => "boolean".to_owned(),
+        Some("null") => "null".to_owned(),
+        Some("array") => match part.items.as_deref().map(|items| type_of("", items)) {
+            Some(one) if one.starts_with('{') || !one.contains('|') => format!("{one}[]"),
+            Some(several) => format!("({several})[]"),
             None => "unknown[]".to_owned(),
         },
-        None => "string".to_owned(),
-    };
-    if part.is("null") {
-        kind.push_str(" | null");
-    }
-    kind
+        Some("object") => {
+            let members = part.properties.0.iter();
+            let members = members.map(|(name, part)| format!("{name}?: {}", type_of(name, part)));
+            format!("{{ {} }}", members.collect::<Vec<_>>().join("; "))
+        }
+        _ => "string".to_owned(),
+    });
+    kinds.collect::<Vec<_>>().join(" | ")
 }
 
 /// Replaces what stands between the markers of this name.

@@ -32,7 +32,6 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     )?;
     plan.cargo("clippy, filter", CLIPPY_FILTER)?;
     plan.cargo("clippy, browser", CLIPPY_BROWSER)?;
-    plan.cargo("clippy, page", CLIPPY_PAGE)?;
     plan.step(rustdoc(workspace))?;
 
     let mut filter = PathBuf::new();
@@ -72,7 +71,6 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 
 const CLIPPY_FILTER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-filter --target wasm32-wasip1 -- -D warnings";
 const CLIPPY_BROWSER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-simulation -p foreword-browser --target wasm32-unknown-unknown -- -D warnings";
-const CLIPPY_PAGE: &str = "clippy --locked -p foreword-browser --features head --target wasm32-unknown-unknown -- -D warnings";
 
 fn rustdoc(workspace: &Workspace) -> Step {
     let arguments = ["doc", "--locked", "--workspace", "--no-deps"];
@@ -101,8 +99,6 @@ fn core_as_wasm(workspace: &Workspace) -> Step {
         "foreword-similarity",
         "-p",
         "foreword-simulation",
-        "--features",
-        "foreword-ordering/formats,foreword-ordering/head",
         "--lib",
     ];
     let script = workspace.root().join("tests/node/wasi.mjs");

@@ -159,7 +159,7 @@ impl Figures {
         let (mut sharing, mut shared) = (0, 0);
         let mut depths = Vec::new();
         for &leaf in leaves {
-            let depth = index.search_path(leaf).len();
+            let depth = index.path(leaf).len() - 1;
             if depths.len() < depth {
                 depths.resize(depth, 0);
             }

@@ -1,17 +1,3 @@
-// What a module built with the feature `head` has besides.
-
-export interface Config {
-  head?: {
-    /** Whether heads are changed (`apply`), or only looked at (`report`, the default). */
-    mode?: "off" | "report" | "apply";
-  };
-}
-
-export interface Rewrite {
-  /** What was done with what stands before the documents; in mode `report`, what would be; `null` when the body was skipped. */
-  head: HeadReport | null;
-}
-
 /** What was done with a request's tools, system text and history. */
 export interface HeadReport {
   /** Whether the body was changed. */

@@ -27,9 +27,7 @@
     )
 )]
 
-#[cfg(feature = "head")]
 mod explainer;
-#[cfg(feature = "head")]
 mod head;
 mod orderer;
 mod replay;
@@ -37,7 +35,6 @@ mod similarity;
 mod trace;
 mod values;
 
-#[cfg(feature = "head")]
 pub use explainer::Explainer;
 pub use orderer::Orderer;
 pub use replay::Replay;
@@ -59,7 +56,6 @@ static ALLOCATOR: talc::wasm::WasmDynamicTalc = talc::wasm::new_wasm_dynamic_all
 ///
 /// # Errors
 /// There are none that a caller could cause.
-/// None that a caller could cause.
 #[wasm_bindgen(unchecked_return_type = "Policy[]")]
 pub fn policies() -> Result<JsValue, JsValue> {
     values::plain(&PolicyKind::ALL.map(PolicyKind::name))

@@ -50,7 +50,6 @@ impl Orderer {
             values::text("tenant", tenant)?
         };
         let outcome = self.core.rewrite(Tenant::named(&tenant), body.as_bytes());
-        #[cfg(feature = "head")]
         let head = outcome.as_ref().ok().map(|rewrite| (&rewrite.head).into());
         let (sent, report, skipped) = match outcome {
             Ok(rewrite) => (rewrite.body, Some(rewrite.report), None),
@@ -62,7 +61,6 @@ impl Orderer {
             changed: sent.is_some(),
             body: sent.as_deref().unwrap_or(&body),
             report: report.map(Report::from),
-            #[cfg(feature = "head")]
             head,
             skipped: skipped.map(|skip| Skipped {
                 reason: skip.reason(),
@@ -183,7 +181,6 @@ struct Rewrite<'a> {
     body: &'a str,
     changed: bool,
     report: Option<Report>,
-    #[cfg(feature = "head")]
     head: Option<crate::head::Head>,
     skipped: Option<Skipped>,
 }

@@ -26,6 +26,10 @@ export interface Config {
     max_contexts?: number;
     /** Tokens in a block of the engine's cache; nothing is moved for a shorter match, and `engines[].block_tokens` goes before it. */
     block_tokens?: number;
+    /** Contexts of a log, which `context-index` orders requests by that share nothing with what was sent: `foreword index` writes them. Each is the fingerprints of a request's documents, best first, in 16 hexadecimal digits each. */
+    history?: string[];
+    /** `context-index` forgets contexts that the engine evicted, as RAGBoost does; else it keeps them, up to `max_contexts`. */
+    forget_evicted?: boolean;
   };
   hint?: {
     /** Tell the model the retriever's ranking when documents were moved. */
@@ -71,6 +75,40 @@ export interface Config {
     /** Trees, one per tenant and model. */
     max_trees?: number;
   };
+  head?: {
+    /** What stands before the documents: not looked at; what would be done is decided, counted and told; or it is done. */
+    mode?: "off" | "report" | "apply";
+    tools?: {
+      /** Tools stand in the order of their names, and where requests offer different ones, those that most offer come first; not where two have one name, or one carries `cache_control`. */
+      order?: boolean;
+      /** A tool that equals an earlier one but for the order of its keys, or of `required`, takes the order that was first seen. */
+      schemas?: boolean;
+    };
+    volatile?: {
+      /** The built-in patterns of words that change in system texts, none, or these instead. */
+      patterns?: boolean | { name?: string; pattern?: string; class?: "move" | "freeze" | "drop" | "leave" }[];
+      /** More patterns; one without `pattern` gives the built-in one of its name another class (`move`, `freeze`, `drop`, `leave`). */
+      add?: { name?: string; pattern?: string; class?: "move" | "freeze" | "drop" | "leave" }[];
+      /** A line or sentence that has held two values moves too, if it looks like data. */
+      learn?: boolean;
+    };
+    /** Bytes that are moved in one request. */
+    max_moved_bytes?: number;
+    contexts?: {
+      /** With `conversation.pin`: a chat's earlier message that comes back without the contexts that it was sent with gets them back. */
+      restore?: boolean;
+      /** With `conversation.pin`: contexts in the system text stand in the newest user message instead, the one that they were found for. */
+      relocate?: boolean;
+    };
+    documents?: {
+      /** Documents that are numbered by their places have a number that follows from their words instead; words behind them say which number to cite each by. */
+      numbers?: boolean;
+      /** A score, rank or distance in a document stands behind the documents instead. */
+      scores?: boolean;
+    };
+    /** For Anthropic's own API a head with a billing line is left alone. */
+    upstream?: "tokens" | "anthropic";
+  };
   conversation?: {
     /** A document that stands in an earlier turn of the chat is replaced by a location hint. */
     deduplicate?: boolean;
@@ -94,6 +132,8 @@ export interface Rewrite {
   changed: boolean;
   /** What was done; `null` when the body was skipped. */
   report: Report | null;
+  /** What was done with what stands before the documents; in mode `report`, what would be; `null` when the body was skipped. */
+  head: HeadReport | null;
   /** Why the body is to be sent as it came; `null` when it was ordered. */
   skipped: Skipped | null;
 }

@@ -4,7 +4,6 @@ use crate::conversation::memory;
 use crate::head::config::{Head, RawHead};
 use crate::hint::{HintTemplate, LocationTemplate, TemplateError};
 use crate::object;
-#[cfg(feature = "history")]
 use crate::policy::context_index::{ContextIndex, history};
 use crate::policy::{MAX_CANDIDATES, Place, Placement, Policy, PolicyKind, PolicyOptions};
 use crate::tree::Bounds;
@@ -50,23 +49,16 @@ pub struct RawPolicyOptions {
     pub block_tokens: u32,
     /// Contexts of a log, which `context-index` orders new requests by: each the fingerprints of a request's documents,
     /// best first, in 16 hexadecimal digits each. `foreword index` writes them.
-    #[cfg(feature = "history")]
     pub history: Vec<String>,
     /// Whether `context-index` forgets contexts that the engine evicted, as RAGBoost does. Off: it keeps them, up to
     /// `max_contexts`, so that what comes back is sent in the same order again.
-    #[cfg(feature = "history")]
     pub forget_evicted: bool,
 }
 
-#[cfg(feature = "history")]
 object!(
     impl<'de> RawPolicyOptions {
         seed, window, max_displacement, max_contexts, block_tokens, history, forget_evicted
     }
-);
-#[cfg(not(feature = "history"))]
-object!(
-    impl<'de> RawPolicyOptions { seed, window, max_displacement, max_contexts, block_tokens }
 );
 
 /// The place of the retriever's best documents, as written. The policy orders the other documents for reuse.
@@ -233,7 +225,6 @@ pub struct Config {
     pub(crate) policy: PolicyKind,
     pub(crate) policy_options: PolicyOptions,
     /// The index of a log, for `context-index`.
-    #[cfg(feature = "history")]
     pub(crate) history: Option<std::sync::Arc<ContextIndex>>,
     /// Formats whose order says nothing of ranks.
     pub(crate) unranked: Vec<DocumentFormat>,
@@ -258,7 +249,6 @@ pub(crate) struct Formats {
     pub(crate) loose_tags: Vec<String>,
     pub(crate) blocks: bool,
     pub(crate) results: bool,
-    #[cfg_attr(not(feature = "head"), allow(dead_code, reason = "not looked for"))]
     pub(crate) clients: bool,
     pub(crate) numbered: bool,
     pub(crate) rules: bool,
@@ -305,9 +295,7 @@ impl Default for RawPolicyOptions {
             max_displacement: options.max_displacement.map(u32::from),
             max_contexts: options.max_contexts,
             block_tokens: options.block_tokens,
-            #[cfg(feature = "history")]
             history: Vec::new(),
-            #[cfg(feature = "history")]
             forget_evicted: options.forget_evicted,
         }
     }
@@ -446,7 +434,6 @@ impl Config {
     /// Returns a new policy, which has learnt nothing yet.
     #[must_use]
     pub fn policy(&self) -> Box<dyn Policy> {
-        #[cfg(feature = "history")]
         if self.policy == PolicyKind::ContextIndex
             && let Some(history) = &self.history
         {
@@ -567,10 +554,7 @@ impl TryFrom<RawConfig> for Config {
             window: narrow(options.window),
             max_displacement: options.max_displacement.map(narrow),
             max_contexts: options.max_contexts,
-            #[cfg(feature = "history")]
             forget_evicted: options.forget_evicted,
-            #[cfg(not(feature = "history"))]
-            forget_evicted: false,
             block_tokens: options.block_tokens,
             placement: match place {
                 Place::Free => Placement::FREE,
@@ -580,7 +564,6 @@ impl TryFrom<RawConfig> for Config {
                 },
             },
         };
-        #[cfg(feature = "history")]
         let history = history::read(&options.history)
             .or_else(|reason| refuse("policy_options.history", reason))?;
         within(
@@ -631,7 +614,6 @@ impl TryFrom<RawConfig> for Config {
         Ok(Self {
             policy,
             policy_options,
-            #[cfg(feature = "history")]
             history,
             unranked: raw.rank.unranked,
             hint: words.enabled.then_some(hint),

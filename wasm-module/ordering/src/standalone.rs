@@ -94,7 +94,6 @@ pub(crate) fn order(
     }
     let order = policy.order(&candidates, Start::behind(tree, scope));
     policy.remember(&fingerprints(&candidates), &order);
-    #[cfg(feature = "history")]
     {
         let sent = (order.iter()).filter_map(|&at| candidates.get(usize::from(at)));
         let sent: Vec<_> = sent
@@ -113,7 +112,6 @@ pub(crate) fn order(
             .filter_map(|&at| candidates.get(usize::from(at)))
     };
     tree.insert(scope, placed().map(|found| (found.id, found.tokens)));
-    #[cfg(feature = "history")]
     policy.evicted(tree.take_evicted());
     let moved = order.iter().zip(0_u16..).filter(|(at, place)| *at != place);
     let moved = moved.count();

@@ -2,7 +2,7 @@
 //! against a slow model that keeps all that was ever sent.
 //!
 //! `tests/wandering/CLIENT/N.in.json` is the Nth request of one chat, `N.out.json` what is sent for it.
-//! `UPDATE_GOLDEN=1 cargo test -p foreword-ordering --features head --test wandering` writes them anew.
+//! `UPDATE_GOLDEN=1 cargo test -p foreword-ordering --test wandering` writes them anew.
 
 mod clients;
 #[path = "clients/model.rs"]

@@ -75,7 +75,6 @@ impl Replay {
             let placed = order.iter();
             placed.filter_map(|&rank| candidates.get(usize::from(rank)))
         };
-        #[cfg(feature = "history")]
         {
             let sent: SmallVec<[_; 16]> = placed()
                 .map(|candidate| (candidate.fingerprint, candidate.tokens))
@@ -89,7 +88,6 @@ impl Replay {
         }
         let path = placed().map(|candidate| (candidate.id, candidate.tokens));
         self.tree.insert(request.scope, path);
-        #[cfg(feature = "history")]
         self.policy.evicted(self.tree.take_evicted());
         order
     }

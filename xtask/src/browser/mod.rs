@@ -1,12 +1,9 @@
 //! `cargo xtask browser`: the npm package `foreword-browser` and the demo page, each a folder as it is published.
 //!
 //! ```text
-//! cargo ──▶ foreword_browser.wasm ──bindgen──▶ JavaScript, types ──▶ target/browser/foreword-browser   npm package
-//!       └─▶ the same with `head` ───bindgen──▶ JavaScript, types ─┐
+//! cargo ──▶ foreword_browser.wasm ──bindgen──▶ JavaScript, types ─┬▶ target/browser/foreword-browser   npm package
 //!           examples/browser-demo, the handbook, uPlot ───────────┴▶ target/browser/page               any static server
 //! ```
-//!
-//! The page's module also looks at heads and explains them, which the npm package leaves out for its size.
 
 mod module;
 mod package;
@@ -68,15 +65,14 @@ pub(crate) fn check(workspace: &Workspace, programs: Option<&Programs>) -> Resul
 
 fn build(workspace: &Workspace) -> Result<Built> {
     let folder = workspace.target().join("browser");
-    let (glue, page_glue) = (folder.join("glue"), folder.join("glue-head"));
-    module::build(workspace, "", &glue)?;
-    module::build(workspace, "head", &page_glue)?;
+    let glue = folder.join("glue");
+    module::build(workspace, &glue)?;
     let built = Built {
         package: folder.join("foreword-browser"),
         page: folder.join("page"),
     };
     package::write(workspace, &glue, &built.package)?;
-    page::write(workspace, &page_glue, &built.page)?;
+    page::write(workspace, &glue, &built.page)?;
     Ok(built)
 }
 

@@ -14,16 +14,9 @@ const TARGET: &str = "wasm32-unknown-unknown";
 const PACKAGE: &str = "foreword-browser";
 const PROFILE: &str = "wasm-small";
 
-/// Builds `bundler/` and `web/` in `folder`, of the module with these features.
-pub(super) fn build(workspace: &Workspace, features: &str, folder: &Path) -> Result<()> {
-    let module = build::module(
-        workspace,
-        "browser module",
-        PACKAGE,
-        TARGET,
-        PROFILE,
-        features,
-    )?;
+/// Builds `bundler/` and `web/` in `folder`.
+pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<()> {
+    let module = build::module(workspace, "browser module", PACKAGE, TARGET, PROFILE)?;
     fresh(folder)?;
     let (module, folder) = (module.to_string_lossy(), folder.to_string_lossy());
     let arguments = [

@@ -15,7 +15,7 @@
 
 use super::content::{Piece, Pieces, pieces};
 use super::formats::{
-    self, COHERE_AT, FORMATS, Format, MAX_FIELDS, MAX_FORMATS, PRECEDING, PartStyle, RawMessage,
+    self, COHERE_AT, FORMAT_COUNT, FORMATS, Format, MAX_FIELDS, PRECEDING, PartStyle, RawMessage,
     Said,
 };
 use super::json::{elements, offset_in, range_in, scanned, text};
@@ -104,9 +104,9 @@ pub(crate) enum Wrap {
 #[derive(Default)]
 struct RawChat<'a> {
     /// By [`FORMATS`].
-    lists: [Option<RawMessages<'a>>; MAX_FORMATS],
+    lists: [Option<RawMessages<'a>>; FORMAT_COUNT],
     /// The system texts, by [`FORMATS`].
-    systems: [Option<&'a str>; MAX_FORMATS],
+    systems: [Option<&'a str>; FORMAT_COUNT],
     /// The elements of these fields, whose bytes are passed over once.
     tools: Vec<&'a str>,
     functions: Vec<&'a str>,
@@ -164,7 +164,7 @@ impl<'a> RawChat<'a> {
         if let Some(name) = formats::parameter(name) {
             return self.parameter(scan, name);
         }
-        if formats::ALL && PRECEDING.contains(&name) {
+        if PRECEDING.contains(&name) {
             return scan.field(name, &PRECEDING, &mut self.preceding);
         }
         if formats::is_tool_config(name) && scan.peek() == Some(b'{') {
@@ -306,8 +306,7 @@ impl<'a> Chat<'a> {
         ] = fields;
         let model = text(body, model)?;
         named(&model)?;
-        if formats::ALL
-            && let ("contents", [only]) = (format.messages, listed.as_slice())
+        if let ("contents", [only]) = (format.messages, listed.as_slice())
             && let Some((field, functions)) = functions_in(body, only)
         {
             (tools, listed) = (Some(field), functions);
@@ -407,7 +406,7 @@ fn functions_in<'a>(body: &str, tool: &'a str) -> Option<(&'a str, Vec<&'a str>)
 
 /// The content of a system text: Gemini's is an object with a list of parts.
 fn parts_of<'a>(body: &str, system: &'a str) -> Result<&'a str, Skip> {
-    if !formats::ALL || !system.starts_with('{') {
+    if !system.starts_with('{') {
         return Ok(system);
     }
     let [parts] = super::json::fields(body, system, ["parts"])?;

@@ -88,11 +88,11 @@ pub(super) fn pieces<'a>(
 ) -> Result<Pieces<'a>, Skip> {
     match holds {
         Holds::Parts(author) => parts(body, content, author, style),
-        Holds::Passages if formats::ALL => Ok(Pieces {
+        Holds::Passages => Ok(Pieces {
             pieces: passages(body, content)?,
             ..Pieces::default()
         }),
-        Holds::Passages | Holds::Nothing => Ok(Pieces::default()),
+        Holds::Nothing => Ok(Pieces::default()),
     }
 }
 
@@ -173,8 +173,7 @@ fn parts<'a>(
                 found.parts += nested.parts;
                 all.extend(nested.pieces);
             }
-            Nested::Object(object) if formats::ALL => said_in(object, &mut all),
-            Nested::Object(_) => {}
+            Nested::Object(object) => said_in(object, &mut all),
         }
     }
     all.extend(pieces);
@@ -250,7 +249,7 @@ impl<'a> RawPart<'a> {
         let mut response = None;
         scan.object(|scan, name| {
             let start = scan.next();
-            let value = if formats::ALL && name == "functionResponse" {
+            let value = if name == "functionResponse" {
                 // Read on the way, so that what the function said is not passed over twice.
                 response = function_response(scan)?;
                 scan.since(start)
@@ -289,7 +288,7 @@ impl<'a> RawPart<'a> {
         if author == Author::Other && self.is("tool_result") {
             return Some(Nested::Content(self.content.unwrap_or_default()));
         }
-        if !formats::ALL || self.kind.is_some() {
+        if self.kind.is_some() {
             return None;
         }
         if author == Author::Tool {

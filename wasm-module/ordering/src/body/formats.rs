@@ -8,17 +8,13 @@
 //! | Cohere v1 | `chat_history`, then `message` | `preamble` | `role`, `message` |
 //!
 //! No body says which format it has: the first row whose list holds anything is taken. A format is an entry of
-//! [`FORMATS`]; everything behind it knows messages alone. Without the feature `formats`, which a module for pages leaves
-//! off, Responses, Gemini and the blocks of Converse are unknown fields like others.
+//! [`FORMATS`]; everything behind it knows messages alone.
 
 use super::json::{inner, text};
 use super::lists::Author;
 use super::role::Role;
 use super::{Skip, scan};
 use std::borrow::Cow;
-
-/// Whether every format is read.
-pub(super) const ALL: bool = cfg!(feature = "formats");
 
 /// A body format: see the [module](self).
 pub(super) struct Format {
@@ -39,19 +35,15 @@ pub(super) struct Format {
 /// Fields of an entry that a format may ask for.
 pub(super) const MAX_FIELDS: usize = 8;
 
-/// Rows of [`FORMATS`], at most.
-pub(super) const MAX_FORMATS: usize = 4;
+/// Number of rows of [`FORMATS`].
+pub(super) const FORMAT_COUNT: usize = 4;
 
 /// The formats, the first of which is taken for a body without messages; Cohere's first one, whose question is a field of
 /// its own, comes last.
-pub(super) const FORMATS: &[Format] = if ALL {
-    &[CHAT, RESPONSES, GEMINI, COHERE]
-} else {
-    &[CHAT, COHERE]
-};
+pub(super) static FORMATS: [Format; FORMAT_COUNT] = [CHAT, RESPONSES, GEMINI, COHERE];
 
 /// The place of Cohere's first format.
-pub(super) const COHERE_AT: usize = FORMATS.len() - 1;
+pub(super) const COHERE_AT: usize = FORMAT_COUNT - 1;
 
 const CHAT: Format = Format {
     messages: "messages",
@@ -104,15 +96,15 @@ pub(super) const PRECEDING: [&str; 3] = ["previous_response_id", "conversation",
 
 /// Whether the field of that name holds the tools, or the choice among them, inside an object.
 pub(super) fn is_tool_config(name: &str) -> bool {
-    ALL && matches!(name, "toolConfig" | "tool_config")
+    matches!(name, "toolConfig" | "tool_config")
 }
 
 /// Which of the parameters a field is, if a format has another name for it.
 pub(super) fn parameter(name: &str) -> Option<&'static str> {
     match name {
-        "text" if ALL => Some("response_format"),
-        "reasoning" if ALL => Some("reasoning_effort"),
-        "toolChoice" | "functionCallingConfig" if ALL => Some("tool_choice"),
+        "text" => Some("response_format"),
+        "reasoning" => Some("reasoning_effort"),
+        "toolChoice" | "functionCallingConfig" => Some("tool_choice"),
         _ => None,
     }
 }
@@ -242,9 +234,6 @@ pub(crate) enum PartStyle {
 impl PartStyle {
     /// How a part of that `type`, as written, has its neighbours written.
     pub(super) fn of(kind: Option<&str>) -> Self {
-        if !ALL {
-            return Self::Typed;
-        }
         match kind.and_then(inner) {
             None => Self::Bare,
             Some(kind) if kind.starts_with("input_") || kind.starts_with("output_") => Self::Input,
@@ -276,9 +265,6 @@ impl PartStyle {
 
 /// What Converse's block `document` is called, if it may move: an answer that cites documents counts them.
 pub(super) fn converse_label(document: &str) -> Option<&str> {
-    if !ALL {
-        return None;
-    }
     let [name, source, citations] = scan::fields(document, ["name", "source", "citations"]).ok()?;
     source?;
     let cites = citations

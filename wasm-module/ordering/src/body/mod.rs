@@ -21,10 +21,8 @@
 
 mod array;
 mod chat;
-#[cfg(feature = "head")]
 mod clients;
 mod content;
-#[cfg(feature = "head")]
 mod contexts;
 pub(crate) mod edit;
 pub(crate) mod escape;
@@ -32,14 +30,9 @@ mod formats;
 mod found;
 mod json;
 mod lists;
-#[cfg(feature = "head")]
-mod numbered;
-#[cfg(not(feature = "head"))]
-#[path = "unnumbered.rs"]
 mod numbered;
 mod parse;
 mod question;
-#[cfg(feature = "head")]
 mod ranks;
 mod rebase;
 pub(crate) mod render;
@@ -59,7 +52,6 @@ use std::borrow::Cow;
 pub use array::Retrieved;
 pub(crate) use array::element_text;
 pub(crate) use chat::{Chain, Entry, PARAMETERS, Wrap, around};
-#[cfg(feature = "head")]
 pub(crate) use contexts::{context_range, last_text};
 pub(crate) use formats::PartStyle;
 pub(crate) use found::{FoundDocument, Group, GroupLayout, Message, Source};
@@ -67,7 +59,6 @@ pub(crate) use json::{inner as inner_of, offset_in, range_in, unescaped};
 pub(crate) use numbered::NumberedBlock;
 pub use parse::{Parsed, parse, parse_with};
 pub use question::{Question, question};
-#[cfg(feature = "head")]
 pub(crate) use ranks::Ranks;
 pub use role::Role;
 pub use salt::salted;

@@ -238,15 +238,8 @@ impl<'a> Finder<'a, '_> {
     }
 
     /// Whether a text may hold documents as well-known clients write them.
-    #[cfg(feature = "head")]
     fn is_clients(&self, source: &str, author: Author) -> bool {
         self.config.formats.clients && author == Author::Other && super::clients::may_hold(source)
-    }
-
-    #[cfg(not(feature = "head"))]
-    #[allow(clippy::unused_self, reason = "its twin uses it")]
-    fn is_clients(&self, _: &str, _: Author) -> bool {
-        false
     }
 
     fn has_lists(&self) -> bool {
@@ -255,7 +248,6 @@ impl<'a> Finder<'a, '_> {
     }
 
     /// The documents in a text, and how they are told from what is around them.
-    #[cfg_attr(not(feature = "head"), allow(unused_variables, reason = "it is false"))]
     fn spans(
         &self,
         plain: &str,
@@ -264,7 +256,6 @@ impl<'a> Finder<'a, '_> {
     ) -> Option<(Vec<Span>, DocumentFormat)> {
         let formats = &self.config.formats;
         let found = |spans: Vec<Span>, format| (!spans.is_empty()).then_some((spans, format));
-        #[cfg(feature = "head")]
         if is_clients {
             let spans = super::clients::spans(plain);
             if !spans.is_empty() {

@@ -10,45 +10,27 @@
 //! [`segments`] says what a request is made of, in the order in which engines render it; [`diagnosis`] why one could not
 //! begin like an earlier one, and [`cause`] how that is called. `stabilise` decides what is
 //! done so that heads open alike: tools in one order and form, and words that change behind
-//! the documents, or as they first were. `contexts` puts documents back that a client takes out of its chat's history. Without the feature `head`, which a module for pages leaves off, nothing is done.
+//! the documents, or as they first were. `contexts` puts documents back that a client takes out of its chat's history.
 //! [`config`] is what the operator says of it, [`HeadReport`] what is told.
 
 pub mod cause;
 mod compare;
-#[cfg(feature = "head")]
 pub mod config;
-#[cfg(not(feature = "head"))]
-#[path = "without/config.rs"]
-pub mod config;
-#[cfg(feature = "head")]
-pub(crate) mod contexts;
-#[cfg(not(feature = "head"))]
-#[path = "without/contexts.rs"]
 pub(crate) mod contexts;
 pub(crate) mod decision;
 pub mod diagnosis;
 mod entry;
-#[cfg(feature = "head")]
 mod learned;
 mod marks;
 pub(crate) mod outline;
-#[cfg(feature = "head")]
 pub mod patterns;
 mod pending;
-#[cfg(feature = "head")]
 mod ranks;
 mod report;
 pub mod segments;
-#[cfg(feature = "head")]
 pub(crate) mod stabilise;
-#[cfg(not(feature = "head"))]
-#[path = "without/stabilise.rs"]
-pub(crate) mod stabilise;
-#[cfg(feature = "head")]
 mod texts;
-#[cfg(feature = "head")]
 mod tools;
-#[cfg(feature = "head")]
 mod toolsets;
 
 pub use cause::{Cause, Volatile};

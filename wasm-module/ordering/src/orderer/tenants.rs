@@ -8,13 +8,11 @@ use crate::head::contexts::{BareQuestions, ContextMemory};
 use crate::head::decision::ContextMessage;
 use crate::peer_update::SentRun;
 use crate::policy::Policy;
-#[cfg(feature = "history")]
 use crate::policy::SentDocuments;
 use crate::tenant::Tenant;
 use crate::tree::ResidencyEvent;
 use crate::trees::Trees;
 use fxhash::FxHashMap;
-#[cfg(feature = "history")]
 use smallvec::SmallVec;
 
 /// The states of at most `tree.max_trees` tenants and models.
@@ -194,7 +192,6 @@ impl TenantState {
                 self.policy.remember(&run.ranked(order), order);
             }
         }
-        #[cfg(feature = "history")]
         {
             let sent: SmallVec<[SentDocuments<'_>; 4]> = runs.iter().map(SentRun::sent).collect();
             self.policy.sent(&sent);
@@ -203,7 +200,6 @@ impl TenantState {
         for run in runs {
             tree.hold(run.scope, &run.documents);
         }
-        #[cfg(feature = "history")]
         self.policy.evicted(tree.take_evicted());
     }
 
@@ -211,7 +207,6 @@ impl TenantState {
     pub(super) fn apply(&mut self, engine: EngineId, event: ResidencyEvent<'_>) {
         let tree = self.trees.of(engine);
         tree.apply(event);
-        #[cfg(feature = "history")]
         self.policy.evicted(tree.take_evicted());
     }
 }

@@ -30,7 +30,6 @@ use crate::engines::EngineId;
 use crate::feed::{Event, TenantKey};
 use crate::head::decision::{Claim, ContextMessage, Form};
 use crate::path::Run;
-#[cfg(feature = "history")]
 use crate::policy::SentDocuments;
 use crate::tenant::Tenant;
 use crate::tree::Scope;
@@ -259,7 +258,6 @@ impl SentRun {
     }
 
     /// Returns the run as policies know it.
-    #[cfg(feature = "history")]
     pub(crate) fn sent(&self) -> SentDocuments<'_> {
         SentDocuments {
             scope: self.scope,

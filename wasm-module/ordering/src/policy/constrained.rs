@@ -1,7 +1,6 @@
 //! A policy within the constraints of the configuration: favoured documents keep their place, and nothing is moved for
 //! a match shorter than a block of the engine's cache (528 to 8,320 tokens for hybrid models).
 
-#[cfg(feature = "history")]
 use super::SentDocuments;
 use super::{Order, Placement, Policy, Start, match_of};
 use crate::document::{Candidate, Fingerprint};
@@ -78,12 +77,10 @@ impl Policy for Constrained {
         self.policy.remember(ranked, order);
     }
 
-    #[cfg(feature = "history")]
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
         self.policy.sent(runs);
     }
 
-    #[cfg(feature = "history")]
     fn evicted(&mut self, tokens: u64) {
         self.policy.evicted(tokens);
     }

@@ -2,14 +2,11 @@
 //! a module.
 
 mod constrained;
-#[cfg(feature = "history")]
 pub mod context_index;
-mod context_tree;
 mod foresight;
 mod greedy;
 mod longest;
 mod placement;
-mod plain_index;
 mod random;
 mod recency;
 mod retrieval;
@@ -41,13 +38,11 @@ pub trait Policy: Send {
 
     /// Learns all that one request sent: the documents that open it, then those of its chat's later turns. A rule that
     /// remembers orders alone has nothing to learn.
-    #[cfg(feature = "history")]
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
         let _ = runs;
     }
 
     /// Learns that the engine no longer holds `tokens` tokens of documents.
-    #[cfg(feature = "history")]
     fn evicted(&mut self, tokens: u64) {
         let _ = tokens;
     }
@@ -108,7 +103,6 @@ impl<'t> Start<'t> {
 }
 
 /// Documents that a request sent one after another.
-#[cfg(feature = "history")]
 #[derive(Clone, Copy, Debug)]
 pub struct SentDocuments<'a> {
     /// What stands before them.
@@ -231,13 +225,7 @@ impl PolicyKind {
             Self::Recency => placed(Box::new(recency::Recency)),
             Self::Greedy => paged(Box::new(greedy::Greedy)),
             Self::Longest => paged(Box::new(longest::Longest)),
-            #[cfg(feature = "history")]
-            Self::ContextIndex if options.forget_evicted => {
-                placed(Box::new(context_index::ContextIndex::of(options)))
-            }
-            Self::ContextIndex => {
-                placed(Box::new(plain_index::PlainIndex::new(options.max_contexts)))
-            }
+            Self::ContextIndex => placed(Box::new(context_index::ContextIndex::of(options))),
             Self::Foresight => paged(Box::new(foresight::Foresight::new(
                 options.window,
                 Displacement(options.max_displacement),
@@ -501,7 +489,6 @@ pub(crate) mod tests {
                     let seen = self::candidates(&mut tree, path);
                     let order = policy.order(&seen, Start::behind(&tree, SCOPE));
                     policy.remember(&fingerprints(&seen), &order);
-                    #[cfg(feature = "history")]
                     {
                         let sent: Vec<_> = order.iter().map(|&rank| (seen[rank as usize].fingerprint, 10)).collect();
                         policy.sent(&[SentDocuments { scope: SCOPE, documents: &sent, order: Some(&order) }]);

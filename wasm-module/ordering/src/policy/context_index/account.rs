@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   sent     a new context ──▶ a leaf, with the tokens that it adds      known context ──▶ the most recently used leaf
-//!            later turns   ──▶ their tokens are added to the chat's leaf, whose multi-turn flag is set
+//!            later turns   ──▶ their tokens are added to the chat's leaf
 //!   evicted  n tokens      ──▶ taken from the least recently used leaf, then the next; a node without tokens goes
 //! ```
 //!
@@ -14,8 +14,8 @@
 //! they are no contexts of their own. What an earlier turn holds is found by the memory of chats, byte for byte, before
 //! a policy is asked; the index does not repeat it.
 
-use super::super::context_tree::{NodeId, ROOT};
-use super::{ContextIndex, NodeData, NodeKind, SentDocuments, Tracked};
+use super::tree::{NodeId, NodeKind, ROOT};
+use super::{ContextIndex, SentDocuments};
 use crate::document::Fingerprint;
 use crate::tree::Scope;
 use smallvec::SmallVec;
@@ -27,27 +27,25 @@ impl ContextIndex {
         let Some((opening, later)) = runs.split_first() else {
             return;
         };
-        let leaf = self.add(opening.scope, opening.documents, &opening.ranked());
+        let key = key_of(opening.scope, opening.documents);
+        let leaf = self.add(key, opening.scope, opening.documents, &opening.ranked());
         // Those without an order were counted when their turn was new.
         let new = later.iter().filter(|run| run.order.is_some());
         let tokens: u64 = new.flat_map(|run| run.documents).map(tokens).sum();
-        if let Some(node) = self.tree.node_mut(leaf)
-            && let NodeKind::Context { is_continued, .. } = &mut node.data.kind
-        {
-            *is_continued |= !later.is_empty();
-            node.data.tokens += tokens;
+        if let Some(node) = self.tree.node_mut(leaf) {
+            node.tokens += tokens;
         }
     }
 
-    /// Adds a context that was sent as `sent`, where the search for `ranked`, the same documents by rank, leads. One that
-    /// was sent before becomes the most recently used one. O(documents).
+    /// Adds a context that was sent as `sent`, where the search for `ranked`, the same documents by rank, leads. One whose
+    /// key is known becomes the most recently used one. O(documents).
     pub(super) fn add(
         &mut self,
+        key: u64,
         scope: Scope,
         sent: &[(Fingerprint, u32)],
         ranked: &[(Fingerprint, u32)],
     ) -> NodeId {
-        let key = key_of(scope, sent);
         if let Some(&leaf) = self.leaves.get(&key) {
             self.recency.touch(leaf.0);
             self.refill(leaf, sent);
@@ -57,8 +55,7 @@ impl ContextIndex {
             Some(&root) => root,
             None => {
                 let kind = NodeKind::Root(Some(scope));
-                let root = Tracked { tokens: 0, kind };
-                let root = self.tree.attach(ROOT, SmallVec::new(), root);
+                let root = self.tree.attach(ROOT, SmallVec::new(), 0, kind);
                 self.scopes.insert(scope, root);
                 root
             }
@@ -71,22 +68,21 @@ impl ContextIndex {
         }
         let parent = match place.split {
             None => place.node,
-            Some(child) => self.split(place.node, child, ranked),
+            Some(child) => self.tree.split(
+                place.node,
+                child,
+                |document| request.contains(document),
+                |shared| tokens_of(ranked, shared),
+            ),
         };
         let above = self.context(parent);
         // In the order sent: what is cached begins so.
         let rest: SmallVec<[(Fingerprint, u32); 16]> = (sent.iter().copied())
             .filter(|(document, _)| !above.contains(document))
             .collect();
-        let context = Tracked {
-            tokens: rest.iter().map(tokens).sum(),
-            kind: NodeKind::Context {
-                key,
-                is_continued: false,
-            },
-        };
         let added = rest.iter().map(|(document, _)| *document).collect();
-        let leaf = self.tree.attach(parent, added, context);
+        let new = rest.iter().map(tokens).sum();
+        let leaf = (self.tree).attach(parent, added, new, NodeKind::Context(key));
         self.leaves.insert(key, leaf);
         self.recency.add(leaf.0);
         while self.leaves.len() > self.max_contexts as usize {
@@ -96,20 +92,6 @@ impl ContextIndex {
             self.forget(NodeId(oldest));
         }
         leaf
-    }
-
-    /// Inserts a node between `parent` and `child` that holds what `child` shares with `request`.
-    fn split(&mut self, parent: NodeId, child: NodeId, request: &[(Fingerprint, u32)]) -> NodeId {
-        let holds = |document: &Fingerprint| request.iter().any(|(other, _)| other == document);
-        self.tree.split(parent, child, holds, |shared, child| {
-            let of_both = tokens_of(request, shared);
-            let held = child.tokens;
-            child.tokens = held.saturating_sub(of_both);
-            Tracked {
-                tokens: of_both.min(held),
-                kind: NodeKind::Shared,
-            }
-        })
     }
 
     /// Takes `tokens` from the least recently used contexts, and removes those that have none left. O(contexts removed,
@@ -135,11 +117,11 @@ impl ContextIndex {
             let Some(node) = self.tree.node_mut(at) else {
                 return tokens;
             };
-            let taken = node.data.tokens.min(tokens);
-            node.data.tokens -= taken;
+            let taken = node.tokens.min(tokens);
+            node.tokens -= taken;
             tokens -= taken;
-            if node.data.tokens > 0 {
-                self.remnant = (!node.data.is_context()).then_some(at);
+            if node.tokens > 0 {
+                self.remnant = (!node.is_context()).then_some(at);
                 return tokens;
             }
             at = self.unhang(at);
@@ -159,11 +141,11 @@ impl ContextIndex {
 
     /// Removes a node without children, and returns its parent.
     fn unhang(&mut self, node: NodeId) -> NodeId {
-        let Some(kind) = self.tree.node(node).map(|node| node.data.kind) else {
+        let Some(kind) = self.tree.node(node).map(|node| node.kind) else {
             return ROOT;
         };
         match kind {
-            NodeKind::Context { key, .. } => {
+            NodeKind::Context(key) => {
                 self.leaves.remove(&key);
                 self.recency.remove(node.0);
             }
@@ -182,14 +164,14 @@ impl ContextIndex {
     fn refill(&mut self, node: NodeId, sent: &[(Fingerprint, u32)]) {
         if let Some(node) = self.tree.node_mut(node) {
             let tokens = tokens_of(sent, &node.added);
-            node.data.tokens = node.data.tokens.max(tokens);
+            node.tokens = node.tokens.max(tokens);
         }
     }
 
     /// Returns the tokens that the engine is believed to hold for all contexts.
     #[must_use]
     pub fn tokens(&self) -> u64 {
-        self.tree.nodes().map(|node| node.data.tokens).sum()
+        self.tree.nodes().map(|node| node.tokens).sum()
     }
 }
 

@@ -6,8 +6,8 @@
 //! An entry's distance is never more than the true one to clusters of its time, and younger clusters have entries of
 //! their own. So the heap's least entry whose clusters both remain is the nearest pair of all.
 
-use super::super::context_tree::{NodeId, ROOT, count, distance};
-use super::{ContextIndex, NodeKind, Tracked};
+use super::ContextIndex;
+use super::tree::{NodeId, NodeKind, ROOT, count, distance};
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -192,16 +192,11 @@ impl Clusters {
                 .filter(|document| !above.contains(document))
                 .collect();
             let kind = if cluster.parts.is_empty() {
-                NodeKind::Context {
-                    key: u64::from(id),
-                    is_continued: false,
-                }
+                NodeKind::Context(u64::from(id))
             } else {
                 NodeKind::Shared
             };
-            let node = index
-                .tree
-                .attach(parent, added, Tracked { tokens: 0, kind });
+            let node = index.tree.attach(parent, added, 0, kind);
             stack.extend(cluster.parts.iter().rev().map(|&part| (part, node)));
             if let Some(leaf) = leaves.get_mut(id as usize) {
                 *leaf = node;
@@ -254,9 +249,9 @@ mod tests {
             orders,
             [[1, 2, 3], [1, 2, 6], [1, 4, 0]].map(|c| prints(&c))
         );
-        let paths: Vec<_> = leaves.iter().map(|&leaf| index.search_path(leaf)).collect();
-        assert_eq!(paths.iter().map(Vec::len).collect::<Vec<_>>(), [3, 3, 2]);
-        assert_eq!(paths[0][..2], paths[1][..2]);
+        let paths: Vec<_> = leaves.iter().map(|&leaf| index.path(leaf)).collect();
+        assert_eq!(paths.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 3]);
+        assert_eq!(paths[0][1..], paths[1][1..]);
         // A new context inherits [1 2] from the inner node.
         assert_eq!(index.tree.find(ROOT, &prints(&[2, 1, 4])).path[..], [1, 0]);
     }

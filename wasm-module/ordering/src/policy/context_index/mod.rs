@@ -17,8 +17,8 @@
 //! `account` can keep the index in step with the engine's cache (`forget_evicted`). By default a context stays until
 //! newer ones take its place: in a tight cache, what is forgotten comes back in another order, which halves the reuse.
 //!
-//! `context-index` is this one with a history or with `forget_evicted`; otherwise it is the module `plain_index`, which
-//! pages have too and which counts nothing.
+//! Without a history and without `forget_evicted`, no tokens are counted: all requests are taken for one scope, and each
+//! for a context of its own, a chat's later turns too.
 //!
 //! It departs from the paper in four ways. Inner nodes hold
 //! shared documents in the order in which the older context was sent, not sorted, so that what is cached of it stays
@@ -28,21 +28,23 @@
 mod account;
 mod cluster;
 pub mod history;
+mod tree;
 
-pub use super::context_tree::NodeId;
+pub use tree::NodeId;
 
-use super::context_tree::{ContextTree, NodeData, ROOT};
 use super::{Order, Policy, PolicyOptions, SentDocuments, Start, fingerprints, followed_by_rank};
 use crate::document::{Candidate, Fingerprint};
 use crate::recency::Recency;
 use crate::tree::Scope;
 use fxhash::FxHashMap;
+use smallvec::SmallVec;
 use std::sync::Arc;
+use tree::{ContextTree, ROOT};
 
 /// RAGBoost's context index: a tree of the document sets of recent requests.
 #[derive(Debug)]
 pub struct ContextIndex {
-    tree: ContextTree<Tracked>,
+    tree: ContextTree,
     /// The leaves, by last use.
     recency: Recency,
     /// The leaf of a context, by the [key](account::key_of) of what was sent.
@@ -56,37 +58,8 @@ pub struct ContextIndex {
     max_contexts: u32,
     /// Whether contexts go when the engine evicts them.
     forgets: bool,
-}
-
-/// What is kept of a node.
-#[derive(Debug)]
-struct Tracked {
-    /// Tokens that the node adds to its parent's, as far as the engine is believed to hold them; of a leaf, with those
-    /// of its chat's later turns.
-    tokens: u64,
-    kind: NodeKind,
-}
-
-impl NodeData for Tracked {
-    fn is_context(&self) -> bool {
-        matches!(self.kind, NodeKind::Context { .. })
-    }
-}
-
-/// What a node of the index is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NodeKind {
-    /// The root of all, or of a scope.
-    Root(Option<Scope>),
-    /// What the contexts below it share.
-    Shared,
-    /// The documents of one context: a leaf.
-    Context {
-        /// The key of what was sent, in [`ContextIndex::leaves`].
-        key: u64,
-        /// Whether its chat has gone on: the paper's multi-turn flag.
-        is_continued: bool,
-    },
+    /// Keys of contexts are their numbers, from here on; `None`: requests are told apart by scope and by what was sent.
+    next_key: Option<u64>,
 }
 
 impl ContextIndex {
@@ -94,10 +67,7 @@ impl ContextIndex {
     #[must_use]
     pub fn new(max_contexts: u32) -> Self {
         Self {
-            tree: ContextTree::new(Tracked {
-                tokens: 0,
-                kind: NodeKind::Root(None),
-            }),
+            tree: ContextTree::new(),
             recency: Recency::default(),
             leaves: FxHashMap::default(),
             scopes: FxHashMap::default(),
@@ -105,6 +75,7 @@ impl ContextIndex {
             history: None,
             max_contexts: max_contexts.max(1),
             forgets: false,
+            next_key: None,
         }
     }
 
@@ -113,6 +84,7 @@ impl ContextIndex {
     pub fn of(options: &PolicyOptions) -> Self {
         Self {
             forgets: options.forget_evicted,
+            next_key: (!options.forget_evicted).then_some(0),
             ..Self::new(options.max_contexts)
         }
     }
@@ -121,6 +93,7 @@ impl ContextIndex {
     #[must_use]
     pub fn with_history(mut self, history: Arc<Self>) -> Self {
         self.history = (!history.is_empty()).then_some(history);
+        self.next_key = None;
         self
     }
 
@@ -148,6 +121,15 @@ impl ContextIndex {
     /// Returns the documents of `node`'s path, in the order in which they are to stand.
     #[must_use]
     pub fn context(&self, node: NodeId) -> Vec<Fingerprint> {
+        let path = self.path(node).into_iter().rev();
+        path.filter_map(|node| self.tree.node(node))
+            .flat_map(|node| node.added.iter().copied())
+            .collect()
+    }
+
+    /// Returns `node` and its ancestors, up to the root of all.
+    #[must_use]
+    pub fn path(&self, node: NodeId) -> Vec<NodeId> {
         let mut path = vec![node];
         let mut at = node;
         while at != ROOT
@@ -156,11 +138,7 @@ impl ContextIndex {
             at = node.parent;
             path.push(at);
         }
-        path.iter()
-            .rev()
-            .filter_map(|&node| self.tree.node(node))
-            .flat_map(|node| node.added.iter().copied())
-            .collect()
+        path
     }
 
     /// Returns the number of documents that `node` has from its ancestors.
@@ -168,30 +146,6 @@ impl ContextIndex {
     pub fn inherited(&self, node: NodeId) -> usize {
         let node = self.tree.node(node);
         node.map_or(0, |node| node.documents as usize - node.added.len())
-    }
-
-    /// Returns the positions of `node` and its ancestors among their siblings, from the root down.
-    #[must_use]
-    pub fn search_path(&self, node: NodeId) -> Vec<u32> {
-        let mut path = Vec::new();
-        let mut at = node;
-        while at != ROOT
-            && let Some(parent) = self.tree.node(at).map(|node| node.parent)
-        {
-            let among = self
-                .tree
-                .node(parent)
-                .map_or(&[][..], |node| &node.children);
-            path.extend(
-                (0_u32..)
-                    .zip(among)
-                    .find(|(_, child)| **child == at)
-                    .map(|(place, _)| place),
-            );
-            at = parent;
-        }
-        path.reverse();
-        path
     }
 
     /// Returns the order of `request`, which is ranked, behind `scope`.
@@ -207,13 +161,27 @@ impl ContextIndex {
     }
 }
 
+/// The scope of all requests where scopes are not told apart.
+const ANY_SCOPE: Scope = Scope(0);
+
 impl Policy for ContextIndex {
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
-        self.ordered(start.scope, &fingerprints(candidates))
+        let scope = self.next_key.map_or(start.scope, |_| ANY_SCOPE);
+        self.ordered(scope, &fingerprints(candidates))
+    }
+
+    fn remember(&mut self, ranked: &[Fingerprint], _: &[u16]) {
+        if let Some(key) = self.next_key {
+            self.next_key = Some(key.wrapping_add(1));
+            let ranked: SmallVec<[_; 16]> = ranked.iter().map(|&document| (document, 0)).collect();
+            self.add(key, ANY_SCOPE, &ranked, &ranked);
+        }
     }
 
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
-        self.record(runs);
+        if self.next_key.is_none() {
+            self.record(runs);
+        }
     }
 
     fn evicted(&mut self, tokens: u64) {
@@ -225,7 +193,7 @@ impl Policy for ContextIndex {
 
 #[cfg(test)]
 mod tests {
-    use super::super::context_tree::distance;
+    use super::tree::distance;
     use super::*;
     use proptest::prelude::*;
     use std::collections::VecDeque;
@@ -308,6 +276,25 @@ mod tests {
     }
 
     #[test]
+    fn without_history_and_evictions_every_request_is_a_context_and_all_are_of_one_scope() {
+        let mut index = ContextIndex::of(&PolicyOptions {
+            max_contexts: 2,
+            ..PolicyOptions::default()
+        });
+        for documents in [[1, 2], [3, 4], [1, 2], [5, 6]] {
+            index.remember(&prints(&documents), &[0, 1]);
+        }
+        assert_eq!(index.len(), 2);
+        assert_eq!(index.ordered(ANY_SCOPE, &prints(&[2, 1]))[..], [1, 0]);
+        assert_eq!(index.ordered(ANY_SCOPE, &prints(&[4, 3]))[..], [0, 1]);
+        index.remember(&prints(&[7, 8]), &[0, 1]);
+        assert_eq!(index.ordered(ANY_SCOPE, &prints(&[2, 1]))[..], [0, 1]);
+        index.remember(&prints(&[]), &[]);
+        index.remember(&prints(&[]), &[]);
+        assert!(index.tree.has_no_documents() && index.tokens() == 0);
+    }
+
+    #[test]
     fn evicted_tokens_are_taken_from_the_oldest_contexts_and_their_nodes_go() {
         let mut index = ContextIndex::new(10);
         send(&mut index, &[1, 2, 3]);
@@ -353,14 +340,6 @@ mod tests {
         // The third turn sends them again: they are counted once.
         index.record(&turn(None));
         assert_eq!((index.len(), index.tokens()), (1, 50));
-        let leaf = *index.leaves.values().next().unwrap();
-        assert!(matches!(
-            index.tree.node(leaf).unwrap().data.kind,
-            NodeKind::Context {
-                is_continued: true,
-                ..
-            }
-        ));
         // A new chat that opens with the turn's documents has nothing to begin like.
         assert_eq!(index.ordered(Scope(9), &prints(&[4, 3]))[..], [0, 1]);
     }

@@ -1,18 +1,18 @@
-//! The tree under both context indexes, `plain_index` and `context_index`: nodes that hold what the contexts below them
-//! share, found by document. The module `context_index` describes the search, with a picture.
+//! The tree under a context index: nodes that hold what the contexts below them share, found by document. The parent
+//! module describes the search, with a picture.
 //!
-//! It does not know which contexts go, nor what an engine holds: an index keeps what it needs of a node in the node's
-//! `data`.
+//! It does not know which contexts go, nor what an engine holds: that is the module `account`.
 
-use super::Order;
 use crate::document::Fingerprint;
+use crate::policy::Order;
+use crate::tree::Scope;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
 /// A tree of contexts, that is, of requests' document sets.
 #[derive(Debug)]
-pub(super) struct ContextTree<T> {
-    nodes: Vec<Node<T>>,
+pub(super) struct ContextTree {
+    nodes: Vec<Node>,
     free: Vec<NodeId>,
     /// Children of a node by a document that they add.
     by_document: FxHashMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
@@ -20,16 +20,12 @@ pub(super) struct ContextTree<T> {
 
 /// Identifies a node of a context index; that of a leaf is valid until its context is forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(
-    not(feature = "history"),
-    expect(unreachable_pub, reason = "only the index with a history is public")
-)]
 pub struct NodeId(pub(super) u32);
 
 pub(super) const ROOT: NodeId = NodeId(0);
 
 #[derive(Debug)]
-pub(super) struct Node<T> {
+pub(super) struct Node {
     pub(super) parent: NodeId,
     /// Children, in the order in which they were added; the last one takes a removed child's place.
     pub(super) children: Vec<NodeId>,
@@ -37,14 +33,27 @@ pub(super) struct Node<T> {
     pub(super) added: SmallVec<[Fingerprint; 8]>,
     /// Number of documents of the whole path.
     pub(super) documents: u32,
-    /// What the index keeps of the node.
-    pub(super) data: T,
+    /// Tokens that the node adds to its parent's, as far as the engine is believed to hold them; of a leaf, with those
+    /// of its chat's later turns.
+    pub(super) tokens: u64,
+    pub(super) kind: NodeKind,
 }
 
-/// What an index keeps of a node.
-pub(super) trait NodeData {
-    /// Returns whether the node is a context, and not what several share.
-    fn is_context(&self) -> bool;
+/// The kinds of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NodeKind {
+    /// The root of all, or of a scope.
+    Root(Option<Scope>),
+    /// The documents that the contexts below it share.
+    Shared,
+    /// The documents of one context, a leaf, with the [key](super::account) of what was sent.
+    Context(u64),
+}
+
+impl Node {
+    pub(super) fn is_context(&self) -> bool {
+        matches!(self.kind, NodeKind::Context(_))
+    }
 }
 
 /// Returns the distance of equation 1: the share of the larger context that is not common, plus a little for common
@@ -72,15 +81,16 @@ pub(super) struct Insertion {
     pub(super) path: Order,
 }
 
-impl<T: NodeData> ContextTree<T> {
+impl ContextTree {
     /// Returns a tree of nothing but the root.
-    pub(super) fn new(root: T) -> Self {
+    pub(super) fn new() -> Self {
         let root = Node {
             parent: ROOT,
             children: Vec::new(),
             added: SmallVec::new(),
             documents: 0,
-            data: root,
+            tokens: 0,
+            kind: NodeKind::Root(None),
         };
         Self {
             nodes: vec![root],
@@ -150,17 +160,17 @@ impl<T: NodeData> ContextTree<T> {
     /// Returns whether the child holds more than is shared.
     fn adds_more(&self, &(child, (shared, _)): &Share) -> bool {
         self.node(child)
-            .is_some_and(|node| node.data.is_context() || node.added.len() > shared as usize)
+            .is_some_and(|node| node.is_context() || node.added.len() > shared as usize)
     }
 
     /// Inserts a node between `parent` and `child` that holds what `child` shares with a request, which holds the documents
-    /// for which `holds` is true. `divide` gets these documents and the child's data, and returns the new node's data.
+    /// for which `holds` is true. The new node takes of the child's tokens as many as `weigh` says of these documents.
     pub(super) fn split(
         &mut self,
         parent: NodeId,
         child: NodeId,
         holds: impl Fn(&Fingerprint) -> bool,
-        divide: impl FnOnce(&[Fingerprint], &mut T) -> T,
+        weigh: impl FnOnce(&[Fingerprint]) -> u64,
     ) -> NodeId {
         let Some(node) = self.node_mut(child) else {
             return parent;
@@ -168,9 +178,10 @@ impl<T: NodeData> ContextTree<T> {
         let added = std::mem::take(&mut node.added);
         let (shared, own): (SmallVec<[_; 8]>, SmallVec<[_; 8]>) =
             added.iter().copied().partition(holds);
-        let data = divide(&shared, &mut node.data);
+        let tokens = weigh(&shared).min(node.tokens);
+        node.tokens -= tokens;
         self.detach(parent, child, &added);
-        let between = self.attach(parent, shared, data);
+        let between = self.attach(parent, shared, tokens, NodeKind::Shared);
         for &document in &own {
             self.by_document
                 .entry((between, document))
@@ -192,7 +203,8 @@ impl<T: NodeData> ContextTree<T> {
         &mut self,
         parent: NodeId,
         added: SmallVec<[Fingerprint; 8]>,
-        data: T,
+        tokens: u64,
+        kind: NodeKind,
     ) -> NodeId {
         let documents = self.node(parent).map_or(0, |node| node.documents) + count(added.len());
         let node = Node {
@@ -200,7 +212,8 @@ impl<T: NodeData> ContextTree<T> {
             children: Vec::new(),
             added: added.clone(),
             documents,
-            data,
+            tokens,
+            kind,
         };
         let id = if let Some(id) = self.free.pop() {
             if let Some(slot) = self.node_mut(id) {
@@ -257,17 +270,16 @@ impl<T: NodeData> ContextTree<T> {
         self.node(id).is_some_and(|node| node.children.is_empty())
     }
 
-    pub(super) fn node(&self, id: NodeId) -> Option<&Node<T>> {
+    pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(id.0 as usize)
     }
 
-    pub(super) fn node_mut(&mut self, id: NodeId) -> Option<&mut Node<T>> {
+    pub(super) fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
         self.nodes.get_mut(id.0 as usize)
     }
 
     /// Iterates over the nodes that were not removed.
-    #[cfg(any(test, feature = "history"))]
-    pub(super) fn nodes(&self) -> impl Iterator<Item = &Node<T>> {
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &Node> {
         let nodes = (0..count(self.nodes.len())).map(NodeId);
         let nodes = nodes.filter(|node| !self.free.contains(node));
         nodes.filter_map(|node| self.node(node))
