@@ -91,25 +91,13 @@ impl Replay {
 /// Most tokens of a page: more than any engine has.
 const MAX_PAGE_TOKENS: u32 = 1 << 20;
 
-struct Options {
-    policy: String,
-    cache_tokens: Option<u64>,
-    page_tokens: u32,
-    seed: u32,
-}
+object! {
 
-object!(
-    impl<'de> Options { policy, cache_tokens = "cacheTokens", page_tokens = "pageTokens", seed }
-);
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            policy: "foresight".into(),
-            cache_tokens: None,
-            page_tokens: 16,
-            seed: 0,
-        }
+    struct Options in "options." {
+        policy: String = "foresight".into(),
+        cache_tokens as "cacheTokens": Option<u64> = None,
+        page_tokens as "pageTokens": u32 = 16,
+        seed: u32 = 0,
     }
 }
 

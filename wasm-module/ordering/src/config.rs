@@ -4,77 +4,72 @@ use crate::conversation::memory;
 use crate::head::config::{Head, RawHead};
 use crate::hint::{HintTemplate, LocationTemplate, TemplateError};
 use crate::object;
+use crate::object::{BadValue, Ranges, within};
 use crate::policy::context_index::{ContextIndex, history};
 use crate::policy::{MAX_CANDIDATES, Place, Placement, Policy, PolicyKind, PolicyOptions};
 use crate::tree::Bounds;
 use serde::Deserialize;
 
-/// Configuration as written. Every field may be absent; an unknown field is an error.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RawConfig {
-    /// Name of the [policy](PolicyKind).
-    pub policy: String,
-    /// The policy's options.
-    pub policy_options: RawPolicyOptions,
-    /// Where the retriever's best documents stand.
-    pub rank: RawRank,
-    /// The hints' words.
-    pub hint: RawHint,
-    /// How documents are found.
-    pub documents: RawDocuments,
-    /// The knowledge trees' bounds.
-    pub tree: RawTree,
-    /// How the earlier turns of a chat are handled.
-    pub conversation: RawConversation,
-    /// How the part of the prompt before the documents is handled.
-    pub head: RawHead,
-}
-
-object!(
-    impl<'de> RawConfig { policy, policy_options, rank, hint, documents, tree, conversation, head }
-);
-
-/// The options of policies, as written; each policy uses those that concern it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RawPolicyOptions {
-    /// The seed of the `random` policy.
-    pub seed: u64,
-    /// Number of recent requests that `foresight` learns from; each takes about 250 bytes at 15 documents.
-    pub window: u32,
-    /// Number of places that `foresight` may move a document, up or down; absent: any number.
-    pub max_displacement: Option<u32>,
-    /// Number of contexts that `context-index` keeps.
-    pub max_contexts: u32,
-    /// Tokens in a block of the engine's cache. Nothing is moved for a shorter match. 1: any match counts.
-    pub block_tokens: u32,
-    /// Contexts of a log, which `context-index` orders new requests by: each the fingerprints of a request's documents,
-    /// best first, in 16 hexadecimal digits each. `foreword index` writes them.
-    pub history: Vec<String>,
-    /// Whether `context-index` forgets contexts that the engine evicted, as RAGBoost does. Off: it keeps them, up to
-    /// `max_contexts`, so that what comes back is sent in the same order again.
-    pub forget_evicted: bool,
-}
-
-object!(
-    impl<'de> RawPolicyOptions {
-        seed, window, max_displacement, max_contexts, block_tokens, history, forget_evicted
+object! {
+    /// Configuration as written. Every field may be absent; an unknown field is an error.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RawConfig in "" {
+        /// Name of the [policy](PolicyKind).
+        pub policy: String = "foresight".into(),
+        /// The policy's options.
+        pub policy_options: RawPolicyOptions = RawPolicyOptions::default(),
+        /// Where the retriever's best documents stand.
+        pub rank: RawRank = RawRank::default(),
+        /// The hints' words.
+        pub hint: RawHint = RawHint::default(),
+        /// How documents are found.
+        pub documents: RawDocuments = RawDocuments::default(),
+        /// The knowledge trees' bounds.
+        pub tree: RawTree = RawTree::default(),
+        /// How the earlier turns of a chat are handled.
+        pub conversation: RawConversation = RawConversation::default(),
+        /// How the part of the prompt before the documents is handled.
+        pub head: RawHead = RawHead::default(),
     }
-);
-
-/// The place of the retriever's best documents, as written. The policy orders the other documents for reuse.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RawRank {
-    /// Name of the [place](Place): `last` (next to a question that follows the documents), `first`, `ends` (the best
-    /// last, the second best first), or `free`.
-    pub place: String,
-    /// Number of documents that keep this place.
-    pub documents: u32,
-    /// Formats in which the client's order says nothing of ranks, such as a tool's results by date. There, every
-    /// document may stand anywhere.
-    pub unranked: Vec<DocumentFormat>,
 }
 
-object!(impl<'de> RawRank { place, documents, unranked });
+object! {
+    /// The options of policies, as written; each policy uses those that concern it.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RawPolicyOptions in "policy_options." {
+        /// The seed of the `random` policy.
+        pub seed: u64 = 0,
+        /// Number of recent requests that `foresight` learns from; each takes about 250 bytes at 15 documents.
+        pub window: u32 = 1024; 1..=u16::MAX.into(),
+        /// Number of places that `foresight` may move a document, up or down; absent: any number.
+        pub max_displacement: Option<u32> = None; 0..=MAX_CANDIDATES.into(),
+        /// Number of contexts that `context-index` keeps.
+        pub max_contexts: u32 = 4096; 1..=1_000_000,
+        /// Tokens in a block of the engine's cache. Nothing is moved for a shorter match. 1: any match counts.
+        pub block_tokens: u32 = 1; 1..=MAX_BLOCK_TOKENS,
+        /// Contexts of a log, which `context-index` orders new requests by: each the fingerprints of a request's documents,
+        /// best first, in 16 hexadecimal digits each. `foreword index` writes them.
+        pub history: Vec<String> = Vec::new(),
+        /// Whether `context-index` forgets contexts that the engine evicted, as RAGBoost does. Off: it keeps them, up to
+        /// `max_contexts`, so that what comes back is sent in the same order again.
+        pub forget_evicted: bool = false,
+    }
+}
+
+object! {
+    /// The place of the retriever's best documents, as written. The policy orders the other documents for reuse.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RawRank in "rank." {
+        /// Name of the [place](Place): `last` (next to a question that follows the documents), `first`, `ends` (the best
+        /// last, the second best first), or `free`.
+        pub place: String = Place::Last.name().into(),
+        /// Number of documents that keep this place.
+        pub documents: u32 = 1; 1..=MAX_CANDIDATES.into(),
+        /// Formats in which the client's order says nothing of ranks, such as a tool's results by date. There, every
+        /// document may stand anywhere.
+        pub unranked: Vec<DocumentFormat> = vec![DocumentFormat::Results, DocumentFormat::Headings],
+    }
+}
 
 /// How documents stand in a body; each has an option in [`RawDocuments`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -98,66 +93,66 @@ pub enum DocumentFormat {
     Headings,
 }
 
-/// The hints, as written.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RawHint {
-    /// Whether a request whose documents were moved is told the retriever's order.
-    pub enabled: bool,
-    /// The order hint's words where `short` does not serve; `{order}` stands for the documents' labels, best first.
-    pub template: String,
-    /// The words of a label; `{label}` stands for the document's id.
-    pub label: String,
-    /// The text between two labels.
-    pub separator: String,
-    /// The order hint's words where all documents have short names: labels of up to three letters or digits, or else
-    /// places. `{order}` stands for these, best first. With it there is no order hint where a document is only referred
-    /// to. Empty: `template` is used for all.
-    pub short: String,
-    /// The location hint's words, sent in the place of a document that an earlier turn holds; `{document}` stands for
-    /// its label.
-    pub location: String,
-}
-
-object!(impl<'de> RawHint { enabled, template, label, separator, short, location });
-
-/// How documents are found, as written.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RawDocuments {
-    /// What happens to a `documents` array in the body.
-    pub field: DocumentsField,
-    /// Names of the tags that hold a document in a message.
-    pub tags: Vec<String>,
-    /// Names of tags that hold documents only where two or more of them stand in a text and none of `tags` does, since
-    /// they are also used for other things.
-    pub loose_tags: Vec<String>,
-    /// Whether `document` and `search_result` blocks of a message's content are put in order (Anthropic). On by
-    /// default, since they are nothing else. Blocks with citations stay in place, since citations count blocks.
-    pub blocks: bool,
-    /// Whether the elements of a tool result's JSON array `results` are put in order, if each has a `url`, `path`,
-    /// `file`, `filename`, `uri` or `href`. On by default, since they are what a search found. No hint is written into
-    /// JSON.
-    pub results: bool,
-    /// Whether contexts are documents that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts without tags of their
-    /// own. On: each is told by words that stand in nobody else's text.
-    pub clients: bool,
-    /// Whether the items of a numbered list, `[1] …` and so on, are documents. Off: they may be steps. Items keep their
-    /// numbers, so that citations hold; so a document is known again only under the number that it had.
-    pub numbered: bool,
-    /// Whether the text between lines of dashes, `---`, is a document. Off by default, since it may be anything. Such
-    /// documents have no names, so no hint gives the retriever's order.
-    pub rules: bool,
-    /// Whether sections of a tool's result under headings, `# …`, are documents. Off by default, since most results
-    /// with headings are one document.
-    pub headings: bool,
-    /// Most documents in a request; a request with more is passed as it came.
-    pub max: u32,
-}
-
-object!(
-    impl<'de> RawDocuments {
-        field, tags, loose_tags, blocks, results, clients, numbered, rules, headings, max
+object! {
+    /// The hints, as written; by default in RAGBoost's words (its sections 5.3 and 6), and in few words for short names: 15
+    /// tokens for five documents instead of 30 to 50.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RawHint in "hint." {
+        /// Whether a request whose documents were moved is told the retriever's order.
+        pub enabled: bool = true,
+        /// The order hint's words where `short` does not serve; `{order}` stands for the documents' labels, best first.
+        pub template: String = "Please read the context in the following priority order: {order} and answer the question."
+            .into(),
+        /// The words of a label; `{label}` stands for the document's id.
+        pub label: String = "[{label}]".into(),
+        /// The text between two labels.
+        pub separator: String = " > ".into(),
+        /// The order hint's words where all documents have short names: labels of up to three letters or digits, or else
+        /// places. `{order}` stands for these, best first. With it there is no order hint where a document is only referred
+        /// to. Empty: `template` is used for all.
+        pub short: String = "Best documents first: {order}.".into(),
+        /// The location hint's words, sent in the place of a document that an earlier turn holds; `{document}` stands for
+        /// its label.
+        pub location: String = "Please refer to {document} in the previous conversation.".into(),
     }
-);
+}
+
+object! {
+    /// How documents are found, as written.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RawDocuments in "documents." {
+        /// What happens to a `documents` array in the body.
+        pub field: DocumentsField = DocumentsField::Render,
+        /// Names of the tags that hold a document in a message.
+        pub tags: Vec<String> = ["document", "doc", "passage", "source", "contextItem"]
+            .map(String::from)
+            .to_vec(),
+        /// Names of tags that hold documents only where two or more of them stand in a text and none of `tags` does, since
+        /// they are also used for other things.
+        pub loose_tags: Vec<String> = ["context", "reference", "file"].map(String::from).to_vec(),
+        /// Whether `document` and `search_result` blocks of a message's content are put in order (Anthropic). On by
+        /// default, since they are nothing else. Blocks with citations stay in place, since citations count blocks.
+        pub blocks: bool = true,
+        /// Whether the elements of a tool result's JSON array `results` are put in order, if each has a `url`, `path`,
+        /// `file`, `filename`, `uri` or `href`. On by default, since they are what a search found. No hint is written into
+        /// JSON.
+        pub results: bool = true,
+        /// Whether contexts are documents that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts without tags of their
+        /// own. On: each is told by words that stand in nobody else's text.
+        pub clients: bool = true,
+        /// Whether the items of a numbered list, `[1] …` and so on, are documents. Off: they may be steps. Items keep their
+        /// numbers, so that citations hold; so a document is known again only under the number that it had.
+        pub numbered: bool = false,
+        /// Whether the text between lines of dashes, `---`, is a document. Off by default, since it may be anything. Such
+        /// documents have no names, so no hint gives the retriever's order.
+        pub rules: bool = false,
+        /// Whether sections of a tool's result under headings, `# …`, are documents. Off by default, since most results
+        /// with headings are one document.
+        pub headings: bool = false,
+        /// Most documents in a request; a request with more is passed as it came.
+        pub max: u32 = 512; 1..=MAX_CANDIDATES.into(),
+    }
+}
 
 /// What happens to a `documents` array in the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -172,52 +167,50 @@ pub enum DocumentsField {
     Ignore,
 }
 
-/// The knowledge trees' bounds, as written.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RawTree {
-    /// Most nodes in one tree; each takes about 150 bytes.
-    pub max_nodes: u32,
-    /// Most tokens in one tree: set it to the engine's KV capacity. 0: bounded by `max_nodes` alone.
-    pub max_tokens: u64,
-    /// Most trees, one per tenant and model; the least recently used one is evicted first.
-    pub max_trees: u32,
+object! {
+    /// The knowledge trees' bounds, as written.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RawTree in "tree." {
+        /// Most nodes in one tree; each takes about 150 bytes.
+        pub max_nodes: u32 = 65_536; 1..=10_000_000,
+        /// Most tokens in one tree: set it to the engine's KV capacity. 0: bounded by `max_nodes` alone.
+        pub max_tokens: u64 = 0,
+        /// Most trees, one per tenant and model; the least recently used one is evicted first.
+        pub max_trees: u32 = 16; 1..=10_000,
+    }
 }
 
-object!(impl<'de> RawTree { max_nodes, max_tokens, max_trees });
-
-/// How the earlier turns of a chat are handled, as written.
-///
-/// A chat is known by its own words: the roles and contents of its messages, byte for byte, and the request's `user`,
-/// `safety_identifier`, `prompt_cache_key` and `metadata.user_id`. A client that cuts off or edits a chat's beginning starts another chat.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RawConversation {
-    /// Whether a document that stands in an earlier turn, byte for byte, is replaced by a location hint. This requires
-    /// a label that no other document of the chat has, and a block that is longer than the hint.
-    pub deduplicate: bool,
-    /// Whether documents of a `documents` array stay where they were first written (`documents.field: render`) when the
-    /// chat goes on. The client's history does not contain them; without this they vanish from the prompt with their
-    /// turn, and the engine's KV state of everything behind them is lost.
+object! {
+    /// How the earlier turns of a chat are handled, as written.
     ///
-    /// With it, **the model sees the documents of earlier turns too**, and prompts grow by them, up to
-    /// `max_pinned_tokens`. They are found again by the chat's words. So whoever may ask in a tenant's name, and knows
-    /// how a chat of that tenant began, is answered from its documents. Chats that begin with the same words but other
-    /// documents cannot be told apart, and nothing is pinned in what they have in common. If users of one tenant may
-    /// not see each other's documents, let `user`, `safety_identifier` or `prompt_cache_key` name the user (clients
-    /// must not be able to choose it), or leave this off, which is the default.
-    pub pin: bool,
-    /// Most estimated tokens of the documents pinned in one chat. Documents of a turn that would exceed it are not
-    /// pinned; earlier ones stay. Leave room for it in the engine's context length.
-    pub max_pinned_tokens: u32,
-    /// Most messages remembered for one tenant and model; the least recently used are forgotten first. 0: none, so
-    /// every request is decided anew.
-    pub max_entries: u32,
-    /// Most bytes of these messages, pinned documents included.
-    pub max_bytes: u64,
+    /// A chat is known by its own words: the roles and contents of its messages, byte for byte, and the request's `user`,
+    /// `safety_identifier`, `prompt_cache_key` and `metadata.user_id`. A client that cuts off or edits a chat's beginning starts another chat.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RawConversation in "conversation." {
+        /// Whether a document that stands in an earlier turn, byte for byte, is replaced by a location hint. This requires
+        /// a label that no other document of the chat has, and a block that is longer than the hint.
+        pub deduplicate: bool = true,
+        /// Whether documents of a `documents` array stay where they were first written (`documents.field: render`) when the
+        /// chat goes on. The client's history does not contain them; without this they vanish from the prompt with their
+        /// turn, and the engine's KV state of everything behind them is lost.
+        ///
+        /// With it, **the model sees the documents of earlier turns too**, and prompts grow by them, up to
+        /// `max_pinned_tokens`. They are found again by the chat's words. So whoever may ask in a tenant's name, and knows
+        /// how a chat of that tenant began, is answered from its documents. Chats that begin with the same words but other
+        /// documents cannot be told apart, and nothing is pinned in what they have in common. If users of one tenant may
+        /// not see each other's documents, let `user`, `safety_identifier` or `prompt_cache_key` name the user (clients
+        /// must not be able to choose it), or leave this off, which is the default.
+        pub pin: bool = false,
+        /// Most estimated tokens of the documents pinned in one chat. Documents of a turn that would exceed it are not
+        /// pinned; earlier ones stay. Leave room for it in the engine's context length.
+        pub max_pinned_tokens: u32 = 8_192,
+        /// Most messages remembered for one tenant and model; the least recently used are forgotten first. 0: none, so
+        /// every request is decided anew.
+        pub max_entries: u32 = 16_384; 0..=10_000_000,
+        /// Most bytes of these messages, pinned documents included.
+        pub max_bytes: u64 = 8 << 20,
+    }
 }
-
-object!(
-    impl<'de> RawConversation { deduplicate, pin, max_pinned_tokens, max_entries, max_bytes }
-);
 
 /// Configuration as checked.
 #[derive(Clone)]
@@ -271,46 +264,6 @@ pub enum ConfigError {
     },
 }
 
-impl Default for RawConfig {
-    fn default() -> Self {
-        Self {
-            policy: "foresight".into(),
-            policy_options: RawPolicyOptions::default(),
-            rank: RawRank::default(),
-            hint: RawHint::default(),
-            documents: RawDocuments::default(),
-            tree: RawTree::default(),
-            conversation: RawConversation::default(),
-            head: RawHead::default(),
-        }
-    }
-}
-
-impl Default for RawPolicyOptions {
-    fn default() -> Self {
-        let options = PolicyOptions::default();
-        Self {
-            seed: options.seed,
-            window: options.window.into(),
-            max_displacement: options.max_displacement.map(u32::from),
-            max_contexts: options.max_contexts,
-            block_tokens: options.block_tokens,
-            history: Vec::new(),
-            forget_evicted: options.forget_evicted,
-        }
-    }
-}
-
-impl Default for RawRank {
-    fn default() -> Self {
-        Self {
-            place: Place::Last.name().into(),
-            documents: 1,
-            unranked: vec![DocumentFormat::Results, DocumentFormat::Headings],
-        }
-    }
-}
-
 impl RawRank {
     /// Returns the placement in which every document may stand anywhere.
     #[must_use]
@@ -318,63 +271,6 @@ impl RawRank {
         Self {
             place: Place::Free.name().into(),
             ..Self::default()
-        }
-    }
-}
-
-impl Default for RawHint {
-    /// Returns RAGBoost's words (its sections 5.3 and 6), and few words for short names: 15 tokens for five documents
-    /// instead of 30 to 50.
-    fn default() -> Self {
-        Self {
-            enabled: true,
-            template: "Please read the context in the following priority order: {order} and answer the question."
-                .into(),
-            label: "[{label}]".into(),
-            separator: " > ".into(),
-            short: "Best documents first: {order}.".into(),
-            location: "Please refer to {document} in the previous conversation.".into(),
-        }
-    }
-}
-
-impl Default for RawDocuments {
-    fn default() -> Self {
-        Self {
-            field: DocumentsField::Render,
-            tags: ["document", "doc", "passage", "source", "contextItem"]
-                .map(String::from)
-                .to_vec(),
-            loose_tags: ["context", "reference", "file"].map(String::from).to_vec(),
-            blocks: true,
-            results: true,
-            clients: true,
-            numbered: false,
-            rules: false,
-            headings: false,
-            max: 512,
-        }
-    }
-}
-
-impl Default for RawTree {
-    fn default() -> Self {
-        Self {
-            max_nodes: 65_536,
-            max_tokens: 0,
-            max_trees: 16,
-        }
-    }
-}
-
-impl Default for RawConversation {
-    fn default() -> Self {
-        Self {
-            deduplicate: true,
-            pin: false,
-            max_pinned_tokens: 8_192,
-            max_entries: 16_384,
-            max_bytes: 8 << 20,
         }
     }
 }
@@ -491,16 +387,11 @@ impl TryFrom<RawConfig> for Config {
     type Error = ConfigError;
 
     fn try_from(raw: RawConfig) -> Result<Self, ConfigError> {
-        let within = |field, value: u64, low: u64, high: u64| {
-            if (low..=high).contains(&value) {
-                Ok(())
-            } else {
-                refuse(
-                    field,
-                    format!("{value} is out of range, it must be {low} to {high}"),
-                )
-            }
-        };
+        raw.policy_options.check()?;
+        raw.rank.check()?;
+        raw.documents.check()?;
+        raw.tree.check()?;
+        raw.conversation.check()?;
         let Some(policy) = PolicyKind::by_name(&raw.policy) else {
             let names = PolicyKind::ALL.map(PolicyKind::name);
             return refuse(
@@ -515,39 +406,7 @@ impl TryFrom<RawConfig> for Config {
                 format!("`{}` is not one of {}", raw.rank.place, names.join(", ")),
             );
         };
-        within(
-            "rank.documents",
-            raw.rank.documents.into(),
-            1,
-            MAX_CANDIDATES.into(),
-        )?;
         let options = &raw.policy_options;
-        within(
-            "policy_options.window",
-            options.window.into(),
-            1,
-            u16::MAX.into(),
-        )?;
-        within(
-            "policy_options.max_contexts",
-            options.max_contexts.into(),
-            1,
-            1_000_000,
-        )?;
-        within(
-            "policy_options.block_tokens",
-            options.block_tokens.into(),
-            1,
-            MAX_BLOCK_TOKENS,
-        )?;
-        if let Some(places) = options.max_displacement {
-            within(
-                "policy_options.max_displacement",
-                places.into(),
-                0,
-                MAX_CANDIDATES.into(),
-            )?;
-        }
         let narrow = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
         let policy_options = PolicyOptions {
             seed: options.seed,
@@ -566,19 +425,11 @@ impl TryFrom<RawConfig> for Config {
         };
         let history = history::read(&options.history)
             .or_else(|reason| refuse("policy_options.history", reason))?;
-        within(
-            "documents.max",
-            raw.documents.max.into(),
-            1,
-            MAX_CANDIDATES.into(),
-        )?;
-        within("tree.max_nodes", raw.tree.max_nodes.into(), 1, 10_000_000)?;
-        within("tree.max_trees", raw.tree.max_trees.into(), 1, 10_000)?;
         for (field, tags) in [
             ("documents.tags", &raw.documents.tags),
             ("documents.loose_tags", &raw.documents.loose_tags),
         ] {
-            within(field, tags.len() as u64, 0, 32)?;
+            within(field, &(tags.len() as u64), 0..=32)?;
             for tag in tags {
                 let is_name =
                     |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
@@ -592,14 +443,7 @@ impl TryFrom<RawConfig> for Config {
                 }
             }
         }
-        within(
-            "conversation.max_entries",
-            raw.conversation.max_entries.into(),
-            0,
-            10_000_000,
-        )?;
-        let head =
-            Head::new(&raw.head).map_err(|(field, reason)| ConfigError::Value { field, reason })?;
+        let head = Head::new(&raw.head)?;
         let words = &raw.hint;
         // Wrong words are wrong whether they are used or not.
         let hint = HintTemplate::new(
@@ -607,10 +451,8 @@ impl TryFrom<RawConfig> for Config {
             &words.label,
             &words.separator,
             &words.short,
-        )
-        .map_err(ConfigError::from)?;
-        let location =
-            LocationTemplate::new(&words.location, &words.label).map_err(ConfigError::from)?;
+        )?;
+        let location = LocationTemplate::new(&words.location, &words.label)?;
         Ok(Self {
             policy,
             policy_options,
@@ -647,6 +489,12 @@ impl TryFrom<RawConfig> for Config {
 
 /// Most tokens in a block of an engine's cache: hybrid models have up to some 8,000.
 const MAX_BLOCK_TOKENS: u64 = 65_536;
+
+impl From<BadValue> for ConfigError {
+    fn from(BadValue { field, reason }: BadValue) -> Self {
+        Self::Value { field, reason }
+    }
+}
 
 impl From<TemplateError> for ConfigError {
     fn from(error: TemplateError) -> Self {

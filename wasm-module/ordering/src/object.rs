@@ -6,6 +6,7 @@
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, Visitor};
 use std::fmt;
+use std::ops::RangeInclusive;
 
 /// Implements `Deserialize` for a struct with a `Default`: fields that an object does not name keep their default.
 ///
@@ -21,6 +22,26 @@ use std::fmt;
 /// let shape: Shape = serde_json::from_str(r#"{"type": "square"}"#).unwrap();
 /// assert_eq!((shape.sides, shape.kind.as_deref()), (0, Some("square")));
 /// assert!(serde_json::from_str::<Shape>(r#"{"size": 1}"#).is_err());
+/// ```
+///
+/// A configuration is a table of fields, each with its default, and a number with the range in which [`Ranges::check`] wants
+/// it. The text behind `in` stands before a field's name where that is named.
+///
+/// ```
+/// use foreword_ordering::object::Ranges;
+///
+/// foreword_ordering::object! {
+///     /// The options of a shape.
+///     struct Shape in "shape." {
+///         sides: Option<u32> = None; 3..=1_000,
+///         kind as "type": String = "polygon".into(),
+///     }
+/// }
+///
+/// let shape: Shape = serde_json::from_str(r#"{"sides": 2}"#).unwrap();
+/// assert_eq!(shape.kind, "polygon");
+/// let error = shape.check().unwrap_err();
+/// assert_eq!((error.field, &*error.reason), ("shape.sides", "2 is out of range, it must be 3 to 1000"));
 /// ```
 ///
 /// A key that is not listed is an error that lists the known keys, since a misspelt setting would have no effect. So
@@ -79,8 +100,94 @@ macro_rules! object {
             }
         }
     };
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident in $path:literal {
+            $(
+                $(#[$field_meta:meta])*
+                $field_vis:vis $field:ident $(as $key:literal)?: $type:ty = $default:expr $(; $range:expr)?
+            ),+ $(,)?
+        }
+    ) => {
+        $(#[$meta])*
+        $vis struct $name { $($(#[$field_meta])* $field_vis $field: $type),+ }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default),+ }
+            }
+        }
+
+        impl $crate::object::Ranges for $name {
+            fn check(&self) -> Result<(), $crate::object::BadValue> {
+                $($($crate::object::within(concat!($path, stringify!($field)), &self.$field, $range)?;)?)+
+                Ok(())
+            }
+        }
+
+        $crate::object!(impl<'de> $name { $($field $(= $key)?),+ });
+    };
     (@name $field:ident $key:literal) => { $key };
     (@name $field:ident) => { stringify!($field) };
+}
+
+/// A configuration whose numbers have ranges.
+pub trait Ranges {
+    /// Checks the numbers, one after another.
+    ///
+    /// # Errors
+    /// Returns the first one that is out of its range.
+    fn check(&self) -> Result<(), BadValue>;
+}
+
+/// The error that a field has a value that is not allowed.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BadValue {
+    /// The path of the field.
+    pub field: &'static str,
+    /// The value found, and the values allowed.
+    pub reason: String,
+}
+
+/// A number, if there is one; used by [`object!`](crate::object).
+#[doc(hidden)]
+pub trait Number {
+    fn number(&self) -> Option<u64>;
+}
+
+impl Number for u32 {
+    fn number(&self) -> Option<u64> {
+        Some((*self).into())
+    }
+}
+
+impl Number for u64 {
+    fn number(&self) -> Option<u64> {
+        Some(*self)
+    }
+}
+
+impl<T: Number> Number for Option<T> {
+    fn number(&self) -> Option<u64> {
+        self.as_ref()?.number()
+    }
+}
+
+/// Checks one number; used by [`object!`](crate::object).
+#[doc(hidden)]
+pub fn within(
+    field: &'static str,
+    value: &impl Number,
+    range: RangeInclusive<u64>,
+) -> Result<(), BadValue> {
+    match value.number() {
+        Some(number) if !range.contains(&number) => {
+            let (low, high) = range.into_inner();
+            let reason = format!("{number} is out of range, it must be {low} to {high}");
+            Err(BadValue { field, reason })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Reads a value into its place; used by [`object!`](crate::object).

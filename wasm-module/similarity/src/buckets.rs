@@ -23,20 +23,20 @@ use foreword_ordering::object;
 use foreword_ordering::random::Random;
 use std::num::NonZeroU32;
 
-/// The options of buckets, as written. More tables and probes find more and take longer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RawBuckets {
-    /// Number of tables; each takes 12 bytes an entry.
-    pub tables: u32,
-    /// Number of cells that rows of one bucket share. More make smaller buckets, which near rows share less often.
-    pub functions: u32,
-    /// Number of buckets looked into, in each table.
-    pub probes: u32,
-    /// Most entries compared in one look-up, which bounds its time when everything is alike.
-    pub max_candidates: u32,
+object! {
+    /// The options of buckets, as written. More tables and probes find more and take longer.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct RawBuckets in "similarity.buckets." {
+        /// Number of tables; each takes 12 bytes an entry.
+        pub tables: u32 = 8; 1..=64,
+        /// Number of cells that rows of one bucket share. More make smaller buckets, which near rows share less often.
+        pub functions: u32 = 16; 1..=32,
+        /// Number of buckets looked into, in each table.
+        pub probes: u32 = 8; 1..=1_024,
+        /// Most entries compared in one look-up, which bounds its time when everything is alike.
+        pub max_candidates: u32 = 2_000; 1..=u32::MAX.into(),
+    }
 }
-
-object!(impl<'de> RawBuckets { tables, functions, probes, max_candidates });
 
 /// Slots by bucket, in several tables.
 #[derive(Debug)]
@@ -89,17 +89,6 @@ struct BucketEntry {
 /// A slot or none, in four bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Link(Option<NonZeroU32>);
-
-impl Default for RawBuckets {
-    fn default() -> Self {
-        Self {
-            tables: 8,
-            functions: 16,
-            probes: 8,
-            max_candidates: 2_000,
-        }
-    }
-}
 
 impl Buckets {
     /// Returns empty buckets.

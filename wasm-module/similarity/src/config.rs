@@ -4,43 +4,39 @@ use super::buckets::RawBuckets;
 use super::metric::Metric;
 use foreword_ordering::ConfigError;
 use foreword_ordering::object;
+use foreword_ordering::object::Ranges;
 use serde::Deserialize;
 
-/// The configuration of similarity caches, as written. Every field may be absent; an unknown one is an error.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RawSimilarity {
-    /// Number of components of an embedding.
-    pub dimensions: u32,
-    /// The distance of two embeddings.
-    pub metric: Metric,
-    /// Farthest distance at which an entry answers for another question, unless it has a tolerance of its own. It
-    /// depends on the embedding model: sample, and read the false-hit rate. At 0 only the same embedding hits.
-    pub tolerance: f64,
-    /// Most entries of one cache.
-    pub capacity: u32,
-    /// Which entry is evicted for another.
-    pub eviction: Eviction,
-    /// How entries are found. Absent: all are compared, which is exact and fast up to some thousands. Given: those in
-    /// likely buckets are compared, which misses a few and is fast up to millions.
-    pub buckets: Option<RawBuckets>,
-    /// Milliseconds after which an entry is forgotten; absent: never.
-    pub ttl_ms: Option<u64>,
-    /// Most documents of one entry.
-    pub max_documents: u32,
-    /// Most bytes of one document's id.
-    pub max_id_bytes: u32,
-    /// Most caches, one per tenant and version of the retriever; the least recently used one is evicted first.
-    pub max_caches: u32,
-    /// One hit in so many, on average, is to be checked by a fresh search; absent: none is.
-    pub sample_one_in: Option<u32>,
-}
-
-object!(
-    impl<'de> RawSimilarity {
-        dimensions, metric, tolerance, capacity, eviction, buckets, ttl_ms, max_documents,
-        max_id_bytes, max_caches, sample_one_in,
+object! {
+    /// The configuration of similarity caches, as written. Every field may be absent; an unknown one is an error.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RawSimilarity in "similarity." {
+        /// Number of components of an embedding.
+        pub dimensions: u32 = 384; 1..=16_384,
+        /// The distance of two embeddings.
+        pub metric: Metric = Metric::Cosine,
+        /// Farthest distance at which an entry answers for another question, unless it has a tolerance of its own. It
+        /// depends on the embedding model: sample, and read the false-hit rate. At 0 only the same embedding hits.
+        pub tolerance: f64 = 0.1,
+        /// Most entries of one cache.
+        pub capacity: u32 = 300; 1..=10_000_000,
+        /// Which entry is evicted for another.
+        pub eviction: Eviction = Eviction::Lru,
+        /// How entries are found. Absent: all are compared, which is exact and fast up to some thousands. Given: those in
+        /// likely buckets are compared, which misses a few and is fast up to millions.
+        pub buckets: Option<RawBuckets> = None,
+        /// Milliseconds after which an entry is forgotten; absent: never.
+        pub ttl_ms: Option<u64> = Some(600_000); 1..=u64::MAX,
+        /// Most documents of one entry.
+        pub max_documents: u32 = 64; 1..=4_096,
+        /// Most bytes of one document's id.
+        pub max_id_bytes: u32 = 256; 1..=4_096,
+        /// Most caches, one per tenant and version of the retriever; the least recently used one is evicted first.
+        pub max_caches: u32 = 16; 1..=10_000,
+        /// One hit in so many, on average, is to be checked by a fresh search; absent: none is.
+        pub sample_one_in: Option<u32> = None; 1..=u32::MAX.into(),
     }
-);
+}
 
 /// Which entry is evicted for another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -57,24 +53,6 @@ pub enum Eviction {
 #[derive(Clone, Debug)]
 pub struct SimilarityConfig {
     pub(super) raw: RawSimilarity,
-}
-
-impl Default for RawSimilarity {
-    fn default() -> Self {
-        Self {
-            dimensions: 384,
-            metric: Metric::Cosine,
-            tolerance: 0.1,
-            capacity: 300,
-            eviction: Eviction::Lru,
-            buckets: None,
-            ttl_ms: Some(600_000),
-            max_documents: 64,
-            max_id_bytes: 256,
-            max_caches: 16,
-            sample_one_in: None,
-        }
-    }
 }
 
 impl SimilarityConfig {
@@ -108,47 +86,8 @@ impl TryFrom<RawSimilarity> for SimilarityConfig {
     type Error = ConfigError;
 
     fn try_from(raw: RawSimilarity) -> Result<Self, ConfigError> {
-        let buckets = raw.buckets.unwrap_or_default();
-        for (field, value, low, high) in [
-            ("similarity.dimensions", raw.dimensions.into(), 1, 16_384),
-            ("similarity.capacity", raw.capacity.into(), 1, 10_000_000),
-            ("similarity.buckets.tables", buckets.tables.into(), 1, 64),
-            (
-                "similarity.buckets.functions",
-                buckets.functions.into(),
-                1,
-                32,
-            ),
-            ("similarity.buckets.probes", buckets.probes.into(), 1, 1_024),
-            (
-                "similarity.buckets.max_candidates",
-                buckets.max_candidates.into(),
-                1,
-                u32::MAX.into(),
-            ),
-            (
-                "similarity.max_documents",
-                raw.max_documents.into(),
-                1,
-                4_096,
-            ),
-            ("similarity.max_id_bytes", raw.max_id_bytes.into(), 1, 4_096),
-            ("similarity.max_caches", raw.max_caches.into(), 1, 10_000),
-            ("similarity.ttl_ms", raw.ttl_ms.unwrap_or(1), 1, u64::MAX),
-            (
-                "similarity.sample_one_in",
-                raw.sample_one_in.unwrap_or(1).into(),
-                1,
-                u32::MAX.into(),
-            ),
-        ] {
-            if !(low..=high).contains(&value) {
-                return Err(ConfigError::Value {
-                    field,
-                    reason: format!("{value} is out of range, it must be {low} to {high}"),
-                });
-            }
-        }
+        raw.check()?;
+        raw.buckets.unwrap_or_default().check()?;
         raw.metric
             .check(raw.tolerance)
             .map_err(|error| ConfigError::Value {

@@ -2,29 +2,30 @@
 
 use super::patterns::{Class, Pattern};
 use crate::object;
+use crate::object::{BadValue, Ranges};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
-/// What is done with the head, as written (`ordering.head`).
-#[derive(Clone, Debug, PartialEq)]
-pub struct RawHead {
-    /// Whether the head is changed.
-    pub mode: HeadMode,
-    /// What is done with tools.
-    pub tools: RawHeadTools,
-    /// What is done with words that change.
-    pub volatile: RawVolatile,
-    /// Bytes that are moved in one request, as written in its body, 0 to 65,536; what is more stays where it is.
-    pub max_moved_bytes: u32,
-    /// What is done with contexts that a client writes into the newest request alone.
-    pub contexts: RawContexts,
-    /// What is done with what documents say of one request.
-    pub documents: RawHeadDocuments,
-    /// What stands behind the gateway.
-    pub upstream: Upstream,
+object! {
+    /// What is done with the head, as written (`ordering.head`).
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RawHead in "head." {
+        /// Whether the head is changed.
+        pub mode: HeadMode = HeadMode::Report,
+        /// What is done with tools.
+        pub tools: RawHeadTools = RawHeadTools::default(),
+        /// What is done with words that change.
+        pub volatile: RawVolatile = RawVolatile::default(),
+        /// Bytes that are moved in one request, as written in its body, 0 to 65,536; what is more stays where it is.
+        pub max_moved_bytes: u32 = 2_048; 0..=65_536,
+        /// What is done with contexts that a client writes into the newest request alone.
+        pub contexts: RawContexts = RawContexts::default(),
+        /// What is done with what documents say of one request.
+        pub documents: RawHeadDocuments = RawHeadDocuments::default(),
+        /// What stands behind the gateway.
+        pub upstream: Upstream = Upstream::Tokens,
+    }
 }
-
-object!(impl<'de> RawHead { mode, tools, volatile, max_moved_bytes, contexts, documents, upstream });
 
 /// Whether the head is changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -50,64 +51,55 @@ pub enum Upstream {
     Anthropic,
 }
 
-/// What is done with tools, as written.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RawHeadTools {
-    /// Whether tools are put in order: by name, and where requests offer different ones, so that those which most offer
-    /// come first.
-    pub order: bool,
-    /// Whether a tool that equals an earlier one but for the order of its keys takes that one's order.
-    pub schemas: bool,
-}
-
-object!(impl<'de> RawHeadTools { order, schemas });
-
-/// What is done with contexts that a client writes into the newest request alone, as written. Both take
-/// [`pin`](crate::config::RawConversation::pin).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RawContexts {
-    /// Whether a chat's earlier user message that comes back without the contexts that it was sent with gets them back.
-    pub restore: bool,
-    /// Whether contexts in the system text stand in the newest user message instead, the one that they were found for: in
-    /// front of the chat they would change at every turn.
-    pub relocate: bool,
-}
-
-object!(impl<'de> RawContexts { restore, relocate });
-
-/// What is done with what documents in a message say of one request, as written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RawHeadDocuments {
-    /// Whether documents that are numbered by their places have a number that follows from their words instead; words
-    /// behind them say which number to cite each by.
-    pub numbers: bool,
-    /// Whether a score, rank or distance in a document stands behind the documents instead.
-    pub scores: bool,
-}
-
-object!(impl<'de> RawHeadDocuments { numbers, scores });
-
-impl Default for RawHeadDocuments {
-    fn default() -> Self {
-        Self {
-            numbers: true,
-            scores: true,
-        }
+object! {
+    /// What is done with tools, as written.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RawHeadTools in "head.tools." {
+        /// Whether tools are put in order: by name, and where requests offer different ones, so that those which most offer
+        /// come first.
+        pub order: bool = true,
+        /// Whether a tool that equals an earlier one but for the order of its keys takes that one's order.
+        pub schemas: bool = true,
     }
 }
 
-/// What is done with words that change, as written.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RawVolatile {
-    /// The built-in table (`true`), no patterns (`false`), or a list in its place.
-    pub patterns: RawPatterns,
-    /// More patterns. One without a `pattern` gives the built-in one of its name another class.
-    pub add: Vec<RawPattern>,
-    /// Whether what changes is learned.
-    pub learn: bool,
+object! {
+    /// What is done with contexts that a client writes into the newest request alone, as written. Both take
+    /// [`pin`](crate::config::RawConversation::pin).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct RawContexts in "head.contexts." {
+        /// Whether a chat's earlier user message that comes back without the contexts that it was sent with gets them back.
+        pub restore: bool = true,
+        /// Whether contexts in the system text stand in the newest user message instead, the one that they were found for: in
+        /// front of the chat they would change at every turn.
+        pub relocate: bool = true,
+    }
 }
 
-object!(impl<'de> RawVolatile { patterns, add, learn });
+object! {
+    /// What is done with what documents in a message say of one request, as written.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct RawHeadDocuments in "head.documents." {
+        /// Whether documents that are numbered by their places have a number that follows from their words instead; words
+        /// behind them say which number to cite each by.
+        pub numbers: bool = true,
+        /// Whether a score, rank or distance in a document stands behind the documents instead.
+        pub scores: bool = true,
+    }
+}
+
+object! {
+    /// What is done with words that change, as written.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RawVolatile in "head.volatile." {
+        /// The built-in table (`true`), no patterns (`false`), or a list in its place.
+        pub patterns: RawPatterns = RawPatterns::Table(true),
+        /// More patterns. One without a `pattern` gives the built-in one of its name another class.
+        pub add: Vec<RawPattern> = Vec::new(),
+        /// Whether what changes is learned.
+        pub learn: bool = true,
+    }
+}
 
 /// See [`RawVolatile::patterns`].
 #[derive(Clone, Debug, PartialEq)]
@@ -130,68 +122,16 @@ impl<'de> Deserialize<'de> for RawPatterns {
     }
 }
 
-/// A pattern as the configuration writes it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RawPattern {
-    /// What it is called in reports: 1 to 64 ASCII letters, digits or dashes.
-    pub name: String,
-    /// A regular expression, held against each line of a system text without its break.
-    pub pattern: String,
-    /// What is done with what it finds.
-    pub class: Class,
-}
-
-object!(impl<'de> RawPattern { name, pattern, class });
-
-impl Default for RawHead {
-    fn default() -> Self {
-        Self {
-            mode: HeadMode::Report,
-            tools: RawHeadTools::default(),
-            volatile: RawVolatile::default(),
-            max_moved_bytes: 2_048,
-            contexts: RawContexts::default(),
-            documents: RawHeadDocuments::default(),
-            upstream: Upstream::Tokens,
-        }
-    }
-}
-
-impl Default for RawContexts {
-    fn default() -> Self {
-        Self {
-            restore: true,
-            relocate: true,
-        }
-    }
-}
-
-impl Default for RawHeadTools {
-    fn default() -> Self {
-        Self {
-            order: true,
-            schemas: true,
-        }
-    }
-}
-
-impl Default for RawVolatile {
-    fn default() -> Self {
-        Self {
-            patterns: RawPatterns::Table(true),
-            add: Vec::new(),
-            learn: true,
-        }
-    }
-}
-
-impl Default for RawPattern {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            pattern: String::new(),
-            class: Class::Move,
-        }
+object! {
+    /// A pattern as the configuration writes it.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct RawPattern in "head.volatile.patterns." {
+        /// What it is called in reports: 1 to 64 ASCII letters, digits or dashes.
+        pub name: String = String::new(),
+        /// A regular expression, held against each line of a system text without its break.
+        pub pattern: String = String::new(),
+        /// What is done with what it finds.
+        pub class: Class = Class::Move,
     }
 }
 
@@ -225,14 +165,8 @@ impl Head {
     ///
     /// # Errors
     /// The field, and what is wrong with its value.
-    pub(crate) fn new(raw: &RawHead) -> Result<Self, (&'static str, String)> {
-        if raw.max_moved_bytes > 65_536 {
-            let reason = format!(
-                "{} is out of range, it must be 0 to 65536",
-                raw.max_moved_bytes
-            );
-            return Err(("head.max_moved_bytes", reason));
-        }
+    pub(crate) fn new(raw: &RawHead) -> Result<Self, BadValue> {
+        raw.check()?;
         let mut patterns = Vec::new();
         match &raw.volatile.patterns {
             RawPatterns::Table(true) => patterns = Pattern::table(),
@@ -269,7 +203,8 @@ fn add(
     patterns: &mut Vec<Pattern>,
     list: &[RawPattern],
     field: &'static str,
-) -> Result<(), (&'static str, String)> {
+) -> Result<(), BadValue> {
+    let refused = |reason| BadValue { field, reason };
     for raw in list {
         let is_name = !raw.name.is_empty()
             && raw.name.len() <= 64
@@ -279,28 +214,26 @@ fn add(
                 "`{}` is not a name: 1 to 64 ASCII letters, digits or dashes",
                 raw.name
             );
-            return Err((field, reason));
+            return Err(refused(reason));
         }
         let mut known = patterns.iter_mut();
         let known = known.find(|pattern| *pattern.name == *raw.name);
         match known {
             Some(known) if raw.pattern.is_empty() => known.class = raw.class,
-            Some(_) => return Err((field, format!("`{}` is there already", raw.name))),
+            Some(_) => return Err(refused(format!("`{}` is there already", raw.name))),
             None if raw.pattern.is_empty() => {
-                return Err((field, format!("`{}` has no pattern", raw.name)));
+                return Err(refused(format!("`{}` has no pattern", raw.name)));
             }
             None => {
                 let pattern = Pattern::new(&raw.name, raw.class, &raw.pattern);
                 let pattern =
-                    pattern.map_err(|error| (field, format!("`{}`: {error}", raw.name)))?;
+                    pattern.map_err(|error| refused(format!("`{}`: {error}", raw.name)))?;
                 patterns.push(pattern);
             }
         }
         if patterns.len() > MAX_PATTERNS {
-            return Err((
-                field,
-                format!("there are more than {MAX_PATTERNS} patterns"),
-            ));
+            let reason = format!("there are more than {MAX_PATTERNS} patterns");
+            return Err(refused(reason));
         }
     }
     Ok(())
