@@ -490,10 +490,14 @@ fn canonical(value: &Json, keys: Keys) -> Json {
     }
 }
 
-/// An array with its elements by their text.
+/// A set of names with its elements by their text. An array of anything else is none, and keeps its order.
 fn sorted(value: &Json) -> Json {
     match value {
-        Json::Array(elements) => {
+        Json::Array(elements)
+            if elements
+                .iter()
+                .all(|element| matches!(element, Json::String(_))) =>
+        {
             let mut elements = elements.clone();
             elements.sort_by_key(Json::to_string);
             Json::Array(elements)
