@@ -46,7 +46,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         ext_proc: Some(workspace.artifacts("dev").join("foreword-gateway")),
     };
     let tests = ["test", "--locked", "--workspace"];
-    plan.step(built.given_to(Step::cargo("tests", workspace.root(), &tests)))?;
+    let tests = Step::cargo("tests", workspace.root(), &tests).env(CASES, "1");
+    plan.step(built.given_to(tests))?;
     plan.step(built.given_to(gateway_as(workspace, "dynamic module", "dynamic")))?;
     plan.step(built.given_to(gateway_as(workspace, "external processor", "ext-proc")))?;
     plan.step(core_as_wasm(workspace))?;
@@ -68,6 +69,10 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     plan.print();
     Ok(())
 }
+
+/// Seed of the property tests, so that a run's result depends on the commit alone. `cargo test` by itself draws other
+/// cases each time.
+const CASES: &str = "PROPTEST_RNG_SEED";
 
 const CLIPPY_FILTER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-filter --target wasm32-wasip1 -- -D warnings";
 const CLIPPY_BROWSER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-simulation -p foreword-browser --target wasm32-unknown-unknown -- -D warnings";
@@ -104,6 +109,7 @@ fn core_as_wasm(workspace: &Workspace) -> Step {
     let script = workspace.root().join("tests/node/wasi.mjs");
     let runner = format!("node --no-warnings {}", script.display());
     Step::cargo("core as Wasm", workspace.root(), &arguments)
+        .env(CASES, "1")
         .env("CARGO_TARGET_WASM32_WASIP1_RUNNER", &runner)
         // Unoptimised they run for a minute.
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")

@@ -173,7 +173,7 @@ fn json() -> impl Strategy<Value = Json> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     /// Whatever stands in a tool, and however keys and tools are shuffled: the first form comes back, or the client's own.
     #[test]

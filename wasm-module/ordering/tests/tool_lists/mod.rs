@@ -448,12 +448,14 @@ pub(crate) fn differ_by_order_alone(api: Api, came: &str, sent: &str) -> Result<
 }
 
 /// What the keys of an object are.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 enum Keys {
     /// Words of a schema or a tool.
     Words,
     /// Names of arguments, whose values are schemas.
     Names,
+    /// Names of arguments, whose values are sets of names.
+    Sets,
 }
 
 /// A value with everything sorted whose order means nothing.
@@ -461,15 +463,15 @@ fn canonical(value: &Json, keys: Keys) -> Json {
     match value {
         Json::Object(members) => {
             let member = |(key, value): &(String, Json)| {
-                let is_word = keys == Keys::Words;
-                let value = match &**key {
-                    "enum" | "const" | "default" | "example" | "examples" if is_word => {
+                let value = match (keys, &**key) {
+                    (Keys::Sets, _) | (Keys::Words, "required") => sorted(value),
+                    (Keys::Words, "enum" | "const" | "default" | "example" | "examples") => {
                         value.clone()
                     }
-                    "required" if is_word => sorted(value),
-                    "properties" | "$defs" | "definitions" if is_word => {
+                    (Keys::Words, "properties" | "$defs" | "definitions") => {
                         canonical(value, Keys::Names)
                     }
+                    (Keys::Words, "dependentRequired") => canonical(value, Keys::Sets),
                     _ => canonical(value, Keys::Words),
                 };
                 (key.clone(), value)
@@ -480,11 +482,7 @@ fn canonical(value: &Json, keys: Keys) -> Json {
         }
         Json::Array(elements) => {
             let elements = elements.iter();
-            Json::Array(
-                elements
-                    .map(|element| canonical(element, Keys::Words))
-                    .collect(),
-            )
+            Json::Array(elements.map(|element| canonical(element, keys)).collect())
         }
         other => other.clone(),
     }
