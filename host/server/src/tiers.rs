@@ -5,11 +5,12 @@
 use crate::device::Opened;
 use anyhow::{Context, ensure};
 use foreword_engine::cache::disk::{DiskConfig, DiskStore, Origin};
-use foreword_engine::cache::{CacheConfig, DiskReplicaBounds, EvictionPolicy};
+use foreword_engine::cache::{CacheConfig, Cost, DiskReplicaBounds, EvictionPolicy};
+use foreword_engine::cache_folder;
 use foreword_engine::engine::profile::{
-    ProfileKey, ProfileOptions, ProfileOrigin, load_or_measure,
+    ProfileError, ProfileKey, ProfileOptions, ProfileOrigin, load_or_measure,
 };
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,9 +23,9 @@ pub struct Tiers {
     pub max_documents: Option<u32>,
     /// The disk tier; needs host pages.
     pub disk: Option<DiskFile>,
-    /// File for the measured cost of computing. `None`: beside the disk tier, if there is one.
+    /// File for the measured cost of computing. `None`: beside the disk tier, or else in the user's cache folder.
     pub profile: Option<PathBuf>,
-    /// Time to spend on measuring it; nothing is measured without a file for it.
+    /// Time to spend on measuring the cost, for a policy that weighs it.
     pub profile_budget: Duration,
 }
 
@@ -66,15 +67,9 @@ impl Tiers {
             identity: device.identity as u64,
             ..CacheConfig::default()
         };
-        let beside = self
-            .disk
-            .as_ref()
-            .map(|disk| disk.path.with_extension("profile.json"));
-        if let Some(path) = self.profile.clone().or(beside) {
-            let profile = self
-                .measure(&path, device)
-                .context("cannot tell what computing costs")?;
-            config.cost = Some(profile);
+        if self.policy.weighs_cost() {
+            let cost = self.cost(device);
+            config.cost = Some(cost.context("cannot tell what computing costs")?);
         }
         if let Some(disk) = &self.disk {
             let store = disk.open(device).context("cannot open the disk tier")?;
@@ -84,11 +79,8 @@ impl Tiers {
         Ok(config)
     }
 
-    fn measure(
-        &self,
-        path: &Path,
-        device: &mut Opened,
-    ) -> anyhow::Result<Arc<dyn Fn(u32, u32) -> f64 + Send + Sync>> {
+    /// Returns the cost of computing on `device`, measured now unless a file has it.
+    fn cost(&self, device: &mut Opened) -> anyhow::Result<Arc<Cost>> {
         let max_step_tokens = device.max_step_tokens;
         let key = ProfileKey {
             identity: device.identity,
@@ -98,8 +90,19 @@ impl Tiers {
             budget: self.profile_budget,
             max_step_tokens,
         };
+        let mut path = self.profile_path(&key);
         let start = Instant::now();
-        let (profile, origin) = load_or_measure(Some(path), &key, &mut *device.backend, &options)?;
+        let mut measured = load_or_measure(path.as_deref(), &key, &mut *device.backend, &options);
+        if let Err(error @ ProfileError::Io { .. }) = &measured
+            && self.profile.is_none()
+            && self.disk.is_none()
+        {
+            tracing::warn!(%error, "the cost profile is not kept");
+            path = None;
+            measured = load_or_measure(None, &key, &mut *device.backend, &options);
+        }
+        let (profile, origin) = measured?;
+        let path = path.unwrap_or_default();
         let path = path.display();
         match origin {
             ProfileOrigin::Loaded => tracing::info!(%path, "cost profile loaded"),
@@ -112,6 +115,19 @@ impl Tiers {
             }
         }
         Ok(Arc::new(move |cached, new| profile.seconds(cached, new)))
+    }
+
+    /// Returns the file of the cost profile. `None`: the user has no cache folder, so that each start measures the cost.
+    fn profile_path(&self, key: &ProfileKey) -> Option<PathBuf> {
+        if let Some(path) = &self.profile {
+            return Some(path.clone());
+        }
+        if let Some(disk) = &self.disk {
+            return Some(disk.path.with_extension("profile.json"));
+        }
+        let folder = cache_folder()?.join("costs");
+        std::fs::create_dir_all(&folder).ok()?;
+        Some(folder.join(format!("{:032x}.json", key.identity)))
     }
 }
 

@@ -340,6 +340,12 @@ impl Config {
         self.policy.build(&self.policy_options)
     }
 
+    /// Returns the policy's kind.
+    #[must_use]
+    pub fn policy_kind(&self) -> PolicyKind {
+        self.policy
+    }
+
     /// Returns the options that the policy is built with.
     #[must_use]
     pub fn policy_options(&self) -> PolicyOptions {

@@ -251,6 +251,49 @@ async fn a_restarted_server_answers_alike_from_its_disk_tier() {
     }
 }
 
+/// Tokens of `prompt` that were cached.
+async fn cached(process: &Process, prompt: &str) -> u64 {
+    let body = json!({"prompt": prompt, "temperature": 0, "max_tokens": 1});
+    let answer = post(process.address, "/v1/completions", &body).await.json();
+    let usage = &answer["usage"]["prompt_tokens_details"];
+    usage["cached_tokens"].as_u64().expect("a count")
+}
+
+#[tokio::test]
+async fn what_a_token_costs_decides_what_the_default_policy_keeps() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let cache = folder.path().join("foreword/costs");
+    let arguments = ["--kv-tokens", "768", "--kv-profile-s", "0"];
+    // The first start measures the cost and keeps it, though no argument says so.
+    let mut process = Process::serve_with_cache(folder.path(), &arguments);
+    process.signal("TERM");
+    process.exit().await;
+    assert!(process.output().1.contains("cost profile measured"));
+    let file = std::fs::read_dir(&cache).unwrap().next().unwrap().unwrap();
+    let measured: Value = serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
+    let (short, long) = (
+        "One short prompt that is asked for twice. ".repeat(5),
+        "A long one. ".repeat(120),
+    );
+    let mut kept = Vec::new();
+    // Each token costs the same; then one of the long prompt costs eight times as much as one of the short prompt.
+    for seconds in [[1, 64, 512], [1, 64, 4_096]] {
+        let mut profile = measured.clone();
+        profile["profile"] = json!({"cached": [0], "new": [1, 64, 512], "seconds": seconds});
+        std::fs::write(file.path(), profile.to_string()).unwrap();
+        let mut process = Process::serve_with_cache(folder.path(), &arguments);
+        assert_eq!(cached(&process, &short).await, 0);
+        assert!(cached(&process, &short).await >= 48);
+        cached(&process, &long).await;
+        cached(&process, &"What pushes something out. ".repeat(80)).await;
+        kept.push(cached(&process, &short).await);
+        process.signal("TERM");
+        process.exit().await;
+        assert!(process.output().1.contains("cost profile loaded"));
+    }
+    assert!(kept[0] >= 48 && kept[1] == 0, "{kept:?}");
+}
+
 #[test]
 fn a_disk_tier_without_host_memory_is_refused() {
     refused(

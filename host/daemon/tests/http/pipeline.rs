@@ -5,6 +5,7 @@ use crate::support::{Options, TestServer, until};
 use foreword_retrieval::store::Stage;
 use foreword_retrieval::{Ask, Document, ScoredDocument, Store, StoreError};
 use foreword_server::retrieval::Config;
+use foreword_server::retrieval::pipeline::Compared;
 use serde_json::{Value, json};
 use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -64,15 +65,26 @@ async fn house(max_waiting: u32) -> (TestServer, Sender<Step>) {
 }
 
 async fn house_with_steps(max_waiting: u32, max_step_tokens: u32) -> (TestServer, Sender<Step>) {
+    let free = Config {
+        ordering: foreword_ordering::Config::default()
+            .with_placement(foreword_ordering::policy::Placement::FREE),
+        ..Config::default()
+    };
+    house_with(free, max_waiting, max_step_tokens).await
+}
+
+async fn house_with(
+    retrieval: Config,
+    max_waiting: u32,
+    max_step_tokens: u32,
+) -> (TestServer, Sender<Step>) {
     let (sender, steps) = channel();
     let store = Scripted {
         steps: Mutex::new(steps),
     };
     let retrieval = Config {
         store: Some(Arc::new(store)),
-        ordering: foreword_ordering::Config::default()
-            .with_placement(foreword_ordering::policy::Placement::FREE),
-        ..Config::default()
+        ..retrieval
     };
     let options = Options {
         retrieval,
@@ -121,6 +133,49 @@ async fn a_right_guess_is_joined_and_nothing_is_computed_twice() {
     );
     assert_eq!(house.stats().speculations_started, 1);
     house.idle().await;
+}
+
+/// Checks how many guesses have been computed after each stage of a search. Returns the tokens that the chat then computes.
+async fn guesses(retrieval: Config, stages: &[(&'static [&'static str], u64)]) -> u64 {
+    let (house, script) = house_with(retrieval, 8, 512).await;
+    let answer = ask(&house).await;
+    for (stage, guesses) in stages {
+        script.send(Step::Stage(stage)).unwrap();
+        until("the guess is computed", || has_computed(&house, *guesses)).await;
+    }
+    let (last, guesses) = stages[stages.len() - 1];
+    script.send(Step::End(last)).unwrap();
+    let usage = answer.await.unwrap().json()["usage"].clone();
+    let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
+    let prompt = usage["prompt_tokens"].as_u64();
+    assert_eq!(house.stats().speculations_started, guesses);
+    house.idle().await;
+    prompt.unwrap() - cached.unwrap()
+}
+
+#[tokio::test]
+async fn ranks_end_a_guess_where_the_order_follows_from_them() {
+    let with = |json: &str, compared| Config {
+        ordering: foreword_ordering::Config::from_json(json.as_bytes()).unwrap(),
+        compared,
+        ..Config::default()
+    };
+    let stages = |counts: [u64; 3]| {
+        let stages: [&[&str]; 3] = [&["a", "b", "c"], &["a", "c", "b"], &["c", "a", "b"]];
+        [0, 1, 2].map(|stage| (stages[stage], counts[stage]))
+    };
+    // The best document is favoured, and it is another one in the end.
+    let placed = with("{}", Compared::Documents);
+    assert_eq!(guesses(placed, &stages([1, 1, 2])).await, 1);
+    let free = r#"{"rank": {"place": "free"}}"#;
+    // Only the hint differs.
+    let hint = guesses(with(free, Compared::Documents), &stages([1, 1, 1])).await;
+    assert!((2..80).contains(&hint), "{hint}");
+    let ranks = with(free, Compared::Ranks);
+    assert_eq!(guesses(ranks, &stages([1, 2, 3])).await, 1);
+    // The retriever's order is sent, whatever was guessed before.
+    let retrieval = with(r#"{"policy": "retrieval"}"#, Compared::Documents);
+    assert_eq!(guesses(retrieval, &stages([1, 2, 3])).await, 1);
 }
 
 #[tokio::test]

@@ -280,7 +280,7 @@ fn store(path: &Path, key: &ProfileKey, profile: &CostProfile) -> Result<(), Pro
     };
     let text = serde_json::to_string_pretty(&stored).map_err(|error| failed(error.into()))?;
     let mut new = path.as_os_str().to_owned();
-    new.push(".new");
+    new.push(format!(".{}", std::process::id()));
     std::fs::write(&new, text)
         .and_then(|()| std::fs::rename(&new, path))
         .map_err(failed)

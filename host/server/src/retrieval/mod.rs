@@ -42,6 +42,8 @@ pub struct Config {
     pub ordering: OrderingConfig,
     /// The same configuration, for an orderer that only writes: see [`prompt::config`].
     pub writing: OrderingConfig,
+    /// Which change of the documents ends a guess.
+    pub compared: pipeline::Compared,
 }
 
 /// The source of the embedder.
@@ -60,6 +62,7 @@ impl Default for Config {
             store: None,
             ordering: OrderingConfig::default(),
             writing: prompt::config(&RawConfig::default()).unwrap_or_default(),
+            compared: pipeline::Compared::default(),
         }
     }
 }
@@ -113,6 +116,8 @@ pub struct Retriever {
     pub writing: OrderingConfig,
     /// The order of documents.
     pub orders: orders::Orders,
+    /// Which change of the documents ends a guess.
+    pub compared: pipeline::Compared,
 }
 
 impl Retriever {
@@ -125,6 +130,7 @@ impl Retriever {
             store: config.store,
             writing: config.writing,
             orders: orders::Orders::new(config.ordering),
+            compared: config.compared,
         }
     }
 

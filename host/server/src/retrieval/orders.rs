@@ -10,7 +10,9 @@ use foreword_engine::engine::feed::{Feed, Position};
 use foreword_ordering::Config;
 use foreword_ordering::document::{Candidate, Fingerprint};
 use foreword_ordering::feed::{Change, Follower, TenantKey};
-use foreword_ordering::policy::{Match, Order, Policy, SentDocuments, Start, match_of};
+use foreword_ordering::policy::{
+    Match, Order, Place, Placement, Policy, PolicyKind, SentDocuments, Split, Start, match_of,
+};
 use foreword_ordering::tree::{Bounds, KnowledgeTree, ResidencyEvent, Scope};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -94,8 +96,7 @@ impl Orders {
     ) -> Ordered {
         let mut state = self.state.lock();
         state.follow(feed, &self.ordering);
-        let placement = self.ordering.policy_options().placement;
-        let split = placement.split(documents.len());
+        let split = self.split(documents.len());
         let others: Vec<u16> = (0..documents.len() as u16 - split.shared).collect();
         let ranked = Ordered {
             order: split.with(&others).to_vec(),
@@ -133,6 +134,20 @@ impl Orders {
             matched: found.documents,
             matched_tokens: found.tokens,
         })
+    }
+
+    /// Divides `count` documents into those whose places follow from their ranks and those that the policy orders. With policy
+    /// `retrieval` no document is ordered: all follow from their ranks, first to last.
+    #[must_use]
+    pub fn split(&self, count: usize) -> Split {
+        let placement = match self.ordering.policy_kind() {
+            PolicyKind::Retrieval => Placement {
+                place: Place::First,
+                documents: u16::MAX,
+            },
+            _ => self.ordering.policy_options().placement,
+        };
+        placement.split(count)
     }
 
     /// Records that a chat of the tenant of `salt` goes to the engine with `documents` in this order; `ranks` are
@@ -216,7 +231,6 @@ impl Tenant {
 mod tests {
     use super::*;
     use foreword_engine::cache::CacheEvent;
-    use foreword_ordering::policy::{Place, Placement};
     use std::sync::Arc;
 
     fn stored(salt: &str, scope: u64, documents: &[u64]) -> CacheEvent {

@@ -7,14 +7,15 @@
 //!                   of D1, D3            D1 is found in the cache                 its tokens are there already
 //! ```
 //!
-//! * A guess is made when the set of the best documents has changed. If only ranks change, so does only the hint after
-//!   the documents, which is short.
+//! * A guess is made when the best documents have changed. By default a document that only changes its rank is no change,
+//!   unless its rank decides its place ([`Compared`]): other ranks change the hint after the documents, which is short.
 //! * A guess whose documents have changed ends with the engine's current step, whether or not another one takes its
 //!   place: what it would compute next, nobody asks for. What it has computed stays cached.
 //! * No guess is prepared while as many requests wait as [`EngineConfig::max_prefill_batch`] says: under load nothing
 //!   is idle. The engine counts both. A guess that ended while it waited leaves its place with the next step.
 //! * The documents' order is the policy's over what the cache holds, or begins as the previous guess did if that had
-//!   begun to run, whichever saves more. So a guess begins like the one before it as far as it can.
+//!   begun to run, whichever saves more. So a guess begins like the one before it as far as it can. Favoured documents keep
+//!   their places, and with policy `retrieval` all documents do.
 //! * Only the latest stage is looked at: while a guess is prepared, the search goes on and is not waited for. A guess
 //!   whose documents have changed before it was prepared is not submitted.
 //!
@@ -32,6 +33,7 @@ use foreword_engine::engine::{Event, Generation, Kind, Request, SpeculationId};
 use foreword_ordering::Skip;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::path::Locator;
+use foreword_ordering::policy::Split;
 use foreword_retrieval::ScoredDocument;
 use serde_json::{Map, Value};
 use std::ops::ControlFlow;
@@ -39,6 +41,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::sync::{Semaphore, watch};
+
+/// Which change of the documents found so far ends a guess.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compared {
+    /// Another document, or another rank of one whose place follows from its rank: a favoured one, or with policy
+    /// `retrieval` any.
+    #[default]
+    Documents,
+    /// Another document or another rank: RAGCache's Algorithm 2 as written.
+    Ranks,
+}
 
 /// The parts that a chat's search and its guesses use.
 pub struct Pipeline {
@@ -72,7 +85,7 @@ pub struct Prepared {
 pub struct Speculation {
     /// Fingerprints of the documents, in the order in which they stand.
     documents: Vec<Fingerprint>,
-    /// Ids of the documents, sorted.
+    /// What identifies the guess among those at the same chat.
     ids: Vec<String>,
     generation: Generation,
 }
@@ -126,14 +139,14 @@ impl Pipeline {
                 found = &mut searching => break found.map_err(Failure::internal)??,
                 Ok(()) = latest.changed() => {
                     let found = latest.borrow_and_update().clone();
-                    end_if_wrong(&mut guess, &mut before, &found);
+                    self.end_if_wrong(&mut guess, &mut before, &found);
                     if self.speculates && guess.is_none() {
                         guess = self.guess(&chat, found, before.clone(), &latest).await;
                     }
                 }
             }
         };
-        end_if_wrong(&mut guess, &mut before, &found);
+        self.end_if_wrong(&mut guess, &mut before, &found);
         let documents = found.len();
         if let Some(guess) = &guess {
             before = Some(guess.documents.clone());
@@ -164,14 +177,14 @@ impl Pipeline {
         if found.is_empty() || !self.model.engine().takes_speculations() {
             return None;
         }
-        let ids = sorted_ids(&found);
+        let ids = self.compared(&found);
         let chat = Arc::clone(chat);
         let prepared = self.prepare(move |this| {
             let (written, documents) = this.write(&chat, &found, before.as_deref())?;
             Ok((this.request(&chat, &written)?, documents))
         });
         let submitted = prepared.await.and_then(|(request, documents)| {
-            if sorted_ids(&latest.borrow()) != ids {
+            if self.compared(&latest.borrow()) != ids {
                 return Ok(None);
             }
             let generation = self.model.submit(request)?;
@@ -233,7 +246,8 @@ impl Pipeline {
                     .retriever
                     .orders
                     .choose(feed, &chat.salt, Some(scope), known);
-                let order = best(known, before.unwrap_or_default(), held);
+                let split = self.retriever.orders.split(known.len());
+                let order = best(known, before.unwrap_or_default(), held, split);
                 documents = (order.iter())
                     .filter_map(|&rank| known.get(usize::from(rank)))
                     .map(|known| known.fingerprint)
@@ -243,6 +257,33 @@ impl Pipeline {
         );
         let skipped = |skip: Skip| Failure::invalid("retrieval", format!("retrieval: {skip}"));
         Ok((written.map_err(skipped)?, documents))
+    }
+
+    /// Ends `guess` if it is not one at `found`, and notes in `before` what was computed of it.
+    fn end_if_wrong(
+        &self,
+        guess: &mut Option<Speculation>,
+        before: &mut Option<Vec<Fingerprint>>,
+        found: &[ScoredDocument],
+    ) {
+        let wrong = guess.take_if(|guess| guess.ids != self.compared(found));
+        if let Some(documents) = wrong.and_then(Speculation::end) {
+            *before = Some(documents);
+        }
+    }
+
+    /// Returns what identifies a guess at a chat with `found`: the ids of documents whose places follow from their ranks, in
+    /// order, and those of all others, sorted.
+    fn compared(&self, found: &[ScoredDocument]) -> Vec<String> {
+        let ids = found.iter().map(|found| found.document.id.clone());
+        let mut ids: Vec<String> = ids.collect();
+        if self.retriever.compared == Compared::Documents {
+            let ranked = usize::from(self.retriever.orders.split(ids.len()).shared);
+            if let Some(others) = ids.get_mut(ranked..) {
+                others.sort_unstable();
+            }
+        }
+        ids
     }
 
     /// Returns the engine's request for a guess.
@@ -265,47 +306,32 @@ impl Pipeline {
     }
 }
 
-/// Ends `guess` if its documents are not those that were `found`, and notes in `before` what was computed of it.
-fn end_if_wrong(
-    guess: &mut Option<Speculation>,
-    before: &mut Option<Vec<Fingerprint>>,
-    found: &[ScoredDocument],
-) {
-    let wrong = guess.take_if(|guess| guess.ids != sorted_ids(found));
-    if let Some(documents) = wrong.and_then(Speculation::end) {
-        *before = Some(documents);
-    }
-}
-
-/// Returns the ids of the documents, sorted: a set that can be compared with another one.
-fn sorted_ids(found: &[ScoredDocument]) -> Vec<String> {
-    let mut ids: Vec<String> = found
-        .iter()
-        .map(|found| found.document.id.clone())
-        .collect();
-    ids.sort_unstable();
-    ids
-}
-
 /// Returns the order that saves more: that of `held`, or one that begins like `before`, which is being computed or was.
-fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered) -> Vec<u16> {
+/// Either way the favoured documents of `split` keep their places.
+fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered, split: Split) -> Vec<u16> {
     let rank = |fingerprint: &Fingerprint| {
         let at = known
             .iter()
             .position(|known| known.fingerprint == *fingerprint)?;
         u16::try_from(at).ok()
     };
-    let mut order: Vec<u16> = before.iter().map_while(rank).collect();
-    let tokens = order
-        .iter()
-        .map(|&rank| u64::from(known[usize::from(rank)].tokens));
-    if order.is_empty() || tokens.sum::<u64>() < held.matched_tokens {
-        return held.order;
+    let leading = split.leading.len();
+    let mut shared: Vec<u16> = (before.iter().skip(leading))
+        .map_while(|document| rank(document)?.checked_sub(split.shared))
+        .collect();
+    let others = (known.len() as u16).saturating_sub(split.shared);
+    let rest: Vec<u16> = (0..others).filter(|rank| !shared.contains(rank)).collect();
+    shared.extend(rest);
+    let order = split.with(&shared);
+    let alike = (order.iter().zip(before)).map_while(|(&rank, before)| {
+        let known = known.get(usize::from(rank))?;
+        (known.fingerprint == *before).then_some(u64::from(known.tokens))
+    });
+    match alike.sum::<u64>() {
+        0 => held.order,
+        tokens if tokens < held.matched_tokens => held.order,
+        _ => order.to_vec(),
     }
-    let rest = (0..known.len() as u16).filter(|rank| !order.contains(rank));
-    let rest: Vec<u16> = rest.collect();
-    order.extend(rest);
-    order
 }
 
 /// A chat without its documents yet.
@@ -321,6 +347,7 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foreword_ordering::policy::{Place, Placement};
 
     #[test]
     fn what_is_being_computed_stays_in_front_unless_more_is_held() {
@@ -343,6 +370,10 @@ mod tests {
             matched_tokens,
         };
         let ranks = || held(&[0, 1, 2], 0);
+        let free = |count| Placement::FREE.split(count);
+        let best = |known: &[Known<'_>], before: &[Fingerprint], held| {
+            super::best(known, before, held, free(known.len()))
+        };
         assert_eq!(best(&known, &[], ranks()), [0, 1, 2]);
         // Document 9 has been found to be none of them: what stood behind it is lost.
         assert_eq!(best(&known, &before(&[3, 9, 1]), ranks()), [2, 0, 1]);
@@ -352,5 +383,32 @@ mod tests {
             best(&known, &before(&[3, 2]), held(&[1, 0, 2], 20)),
             [2, 1, 0]
         );
+    }
+    #[test]
+    fn a_guess_moves_no_favoured_document() {
+        let known: Vec<Known<'_>> = [1, 2, 3, 4]
+            .map(|document| Known {
+                id: "",
+                fingerprint: Fingerprint(document),
+                tokens: 10,
+            })
+            .to_vec();
+        let order = |place, documents, before: &[u64]| {
+            let split = Placement { place, documents }.split(known.len());
+            let before: Vec<Fingerprint> = before.iter().copied().map(Fingerprint).collect();
+            let held = Ordered {
+                order: vec![9],
+                ..Ordered::default()
+            };
+            best(&known, &before, held, split)
+        };
+        // Document 2 was the best, and is no longer.
+        assert_eq!(order(Place::Last, 1, &[4, 3, 1, 2]), [3, 2, 1, 0]);
+        assert_eq!(order(Place::Last, 1, &[1, 4]), [9]);
+        assert_eq!(order(Place::First, 1, &[1, 4, 3, 2]), [0, 3, 2, 1]);
+        assert_eq!(order(Place::First, 1, &[2, 4, 3, 1]), [9]);
+        assert_eq!(order(Place::Ends, 2, &[2, 4, 3, 1]), [1, 3, 2, 0]);
+        // With policy `retrieval`, all are favoured and first.
+        assert_eq!(order(Place::First, 4, &[1, 3]), [0, 1, 2, 3]);
     }
 }

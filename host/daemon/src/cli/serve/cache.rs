@@ -35,10 +35,11 @@ pub(crate) struct Arguments {
     /// Documents of a prompt to keep, its first ones; nothing is kept from the next one on [default: all]
     #[arg(long, value_name = "DOCUMENTS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     kv_cached_documents: Option<u32>,
-    /// File for the measured cost of computing, for pgdsf and pgdsf-paper; measured once [default: beside --kv-disk]
+    /// File for the measured cost of computing, which pgdsf and pgdsf-paper weigh; measured once for a model and machine
+    /// [default: beside --kv-disk, or in the user's cache folder]
     #[arg(long, value_name = "FILE")]
     kv_profile: Option<PathBuf>,
-    /// Seconds to measure the cost for
+    /// Seconds to measure the cost for, at a start that finds no file of this model and machine
     #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=3_600))]
     kv_profile_s: u64,
 }

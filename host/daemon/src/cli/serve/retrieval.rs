@@ -1,10 +1,12 @@
 //! The arguments of retrieval.
 
 use anyhow::Context;
+use clap::ValueEnum;
 use foreword_ordering::RawConfig;
 use foreword_retrieval::index::Metric;
 use foreword_retrieval::store::{Pgvector, Qdrant};
 use foreword_retrieval::{Shelf, Store};
+use foreword_server::retrieval::pipeline::Compared;
 use foreword_server::retrieval::{Config, EmbedderSource, prompt};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,6 +38,17 @@ pub(crate) struct Arguments {
     /// Embedder of texts: `hashing`, `hashing:DIMENSIONS`, or the folder of a sentence encoder
     #[arg(long, value_name = "EMBEDDER", default_value = "hashing")]
     embedder: EmbedderSource,
+    /// Which change of the documents found so far ends a prefill that was begun with them
+    #[arg(long, value_enum, default_value_t = Speculation::Documents)]
+    speculation: Speculation,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Speculation {
+    /// Another document, or another rank of one whose place follows from its rank
+    Documents,
+    /// Another document or another rank, as RAGCache's Algorithm 2 has it
+    Ranks,
 }
 
 impl Arguments {
@@ -46,6 +59,10 @@ impl Arguments {
             store: self.store()?,
             writing: prompt::config(&ordering)?,
             ordering: ordering.try_into()?,
+            compared: match self.speculation {
+                Speculation::Documents => Compared::Documents,
+                Speculation::Ranks => Compared::Ranks,
+            },
         })
     }
 

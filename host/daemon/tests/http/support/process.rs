@@ -28,9 +28,17 @@ impl Process {
         Self::start("serve", Path::new(CHECKPOINT), arguments)
     }
 
+    /// The same, for a user whose cache folder is `cache`.
+    pub(crate) fn serve_with_cache(cache: &Path, arguments: &[&str]) -> Self {
+        let mut binary = Command::new(env!("CARGO_BIN_EXE_foreword"));
+        binary.env("XDG_CACHE_HOME", cache);
+        Self::run(binary, "serve", Path::new(CHECKPOINT), arguments)
+    }
+
     /// Returns when the line on its standard output says that it listens.
     pub(crate) fn start(mode: &str, model: &Path, arguments: &[&str]) -> Self {
-        let binary = Command::new(env!("CARGO_BIN_EXE_foreword"));
+        let mut binary = Command::new(env!("CARGO_BIN_EXE_foreword"));
+        binary.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
         Self::run(binary, mode, model, arguments)
     }
 

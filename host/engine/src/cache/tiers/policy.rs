@@ -111,6 +111,11 @@ impl EvictionPolicy {
         }
     }
 
+    /// Returns whether the policy weighs what a page costs to compute, so that the cost must be measured.
+    pub fn weighs_cost(self) -> bool {
+        matches!(self, Self::Pgdsf | Self::PgdsfPaper)
+    }
+
     /// Returns whether all pages of a document are evicted together.
     pub(in crate::cache) fn evicts_documents(self) -> bool {
         self == Self::PgdsfPaper

@@ -141,8 +141,7 @@ fn compiled(architecture: &str) -> Result<Vec<u8>, String> {
 
 /// Returns the path of the cached code, which depends on sources, compiler and driver versions.
 fn kept_at(architecture: &str) -> Option<PathBuf> {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
+    let cache = crate::cache_folder()?;
     let (mut major, mut minor, mut driver) = (0, 0, 0);
     // SAFETY: all three are written to, no more.
     let known = unsafe {
@@ -153,7 +152,7 @@ fn kept_at(architecture: &str) -> Option<PathBuf> {
         "{architecture}-{:016x}-{major}.{minor}-{driver}.cubin",
         embedded::HASH
     );
-    known.then(|| cache.join("foreword/kernels").join(name))
+    known.then(|| cache.join("kernels").join(name))
 }
 
 /// Compiles the embedded sources for an architecture.
