@@ -20,7 +20,7 @@ use foreword_ordering::random::Random;
 use foreword_retrieval::index::{Hit, Kind, Metric, Slot};
 use foreword_retrieval::store::Stage;
 use foreword_retrieval::{
-    Ask, Collection, Document, Editor, Query, ScoredDocument, Spec, Store, StoreError,
+    Ask, Collection, Document, Editor, Query, ScoredDocument, Spec, Store, StoreError, Tuning,
 };
 use foreword_server::api::Limits;
 use foreword_server::device::{Device, DeviceConfig, KvSize};
@@ -346,6 +346,7 @@ impl Slow {
             metric: Metric::Cosine,
             kind: Kind::Ivf,
             embedder: embedder.name().to_owned(),
+            tuning: Tuning::default(),
         };
         let mut editor = Editor::new(Collection::new(spec))?;
         let vectors = embedded::vectors(&*embedder, &corpus.paragraphs);

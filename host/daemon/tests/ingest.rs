@@ -1,5 +1,7 @@
 //! `foreword ingest` from outside: a folder in, an index out, and what happens when something is wrong.
 
+use foreword_retrieval::Collection;
+use foreword_retrieval::index::IvfOptions;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -99,6 +101,49 @@ fn a_folder_becomes_an_index_and_the_next_run_does_what_has_changed() {
         assert_ne!(fs::read(corpus.index()).unwrap(), first);
         assert_eq!(names(corpus.folder.path()), ["corpus.index", "texts"]);
     }
+}
+
+#[test]
+fn the_index_has_the_settings_that_were_asked_for() {
+    let corpus = Corpus::new();
+    for (arguments, expected) in [
+        (
+            &["--ivf-probes", "2"][..],
+            "are for an ivf index, and this one is hnsw",
+        ),
+        (
+            &["--kind", "flat", "--hnsw-ef", "9"],
+            "are for an hnsw index, and this one is flat",
+        ),
+        (
+            &["--kind", "ivf", "--ivf-clusters", "2", "--ivf-probes", "3"],
+            "there are 2 clusters",
+        ),
+    ] {
+        let (code, _, error) = corpus.ingest(arguments);
+        assert_eq!(code, Some(1));
+        assert!(error.contains(expected), "{error}");
+        assert!(!corpus.index().exists());
+    }
+    let settings = ["--kind", "ivf", "--ivf-clusters", "3", "--ivf-probes", "2"];
+    let (code, _, error) = corpus.ingest(&settings);
+    assert_eq!(code, Some(0), "{error}");
+    let options = || {
+        Collection::open(&corpus.index())
+            .unwrap()
+            .index()
+            .ivf_options()
+    };
+    let (clusters, probes) = (3, 2);
+    assert_eq!(options(), Some(IvfOptions { clusters, probes }));
+    // A later run keeps them, whether or not it names them, and refuses others.
+    corpus.write("more.txt", "Another text, on something else.");
+    assert_eq!(corpus.ingest(&[]).0, Some(0));
+    assert_eq!(corpus.ingest(&settings).0, Some(0));
+    assert_eq!(options(), Some(IvfOptions { clusters, probes }));
+    let (code, _, error) = corpus.ingest(&["--ivf-probes", "1"]);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("was made with other settings"), "{error}");
 }
 
 #[test]

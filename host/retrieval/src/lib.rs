@@ -24,7 +24,7 @@ pub mod store;
 mod words;
 
 pub use cancelled::{CancelOnDrop, Cancelled};
-pub use collection::{Collection, Editor, Query, QueryError, ScoredDocument, Spec};
+pub use collection::{Collection, Editor, Query, QueryError, ScoredDocument, Spec, Tuning};
 pub use document::Document;
 pub use embedder::{EmbedError, Embedder, Embedding};
 pub use store::{Ask, Shelf, Store, StoreError};

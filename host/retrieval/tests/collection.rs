@@ -6,7 +6,9 @@ use foreword_retrieval::embedder::{Embedder, Hashing};
 use foreword_retrieval::file::FileError;
 use foreword_retrieval::index::{Kind, Metric};
 use foreword_retrieval::ingest::{IngestError, Summary, mirror};
-use foreword_retrieval::{Cancelled, Collection, Document, Editor, Query, ScoredDocument, Spec};
+use foreword_retrieval::{
+    Cancelled, Collection, Document, Editor, Query, ScoredDocument, Spec, Tuning,
+};
 use serde_json::{Map, json};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -19,6 +21,7 @@ fn spec(kind: Kind, embedder: &dyn Embedder) -> Spec {
         metric: Metric::Cosine,
         kind,
         embedder: embedder.name().to_owned(),
+        tuning: Tuning::default(),
     }
 }
 

@@ -1,10 +1,10 @@
 //! `foreword ingest`: makes an index file of a folder of texts.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
-use foreword_retrieval::index::{Kind, Metric};
+use foreword_retrieval::index::{HnswOptions, IvfOptions, Kind, Metric};
 use foreword_retrieval::ingest::{Passages, Summary, documents, mirror};
-use foreword_retrieval::{Collection, Embedder, Spec};
+use foreword_retrieval::{Collection, Embedder, Spec, Tuning};
 use foreword_server::retrieval::EmbedderSource;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
@@ -29,6 +29,62 @@ pub(crate) struct Arguments {
     /// Most words of a passage; longer texts are cut
     #[arg(long, value_name = "WORDS", default_value_t = 160, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     passage_words: u32,
+    /// Clusters of a new `ivf` index [default: four times the square root of the number of passages]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(IvfOptions::MOST)))]
+    ivf_clusters: Option<u32>,
+    /// Clusters that a search of a new `ivf` index visits [default: a sixth of them, at least 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(IvfOptions::MOST)))]
+    ivf_probes: Option<u32>,
+    /// Links of a passage in a new `hnsw` index, the paper's M [default: 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=i64::from(HnswOptions::MOST)))]
+    hnsw_links: Option<u16>,
+    /// Candidates for the links of a passage in a new `hnsw` index, the paper's efConstruction [default: 120]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(HnswOptions::MOST)))]
+    hnsw_ef_construction: Option<u16>,
+    /// Candidates that a search of a new `hnsw` index keeps, the paper's ef [default: 96]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(HnswOptions::MOST)))]
+    hnsw_ef: Option<u16>,
+}
+
+impl Arguments {
+    /// Returns the settings of the index.
+    fn tuning(&self) -> Tuning {
+        Tuning {
+            clusters: self.ivf_clusters,
+            probes: self.ivf_probes,
+            links: self.hnsw_links,
+            build_breadth: self.hnsw_ef_construction,
+            breadth: self.hnsw_ef,
+        }
+    }
+
+    /// Returns an error when a setting is of another kind of index than `kind`.
+    fn check(&self, kind: Kind) -> anyhow::Result<()> {
+        let ivf = self.ivf_clusters.is_some() || self.ivf_probes.is_some();
+        let tuning = Tuning {
+            clusters: None,
+            probes: None,
+            ..self.tuning()
+        };
+        let hnsw = tuning != Tuning::default();
+        let name = kind.name();
+        ensure!(
+            !ivf || kind == Kind::Ivf,
+            "--ivf-clusters and --ivf-probes are for an ivf index, and this one is {name}"
+        );
+        ensure!(
+            !hnsw || kind == Kind::Hnsw,
+            "--hnsw-links, --hnsw-ef-construction and --hnsw-ef are for an hnsw index, and this one is {name}"
+        );
+        let (probes, clusters) = (self.ivf_probes, self.ivf_clusters);
+        if let (Some(probes), Some(clusters)) = (probes, clusters) {
+            ensure!(
+                probes <= clusters,
+                "--ivf-probes is {probes}, and there are {clusters} clusters"
+            );
+        }
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -101,8 +157,22 @@ fn ingest(arguments: &Arguments) -> anyhow::Result<(Summary, usize)> {
 fn collection(arguments: &Arguments, embedder: &dyn Embedder) -> anyhow::Result<Collection> {
     let exists = arguments.index.try_exists();
     if exists.with_context(|| arguments.index.display().to_string())? {
-        return Ok(Collection::open(&arguments.index)?);
+        let collection = Collection::open(&arguments.index)?;
+        let (tuning, spec) = (arguments.tuning(), collection.spec());
+        arguments.check(spec.kind)?;
+        ensure!(
+            tuning == Tuning::default() || tuning == spec.tuning,
+            "{} was made with other settings of its index; remove it to make it anew",
+            arguments.index.display()
+        );
+        return Ok(collection);
     }
+    let kind = match arguments.kind {
+        IndexKind::Flat => Kind::Flat,
+        IndexKind::Ivf => Kind::Ivf,
+        IndexKind::Hnsw => Kind::Hnsw,
+    };
+    arguments.check(kind)?;
     Ok(Collection::new(Spec {
         dimensions: embedder.dimensions(),
         metric: match arguments.metric {
@@ -110,11 +180,8 @@ fn collection(arguments: &Arguments, embedder: &dyn Embedder) -> anyhow::Result<
             By::InnerProduct => Metric::InnerProduct,
             By::L2 => Metric::L2,
         },
-        kind: match arguments.kind {
-            IndexKind::Flat => Kind::Flat,
-            IndexKind::Ivf => Kind::Ivf,
-            IndexKind::Hnsw => Kind::Hnsw,
-        },
+        kind,
         embedder: embedder.name().to_owned(),
+        tuning: arguments.tuning(),
     }))
 }

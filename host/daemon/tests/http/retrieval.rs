@@ -4,7 +4,7 @@ use crate::support::client::{get, post};
 use crate::support::{MODEL, Options, TestServer};
 use foreword_retrieval::index::{Kind, Metric};
 use foreword_retrieval::ingest::mirror;
-use foreword_retrieval::{Collection, Document, Shelf, Spec};
+use foreword_retrieval::{Collection, Document, Shelf, Spec, Tuning};
 use foreword_server::retrieval::{Config, EmbedderSource};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -37,6 +37,7 @@ fn index(path: &Path) {
         metric: Metric::Cosine,
         kind: Kind::Hnsw,
         embedder: embedder.name().to_owned(),
+        tuning: Tuning::default(),
     };
     let (collection, _) = mirror(Collection::new(spec), &documents, &*embedder, |_, _| {}).unwrap();
     collection.save(path).unwrap();

@@ -106,7 +106,7 @@ impl Editor {
         match (is_loose, has_grown) {
             (true, _) => compacted(&collection),
             (false, true) => Ok(Collection {
-                index: build(Kind::Ivf, &collection.vectors),
+                index: build(&collection.spec, &collection.vectors),
                 ..collection
             }),
             (false, false) => Ok(collection),
@@ -136,8 +136,8 @@ fn compacted(collection: &Collection) -> Result<Collection, FileError> {
         })?;
     }
     let mut compact = editor.collection;
-    compact.index = build(collection.spec.kind, &compact.vectors);
     compact.spec = collection.spec.clone();
+    compact.index = build(&compact.spec, &compact.vectors);
     Ok(compact)
 }
 

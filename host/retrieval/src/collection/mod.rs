@@ -39,6 +39,47 @@ pub struct Spec {
     pub kind: Kind,
     /// Name of the embedder that made the vectors.
     pub embedder: String,
+    /// Settings of the index.
+    #[serde(default)]
+    pub tuning: Tuning,
+}
+
+/// Settings of an index. `None`: the default of its kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tuning {
+    /// See [`IvfOptions::clusters`].
+    pub clusters: Option<u32>,
+    /// See [`IvfOptions::probes`]; at most `clusters` are visited.
+    pub probes: Option<u32>,
+    /// See [`HnswOptions::links`].
+    pub links: Option<u16>,
+    /// See [`HnswOptions::build_breadth`].
+    pub build_breadth: Option<u16>,
+    /// See [`HnswOptions::breadth`].
+    pub breadth: Option<u16>,
+}
+
+impl Tuning {
+    /// Returns the options of an IVF over this number of vectors.
+    fn ivf(self, vectors: usize) -> IvfOptions {
+        let options = match self.clusters {
+            Some(clusters) => IvfOptions::of_clusters(clusters),
+            None => IvfOptions::for_count(vectors),
+        };
+        IvfOptions {
+            probes: self.probes.unwrap_or(options.probes),
+            ..options
+        }
+    }
+
+    fn hnsw(self) -> HnswOptions {
+        let options = HnswOptions::default();
+        HnswOptions {
+            links: self.links.unwrap_or(options.links),
+            build_breadth: self.build_breadth.unwrap_or(options.build_breadth),
+            breadth: self.breadth.unwrap_or(options.breadth),
+        }
+    }
 }
 
 /// A document that a search found, with its score.
@@ -80,7 +121,7 @@ impl Collection {
     pub fn new(spec: Spec) -> Self {
         let vectors = Vectors::new(spec.dimensions, spec.metric);
         Self {
-            index: build(spec.kind, &vectors),
+            index: build(&spec, &vectors),
             vectors,
             words: Words::default(),
             records: Records::default(),
@@ -171,11 +212,11 @@ impl Records {
     }
 }
 
-/// Builds an index of this kind for `vectors`, with the defaults for their number.
-fn build(kind: Kind, vectors: &Vectors) -> Box<dyn Index> {
-    match kind {
+/// Builds the index of `spec` for `vectors`.
+fn build(spec: &Spec, vectors: &Vectors) -> Box<dyn Index> {
+    match spec.kind {
         Kind::Flat => Box::new(Flat),
-        Kind::Ivf => Box::new(Ivf::build(vectors, IvfOptions::for_count(vectors.len()))),
-        Kind::Hnsw => Box::new(Hnsw::build(vectors, HnswOptions::default())),
+        Kind::Ivf => Box::new(Ivf::build(vectors, spec.tuning.ivf(vectors.len()))),
+        Kind::Hnsw => Box::new(Hnsw::build(vectors, spec.tuning.hnsw())),
     }
 }

@@ -29,12 +29,19 @@ pub struct IvfOptions {
 }
 
 impl IvfOptions {
-    /// Returns the defaults for this number of vectors: clusters for four times its square root, of which a sixth is
-    /// visited, but at least 32.
+    /// Most clusters.
+    pub const MOST: u32 = 65_536;
+
+    /// Returns the defaults for this number of vectors: clusters for four times its square root.
     #[must_use]
     pub fn for_count(vectors: usize) -> Self {
-        let clusters = (4.0 * (vectors as f64).sqrt()).ceil() as u32;
-        let clusters = clusters.clamp(1, 65_536);
+        Self::of_clusters((4.0 * (vectors as f64).sqrt()).ceil() as u32)
+    }
+
+    /// Returns this number of clusters, of which a search visits a sixth, but at least 32.
+    #[must_use]
+    pub fn of_clusters(clusters: u32) -> Self {
+        let clusters = clusters.clamp(1, Self::MOST);
         Self {
             clusters,
             probes: (clusters / 6).max(32).min(clusters),

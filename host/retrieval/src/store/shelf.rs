@@ -160,7 +160,7 @@ impl Store for Shelf {
 mod tests {
     use super::*;
     use crate::Document;
-    use crate::collection::Spec;
+    use crate::collection::{Spec, Tuning};
     use crate::embedder::{Embedder, Hashing};
     use crate::index::{Kind, Metric};
     use crate::ingest::mirror;
@@ -179,6 +179,7 @@ mod tests {
             metric: Metric::Cosine,
             kind: Kind::Flat,
             embedder: embedder.name().to_owned(),
+            tuning: Tuning::default(),
         };
         let (collection, _) =
             mirror(Collection::new(spec), &documents, &embedder, |_, _| {}).unwrap();
