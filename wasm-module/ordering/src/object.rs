@@ -24,9 +24,9 @@ use std::ops::RangeInclusive;
 /// assert!(serde_json::from_str::<Shape>(r#"{"size": 1}"#).is_err());
 /// ```
 ///
-/// A configuration is a table of fields, each with its default, and a number with the range in which [`Ranges::check`] wants
 /// A configuration is a table of fields, each with its default; numbers have a range that [`Ranges::check`] enforces. The
 /// text after `in` is the prefix of field names in errors.
+///
 /// ```
 /// use foreword_ordering::object::Ranges;
 ///

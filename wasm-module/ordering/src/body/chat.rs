@@ -285,8 +285,8 @@ impl<'a> Chat<'a> {
             mut preceding,
         } = raw;
         let format = FORMATS.get(at).ok_or(Skip::NoDocuments)?;
-        // `null` counts as a value here: a salt written in addition would not be the last one, and the `retrieval`
-        // field is cut out whatever its value. In other fields `null` means absent.
+        // `null` counts as a value here: our salt would be inserted before it, and parsers may keep the last of two fields;
+        // and the `retrieval` field is cut out whatever its value. In other fields `null` means absent.
         let [.., salt, retrieval] = fields;
         say(&mut fields);
         say(&mut parameters);

@@ -66,7 +66,7 @@ pub(super) fn results_and_texts<'a>(
     (spans, texts.collect())
 }
 
-/// Returns the elements of `results`, a list that stands in `text`.
+/// Returns the elements of the list `results`, a part of `text`.
 fn spans_of(text: &str, results: &str) -> Result<Vec<Span>, Bad> {
     let mut scan = Scan::new(results);
     let spans = list(text, &mut scan, range_in(text, results).start)?;

@@ -28,7 +28,7 @@ pub(crate) struct SaltField<'a> {
 pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
     let body = super::text_of(body)?;
     let top = trimmed_json(body);
-    // `null` counts as a salt: one written beside it would not be the last one.
+    // `null` counts as a salt: ours would be inserted before it, and parsers may keep the last of two fields.
     let [given] = scanned(body, top, |scan| scan.fields(["cache_salt"]))?;
     let place = SaltField::new(body, top, given);
     Ok(edit::apply(body, vec![place.write(body, salt)]))

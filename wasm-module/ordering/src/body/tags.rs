@@ -2,7 +2,6 @@
 //!
 //! One pass finds every tag with a configured name; all later steps use these marks. An opening tag's attributes are
 //! read at most once, up to the second opening tag after it. So the cost is linear in the text, whatever it contains.
-//! whatever it contains.
 //!
 //! ```text
 //!   See <doc id=1>. <docs> \n<doc id=2> x </doc> \n<doc id=3> y </doc> </docs>

@@ -6,7 +6,6 @@
 //!   m1, the same words ─────── [b d]   └── m3'
 //! ```
 //!
-//! A message's chain hashes everything before it, so the deepest known message of a request determines how all of them
 //! A message's chain hashes everything before it, so the deepest known message of a request determines how all of them were
 //! forwarded. It does not determine which documents of a `documents` array the gateway *wrote into* them, since the client
 //! sends the array separately: two chats with equal beginnings may differ in it. So one chain may have several nodes, with

@@ -7,11 +7,10 @@
 //!
 //! ```text
 //!   m0 ─ m1 ─ m2 ─ m3          a chat, as the client sends it
-//!   m0 ─ m1 ─ m2 ─ m3          a chat, as the client sends it
 //!        └ [b a]   └ [c, see a]        the changes: a memory of messages, a trie
 //!                  └ [d]               the same words continued otherwise
+//! ```
 //!
-//! - [`sent`]: what is remembered of one message. It is small, since the client sends the texts again and the hash
 //! - [`sent`]: the record of one message. It is small, since the client sends the texts again and the hash proves that they
 //!   are the same. Only documents that the filter itself wrote into a message are stored as text.
 //! - [`memory`]: the trie, bounded in messages and bytes.

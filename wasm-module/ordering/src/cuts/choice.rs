@@ -7,7 +7,6 @@
 //!                                                                       their own
 //! ```
 //!
-//! Everything between what is read and the last marker is written once, at 1.25, whatever stands between. So the last
 //! Everything between the cached prefix and the last marker is written once, at 1.25. So the last marker determines the
 //! price, and the others are free: they are set where the next request that shares a prefix is most likely to stop sharing.
 //! With `p` the probability that a position recurs, markers at m₁ < m₂ < … let the next such request read Σ (T(mᵢ) −

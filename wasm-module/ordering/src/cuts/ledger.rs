@@ -8,6 +8,7 @@
 //!   age      0 ──┬── 1/128 ──┬── 1/64 ── … ──┬── 1/2 ──┬── 1 lifetime
 //!   visits   came again here: hits; grew older than this: passes
 //! ```
+//!
 //! Each visit of a position is a trial of its class. It is a hit if the position recurs within its lifetime. Recent trials
 //! have had little time, so hits are counted by age, and the probability is one minus the product of the shares that passed
 //! each age (E. Kaplan, P. Meier: Nonparametric estimation from incomplete observations, 1958). The shares by age are those

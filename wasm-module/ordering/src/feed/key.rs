@@ -11,7 +11,6 @@
 //!   bytes of any length      tag of 128 bits over kind ‖ bytes; masked with SipHash-2-4-128(masks, kind ‖ tag ‖ 0, 1, 2, …)
 //! ```
 //!
-//! This is the synthetic-IV construction (Rogaway and Shrimpton, EUROCRYPT 2006) with SipHash as the pseudorandom
 //! This is the synthetic-IV construction (Rogaway and Shrimpton, EUROCRYPT 2006) with SipHash as the pseudorandom function.
 //! Equal values of one tenant look equal, as a cache's events require. Without the key, everything else looks random, and
 //! the same document looks different under another tenant. With the key the value can be recovered, so a follower needs no

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   tools   ─▶ order, form ────────────▶ edits
-//!   system  ─▶ patterns, learned slots ─▶ spans ─▶ move ▶ taken out here, written behind the newest documents
 //!   system  ─▶ patterns, learned slots ─▶ spans ─▶ move ▶ removed here, written behind the newest documents
 //!                                                  freeze ▶ replaced by the conversation's first value
 //!                                                  drop ▶ removed
+//! ```
 //!
 //! The body is not written here: a [`Decision`] consists of ranges of it. The hashes that identify chats and scopes are
 //! computed without the head's volatile spans ([`Parsed::rebase`]), so that later requests still match them.

@@ -7,7 +7,6 @@
 //!                                       └─ +{4 0}            a new one's is the path that it matches, then rank
 //! ```
 //!
-//! The tree is built at once by clustering ([`ContextIndex::build`]), or grows with every request. A request descends
 //! The tree is built at once by clustering ([`ContextIndex::build`]), or grows with every request. A request descends from
 //! the root of its scope to the child at the least distance (equation 1), as long as that child holds only documents of the
 //! request. Then it becomes a leaf there. If it shares more with a child, a new inner node is inserted above both. Children
