@@ -166,15 +166,15 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Waits until the holder must end.
+    /// Waits until the request must be aborted.
     pub async fn cut(&mut self) {
         let _ = self.state.wait_for(|state| state.phase >= Phase::Cut).await;
     }
 
-    /// Enters, now that the body is there.
+    /// Enters, after the body has arrived.
     ///
     /// # Errors
-    /// Returns [`Failure::Stopping`] when it comes too late, or [`Failure::QueueFull`] when all places are taken.
+    /// Returns [`Failure::Stopping`] if it is too late, or [`Failure::QueueFull`] if all places are taken.
     pub fn enter(self) -> Result<Pass, Failure> {
         let gate = &self.gate;
         let mut outcome = Err(Failure::Stopping);
@@ -206,7 +206,7 @@ impl Drop for Arrival {
     }
 }
 
-/// A place inside, which is given back when dropped.
+/// A place inside, freed on drop.
 #[derive(Debug)]
 pub struct Pass {
     gate: Arc<Gate>,
@@ -214,7 +214,7 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Waits until the holder must end.
+    /// Waits until the request must be aborted.
     pub async fn cut(&mut self) {
         let _ = self.state.wait_for(|state| state.phase >= Phase::Cut).await;
     }
@@ -258,7 +258,7 @@ mod tests {
         let [first, second, third, late] = [(); 4].map(|()| gate.arrive().unwrap());
         assert_eq!(gate.inside(), 0);
         let pass = first.enter().unwrap();
-        // Others were faster.
+        // Other requests took the places.
         assert!(matches!(second.enter(), Err(Failure::QueueFull { .. })));
         assert!(matches!(gate.arrive(), Err(Failure::QueueFull { .. })));
         gate.advance(Phase::Stopping);
@@ -280,7 +280,7 @@ mod tests {
         assert!(!gate.is_exhausted(time));
         let _second = gate.enter().unwrap();
         tokio::time::sleep(time / 2).await;
-        // One leaves and another one comes: it goes on.
+        // One leaves and another one enters: the gate is not exhausted.
         drop(first);
         let _third = gate.enter().unwrap();
         tokio::time::sleep(time / 2).await;
