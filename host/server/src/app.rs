@@ -27,29 +27,29 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// The exporter of OpenTelemetry spans; `None` if no collector is configured.
     pub spans: Option<Spans>,
-    /// The keys that requests under `/v1` need; `None`: they need none.
+    /// The keys that requests under `/v1` need; `None` if they need none.
     pub keys: Option<ApiKeys>,
     /// API keys for operators' routes; `None` if none are configured.
     pub operators: Option<ApiKeys>,
     /// Whether the internal listener is bound to an address other than loopback.
     pub is_internal_exposed: bool,
-    /// The engine in whose words routers are answered.
+    /// The engine whose formats routers receive.
     pub drop_in: DropIn,
-    /// Responses for those that go on from them; `None`: none are kept.
+    /// Stored responses, for requests that continue them; `None` if none are stored.
     pub transcripts: Option<Arc<Transcripts>>,
-    /// Files and batches; `None`: none are taken.
+    /// Files and batches; `None` if they are off.
     pub batches: Option<Batches>,
-    /// Bounds of a request.
+    /// Limits of a request.
     pub limits: Limits,
-    /// The feed of what the engine's cache holds.
+    /// The feed of the engine's cache events.
     pub readers: Arc<Readers>,
-    /// Finds requests' documents as the gateway does.
+    /// Locates requests' documents in the same way as the gateway.
     pub locator: Locator,
-    /// Finds documents for requests that come without.
+    /// Retrieves documents for requests without any.
     pub retriever: Arc<Retriever>,
-    /// Requests being parsed, rendered and tokenised at once: one per core.
+    /// Permits to parse, render and tokenise requests: one per core.
     pub preparing: Arc<Semaphore>,
-    /// Grammars being prepared, apart from everything else.
+    /// Admission of grammars, separate from other work.
     pub grammars: grammars::Admission,
     /// Measures how long a probe waits for a permit of `preparing`, to detect a stall.
     pub canary: Canary,
@@ -57,18 +57,18 @@ pub struct App {
     pub connections: Arc<Book>,
 }
 
-/// Bounds of a request.
+/// Limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of its body.
+    /// Longest body, in bytes.
     pub max_body_bytes: u64,
-    /// Time for its body to arrive.
+    /// Time limit for its body.
     pub body_time: Duration,
-    /// Time from its arrival to the end of its answer.
+    /// Time limit from its arrival to the end of its answer.
     pub request_timeout: Duration,
 }
 
-/// The engine in whose words routers are answered, where engines differ.
+/// The engine whose formats routers receive, where engines differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DropIn {
     /// `owned_by` is `vllm`, and `/get_load` an object with `load`.
@@ -79,7 +79,7 @@ pub enum DropIn {
 }
 
 impl DropIn {
-    /// As `/v1/models` has it.
+    /// The name used as `owned_by` in `/v1/models`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Vllm => "vllm",

@@ -1,4 +1,4 @@
-//! Whether permits are still given back.
+//! Detects whether permits are still given back.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-/// A probe's request for a permit, to see whether permits are still given out. There is one at a time: the next probe
-/// asks how long it has been waiting.
+/// A pending probe for a permit, which shows whether permits are still given out. There is at most one: the next probe asks
+/// how long it has waited.
 #[derive(Debug, Default)]
 pub struct Canary(Arc<Mutex<Option<Instant>>>);
 
 impl Canary {
-    /// Returns how long the current request has been waiting; sends one if there is none.
+    /// Returns how long the pending probe has waited; starts one if no permit is available.
     pub fn waits(&self, permits: &Arc<Semaphore>) -> Duration {
         let mut since = self.0.lock();
         if let Some(since) = *since {
@@ -46,7 +46,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(5)).await;
         }
         drop(held);
-        // The canary has its turn, and gives the permit back.
+        // The canary gets the permit and gives it back.
         let _held = permits.acquire().await.unwrap();
         assert_eq!(canary.waits(&permits), Duration::ZERO);
     }

@@ -1,9 +1,9 @@
-//! Opens the device that computes, with the sizes of its pools, before the engine starts.
+//! Opens the device for computation, with the sizes of its pools, before the engine starts.
 //!
 //! ```text
-//!   auto    the first CUDA device, where there is one; else the CPU
+//!   auto    the first CUDA device, if there is one; otherwise the CPU
 //!   cpu     the CPU
-//!   cuda:N  this CUDA device, or an error that says why not
+//!   cuda:N  this CUDA device, or an error with the reason
 //! ```
 
 use anyhow::{Context, bail};
@@ -15,10 +15,10 @@ use foreword_report::progress::bar;
 use std::path::Path;
 use std::str::FromStr;
 
-/// The device that was asked for.
+/// The requested device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
-    /// The best device: the first CUDA device if there is one, else the CPU.
+    /// The first CUDA device if there is one, otherwise the CPU.
     #[default]
     Auto,
     /// The CPU.
@@ -46,9 +46,9 @@ impl FromStr for Device {
 /// The size of a pool of KV state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvSize {
-    /// Room for this many tokens.
+    /// This many tokens.
     Tokens(u32),
-    /// This much memory.
+    /// This many bytes.
     Bytes(u64),
 }
 
@@ -61,7 +61,7 @@ impl KvSize {
         }
     }
 
-    /// Returns the number of pages of a pool that must have one.
+    /// Returns the number of pages; an error if not even one fits.
     fn some_pages(self, page_tokens: u32, page_bytes: u64) -> anyhow::Result<u32> {
         match (self.pages(page_tokens, page_bytes), self) {
             (0, Self::Bytes(bytes)) => bail!(
@@ -72,12 +72,12 @@ impl KvSize {
     }
 }
 
-/// A device and its sizes. The default of a `None` depends on the device.
+/// A device and its sizes. `None` means a default that depends on the device.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     /// The device.
     pub device: Device,
-    /// KV state in the pool; by default 65,536 tokens on the CPU, and a fraction of a CUDA device's memory.
+    /// KV state in device memory; by default 65,536 tokens on the CPU, and a fraction of a CUDA device's memory.
     pub kv: Option<KvSize>,
     /// Fraction of a CUDA device's memory, after the weights, for KV state.
     pub kv_memory_fraction: f32,
@@ -85,14 +85,14 @@ pub struct DeviceConfig {
     pub kv_host: KvSize,
     /// Tokens in a page.
     pub page_tokens: u32,
-    /// Most tokens of a step; by default 512 on the CPU, 2,048 there with AMX while no answer is generated, and 8,192 on a
-    /// CUDA device.
+    /// Most tokens of a step; by default 512 on the CPU (2,048 with AMX while no answer is generated), and 8,192 on a CUDA
+    /// device.
     pub max_step_tokens: Option<u32>,
-    /// Number of worker threads of the CPU.
+    /// Number of worker threads on the CPU.
     pub threads: Option<u32>,
     /// How the CPU multiplies bf16 weights.
     pub precision: Precision,
-    /// Seed of random weights, which replace those of the checkpoint.
+    /// Seed of random weights, which replace the checkpoint's.
     pub random_weights: Option<u64>,
 }
 
@@ -100,9 +100,9 @@ pub struct DeviceConfig {
 pub struct Opened {
     /// The backend that computes.
     pub backend: Box<dyn Backend>,
-    /// A hash of everything that a page's bytes depend on besides its tokens.
+    /// Hash of everything on which a page's bytes depend, except its tokens.
     pub identity: u128,
-    /// Description of the machine; measured costs are valid for it.
+    /// Description of the machine, for which measured costs are valid.
     pub machine: String,
     /// Most tokens of a step.
     pub max_step_tokens: u32,
@@ -112,7 +112,7 @@ pub struct Opened {
 
 const CPU_KV_TOKENS: u32 = 65_536;
 const CPU_STEP_TOKENS: u32 = 512;
-/// With AMX these take about as long as 512 without.
+/// With AMX, a step of this size takes about as long as one of 512 without.
 const CPU_TILES_PREFILL_STEP_TOKENS: u32 = 2_048;
 const CUDA_STEP_TOKENS: u32 = 8_192;
 
@@ -120,7 +120,7 @@ impl DeviceConfig {
     /// Returns the number of the CUDA device, or `None` for the CPU.
     ///
     /// # Errors
-    /// Returns an error when a CUDA device was asked for that is not there.
+    /// Returns an error if the requested CUDA device is not available.
     pub fn ordinal(&self) -> anyhow::Result<Option<u32>> {
         match self.device {
             Device::Cpu => Ok(None),
@@ -138,11 +138,11 @@ impl DeviceConfig {
         }
     }
 
-    /// Loads the model in `folder` onto the device. This is slow, since it reads the weights.
+    /// Loads the model in `folder` onto the device. Slow, since it reads the weights.
     ///
     /// # Errors
-    /// Returns an error when the device is missing or too small, or a file of the checkpoint is missing, malformed or
-    /// not supported.
+    /// Returns an error if the device is missing or too small, or a file of the checkpoint is missing, malformed or not
+    /// supported.
     pub fn open(&self, folder: &Path) -> anyhow::Result<Opened> {
         let ordinal = self.ordinal()?;
         let context = || format!("cannot load the model in {}", folder.display());

@@ -1,26 +1,26 @@
-//! Every way in which a request can fail, with its HTTP status and its public wording, in OpenAI's error shape.
+//! All failures of a request, with HTTP status and public message, in OpenAI's error format.
 //!
 //! | status | code | when |
 //! | --- | --- | --- |
-//! | 400 | `invalid_value` | a field, or the body itself, is not what the API takes |
+//! | 400 | `invalid_value` | a field, or the body itself, is invalid |
 //! | 400 | `context_length_exceeded` | prompt and answer do not fit |
-//! | 401 | `invalid_api_key` | keys are configured and none of them was sent |
-//! | 404 | `response_not_found` | the response to go on from, or asked for, is not kept |
-//! | 404 | `file_not_found`, `batch_not_found` | the file or the batch is not kept, or not this client's |
+//! | 401 | `invalid_api_key` | keys are configured and the request has none of them |
+//! | 404 | `response_not_found` | the response to continue or return is not stored |
+//! | 404 | `file_not_found`, `batch_not_found` | the file or the batch is not stored, or not this client's |
 //! | 404 | `model_not_found`, `unknown_url` | another model, another path, a path of the internal listener |
 //! | 405 | `method_not_allowed` | the path exists, the method does not |
-//! | 403 | `feed_key_required` | the KV feed, asked for elsewhere than on loopback, and not sealed |
-//! | 403 | `operators_key_required` | the cache is to be emptied, and there is no key to ask for |
+//! | 403 | `feed_key_required` | the KV feed is unsealed and was requested on an address other than loopback |
+//! | 403 | `operators_key_required` | a request to empty the cache, and no operators' key is configured |
 //! | 408 | `body_timeout` | the request's body did not arrive in time, or too slowly |
-//! | 413 | `body_too_large` | the body is over the limit |
-//! | 413 | `storage_full` | as many files, bytes or batches as may be kept are kept |
-//! | 415 | `unsupported_media_type` | the body is not declared as JSON |
-//! | 429 | `push_rate` | a gateway tells others more than it may |
-//! | 429 | `queue_full` | as many requests as may wait are waiting; `retry-after` says when to come back |
-//! | 500 | `internal_error` | our fault; the cause is in the log, with the request's id |
+//! | 413 | `body_too_large` | the body exceeds the limit |
+//! | 413 | `storage_full` | the limit of files, bytes or batches is reached |
+//! | 415 | `unsupported_media_type` | the content type is not JSON |
+//! | 429 | `push_rate` | a gateway pushes more than it may |
+//! | 429 | `queue_full` | the limit of waiting requests is reached; see `retry-after` |
+//! | 500 | `internal_error` | a fault of the server; the log has the cause, with the request's id |
 //! | 503 | `loading`, `stopping` | not yet, or no longer, serving |
-//! | 503 | `retriever_unavailable` | embedder or index are not there; everything else is served |
-//! | 504 | `request_timeout` | the answer took longer than a request may |
+//! | 503 | `retriever_unavailable` | embedder or index are not available; everything else is served |
+//! | 504 | `request_timeout` | the answer exceeded the time limit |
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -28,13 +28,13 @@ use foreword_engine::engine::{self, SubmitError};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The reason why a request got no answer, or an incomplete one.
+/// Why a request got no answer, or an incomplete one.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// A field, or the body, is not what the API takes.
+    /// A field, or the body, is invalid.
     #[error("{message}")]
     Invalid {
-        /// The field, as OpenAI writes it (`messages[2].content`); `None`: the body as a whole.
+        /// The field in OpenAI's notation (`messages[2].content`); `None` for the body as a whole.
         param: Option<String>,
         /// The value found, and the values accepted.
         message: String,
@@ -51,10 +51,10 @@ pub enum Failure {
         /// Tokens that fit.
         limit: u32,
     },
-    /// No known key came with the request.
+    /// The request has no known key.
     #[error("a valid API key is required, as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     Unauthorized,
-    /// The request names a model that is not served here.
+    /// The request names a model that is not served.
     #[error("the model `{asked}` does not exist here; this server serves `{served}`")]
     UnknownModel {
         /// The name sent, clipped.
@@ -62,34 +62,34 @@ pub enum Failure {
         /// The name served.
         served: String,
     },
-    /// No such response is kept for this client.
+    /// No such response is stored for this client.
     #[error("the response `{id}` is not kept here, or no longer")]
     UnknownResponse {
         /// The id sent, clipped.
         id: String,
-        /// The field that it stood in; `None`: the path.
+        /// The field with the id; `None` for the path.
         param: Option<&'static str>,
     },
-    /// No such file is kept for this client.
+    /// No such file is stored for this client.
     #[error("the file `{id}` is not kept here, or no longer")]
     UnknownFile {
         /// The id sent, clipped.
         id: String,
-        /// The field that it stood in; `None`: the path.
+        /// The field with the id; `None` for the path.
         param: Option<&'static str>,
     },
-    /// No such batch is kept for this client.
+    /// No such batch is stored for this client.
     #[error("the batch `{id}` is not kept here, or no longer")]
     UnknownBatch {
         /// The id sent, clipped.
         id: String,
     },
-    /// There is no room for another file or batch.
+    /// A limit on files and batches is reached.
     #[error("the limit of {limit} {what} is reached: remove what is no longer needed")]
     StorageFull {
-        /// What there are too many of.
+        /// The limited resource.
         what: &'static str,
-        /// Most of them.
+        /// The limit.
         limit: u64,
     },
     /// No such path.
@@ -108,7 +108,7 @@ pub enum Failure {
         /// The request's path, without query.
         path: String,
     },
-    /// The feed would tell anyone who reaches it which documents there are.
+    /// The unsealed feed would reveal documents to anyone who reaches it.
     #[error(
         "without a key of its own the feed is read on loopback only, and gateways tell each other nothing: give --feed-key-file"
     )]
@@ -135,24 +135,24 @@ pub enum Failure {
     /// The body arrived too slowly.
     #[error("the request's body arrived at less than {rate} bytes per second")]
     BodySlow {
-        /// Bytes a second that must arrive.
+        /// Required rate, in bytes a second.
         rate: u32,
     },
-    /// The body is over the limit.
+    /// The body exceeds the limit.
     #[error("the request's body has {}, more than the limit of {limit} bytes", size_words(*size, *limit))]
     BodyTooLarge {
-        /// Bytes declared; `None` if the body came without a length.
+        /// Declared length in bytes; `None` if there was none.
         size: Option<u64>,
-        /// Bytes allowed.
+        /// Longest body, in bytes.
         limit: u64,
     },
-    /// The body is not declared as JSON.
+    /// The content type is not JSON.
     #[error("the content type must be `application/json`, got {}", found.as_deref().map_or("none".into(), |f| format!("`{f}`")))]
     MediaType {
-        /// The content type sent, clipped.
+        /// The declared content type, clipped.
         found: Option<String>,
     },
-    /// The queue is full, and the request may be sent again later.
+    /// The queue is full; the request may be sent again later.
     #[error("the server is at its limit of {limit} requests; try again later")]
     QueueFull {
         /// Most requests at once.
@@ -160,7 +160,7 @@ pub enum Failure {
         /// Time after which there may be room; [`SOON`] if it is unknown.
         retry_after: Duration,
     },
-    /// The holder of a key tells other gateways too much.
+    /// A key's holder pushes too much to other gateways.
     #[error("more than {limit} bytes a second are pushed with this key; try again later")]
     PushRate {
         /// Most bytes a second.
@@ -174,13 +174,13 @@ pub enum Failure {
     /// The server accepts no more requests.
     #[error("the server is stopping")]
     Stopping,
-    /// Documents or vectors are not available now. The cause is logged and not shown.
+    /// Retrieval is not available now. The cause is logged and not shown.
     #[error("the retriever is not available; the server's log says why")]
     Retriever {
         /// The cause, for the log.
         cause: String,
     },
-    /// The answer took too long.
+    /// The answer exceeded the time limit.
     #[error("the request took longer than the limit of {} s", limit.as_secs())]
     Timeout {
         /// Time allowed.
@@ -195,7 +195,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Returns the failure of a field that is not what the API accepts.
+    /// Returns the failure for an invalid field.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Invalid {
             param: Some(param.into()),
@@ -203,7 +203,7 @@ impl Failure {
         }
     }
 
-    /// Returns the failure of a body that is not what the API accepts.
+    /// Returns the failure for an invalid body.
     pub fn invalid_body(message: impl Into<String>) -> Self {
         Self::Invalid {
             param: None,
@@ -211,7 +211,7 @@ impl Failure {
         }
     }
 
-    /// As it is told where fields of a chat have other names: those at the beginning of the field's, and of the message.
+    /// Renames fields for an API with other names: at the beginning of the field's path, and of the message.
     #[must_use]
     pub fn renamed(self, names: &[(&str, &str)]) -> Self {
         let Self::Invalid {
@@ -236,21 +236,21 @@ impl Failure {
         }
     }
 
-    /// Our own fault.
+    /// Returns a fault of the server.
     pub fn internal(cause: impl std::fmt::Display) -> Self {
         Self::Internal {
             cause: cause.to_string(),
         }
     }
 
-    /// Returns the failure of documents or vectors that are not available now.
+    /// Returns the failure of unavailable retrieval.
     pub fn retriever(cause: impl std::fmt::Display) -> Self {
         Self::Retriever {
             cause: cause.to_string(),
         }
     }
 
-    /// Returns the failure for the engine's refusal of a request with `max_tokens` tokens of answer.
+    /// Returns the failure for the engine's refusal of a request with up to `max_tokens` answer tokens.
     pub fn from_submit(error: SubmitError, max_tokens: u32) -> Self {
         match error {
             SubmitError::QueueFull { limit, retry_after }
@@ -271,7 +271,7 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for a request on which the engine gave up; `limit` is its time limit.
+    /// Returns the failure for a request that the engine aborted; `limit` is its time limit.
     pub fn from_engine(failure: engine::Failure, limit: Duration) -> Self {
         match failure {
             engine::Failure::Expired => Self::Timeout { limit },
@@ -345,7 +345,7 @@ impl Failure {
         self.kind().0
     }
 
-    /// Returns the code: one word for programs.
+    /// Returns the code, one word.
     pub fn code(&self) -> &'static str {
         self.kind().2
     }
@@ -362,7 +362,7 @@ impl Failure {
         json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})
     }
 
-    /// Logs what the client is not told. It contains no text of a request.
+    /// Logs the cause that the client does not see. It contains no text of a request.
     pub fn log(&self) {
         match self {
             Self::Internal { cause } => tracing::error!(cause, "internal error"),
@@ -398,11 +398,11 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The public words of the failure that a response tells, for whoever tells it in another API's shape.
+/// A failure's public message, for layers that format it for another API.
 #[derive(Clone, Debug)]
 pub(crate) struct Wording(pub(crate) String);
 
-/// When to come back where nobody can tell when there will be room.
+/// The `retry-after` when the time until there is room is unknown.
 pub const SOON: Duration = Duration::from_secs(1);
 
 /// Returns the value of `retry-after`: rounded up, at least one.
@@ -411,7 +411,7 @@ fn whole_seconds(time: Duration) -> HeaderValue {
     HeaderValue::from(seconds.max(1))
 }
 
-/// Returns the first 100 characters of a client's text, for an error that names it.
+/// Returns the first 100 characters of a client's text, for an error message.
 pub fn clip(text: &str) -> String {
     const CHARACTERS: usize = 100;
     match text.char_indices().nth(CHARACTERS) {

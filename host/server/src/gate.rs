@@ -2,16 +2,15 @@
 //!
 //! ```text
 //!   Loading ──▶ Open ──▶ Stopping ──▶ Cut ──▶ Closed
-//!   refuse      let in    refuse,      tell those   drop the
-//!               (bounded) wait for     inside to    listener
-//!                         those inside end
+//!   refuse      admit     refuse,      abort       close the
+//!               (bounded) wait for     those       listener
+//!                         those inside inside
 //! ```
 //!
-//! The gate knows nothing of HTTP or of the engine. Its bound keeps memory bounded: a request holds a place from the
-//! arrival of its body until its answer is complete or dropped. While its body arrives it holds none, so a client that
-//! does not send what it announced takes nobody's place. The memory of such bodies is bounded by
-//! [`connections`](crate::connections). The gate still knows of such a request, and lets it in when the server stops
-//! meanwhile.
+//! The gate knows nothing of HTTP or of the engine. Its bound limits memory: a request holds a place from the arrival of
+//! its complete body until its answer is complete or dropped. While its body arrives it holds none, so a client that does
+//! not send its announced body takes no place. [`connections`](crate::connections) bounds the memory of such bodies. The
+//! gate counts such requests and admits them even if the server begins to stop meanwhile.
 
 use crate::connections::Closing;
 use crate::failure::{Failure, SOON};
@@ -20,18 +19,18 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// The phase of the server's life. Phases only advance.
+/// The phase of the server's life cycle. Phases only advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// The model is being read.
+    /// The model is being loaded.
     Loading,
     /// Requests are served.
     Open,
-    /// No request is let in; those inside finish.
+    /// No request is admitted; those inside finish.
     Stopping,
-    /// Those still inside must end now.
+    /// Requests still inside are aborted.
     Cut,
-    /// Nothing is served any more.
+    /// The server is closed.
     Closed,
 }
 
@@ -49,12 +48,12 @@ struct GateState {
     inside: u32,
     /// Number of requests whose bodies are arriving.
     arriving: u32,
-    /// Time when a place was last taken or given back.
+    /// Time when a place was last taken or freed.
     moved: Instant,
 }
 
 impl Gate {
-    /// Returns a gate in phase `Loading` that will let in `limit` requests at once.
+    /// Returns a gate in phase `Loading` that will admit `limit` requests at once.
     pub fn new(limit: u32) -> Arc<Self> {
         Arc::new(Self {
             state: watch::Sender::new(GateState {
@@ -77,13 +76,13 @@ impl Gate {
         self.state.borrow().inside
     }
 
-    /// Returns whether all places are taken and none was given back for `time`.
+    /// Returns whether all places are taken and none was freed for `time`.
     pub fn is_exhausted(&self, time: Duration) -> bool {
         let state = self.state.borrow();
         state.inside >= self.limit && state.moved.elapsed() >= time
     }
 
-    /// Advances to `phase`; does nothing when it is already there or beyond.
+    /// Advances to `phase`; does nothing if it is already there or beyond.
     pub fn advance(&self, phase: Phase) {
         self.state.send_if_modified(|state| {
             let later = phase > state.phase;
@@ -94,18 +93,18 @@ impl Gate {
         });
     }
 
-    /// Lets one request in.
+    /// Admits a request.
     ///
     /// # Errors
-    /// Returns [`Failure::Loading`], [`Failure::Stopping`], or [`Failure::QueueFull`] when all places are taken.
+    /// Returns [`Failure::Loading`], [`Failure::Stopping`], or [`Failure::QueueFull`] if all places are taken.
     pub fn enter(self: &Arc<Self>) -> Result<Pass, Failure> {
         self.arrive()?.enter()
     }
 
-    /// Lets one request come to the gate, to enter when its body is there.
+    /// Registers a request whose body is still to arrive; it can enter afterwards.
     ///
     /// # Errors
-    /// Returns the errors of [`Gate::enter`]: the body of a request that will not be let in is not read.
+    /// Returns the errors of [`Gate::enter`], so that the body of a refused request is not read.
     pub fn arrive(self: &Arc<Self>) -> Result<Arrival, Failure> {
         let mut outcome = Err(Failure::Stopping);
         self.state.send_if_modified(|state| {
@@ -143,7 +142,7 @@ impl Gate {
             .await;
     }
 
-    /// Waits until no request is inside or on the way in.
+    /// Waits until no request is inside or arriving.
     pub async fn emptied(&self) {
         let _ = self
             .state
@@ -167,15 +166,15 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Waits until the holder must end.
+    /// Waits until the request must be aborted.
     pub async fn cut(&mut self) {
         let _ = self.state.wait_for(|state| state.phase >= Phase::Cut).await;
     }
 
-    /// Enters, now that the body is there.
+    /// Enters, after the body has arrived.
     ///
     /// # Errors
-    /// Returns [`Failure::Stopping`] when it comes too late, or [`Failure::QueueFull`] when all places are taken.
+    /// Returns [`Failure::Stopping`] if it is too late, or [`Failure::QueueFull`] if all places are taken.
     pub fn enter(self) -> Result<Pass, Failure> {
         let gate = &self.gate;
         let mut outcome = Err(Failure::Stopping);
@@ -207,7 +206,7 @@ impl Drop for Arrival {
     }
 }
 
-/// A place inside, which is given back when dropped.
+/// A place inside, freed on drop.
 #[derive(Debug)]
 pub struct Pass {
     gate: Arc<Gate>,
@@ -215,7 +214,7 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Waits until the holder must end.
+    /// Waits until the request must be aborted.
     pub async fn cut(&mut self) {
         let _ = self.state.wait_for(|state| state.phase >= Phase::Cut).await;
     }
@@ -259,7 +258,7 @@ mod tests {
         let [first, second, third, late] = [(); 4].map(|()| gate.arrive().unwrap());
         assert_eq!(gate.inside(), 0);
         let pass = first.enter().unwrap();
-        // Others were faster.
+        // Other requests took the places.
         assert!(matches!(second.enter(), Err(Failure::QueueFull { .. })));
         assert!(matches!(gate.arrive(), Err(Failure::QueueFull { .. })));
         gate.advance(Phase::Stopping);
@@ -281,7 +280,7 @@ mod tests {
         assert!(!gate.is_exhausted(time));
         let _second = gate.enter().unwrap();
         tokio::time::sleep(time / 2).await;
-        // One leaves and another one comes: it goes on.
+        // One leaves and another one enters: the gate is not exhausted.
         drop(first);
         let _third = gate.enter().unwrap();
         tokio::time::sleep(time / 2).await;

@@ -1,8 +1,8 @@
-//! Ids that the server gives.
+//! Ids assigned by the server.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// 128 bits that nobody can guess: std keys its hashers at random.
+/// 128 unguessable bits: std seeds its hashers at random.
 pub(crate) fn random_id() -> String {
     let half = || RandomState::new().hash_one(());
     format!("{:016x}{:016x}", half(), half())

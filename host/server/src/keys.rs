@@ -7,17 +7,17 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A set of accepted keys. The time of a look-up reveals nothing about the keys: the set's hash is keyed at random, so
+/// A set of accepted keys. The time of a look-up reveals nothing about the keys: the set's hasher is seeded at random, so
 /// no prefix of a guess is better than another.
 #[derive(Clone)]
 pub struct ApiKeys(Arc<HashMap<Vec<u8>, usize>>);
 
 impl ApiKeys {
-    /// Reads a file with one key per line; blank lines and lines that begin with `#` do not count.
+    /// Reads a file with one key per line; blank lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
-    /// Returns an error when the file cannot be read or contains no key, since a server that was told to require keys
-    /// must not open without.
+    /// Returns an error if the file cannot be read or contains no key, since a server configured to require keys must not
+    /// run without.
     pub fn load(file: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(file)
             .with_context(|| format!("cannot read the API keys in {}", file.display()))?;
@@ -44,7 +44,7 @@ impl ApiKeys {
         Self(Arc::new(numbered))
     }
 
-    /// Returns the set with one more key, which gets the next number unless it is in the set already.
+    /// Returns the set with one more key, which gets the next number unless it is already in the set.
     pub fn and(&self, key: &str) -> Self {
         let mut numbered = HashMap::clone(&self.0);
         let number = numbered.len();
@@ -57,18 +57,19 @@ impl ApiKeys {
         self.0.len()
     }
 
-    /// Whether `headers` carry one of the keys, as `Authorization: Bearer KEY` or, in Anthropic's manner, `x-api-key: KEY`.
+    /// Returns whether `headers` contain one of the keys, as `Authorization: Bearer KEY` or, as in Anthropic's API,
+    /// `x-api-key: KEY`.
     pub fn admit(&self, headers: &HeaderMap) -> bool {
         self.holder(headers).is_some()
     }
 
-    /// Returns the number of the key that `headers` carry.
+    /// Returns the number of the key in `headers`.
     pub fn holder(&self, headers: &HeaderMap) -> Option<usize> {
         self.0.get(sent(headers)?).copied()
     }
 
-    /// Returns a name for the key that `headers` carry, which stays the same when keys are added or removed: 128 bits of
-    /// its SHA-256.
+    /// Returns a name for the key in `headers` that does not change when keys are added or removed: 128 bits of its
+    /// SHA-256.
     pub fn name(&self, headers: &HeaderMap) -> Option<String> {
         let (key, _) = self.0.get_key_value(sent(headers)?)?;
         Some(name(key))
@@ -81,7 +82,7 @@ impl ApiKeys {
     }
 }
 
-/// Returns the key that `headers` carry, accepted or not.
+/// Returns the key in `headers`, accepted or not.
 fn sent(headers: &HeaderMap) -> Option<&[u8]> {
     let Some(value) = headers.get(header::AUTHORIZATION) else {
         return Some(headers.get("x-api-key")?.as_bytes().trim_ascii());

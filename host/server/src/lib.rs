@@ -1,17 +1,17 @@
-//! Foreword's server: an OpenAI-compatible HTTP server over `foreword-engine`.
+//! Foreword's server: an OpenAI-compatible HTTP server on top of `foreword-engine`.
 //!
 //! ```text
 //!  main ── arguments ──▶ serve: bind, open, stop
-//!                          │ phases and head count: gate
+//!                          │ phases and number of requests: gate
 //!  client ──HTTP──▶ api ───┤
 //!                          │ bytes -> checked request: request
 //!                          │ checked request -> tokens -> generation: model
 //!                          │ generation -> pieces of text, usage, timings: answer
-//!  client ◀─JSON/SSE─ api ─┘ anything that went wrong -> status and wording: failure
+//!  client ◀─JSON/SSE─ api ─┘ errors -> status and message: failure
 //! ```
 //!
-//! This package turns HTTP into engine requests and engine events into HTTP. The engine decides how prompts are
-//! cached, scheduled and computed, and the gateway how documents are ordered.
+//! This package converts HTTP requests to engine requests and engine events to HTTP responses. The engine decides how
+//! prompts are cached, scheduled and computed, and the gateway how documents are ordered.
 
 pub mod answer;
 pub mod api;

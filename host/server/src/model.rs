@@ -1,7 +1,7 @@
-//! The served model: its name, its conversion of text to tokens, and the engine that runs it.
+//! The served model: its name, its conversion between text and tokens, and its engine.
 //!
-//! This module checks what the model alone can judge of a checked request: whether the messages fit its chat template,
-//! and whether prompt and answer fit its positions. It does not know what an answer looks like over HTTP.
+//! This module checks a parsed request against the model: whether its messages fit the chat template, and whether prompt
+//! and answer fit the model's positions. It knows nothing of HTTP responses.
 
 use crate::device::DeviceConfig;
 use crate::failure::{Failure, clip};
@@ -31,7 +31,7 @@ pub struct Model {
     tokenizer: Tokenizer,
     token_cache: TokenCache,
     template: Option<ChatTemplate>,
-    /// Grammars, created for the first answer that needs one: that takes some tenths of a second, and many servers
+    /// Grammars, created for the first answer that needs one, since that takes some tenths of a second, and many servers
     /// need none.
     grammars: OnceLock<Result<Grammars, String>>,
     /// Tokens that end an answer.
@@ -40,24 +40,24 @@ pub struct Model {
     engine: Engine,
 }
 
-/// Where tool calls stand in an answer.
+/// Where tool calls occur in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Calls {
     /// Nowhere: the whole answer is text.
     None,
     /// Between tags, within text.
     Tagged,
-    /// The whole answer is a call.
+    /// The whole answer is a tool call.
     Bare,
 }
 
 impl Model {
-    /// Loads the checkpoint in `folder` onto a device and starts an engine on it, with the cache that `tiers`
-    /// describes and steps as large as the device's. This is slow: it reads the weights, and may measure the machine.
+    /// Loads the checkpoint in `folder` onto a device and starts an engine on it, with the cache of `tiers` and the
+    /// device's step sizes. Slow: it reads the weights, and may measure the machine.
     ///
     /// # Errors
-    /// Returns an error when the device is missing, or a file of the checkpoint or of the tiers is missing, malformed
-    /// or not supported; the chain names file and reason.
+    /// Returns an error if the device is missing, or a file of the checkpoint or of the tiers is missing, malformed or not
+    /// supported; the chain names file and reason.
     pub fn load(
         folder: &Path,
         name: String,
@@ -122,7 +122,7 @@ impl Model {
         })
     }
 
-    /// Returns the model with a cache of this many bytes for the tokens of texts that were tokenised before.
+    /// Returns the model with a token cache of this many bytes, for repeated texts.
     #[must_use]
     pub fn with_token_cache(self, bytes: usize) -> Self {
         Self {
@@ -131,12 +131,12 @@ impl Model {
         }
     }
 
-    /// Returns the name under which it is served.
+    /// Returns the name under which the model is served.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns when it was loaded, in seconds since 1970.
+    /// Returns the time of loading, in seconds since 1970.
     pub fn created_s(&self) -> u64 {
         self.created_s
     }
@@ -146,37 +146,36 @@ impl Model {
         self.shape
     }
 
-    /// Its tokenizer.
+    /// Returns the model's tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// Returns how much of the prompts' text was tokenised before.
+    /// Returns the token cache's counters.
     pub fn token_cache_stats(&self) -> TokenCacheStats {
         self.token_cache.stats()
     }
 
-    /// Returns its engine.
+    /// Returns the model's engine.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// Returns the engine's request for a chat, whose documents `placer` finds, and where tool calls will stand in the
-    /// answer. It takes as long as rendering, tokenising and compiling a grammar, so do not call it on an async
-    /// worker.
+    /// Returns the engine's request for a chat with the documents that `placer` locates, and where tool calls occur in the
+    /// answer. It blocks for rendering and tokenising, so do not call it on an async worker.
     ///
-    /// A forced call is requested in the model's own way if its template shows one: the prompt ends with the tag that
-    /// opens a call, and the answer is the call.
+    /// A forced call uses the model's own format if its template has one: the prompt then ends with the tag that opens a
+    /// call, and the answer is the call.
     ///
     /// # Errors
-    /// Returns an error when the chat does not fit the model.
+    /// Returns an error if the chat does not fit the model.
     pub fn chat_request(
         &self,
         chat: &Chat,
         placer: &Placer<'_>,
     ) -> Result<(Request, Calls, Option<Wanted>), Failure> {
         let (prompt, calls, forced) = self.render(chat)?;
-        // The template has written the special tokens that open a prompt.
+        // The template already wrote the special tokens that open a prompt.
         let placed = placer.place(&prompt);
         let bytes = placed.as_ref().map(Placed::bytes).unwrap_or_default();
         let (tokens, counts) = self.encode(&prompt, false, &chat.options, &bytes)?;
@@ -186,16 +185,16 @@ impl Model {
         Ok((request, calls, Wanted::of(&chat.options.format).or(forced)))
     }
 
-    /// The tokens of a chat's prompt. Costs as [`Model::chat_request`].
+    /// Returns the tokens of a chat's prompt. Costs as [`Model::chat_request`].
     ///
     /// # Errors
-    /// When the chat does not fit the template.
+    /// Returns an error if the chat does not fit the template.
     pub fn chat_tokens(&self, chat: &Chat) -> Result<Vec<TokenId>, Failure> {
         let (prompt, _, _) = self.render(chat)?;
         Ok(self.encode(&prompt, false, &chat.options, &[])?.0)
     }
 
-    /// A chat's prompt, where calls will stand in its answer, and the grammar of a call that is forced.
+    /// Returns a chat's prompt, where calls occur in its answer, and the grammar of a forced call.
     fn render(&self, chat: &Chat) -> Result<(String, Calls, Option<Wanted>), Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
@@ -231,11 +230,11 @@ impl Model {
         Ok((prompt, calls, forced))
     }
 
-    /// Returns the engine's request to compute the beginning that all chats with these opening messages share. It
-    /// takes as long as [`Model::chat_request`].
+    /// Returns the engine's request to prefill the text that all chats with these opening messages share. Costs as
+    /// [`Model::chat_request`].
     ///
     /// # Errors
-    /// Returns an error when the messages do not fit the model.
+    /// Returns an error if the messages do not fit the model.
     pub fn prefill_request(&self, chat: &Chat) -> Result<Request, Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::invalid(
@@ -243,8 +242,8 @@ impl Model {
                 "this model has no chat template",
             ));
         };
-        // Templates require turns, and close messages in their own ways. Two chats that go on differently show what is
-        // written in any case.
+        // Templates require alternating turns, and close messages in their own ways. The common beginning of two different
+        // continuations is the text that is always written.
         let next = match last_role(&chat.messages) {
             Some("user") => "assistant",
             _ => "user",
@@ -276,10 +275,10 @@ impl Model {
         })
     }
 
-    /// Returns the engine's request for a text completion. It takes as long as [`Model::chat_request`].
+    /// Returns the engine's request for a text completion. Costs as [`Model::chat_request`].
     ///
     /// # Errors
-    /// Returns an error when the prompt does not fit the model.
+    /// Returns an error if the prompt does not fit the model.
     pub fn completion_request(&self, completion: &Completion) -> Result<Request, Failure> {
         let prompt = match &completion.prompt {
             Prompt::Text(text) => self.encode(text, true, &completion.options, &[])?.0,
@@ -301,19 +300,19 @@ impl Model {
         Ok(request)
     }
 
-    /// The tokens of `text`, with or without the special ones that open a prompt. Costs as [`Model::chat_request`].
+    /// Returns the tokens of `text`, with or without the special ones that open a prompt. Costs as [`Model::chat_request`].
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// Returns an error if the tokenizer fails.
     pub fn text_tokens(&self, text: &str, special: bool) -> Result<Vec<TokenId>, Failure> {
         let tokens = self.tokenizer.encode(text, special);
         tokens.map_err(Failure::internal)
     }
 
-    /// The text that `tokens` stand for, special ones by their names.
+    /// Returns the text of `tokens`, special ones by their names.
     ///
     /// # Errors
-    /// When there is no such token.
+    /// Returns an error for an unknown token.
     pub fn text_of(&self, tokens: &[TokenId]) -> Result<String, Failure> {
         let bytes: Vec<Vec<u8>> = (tokens.iter().enumerate())
             .map(|(index, token)| {
@@ -327,13 +326,13 @@ impl Model {
         Ok(String::from_utf8_lossy(&bytes.concat()).into_owned())
     }
 
-    /// What a token stands for: maybe a part of a character, or a special token's name.
+    /// Returns a token's bytes, possibly part of a character, or a special token's name.
     pub fn bytes_of(&self, token: TokenId) -> Option<Vec<u8>> {
         let special = || self.tokenizer.special_name(token).map(String::into_bytes);
         self.tokenizer.bytes(token).or_else(special)
     }
 
-    /// The tokens of `text`, and how many stand before each of `bytes`.
+    /// Returns the tokens of `text`, and the number of tokens before each offset in `bytes`.
     fn encode(
         &self,
         text: &str,
@@ -347,8 +346,7 @@ impl Model {
             .map_err(Failure::internal)
     }
 
-    /// Returns the engine's request. `default` is the length of an answer for which none was asked; `None`: as long as
-    /// fits.
+    /// Returns the engine's request. `default` is the answer's length if the request has none; `None` for as long as fits.
     fn request(
         &self,
         prompt: Vec<TokenId>,
@@ -394,12 +392,12 @@ impl Model {
         Ok(request)
     }
 
-    /// Prepares the grammar that an answer must follow. It takes milliseconds, or as long as its bounds allow, so do
-    /// not call it on an async worker.
+    /// Prepares the grammar for an answer. It takes milliseconds, or as long as its bounds allow, so do not call it on an
+    /// async worker.
     ///
     /// # Errors
-    /// Returns an error when the schema is not supported or exceeds a bound, or [`Failure::Stopping`] if it was
-    /// cancelled, which nobody is there to read.
+    /// Returns an error if the schema is not supported or exceeds a bound, or [`Failure::Stopping`] if it was cancelled,
+    /// when the request is already over.
     pub fn constraint(&self, wanted: &Wanted, cancel: &Cancel) -> Result<Constraint, Failure> {
         let grammars = self.grammars()?;
         let Some(schema) = &wanted.schema else {
@@ -434,7 +432,7 @@ impl Model {
     }
 }
 
-/// The messages with `system` for `developer`, which is OpenAI's newer name for it, where the template does not know it.
+/// Returns the messages with role `developer` (OpenAI's newer name) replaced by `system` if the template does not know it.
 fn with_known_roles<'m>(template: &ChatTemplate, messages: &'m Value) -> Cow<'m, Value> {
     let list = messages.as_array().map_or(&[][..], Vec::as_slice);
     if template.knows_developer() || list.iter().all(|message| message["role"] != "developer") {
@@ -460,10 +458,10 @@ fn common_beginning<'t>(one: &'t str, other: &str) -> &'t str {
     differs.map_or(one, |((at, _), _)| &one[..at])
 }
 
-/// Default size of the token cache: the tokens of some ten megabytes of text.
+/// Default size of the token cache: the tokens of about ten megabytes of text.
 const TOKEN_CACHE_BYTES: usize = 64 << 20;
 
-/// Checks that the log-probabilities of a request's prompt are not too many for a response.
+/// Returns an error if a request's prompt log-probabilities would be too many for a response.
 fn check_scored(request: &Request, options: &Options) -> Result<(), Failure> {
     let Some(top) = request.prompt_logprobs else {
         return Ok(());
@@ -483,23 +481,23 @@ fn check_scored(request: &Request, options: &Options) -> Result<(), Failure> {
     Err(Failure::invalid(field, message))
 }
 
-/// Most log-probabilities of a prompt in a response: each takes some hundred bytes of it.
+/// Most prompt log-probabilities in a response, each of about a hundred bytes.
 const MAX_PROMPT_ENTRIES: u64 = 1 << 17;
 
 /// Default length of a text completion, the same as OpenAI's.
 const COMPLETION_TOKENS: u32 = 16;
 
-/// A grammar that an answer must follow, not prepared yet.
+/// A grammar for an answer, still to be prepared.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// The field of the request that asks for it.
+    /// The request's field that requires it.
     field: &'static str,
-    /// `None`: any object.
+    /// The schema; `None` for any JSON object.
     schema: Option<Value>,
 }
 
 impl Wanted {
-    /// Returns the grammar that `response_format` asks for.
+    /// Returns the grammar for `response_format`, if it needs one.
     #[must_use]
     pub fn of(format: &Format) -> Option<Self> {
         let (field, schema) = match format {
@@ -513,7 +511,7 @@ impl Wanted {
     }
 }
 
-/// Refuses a request that names another model.
+/// Returns an error for a request that names another model.
 pub(crate) fn check_model(model: &Model, options: &Options) -> Result<(), Failure> {
     match &options.model {
         Some(asked) if asked != model.name() => Err(Failure::UnknownModel {

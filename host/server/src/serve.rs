@@ -1,4 +1,4 @@
-//! A server's life: it listens at once, opens when the model is loaded, and drains when told to stop.
+//! A server's life cycle: it listens at once, opens when the model is loaded, and drains when it is stopped.
 
 use crate::api::grammars::Admission;
 use crate::api::{self, router};
@@ -31,36 +31,35 @@ use tokio::time::{Instant, timeout_at};
 pub struct Config {
     /// Address to listen on for clients; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Address to listen on for probes, scrapers and gateways that follow the feed; `None`: there is no internal
-    /// listener.
+    /// Address for probes, scrapers and gateways that follow the feed; `None` for no internal listener.
     pub internal: Option<SocketAddr>,
-    /// Bounds of clients' connections.
+    /// Limits on clients' connections.
     pub connections: Bounds,
-    /// Keys required under `/v1`; `None`: no key is required.
+    /// Keys required under `/v1`; `None` if no key is required.
     pub keys: Option<ApiKeys>,
-    /// Collector of spans, see [`crate::spans`]; `None`: there are no spans.
+    /// Collector of spans, see [`crate::spans`]; `None` for no spans.
     pub otlp_endpoint: Option<String>,
-    /// Bounds of a request.
+    /// Limits of a request.
     pub limits: Limits,
-    /// The engine in whose words routers are answered.
+    /// The engine whose formats routers receive.
     pub drop_in: DropIn,
-    /// How many responses are kept for those that go on from them; `None`: none.
+    /// Limits on stored responses; `None` if none are stored.
     pub store: Option<transcripts::Bounds>,
-    /// How batches are taken; `None`: they are not.
+    /// Configuration of batches; `None` if they are off.
     pub batches: Option<batches::Config>,
-    /// The keys to ask for under `/v1/kv`; `None`: those of the API, unless the feed has a key itself.
+    /// Keys required under `/v1/kv`; `None` for those of the API, unless the feed itself has a key.
     pub kv_keys: Option<ApiKeys>,
     /// Key that seals the feed.
     pub feed_key: Option<FeedKey>,
-    /// How the gateway finds documents.
+    /// The gateway's ordering configuration, by which it finds documents.
     pub ordering: OrderingConfig,
     /// Configuration of retrieval.
     pub retrieval: retrieval::Config,
-    /// Configuration of vLLM's KV events; `None`: they are not published.
+    /// Configuration of vLLM's KV events; `None` if they are not published.
     pub kv_events: Option<publisher::Config>,
     /// Most requests inside at once, from the reading of their bodies to the end of their answers.
     pub max_inside: u32,
-    /// Time for which [`Server::stop`] lets those inside go on.
+    /// Time that [`Server::stop`] gives requests inside to finish.
     pub grace: Duration,
 }
 
@@ -72,7 +71,7 @@ pub struct Server {
     grace: Duration,
     connections: JoinSet<()>,
     kv_events: Option<KvEvents>,
-    /// The publisher, which waits for a model.
+    /// The publisher until the model is loaded.
     publisher: Mutex<Option<Publisher>>,
     publishing: Mutex<JoinSet<()>>,
 }
@@ -80,17 +79,17 @@ pub struct Server {
 /// The addresses of vLLM's KV events.
 #[derive(Clone, Copy, Debug)]
 pub struct KvEvents {
-    /// Address of the events as they happen.
+    /// Address of current events.
     pub address: SocketAddr,
-    /// Address of missed events.
+    /// Address for replaying missed events.
     pub replay: Option<SocketAddr>,
 }
 
 impl Server {
-    /// Listens and answers; until [`Server::open`], requests that need the model get 503.
+    /// Listens and responds; until [`Server::open`], requests that need the model get 503.
     ///
     /// # Errors
-    /// Returns an error when the address cannot be listened on.
+    /// Returns an error if the address cannot be listened on.
     pub async fn bind(config: Config) -> anyhow::Result<Self> {
         let (listener, address) = listen(config.listen, "clients").await?;
         let internal = match config.internal {
@@ -203,12 +202,12 @@ impl Server {
         self.kv_events
     }
 
-    /// Returns the state that its handlers share.
+    /// Returns the state that the handlers share.
     pub fn app(&self) -> &Arc<App> {
         &self.app
     }
 
-    /// Serves `model` from now on. A server opens once; a second model is dropped.
+    /// Serves `model` from now on. A server opens once; a second model is ignored.
     pub fn open(&self, model: Model) {
         let (name, feed) = (model.name().to_owned(), model.engine().feed().clone());
         if self.app.model.set(Arc::new(model)).is_ok() {
@@ -225,7 +224,7 @@ impl Server {
         }
     }
 
-    /// Lets no more requests in, waits for those inside up to the grace, cuts off the rest, and closes. The engine has
+    /// Admits no more requests, waits for those inside up to the grace period, aborts the rest, and closes. The engine has
     /// ended when this returns.
     pub async fn stop(self) {
         let Self {
@@ -251,7 +250,7 @@ impl Server {
             batches.ended().await;
         }
         gate.advance(Phase::Closed);
-        // Answers are complete here. They only remain to be written, and a client need not read.
+        // All answers are complete and only need to be written, but a client may not read.
         let writing = deadline.max(Instant::now() + WRITING);
         let written = async { while connections.join_next().await.is_some() {} };
         if timeout_at(writing, written).await.is_err() {
@@ -261,7 +260,7 @@ impl Server {
         let mut publishing = publishing.into_inner();
         while publishing.join_next().await.is_some() {}
         if let Some(model) = app.model.get().cloned() {
-            // It blocks until the engine's thread has ended; with no request inside, that is at once.
+            // It blocks until the engine's thread has ended; without requests inside, that is at once.
             let _ = tokio::task::spawn_blocking(move || model.engine().shutdown()).await;
         }
         if app.spans.is_some() {
@@ -279,7 +278,7 @@ pub(crate) fn access(
     seal: Option<FeedKey>,
     internal: Option<SocketAddr>,
 ) -> Access {
-    // A feed with a key of its own has readers of its own: clients' keys do not open it.
+    // A feed with its own key has its own readers: clients' keys give no access.
     let keys = kv_keys.or_else(|| keys.cloned().filter(|_| seal.is_none()));
     let access = Access::new(keys, seal, internal);
     if internal.is_some() {
@@ -288,8 +287,8 @@ pub(crate) fn access(
     access
 }
 
-/// Returns the bounds of the internal listener's connections: few besides those of readers, and none with a body but what
-/// gateways tell each other.
+/// Returns the limits on the internal listener's connections: few except for readers', and no bodies except for pushes
+/// between gateways.
 pub(crate) fn internal_bounds(access: &Access) -> Bounds {
     Bounds {
         connections: access.readers() * CONNECTIONS_OF_A_READER + INTERNAL_CONNECTIONS,
@@ -299,13 +298,13 @@ pub(crate) fn internal_bounds(access: &Access) -> Bounds {
     }
 }
 
-/// Connections of a gateway: one of its workers reads the feed and listens to other gateways, and each of eight tells them.
-/// Where there are more, those that have been idle longest end.
+/// Connections of a gateway: one of its workers reads the feed and listens to other gateways, and each of eight pushes.
+/// With more workers, the connections idle longest are closed.
 pub const CONNECTIONS_OF_A_READER: u32 = 2 + 8;
-/// Connections of the internal listener besides those of the feed's readers: probes and scrapers.
+/// Connections of the internal listener other than the feed's readers: probes and scrapers.
 pub const INTERNAL_CONNECTIONS: u32 = 64;
 pub(crate) const INTERNAL: &str =
     "probes, metrics and the KV feed; --internal-listen gives another address, or none";
 
-/// Least time for writing the last answers.
+/// Minimum time for writing the last responses.
 const WRITING: Duration = Duration::from_secs(1);

@@ -7,11 +7,10 @@
 //!   └── decode    first token ▶ last token
 //! ```
 //!
-//! Attributes are counts, names that the server chose, and the request's id: nothing that a client wrote as text.
-//! Spans wait in a bounded queue and are dropped when the collector does not keep up; no request waits for it. Probes
-//! and scrapes have no spans.
+//! Attributes are counts, names that the server chose, and the request's id: no text from a client. Spans wait in a bounded
+//! queue and are dropped if the collector does not keep up; no request waits for it. Probes and scrapes have no spans.
 //!
-//! The endpoint is plain HTTP: a collector stands beside the server, and TLS begins at it.
+//! The endpoint is plain HTTP: a collector runs near the server, and TLS begins at it.
 
 use anyhow::{Context as _, bail};
 use async_trait::async_trait;
@@ -29,7 +28,7 @@ use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Makes and sends spans.
+/// Creates and sends spans.
 pub struct Spans {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
@@ -39,7 +38,7 @@ impl Spans {
     /// Returns spans that are sent to the collector at `endpoint`, such as `http://localhost:4318`.
     ///
     /// # Errors
-    /// Returns an error when the endpoint is no plain HTTP URL.
+    /// Returns an error if the endpoint is not a plain HTTP URL.
     pub fn to(endpoint: &str) -> anyhow::Result<Self> {
         if !endpoint.starts_with("http://") {
             bail!("the OTLP endpoint must begin with http://, got {endpoint}");
@@ -62,8 +61,7 @@ impl Spans {
         Ok(Self { provider, tracer })
     }
 
-    /// Begins the span of a request for `route` that just came with `headers`. Returns `None` for routes without
-    /// spans.
+    /// Starts the span of a new request for `route` with `headers`. `None` for routes without spans.
     pub fn begin(
         &self,
         method: &str,
@@ -90,7 +88,7 @@ impl Spans {
         })))
     }
 
-    /// Sends the waiting spans. It blocks for some seconds at most.
+    /// Sends the waiting spans. Blocks for some seconds at most.
     pub fn shutdown(&self) {
         if let Err(error) = self.provider.shutdown_with_timeout(SHUTDOWN) {
             tracing::warn!(%error, "spans were lost");
@@ -98,7 +96,7 @@ impl Spans {
     }
 }
 
-/// The span of a request. Clones are the same span; it ends when the last is dropped.
+/// The span of a request. Clones share the span; it ends when the last is dropped.
 #[derive(Clone)]
 pub struct RequestSpan(Arc<Inner>);
 
@@ -108,7 +106,7 @@ struct Inner {
 }
 
 impl RequestSpan {
-    /// Records the response's status. For a stream, the span goes on.
+    /// Records the response's status. For a stream, the span continues.
     pub fn status(&self, status: StatusCode) {
         let span = self.0.context.span();
         let code = i64::from(status.as_u16());
@@ -118,17 +116,17 @@ impl RequestSpan {
         }
     }
 
-    /// Records attributes that are known at the end.
+    /// Records attributes, known at the end.
     pub fn set(&self, attributes: impl IntoIterator<Item = KeyValue>) {
         self.0.context.span().set_attributes(attributes);
     }
 
-    /// Records that the answer failed although its status said otherwise.
+    /// Records that the answer failed after a successful status.
     pub fn fail(&self) {
         self.0.context.span().set_status(Status::error(""));
     }
 
-    /// Records a part of the request that is over.
+    /// Records a finished part of the request.
     pub fn part(&self, name: &'static str, from: SystemTime, to: SystemTime) {
         use opentelemetry::trace::Span;
         let builder = SpanBuilder::from_name(name).with_start_time(from);
@@ -170,7 +168,7 @@ impl HttpClient for Client {
 
 /// Time limit for sending a batch.
 const EXPORT: Duration = Duration::from_secs(5);
-/// Longest time that the last batch may delay a stop.
+/// Longest time that sending the last batch may delay a stop.
 const SHUTDOWN: Duration = Duration::from_secs(5);
-/// Most bytes of a collector's response, which needs few.
+/// Most bytes read of a collector's response, which is short.
 const MAX_RESPONSE_BYTES: u64 = 64 << 10;

@@ -1,6 +1,6 @@
-//! The cache's lower tiers as configured: their files are opened, and costs measured, before the engine starts.
+//! Opens the cache's configured lower tiers: their files, and measured costs, before the engine starts.
 //!
-//! This module knows where files are and what the log says of them; the engine owns their content.
+//! This module knows the files' paths and what to log; the engine owns their content.
 
 use crate::device::Opened;
 use anyhow::{Context, ensure};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 pub struct Tiers {
     /// The eviction policy.
     pub policy: EvictionPolicy,
-    /// Documents of a prompt that are kept, its first ones; `None` keeps all.
+    /// Number of a prompt's documents to cache, from the first on; `None` for all.
     pub max_documents: Option<u32>,
     /// The disk tier; needs host pages.
     pub disk: Option<DiskFile>,
@@ -42,15 +42,15 @@ pub struct DiskFile {
     pub replica_bytes_per_second: u64,
 }
 
-/// Most bytes that are copied for the disk before one step, unless a single page has more. The engine's thread copies
-/// them, at several gigabytes a second.
+/// Most bytes copied for the disk before one step, unless a single page has more. The engine's thread copies them, at
+/// several gigabytes a second.
 const REPLICA_BYTES_PER_STEP: u64 = 4 << 20;
 
 impl Tiers {
-    /// Returns the engine's cache on a device on which nothing runs yet.
+    /// Returns the cache configuration for a device on which nothing runs yet.
     ///
     /// # Errors
-    /// Returns an error when a file cannot be read or created; the chain names it.
+    /// Returns an error if a file cannot be read or created; the chain names it.
     pub fn open(&self, device: &mut Opened) -> anyhow::Result<CacheConfig> {
         let shape = device.backend.shape();
         if self.disk.is_some() {
@@ -63,7 +63,7 @@ impl Tiers {
         let mut config = CacheConfig {
             policy: self.policy,
             max_documents: self.max_documents,
-            // The cache's own hashes are wide; this only keeps models apart.
+            // The cache's own hashes are wide; this only separates models.
             identity: device.identity as u64,
             ..CacheConfig::default()
         };
@@ -132,7 +132,7 @@ impl Tiers {
 }
 
 impl DiskFile {
-    /// Returns the bounds of replicas for pages of `page_bytes` bytes.
+    /// Returns the limits on replicas for pages of `page_bytes` bytes.
     fn replicas(&self, page_bytes: usize) -> DiskReplicaBounds {
         let page_bytes = (page_bytes as u64).max(1);
         let pages = self.replica_bytes.min(self.capacity) / page_bytes;

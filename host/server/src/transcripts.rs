@@ -1,11 +1,11 @@
-//! Responses kept for those that go on from them (`previous_response_id`), and for whoever asks for them again.
+//! Stored responses, for requests that continue them (`previous_response_id`) or read them again.
 //!
 //! ```text
-//!   owner (key, salt) ──▶ id ──▶ response, and the items that led to it     each its own, none another's
+//!   owner (key, salt) ──▶ id ──▶ response, and the items before it     visible to its owner only
 //! ```
 //!
-//! Bounded in number, bytes and time, over all owners: who is over the bound loses the oldest of the owner that holds
-//! most, so nobody's flood takes another's. Everything is in memory and ends with the process. Times are arguments.
+//! Limited in number, bytes and time, over all owners. Beyond a limit, the oldest response of the owner with most bytes is
+//! dropped, so one owner's flood evicts no other's. All state is in memory and ends with the process. Times are arguments.
 
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -13,40 +13,40 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How much is kept, and how long.
+/// Limits on stored responses, and their lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Responses of all owners.
+    /// Most responses of all owners.
     pub responses: usize,
-    /// Bytes of all owners, as JSON.
+    /// Most bytes of all owners, as JSON.
     pub bytes: usize,
-    /// From a response's end.
+    /// Lifetime, from a response's end.
     pub time: Duration,
 }
 
-/// Whose a response is: the number of the API key that it was asked for with, and the salt.
+/// The owner of a response: the number of the API key of its request, and the salt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Owner {
-    /// `None` where nobody is asked for a key.
+    /// The key's number; `None` if no keys are configured.
     pub key: Option<usize>,
-    /// The request's `cache_salt`; empty where it had none.
+    /// The request's `cache_salt`; empty if it had none.
     pub salt: String,
 }
 
-/// The responses that a server keeps.
+/// The responses that a server stores.
 #[derive(Debug)]
 pub struct Transcripts {
     bounds: Bounds,
-    /// Changed whole.
+    /// The state in memory; a change is made under one lock.
     kept: Mutex<Kept>,
 }
 
-/// A response that was kept.
+/// A stored response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transcript {
-    /// The response, as its client got it.
+    /// The response as its client received it.
     pub response: Value,
-    /// The items that it answered, from the beginning of the chat.
+    /// The input items, from the beginning of the chat.
     pub input: Vec<Value>,
 }
 
@@ -57,7 +57,7 @@ struct Kept {
     responses: usize,
 }
 
-/// What is kept of one owner, the oldest first.
+/// The responses of one owner, oldest first.
 #[derive(Debug, Default)]
 struct Shelf {
     entries: VecDeque<Entry>,
@@ -68,19 +68,19 @@ struct Shelf {
 struct Entry {
     id: String,
     ended: Instant,
-    /// Response and items as one text: a value in memory takes many times as much.
+    /// Response and items as one text: JSON values take many times its memory.
     json: String,
 }
 
 impl Entry {
-    /// What it counts for: what it says, and what holding it takes.
+    /// Bytes that the entry counts for: its texts and overhead.
     fn bytes(&self) -> usize {
         self.id.len() + self.json.len() + 128
     }
 }
 
 impl Transcripts {
-    /// Nothing yet.
+    /// Returns an empty store.
     pub fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -88,7 +88,7 @@ impl Transcripts {
         }
     }
 
-    /// Keeps what ended now; not where it alone is over the bound.
+    /// Stores a response that ended at `now`, unless it alone exceeds the limit.
     pub fn keep(&self, owner: &Owner, id: &str, transcript: &Transcript, now: Instant) {
         let json = serde_json::json!([transcript.response, transcript.input]).to_string();
         let entry = Entry {
@@ -114,7 +114,7 @@ impl Transcripts {
         kept.responses += 1;
     }
 
-    /// The response of this id, if it is this owner's and was kept until now.
+    /// Returns the response of this id, if it is this owner's and has not expired.
     pub fn get(&self, owner: &Owner, id: &str, now: Instant) -> Option<Transcript> {
         let json = {
             let kept = &mut *self.kept.lock();
@@ -126,7 +126,7 @@ impl Transcripts {
         Some(Transcript { response, input })
     }
 
-    /// Forgets a response; `false` where there was none.
+    /// Removes a response; `false` if there is none.
     pub fn forget(&self, owner: &Owner, id: &str, now: Instant) -> bool {
         let kept = &mut *self.kept.lock();
         kept.expire(now, self.bounds.time);
@@ -147,7 +147,7 @@ impl Transcripts {
         true
     }
 
-    /// How many are kept, and their bytes.
+    /// Returns the number of stored responses, and their bytes.
     pub fn held(&self) -> (usize, usize) {
         let kept = self.kept.lock();
         (kept.responses, kept.bytes)
@@ -172,7 +172,7 @@ impl Kept {
         self.responses -= responses;
     }
 
-    /// Drops the oldest of the owner that holds most bytes.
+    /// Drops the oldest response of the owner with most bytes.
     fn drop_one(&mut self) -> bool {
         let most = self.owners.iter().max_by_key(|(_, shelf)| shelf.bytes);
         let Some(owner) = most.map(|(owner, _)| owner.clone()) else {

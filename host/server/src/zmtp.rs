@@ -1,18 +1,18 @@
-//! ZeroMQ's protocol over one connection, as far as KV events need it: ZMTP 3 (rfc.zeromq.org/spec/23, and 37 for what
-//! 3.1 adds) without authentication.
+//! ZeroMQ's protocol over one connection, as far as KV events need it: ZMTP 3 (rfc.zeromq.org/spec/23, and 37 for the
+//! additions of 3.1) without authentication.
 //!
 //! ```text
 //!   greeting, 64 bytes    ff 0 0 0 0 0 0 0 0 7f │ 3, 0 │ "NULL", 20 bytes │ 32 zeros
 //!   frame                 flags │ length, 1 byte or 8 │ body          flags: 1 more follow, 2 long, 4 command
-//!   READY                 a command each: "Socket-Type", and what else a peer says of itself
+//!   READY                 one command from each side: "Socket-Type", and other properties
 //!   then                  messages of frames; subscriptions as commands (3.1) or as messages that begin with 0 or 1
 //! ```
 //!
-//! Nothing is reserved for what a frame announces: memory grows with the bytes that arrive, and a frame beyond the bound is
-//! refused when its length is read. A peer has no queue. Who sends waits until the connection takes the bytes, so
-//! publishers keep batches and drop old ones, and bound the waiting. Time limits are the caller's too.
+//! Nothing is reserved for an announced length: memory grows with the bytes that arrive, and a frame beyond the bound is
+//! refused when its length is read. A peer has no queue. A sender waits until the connection accepts the bytes, so
+//! publishers store batches, drop old ones, and limit the wait. Time limits are the caller's too.
 //!
-//! The crate for it reserves what a peer announces, before any handshake, and the four sockets need few frames.
+//! The existing crate reserves the announced length, before any handshake, and the four sockets need few frames.
 
 use axum::body::Bytes;
 use std::io;
@@ -23,7 +23,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 pub enum Socket {
     /// A socket that publishes to subscribers.
     Pub,
-    /// Subscribes to what is published.
+    /// A socket that subscribes to publishers.
     Sub,
     /// A socket that answers requests.
     Router,
@@ -31,59 +31,59 @@ pub enum Socket {
     Dealer,
 }
 
-/// The other end of a connection, after both have introduced themselves.
+/// The other end of a connection, after the handshake.
 #[derive(Debug)]
 pub struct Peer<S> {
     stream: BufReader<S>,
     socket: Socket,
     /// Most bytes of a message.
     limit: usize,
-    /// What has arrived of a frame's flags and length, and of its body.
+    /// The bytes received so far of a frame's flags and length, and of its body.
     head: Vec<u8>,
     body: Vec<u8>,
-    /// The frames of a message whose last one has not arrived, and their bytes.
+    /// The frames of an incomplete message, and their bytes.
     frames: Vec<Bytes>,
     held: usize,
-    /// Bytes to send, of which the first ones are sent.
+    /// Bytes to send, and how many of them are sent.
     out: Vec<u8>,
     sent: usize,
 }
 
-/// Something that a peer sent.
+/// Received from a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
     /// The frames of a message.
     Message(Vec<Bytes>),
-    /// Messages are wanted whose first frame begins with these bytes.
+    /// A subscription to messages whose first frame begins with these bytes.
     Subscribe(Bytes),
-    /// The same are no longer wanted.
+    /// The cancellation of such a subscription.
     Cancel(Bytes),
 }
 
-/// The reason why a connection cannot go on.
+/// Why a connection cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It failed.
+    /// The connection failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The peer closed it.
+    /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
     /// The peer does not speak the protocol.
     #[error("not ZMTP 3 without authentication: {0}")]
     Protocol(&'static str),
-    /// The peer's socket is of another kind.
+    /// The peer's socket is of an incompatible kind.
     #[error("the peer's socket must be {expected}")]
     Socket {
-        /// The kinds that may be.
+        /// The compatible kinds.
         expected: &'static str,
     },
     /// A command or message is too long.
     #[error("the peer sends {bytes} bytes, more than the limit of {limit}")]
     TooLong {
-        /// Bytes that a frame announces.
+        /// Announced length, in bytes.
         bytes: u64,
-        /// Most bytes that may still come.
+        /// Most bytes still allowed.
         limit: usize,
     },
 }
@@ -98,7 +98,7 @@ impl Socket {
         }
     }
 
-    /// Returns the kinds of sockets that this one may talk to.
+    /// Returns the kinds of sockets compatible with this one.
     fn peers(self) -> &'static str {
         match self {
             Self::Pub => "SUB or XSUB",
@@ -115,10 +115,10 @@ impl Socket {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
-    /// Introduces this side as `socket`, and the other one to it. Its messages have `limit` bytes at most.
+    /// Performs the handshake as `socket`. The peer's messages may have `limit` bytes.
     ///
     /// # Errors
-    /// Returns an error if the peer is none of ZMTP 3, wants authentication, or has a socket that does not fit.
+    /// Returns an error if the peer does not speak ZMTP 3, requires authentication, or has an incompatible socket.
     pub async fn meet(stream: S, socket: Socket, limit: usize) -> Result<Self, Error> {
         let mut peer = Self {
             stream: BufReader::with_capacity(READ_BYTES, stream),
@@ -154,11 +154,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         }
     }
 
-    /// Returns the next message or subscription, and answers pings meanwhile. If the future is dropped, nothing is lost:
-    /// the next call goes on where it was.
+    /// Returns the next message or subscription, and answers pings meanwhile. Cancel-safe: if the future is dropped, the
+    /// next call continues.
     ///
     /// # Errors
-    /// Returns an error after which the connection is of no use.
+    /// Returns an error after which the connection is unusable.
     pub async fn receive(&mut self) -> Result<Received, Error> {
         loop {
             self.flush().await?;
@@ -171,7 +171,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
                     Some((b"CANCEL", topic)) if self.socket == Socket::Pub => {
                         return Ok(Received::Cancel(body.slice_ref(topic)));
                     }
-                    // A time to live, and a context of at most 16 bytes, which comes back.
+                    // A time to live, and a context of at most 16 bytes, which is returned.
                     Some((b"PING", [_, _, context @ ..])) if context.len() <= 16 => {
                         self.write(COMMAND, &[b"\x04PONG", context].concat());
                     }
@@ -203,7 +203,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         }
     }
 
-    /// Sends a message, and waits until the connection has taken it. If the future is dropped, the next call sends the
+    /// Sends a message, and waits until the connection has accepted it. If the future is dropped, the next call sends the
     /// rest first.
     ///
     /// # Errors
@@ -249,7 +249,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         Ok(())
     }
 
-    /// Reads a frame: its flags and its body. What has arrived stays here if the future is dropped.
+    /// Reads a frame: its flags and its body. Received bytes are kept if the future is dropped.
     async fn frame(&mut self) -> Result<(u8, Bytes), Error> {
         fill(&mut self.stream, &mut self.head, 1).await?;
         let flags = self.head.first().copied().unwrap_or_default();
@@ -275,7 +275,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
     }
 }
 
-/// Reads until `bytes` has `length` bytes. Its memory grows with what arrives.
+/// Reads until `bytes` has `length` bytes. Its memory grows with the received bytes.
 async fn fill(
     stream: &mut (impl AsyncRead + Unpin),
     bytes: &mut Vec<u8>,
@@ -341,7 +341,7 @@ fn property<'a>(mut properties: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Signature, version 3.0 (so that subscriptions may come and go as messages), mechanism, and zeros.
+/// Signature, version 3.0 (so that subscriptions may be sent as messages), mechanism, and zeros.
 const GREETING: [u8; 64] = {
     let mut greeting = [0; 64];
     (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
@@ -356,7 +356,7 @@ const GREETING: [u8; 64] = {
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
-/// Most bytes of a command: READY with what a peer says of itself, or a subscription.
+/// Longest command, in bytes: READY with its properties, or a subscription.
 const COMMAND_BYTES: usize = 4096;
 /// Most frames of a message, since an empty one takes memory too.
 const MAX_FRAMES: usize = 16;
@@ -371,13 +371,13 @@ mod tests {
     const HUGE: [u8; 9] = [LONG, 0x10, 0, 0, 0, 0, 0, 0, 0];
 
     async fn pair(one: Socket, other: Socket) -> [Peer<DuplexStream>; 2] {
-        // Enough for a greeting, since both speak at once; longer messages arrive in pieces.
+        // Enough for a greeting, since both sides send at once; longer messages arrive in pieces.
         let (a, b) = duplex(100);
         let (a, b) = tokio::join!(Peer::meet(a, one, 1 << 20), Peer::meet(b, other, 1 << 20));
         [a.unwrap(), b.unwrap()]
     }
 
-    /// Meets whoever sends these bytes, and returns what follows.
+    /// Performs the handshake with a peer that sends these bytes, and returns what it receives next.
     async fn after(bytes: &[u8], socket: Socket) -> Result<Received, Error> {
         let stream = tokio::io::join(bytes, tokio::io::sink());
         Peer::meet(stream, socket, 1 << 20).await?.receive().await
@@ -413,7 +413,7 @@ mod tests {
                 }
             }
         }
-        // The same where nothing is refused: it is what arrives that takes memory.
+        // The same without a limit: only received bytes take memory.
         let bytes = [&ready("PUB")[..], &HUGE, b"one"].concat();
         let stream = tokio::io::join(&bytes[..], tokio::io::sink());
         let mut peer = Peer::meet(stream, Socket::Sub, usize::MAX).await.unwrap();
@@ -497,7 +497,7 @@ mod tests {
             dealer.write(MORE, frames[0]);
             dealer.write(COMMAND, b"\x04PING\0\x0ahello");
             dealer.send(&frames[1..]).await.unwrap();
-            // The answer, and the other one's words.
+            // The reply, and the other side's message.
             let (flags, body) = dealer.frame().await.unwrap();
             assert_eq!((flags, &body[..]), (COMMAND, &b"\x04PONGhello"[..]));
             dealer.receive().await.unwrap()

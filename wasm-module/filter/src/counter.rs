@@ -1,9 +1,8 @@
-//! A counter and a histogram. What a proxy does not define or write is left out, since counting must not fail a
-//! request.
+//! A counter and a histogram. Errors of the proxy are ignored, since counting must not fail a request.
 
 use crate::host::{Host, MetricId};
 
-/// A counter; `None` where the proxy would not define it.
+/// A counter; `None` if the proxy refused to define it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Counter(Option<MetricId>);
 
@@ -12,7 +11,7 @@ impl Counter {
         Self(host.define_counter(name).ok())
     }
 
-    /// Adds to the counter; a zero is not added, since Envoy refuses it.
+    /// Adds to the counter; zero is skipped, since Envoy refuses it.
     pub(crate) fn add(self, host: &impl Host, amount: u64) {
         if let (Some(id), 1..) = (self.0, amount) {
             let _ = host.add(id, amount);
@@ -20,7 +19,7 @@ impl Counter {
     }
 }
 
-/// Adds a value to a histogram, if the proxy defined it.
+/// Records a value in a histogram, if the proxy defined it.
 pub(crate) fn record(host: &impl Host, histogram: Option<MetricId>, value: u64) {
     if let Some(id) = histogram {
         let _ = host.record(id, value);

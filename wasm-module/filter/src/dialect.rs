@@ -1,7 +1,7 @@
-//! The dialect of errors for clients.
+//! The format of error responses, by API.
 //!
-//! A client's library reads an error by its provider's shape, and shows "unknown error" for any other. The path
-//! determines the provider. Bodies are read alike ([`foreword_ordering`]), so nothing else depends on it.
+//! A client's library reads an error in its provider's format and shows "unknown error" for any other. The path determines
+//! the provider. Only errors depend on it: bodies of all APIs are read alike ([`foreword_ordering`]).
 //!
 //! | path ends in | like | shape |
 //! | --- | --- | --- |
@@ -13,7 +13,7 @@
 
 use serde::Serialize;
 
-/// The dialect of errors for a client.
+/// The format of error responses to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Dialect {
     #[default]
@@ -38,8 +38,7 @@ impl Dialect {
         }
     }
 
-    /// Guesses the dialect of a path that is no route, from its words, whatever stands between them. It decides the
-    /// shape of a refusal and nothing else.
+    /// Guesses the dialect of a path that is not a route from the words in it. It affects only the format of a refusal.
     pub(crate) fn guessed(path: &[u8]) -> Self {
         let words = path.split(|byte| !byte.is_ascii_alphanumeric());
         let mut last = None;
@@ -55,7 +54,7 @@ impl Dialect {
         }
     }
 
-    /// Returns an error's body. `code` is one of the words that counters are named by.
+    /// Returns an error's body. `code` is one of the words that name counters.
     pub(crate) fn error(self, status: u16, message: &str, code: &str) -> Vec<u8> {
         let body = match self {
             Self::OpenAi => serde_json::to_vec(&OpenAi {
@@ -163,7 +162,7 @@ struct GeminiError<'a> {
     status: &'a str,
 }
 
-/// <https://docs.aws.amazon.com/bedrock/latest/APIReference/CommonErrors.html>: the type may stand in a header, or here.
+/// <https://docs.aws.amazon.com/bedrock/latest/APIReference/CommonErrors.html>: the type may be in a header, or here.
 #[derive(Serialize)]
 struct Bedrock<'a> {
     #[serde(rename = "__type")]

@@ -1,20 +1,20 @@
-//! The abilities that the filter needs of its proxy, and nothing more.
+//! The host calls that the filter needs.
 //!
-//! They are implemented by `proxy` with proxy-wasm host calls, and by a scripted host in the tests. Every call can
-//! fail, because every proxy can refuse; no caller may treat a failure as impossible.
+//! They are implemented by `proxy` with proxy-wasm host calls, and by a scripted host in the tests. Every call can fail,
+//! because every proxy can refuse; no caller may treat a failure as impossible.
 
 use std::net::SocketAddr;
 
 use foreword_ordering::EngineId;
 use thiserror::Error;
 
-/// The engines that a shell itself knows, in place of `engines` in the configuration: an endpoint picker's pool, as one
-/// request sees it.
+/// The engines that a shell provides in place of `engines` in the configuration: an endpoint picker's pool, as seen by one
+/// request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EnginePool {
-    /// The pool's engines. Each keeps its id as long as it is in the pool.
+    /// The pool's engines. Each keeps its id while it is in the pool.
     pub engines: Vec<PoolEngine>,
-    /// Most further addresses that are named after the chosen one.
+    /// Most fallback addresses after the chosen one.
     pub fallbacks: usize,
 }
 
@@ -27,11 +27,11 @@ pub struct PoolEngine {
     pub address: SocketAddr,
     /// Whether the request may go to this engine.
     pub is_eligible: bool,
-    /// Whether the engine has so much to do that it gets a request only when all others have too.
+    /// Whether the engine is so busy that it receives a request only if all others are too.
     pub is_saturated: bool,
-    /// Requests that wait at the engine, as it reports; 0 if it reports nothing.
+    /// Requests that wait at the engine, as it reports; 0 without a report.
     pub waiting: u64,
-    /// Requests that the engine computes, as it reports, with those that were sent there since; 0 if it reports nothing.
+    /// Requests that the engine is computing, as it reports, plus those sent since; 0 without a report.
     pub running: u64,
 }
 
@@ -46,17 +46,17 @@ impl EnginePool {
 /// The response to a [`Host::call_for_plugin`] or a [`Host::call_for_request`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallResponse<'a> {
-    /// The status; `None`: there was no response.
+    /// The status; `None` if there was no response.
     pub(crate) status: Option<u16>,
-    /// The whole body; `None`: it is longer than the limit.
+    /// The whole body; `None` if it exceeds the limit.
     pub(crate) body: Option<&'a [u8]>,
 }
 
-/// The abilities of the surrounding proxy. Calls apply to the request whose callback is running.
+/// The host calls of the surrounding proxy. They apply to the request whose callback is running.
 ///
 /// Request headers may be read and changed from the request-headers callback on, until the first request callback that
-/// lets the request go; the body from its first callback on. In response callbacks the request is gone, so keep what
-/// you need of it.
+/// forwards the request; the body from its first callback on. In response callbacks the request is no longer available, so
+/// store what you need of it.
 pub trait Host {
     /// Returns the first value of the request header `name` (lower case, or a pseudo-header such as `:path`).
     fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError>;
@@ -67,7 +67,7 @@ pub trait Host {
     /// Replaces all values of a request header, or adds the header.
     fn set_request_header(&self, name: &str, value: &str) -> Result<(), HostError>;
 
-    /// Removes all values of a request header. An absent header is no error.
+    /// Removes all values of a request header. An absent header is not an error.
     fn remove_request_header(&self, name: &str) -> Result<(), HostError>;
 
     /// Replaces all values of a response header, or adds the header.
@@ -85,28 +85,27 @@ pub trait Host {
     /// Replaces the first `size` bytes of the buffered request body with `body`.
     fn replace_request_body(&self, size: usize, body: &[u8]) -> Result<(), HostError>;
 
-    /// Responds to the client now; the request goes no further.
+    /// Responds to the client now; the request is not forwarded.
     fn respond(&self, status: u16, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError>;
 
-    /// Returns whether [`Host::property`] knows a request's dynamic metadata, nested as it is.
+    /// Returns whether [`Host::property`] can read a request's nested dynamic metadata.
     fn has_metadata(&self) -> bool;
 
-    /// Returns a variable of the proxy's environment, if the filter may see it.
+    /// Returns a variable of the proxy's environment, if the filter may read it.
     fn environment(&self, name: &str) -> Option<String>;
 
-    /// Writes names and values where access logs find them, as `foreword.<name>`. If another Foreword in the chain has
-    /// written the first one already, nothing is changed. Called once, when the request is over.
+    /// Writes names and values for access logs, as `foreword.<name>`. If another Foreword in the chain has already written
+    /// the first one, nothing is changed. Called once, when the request is over.
     fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError>;
 
-    /// Returns the shared data under `key`, and the number that a change may be made conditional on; `None`: there is
-    /// none.
+    /// Returns the shared data under `key`, and its compare-and-swap number; `None` if there is none.
     ///
-    /// Shared data belongs to the whole proxy, all worker threads, and outlives plugins. A condition holds only where
-    /// there is a value already.
+    /// Shared data belongs to the whole proxy, all worker threads, and outlives plugins. A compare-and-swap works only on
+    /// an existing value.
     fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError>;
 
-    /// Sets shared data; with `unchanged_since`, only if nobody has since that number was read. Returns whether it was
-    /// set.
+    /// Sets shared data; with `unchanged_since`, only if it has not changed since that number was read. Returns whether it
+    /// was set.
     fn set_shared_data(
         &self,
         key: &str,
@@ -114,11 +113,11 @@ pub trait Host {
         unchanged_since: Option<u32>,
     ) -> Result<bool, HostError>;
 
-    /// Returns a property of the proxy or of the request, as the proxy writes it; `None`: there is none.
+    /// Returns a property of the proxy or of the request, as the proxy encodes it; `None` if there is none.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError>;
 
     /// Sends a request to a cluster of the proxy, without a body if `body` is empty, and returns the call's number. The
-    /// response comes to [`Plugin::on_answer`](crate::Plugin::on_answer), within `limit_ms`.
+    /// response is passed to [`Plugin::on_answer`](crate::Plugin::on_answer), within `limit_ms`.
     fn call_for_plugin(
         &self,
         cluster: &str,
@@ -127,9 +126,9 @@ pub trait Host {
         limit_ms: u64,
     ) -> Result<u32, HostError>;
 
-    /// Sends a request with a body to a cluster of the proxy, for the request whose callback is running, and returns
-    /// the call's number. The response comes to [`Exchange::on_answer`](crate::Exchange::on_answer), within
-    /// `limit_ms`, unless the request ends before. Numbers of one request's calls differ.
+    /// Sends a request with a body to a cluster of the proxy, for the request whose callback is running, and returns the
+    /// call's number, unique within the request. The response is passed to
+    /// [`Exchange::on_answer`](crate::Exchange::on_answer), within `limit_ms`, unless the request ends before.
     fn call_for_request(
         &self,
         cluster: &str,
@@ -138,29 +137,29 @@ pub trait Host {
         limit_ms: u64,
     ) -> Result<u64, HostError>;
 
-    /// Returns the engines that the shell keeps, as the request whose callback is running sees them; `None`: the
-    /// configuration lists the engines. A shell has a pool from the plugin's loading on, or never.
+    /// Returns the shell's pool of engines, as seen by the current request; `None` if the configuration lists the engines.
+    /// A shell has a pool from the plugin's loading on, or never.
     fn pool(&self) -> Option<EnginePool> {
         None
     }
 
-    /// Resumes the request that a request callback has held; not from within one.
+    /// Resumes a request that a request callback has held; not from within one.
     fn resume(&self) -> Result<(), HostError>;
 
-    /// Returns the bytes of memory that belong to this filter alone and never shrink: a VM's. `None`: it uses the
-    /// proxy's memory.
+    /// Returns the bytes of memory that belong only to this filter and never shrink: a VM's. `None` if it uses the proxy's
+    /// memory.
     fn memory_bytes(&self) -> Option<u64>;
 
-    /// Defines a counter, or finds the one of that name.
+    /// Defines a counter, or returns the existing one of that name.
     fn define_counter(&self, name: &str) -> Result<MetricId, HostError>;
 
-    /// Defines a histogram, or finds the one of that name.
+    /// Defines a histogram, or returns the existing one of that name.
     fn define_histogram(&self, name: &str) -> Result<MetricId, HostError>;
 
-    /// Adds to a counter, at once or a little later. Never called with zero, which Envoy refuses.
+    /// Adds to a counter, at once or with a delay. Never called with zero, which Envoy refuses.
     fn add(&self, counter: MetricId, amount: u64) -> Result<(), HostError>;
 
-    /// Records one sample in a histogram, at once or a little later.
+    /// Records one sample in a histogram, at once or with a delay.
     fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError>;
 
     /// Returns nanoseconds since some fixed moment; the difference of two readings measures a duration.
@@ -182,15 +181,15 @@ pub struct MetricId(pub u32);
 /// The severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogLevel {
-    /// A line once at load.
+    /// Information, once at load.
     Info,
-    /// The proxy refused a call, and the request went on untouched.
+    /// The proxy refused a call, and the request was forwarded unchanged.
     Warn,
     /// The configuration was refused.
     Error,
 }
 
-/// The error that the proxy refused a call.
+/// The proxy refused a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the proxy refused {call} (status {status})")]
 pub struct HostError {

@@ -1,8 +1,8 @@
 //! Foreword as a proxy-wasm HTTP filter: the shell around [`foreword_ordering`].
 //!
-//! The shell reads a request's body within a bound, hands it to the core, puts the core's result in its place, and
-//! reports what was done in one response header and a few counters. It decides nothing about documents; a rule found
-//! here that is not about HTTP belongs in the core.
+//! The shell reads a request's body within a bound, passes it to the core, replaces the body by the core's result, and
+//! reports the changes in one response header and a few counters. It decides nothing about documents; a rule found here
+//! that is not about HTTP belongs in the core.
 //!
 //! ```text
 //!            client ──► Envoy worker thread, one Wasm VM ──► engine

@@ -1,18 +1,17 @@
-//! Counts and samples that stay in the VM until its next tick.
+//! Buffers counts and samples in the VM until its next tick.
 //!
-//! A call from a VM into the proxy costs about a microsecond, and a request adds to some ten counters. Written one by
-//! one, they would be a fifth of all calls that a client waits for. So they are summed here, and written ten times a
-//! second.
+//! A call from a VM into the proxy costs about a microsecond, and a request adds to about ten counters. Written one by one,
+//! they would be a fifth of all calls that a client waits for. So they are summed here and written ten times a second.
 //!
-//! Counters are written in reverse order of their definition. So whoever reads a total that was defined first also
+//! Counters are written in reverse order of their definition. So a reader that sees a change in an early-defined total also
 //! sees everything that was counted with it.
 
 use crate::host::MetricId;
 
-/// Counts and samples that stay in the VM until its next tick.
+/// Counts and samples buffered until the VM's next tick.
 #[derive(Debug, Default)]
 pub(crate) struct MetricBuffer {
-    /// Counts that are not zero, by counter, ascending.
+    /// Non-zero counts, by counter, ascending.
     counts: Vec<(MetricId, u64)>,
     samples: Vec<(MetricId, u64)>,
 }
@@ -37,7 +36,7 @@ impl MetricBuffer {
         }
     }
 
-    /// Keeps a sample; returns `false` if there is no room for it.
+    /// Buffers a sample; returns `false` if the buffer is full.
     pub(crate) fn record(&mut self, histogram: MetricId, value: u64) -> bool {
         let has_room = self.samples.len() < MAX_SAMPLES;
         if has_room {
@@ -46,7 +45,7 @@ impl MetricBuffer {
         has_room
     }
 
-    /// Writes all samples and sums, and begins anew.
+    /// Writes and clears all samples and sums.
     pub(crate) fn tell(
         &mut self,
         mut record: impl FnMut(MetricId, u64),
@@ -61,14 +60,14 @@ impl MetricBuffer {
     }
 }
 
-/// Most samples between two ticks: those of some 300 requests, which a tick writes in a third of a millisecond.
+/// Most samples between two ticks: those of about 300 requests, which a tick writes in a third of a millisecond.
 const MAX_SAMPLES: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// All that is told: samples and counts.
+    /// All samples and counts written.
     fn told(metric_buffer: &mut MetricBuffer) -> [Vec<(u32, u64)>; 2] {
         let (mut samples, mut counts) = (Vec::new(), Vec::new());
         metric_buffer.tell(

@@ -4,8 +4,8 @@
 //! requests = ordered + unchanged + dry_run + sum of passed_<reason> + refused
 //! ```
 //!
-//! Envoy shows them as `wasmcustom.<name>`, at most a tick later. A metric that cannot be defined or written is left
-//! out, since counting must not fail a request.
+//! Envoy shows them as `wasmcustom.<name>`, at most a tick later. Errors in defining or writing a metric are ignored, since
+//! counting must not fail a request.
 //!
 //! No metric is kept by tenant: its readers see all tenants as one, and tenants must not read it.
 
@@ -30,7 +30,7 @@ pub(crate) struct Metrics {
     unchanged: Counter,
     dry_run: Counter,
     refused: Counter,
-    /// Refused requests that, with salts, are on no list of what may go on.
+    /// Refused requests that are not on the lists of allowed paths (with salts).
     unlisted_requests: Counter,
     documents: Counter,
     matched_documents: Counter,
@@ -45,7 +45,7 @@ pub(crate) struct Metrics {
     arms: [(Arm, ArmCounters); 2],
     /// Passed requests by reason. The reasons are words in the source, so their number is bounded.
     passed: Vec<(&'static str, Counter)>,
-    /// Requests whose heads were changed; below, those whose heads would have been.
+    /// Requests whose heads were changed; the next counter: would have been changed.
     heads_applied: Counter,
     heads_reported: Counter,
     /// In the order of [`head_counts`].
@@ -62,7 +62,7 @@ pub(crate) struct Metrics {
     learnt_entries: Counter,
     lost_entries: Counter,
     untold_requests: Counter,
-    /// Updates that gateways of other proxies were told, that they told, and that did not reach the other side.
+    /// Updates sent to gateways of other proxies, received from them, and lost on the way.
     sent_updates: Counter,
     received_updates: Counter,
     lost_updates: Counter,
@@ -73,19 +73,19 @@ pub(crate) struct Metrics {
     vm_mebibytes: Option<MetricId>,
 }
 
-/// The counters by which an experiment's arms are compared.
+/// The counters of one arm of an experiment.
 #[derive(Debug, Clone, Copy)]
 struct ArmCounters {
     requests: Counter,
     document_tokens: Counter,
     matched_tokens: Counter,
-    /// Prompt tokens of answers that report how many were cached.
+    /// Prompt tokens of responses that report how many were cached.
     engine_prompt_tokens: Counter,
     engine_cached_tokens: Counter,
 }
 
 impl Metrics {
-    /// Defines all metrics, so that each shows as 0 before its first request.
+    /// Defines all metrics, so that each is shown as 0 before its first request.
     pub(crate) fn define(host: &impl Host) -> Self {
         let passed = |reason: &'static str| {
             let name = format!("foreword_passed_{}_total", reason.replace('-', "_"));
@@ -214,7 +214,7 @@ impl Metrics {
         }
     }
 
-    /// Counts what was done with a head, or would be.
+    /// Counts the changes to a head, made or only proposed.
     pub(crate) fn head(&self, host: &impl Host, head: &HeadReport) {
         if head.is_empty() {
             return;
@@ -229,7 +229,7 @@ impl Metrics {
         }
     }
 
-    /// Counts what was marked in a prompt.
+    /// Counts the markers of a prompt.
     pub(crate) fn marked(&self, host: &impl Host, cut: Option<&Cut>) {
         let Some(cut) = cut else { return };
         for (counter, (_, count)) in self.cuts.iter().zip(cut_counts(cut)) {
@@ -237,7 +237,7 @@ impl Metrics {
         }
     }
 
-    /// Counts why a request could not begin like an earlier one.
+    /// Counts a diagnosis by its cause.
     pub(crate) fn missed(&self, host: &impl Host, diagnosis: &Diagnosis) {
         let counters = misses::counted(diagnosis).and_then(|at| self.misses.get(at));
         if let Some([requests, tokens]) = counters {
@@ -246,8 +246,8 @@ impl Metrics {
         }
     }
 
-    /// Records the time the core took for one request, whatever it answered: from the reading of its body on, with what
-    /// it waited for other requests and learned from other workers.
+    /// Records the core's time for one request, whatever the result: from parsing its body on, including lock waits and
+    /// applying other workers' updates.
     pub(crate) fn time(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.ordering_microseconds, nanoseconds / 1_000);
     }
@@ -274,7 +274,7 @@ impl Metrics {
         }
     }
 
-    /// Counts an answer that corrected what was believed.
+    /// Counts a response that corrected a tree.
     pub(crate) fn corrected(&self, host: &impl Host) {
         self.corrections.add(host, 1);
     }
@@ -284,12 +284,12 @@ impl Metrics {
         self.feed_events.add(host, events);
     }
 
-    /// Counts an answer of a feed that is sealed with another key than the one configured, or with none.
+    /// Counts a response of a feed that is sealed with another key than the configured one, or unsealed.
     pub(crate) fn feed_key_mismatch(&self, host: &impl Host) {
         self.feed_key_mismatches.add(host, 1);
     }
 
-    /// Counts the entries that were learnt from other workers.
+    /// Counts entries from other workers, applied and lost.
     pub(crate) fn learnt(&self, host: &impl Host, learnt: LearnResult) {
         self.learnt_entries.add(host, learnt.entries);
         self.lost_entries.add(host, learnt.lost);
@@ -300,17 +300,17 @@ impl Metrics {
         self.untold_requests.add(host, 1);
     }
 
-    /// Counts updates that the server of a feed took for gateways of other proxies.
+    /// Counts updates that a feed's server accepted for gateways of other proxies.
     pub(crate) fn sent_updates(&self, host: &impl Host, updates: u64) {
         self.sent_updates.add(host, updates);
     }
 
-    /// Counts updates that were learnt from gateways of other proxies.
+    /// Counts updates received from gateways of other proxies.
     pub(crate) fn received_updates(&self, host: &impl Host, updates: u64) {
         self.received_updates.add(host, updates);
     }
 
-    /// Counts updates that gateways of other proxies were not told, and those of theirs that cannot be read.
+    /// Counts updates that gateways of other proxies did not receive, and those of theirs that cannot be read.
     pub(crate) fn lost_updates(&self, host: &impl Host, updates: u64) {
         self.lost_updates.add(host, updates);
     }

@@ -1,51 +1,51 @@
-//! Explains why requests could not begin like earlier ones: an index of recent requests for each tenant, and the
-//! diagnosis in metrics and in the access log.
+//! Diagnoses why requests share no longer prefix with earlier ones: an index of recent requests for each tenant, and the
+//! diagnosis in metrics and the access log.
 //!
 //! ```text
-//!   request ─▶ take ─▶ waiting ─┬─ at a tick ──────▶ explained ─▶ at the request's end: access log, metrics
+//!   request ─▶ take ─▶ waiting ─┬─ at a tick ──────▶ diagnosed ─▶ at the request's end: access log, metrics
 //!              (hashes)         └─ at its end, or when too many wait ─▶
 //! ```
 //!
-//! No request waits for its explanation: it is read before it goes on, and diagnosed later, in the order of arrival.
+//! No request waits for its diagnosis: it is read before it is forwarded, and diagnosed later, in order of arrival.
 //!
-//! Each worker explains only from the requests that it has seen itself. An index holds hashes and counts of a bounded
-//! number of requests and pieces; the least recently used tenant's is evicted first. Until a request is diagnosed, the
-//! texts that the index does not know are kept too, within bounds. Names and shapes, which the core also reports, are
-//! left out here: no text holds anything of a request.
+//! Each worker compares only with requests that it handled itself. An index holds hashes and counts of a bounded number of
+//! requests and pieces; the least recently used tenant's is evicted first. Until a request is diagnosed, its texts that are
+//! new to the index are stored too, within bounds. Names and shapes, which the core can report, are left out here, so no
+//! report contains text of a request.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use foreword_ordering::head::{Cause, Diagnosis, Index, Limits, PendingPrompt, SegmentKind};
 use foreword_ordering::{Config as Ordering, Parsed, Rewrite, Tenant};
 
-/// The indexes of one plugin, and the requests that wait for their explanation.
+/// The indexes of one plugin, and the requests that wait for their diagnosis.
 #[derive(Debug)]
 pub(crate) struct Misses {
     limits: Limits,
     tenants: Vec<Seen>,
     now: u64,
-    /// In the order of arrival.
+    /// Requests in order of arrival.
     waiting: VecDeque<Waiting>,
-    /// Bytes of text that waiting requests keep.
+    /// Bytes of text stored for waiting requests.
     waiting_bytes: usize,
-    /// What was explained before its request asked.
+    /// Diagnoses that their requests have not collected yet.
     explained: BTreeMap<Ticket, Option<Diagnosis>>,
 }
 
-/// The number of a request that is to be explained.
+/// The number of a request to diagnose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
-/// What is to be explained.
+/// A request to diagnose.
 pub(crate) struct Sent<'r, 'b> {
     pub(crate) tenant: Tenant<'r>,
-    /// Name of the engine that the request goes to; empty: there is one, or it is unknown.
+    /// Name of the engine that receives the request; empty if there is only one or it is unknown.
     pub(crate) engine: &'r str,
     pub(crate) parsed: &'r Parsed<'b>,
     pub(crate) rewritten: Option<&'r Rewrite>,
     /// The rewritten body, if it was parsed.
     pub(crate) again: Option<&'r Parsed<'b>>,
-    /// Tokens of documents that the engine is believed to hold, by its feed; `None`: it has none.
+    /// Document tokens that the engine is believed to hold, according to its feed; `None` without a feed.
     pub(crate) believed: Option<u64>,
 }
 
@@ -57,7 +57,7 @@ struct Seen {
     index: Index,
 }
 
-/// A request that waits for its explanation.
+/// A request that waits for its diagnosis.
 #[derive(Debug)]
 struct Waiting {
     ticket: Ticket,
@@ -69,9 +69,9 @@ struct Waiting {
 /// The prompt of a request that waits.
 #[derive(Debug)]
 enum Prompt {
-    /// Its index has read it.
+    /// A prompt that the index has read.
     Read(Box<PendingPrompt>),
-    /// The body, whose head is not the one that came.
+    /// A body whose head was changed; it is parsed later.
     Body { body: Box<[u8]>, engine: Box<str> },
 }
 
@@ -85,13 +85,13 @@ impl Prompt {
 }
 
 impl Misses {
-    /// Returns indexes of `requests` recent requests for each tenant, for engines whose caches have pages of
-    /// `page_tokens` tokens. With 0, nothing is explained.
+    /// Returns indexes of `requests` recent requests for each tenant, for engines whose caches have pages of `page_tokens`
+    /// tokens. With 0 requests, nothing is diagnosed.
     pub(crate) fn new(requests: u32, page_tokens: u32) -> Self {
         Self {
             limits: Limits {
                 requests,
-                // vLLM's default, where the configuration does not say.
+                // vLLM's default, if the configuration has none.
                 page_tokens: if page_tokens > 1 { page_tokens } else { 16 },
                 ..Limits::GATEWAY
             },
@@ -103,8 +103,8 @@ impl Misses {
         }
     }
 
-    /// Reads a request that is about to be sent, and returns the ticket for its explanation; `None`: nothing is
-    /// explained.
+    /// Reads a request that is about to be forwarded, and returns the ticket for its diagnosis; `None` if diagnoses are
+    /// off.
     pub(crate) fn take(&mut self, sent: &Sent<'_, '_>, ordering: &Ordering) -> Option<Ticket> {
         if self.limits.requests == 0 {
             return None;
@@ -152,8 +152,8 @@ impl Misses {
         Some(ticket)
     }
 
-    /// Explains a request, after those that arrived before it, unless that is done. `None`: its body cannot be read, or it
-    /// was forgotten.
+    /// Diagnoses a request, after those that arrived before it, unless that is done. `None` if its body cannot be read, or
+    /// its diagnosis was evicted.
     pub(crate) fn explain(&mut self, ticket: Ticket, ordering: &Ordering) -> Option<Diagnosis> {
         while self
             .waiting
@@ -165,14 +165,14 @@ impl Misses {
         self.explained.remove(&ticket).flatten()
     }
 
-    /// Explains at most `limit` of the requests that wait, while no request does.
+    /// Diagnoses at most `limit` waiting requests, outside of any request.
     pub(crate) fn explain_waiting(&mut self, limit: usize, ordering: &Ordering) {
         for _ in 0..limit.min(self.waiting.len()) {
             self.explain_next(ordering);
         }
     }
 
-    /// Explains the request that waits longest.
+    /// Diagnoses the request that waits longest.
     fn explain_next(&mut self, ordering: &Ordering) {
         let Some(waiting) = self.waiting.pop_front() else {
             return;
@@ -201,8 +201,8 @@ impl Misses {
         self.explained.insert(waiting.ticket, diagnosis);
     }
 
-    /// Returns the index of a tenant that sends a request. If it is new, it takes the place of the least recently used one,
-    /// whose waiting requests are explained first: so a tenant whose requests wait has an index.
+    /// Returns the index of a tenant that sends a request. A new tenant may replace the least recently used one, whose
+    /// waiting requests are diagnosed first: so a tenant with waiting requests has an index.
     fn index_for(&mut self, tenant: &str, ordering: &Ordering) -> Option<&mut Index> {
         let known = self.tenants.iter().position(|seen| *seen.tenant == *tenant);
         let at = match known {
@@ -230,20 +230,20 @@ impl Misses {
     }
 }
 
-/// Most requests that wait for their explanation. One more has the oldest explained while it waits itself.
+/// Most waiting requests. One more makes the current request diagnose the oldest.
 const MAX_WAITING: usize = 64;
 
-/// Most bytes of text that they keep, except the newest one's.
+/// Most bytes of text stored for them, except for the newest one.
 const MAX_WAITING_BYTES: usize = 2 << 20;
 
-/// Most explanations kept for requests that are not over; the oldest is forgotten first.
+/// Most diagnoses stored for requests that are not over; the oldest is dropped first.
 const MAX_EXPLAINED: usize = 4_096;
 
-/// Most tenants whose requests are kept.
+/// Most tenants with an index.
 const MAX_TENANTS: usize = 16;
 
-/// The causes that are counted, with the segments in which they occur; `None`: outside the prompt. A cause in any
-/// other segment is counted with the last pair of that cause.
+/// The causes counted, with the segments in which they occur; `None` for a cause outside the prompt. A cause in any other
+/// segment is counted with the last pair of that cause.
 pub(crate) const COUNTED: [(Cause, Option<SegmentKind>); 36] = [
     (Cause::ToolOrder, Some(SegmentKind::Tool)),
     (Cause::ToolSet, Some(SegmentKind::Tool)),
@@ -283,7 +283,7 @@ pub(crate) const COUNTED: [(Cause, Option<SegmentKind>); 36] = [
     (Cause::Unread, None),
 ];
 
-/// Returns the index of a diagnosis in [`COUNTED`]; `None`: nothing broke.
+/// Returns the index of a diagnosis in [`COUNTED`]; `None` if no prefix was broken.
 pub(crate) fn counted(diagnosis: &Diagnosis) -> Option<usize> {
     let met = (diagnosis.cause, diagnosis.segment);
     let exact = COUNTED.iter().position(|counted| *counted == met);

@@ -1,7 +1,7 @@
-//! The outcome of a request, and how it is reported: to the operator in a response header and in the access log, and
-//! to a refused client in words that [`crate::dialect`] puts into its shape.
+//! The outcome of a request and its report: to the operator in a response header and in the access log, and to a refused
+//! client as words that [`crate::dialect`] formats.
 //!
-//! No text holds anything of a document, a question or a tenant, only counts and fixed words.
+//! No text contains anything of a document, a question or a tenant, only counts and fixed words.
 
 use std::fmt;
 
@@ -14,33 +14,33 @@ use crate::exchange::Unlisted;
 use crate::host::HostError;
 use crate::retrieval::Reason;
 
-/// The outcome of a request. Where salts are on, "as it came" excludes the salt, which is always the gateway's.
+/// The outcome of a request. If salts are on, "original body" means except for the salt, which is always the gateway's.
 #[derive(Debug)]
 pub enum RequestOutcome {
-    /// The request was sent with a new body.
+    /// A new body was forwarded.
     Ordered {
-        /// What was done.
+        /// The changes made.
         report: Report,
         /// The chat's arm in an experiment.
         arm: Option<Arm>,
     },
-    /// The request was looked at and sent as it came: its documents already stood as they should.
+    /// The request was processed and the original body forwarded: its documents were already in order.
     Unchanged {
-        /// What was done.
+        /// The report.
         report: Report,
         /// The chat's arm in an experiment.
         arm: Option<Arm>,
     },
-    /// The request was sent as it came, because of the mode `dry-run`.
+    /// The original body was forwarded, because of the mode `dry-run`.
     DryRun {
-        /// What would have been done.
+        /// The changes that would have been made.
         report: Report,
-        /// What the client's order matched.
+        /// The match of the client's order.
         as_sent: Report,
     },
-    /// The request was sent as it came, for the reason given in kebab case.
+    /// The original body was forwarded, for the reason given in kebab case.
     Passed(&'static str),
-    /// The request was answered with an error, for the reason given in kebab case.
+    /// The client received an error, for the reason given in kebab case.
     Refused(&'static str),
 }
 
@@ -56,7 +56,7 @@ impl RequestOutcome {
         }
     }
 
-    /// Returns names and values for the access log, each name once. The first is always there.
+    /// Returns names and values for the access log, each name once. The first one is always `outcome`.
     pub(crate) fn fields(&self) -> Vec<(&'static str, String)> {
         let mut fields = vec![("outcome", self.word().to_owned())];
         let (report, arm, as_sent) = match self {
@@ -126,7 +126,7 @@ impl fmt::Display for RequestOutcome {
     }
 }
 
-/// Returns the fields of a report on a head, for header and log: counts that are not 0, and whether it was done.
+/// Returns the fields of a head's report, for header and log: non-zero counts, and whether changes were applied.
 pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
     let word = if head.applied { "applied" } else { "reported" };
     let mut fields = vec![("head", word.to_owned())];
@@ -139,7 +139,7 @@ pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
 /// Counts of a report on a head.
 pub(crate) const HEAD_COUNTS: usize = 13;
 
-/// Returns the fields of what was marked, for header and log: counts that are not 0.
+/// Returns the fields for a prompt's markers, for header and log: non-zero counts.
 pub(crate) fn cut_fields(cut: &Cut) -> Vec<(&'static str, String)> {
     let counts = cut_counts(cut).into_iter();
     let counts = counts.filter(|(_, count)| *count > 0);
@@ -148,7 +148,7 @@ pub(crate) fn cut_fields(cut: &Cut) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// The counts of what was marked, by their names in header, log and metrics.
+/// The counts of a prompt's markers, by their names in header, log and metrics.
 pub(crate) fn cut_counts(cut: &Cut) -> [(&'static str, u64); 6] {
     [
         ("cut_markers", cut.markers.into()),
@@ -160,7 +160,7 @@ pub(crate) fn cut_counts(cut: &Cut) -> [(&'static str, u64); 6] {
     ]
 }
 
-/// The counts of a report on a head, by their names in header and log.
+/// The counts of a head's report, by their names in header and log.
 pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); HEAD_COUNTS] {
     [
         ("head_tools", head.tools_moved),
@@ -179,15 +179,15 @@ pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); HEAD_COUNT
     ]
 }
 
-/// The shell's reasons to let a request pass; the core has its own, [`Skip::REASONS`].
+/// The shell's reasons to forward the original body; the core has its own, [`Skip::REASONS`].
 pub(crate) mod reason {
     /// The tenant's name is too long, not UTF-8, or has control characters.
     pub(crate) const BAD_TENANT: &str = "bad-tenant";
-    /// The orderer is in use by this very thread.
+    /// The current thread is already using the orderer.
     pub(crate) const BUSY: &str = "busy";
     /// The request has the bypass header.
     pub(crate) const BYPASS: &str = "bypass";
-    /// With salts, the body names KV state.
+    /// With salts: the body has a field that names KV state.
     pub(crate) const CACHE_FIELD: &str = "cache-field";
     /// The request has no body.
     pub(crate) const EMPTY_BODY: &str = "empty-body";
@@ -195,7 +195,7 @@ pub(crate) mod reason {
     pub(crate) const ENCODED: &str = "encoded";
     /// The proxy refused a call.
     pub(crate) const HOST_ERROR: &str = "host-error";
-    /// Tenants are switched on and the request names none.
+    /// Tenants are on and the request names none.
     pub(crate) const NO_TENANT: &str = "no-tenant";
     /// The content type is not JSON.
     pub(crate) const NOT_JSON: &str = "not-json";
@@ -206,40 +206,40 @@ pub(crate) mod reason {
     /// The body is longer than `max_body_bytes`.
     pub(crate) const TOO_LARGE: &str = "too-large";
 
-    /// The reasons of requests that may pass, for the counters.
+    /// The reasons of forwarded requests, for the counters.
     pub(crate) const ALL: [&str; 9] = [
         BAD_TENANT, BUSY, BYPASS, EMPTY_BODY, ENCODED, HOST_ERROR, NO_TENANT, NOT_JSON, TOO_LARGE,
     ];
 }
 
-/// The reason why a request was not ordered.
+/// Why a request was not ordered.
 #[derive(Debug)]
 pub(crate) enum Fault {
     BadTenant {
         limit: usize,
     },
     Busy,
-    /// With salts: the body has a field by which a client would name KV state. `*` stands for the rest of its name.
+    /// With salts: the body has a field with which a client could name KV state. `*` matches any suffix.
     CacheField {
         field: &'static str,
     },
     EmptyBody,
     Encoded,
     Host(HostError),
-    /// No documents could be retrieved, and the operator wants no answer without them.
+    /// No documents could be retrieved, and `retrieval.on_failure` is `refuse`.
     Retrieval(Reason),
     NoTenant,
-    /// The header of the tenant's name has several values, or a comma: the proxy did not set it alone.
+    /// The header of the tenant's name has several values or a comma, so the proxy did not set it.
     SeveralTenants,
     NotJson,
-    /// The body is longer than the filter reads. The length is unknown when it came in chunks.
+    /// The body exceeds the limit. Its length is unknown if it came in chunks.
     TooLarge {
         found: Option<u64>,
         limit: u32,
     },
-    /// The core found nothing to order, or a fault in the body.
+    /// The core found nothing to order, or an error in the body.
     Skip(Skip),
-    /// With salts: the request is on none of the lists of what may go on.
+    /// With salts: the request is not on the lists of allowed paths.
     Unlisted(Unlisted),
 }
 
@@ -283,10 +283,10 @@ impl Fault {
         }
     }
 
-    /// Returns the status of the error response; `None`: the request goes on.
+    /// Returns the status of the error response; `None` if the request is forwarded.
     ///
-    /// Where salts are on, a body that the filter cannot write a salt into may hold one of the client's own choice. So
-    /// it is refused, whatever `on_failure` says. A body that can be read goes on with its salt.
+    /// If salts are on, a body that the filter cannot write a salt into may hold one of the client's own. So it is refused,
+    /// whatever `on_failure` says. A body that can be read is forwarded with its salt.
     pub(crate) fn refusal_status(&self, on_failure: OnFailure, salted: bool) -> Option<u16> {
         let refuses = on_failure == OnFailure::Refuse;
         let (status, is_refused) = match self {
@@ -294,7 +294,7 @@ impl Fault {
             Self::Skip(Skip::InvalidUtf8 { .. } | Skip::InvalidJson { .. }) => {
                 (400, refuses || salted)
             }
-            // The client did nothing wrong.
+            // Not the client's fault.
             Self::Skip(Skip::NoDocuments | Skip::NoUserMessage) | Self::EmptyBody => (400, false),
             Self::Skip(_) => (400, refuses),
             Self::NoTenant | Self::BadTenant { .. } => (403, salted),
@@ -330,7 +330,7 @@ impl fmt::Display for Fault {
             Self::Encoded => f.write_str(
                 "the request's content-encoding is not `identity`, the only one that is read here",
             ),
-            // A failure of the proxy does not concern the client; the log has it.
+            // A failure of the proxy does not concern the client; it is logged.
             Self::Host(_) => f.write_str("the gateway failed"),
             Self::NoTenant => f.write_str("the request names no tenant"),
             Self::NotJson => f.write_str(

@@ -1,5 +1,4 @@
-//! A request that was sent on and whose response is still to come: which engine was to compute what, and what the
-//! engine reports.
+//! A pending response: a forwarded request, the engine that computes it, and the usage that the engine reports.
 
 use foreword_ordering::{Arm, EngineId, OrderingRecord};
 
@@ -8,22 +7,22 @@ use crate::host::{Host, HostError, LogLevel};
 use crate::plugin::Plugin;
 use crate::usage::{PromptUsage, UsageReader};
 
-/// A request whose response is still to come.
+/// A forwarded request whose response is still to come.
 #[derive(Debug)]
 pub(crate) struct PendingResponse {
-    /// The core's expectation; `None`: the core did not decide on the request.
+    /// The record with the expected match; `None` if the core did not process the request.
     record: Option<OrderingRecord>,
     /// The chat's arm in an experiment.
     arm: Option<Arm>,
-    /// The dispatch; `None`: it is settled, or there is only one engine.
+    /// The request in flight; `None` if it is settled, or there is only one engine.
     dispatch: Option<Dispatch>,
-    /// The reader of the response's usage; `None`: there is nothing to read, or it has been read.
+    /// The reader of the response's usage; `None` if there is nothing more to read.
     usage_reader: Option<UsageReader>,
-    /// What the response reports of the prompt.
+    /// The usage that the response reports.
     counted: Option<PromptUsage>,
-    /// Who asked, and which engine answers, where there is something to choose.
+    /// The tenant and the responding engine, if there are several engines.
     asked: Option<(Box<str>, EngineId)>,
-    /// Whether the response's usage is read: it is one to a prompt.
+    /// Whether the response's usage is read: the request was a prompt.
     is_read: bool,
 }
 
@@ -44,7 +43,7 @@ impl PendingResponse {
         }
     }
 
-    /// Returns the response to a request that nobody has looked at.
+    /// Returns the pending response of a request whose body was not read.
     pub(crate) fn unread(dispatch: Dispatch) -> Self {
         Self {
             is_read: false,
@@ -52,7 +51,7 @@ impl PendingResponse {
         }
     }
 
-    /// The same of a request whose answer the chosen engine may keep for this tenant.
+    /// Adds the tenant, for a request whose response the engine may store.
     pub(crate) fn of_tenant(mut self, plugin: &Plugin, tenant: &str) -> Self {
         let engine = self.dispatch.as_ref().map(|dispatch| dispatch.engine);
         let engine = engine.filter(|_| plugin.engines().are_several());
@@ -60,14 +59,14 @@ impl PendingResponse {
         self
     }
 
-    /// The answer begins, the engine's or the proxy's own.
+    /// Handles the response's headers, from the engine or the proxy.
     pub(crate) fn on_headers(&mut self, host: &impl Host, plugin: &Plugin) {
         let status = logged(host, host.response_header(":status")).flatten();
         let status = status.as_deref();
         if let Some(dispatch) = self.dispatch.take() {
             let failed = matches!(status, Some(b"502" | b"503" | b"504"));
             match served_by(host, plugin).filter(|other| *other != dispatch.engine && !failed) {
-                // Envoy tried the chosen engine, and then another.
+                // Envoy tried the chosen engine, and then another one.
                 Some(other) => {
                     plugin.settle(host, dispatch, DispatchResult::Failed);
                     plugin.answered_by(host, other);
@@ -92,7 +91,7 @@ impl PendingResponse {
         self.usage_reader = is_read.then(UsageReader::default);
     }
 
-    /// Returns whether the response's body is to be read.
+    /// Returns whether the response's body must be read.
     pub(crate) fn wants_body(&self) -> bool {
         self.usage_reader.is_some()
     }
@@ -134,7 +133,7 @@ impl PendingResponse {
         }
     }
 
-    /// Handles the end of request and response, however they ended. Returns what the engine reported of the prompt.
+    /// Handles the end of request and response, however they ended. Returns the usage that the engine reported.
     pub(crate) fn on_done(self, host: &impl Host, plugin: &Plugin) -> Option<PromptUsage> {
         if let Some(dispatch) = self.dispatch {
             plugin.settle(host, dispatch, DispatchResult::Abandoned);
@@ -143,7 +142,7 @@ impl PendingResponse {
     }
 }
 
-/// Returns which of several engines the response comes from.
+/// Returns the engine that sent the response, if there are several.
 fn served_by(host: &impl Host, plugin: &Plugin) -> Option<EngineId> {
     let engines = plugin.engines();
     let address = (engines.are_several()).then(|| host.property(&["upstream", "address"]));

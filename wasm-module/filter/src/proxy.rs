@@ -22,7 +22,7 @@
 //!
 //! The SDK exports every callback whether used or not, so using the response callbacks costs nothing more.
 //!
-//! Counts are kept until the next tick ([`MetricBuffer`]): a call costs about a microsecond.
+//! Counts are buffered until the next tick ([`MetricBuffer`]): a call costs about a microsecond.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ proxy_wasm::main! {{
     proxy_wasm::set_root_context(|_| Box::new(Root(None)));
 }}
 
-/// The root context: one per configuration and worker.
+/// The root context: one for each configuration and worker.
 struct Root(Option<Arc<Plugin>>);
 
 impl Context for Root {
@@ -56,14 +56,14 @@ impl Context for Root {
     /// Handles the end of the configuration, after its last request.
     fn on_done(&mut self) -> bool {
         tell_counts();
-        // Envoy would let the timer run on, and a request may have asked for a tick just now.
+        // Envoy would keep the timer running, and a request may just have requested a tick.
         set_tick(Duration::ZERO);
         true
     }
 }
 
 impl RootContext for Root {
-    /// Loads the configuration. `false` makes Envoy refuse it: at start Envoy ends, on an update it keeps the old one.
+    /// Loads the configuration. `false` makes Envoy refuse it: at start Envoy exits, on an update it keeps the old one.
     fn on_configure(&mut self, size: usize) -> bool {
         let configuration = hostcalls::get_buffer(BufferType::PluginConfiguration, 0, size);
         let configuration = configuration.ok().flatten().unwrap_or_default();
@@ -86,7 +86,7 @@ impl RootContext for Root {
         if plugin.on_tick(&Proxy) == Tick::Full {
             tell_counts();
         }
-        // The interval may have been shortened, by this plugin or by the one whose place it has taken.
+        // The interval may have been shortened, by this plugin or by the one that it replaced.
         if !plugin.is_woken() {
             set_tick(plugin.until_tick(&Proxy));
         }
@@ -110,8 +110,8 @@ fn set_tick(interval: Duration) {
     let _ = hostcalls::set_tick_period(interval);
 }
 
-/// A context without a configuration. It is unknown whether salts are on, so it refuses everything. Envoy sends no
-/// requests to a plugin whose configuration was refused.
+/// A context without a configuration. It is unknown whether salts are on, so it refuses everything. Envoy sends no requests
+/// to a plugin whose configuration was refused.
 struct Unconfigured;
 
 impl Context for Unconfigured {}
@@ -169,7 +169,7 @@ impl HttpContext for Stream {
 
 /// Returns the status and body of a response, and no body if it is longer than `limit`.
 fn answer(headers: usize, size: usize, limit: usize) -> (Option<u16>, Option<Vec<u8>>) {
-    // A response that broke off has no headers, and asking for one then would trap.
+    // A failed call's response has no headers, and reading one would trap.
     let status = (headers > 0)
         .then(|| hostcalls::get_map_value_bytes(MapType::HttpCallResponseHeaders, ":status"))
         .and_then(|status| str::from_utf8(&status.ok()??).ok()?.parse().ok());
@@ -271,7 +271,7 @@ impl Host for Proxy {
 
     fn shared_data(&self, key: &str) -> Result<Option<(Vec<u8>, u32)>, HostError> {
         let (value, number) = hostcalls::get_shared_data(key).map_err(refused("shared_data"))?;
-        // A value that is there always has a number.
+        // An existing value always has a number.
         Ok(value.zip(number))
     }
 
@@ -353,7 +353,7 @@ impl Host for Proxy {
     }
 
     fn now_ns(&self) -> u64 {
-        // This is not `Instant`: older hosts have no monotonic clock under WASI, and `Instant::now` panics there.
+        // Not `Instant`: older hosts have no monotonic clock under WASI, and `Instant::now` panics there.
         hostcalls::get_current_time()
             .ok()
             .and_then(|now| now.duration_since(UNIX_EPOCH).ok())
@@ -372,12 +372,12 @@ impl Host for Proxy {
 }
 
 thread_local! {
-    /// The counts of all plugins of this VM, which has one thread. While it is borrowed, only the proxy is called,
-    /// which makes no callbacks for counts.
+    /// The counts of all plugins of this VM, which has one thread. While it is borrowed, only metric calls are made, and
+    /// these cause no callbacks.
     static TALLY: RefCell<MetricBuffer> = const { RefCell::new(MetricBuffer::new()) };
 }
 
-/// Writes the counts. What cannot be written is lost, since counting must not fail a request.
+/// Writes the counts. Errors are ignored, since counting must not fail a request.
 fn tell_counts() {
     TALLY.with_borrow_mut(|metric_buffer| {
         metric_buffer.tell(

@@ -4,9 +4,9 @@
 //!   salt = hex(HMAC-SHA-256(key, "foreword cache salt 1" ‖ 0 ‖ length of the name, 8 bytes ‖ name))
 //! ```
 //!
-//! Without the key, nobody can compute a tenant's salt from its name, or tell two tenants' salts from random strings.
-//! All salts have one length, so none is the beginning of another. All workers and gateways with one key derive the
-//! same salts; another key means another engine cache for everybody.
+//! Without the key, a tenant's salt cannot be computed from its name, nor can salts be distinguished from random strings.
+//! All salts have one length, so none is the beginning of another. All workers and gateways with one key derive the same
+//! salts; another key means another engine cache for all tenants.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub(crate) struct Salts {
     keyed: Hmac<Sha256>,
 }
 
-/// A tenant's name, with its salt where there are salts.
+/// A tenant's name, with its salt if salts are on.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     name: String,
@@ -57,7 +57,7 @@ impl Identity {
         self.salt.as_deref()
     }
 
-    /// Returns the tenant as the core knows it.
+    /// Returns the tenant for the core.
     pub(crate) fn tenant(&self) -> Tenant<'_> {
         Tenant {
             name: &self.name,

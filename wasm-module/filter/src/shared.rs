@@ -1,8 +1,8 @@
 //! A value that the requests of one plugin share, one at a time.
 //!
-//! A Wasm VM runs on one worker thread, so there the value is always free, unless a host nests callbacks. Then the
-//! request goes on without the value instead of trapping the worker. In a dynamic module all workers share the plugin
-//! and wait for each other, for the microseconds that an order or a look-up takes.
+//! A Wasm VM runs on one worker thread, so there the value is always free, unless a host nests callbacks. Then the request
+//! is handled without the value instead of trapping the worker. In a dynamic module all workers share the plugin and wait
+//! for each other, for the microseconds that an order or a look-up takes.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -15,8 +15,8 @@ impl<T> Shared<T> {
         Self(Mutex::new(value))
     }
 
-    /// Locks the value. Returns `None` if this very thread is using it, which no known proxy can cause. After a panic
-    /// the value is half changed: `renew` repairs it.
+    /// Locks the value. `None` if the current thread already holds it, which no known proxy can cause. After a panic the
+    /// value may be half changed: `renew` repairs it.
     pub(crate) fn lock(&self, renew: impl FnOnce(&mut T)) -> Option<MutexGuard<'_, T>> {
         let poisoned = match self.0.try_lock() {
             Ok(value) => return Some(value),
@@ -34,7 +34,7 @@ impl<T> Shared<T> {
         Some(value)
     }
 
-    /// Locks the value, or returns `None` if it is in use. After a panic the value is as it was left.
+    /// Locks the value; `None` if it is in use. After a panic the value is returned as it is.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(value) => Some(value),

@@ -1,7 +1,7 @@
-//! Shared data for shells in a process of their own: a key-value store, as Envoy has one for its VMs.
+//! Shared data for shells in a process of their own: a key-value store, like Envoy's for its VMs.
 //!
-//! Where all workers share a plugin, they already know each other's updates. But a plugin that replaces another one,
-//! when the configuration changes, learns from shared data what the other one knew.
+//! Workers that share a plugin need no store to share updates. But a plugin that replaces another one, when the
+//! configuration changes, reads the other's updates from shared data.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,7 +36,7 @@ impl SharedData {
         true
     }
 
-    /// Locks the map. No call leaves it half changed, so a panic elsewhere spoils nothing.
+    /// Locks the map. No call leaves it half changed, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, Option<Data>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

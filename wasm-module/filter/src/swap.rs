@@ -1,4 +1,4 @@
-//! Changes of shared data that several workers make at once: compare-and-swap, tried again when another worker was faster.
+//! Changes of shared data by several workers: compare-and-swap, retried when another worker was faster.
 //!
 //! Compare-and-swap cannot guard the creation of a key. [`crate::agreement`] says who may create keys.
 
@@ -12,9 +12,9 @@ pub(crate) fn create(host: &impl Host, key: &str, value: &[u8]) -> Result<(), Ho
     Ok(())
 }
 
-/// Reads a value with `read`, and sets what `next` makes of it, unless another worker has changed it meanwhile: then it is
-/// read again. Returns what the value was; `None` if others were faster at every attempt. A caller that has `seen` the
-/// value and its number saves the first reading.
+/// Replaces a value, as returned by `read`, with `next` of it. If another worker changed it meanwhile, it is read and
+/// computed again. Returns the old value; `None` if others were faster at every attempt. With `seen`, the value and its
+/// number, the first read is saved.
 pub(crate) fn change<H: Host, T>(
     host: &H,
     key: &str,
@@ -34,5 +34,5 @@ pub(crate) fn change<H: Host, T>(
     Ok(None)
 }
 
-/// Most times that a worker may lose a race. A race takes a microsecond, and the winner has made its change.
+/// Most attempts. A lost race costs a microsecond, and the winner has made its change.
 const ATTEMPTS: u32 = 16;

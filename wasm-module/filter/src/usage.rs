@@ -1,4 +1,4 @@
-//! What an engine says of a prompt in its answer: `usage`, or Gemini's `usageMetadata`, in JSON or in a stream of events.
+//! Reads an engine's usage report in a response: `usage`, or Gemini's `usageMetadata`, in JSON or in a stream of events.
 //!
 //! ```text
 //!   {"id": …, "choices": […], "usage": {"prompt_tokens": 1200, "prompt_tokens_details": {"cached_tokens": 1024}, …}}
@@ -7,7 +7,7 @@
 //!   └────────── the first bytes ─────────┘                          └────────── the last bytes ──────────┘
 //! ```
 //!
-//! | API | tokens of the prompt | of these, held |
+//! | API | tokens of the prompt | of these, cached |
 //! | --- | --- | --- |
 //! | OpenAI chat | `prompt_tokens` | `prompt_tokens_details.cached_tokens` |
 //! | OpenAI Responses | `input_tokens` | `input_tokens_details.cached_tokens` |
@@ -15,29 +15,29 @@
 //! | Bedrock Converse | `inputTokens` and both `cache…InputTokens` | `cacheReadInputTokens` |
 //! | Gemini | `promptTokenCount` | `cachedContentTokenCount` |
 //!
-//! An answer goes on as it comes, chunk by chunk; its first and last bytes are copied on the way, and looked at when it
-//! has ended. Text that a model wrote cannot pass for usage, since its quotation marks are escaped there.
+//! A response is forwarded chunk by chunk; its first and last bytes are copied on the way, and parsed when it has ended.
+//! Text that a model wrote cannot be mistaken for usage, since its quotation marks are escaped there.
 
 use serde::Deserialize;
 
-/// Collects the first and last bytes of an answer.
+/// Collects the first and last bytes of a response.
 #[derive(Debug, Default)]
 pub(crate) struct UsageReader {
     first: Vec<u8>,
     last: Vec<u8>,
 }
 
-/// The usage of a prompt, as an answer reports it.
+/// The usage of a prompt, as a response reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PromptUsage {
     /// Tokens of the prompt.
     pub(crate) prompt: u64,
-    /// Prompt tokens that the engine held; `None`: the answer does not say.
+    /// Prompt tokens that were cached; `None` if the response does not say.
     pub(crate) cached: Option<u64>,
 }
 
 impl UsageReader {
-    /// Copies what matters of a chunk of `size` bytes; `read` returns a number of its bytes from a position on.
+    /// Copies the needed bytes of a chunk of `size` bytes; `read` returns a number of its bytes from a position on.
     pub(crate) fn take<E>(
         &mut self,
         size: usize,
@@ -59,7 +59,7 @@ impl UsageReader {
         Ok(())
     }
 
-    /// The id by which a Responses API keeps the answer, if it is one of such an API: `resp_…`.
+    /// Returns the id under which a Responses API stores the response (`resp_…`), if it is one.
     pub(crate) fn response_id(&self) -> Option<&str> {
         const NAME: &[u8] = br#""id""#;
         let starts = self.first.windows(NAME.len()).enumerate();
@@ -70,14 +70,14 @@ impl UsageReader {
             let value = value.strip_prefix(b":")?;
             let value = value.trim_ascii_start().strip_prefix(b"\"")?;
             let id = value.split(|byte| *byte == b'"').next()?;
-            // It ends before what was copied does.
+            // The id is complete within the copied bytes.
             let is_whole = id.len() < value.len() && id.len() <= MAX_ID_BYTES;
             let id = str::from_utf8(id).ok().filter(|_| is_whole)?;
             (id.starts_with("resp_") && !id.contains('\\')).then_some(id)
         })
     }
 
-    /// The last count of the prompt that the answer holds.
+    /// Returns the last usage report in the response.
     pub(crate) fn counted(&self) -> Option<PromptUsage> {
         last_count(&self.last).or_else(|| last_count(&self.first))
     }
@@ -90,7 +90,7 @@ fn last_count(bytes: &[u8]) -> Option<PromptUsage> {
     starts.into_iter().rev().find_map(|at| count_at(bytes, at))
 }
 
-/// Returns the count in the object behind the key at `at`.
+/// Returns the usage in the object after the key at `at`.
 fn count_at(bytes: &[u8], at: usize) -> Option<PromptUsage> {
     let escaped = at
         .checked_sub(1)
@@ -112,8 +112,8 @@ struct Usage {
     #[serde(alias = "promptTokenCount")]
     prompt_tokens: Option<u64>,
     prompt_tokens_details: Option<Details>,
-    /// Anthropic's and Bedrock's: what was neither read from the cache nor written to it. With details it is Responses',
-    /// which counts all.
+    /// Anthropic and Bedrock: tokens neither read from the cache nor written to it. With details: Responses, where it
+    /// counts all tokens.
     #[serde(alias = "inputTokens")]
     input_tokens: Option<u64>,
     input_tokens_details: Option<Details>,
@@ -121,7 +121,7 @@ struct Usage {
     cache_read_input_tokens: Option<u64>,
     #[serde(alias = "cacheWriteInputTokens")]
     cache_creation_input_tokens: Option<u64>,
-    /// Gemini's; absent where it is 0.
+    /// Gemini; absent if 0.
     #[serde(rename = "cachedContentTokenCount")]
     cached_content: Option<u64>,
 }
@@ -156,23 +156,23 @@ impl Usage {
     }
 }
 
-/// What every name of such an object begins with.
+/// The common beginning of the keys.
 const KEY: &[u8] = br#""usage"#;
-/// How Gemini's goes on.
+/// The rest of Gemini's key.
 const GEMINIS: &[u8] = b"Metadata";
 
-/// Of a response's id.
+/// Longest response id, in bytes.
 const MAX_ID_BYTES: usize = 256;
 /// Anthropic's first event is some 500 bytes long.
 const FIRST_BYTES: usize = 2048;
-/// Number of last bytes: OpenAI's last event, or what stands behind an answer's text.
+/// Number of last bytes: OpenAI's last event, or the fields after a response's text.
 const LAST_BYTES: usize = 4096;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What is found when the text comes in chunks of that size.
+    /// The usage found if the text arrives in chunks of that size.
     fn found(text: &str, chunk: usize) -> Option<PromptUsage> {
         let mut usage_reader = UsageReader::default();
         for chunk in text.as_bytes().chunks(chunk) {
@@ -270,7 +270,7 @@ mod tests {
         );
     }
 
-    /// Streams that OpenAI's and Anthropic's servers sent, in pieces of every length.
+    /// Streams recorded from OpenAI's and Anthropic's servers, in chunks of every length.
     #[test]
     fn recorded_streams_are_read_whatever_their_pieces() {
         let recorded = [
@@ -385,7 +385,7 @@ mod tests {
             r#"{"usage":{"inputTokens":10,"outputTokens":5}}"#,
             Some((10, None)),
         );
-        // Frames of `application/vnd.amazon.eventstream` are binary; what is in them is not.
+        // Frames of `application/vnd.amazon.eventstream` are binary; their payloads are not.
         let frame = format!("\u{0}\u{0}\u{1}:event-type\u{7}\u{0}metadata{{{usage}}}\u{1a}");
         check(&frame.repeat(3), Some((100, Some(70))));
     }

@@ -1,8 +1,7 @@
-//! How the documents of one group are sent: where each stands, which ones are only referred to, and whether a hint
-//! follows.
+//! The arrangement of one group's documents: the order, which ones are only referred to, and whether a hint follows.
 //!
-//! An arrangement names documents by their index in the client's list. So it is small enough to be remembered for
-//! every message of every chat, and it means the same bytes whenever the client sends the same list.
+//! Documents are given by their index in the client's list. So an arrangement is small enough to be recorded for every
+//! message of every chat, and produces the same bytes whenever the client sends the same list.
 
 use crate::body::{Group, GroupLayout};
 use crate::document::Fingerprint;
@@ -13,7 +12,7 @@ use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// How the documents of one group are sent. It names them by their index in the client's list.
+/// The arrangement of one group's documents, given by their index in the client's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arrangement {
     /// The group's documents, in the order of the prompt.
@@ -22,17 +21,16 @@ pub(crate) struct Arrangement {
     pub(crate) hinted: bool,
 }
 
-/// A document in an arrangement: its index in the client's list, and whether only its location is sent.
+/// A document in an arrangement: its index in the client's list, and whether a location hint replaces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot(u16);
 
 /// A group's distinct documents, and the indices of their repeats.
 #[derive(Debug)]
 pub(crate) struct DistinctDocuments {
-    /// Every document once, in the client's order: its index in the group, and a fingerprint that is unique in the
-    /// group.
+    /// Each document once, in the client's order: its index in the group, and a fingerprint that is unique in the group.
     pub(crate) distinct: SmallVec<[(u16, Fingerprint); 16]>,
-    /// Indices of documents that equal one before them byte for byte.
+    /// Indices of documents that equal an earlier one byte for byte.
     pub(crate) repeats: SmallVec<[u16; 4]>,
 }
 
@@ -83,7 +81,7 @@ impl DistinctDocuments {
                         listed.repeats.push(index);
                         break;
                     }
-                    // Two documents with one fingerprint: one of them goes by another.
+                    // Two documents with one fingerprint: one of them gets another.
                     Entry::Occupied(_) => fingerprint.0 = fingerprint.0.wrapping_add(1),
                 }
             }
@@ -91,7 +89,7 @@ impl DistinctDocuments {
         listed
     }
 
-    /// Returns the fingerprint of the whole list, in its order.
+    /// Returns the fingerprint of the list, which depends on its order.
     pub(crate) fn fingerprint(&self) -> Fingerprint {
         let mut bytes: SmallVec<[u8; 160]> = SmallVec::new();
         for (index, fingerprint) in &self.distinct {
@@ -112,7 +110,7 @@ impl DistinctDocuments {
 }
 
 impl Arrangement {
-    /// Whether the arrangement sends exactly the documents of the list: each once, in full or as a reference.
+    /// Returns whether the arrangement sends exactly the documents of the list: each once, in full or as a reference.
     pub(crate) fn is_of(&self, listed: &DistinctDocuments) -> bool {
         let mut indices: SmallVec<[u16; 16]> = self.slots.iter().map(|slot| slot.index()).collect();
         sort_by_key(&mut indices, |index| *index);
@@ -128,8 +126,7 @@ impl Arrangement {
             .count()
     }
 
-    /// Returns a hash of what is sent instead of the client's documents. The client's text around them has no
-    /// influence.
+    /// Returns a hash of the replacement of the client's documents. The client's text around them has no influence.
     pub(crate) fn digest(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 320]> = SmallVec::new();
         for slot in &self.slots {
@@ -137,7 +134,7 @@ impl Arrangement {
             bytes.push(slot.is_reference().into());
         }
         if self.hinted {
-            // The hint tells the client's order.
+            // The hint contains the client's order.
             bytes.extend_from_slice(&listed.fingerprint().0.to_le_bytes());
         }
         nonzero(xxh3_64_with_seed(&bytes, 1))
@@ -159,13 +156,13 @@ impl Arrangement {
         }
     }
 
-    /// Returns an estimate of the bytes that it takes in memory, the same on every platform.
+    /// Estimated bytes in memory, the same on every platform.
     pub(crate) fn bytes(&self) -> usize {
         32 + 2 * self.slots.len()
     }
 }
 
-/// Returns the scope that has what `digest` stands for in the prompt too; a digest of 0 changes nothing.
+/// Returns the scope extended by the replacements that `digest` hashes; a digest of 0 changes nothing.
 pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
     if digest == 0 {
         scope
@@ -174,7 +171,7 @@ pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
     }
 }
 
-/// Returns whether a group's repeats are sent too, because all of its places must be filled.
+/// Returns whether a group's repeats are sent too, because all of its slots must be filled.
 pub(crate) fn keeps_repeats(group: &Group<'_>) -> bool {
     matches!(
         group.place,

@@ -1,8 +1,8 @@
 //! Encodes and decodes the values that workers send to each other.
 //!
-//! Numbers and lengths are LEB128, hashes are little-endian at their full width, and an option is a byte 0 or 1. The
-//! reader trusts nothing: it compares every length with the bytes that are left, so it never reserves memory for data
-//! that is not there. Bytes that make no sense are an error that gives their position.
+//! Numbers and lengths are LEB128, hashes are little-endian at their full width, and an option is a byte 0 or 1. Input is
+//! untrusted: the reader compares every length with the bytes left, so it never reserves memory for missing data. Invalid
+//! bytes are an error with their position.
 
 /// The error that bytes cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -121,14 +121,14 @@ impl<'a> Reader<'a> {
     pub(crate) fn length(&mut self) -> Result<usize, BadBytes> {
         let length = self.number()?;
         let left = self.bytes.len().saturating_sub(self.at);
-        // Compared before it is narrowed: the same error on every platform.
+        // Compared before it is narrowed, so that every platform returns the same error.
         match usize::try_from(length) {
             Ok(length) if length <= left => Ok(length),
             _ => Err(self.bad("as many bytes as the length says")),
         }
     }
 
-    /// Reads bytes behind their length.
+    /// Reads a length and that many bytes.
     pub(crate) fn blob(&mut self) -> Result<Vec<u8>, BadBytes> {
         let length = self.length()?;
         let bytes = self.bytes.get(self.at..self.at + length);

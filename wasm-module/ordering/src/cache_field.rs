@@ -1,13 +1,14 @@
-//! Fields of a body by which a client would name KV state, a session or a transfer in the engine, past the gateway's salt.
+//! Finds body fields with which a client could name KV state, a session or a transfer in the engine, and so bypass the
+//! gateway's salt.
 //!
-//! They are the fields of vLLM's and SGLang's request models (`entrypoints/openai/*/protocol.py` of vllm 0.32 and of sglang's
-//! main branch): transfers between engines, sessions, keys of the cache, ranks that hold a cache, ids that a transfer or a
-//! kept response is known by, and objects whose fields an engine or a router reads as the body's own.
+//! They are the fields of vLLM's and SGLang's request models (`entrypoints/openai/*/protocol.py` of vllm 0.32 and of
+//! sglang's main branch): transfers between engines, sessions, cache keys, ranks that hold a cache, ids of a transfer or a
+//! stored response, and objects whose fields an engine or a router reads as the body's own.
 
 use crate::body::scan::Scan;
 
-/// Returns the first such field of a body, as the table below lists it; `None` if it has none, or is no JSON object. A field
-/// that is `null` is absent.
+/// Returns the first such field of a body, as listed in the table below; `None` if it has none or is not a JSON object. A
+/// field that is `null` is absent.
 #[must_use]
 pub fn cache_field(body: &[u8]) -> Option<&'static str> {
     let mut scan = Scan::new(str::from_utf8(body).ok()?);
@@ -27,7 +28,7 @@ pub fn cache_field(body: &[u8]) -> Option<&'static str> {
     read.ok().and(found)
 }
 
-/// Names, or with `*` the beginnings of names.
+/// Field names; `*` at the end matches any suffix.
 const CACHE_FIELDS: [&str; 13] = [
     "bootstrap_*",
     "data_parallel_rank",

@@ -1,4 +1,4 @@
-//! The configuration of ordering: as written ([`RawConfig`]) and as checked ([`Config`]).
+//! The configuration of ordering: as written ([`RawConfig`]) and validated ([`Config`]).
 
 use crate::conversation::memory;
 use crate::head::config::{Head, RawHead};
@@ -11,18 +11,18 @@ use crate::tree::Bounds;
 use serde::Deserialize;
 
 object! {
-    /// Configuration as written. Every field may be absent; an unknown field is an error.
+    /// Configuration as written. Every field is optional; an unknown field is an error.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawConfig in "" {
         /// Name of the [policy](PolicyKind).
         pub policy: String = "foresight".into(),
         /// The policy's options.
         pub policy_options: RawPolicyOptions = RawPolicyOptions::default(),
-        /// Where the retriever's best documents stand.
+        /// The place of the retriever's best documents.
         pub rank: RawRank = RawRank::default(),
-        /// The hints' words.
+        /// The words of the hints.
         pub hint: RawHint = RawHint::default(),
-        /// How documents are found.
+        /// How documents are found in a body.
         pub documents: RawDocuments = RawDocuments::default(),
         /// The knowledge trees' bounds.
         pub tree: RawTree = RawTree::default(),
@@ -41,17 +41,17 @@ object! {
         pub seed: u64 = 0,
         /// Number of recent requests that `foresight` learns from; each takes about 250 bytes at 15 documents.
         pub window: u32 = 1024; 1..=u16::MAX.into(),
-        /// Number of places that `foresight` may move a document, up or down; absent: any number.
+        /// Number of places that `foresight` may move a document, up or down; unlimited if absent.
         pub max_displacement: Option<u32> = None; 0..=MAX_CANDIDATES.into(),
         /// Number of contexts that `context-index` keeps.
         pub max_contexts: u32 = 4096; 1..=1_000_000,
-        /// Tokens in a block of the engine's cache. Nothing is moved for a shorter match. 1: any match counts.
+        /// Tokens in a block of the engine's cache. No document moves for a shorter match. With 1, any match counts.
         pub block_tokens: u32 = 1; 1..=MAX_BLOCK_TOKENS,
-        /// Contexts of a log, which `context-index` orders new requests by: each the fingerprints of a request's documents,
+        /// Contexts of a log, by which `context-index` orders new requests: for each request its documents' fingerprints,
         /// best first, in 16 hexadecimal digits each. `foreword index` writes them.
         pub history: Vec<String> = Vec::new(),
-        /// Whether `context-index` forgets contexts that the engine evicted, as RAGBoost does. Off: it keeps them, up to
-        /// `max_contexts`, so that what comes back is sent in the same order again.
+        /// Whether `context-index` removes contexts that the engine evicted, as RAGBoost does. If off, it keeps them, up to
+        /// `max_contexts`, so that recurring contexts are sent in the same order again.
         pub forget_evicted: bool = false,
     }
 }
@@ -65,13 +65,13 @@ object! {
         pub place: String = Place::Last.name().into(),
         /// Number of documents that keep this place.
         pub documents: u32 = 1; 1..=MAX_CANDIDATES.into(),
-        /// Formats in which the client's order says nothing of ranks, such as a tool's results by date. There, every
-        /// document may stand anywhere.
+        /// Formats in which the client's order does not express ranks, such as a tool's results by date. In these, no
+        /// document is favoured.
         pub unranked: Vec<DocumentFormat> = vec![DocumentFormat::Results, DocumentFormat::Headings],
     }
 }
 
-/// How documents stand in a body; each has an option in [`RawDocuments`].
+/// The forms of documents in a body; each has an option in [`RawDocuments`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DocumentFormat {
@@ -94,31 +94,30 @@ pub enum DocumentFormat {
 }
 
 object! {
-    /// The hints, as written; by default in RAGBoost's words (its sections 5.3 and 6), and in few words for short names: 15
+    /// The hints, as written. The default words are RAGBoost's (its sections 5.3 and 6), or fewer words for short names: 15
     /// tokens for five documents instead of 30 to 50.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawHint in "hint." {
-        /// Whether a request whose documents were moved is told the retriever's order.
+        /// Whether an order hint gives the retriever's order when documents moved.
         pub enabled: bool = true,
-        /// The order hint's words where `short` does not serve; `{order}` stands for the documents' labels, best first.
+        /// The order hint if `short` does not apply; `{order}` stands for the documents' labels, best first.
         pub template: String = "Please read the context in the following priority order: {order} and answer the question."
             .into(),
-        /// The words of a label; `{label}` stands for the document's id.
+        /// The form of a label; `{label}` stands for the document's id.
         pub label: String = "[{label}]".into(),
         /// The text between two labels.
         pub separator: String = " > ".into(),
-        /// The order hint's words where all documents have short names: labels of up to three letters or digits, or else
-        /// places. `{order}` stands for these, best first. With it there is no order hint where a document is only referred
-        /// to. Empty: `template` is used for all.
+        /// The order hint if all documents have short names: labels of up to three letters or digits, or else places.
+        /// `{order}` stands for these, best first. There is then no order hint if a document is only referred to. If empty,
+        /// `template` is always used.
         pub short: String = "Best documents first: {order}.".into(),
-        /// The location hint's words, sent in the place of a document that an earlier turn holds; `{document}` stands for
-        /// its label.
+        /// The location hint, sent in place of a document that an earlier turn holds; `{document}` stands for its label.
         pub location: String = "Please refer to {document} in the previous conversation.".into(),
     }
 }
 
 object! {
-    /// How documents are found, as written.
+    /// How documents are found in a body, as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawDocuments in "documents." {
         /// What happens to a `documents` array in the body.
@@ -127,21 +126,21 @@ object! {
         pub tags: Vec<String> = ["document", "doc", "passage", "source", "contextItem"]
             .map(String::from)
             .to_vec(),
-        /// Names of tags that hold documents only where two or more of them stand in a text and none of `tags` does, since
-        /// they are also used for other things.
+        /// Names of tags that hold documents only if two or more of them are in a text and none of `tags` is, since they
+        /// have other uses too.
         pub loose_tags: Vec<String> = ["context", "reference", "file"].map(String::from).to_vec(),
-        /// Whether `document` and `search_result` blocks of a message's content are put in order (Anthropic). On by
-        /// default, since they are nothing else. Blocks with citations stay in place, since citations count blocks.
+        /// Whether `document` and `search_result` blocks of a message's content are ordered (Anthropic). On by default,
+        /// since these blocks hold nothing else. Blocks with citations stay in place, since citations count blocks.
         pub blocks: bool = true,
-        /// Whether the elements of a tool result's JSON array `results` are put in order, if each has a `url`, `path`,
-        /// `file`, `filename`, `uri` or `href`. On by default, since they are what a search found. No hint is written into
-        /// JSON.
+        /// Whether the elements of a tool result's JSON array `results` are ordered, if each has a `url`, `path`, `file`,
+        /// `filename`, `uri` or `href`. On by default, since these are search results. No hint is written into JSON.
         pub results: bool = true,
-        /// Whether contexts are documents that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts without tags of their
-        /// own. On: each is told by words that stand in nobody else's text.
+        /// Whether contexts that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts without tags are documents. On
+        /// by default: each is recognised by phrases that no other text contains.
         pub clients: bool = true,
-        /// Whether the items of a numbered list, `[1] …` and so on, are documents. Off: they may be steps. Items keep their
-        /// numbers, so that citations hold; so a document is known again only under the number that it had.
+        /// Whether the items of a numbered list, `[1] …` and so on, are documents. Off by default, since they may be steps.
+        /// Items keep their numbers, so that citations hold; a document is therefore recognised again only under the same
+        /// number.
         pub numbered: bool = false,
         /// Whether the text between lines of dashes, `---`, is a document. Off by default, since it may be anything. Such
         /// documents have no names, so no hint gives the retriever's order.
@@ -149,7 +148,7 @@ object! {
         /// Whether sections of a tool's result under headings, `# …`, are documents. Off by default, since most results
         /// with headings are one document.
         pub headings: bool = false,
-        /// Most documents in a request; a request with more is passed as it came.
+        /// Most documents in a request; a request with more is forwarded unchanged.
         pub max: u32 = 512; 1..=MAX_CANDIDATES.into(),
     }
 }
@@ -158,12 +157,12 @@ object! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DocumentsField {
-    /// The documents are written into the last user message, before its text, and the array becomes `null`. Most
-    /// engines ignore the array unless the model's chat template happens to know it.
+    /// The documents are written into the last user message, before its text, and the array becomes `null`. Most engines
+    /// ignore the array unless the model's chat template supports it.
     Render,
-    /// The array's elements are put in order, and the engine's chat template renders them.
+    /// The array's elements are ordered, and the engine's chat template renders them.
     Reorder,
-    /// The array is left alone.
+    /// The array is not changed.
     Ignore,
 }
 
@@ -173,7 +172,7 @@ object! {
     pub struct RawTree in "tree." {
         /// Most nodes in one tree; each takes about 150 bytes.
         pub max_nodes: u32 = 65_536; 1..=10_000_000,
-        /// Most tokens in one tree: set it to the engine's KV capacity. 0: bounded by `max_nodes` alone.
+        /// Most tokens in one tree: set it to the engine's KV capacity. With 0, only `max_nodes` is a bound.
         pub max_tokens: u64 = 0,
         /// Most trees, one per tenant and model; the least recently used one is evicted first.
         pub max_trees: u32 = 16; 1..=10_000,
@@ -183,43 +182,44 @@ object! {
 object! {
     /// How the earlier turns of a chat are handled, as written.
     ///
-    /// A chat is known by its own words: the roles and contents of its messages, byte for byte, and the request's `user`,
-    /// `safety_identifier`, `prompt_cache_key` and `metadata.user_id`. A client that cuts off or edits a chat's beginning starts another chat.
+    /// A chat is identified by its own words: the roles and contents of its messages, byte for byte, and the request's
+    /// `user`, `safety_identifier`, `prompt_cache_key` and `metadata.user_id`. A client that cuts off or edits a chat's
+    /// beginning starts another chat.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawConversation in "conversation." {
-        /// Whether a document that stands in an earlier turn, byte for byte, is replaced by a location hint. This requires
-        /// a label that no other document of the chat has, and a block that is longer than the hint.
+        /// Whether a location hint replaces a document that an earlier turn holds byte for byte. This requires a label that
+        /// no other document of the chat has, and a block longer than the hint.
         pub deduplicate: bool = true,
         /// Whether documents of a `documents` array stay where they were first written (`documents.field: render`) when the
-        /// chat goes on. The client's history does not contain them; without this they vanish from the prompt with their
-        /// turn, and the engine's KV state of everything behind them is lost.
+        /// chat continues. The client's history does not contain them; without this they vanish from the prompt with their
+        /// turn, and the engine's KV state of everything after them is lost.
         ///
         /// With it, **the model sees the documents of earlier turns too**, and prompts grow by them, up to
-        /// `max_pinned_tokens`. They are found again by the chat's words. So whoever may ask in a tenant's name, and knows
-        /// how a chat of that tenant began, is answered from its documents. Chats that begin with the same words but other
-        /// documents cannot be told apart, and nothing is pinned in what they have in common. If users of one tenant may
-        /// not see each other's documents, let `user`, `safety_identifier` or `prompt_cache_key` name the user (clients
-        /// must not be able to choose it), or leave this off, which is the default.
+        /// `max_pinned_tokens`. They are found by the chat's words, so any client of the tenant that knows a chat's
+        /// beginning is answered from its documents. Chats that begin with the same words but other documents cannot be
+        /// distinguished, and nothing is pinned in their common part. If users of one tenant must not see each other's
+        /// documents, let `user`, `safety_identifier` or `prompt_cache_key` name the user (clients must not be able to
+        /// choose it), or leave this off, which is the default.
         pub pin: bool = false,
         /// Most estimated tokens of the documents pinned in one chat. Documents of a turn that would exceed it are not
         /// pinned; earlier ones stay. Leave room for it in the engine's context length.
         pub max_pinned_tokens: u32 = 8_192,
-        /// Most messages remembered for one tenant and model; the least recently used are forgotten first. 0: none, so
-        /// every request is decided anew.
+        /// Most messages recorded for one tenant and model; the least recently used are evicted first. With 0, none are,
+        /// and every request is decided anew.
         pub max_entries: u32 = 16_384; 0..=10_000_000,
         /// Most bytes of these messages, pinned documents included.
         pub max_bytes: u64 = 8 << 20,
     }
 }
 
-/// Configuration as checked.
+/// Validated configuration.
 #[derive(Clone)]
 pub struct Config {
     pub(crate) policy: PolicyKind,
     pub(crate) policy_options: PolicyOptions,
     /// The index of a log, for `context-index`.
     pub(crate) history: Option<std::sync::Arc<ContextIndex>>,
-    /// Formats whose order says nothing of ranks.
+    /// Formats whose order does not express ranks.
     pub(crate) unranked: Vec<DocumentFormat>,
     pub(crate) hint: Option<HintTemplate>,
     pub(crate) field: DocumentsField,
@@ -228,15 +228,15 @@ pub struct Config {
     pub(crate) max_documents: u32,
     pub(crate) tree: Bounds,
     pub(crate) max_trees: u32,
-    /// The words of location hints; `None`: documents are sent again.
+    /// The location hint; `None` if documents are always sent again.
     pub(crate) deduplicate: Option<LocationTemplate>,
-    /// Most tokens of documents pinned in one chat; `None`: nothing is pinned.
+    /// Most tokens of documents pinned in one chat; `None` if pinning is off.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
     pub(crate) head: Head,
 }
 
-/// Which formats of documents are looked for besides tagged ones; see [`RawDocuments`].
+/// The formats of documents to look for, in addition to tagged ones; see [`RawDocuments`].
 #[derive(Clone, Debug)]
 pub(crate) struct Formats {
     pub(crate) loose_tags: Vec<String>,
@@ -251,7 +251,7 @@ pub(crate) struct Formats {
 /// The error that a configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The text is not JSON of the right shape; in serde's words, with line and column.
+    /// The text is not JSON of the right shape; serde's message with line and column.
     #[error(transparent)]
     Shape(#[from] serde_json::Error),
     /// A field has a value that is not allowed.
@@ -265,7 +265,7 @@ pub enum ConfigError {
 }
 
 impl RawRank {
-    /// Returns the placement in which every document may stand anywhere.
+    /// Returns the placement without favoured documents.
     #[must_use]
     pub fn free() -> Self {
         Self {
@@ -286,10 +286,10 @@ impl Default for Config {
 }
 
 impl RawConfig {
-    /// Reads a JSON configuration without checking its values; an empty text gives the defaults.
+    /// Reads a JSON configuration without validating its values; an empty text gives the defaults.
     ///
     /// # Errors
-    /// Returns [`ConfigError::Shape`] for anything else than JSON of this shape.
+    /// Returns [`ConfigError::Shape`] for anything other than JSON of this shape.
     pub fn from_json(text: &[u8]) -> Result<Self, ConfigError> {
         let mut raw = Self::default();
         if !text.trim_ascii().is_empty() {
@@ -298,10 +298,10 @@ impl RawConfig {
         Ok(raw)
     }
 
-    /// Reads the fields that a JSON configuration has; the others keep their values.
+    /// Reads the fields of a JSON configuration; absent fields keep their values.
     ///
     /// # Errors
-    /// Returns [`ConfigError::Shape`] for anything else than JSON of this shape.
+    /// Returns [`ConfigError::Shape`] for anything other than JSON of this shape.
     pub fn read_json(&mut self, text: &[u8]) -> Result<(), ConfigError> {
         let mut json = serde_json::Deserializer::from_slice(text);
         Self::deserialize_in_place(&mut json, self)?;
@@ -310,7 +310,7 @@ impl RawConfig {
 }
 
 impl Config {
-    /// Reads and checks a JSON configuration; an empty text gives the defaults.
+    /// Reads and validates a JSON configuration; an empty text gives the defaults.
     ///
     /// # Errors
     /// Returns [`ConfigError`] for a wrong shape or a value that is not allowed.
@@ -327,7 +327,7 @@ impl Config {
         }
     }
 
-    /// Returns a new policy, which has learnt nothing yet.
+    /// Returns a new policy without learnt state.
     #[must_use]
     pub fn policy(&self) -> Box<dyn Policy> {
         if self.policy == PolicyKind::ContextIndex
@@ -352,7 +352,7 @@ impl Config {
         self.policy_options
     }
 
-    /// Returns the configuration with favoured documents placed so.
+    /// Returns the configuration with another placement of favoured documents.
     #[must_use]
     pub fn with_placement(mut self, placement: Placement) -> Self {
         self.policy_options.placement = placement;
@@ -378,12 +378,12 @@ impl Config {
         &self.head
     }
 
-    /// Whether contexts that clients take out of their chats' history stay in it.
+    /// Returns whether contexts that clients remove from their chats' history are restored.
     pub(crate) fn keeps_contexts(&self) -> bool {
         self.pin.is_some() && self.head.keeps_contexts()
     }
 
-    /// Whether documents are written into messages and stay there.
+    /// Returns whether documents are written into messages and pinned there.
     pub(crate) fn pins(&self) -> bool {
         self.pin.is_some() && self.field == DocumentsField::Render
     }
@@ -451,7 +451,7 @@ impl TryFrom<RawConfig> for Config {
         }
         let head = Head::new(&raw.head)?;
         let words = &raw.hint;
-        // Wrong words are wrong whether they are used or not.
+        // Templates are validated even if they are unused.
         let hint = HintTemplate::new(
             &words.template,
             &words.label,
@@ -493,7 +493,7 @@ impl TryFrom<RawConfig> for Config {
     }
 }
 
-/// Most tokens in a block of an engine's cache: hybrid models have up to some 8,000.
+/// Most tokens in a block of an engine's cache; hybrid models have up to about 8,000.
 const MAX_BLOCK_TOKENS: u64 = 65_536;
 
 impl From<BadValue> for ConfigError {

@@ -1,8 +1,8 @@
-//! What a document is to the core: not its text, but a fingerprint of its rendered bytes, a short id, and a weight.
+//! A document as the core sees it: a fingerprint of its rendered bytes, a short id and a weight, without its text.
 //!
-//! Two requests share KV state only where their bytes agree. So a document's identity is the fingerprint of its
-//! *block* (id, title and text as they reach the prompt): an edited document is another document, and a document
-//! without an id is still itself.
+//! Two requests share KV state only where their bytes agree. So a document's identity is the fingerprint of its *block*
+//! (id, title and text as in the prompt): an edited document is another document, and a document without an id has an
+//! identity too.
 
 use fxhash::FxHashMap;
 
@@ -23,20 +23,20 @@ impl Fingerprint {
     }
 }
 
-/// A document within one [`Catalog`]: small and dense, so that paths are cheap to store and compare.
+/// A document's id within one [`Catalog`]: small and dense, so that paths are cheap to store and compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DocumentId(u32);
 
-/// A document of a request, as a policy sees it.
+/// A document of a request, as input to a policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
     /// The document's id in the tree's catalog.
     pub id: DocumentId,
-    /// The document's identity, which stays when the tree forgets the document.
+    /// The document's identity, which outlives its id.
     pub fingerprint: Fingerprint,
     /// The client's name for the document; empty when it has no id.
     pub label: &'a str,
-    /// Estimated tokens of the document's block, which a match saves.
+    /// Estimated tokens of the document's block, the saving of a match.
     pub tokens: u32,
 }
 
@@ -46,10 +46,9 @@ pub fn estimate_tokens(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(4)).unwrap_or(u32::MAX)
 }
 
-/// The documents that a tree knows: it maps fingerprints to ids and back, and counts the tree nodes that hold each
-/// document.
+/// The documents of a tree: maps fingerprints to ids and back, and counts the tree nodes that hold each document.
 ///
-/// An id whose last holder releases it is free again, and may later mean another document.
+/// An id is free after its last holder releases it, and may later mean another document.
 #[derive(Debug, Default)]
 pub struct Catalog {
     ids: FxHashMap<Fingerprint, DocumentId>,
@@ -96,7 +95,7 @@ impl Catalog {
         self.ids.get(&fingerprint).copied()
     }
 
-    /// Returns when the document was last part of an inserted path, in the tree's time; 0: never, as far as is known.
+    /// Returns when the document was last in an inserted path, in the tree's time; 0 if never, as far as recorded.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
         self.entries
@@ -149,7 +148,7 @@ impl Catalog {
         self.forget_unheld(id);
     }
 
-    /// Forgets a document that was interned but is held by no node.
+    /// Removes a document that was interned but that no node holds.
     pub(crate) fn forget_unheld(&mut self, id: DocumentId) {
         let Some(entry) = self.entries.get(id.index()) else {
             return;

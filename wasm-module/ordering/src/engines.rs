@@ -6,34 +6,33 @@
 //!                 tree of engine 2      is unhealthy
 //! ```
 //!
-//! The request is ordered against what each engine is believed to hold, and goes to the engine where it costs least. A
-//! choice costs the tokens that the engine has to compute before this request, plus a multiple of those that it has to
-//! compute for it. The first term is what the request waits for. The second is weighed more heavily because others pay for
-//! it too:
+//! The request is ordered against each engine's tree and goes to the engine with the lowest cost. The cost is the tokens
+//! that the engine has to compute before this request, plus a multiple of those that it has to compute for it. The first
+//! term is the request's wait. The second has a higher weight because other requests pay for it too:
 //!
 //! - the request itself waits for the computation (1);
-//! - each computed token takes the place of another in a full cache, and is often stored on another engine already, so
-//!   later requests compute more (1.5, a measured value);
-//! - each request that queues behind this one waits for it as well. The requests expected there are those that queue now:
+//! - each computed token evicts another one from a full cache, and is often a duplicate of one on another engine, so later
+//!   requests compute more (1.5, measured);
+//! - each request that queues behind this one waits for it as well. The expected number is that of the requests queued now:
 //!   the median engine's outstanding tokens over this request's document tokens.
 //!
-//! The multiple has an upper bound, so that an idle engine is not left aside for a cached prefix behind a long queue. With
-//! a multiple of 1 this is Preble's *E2* (arXiv:2407.00023) with the load term of prefill alone. That rule minimises the
-//! time of one request, and leaves an engine with the match whenever another is idle: in simulations it reused up to 31 %
-//! less than a prefix router behind it (`benches/results/engines.md`, *Several engines*).
+//! The multiple has an upper bound, so that an idle engine is preferred to a cached prefix behind a long queue. With a
+//! multiple of 1 this is Preble's *E2* (arXiv:2407.00023) with only the load term of prefill. That rule minimises the time
+//! of one request, and leaves an engine with the match whenever another is idle: in simulations it reused up to 31 % less
+//! than a prefix router (`benches/results/engines.md`, *Several engines*).
 //!
-//! Among equals, the first in the caller's list wins; the caller rotates the list. Chats stay with the engine of their
-//! earlier turns, as long as it is among the choices. The caller knows which engines are healthy and how much each has to
-//! compute.
+//! On a tie, the first engine in the caller's list is chosen; the caller rotates the list. A chat stays with the engine of
+//! its earlier turns, as long as that is among the candidates. The caller tracks which engines are healthy and how much
+//! each has to compute.
 
 use smallvec::SmallVec;
 
-/// One of the engines behind a gateway, by its place in the configuration.
+/// One of the engines behind a gateway, by its index in the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EngineId(pub u16);
 
-/// An engine that a request may go to. The request goes to the candidate where it costs least: the outstanding tokens,
-/// plus a multiple of the request's own uncached tokens there. Chats stay with their engine.
+/// An engine that a request may go to. The candidate with the lowest cost is chosen: its outstanding tokens, plus a
+/// multiple of the request's own uncached tokens there. Chats stay with their engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineCandidate {
     /// The engine's id.
@@ -42,13 +41,13 @@ pub struct EngineCandidate {
     pub outstanding: u64,
 }
 
-/// Most engines that trees are kept for.
+/// Most engines with a tree of their own.
 pub const MAX_ENGINES: u16 = 256;
 
-/// The cost of a computed token while nobody waits, in halves of a token of waiting time: its own time (1), and the cached
-/// token that it displaces (1.5).
+/// The cost of a computed token while no request waits, in halves of a token of waiting time: its own time (1), and the
+/// cached token that it evicts (1.5).
 const IDLE_HALVES: u64 = 5;
-/// The highest cost of a computed token, in halves as well, however many requests wait.
+/// The highest cost of a computed token, in halves too, however many requests wait.
 const MAX_HALVES: u64 = 12;
 
 /// The cost of sending a request to an engine; see the module's documentation.
@@ -59,7 +58,7 @@ pub(crate) struct RoutingCost {
 }
 
 impl RoutingCost {
-    /// Returns the costs among these candidates.
+    /// Computes the median over these candidates.
     pub(crate) fn among(choices: &[EngineCandidate]) -> Self {
         let loads = choices.iter().map(|choice| choice.outstanding);
         let mut loads: SmallVec<[u64; 8]> = loads.collect();
@@ -83,7 +82,8 @@ impl RoutingCost {
     }
 }
 
-/// Returns the choices that count: only the chat's own engine, if it is among them.
+/// Returns the candidates: only the chat's own engine if it is among them, otherwise all with a valid id, or the first
+/// engine if there are none.
 pub(crate) fn choices(
     choices: &[EngineCandidate],
     home: Option<EngineId>,
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_computed_token_costs_more_the_more_requests_wait() {
-        // Nobody waits, one request, two, and as many as one likes.
+        // With no request waiting, one, two, and very many.
         for (median, halves) in [(0, 5), (1_000, 7), (2_000, 9), (9_000, 12), (u64::MAX, 12)] {
             let cost = among(&[0, median, u64::MAX]);
             assert_eq!(cost.of(70, 1_000, 1_000), 70 + halves * 500, "{median}");

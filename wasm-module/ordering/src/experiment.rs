@@ -1,11 +1,11 @@
-//! Decides which requests keep the client's order, so that the effect of ordering can be measured against them.
+//! Selects requests that keep the client's order, as a control to measure the effect of ordering.
 //!
 //! ```text
 //!   experiment's name, tenant, words that the chat begins with ──► hash ──► below the share: control
 //! ```
 //!
-//! The arm is a pure function of these, so a chat stays in its arm from turn to turn, on every worker and replica, and
-//! nothing needs to be remembered. Another name draws other arms.
+//! The arm is a pure function of these, so a chat stays in its arm at every turn, on every worker and replica, without
+//! stored state. Another name draws other arms.
 
 use crate::body::Chain;
 use xxhash_rust::xxh3::xxh3_64;
@@ -20,15 +20,15 @@ pub struct Experiment {
 /// The arm of a request in an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
-    /// The policy's order, hints and all.
+    /// The policy's order, with hints.
     Ordered,
-    /// The client's order, which is learnt; a `documents` array is still rendered, or the arms would differ in more.
+    /// The client's order, which is recorded. A `documents` array is still rendered, since otherwise the arms would differ
+    /// in more than the order.
     Control,
 }
 
 impl Experiment {
-    /// Returns an experiment in which that share of the chats is the control arm; `None` unless the share is from 0 to
-    /// 1.
+    /// Returns an experiment with that share of chats in the control arm; `None` unless the share is from 0 to 1.
     #[must_use]
     pub fn new(name: &str, control_share: f64) -> Option<Self> {
         (0.0..=1.0).contains(&control_share).then(|| Self {
@@ -44,7 +44,7 @@ impl Experiment {
         bytes.extend_from_slice(self.name.as_bytes());
         bytes.extend_from_slice(tenant.as_bytes());
         bytes.extend_from_slice(&start.0.to_le_bytes());
-        // 53 bits, as many as a double holds exactly: below 1, and equally likely everywhere.
+        // 53 bits, the precision of a double: uniform in [0, 1).
         let place = (xxh3_64(&bytes) >> 11) as f64 / (1_u64 << 53) as f64;
         if place < self.control_share {
             Arm::Control

@@ -1,6 +1,7 @@
 //! Hashes and bytes as hexadecimal digits.
 
-/// Appends two lower-case digits for each byte. With `write!`, sixteen hashes take a microsecond of a request in a VM.
+/// Appends two lower-case digits for each byte. `write!` would take a microsecond for the sixteen hashes of a request in a
+/// VM.
 pub fn push(text: &mut String, bytes: &[u8]) {
     for byte in bytes {
         for digit in [byte >> 4, byte & 0xf] {
@@ -9,14 +10,14 @@ pub fn push(text: &mut String, bytes: &[u8]) {
     }
 }
 
-/// Returns the byte that two digits stand for, of either case; `None` if one of them is no digit.
+/// Returns the byte of two digits of either case; `None` if one of them is not a digit.
 #[must_use]
 pub fn byte([high, low]: [u8; 2]) -> Option<u8> {
     let digit = |digit: u8| u8::try_from(char::from(digit).to_digit(16)?).ok();
     Some(digit(high)? << 4 | digit(low)?)
 }
 
-/// Returns the bytes that pairs of digits stand for, of either case; `None` if the text is anything else.
+/// Returns the bytes of pairs of digits of either case; `None` for any other text.
 #[must_use]
 pub fn bytes(digits: &str) -> Option<Vec<u8>> {
     let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
@@ -37,7 +38,7 @@ pub(crate) fn parse_hash(digits: &str) -> Option<u64> {
         .flatten()
 }
 
-/// Returns whether the text has no sign, which std's parsers would accept.
+/// Returns whether the text has only digits, and no sign, which std's parsers would accept.
 pub(crate) fn all_digits(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

@@ -1,59 +1,58 @@
-//! The hints for the model. The order hint is one sentence after the documents that gives the retriever's ranking, so
-//! that answers do not suffer from the order that the cache needed (RAGBoost section 5.3). The location hint is one
-//! sentence in place of a document that an earlier turn of the chat holds already (RAGBoost section 6).
+//! The hints for the model. The order hint is one sentence after the documents with the retriever's ranking, so that
+//! answers do not suffer from the order that the cache needed (RAGBoost section 5.3). The location hint is one sentence in
+//! place of a document that an earlier turn of the chat already holds (RAGBoost section 6).
 //!
-//! Both use the client's labels for documents, where these are fit to stand outside every document: a label is data,
-//! and a hint is an instruction. Unfit is whatever could be taken for more than a name: control characters, line ends,
-//! quotes, angle brackets, the template's own end of a label, and anything over [`MAX_LABEL_BYTES`]. If a label is
-//! unfit, the order hint calls all documents by their places, and a document that an earlier turn holds is sent again
-//! instead of referred to.
+//! Both use the client's labels of documents, if they are safe outside a document: a label is data, and a hint is an
+//! instruction. Unsafe is everything that could be more than a name: control characters, line ends, quotes, angle brackets,
+//! the template's own end of a label, and labels over [`MAX_LABEL_BYTES`]. If a label is unsafe, the order hint uses places
+//! for all documents, and a document that an earlier turn holds is sent again instead of referred to.
 //!
-//! A hint must cost less than the order brings, and it is computed for every prompt, cached or not. So where the prompt has
-//! short names for all documents, few words and these names say the same:
+//! A hint must cost less than the order saves, and it is computed for every prompt, cached or not. So if all documents of
+//! the prompt have short names, a short hint with these names says the same:
 //!
-//! | documents | the hint | such as |
+//! | documents | the hint | example |
 //! | --- | --- | --- |
-//! | all labelled by up to three letters or digits | few words, their labels | `c>a>b`, `12>7` |
-//! | with longer labels | few words, their places; the third one before the hint is 3 | `3>1>2` |
-//! | with longer labels, of which one is a number, which a place could be taken for | the template, their labels | `[2024] > [a-report]` |
-//! | of which one is only referred to, and has no place | none | |
+//! | all labels have up to three letters or digits | short, with labels | `c>a>b`, `12>7` |
+//! | with longer labels | short, with places; the third document before the hint is 3 | `3>1>2` |
+//! | with longer labels, one of them a number, which could be read as a place | the template, with labels | `[2024] > [a-report]` |
+//! | one is only referred to, and has no place | none | |
 //!
-//! In the last row few words with labels cost answers, and no hint costs none that could be told from chance
+//! In the last case a short hint with labels made answers worse, and no hint had no measurable effect
 //! (`benches/results/answers.md`, *The hint*).
 
 use crate::body::escape::is_control;
 use crate::body::unescaped;
 use crate::sort::sort_by_key;
 
-/// A checked template of order hints, its words escaped for the inside of a JSON string.
+/// A validated template of order hints, escaped as in a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintTemplate {
-    /// The words around short names, if these are used.
+    /// The text before and after short names, if short hints are enabled.
     short: Option<[String; 2]>,
     before: String,
     after: String,
     label_before: String,
     label_after: String,
     separator: String,
-    /// The template's text after a label, not escaped: no label may contain it.
+    /// The template's text after a label, unescaped: no label may contain it.
     mark: String,
 }
 
-/// A checked template of location hints, its words escaped for the inside of a JSON string.
+/// A validated template of location hints, escaped as in a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocationTemplate {
     before: String,
     after: String,
-    /// The template's text after a label, not escaped: no label may contain it.
+    /// The template's text after a label, unescaped: no label may contain it.
     mark: String,
 }
 
 /// An order hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderHint {
-    /// The hint's words, escaped for the inside of a JSON string.
+    /// The hint, escaped as in a JSON string.
     pub words: String,
-    /// Whether the hint calls documents by their places, because a label was not fit for a hint.
+    /// Whether the hint uses places instead of labels, because a label is unsafe in a hint.
     pub numbered: bool,
 }
 
@@ -70,12 +69,12 @@ pub enum TemplateError {
     NoDocument,
 }
 
-/// Most bytes of a label that a hint may contain, without its escapes.
+/// Longest label in a hint, unescaped.
 pub const MAX_LABEL_BYTES: usize = 64;
 
 impl HintTemplate {
-    /// Checks the words of a hint: `{order}` occurs once in `template`, `{label}` once in `label`, and `{order}` once in
-    /// `short`, the words for short names. If `short` is empty, there are no short names.
+    /// Validates the words of a hint: `{order}` occurs once in `template`, `{label}` once in `label`, and `{order}` once in
+    /// `short`, the short hint. If `short` is empty, there are no short hints.
     ///
     /// # Errors
     /// Returns a [`TemplateError`] for another number of occurrences.
@@ -105,12 +104,12 @@ impl HintTemplate {
         })
     }
 
-    /// Returns the hint for documents with these labels, best first. `labels` are escaped as in a JSON string, since
-    /// they are copied from the body. `places` gives the place of each among the documents sent, from 1 on; `None`: it
-    /// is not sent. If a label is not fit for a hint, all documents are called by their places.
+    /// Returns the hint for documents with these labels, best first. `labels` are escaped as in a JSON string, since they
+    /// are copied from the body. `places` are the documents' places in the prompt, from 1 on; `None` for one that is not
+    /// sent. If a label is unsafe, the hint uses places for all documents.
     ///
-    /// Returns `None` if a label is missing or not unique, or a place is missing where places or short labels are told: a
-    /// hint that cannot name every document would mislead.
+    /// Returns `None` if a label is missing or not unique, or if a place is missing in a hint with places or short labels:
+    /// a hint that cannot name every document would mislead.
     #[must_use]
     pub fn render(&self, labels: &[&str], places: &[Option<u32>]) -> Option<OrderHint> {
         if labels.iter().any(|label| label.is_empty()) || labels.len() != places.len() {
@@ -135,7 +134,7 @@ impl HintTemplate {
         }
         let is_number = |label: &&str| label.bytes().all(|byte| byte.is_ascii_digit());
         let words = match (&self.short, places) {
-            // Few words cannot call what has no place.
+            // A short hint cannot name a document without a place.
             (Some(_), None) => return None,
             (Some(short), Some(_)) if labels.iter().all(|label| is_short(label)) => {
                 brief(short, labels.iter())
@@ -148,7 +147,7 @@ impl HintTemplate {
         Some(OrderHint { words, numbered })
     }
 
-    /// Returns the hint of the template, with names that are marked as labels.
+    /// Returns the template's hint with these names, marked as labels.
     fn words(&self, names: impl Iterator<Item = impl AsRef<str>>) -> String {
         let mut hint = self.before.clone();
         for (at, name) in names.enumerate() {
@@ -164,7 +163,7 @@ impl HintTemplate {
     }
 }
 
-/// Returns the hint of few words, with names that stand as they are.
+/// Returns the short hint with these names, unmarked.
 fn brief([before, after]: &[String; 2], names: impl Iterator<Item = impl AsRef<str>>) -> String {
     let mut hint = before.clone();
     for (at, name) in names.enumerate() {
@@ -177,12 +176,12 @@ fn brief([before, after]: &[String; 2], names: impl Iterator<Item = impl AsRef<s
     hint
 }
 
-/// The text between two short names: a token with the usual tokenizers, and no space that would be another.
+/// The text between two short names: one token with the usual tokenizers; a space would be another.
 const BRIEF_SEPARATOR: &str = ">";
 
 impl HintTemplate {
-    /// Returns the length of the hint that `words`, as between the quotes of a JSON string, begin with. Returns `None`
-    /// if they begin with none, or if nothing in the template marks the end of one.
+    /// Returns the length of the hint with which `words` begin, escaped as in a JSON string. `None` if they do not begin
+    /// with one, or if the template has no end mark.
     pub(crate) fn length(&self, words: &str) -> Option<usize> {
         if let Some(length) = self.brief_length(words) {
             return Some(length);
@@ -197,7 +196,7 @@ impl HintTemplate {
         Some(words.len() - labels.len() + at + end.len())
     }
 
-    /// Returns the length of the hint of few words that `words` begin with.
+    /// Returns the length of the short hint with which `words` begin.
     fn brief_length(&self, words: &str) -> Option<usize> {
         let [before, after] = self.short.as_ref().filter(|[_, after]| !after.is_empty())?;
         let mut rest = words.strip_prefix(&**before)?;
@@ -212,16 +211,16 @@ impl HintTemplate {
     }
 }
 
-/// Returns whether a label is so short that no place is shorter: up to three letters or digits, nothing escaped.
+/// Returns whether a label is at most three letters or digits, so that a place would not be shorter.
 fn is_short(label: &str) -> bool {
     label.len() <= SHORT_LABEL_BYTES && label.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// Most bytes of a label that stands in a hint as it is.
+/// Longest short label, in bytes.
 const SHORT_LABEL_BYTES: usize = 3;
 
 impl LocationTemplate {
-    /// Checks the words of a hint: `{document}` occurs once in `template`, and `{label}` once in `label`.
+    /// Validates the words of a hint: `{document}` occurs once in `template`, and `{label}` once in `label`.
     ///
     /// # Errors
     /// Returns a [`TemplateError`] for another number of occurrences.
@@ -235,18 +234,18 @@ impl LocationTemplate {
         })
     }
 
-    /// Returns the hint for the document with this label. Both are escaped for the inside of a JSON string. Returns
-    /// `None` if the label is missing or not fit for a hint.
+    /// Returns the hint for the document with this label. Both are escaped as in a JSON string. `None` if the label is
+    /// missing or unsafe in a hint.
     #[must_use]
     pub fn render(&self, label: &str) -> Option<String> {
         is_name(label, &self.mark).then(|| [&self.before, label, &self.after].concat())
     }
 }
 
-/// Returns whether a document can be called by the label, escaped as in a JSON string, outside of every document and
-/// before `mark`.
+/// Returns whether the label, escaped as in a JSON string, is safe as a document's name outside the document and before
+/// `mark`.
 pub(crate) fn is_name(label: &str, mark: &str) -> bool {
-    // An escape of six bytes stands for one byte at least.
+    // An escape of six bytes encodes one byte at least.
     if label.is_empty() || label.len() > 6 * MAX_LABEL_BYTES {
         return false;
     }
@@ -257,7 +256,7 @@ pub(crate) fn is_name(label: &str, mark: &str) -> bool {
     let mut characters = plain.chars().peekable();
     let mut is_fit = plain.len() <= MAX_LABEL_BYTES && !closes;
     while let Some(character) = characters.next() {
-        // Between letters it is an apostrophe: "Ann's".
+        // An apostrophe between letters: "Ann's".
         let is_apostrophe = matches!(character, '\'' | '\u{2019}')
             && before.is_alphanumeric()
             && characters.peek().is_some_and(|next| next.is_alphanumeric());
@@ -281,7 +280,7 @@ fn once<'a>(text: &'a str, mark: &str) -> Option<(&'a str, &'a str)> {
     (!after.contains(mark)).then_some((before, after))
 }
 
-/// Returns `text` as it stands between the quotes of a JSON string.
+/// Escapes `text` for the inside of a JSON string.
 fn escape(text: &str) -> String {
     let quoted = serde_json::to_string(text).unwrap_or_default();
     quoted
@@ -298,7 +297,7 @@ mod tests {
         HintTemplate::new("Read {order}.", "[{label}]", " > ", "").unwrap()
     }
 
-    /// The hint for labels whose documents stand in the reverse order.
+    /// The hint for labels whose documents are in reverse order.
     fn hint(labels: &[&str]) -> Option<(String, bool)> {
         let places: Vec<_> = (1..=labels.len() as u32).rev().map(Some).collect();
         let hint = template().render(labels, &places)?;
@@ -394,13 +393,13 @@ mod tests {
             ),
             (&["12", "7"], &[Some(2), Some(1)], Some("Read 12>7.")),
             (&["tug/2.md", "b"], &[Some(2), Some(1)], Some("Read 2>1.")),
-            // A place could be taken for the document of that number.
+            // A place could be read as the number of a document.
             (
                 &["2", "tug.md"],
                 &[Some(2), Some(1)],
                 Some("Rank [2] > [tug.md]."),
             ),
-            // One of them is not sent, so it has no place.
+            // One of them is not sent and so has no place.
             (&["tug.md", "ferry.md"], &[None, Some(1)], None),
             (&["<x", "ferry.md"], &[Some(2), Some(1)], Some("Read 2>1.")),
             (&["<x", "ferry.md"], &[None, Some(1)], None),

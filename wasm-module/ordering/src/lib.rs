@@ -1,5 +1,5 @@
-//! The core of Foreword: which order should a request's documents stand in, so that the prompt opens like one whose
-//! KV state the engine still holds?
+//! The core of Foreword: orders a request's documents so that the prompt opens like one whose KV state the engine still
+//! holds.
 //!
 //! ```text
 //!  body ──▶ body ──▶ messages ──▶ request ──▶ order ──▶ render, edit ──▶ body
@@ -7,12 +7,12 @@
 //!         parse)    documents      │   │        ▼
 //!                                  │  policy ◀─ knowledge tree (what the engine is believed to hold)
 //!                                  ▼
-//!                               conversation (how a chat's earlier messages were sent, and what stands in them)
+//!                               conversation (how a chat's earlier messages were forwarded, and which documents they hold)
 //! ```
 //!
-//! [`Orderer`] is the whole of it: one call per request. The same code runs in the Envoy filter, in the browser, in
-//! the host and in offline replay, so all decide alike. It does no I/O, reads no clock, starts no thread, and
-//! nothing in it panics on any input.
+//! [`Orderer`] is the entry point: one call per request. The same code runs in the Envoy filter, in the browser, in the
+//! host and in offline replay, so all decide alike. It does no I/O, reads no clock, starts no thread, and does not panic on
+//! any input.
 //!
 //! ```
 //! use foreword_ordering::{Config, Orderer, Skip, Tenant};
@@ -24,7 +24,7 @@
 //! let first = chat(r#"{"id": "a", "text": "…"}, {"id": "b", "text": "…"}"#);
 //! orderer.rewrite(Tenant::default(), first.as_bytes())?;
 //!
-//! // The next request brings both again, behind another, which keeps its place next to the question: it ranks best.
+//! // The next request brings both again after another, which keeps its place next to the question: it ranks best.
 //! let next = chat(r#"{"id": "c", "text": "…"}, {"id": "b", "text": "…"}, {"id": "a", "text": "…"}"#);
 //! let rewrite = orderer.rewrite(Tenant::default(), next.as_bytes())?;
 //! assert_eq!(rewrite.report.matched, 2);

@@ -1,4 +1,4 @@
-//! Lists the documents of a body, for tools that study requests instead of rewriting them.
+//! Lists the documents of a body, for tools that analyse requests instead of rewriting them.
 
 use crate::arrangement::DistinctDocuments;
 use crate::body::{self, Group, Skip};
@@ -15,12 +15,12 @@ pub struct Request {
     pub scope: Scope,
     /// The distinct documents, in rank order.
     pub documents: Vec<Retrieved>,
-    /// Whether this order is the retriever's: if not, no document is favoured.
+    /// Whether the order is the retriever's; if not, no document is favoured.
     pub is_ranked: bool,
 }
 
 impl Request {
-    /// Returns where the documents stand in the prompts that `tree` knows.
+    /// Returns the documents' place in the prompts of `tree`.
     #[must_use]
     pub fn start<'t>(&self, tree: &'t KnowledgeTree) -> Start<'t> {
         let start = Start::behind(tree, self.scope);
@@ -64,7 +64,7 @@ impl Retrieved {
         }
     }
 
-    /// Returns a piece of a prompt as an engine's cache knows it: by the hash of its bytes.
+    /// Returns a piece of a prompt, identified by the hash of its bytes.
     #[must_use]
     pub fn piece(hash: u64, tokens: u32) -> Self {
         Self {
@@ -75,12 +75,12 @@ impl Retrieved {
     }
 }
 
-/// Returns the documents that an [`Orderer`](crate::Orderer) would find in `body`, without repeats: one simulated
-/// request for each group that it would order separately; most bodies have one. Models share nothing: the model's name
-/// is part of the scope.
+/// Returns the documents that an [`Orderer`](crate::Orderer) would find in `body`, without repeats: one simulated request
+/// for each group that it would order separately; most bodies have one. Models share nothing: the model's name is part of
+/// the scope.
 ///
 /// # Errors
-/// [`Skip`] says why the body would be sent as it came.
+/// [`Skip`], the reason why the original body would be forwarded.
 pub fn documents_of(body: &[u8], config: &Config) -> Result<Vec<Request>, Skip> {
     let parsed = body::parse(body, config)?;
     if !parsed.has_documents() {

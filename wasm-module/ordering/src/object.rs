@@ -1,8 +1,8 @@
-//! Structs that are read from JSON objects, and from nothing else.
+//! Structs that are deserialised only from JSON objects.
 //!
-//! serde's derive also reads a struct from an array: `[]` would be a configuration. It generates code for both, for
-//! every struct, which takes 10 KB of 150 in the browser's module. [`object!`](crate::object) generates only the other
-//! half, and leaves what all structs share, telling keys apart, to one function.
+//! serde's derive also reads a struct from an array: `[]` would be a configuration. It generates code for both forms and
+//! every struct, 10 KB of 150 in the browser's module. [`object!`](crate::object) generates only the object form, and all
+//! structs share one function that looks up keys.
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, Visitor};
 use std::fmt;
@@ -24,8 +24,8 @@ use std::ops::RangeInclusive;
 /// assert!(serde_json::from_str::<Shape>(r#"{"size": 1}"#).is_err());
 /// ```
 ///
-/// A configuration is a table of fields, each with its default, and a number with the range in which [`Ranges::check`] wants
-/// it. The text behind `in` stands before a field's name where that is named.
+/// A configuration is a table of fields, each with its default; numbers have a range that [`Ranges::check`] enforces. The
+/// text after `in` is the prefix of field names in errors.
 ///
 /// ```
 /// use foreword_ordering::object::Ranges;
@@ -44,9 +44,8 @@ use std::ops::RangeInclusive;
 /// assert_eq!((error.field, &*error.reason), ("shape.sides", "2 is out of range, it must be 3 to 1000"));
 /// ```
 ///
-/// A key that is not listed is an error that lists the known keys, since a misspelt setting would have no effect. So
-/// is a key that comes twice. Every field must be listed, 32 at most. A struct may borrow from the text for the
-/// lifetime named.
+/// An unknown key is an error that lists the known keys, since a misspelt setting would have no effect. So is a duplicate
+/// key. Every field must be listed, 32 at most. A struct may borrow from the text for the lifetime named.
 #[macro_export]
 macro_rules! object {
     (
@@ -59,7 +58,7 @@ macro_rules! object {
                 Ok(read)
             }
 
-            // A field that is absent keeps the value that `place` has.
+            // An absent field keeps the value that it has in `place`.
             fn deserialize_in_place<D: ::serde::Deserializer<$de>>(
                 deserializer: D,
                 place: &mut Self,
@@ -86,7 +85,7 @@ macro_rules! object {
                                 $(at if at == At::$field as u32 => {
                                     map.next_value_seed($crate::object::InPlace(&mut self.0.$field))?;
                                 })+
-                                // It is one of them.
+                                // Keys returns no other index.
                                 _ => {}
                             }
                         }
@@ -131,9 +130,9 @@ macro_rules! object {
     (@name $field:ident) => { stringify!($field) };
 }
 
-/// A configuration whose numbers have ranges.
+/// A configuration with ranges for its numbers.
 pub trait Ranges {
-    /// Checks the numbers, one after another.
+    /// Checks the numbers in order.
     ///
     /// # Errors
     /// Returns the first one that is out of its range.
@@ -149,7 +148,7 @@ pub struct BadValue {
     pub reason: String,
 }
 
-/// A number, if there is one; used by [`object!`](crate::object).
+/// An optional number; used by [`object!`](crate::object).
 #[doc(hidden)]
 pub trait Number {
     fn number(&self) -> Option<u64>;
@@ -202,11 +201,11 @@ impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for InPlace<'_, T> {
     }
 }
 
-/// Tells an object's keys apart; used by [`object!`](crate::object).
+/// Looks up an object's keys; used by [`object!`](crate::object).
 #[doc(hidden)]
 pub struct Keys {
     names: &'static [&'static str],
-    /// A bit for every name that was read.
+    /// A bit for each name that was read.
     seen: u32,
 }
 
@@ -217,7 +216,7 @@ impl Keys {
     }
 }
 
-/// Returns the place of the key's name.
+/// Returns the index of the key's name.
 impl<'de> DeserializeSeed<'de> for &mut Keys {
     type Value = u32;
 

@@ -1,7 +1,7 @@
-//! A list ordered by last use, over the slots of an arena. The arena decides which slots exist and what they hold.
+//! A list of an arena's slots ordered by last use. The arena decides which slots exist and what they hold.
 //!
-//! A caller that uses a path from the leaf up keeps parents more recent than their children, so the oldest slot is
-//! always a leaf.
+//! If a caller touches a path from the leaf up, parents stay more recent than their children, so the oldest slot is always
+//! a leaf.
 
 /// Slots by last use. Every operation is O(1).
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ struct Links {
 }
 
 impl Recency {
-    /// Bytes that a slot takes, up to twice that while the list grows.
+    /// Bytes for each slot; up to twice that while the list grows.
     pub const SLOT_BYTES: usize = size_of::<Links>();
 
     /// Returns the slot that was used least recently.

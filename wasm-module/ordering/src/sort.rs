@@ -1,11 +1,10 @@
-//! Sorting by a key with little code. Each of std's sorts takes some 4 KB of WebAssembly for every type and key; for
-//! the short lists here that would be a tenth of the module.
+//! Sorting by a key with little code. Each of std's sorts takes about 4 KB of WebAssembly for every type and key; for the
+//! short lists here that would be a tenth of the module.
 
-/// Sorts by `key`, in place. Items of equal keys may change their order.
+/// Sorts by `key`, in place. Not stable: items of equal keys may change their order.
 ///
-/// This is Shell's sort: items change places over ever smaller gaps, and a last pass over neighbours finds little to
-/// do. Short lists, and most of ours are short, take that last pass and one or two before it. Keys are computed about
-/// n^1.3 times.
+/// This is Shell's sort: items are swapped over decreasing gaps, and the last pass over neighbours finds little to do.
+/// Short lists, and most of ours are short, take that pass and one or two before it. Keys are computed about n^1.3 times.
 pub fn sort_by_key<T, K: Ord>(items: &mut [T], key: impl Fn(&T) -> K) {
     let is_before = |items: &[T], a: usize, b: usize| match (items.get(a), items.get(b)) {
         (Some(a), Some(b)) => key(a) < key(b),

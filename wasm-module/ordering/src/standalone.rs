@@ -9,10 +9,10 @@ use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A document of a caller that writes its prompt itself; missing parts are empty.
+/// A document of a caller that writes its own prompt; missing parts are empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StandaloneDocument<'a> {
-    /// The name that a hint gives the document.
+    /// The document's name in hints.
     pub id: &'a str,
     /// The document's heading.
     pub title: &'a str,
@@ -25,24 +25,23 @@ pub struct StandaloneDocument<'a> {
 pub struct StandaloneOrder {
     /// Positions in the caller's list; repeats are left out.
     pub order: Vec<u16>,
-    /// How many documents, from the first on, match what the engine is believed to hold.
+    /// Number of documents, from the first on, that the engine is believed to hold.
     pub matched: u32,
     /// Estimated tokens of the matched documents.
     pub matched_tokens: u64,
     /// Estimated tokens of all documents.
     pub document_tokens: u64,
-    /// Number of documents that stand elsewhere than the caller put them.
+    /// Number of documents that changed place.
     pub moved: u32,
     /// Number of documents that equal an earlier one.
     pub dropped: u32,
-    /// The sentence that tells the model the caller's order, if it was changed and every document has a name of its
-    /// own.
+    /// The order hint with the caller's order, if the order changed and every document has a unique name.
     pub hint: Option<String>,
-    /// Whether the hint calls documents by their places, because a name is not fit for a hint.
+    /// Whether the hint uses places instead of names, because a name is unsafe in a hint.
     pub numbered: bool,
 }
 
-/// Checks whether the documents can be ordered at all.
+/// Returns an error if the documents cannot be ordered.
 pub(crate) fn check(
     config: &Config,
     model: &str,
@@ -66,7 +65,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Orders documents that were [checked](check), and remembers the order.
+/// Orders [checked](check) documents and records the order.
 pub(crate) fn order(
     config: &Config,
     tree: &mut KnowledgeTree,

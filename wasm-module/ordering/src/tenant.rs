@@ -1,16 +1,16 @@
-//! The tenant of a request: what the gateway keeps apart, and what the engine keeps apart.
+//! The tenant of a request, as the gateway and the engine separate tenants.
 
 use crate::feed::TenantKey;
 
-/// The tenant of a request. Trees, policies and memories of chats are kept for every tenant and model.
+/// The tenant of a request. Trees, policies and chat memories are separate for every tenant and model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tenant<'a> {
-    /// The gateway's name for the tenant. The default, the empty name, is that of all requests where tenants are not
-    /// told apart.
+    /// The gateway's name for the tenant. The default, the empty name, is used for all requests if tenants are not
+    /// distinguished.
     pub name: &'a str,
-    /// [`TenantKey::of`] the salt that the engine gets with the request; the default stands for no salt.
+    /// [`TenantKey::of`] the salt sent to the engine with the request; the default stands for no salt.
     ///
-    /// An engine shares no KV state between salts, so neither do trees. Its feed names tenants by this key alone.
+    /// An engine shares no KV state between salts, so trees do not either. Its feed identifies tenants only by this key.
     pub key: TenantKey,
 }
 

@@ -21,7 +21,7 @@ impl Trees {
         }
     }
 
-    /// Returns the tree of an engine. An engine above [`MAX_ENGINES`] shares the first one's, which costs it reuse.
+    /// Returns the tree of an engine. An engine from [`MAX_ENGINES`] on shares the first one's tree, which loses reuse.
     pub(crate) fn of(&mut self, engine: EngineId) -> &mut KnowledgeTree {
         let other = usize::from(engine.0).checked_sub(1);
         if let Some(at) = other.filter(|_| engine.0 < MAX_ENGINES)

@@ -1,12 +1,11 @@
-//! Counts the bytes that a reading looks at, in tests and with the feature `count-work`. Elsewhere it compiles to
-//! nothing.
+//! Counts the bytes that a reader looks at, in tests and with the feature `count-work`. Elsewhere it compiles to nothing.
 //!
-//! A body comes from a client. Whatever its bytes are, reading it must take time in proportion to their number. A
-//! clock cannot prove that, since a quadratic corner is fast on the inputs that a test can afford. So everything that
-//! looks at a body's bytes goes through `body::search` or `body::scan`, which count here; the lint
-//! `disallowed_methods` refuses the standard library's own searches in that module.
+//! A body comes from a client. Whatever its bytes, reading it must take time proportional to their number. A clock cannot
+//! prove that, since a quadratic case is fast on inputs that a test can afford. So all code that looks at a body's bytes
+//! uses `body::search` or `body::scan`, which count here; the lint `disallowed_methods` forbids the standard library's own
+//! searches in that module.
 
-/// Number of bytes that one reading looked at.
+/// Number of bytes that a reader looked at.
 #[cfg(any(test, feature = "count-work"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
@@ -16,7 +15,7 @@ pub struct Work {
     pub hashed: u64,
 }
 
-/// Most looks at each byte of a body, by all parts of one reading together.
+/// Most looks at each byte of a body, by all steps of a reader together.
 #[cfg(any(test, feature = "count-work"))]
 pub const MAX_LOOKS: u64 = 12;
 
@@ -26,10 +25,10 @@ pub const MAX_HASHES: u64 = 6;
 
 #[cfg(any(test, feature = "count-work"))]
 impl Work {
-    /// Checks the work of reading `bytes` bytes; beyond the bytes themselves, a reading may take a few looks.
+    /// Checks the work of reading `bytes` bytes; a small constant is allowed in addition.
     ///
     /// # Errors
-    /// Returns the work if it is more.
+    /// Returns the work if it exceeds the bounds.
     pub fn within(self, bytes: usize) -> Result<(), Self> {
         const ONCE: u64 = 64;
         let bytes = bytes as u64;

@@ -1,4 +1,4 @@
-//! One of the choices of an answer: its pieces are made from its tokens.
+//! One choice of an answer: turns its tokens into pieces.
 
 use foreword_engine::TokenId;
 use foreword_engine::engine::{FinishReason, Generation};
@@ -6,38 +6,38 @@ use foreword_engine::sampling::Logprobs;
 use foreword_engine::text::{Decoder, Part, StopStrings, Tokenizer, ToolCalls};
 use std::collections::VecDeque;
 
-/// What may be shown now of a choice, with the end if this is its last piece.
+/// New output of a choice, with its end if this is the last piece.
 #[derive(Debug)]
 pub struct Piece {
     /// Index of the choice.
     pub choice: usize,
-    /// Texts and tool calls, in their order.
+    /// Texts and tool calls, in order.
     pub parts: Vec<Part>,
-    /// Tokens of the settled text, if log-probabilities were asked for.
+    /// Tokens of the settled text, if log-probabilities were requested.
     pub logprobs: Vec<Scored>,
-    /// The reason why the choice ended; `None` while it continues.
+    /// Why the choice ended; `None` while it continues.
     pub end: Option<End>,
-    /// The stop string that ended it, if one did.
+    /// The stop string that ended it, if any.
     pub stopped_by: Option<String>,
 }
 
-/// The reason why a choice ended.
+/// Why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The model ended it, or a stop string, or its format was complete.
+    /// The model ended it, a stop string occurred, or its format was complete.
     Stop,
-    /// It reached its greatest length.
+    /// It reached its maximum length.
     Length,
-    /// As `Stop`, with tool calls.
+    /// Like `Stop`, with tool calls.
     Calls,
 }
 
-/// A token with its log-probability and those of its likeliest rivals.
+/// A token with its log-probability and those of the likeliest alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scored {
-    /// Bytes of the token, which may be a part of a character; for a special token, its name.
+    /// Bytes of the token, which may be part of a character; for a special token, its name.
     pub bytes: Vec<u8>,
-    /// Log-probability of the token; `None` for the first token of a prompt, which nothing precedes.
+    /// Log-probability of the token; `None` for the first token of a prompt.
     pub logprob: Option<f32>,
     /// The likeliest tokens with their log-probabilities.
     pub top: Vec<(Vec<u8>, f32)>,
@@ -55,7 +55,7 @@ pub(super) struct ChoiceStream<'m> {
     calls: Option<ToolCalls>,
     called: bool,
     ended: bool,
-    /// Tokens whose text has not passed the stop strings, each with the byte at which its text begins.
+    /// Tokens whose text has not passed the stop strings, each with the byte offset of its text.
     unsettled: VecDeque<(usize, Scored)>,
     decoded_bytes: usize,
     decoded_characters: u32,
@@ -97,7 +97,7 @@ impl<'m> ChoiceStream<'m> {
         self.ended
     }
 
-    /// Returns the piece that repeats the prompt before the answer.
+    /// Returns a piece with the prompt, which precedes the answer.
     pub(super) fn echo(&mut self, index: usize, text: String, logprobs: Vec<Scored>) -> Piece {
         self.decoded_characters += text.chars().count() as u32;
         Piece {
@@ -109,7 +109,7 @@ impl<'m> ChoiceStream<'m> {
         }
     }
 
-    /// Takes a token, and returns a piece if that settles something to show.
+    /// Adds a token; returns a piece if it settles new output.
     pub(super) fn push(
         &mut self,
         index: usize,
@@ -162,7 +162,7 @@ impl<'m> ChoiceStream<'m> {
         reason: FinishReason,
     ) -> Piece {
         self.ended = true;
-        // After a stop string the generation still runs: this cancels it.
+        // After a stop string the generation is still running; this cancels it.
         self.generation = None;
         let mut parts = self.parts(text);
         if let Some(calls) = &mut self.calls {
@@ -196,7 +196,7 @@ impl<'m> ChoiceStream<'m> {
         }
     }
 
-    /// Takes the tokens whose beginnings are settled, the oldest first.
+    /// Takes the tokens whose start offsets are settled, oldest first.
     fn settle(&mut self, settled: impl Fn(usize) -> bool) -> Vec<Scored> {
         let mut tokens = Vec::new();
         while let Some((_, scored)) = self.unsettled.pop_front_if(|(start, _)| settled(*start)) {

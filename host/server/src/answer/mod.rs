@@ -7,9 +7,8 @@
 //!   deadline, cut ───▶ Failure
 //! ```
 //!
-//! The first choice computes the prompt. The others are submitted when its first token is there, and find the prompt
-//! in the cache. Dropping an [`Answer`] cancels its generations, whatever their state, so a client that disconnects
-//! costs no more steps.
+//! The first choice computes the prompt. The others are submitted after its first token, and find the prompt in the cache.
+//! Dropping an [`Answer`] cancels its generations in any state, so a client that disconnects costs no more steps.
 
 mod choice;
 mod prompt;
@@ -31,18 +30,17 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// An answer that is being generated. It holds its request's places inside until it is dropped.
+/// An answer that is being generated. It holds its request's admission until it is dropped.
 pub struct Answer<'m> {
     model: &'m Model,
     choices: Vec<ChoiceStream<'m>>,
-    /// Requests of the other choices, until the first has computed the prompt.
+    /// Requests of the other choices, until the first one has computed the prompt.
     waiting: Vec<Request>,
-    /// The parts of the prompt to report; `None` if the answer stands alone.
+    /// The parts of the prompt to report; `None` if only the answer is reported.
     prompt: Option<PromptReading>,
     /// Log-probabilities of the prompt's tokens from the second one on; empty until the engine has sent them.
     prompt_logprobs: Vec<Logprobs>,
-    /// Choice of the last piece: the search for the next one starts after it, so that no choice waits for another's
-    /// flood.
+    /// Choice of the last piece. The next search starts after it, so that a fast choice does not hold up others.
     last: usize,
     passes: Vec<Pass>,
     time: TimeLimit,
@@ -52,14 +50,14 @@ pub struct Answer<'m> {
 /// The arrival of a request and its time limit.
 #[derive(Clone, Copy, Debug)]
 pub struct TimeLimit {
-    /// Time when its head was read.
+    /// Time when the request's head was read.
     pub arrival: Instant,
-    /// Time that it may take from there.
+    /// Time limit from arrival on.
     pub limit: Duration,
 }
 
 impl TimeLimit {
-    /// Returns the time when it must be over.
+    /// Returns the deadline.
     pub fn deadline(&self) -> Instant {
         self.arrival + self.limit
     }
@@ -68,13 +66,13 @@ impl TimeLimit {
 /// How a choice's tokens become text.
 #[derive(Clone, Debug)]
 pub struct Reading {
-    /// Stop strings, which end a choice.
+    /// Stop strings, each of which ends a choice.
     pub stop: Vec<String>,
-    /// Whether a choice continues its prompt's text or is a text of its own.
+    /// Whether a choice continues the prompt's text or starts a text of its own.
     pub continues: bool,
     /// How tool calls are written.
     pub calls: Calls,
-    /// The parts of the prompt to report; `None` if the answer stands alone.
+    /// The parts of the prompt to report; `None` if only the answer is reported.
     pub prompt: Option<PromptReading>,
 }
 
@@ -97,8 +95,8 @@ impl Reading {
 }
 
 impl<'m> Answer<'m> {
-    /// Returns an answer that follows `first`, which was just submitted, and then as many more as `waiting` has; there
-    /// is a pass for each.
+    /// Returns an answer with the submitted generation `first` as its first choice, and one more choice for each of
+    /// `waiting`; there is a pass for each choice.
     pub fn new(
         model: &'m Model,
         first: Generation,
@@ -132,11 +130,10 @@ impl<'m> Answer<'m> {
         }
     }
 
-    /// Returns the next piece of any choice; `None` when all have ended. Do not call it after a failure. It may be
-    /// cancelled and called again.
+    /// Returns the next piece of any choice; `None` when all have ended. Must not be called after a failure. Cancel-safe.
     ///
     /// # Errors
-    /// Returns an error when the engine failed, the time is over, or the server cuts its requests off.
+    /// Returns an error if the engine failed, the time limit passed, or the server aborts its requests.
     pub async fn next(&mut self) -> Result<Option<Piece>, Failure> {
         while !self.choices.iter().all(ChoiceStream::has_ended) {
             let (index, event) = tokio::select! {
@@ -188,8 +185,7 @@ impl<'m> Answer<'m> {
         Ok(None)
     }
 
-    /// Returns the prompt's tokens from the second one on, if the request asked for their log-probabilities and they
-    /// are there.
+    /// Returns the prompt's tokens from the second one on, if their log-probabilities were requested and are available.
     pub fn prompt(&self) -> Option<Vec<PromptToken>> {
         let prompt = self
             .prompt
@@ -198,20 +194,20 @@ impl<'m> Answer<'m> {
         Some(prompt.scored(self.model, &self.prompt_logprobs))
     }
 
-    /// Returns the piece that repeats the prompt, if the request asked for it.
+    /// Returns the piece with the prompt, if it was requested.
     fn echo(&mut self, index: usize) -> Option<Piece> {
         let prompt = self.prompt.as_ref()?;
         let (text, logprobs) = prompt.echoed(self.model, &self.prompt_logprobs)?;
         Some(self.choices[index].echo(index, text, logprobs))
     }
 
-    /// Waits until the answer must not go on, and returns the reason.
+    /// Waits until the answer must be aborted, and returns the reason.
     pub async fn expired(&mut self) -> Failure {
         let failure = expired(&mut self.passes, self.time).await;
         self.record.fail(failure)
     }
 
-    /// Returns the tokens so far, of all choices together; the prompt counts once.
+    /// Returns the number of tokens so far, all choices together; the prompt counts once.
     pub fn usage(&self) -> Usage {
         self.record.usage()
     }
@@ -221,7 +217,7 @@ impl<'m> Answer<'m> {
         self.choices.len()
     }
 
-    /// Submits the choices that waited for the prompt.
+    /// Submits the choices that waited for the first one.
     fn submit_others(&mut self) -> Result<(), Failure> {
         for (request, choice) in self.waiting.drain(..).zip(&mut self.choices[1..]) {
             match self.model.submit(request) {
@@ -240,7 +236,7 @@ impl<'m> Answer<'m> {
     }
 }
 
-/// Returns the next event of any running choice, looking first at the one after `last`.
+/// Returns the next event of any running choice, checking the one after `last` first.
 async fn next_event(choices: &mut [ChoiceStream<'_>], last: usize) -> (usize, Option<Event>) {
     poll_fn(|context| {
         let count = choices.len();

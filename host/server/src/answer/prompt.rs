@@ -8,9 +8,9 @@ use foreword_engine::sampling::Logprobs;
 /// The parts of the prompt that a response reports.
 #[derive(Clone, Debug)]
 pub struct PromptReading {
-    /// Tokens of the prompt, as the engine computes them.
+    /// Tokens of the prompt as computed by the engine.
     pub tokens: Vec<TokenId>,
-    /// Number of alternatives in vLLM's `prompt_logprobs`; `None` if they are not wanted.
+    /// Number of alternatives in vLLM's `prompt_logprobs`; `None` if not requested.
     pub logprobs: Option<u32>,
     /// The prompt repeated before the answer's text; `None` without `echo`.
     pub echo: Option<Echo>,
@@ -25,19 +25,19 @@ pub struct Echo {
     pub logprobs: Option<u32>,
 }
 
-/// A token of a prompt, with those that the model thinks likeliest in its place.
+/// A token of a prompt and the likeliest alternatives at its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptToken {
     /// The token itself, then the alternatives, likeliest first.
     pub candidates: Vec<Candidate>,
 }
 
-/// A token that a prompt has or might have had.
+/// A possible token at a position of the prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     /// Id of the token in the vocabulary.
     pub id: TokenId,
-    /// Bytes of the token, which may be a part of a character; for a special token, its name.
+    /// Bytes of the token, which may be part of a character; for a special token, its name.
     pub bytes: Vec<u8>,
     /// Log-probability of the token.
     pub logprob: f32,
@@ -46,7 +46,7 @@ pub struct Candidate {
 }
 
 impl PromptReading {
-    /// Returns whether the engine has to report log-probabilities before anything of the prompt can be told.
+    /// Returns whether reporting the prompt requires the engine's log-probabilities.
     pub(super) fn needs_logprobs(&self) -> bool {
         self.logprobs.is_some()
             || self
@@ -78,8 +78,8 @@ impl PromptReading {
             .collect()
     }
 
-    /// Returns the text that precedes the answer's, with its tokens if their log-probabilities are wanted; `None` if
-    /// the answer stands alone.
+    /// Returns the prompt's text for `echo`, with its tokens if their log-probabilities were requested; `None` without
+    /// `echo`.
     pub(super) fn echoed(
         &self,
         model: &Model,

@@ -1,5 +1,4 @@
-//! The record of one answer, which is written to metrics, log and trace when it is dropped. It holds counts and times,
-//! no text.
+//! The record of one answer: counts and times, no text. Written to metrics, log and trace when it is dropped.
 
 use super::End;
 use crate::failure::Failure;
@@ -10,18 +9,18 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::time::Instant;
 
-/// Numbers of tokens, as far as the answer has come.
+/// Numbers of tokens so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// Tokens of the prompt, counted once however many choices there are.
     pub prompt: u32,
-    /// Prompt tokens that the first choice found in the cache.
+    /// Prompt tokens that were cached for the first choice.
     pub cached: u32,
-    /// Tokens of the answer, all choices together; tokens that ended them do not count.
+    /// Tokens of the answer, all choices together, except tokens that ended them.
     pub completion: u32,
 }
 
-/// The record of one answer. The log's line gets its request id from the span in which the record is dropped.
+/// The record of one answer. Its log line takes the request id from the current span when it is dropped.
 pub struct Record {
     metrics: Arc<Metrics>,
     span: Option<RequestSpan>,
@@ -34,14 +33,13 @@ pub struct Record {
     last_tokens: Vec<Option<Instant>>,
     /// Number of choices that have ended.
     ended: usize,
-    /// Whether one of them was cut at its greatest length.
+    /// Whether one of them reached its maximum length.
     cut: bool,
     outcome: GenerationOutcome,
 }
 
 impl Record {
-    /// Returns the record of a request that came at `arrival` and is being submitted now, with a prompt of
-    /// `prompt_tokens`.
+    /// Returns the record of a request that arrived at `arrival` and is submitted now, with `prompt_tokens` in its prompt.
     pub fn new(
         metrics: Arc<Metrics>,
         arrival: Instant,
@@ -66,7 +64,7 @@ impl Record {
         }
     }
 
-    /// Reports to `span` as well.
+    /// Also reports to `span`.
     #[must_use]
     pub fn traced_by(mut self, span: Option<RequestSpan>) -> Self {
         self.span = span;
@@ -128,7 +126,7 @@ impl Record {
         failure
     }
 
-    /// Reports to the span what is known now, and those of its parts that took place.
+    /// Reports the counts to the span, and the parts of the request that took place.
     fn trace(&self, span: &RequestSpan) {
         let tokens = |name, tokens| KeyValue::new(name, i64::from(tokens));
         span.set([

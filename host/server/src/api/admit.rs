@@ -1,4 +1,4 @@
-//! What all routes with a body share: the body is read within its bounds, a place is taken, and the time is limited.
+//! Admission for all routes with a body: reads the body within its bounds, takes a place, and limits the time.
 
 use super::App;
 use super::body::{self, Bounds};
@@ -9,17 +9,17 @@ use axum::extract::Request;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// A request that was let in, and its body.
+/// An admitted request, with its body.
 pub(super) struct Admitted {
     pub(super) body: axum::body::Bytes,
     pub(super) pass: Pass,
     pub(super) time: TimeLimit,
 }
 
-/// Reads a request's body and lets it in.
+/// Reads a request's body and admits it.
 ///
 /// # Errors
-/// Returns the failures that every request may get: 408, 413, 415, 429, 503.
+/// Returns the failures common to all requests: 408, 413, 415, 429, 503.
 pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, Failure> {
     let time = TimeLimit {
         arrival: Instant::now(),
@@ -44,10 +44,10 @@ pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, 
     Ok(Admitted { body, pass, time })
 }
 
-/// Lets in a request of the server's own, whose body is there.
+/// Admits a request of the server's own, with a complete body.
 ///
 /// # Errors
-/// Returns the failures of [`admit`] that remain: 413, 429, 503.
+/// Returns those failures of [`admit`] that can occur: 413, 429, 503.
 pub(super) fn admit_whole(app: &App, body: Vec<u8>) -> Result<Admitted, Failure> {
     let limit = app.limits.max_body_bytes;
     let arrival = app.gate.arrive()?;
@@ -65,8 +65,7 @@ pub(super) fn admit_whole(app: &App, body: Vec<u8>) -> Result<Admitted, Failure>
 }
 
 impl TimeLimit {
-    /// Returns the result of `work`, unless it takes too long or the server is cut off. The place inside is held until
-    /// then.
+    /// Returns the result of `work`, unless the time limit passes or the server aborts. The place is held until then.
     pub(super) async fn within<T>(
         self,
         mut pass: Pass,
@@ -81,8 +80,8 @@ impl TimeLimit {
 }
 
 impl App {
-    /// Does `work` on a thread that may block, at most as many at once as there are cores. It continues when nobody
-    /// waits for it any more, and keeps its permit.
+    /// Runs `work` on a thread that may block, with at most one such thread per core. Work continues, and keeps its permit,
+    /// if its caller is dropped.
     pub(super) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, Failure> + Send + 'static,

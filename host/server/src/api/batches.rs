@@ -1,4 +1,4 @@
-//! `/v1/batches`: files of requests that are asked when nobody else waits, as OpenAI has them ([`crate::batches`]).
+//! `/v1/batches`: files of requests that run while no other request waits, as in OpenAI's API ([`crate::batches`]).
 
 use super::App;
 use super::admit::{Admitted, admit};
@@ -47,7 +47,7 @@ pub(super) async fn show(
     Ok(Json(found.ok_or_else(|| unknown(&id))?.object()))
 }
 
-/// `GET /v1/batches`, the latest first.
+/// `GET /v1/batches`, latest first.
 pub(super) async fn list(
     State(app): State<Arc<App>>,
     RawQuery(query): RawQuery,
@@ -78,7 +78,7 @@ fn unknown(id: &str) -> Failure {
     Failure::UnknownBatch { id: clip(id) }
 }
 
-/// What a new batch is asked for with.
+/// The body of a request for a new batch.
 struct Asked {
     file: String,
     endpoint: String,

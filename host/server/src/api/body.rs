@@ -1,4 +1,4 @@
-//! Reads a request's body within its bounds, and reads past one that is not wanted.
+//! Reads a request's body within its bounds, and discards a body that is not needed.
 
 use crate::connections::{self, Arriving, Connection};
 use crate::failure::{Failure, clip};
@@ -19,11 +19,11 @@ pub(crate) struct Bounds {
     pub(crate) time: Duration,
 }
 
-/// Reads the whole body of a request that must be JSON within `bounds`, and came at `arrival`.
+/// Reads the whole body of a request that arrived at `arrival` and must be JSON within `bounds`.
 ///
 /// # Errors
-/// Returns an error when the body is declared as something else, is too large, or does not arrive in time, or at the
-/// rate that its connection requires. The rest of it was then read past.
+/// Returns an error if the body has another content type, is too large, or does not arrive in time or at the rate required
+/// of its connection. The rest of it is then discarded.
 pub(crate) async fn read(
     request: Request,
     bounds: Bounds,
@@ -51,8 +51,8 @@ pub(crate) async fn read(
     }
 }
 
-/// Returns the pieces of a body that is not held in memory, within `bounds`, as they arrive at the rate that the
-/// connection requires.
+/// Returns the chunks of a body, within `bounds`, as they arrive at the rate required of the connection; the body is not
+/// held in memory.
 pub(crate) fn paced(
     request: Request,
     bounds: Bounds,
@@ -89,9 +89,8 @@ pub(crate) fn paced(
     )
 }
 
-/// Reads past a body that is not wanted, up to a bound: a client that is still sending when its connection is closed
-/// loses the response to the reset, and with it the reason. Not done for a client that waits to be told
-/// (`expect: 100-continue`), since it has not sent anything.
+/// Discards a body that is not needed, up to a bound: a client that is still sending when its connection is closed loses
+/// the response to the reset. Skipped if the client waits for `100-continue`, since it has not sent anything.
 pub(crate) async fn discard(request: Request) {
     if !request.headers().contains_key(header::EXPECT) {
         let connection = request.extensions().get::<Connection>().cloned();
@@ -111,7 +110,7 @@ async fn drain(body: impl Stream<Item = Result<Bytes, axum::Error>>) {
             }
         }
     };
-    // A client that is too slow to be read past gets its response, and maybe the reset.
+    // A client that sends too slowly gets its response, and possibly the reset.
     let _ = tokio::time::timeout(DISCARD_TIME, read).await;
 }
 
@@ -139,25 +138,25 @@ async fn collect(
             return Err(Failure::BodyTooLarge { size: None, limit });
         }
         if arriving.is_some_and(|arriving| !arriving.holds(piece.len())) {
-            // Or it has to be closed for others; then nobody reads this.
+            // Or the connection was chosen to be closed in favour of others; then the client does not read this.
             let limit = pace.memory;
             return Err(Failure::BodyTooLarge { size: None, limit });
         }
         pace.as_mut().arrived(piece.len());
         if all.capacity() - all.len() < piece.len() {
-            // A vector left to itself doubles: bodies would hold twice what is counted.
+            // A vector doubles by default: bodies would hold twice the bytes counted.
             all.reserve_exact(piece.len().max(all.len() / 4));
         }
         all.extend_from_slice(&piece);
     }
 }
 
-/// The rate at which a body must arrive: a number of bytes in every window, one after another.
+/// The rate at which a body must arrive: a number of bytes in each consecutive window.
 struct Pace {
     rate: u32,
-    /// Most bytes that all bodies may hold.
+    /// Most bytes of all bodies together.
     memory: u64,
-    /// Least bytes of a window, and its length; `None`: any rate is accepted.
+    /// Fewest bytes in a window, and its length; `None` if any rate is accepted.
     least: Option<(u64, Duration)>,
     window_ends: Pin<Box<Sleep>>,
     in_window: u64,
@@ -182,7 +181,7 @@ impl Pace {
         self.in_window += bytes as u64;
     }
 
-    /// Waits until a window has brought too little.
+    /// Returns when a window has too few bytes.
     async fn too_slow(mut self: Pin<&mut Self>) -> Failure {
         let Some((least, window)) = self.least else {
             return std::future::pending().await;
@@ -198,9 +197,8 @@ impl Pace {
     }
 }
 
-/// Checks that the body is declared as JSON. This also keeps web pages of other origins from posting to a server on
-/// the same machine: a browser sends this type across origins only after asking, and the question is not answered
-/// here.
+/// Checks that the content type is JSON. This also prevents web pages of other origins from posting to a server on the same
+/// machine: for this type a browser sends a preflight request first, and this server does not answer it.
 fn check_type(headers: &HeaderMap) -> Result<(), Failure> {
     let value = headers
         .get(header::CONTENT_TYPE)
@@ -295,8 +293,7 @@ mod tests {
             window: Duration::from_secs(10),
             ..connections::Bounds::default()
         };
-        // A thousand bytes at once every ten seconds are enough, and so they are in drops; fewer are not, however much
-        // came before.
+        // A thousand bytes every ten seconds are enough, at once or in small chunks; fewer are not, whatever came before.
         for (pieces, piece, pause, arrives) in [
             (5, 1000, 9_900, true),
             (50, 100, 990, true),

@@ -1,4 +1,4 @@
-//! The APIs that generate, and two of their shapes: OpenAI's chat completions and text completions, whole and in chunks.
+//! The APIs that generate, and the formats of OpenAI's chat and text completions, complete and streamed.
 
 use super::logprobs;
 use crate::answer::{End, PromptToken, Scored, Usage};
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Which of OpenAI's two completion routes a request was sent to.
+/// OpenAI's two completion routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Chat,
     Completion,
 }
 
-/// The API that a request was sent to.
+/// The API of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Api {
     OpenAi(Dialect),
@@ -24,7 +24,7 @@ pub(super) enum Api {
 }
 
 impl Api {
-    /// Returns the names that this API gives to a chat's fields, where they differ.
+    /// Returns pairs of a chat's field name and this API's name for it, where they differ.
     pub(super) fn names(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::OpenAi(_) => &[],
@@ -34,7 +34,7 @@ impl Api {
     }
 }
 
-/// The fields that all objects of one answer have in common.
+/// The fields that all objects of one answer share.
 pub(super) struct Envelope {
     dialect: Dialect,
     id: String,
@@ -47,9 +47,9 @@ pub(super) struct Envelope {
 pub(super) struct Whole {
     pub(super) text: String,
     pub(super) calls: Vec<ToolCall>,
-    /// The tokens' log-probabilities, if the request asked for them.
+    /// The tokens' log-probabilities, if they were requested.
     pub(super) logprobs: Option<Vec<Scored>>,
-    /// `None` only while it is being put together.
+    /// `None` only until the choice is complete.
     pub(super) end: Option<End>,
 }
 
@@ -70,8 +70,8 @@ impl Envelope {
         }
     }
 
-    /// The answer as one object. What is reported of the prompt stands where vLLM puts it: in a chat's answer itself,
-    /// in each choice of a text completion.
+    /// Returns the answer as one object. Prompt log-probabilities are placed as in vLLM: at the top level for a chat, in
+    /// each choice for a text completion.
     pub(super) fn whole(
         &self,
         choices: Vec<Whole>,
@@ -117,7 +117,7 @@ impl Envelope {
         choice
     }
 
-    /// Returns the event before the first piece of a choice, if the dialect has one.
+    /// Returns the event before a choice's first piece, if the API has one.
     pub(super) fn opening(&self, index: usize) -> Option<Value> {
         match self.dialect {
             Dialect::Chat => {
@@ -128,7 +128,7 @@ impl Envelope {
         }
     }
 
-    /// Returns the event of more text, with its tokens if the request asked for them.
+    /// Returns the event of more text, with its tokens if they were requested.
     pub(super) fn text(&self, index: usize, text: &str, logprobs: Option<&[Scored]>) -> Value {
         let choice = match self.dialect {
             Dialect::Chat => json!({"delta": {"content": text}}),
@@ -137,7 +137,7 @@ impl Envelope {
         self.chunk(index, choice, logprobs, None)
     }
 
-    /// Returns the event of a whole tool call, the `number`th of its choice.
+    /// Returns the event of a complete tool call, number `number` of its choice.
     pub(super) fn call(
         &self,
         index: usize,
@@ -155,7 +155,7 @@ impl Envelope {
         )
     }
 
-    /// The end of a choice.
+    /// Returns the event that ends a choice.
     pub(super) fn end(&self, index: usize, end: End) -> Value {
         let choice = match self.dialect {
             Dialect::Chat => json!({"delta": {}}),
@@ -164,7 +164,7 @@ impl Envelope {
         self.chunk(index, choice, None, Some(end))
     }
 
-    /// The usage, where it was asked for: a chunk without choices.
+    /// Returns the event with the usage: a chunk without choices.
     pub(super) fn usage(&self, usage: Usage) -> Value {
         let mut chunk = self.object(self.chunk_object(), json!([]));
         chunk["usage"] = usage_object(usage);
@@ -204,7 +204,7 @@ impl Envelope {
     }
 }
 
-/// OpenAI's call of a tool, under an id of its own.
+/// Returns OpenAI's tool call object, with a new id.
 fn call_object(call: &ToolCall) -> Value {
     let id = format!("call_{:016x}", RandomState::new().hash_one(()));
     let function = json!({"name": call.name, "arguments": call.arguments});

@@ -1,16 +1,16 @@
-//! What routers and their kind ask of an engine: whether it is well, what it serves, how busy it is. With these, a host
-//! stands where vLLM or SGLang stood.
+//! The routes by which routers query an engine: its health, its model, its load. With these, a host can replace vLLM or
+//! SGLang.
 //!
-//! | route | who asks | key |
+//! | route | client | key |
 //! | --- | --- | --- |
 //! | `/health`, `/health_generate`, `/ping`, `/version`, `/is_sleeping` | every router, at its start and then every minute | none |
 //! | `/server_info`, `/get_server_info`, `/model_info`, `/get_model_info` | sglang-router, vllm-router, smg | the API's |
 //! | `/load`, `/get_load`, `/v1/loads` | power of two choices, smg's monitor | the API's |
-//! | `POST /reset_prefix_cache`, `/flush_cache` | whoever runs the server | the operator's |
+//! | `POST /reset_prefix_cache`, `/flush_cache` | the server's operator | the operator's |
 //!
-//! The clients' listener has all of them, since a router knows an engine by one address. They tell of the server and of
-//! counts over everybody; what tells of a tenant's documents is on the internal listener alone, and so is `/metrics`. The
-//! internal listener has them too, and asks for the operator's key alone.
+//! The clients' listener has all of them, since a router knows only one address of an engine. They report on the server and
+//! totals over all tenants; anything about a tenant's documents is only on the internal listener, as is `/metrics`. The
+//! internal listener has these routes too, and requires only the operator's key.
 
 pub use crate::app::DropIn;
 
@@ -31,13 +31,13 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Who may empty the cache, which costs every tenant.
+/// The clients that may empty the cache, which costs every tenant.
 pub(super) enum Operators {
-    /// Whoever holds one of these keys.
+    /// Holders of one of these keys.
     Keys(ApiKeys),
-    /// Everybody who reaches the listener.
+    /// Everyone who reaches the listener.
     Everybody,
-    /// Nobody: there is no key to ask for, and others than the operator reach the listener.
+    /// No one: no key is configured, and the listener is reachable by others than the operator.
     Nobody,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn open() -> Router<Arc<App>> {
         .route("/is_sleeping", get(is_sleeping))
 }
 
-/// The routes that tell of the server and its load.
+/// The routes that report on the server and its load.
 pub(super) fn told() -> Router<Arc<App>> {
     Router::new()
         .route("/server_info", get(server_info))
@@ -63,7 +63,7 @@ pub(super) fn told() -> Router<Arc<App>> {
         .route("/v1/loads", get(loads))
 }
 
-/// The routes that empty the cache, for `operators`.
+/// The routes that empty the cache, restricted to `operators`.
 pub(super) fn flushing(operators: Operators) -> Router<Arc<App>> {
     Router::new()
         .route("/reset_prefix_cache", post(flush))
@@ -85,7 +85,7 @@ async fn ask_operators(
     Ok(next.run(request).await)
 }
 
-/// Whether requests may be sent here: as `/readyz`, and while the engine has not ended by itself.
+/// Returns 200 if requests may be sent: like `/readyz`, and the engine has not stopped by itself.
 async fn health(State(app): State<Arc<App>>) -> Response {
     let ended = app
         .model
@@ -102,12 +102,12 @@ async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// Never: but a router that was told of an engine's sleep asks.
+/// Always false: this engine does not sleep, but routers ask.
 async fn is_sleeping() -> Json<Value> {
     Json(json!({"is_sleeping": false}))
 }
 
-/// What both engines tell, in the words of both: nothing of the machine's files is in it.
+/// Returns the fields of both vLLM and SGLang; none of them is about the machine's files.
 async fn server_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
     let model = app.model.get().ok_or(Failure::Loading)?;
     let load = Load::of(model);
@@ -147,11 +147,11 @@ async fn model_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure>
     })))
 }
 
-/// How busy the engine is.
+/// The engine's load.
 struct Load {
     running: u32,
     waiting: u32,
-    /// Tokens that requests hold room for, and that there is room for in all.
+    /// Tokens reserved by requests, and the total.
     held_tokens: u64,
     all_tokens: u64,
 }
@@ -172,7 +172,7 @@ impl Load {
         u64::from(self.running) + u64::from(self.waiting)
     }
 
-    /// The part of the room that is held.
+    /// Returns the reserved share of the tokens.
     fn usage(&self) -> f64 {
         self.held_tokens as f64 / self.all_tokens.max(1) as f64
     }
@@ -228,10 +228,10 @@ async fn loads(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
     })))
 }
 
-/// Takes back every page of the cache that no running request holds.
+/// Evicts every page of the cache that no running request uses.
 async fn flush(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
     let model = app.model.get().cloned().ok_or(Failure::Loading)?;
-    // It waits for the step in progress.
+    // It waits for the current step.
     let freed = tokio::task::spawn_blocking(move || model.engine().clear_cache()).await;
     let freed = freed.map_err(Failure::internal)?;
     tracing::info!(pages = freed, "the cache was emptied on request");

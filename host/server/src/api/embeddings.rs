@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings`, as OpenAI has it.
+//! `POST /v1/embeddings`, as in OpenAI's API.
 
 use super::App;
 use super::admit::{Admitted, admit};
@@ -18,7 +18,7 @@ pub(super) async fn embed(
     embedded(&app, admit(&app, request).await?).await
 }
 
-/// Answers a request that was let in.
+/// Answers an admitted request.
 pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value>, Failure> {
     let Admitted { body, pass, time } = admitted;
     let served = app.model.get().map(|model| model.name().to_owned());
@@ -27,7 +27,7 @@ pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value
         move || {
             let asked = Embeddings::parse(&body)?;
             let embedder = retriever.embedder()?;
-            // Clients that know one name for a server ask under that.
+            // Clients that know only the chat model's name may use it here.
             let name = asked.model.as_deref().unwrap_or(embedder.name());
             if name != embedder.name() && Some(name) != served.as_deref() {
                 return Err(Failure::UnknownModel {
@@ -66,7 +66,7 @@ pub(super) async fn embedded(app: &App, admitted: Admitted) -> Result<Json<Value
     time.within(pass, app.blocking(work)).await.map(Json)
 }
 
-/// The bytes of little-endian f32 in base64 (RFC 4648, with padding).
+/// Encodes little-endian f32 values in base64 (RFC 4648, with padding).
 fn base64(values: &[f32]) -> String {
     let bytes = values.iter().flat_map(|value| value.to_le_bytes());
     STANDARD.encode(bytes.collect::<Vec<u8>>())

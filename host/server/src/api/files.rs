@@ -1,6 +1,6 @@
-//! `/v1/files`: files for batches, and their answers, as OpenAI has them ([`crate::batches`]).
+//! `/v1/files`: input and output files of batches, as in OpenAI's API ([`crate::batches`]).
 //!
-//! An upload goes to the disk as it arrives, at the least rate of any body; memory holds a piece of it.
+//! An upload is written to disk as it arrives, at the minimum rate of any body; memory holds only a chunk of it.
 
 use super::App;
 use super::body::{self, Bounds};
@@ -19,10 +19,10 @@ use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Returns what is kept.
+/// Returns the store of files and batches.
 ///
 /// # Errors
-/// Returns 400 where the server takes no batches.
+/// Returns 400 if the server has no batches.
 pub(super) fn store(app: &App) -> Result<&Arc<Store>, Failure> {
     let batches = app.batches.as_ref().map(Batches::store);
     batches.ok_or_else(|| {
@@ -32,13 +32,13 @@ pub(super) fn store(app: &App) -> Result<&Arc<Store>, Failure> {
     })
 }
 
-/// Returns the name of who sent `headers`; empty where nobody is asked for a key.
+/// Returns the owner that the key in `headers` identifies; empty if no keys are configured.
 pub(super) fn owner(app: &App, headers: &HeaderMap) -> String {
     let keys = app.keys.as_ref();
     keys.and_then(|keys| keys.name(headers)).unwrap_or_default()
 }
 
-/// Asks the store on a thread that may block: it may be writing to its disk.
+/// Runs `ask` on a thread that may block, since the store may be writing to disk.
 pub(super) async fn asked<T: Send + 'static>(
     app: &App,
     ask: impl FnOnce(&Store) -> T + Send + 'static,
@@ -79,7 +79,7 @@ pub(super) async fn upload(
     };
     let mut fields = Form::default();
     let held = Arc::clone(&fields.held);
-    // What parses the form holds a part's head until that is complete, however long it is.
+    // The form parser buffers a part's header until it is complete, however long it is.
     let pieces = body::paced(request, bounds).map(move |piece| {
         let piece = piece?;
         let bytes = piece.len() as u64;
@@ -100,10 +100,10 @@ pub(super) async fn upload(
     Ok(Json(kept.object()))
 }
 
-/// The fields of an upload.
+/// The state of an upload's form.
 #[derive(Default)]
 struct Form {
-    /// Bytes that have arrived and are no content of a part, as far as was read.
+    /// Bytes received that are not (yet) content of a part.
     held: Arc<AtomicU64>,
     filename: Option<String>,
     purpose: Option<String>,
@@ -147,7 +147,7 @@ impl Form {
         Ok(upload)
     }
 
-    /// Returns the next piece of a part's content.
+    /// Returns the next chunk of a part's content.
     async fn chunk(&self, field: &mut Field<'_>) -> Result<Option<Bytes>, Failure> {
         let piece = field.chunk().await.map_err(failed)?;
         let bytes = piece.as_ref().map_or(0, Bytes::len) as u64;
@@ -155,7 +155,7 @@ impl Form {
         Ok(piece)
     }
 
-    /// Returns the file's name and its seconds, of which there are `most`.
+    /// Validates the form; returns the file's name and its lifetime in seconds, at most `most`.
     fn checked(self, most: u64) -> Result<(String, Option<u64>), Failure> {
         let message = "file must be given, with a file name";
         let filename = self
@@ -207,7 +207,7 @@ pub(super) async fn show(
     Ok(Json(found.ok_or_else(|| unknown(&id))?.object()))
 }
 
-/// `GET /v1/files`, the latest first unless `order=asc` is asked for.
+/// `GET /v1/files`, latest first unless `order=asc`.
 pub(super) async fn list(
     State(app): State<Arc<App>>,
     RawQuery(query): RawQuery,
@@ -273,7 +273,7 @@ pub(super) async fn content(
     Ok((headers, Body::from_stream(pieces)).into_response())
 }
 
-/// Reads the next piece of a file; `None`: it is over.
+/// Reads the next chunk of a file; `None` at its end.
 fn piece(mut file: File) -> std::io::Result<Option<(Bytes, File)>> {
     let mut piece = vec![0; PIECE_BYTES];
     let read = file.read(&mut piece)?;
@@ -281,7 +281,7 @@ fn piece(mut file: File) -> std::io::Result<Option<(Bytes, File)>> {
     Ok((read > 0).then(|| (Bytes::from(piece), file)))
 }
 
-/// Which part of a list is asked for.
+/// The requested page of a list.
 pub(super) struct Page {
     limit: usize,
     after: Option<String>,
@@ -290,10 +290,10 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// Reads a query; `more` are the parameters beside `limit` and `after`.
+    /// Parses a query; `more` lists parameters in addition to `limit` and `after`.
     ///
     /// # Errors
-    /// Returns 400 for a parameter that is not known, or not what it must be.
+    /// Returns 400 for an unknown parameter or an invalid value.
     pub(super) fn parse(
         query: Option<&str>,
         limit: usize,
@@ -344,7 +344,7 @@ impl Page {
         Ok(page)
     }
 
-    /// Returns OpenAI's list of the part that is asked for.
+    /// Returns the page as OpenAI's list object.
     ///
     /// # Errors
     /// Returns 400 if `after` is not among the objects.
@@ -384,7 +384,7 @@ fn boundary(headers: &HeaderMap) -> Result<String, Failure> {
     })
 }
 
-/// Returns the failure of a form: that of its body where there is one.
+/// Returns a form's failure: that of its body if there was one.
 fn failed(error: multer::Error) -> Failure {
     match error {
         multer::Error::StreamReadFailed(error) => match error.downcast::<Failure>() {
@@ -396,12 +396,12 @@ fn failed(error: multer::Error) -> Failure {
 }
 
 const PURPOSE: &str = "batch";
-/// Bytes of a form beside its file.
+/// Most bytes of a form in addition to its file.
 const FORM_BYTES: u64 = 1 << 16;
-/// Most bytes of a form that are held while they are no content of a part.
+/// Most buffered bytes of a form that are not content of a part.
 const HELD_BYTES: u64 = 1 << 20;
-/// Most bytes of a field that is no file.
+/// Most bytes of a field other than the file.
 const FIELD_BYTES: u64 = 1 << 10;
-/// Time for a file to arrive; it must also keep the least rate of all bodies.
+/// Time limit for an upload, in addition to the minimum rate of all bodies.
 const UPLOAD_TIME: std::time::Duration = std::time::Duration::from_secs(3_600);
 const PIECE_BYTES: usize = 1 << 16;

@@ -1,5 +1,5 @@
 //! `POST /v1/chat/completions`, `/v1/completions`, `/v1/responses` and `/v1/messages`: from body to answer. They differ in
-//! how a body is read ([`crate::request`]) and how an answer is told ([`super::shape`]); in between there is one path.
+//! how a body is parsed ([`crate::request`]) and an answer formatted ([`super::shape`]); the steps in between are shared.
 //!
 //! ```text
 //!   read the body ─▶ enter the gate ─▶ parse, render, tokenise ─▶ submit ─▶ deliver whole, or stream
@@ -128,14 +128,14 @@ impl Ask for App {
     }
 }
 
-/// Most bytes of an answer of a batch: its line is read again after a restart.
+/// Longest answer in a batch, in bytes: its line is read again after a restart.
 const MAX_ANSWER: usize = 32 << 20;
 
-/// A request that was let in, and what it came with.
+/// An admitted request and its metadata.
 struct Incoming {
     /// The request's id.
     id: String,
-    /// The number of the API key in whose name it is asked.
+    /// The number of the API key on whose behalf it runs.
     key: Option<usize>,
     path: Option<HeaderValue>,
     traced: Option<RequestSpan>,
@@ -209,7 +209,7 @@ async fn answer(app: &Arc<App>, api: Api, incoming: Incoming) -> Result<Response
         grammar: _,
     } = prepared;
     request.deadline = Some(time.deadline().into_std());
-    // Every choice takes a place: the bound on places is what keeps memory and queue bounded.
+    // Each choice takes a place: the number of places bounds memory and queue.
     let mut passes = vec![pass];
     for _ in 1..choices {
         passes.push(app.gate.enter()?);
@@ -217,17 +217,17 @@ async fn answer(app: &Arc<App>, api: Api, incoming: Incoming) -> Result<Response
     let waiting: Vec<engine::Request> = (1..choices)
         .map(|choice| engine::Request {
             sampling: request.sampling.clone().for_choice(choice),
-            // The first choice reports the prompt for all.
+            // The first choice reports the prompt for all of them.
             prompt_logprobs: None,
             ..request.clone()
         })
         .collect();
-    // The other choices wait for the first one, which is the chat that was guessed at.
+    // The other choices wait for the first one, which is the chat that was speculated on.
     let (speculation, guess) = guessed.map_or((None, None), |(id, guess)| (Some(id), guess));
     request.speculation = speculation;
     let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
     let generation = model.submit(request).inspect_err(|failure| {
-        // In a server that serves, an engine that has stopped has died: stop being ready.
+        // While the server is running, a stopped engine is a crash: stop being ready.
         if matches!(failure, Failure::Stopping) {
             app.gate.advance(Phase::Stopping);
         }
@@ -263,10 +263,10 @@ async fn answer(app: &Arc<App>, api: Api, incoming: Incoming) -> Result<Response
     Ok(response)
 }
 
-/// The response header with the number of documents found for a chat that asked for some, or `failed`.
+/// The response header with the number of documents found for a chat that requested retrieval, or `failed`.
 const X_FOREWORD_RETRIEVED: HeaderName = HeaderName::from_static("x-foreword-retrieved");
 
-/// A chat that needs no documents, or already has them.
+/// A chat after retrieval, if it needed any.
 struct WithDocuments {
     body: Bytes,
     path: Option<HeaderValue>,
@@ -287,7 +287,7 @@ impl WithDocuments {
     }
 }
 
-/// Finds the documents that a chat asks for.
+/// Retrieves the documents that a chat requests.
 async fn with_documents(
     app: &Arc<App>,
     model: &Arc<Model>,
@@ -298,7 +298,7 @@ async fn with_documents(
     let Some(wanted) = Retrieving::take(&body)? else {
         return Ok(WithDocuments::none(body, path));
     };
-    // What is wrong with the chat itself is told before anything is searched for it.
+    // Errors in the chat itself are reported before the search.
     let chat = Chat::parse(&body)?;
     check_model(model, &chat.options)?;
     let caching = chat.options.caching;
@@ -338,31 +338,31 @@ async fn with_documents(
     }
 }
 
-/// A request's body, with what else its preparation needs.
+/// A request's body and the rest of the input for its preparation.
 struct Asked {
     api: Api,
     /// The request's id.
     id: String,
-    /// The number of the API key that it came with.
+    /// The number of its API key.
     key: Option<usize>,
     body: Bytes,
     path: Option<HeaderValue>,
 }
 
-/// The generation that a body asks for.
+/// A prepared generation.
 struct Prepared {
     request: engine::Request,
     choices: u32,
     reading: Reading,
-    /// The form of the answer, which is streamed if `streams`.
+    /// The form of the answer; streamed if `streams`.
     shape: Shape,
     streams: bool,
-    /// Prepared apart, since it may take long.
+    /// A grammar still to be prepared, which may take long.
     grammar: Option<Wanted>,
 }
 
-/// Parses the body and makes the engine's request of it, on a thread that may block. The permit goes with the work:
-/// the number of such threads stays bounded even when clients leave meanwhile.
+/// Parses the body and builds the engine's request, on a thread that may block. The work holds the permit, so the number of
+/// such threads stays bounded even if clients disconnect.
 async fn prepare(app: &Arc<App>, model: Arc<Model>, asked: Asked) -> Result<Prepared, Failure> {
     let work = {
         let app = Arc::clone(app);
@@ -458,7 +458,7 @@ fn prepare_response(app: &App, model: &Model, asked: &Asked) -> Result<Prepared,
     prepare_chat(app, model, asked, chat, |_| shape)
 }
 
-/// Prepares a request of any API that was read as a chat.
+/// Prepares a request of any API that was parsed into a chat.
 fn prepare_chat(
     app: &App,
     model: &Model,
@@ -486,7 +486,7 @@ fn prepare_chat(
     })
 }
 
-/// Returns what the answer to a request reports of its prompt.
+/// Returns the parts of the prompt to report in the answer.
 fn reading_of_prompt(
     request: &engine::Request,
     options: &Options,
@@ -499,7 +499,7 @@ fn reading_of_prompt(
     })
 }
 
-/// Refuses what only chat and text completions report.
+/// Refuses `prompt_logprobs` in APIs other than chat and text completions.
 fn refuse_prompt_logprobs(chat: &Chat) -> Result<(), Failure> {
     match chat.options.prompt_logprobs {
         Some(_) => Err(Failure::invalid(

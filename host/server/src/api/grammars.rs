@@ -1,10 +1,9 @@
-//! Prepares grammars, in places of their own: requests with hard grammars delay other requests with grammars, and no
-//! others.
+//! Prepares grammars, with places of their own: requests with expensive grammars delay only other requests with grammars.
 //!
-//! A place is held until the work ends, which its bounds ensure (`host/engine/src/text/{grammar,schema}.rs`). When the
-//! request ends before, by its deadline or because its client disconnected, the work is cancelled: it ends at its next
-//! check. Requests wait for a place, up to a bound; beyond it they are told to come back. `/readyz` does not depend on
-//! this, since chats without a grammar are still served; `foreword_grammars_total` counts the outcomes.
+//! A place is held until the work ends, which its bounds ensure (`host/engine/src/text/{grammar,schema}.rs`). If the
+//! request ends first, by its deadline or because its client disconnected, the work is cancelled at its next check. A
+//! bounded number of requests waits for a place; others are refused with `retry-after`. `/readyz` does not depend on this,
+//! since chats without a grammar are still served; `foreword_grammars_total` counts the outcomes.
 
 use crate::failure::{Failure, SOON};
 use crate::metrics::Outcomes;
@@ -14,18 +13,18 @@ use foreword_engine::text::Cancel;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Admission of requests whose grammar is being prepared, with places apart from all other requests.
+/// Admission of requests whose grammar must be prepared, separate from other admission.
 #[derive(Debug)]
 pub struct Admission {
     places: Arc<Semaphore>,
-    /// Requests that have a place or wait for one.
+    /// Permits for requests that have a place or wait for one.
     entered: Arc<Semaphore>,
     limit: u32,
     counts: Outcomes,
 }
 
 impl Admission {
-    /// Returns one place for four cores, at least one. `counts` counts the outcomes.
+    /// Returns an admission with one place for every four cores, at least one. `counts` counts the outcomes.
     pub(crate) fn new(cores: usize, counts: Outcomes) -> Self {
         Self::with(cores.div_ceil(4), WAITING, counts)
     }
@@ -40,7 +39,7 @@ impl Admission {
         }
     }
 
-    /// Prepares the grammar when there is a place for it. Dropping the future cancels it.
+    /// Prepares the grammar once a place is free. Dropping the future cancels the work.
     pub(super) async fn prepare(
         &self,
         model: Arc<Model>,
@@ -85,7 +84,7 @@ impl Admission {
     }
 }
 
-/// Counts the outcome, whatever it is, and ends work that nobody waits for.
+/// Counts the outcome on drop, and cancels work whose request is over.
 struct Ending<'a> {
     counts: &'a Outcomes,
     cancel: Cancel,

@@ -1,4 +1,4 @@
-//! What stands between a submitted request and its answer, whole or streamed.
+//! A submitted request with everything needed to deliver its answer, complete or streamed.
 
 use super::shape::Shape;
 use crate::answer::{Answer, Reading, Record, TimeLimit};
@@ -7,12 +7,12 @@ use crate::model::Model;
 use foreword_engine::engine::{Generation, Request};
 use std::sync::Arc;
 
-/// A submitted generation with all that its answer needs.
+/// A submitted generation with everything that its answer needs.
 pub(super) struct Job {
     pub(super) model: Arc<Model>,
     pub(super) shape: Shape,
     pub(super) generation: Generation,
-    /// The other choices.
+    /// Requests of the other choices.
     pub(super) waiting: Vec<Request>,
     pub(super) reading: Reading,
     pub(super) passes: Vec<Pass>,
@@ -21,7 +21,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// The answer, and the shape that it takes.
+    /// Starts the answer; returns it with its shape.
     pub(super) fn start(self, model: &Model) -> (Answer<'_>, Shape) {
         let answer = Answer::new(
             model,

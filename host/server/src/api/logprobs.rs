@@ -1,17 +1,17 @@
-//! OpenAI's two shapes of log-probabilities.
+//! OpenAI's two formats of log-probabilities.
 //!
 //! | | chat | text completions |
 //! | --- | --- | --- |
 //! | tokens | `content[i].token`, and `bytes`, since a token may be a part of a character | `tokens[i]` |
-//! | how likely | `content[i].logprob` | `token_logprobs[i]` |
-//! | rivals | `content[i].top_logprobs`, likeliest first | `top_logprobs[i]`, an object by token, the chosen one included |
-//! | place | | `text_offset[i]`, in characters of the choice's text |
+//! | log-probability | `content[i].logprob` | `token_logprobs[i]` |
+//! | alternatives | `content[i].top_logprobs`, likeliest first | `top_logprobs[i]`, an object by token, the chosen one included |
+//! | offset | | `text_offset[i]`, in characters of the choice's text |
 //!
-//! The tokens of a prompt stand before those of the answer in a completion with `echo`, or apart, as vLLM reports them
+//! The tokens of a prompt precede those of the answer in a completion with `echo`, or are separate, as in vLLM
 //! ([`prompt`]).
 //!
-//! All are of the model itself: natural logarithms, before temperature, penalties and constraints. Tokens that were cut
-//! off with a stop string are left out.
+//! All values are the model's own: natural logarithms, before temperature, penalties and constraints. Tokens cut off with a
+//! stop string are left out.
 
 use crate::answer::{Candidate, PromptToken, Scored};
 use serde_json::{Map, Value, json};
@@ -21,7 +21,7 @@ pub(super) fn chat(tokens: &[Scored]) -> Value {
     let token = |scored: &Scored| {
         let top = scored.top.iter();
         let top: Vec<Value> = top.map(|(bytes, logprob)| entry(bytes, *logprob)).collect();
-        // No token of an answer is the first one of all.
+        // A token of an answer is never the first one of the sequence, so it has a log-probability.
         let mut token = entry(&scored.bytes, scored.logprob.unwrap_or_default());
         token["top_logprobs"] = top.into();
         token
@@ -37,7 +37,7 @@ pub(super) fn completion(tokens: &[Scored]) -> Value {
         };
         let mut top = Map::new();
         for (bytes, logprob) in &scored.top {
-            // Two tokens may look alike; the likelier stays.
+            // Two tokens may have the same text; the likelier one is kept.
             top.entry(text(bytes)).or_insert_with(|| finite(*logprob));
         }
         top.entry(text(&scored.bytes))
@@ -53,8 +53,8 @@ pub(super) fn completion(tokens: &[Scored]) -> Value {
     })
 }
 
-/// Returns vLLM's `prompt_logprobs`: null for the prompt's first token, and an object by token id for each other one,
-/// its own entry first.
+/// Returns vLLM's `prompt_logprobs`: null for the prompt's first token, and for each other one an object by token id, its
+/// own entry first.
 pub(super) fn prompt(tokens: &[PromptToken]) -> Value {
     let entry = |candidate: &Candidate| {
         let entry = json!({
@@ -73,7 +73,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// JSON has no infinity; OpenAI's lowest is -9999.
+/// Limits a log-probability to OpenAI's lowest, -9999, since JSON has no infinity.
 fn finite(logprob: f32) -> Value {
     json!(logprob.max(-9999.0))
 }

@@ -1,16 +1,16 @@
-//! `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages, and their errors.
+//! `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API, and its errors.
 //!
 //! ```text
-//!   event: message_start         the message, empty; its usage says what was read from the cache
-//!   event: content_block_start   one for each text and each call of a tool
-//!   event: ping                  behind the first
+//!   event: message_start         the message, empty; its usage has the tokens read from the cache
+//!   event: content_block_start   one for each text and each tool call
+//!   event: ping                  after the first block starts
 //!   event: content_block_delta   text_delta, input_json_delta
 //!   event: content_block_stop
 //!   event: message_delta         stop_reason, the whole usage
 //!   event: message_stop
 //! ```
 //!
-//! `input_tokens` are those that were computed; with `cache_read_input_tokens` they are the prompt.
+//! `input_tokens` are the computed tokens; with `cache_read_input_tokens` they add up to the prompt.
 
 use super::App;
 use super::admit::{Admitted, admit};
@@ -48,11 +48,11 @@ pub(super) async fn count_tokens(
         .map_err(|failure| failure.renamed(anthropic::NAMES))
 }
 
-/// An answer as Anthropic's message.
+/// An answer in the format of Anthropic's message.
 pub(super) struct MessagesShape {
     id: String,
     model: String,
-    /// The blocks so far; of the last one, `text` or the input is still being written where `open`.
+    /// The blocks so far. If `open`, the text or input of the last one is incomplete.
     content: Vec<Value>,
     open: bool,
     started: bool,
@@ -91,7 +91,7 @@ impl MessagesShape {
                     self.begin(&block, &mut events);
                     let delta = json!({"type": "input_json_delta", "partial_json": call.arguments});
                     events.push(delta_event(index, &delta));
-                    // What is no object is a call all the same; the client sees it as it was written.
+                    // Arguments that are not an object are still a call; the client receives them as written.
                     block["input"] = serde_json::from_str(&call.arguments)
                         .unwrap_or_else(|_| Value::String(call.arguments));
                     self.content.push(block);
@@ -141,7 +141,7 @@ impl MessagesShape {
         })
     }
 
-    /// The beginning, once: not before the first piece, since nothing is known of the cache until then.
+    /// Returns the first event, once: not before the first piece, since the number of cached tokens is unknown until then.
     fn start(&mut self, usage: Usage) -> Vec<Event> {
         if std::mem::replace(&mut self.started, true) {
             return Vec::new();
@@ -210,7 +210,7 @@ fn usage_object(usage: Usage) -> Value {
     })
 }
 
-/// Returns the event that a stream sends when it fails.
+/// Returns the event for a failure within a stream.
 pub(super) fn failure_event(failure: &Failure) -> Event {
     event("error", error(failure.status(), &failure.to_string()))
 }
@@ -230,7 +230,7 @@ fn error(status: StatusCode, message: &str) -> Value {
     json!({"type": "error", "error": {"type": kind, "message": message}})
 }
 
-/// Words the failures of these routes as Anthropic does, wherever they come from, and names each request as it does.
+/// Formats every error of these routes in Anthropic's shape, and sets its request id header.
 pub(super) async fn in_anthropics_words(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let is_theirs = path == "/v1/messages" || path.starts_with("/v1/messages/");

@@ -1,4 +1,4 @@
-//! The HTTP surface: routes, and what every request passes on its way to one.
+//! The HTTP surface: routes, and the layers around them.
 //!
 //! | route | methods | key needed |
 //! | --- | --- | --- |
@@ -16,13 +16,13 @@
 //! | `/v1/batches/{id}` | GET | yes |
 //! | `/v1/batches/{id}/cancel` | POST | yes |
 //! | `/v1/models`, `/v1/models/{id}` | GET | yes |
-//! | what routers ask of an engine, see [`drop_in`] | | see there |
+//! | the routes by which routers query an engine, see [`drop_in`] | | see there |
 //!
-//! and on the internal listener, for whoever runs the server and not for its clients:
+//! and on the internal listener, for the server's operator and not for clients:
 //!
 //! | route | methods | key needed |
 //! | --- | --- | --- |
-//! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, where it has some |
+//! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, if configured |
 //! | `/v1/kv/records` | GET, POST | the same |
 //! | `/healthz`, `/readyz`, `/metrics` | GET | no |
 //!
@@ -101,12 +101,12 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/batches/{id}", get(batches::show))
         .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/v1/models", get(models::list))
-        // A wildcard: names such as `organisation/model` have slashes.
+        // A wildcard, since names such as `organisation/model` contain slashes.
         .route("/v1/models/{*id}", get(models::show))
         .merge(drop_in::told())
         .method_not_allowed_fallback(refusals::method_not_allowed)
         .route_layer(from_fn_with_state(app.keys.clone(), refusals::authorize));
-    // Without a key, whoever sends a chat could empty the cache of all.
+    // Without operators' keys, any client could empty the cache of all.
     let operators = match app.operators.clone() {
         Some(keys) => Operators::Keys(keys),
         None => Operators::Nobody,
@@ -142,12 +142,12 @@ pub fn internal(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// The id under which a request appears in responses and in the log.
+/// The id of a request in responses and in the log.
 #[derive(Clone, Debug)]
 struct RequestId(String);
 
 impl RequestId {
-    /// The client's `x-request-id` where it has one that is safe to repeat, else a new one.
+    /// Returns the client's `x-request-id` if it is safe to repeat, otherwise a new id.
     fn of(headers: &HeaderMap) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let safe = |id: &&str| {
@@ -170,12 +170,12 @@ impl RequestId {
     }
 }
 
-/// Names the request, counts, logs and traces it.
+/// Assigns the request id; counts, logs and traces the request.
 async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let id = RequestId::of(request.headers());
     let matched = request.extensions().get::<MatchedPath>().cloned();
     let span = tracing::error_span!("http", request_id = id.0);
-    // Visible ASCII, as checked or made above.
+    // The id is visible ASCII.
     let header = HeaderValue::from_str(&id.0);
     let route = matched.as_ref().map_or("unmatched", MatchedPath::as_str);
     let traced = app

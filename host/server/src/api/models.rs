@@ -29,8 +29,8 @@ pub(super) async fn show(
     Ok(Json(describe(&app, model)))
 }
 
-/// OpenAI's model object, with what routers read of an engine's: `max_model_len`, `root`, and by `owned_by` whose words
-/// it speaks.
+/// Returns OpenAI's model object, with the fields that routers read from an engine: `max_model_len`, `root`, and
+/// `owned_by`, which tells them the engine's kind.
 fn describe(app: &App, model: &Model) -> Value {
     json!({
         "id": model.name(),

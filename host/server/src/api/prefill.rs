@@ -1,14 +1,14 @@
-//! `POST /v1/prefill`: the beginning of a prompt, computed ahead (RAGCache++, section 3.6).
+//! `POST /v1/prefill`: computes the beginning of a prompt in advance (RAGCache++, section 3.6).
 //!
 //! ```text
 //!   {"model": "…", "messages": [{"role": "system", "content": "…"}], "cache_salt": "…"}
 //!   {"object": "prefill", "model": "…", "usage": {"prompt_tokens": 812, "prompt_tokens_details": {"cached_tokens": 0}}}
 //! ```
 //!
-//! The messages are the first of a chat to come, which may continue in any way. What the chat template writes after
-//! them depends on that, so only what it writes in every case is computed. The request is refused with 429 while
-//! others wait, since warming up is not worth making them wait. A client that disconnects stops it; what was computed
-//! stays in the cache.
+//! The messages are the first of a later chat, which may continue in any way. The chat template's text after them depends
+//! on the rest, so only the text common to all continuations is computed. The request is refused with 429 while others
+//! wait, since prefilling in advance is not worth delaying them. A client that disconnects stops it; computed pages stay in
+//! the cache.
 
 use super::App;
 use super::admit::{Admitted, admit};

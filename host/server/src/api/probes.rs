@@ -12,8 +12,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Returns 200 while the process is up and its engine has not ended by itself; an orchestrator may restart it
-/// otherwise.
+/// Returns 200 while the process runs and its engine has not stopped by itself; otherwise an orchestrator may restart it.
 pub(super) async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let serving = app.gate.phase() <= Phase::Open;
     let health = app.model.get().map(|model| model.engine().health());
@@ -25,9 +24,9 @@ pub(super) async fn healthz(State(app): State<Arc<App>>) -> (StatusCode, Json<Va
     (status, Json(json!({"status": word})))
 }
 
-/// Returns 200 while requests are served. It returns 503 while the model loads, from the first signal to stop, and
-/// while a new request would find no place; `exhausted` then names the exhausted resources. Places that are taken and
-/// given back do not count, only those that nobody gives back for [`EXHAUSTED_AFTER`].
+/// Returns 200 while requests are served; 503 while the model loads, from the first stop signal on, and while there is no
+/// place for a new request. `exhausted` then names the exhausted resources. Busy places do not count as exhausted as long
+/// as any is freed within [`EXHAUSTED_AFTER`].
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let word = match app.gate.phase() {
         Phase::Loading => "loading",
@@ -64,7 +63,7 @@ fn exhausted(app: &App) -> Vec<&'static str> {
     taken.map(|(name, _)| name).collect()
 }
 
-/// Time after which a server is not ready, if all places are taken and none was given back.
+/// Time after which a server is not ready, if all places are taken and none was freed.
 pub const EXHAUSTED_AFTER: Duration = Duration::from_secs(10);
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Result<impl IntoResponse, Failure> {

@@ -1,5 +1,5 @@
-//! Answers requests that no route accepts: without a key, with another method, for another URL. Their bodies are read
-//! and discarded, so that the connection can be used further.
+//! Responds to requests that no route accepts: without a key, with another method, for another URL. Their bodies are read
+//! and discarded, so that the connection can be reused.
 
 use super::body;
 use crate::failure::{Failure, clip};
@@ -10,7 +10,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::any;
 
-/// Lets only holders of a key pass, if there are keys.
+/// Admits only holders of a key, if keys are configured.
 pub(crate) async fn authorize(
     State(keys): State<Option<ApiKeys>>,
     request: Request,
@@ -34,8 +34,8 @@ pub(crate) async fn method_not_allowed(request: Request) -> Failure {
     failure
 }
 
-/// Adds what a clients' listener answers beyond its routes: it refuses the internal listener's paths with the flag's
-/// name, and also unknown methods and paths.
+/// Adds the refusals of a clients' listener: paths of the internal listener, with the name of its flag, and unknown methods
+/// and paths.
 pub(crate) fn of_clients<S: Clone + Send + Sync + 'static>(mut router: Router<S>) -> Router<S> {
     for path in INTERNAL {
         router = router.route(path, any(elsewhere));
@@ -64,7 +64,7 @@ pub(crate) async fn unknown_url(request: Request) -> Failure {
     failure
 }
 
-/// Paths of the internal listener. The error that a client gets for them here names that listener.
+/// Paths of the internal listener. A client that requests them here is referred to that listener.
 const INTERNAL: [&str; 6] = [
     "/healthz",
     "/readyz",

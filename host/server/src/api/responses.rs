@@ -1,8 +1,8 @@
-//! `/v1/responses`: OpenAI's Responses, streamed or whole, and those that are kept.
+//! `/v1/responses`: OpenAI's Responses API, streamed or complete, and stored responses.
 //!
 //! ```text
 //!   response.created, response.in_progress                          at once
-//!   response.output_item.added                                      a message, or a call of a tool
+//!   response.output_item.added                                      a message or a tool call
 //!     response.content_part.added                                   (message)
 //!     response.output_text.delta …, response.output_text.done
 //!     response.content_part.done
@@ -11,7 +11,7 @@
 //!   response.completed | .incomplete | .failed                      with the usage
 //! ```
 //!
-//! Events are numbered from 0. A response is kept only by a server that was started to keep some, for its owner alone
+//! Events are numbered from 0. Responses are stored only if the server was started with `--store`, each for its owner only
 //! ([`crate::transcripts`]).
 
 use super::App;
@@ -29,29 +29,29 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
-/// An answer as a response.
+/// An answer in the format of a response.
 pub(super) struct ResponsesShape {
     id: String,
-    /// The fields that are the same in every event: those of the request, the model, the time.
+    /// The fields common to all events: those of the request, the model, the time.
     told: Map<String, Value>,
     output: Vec<Value>,
-    /// The id and the text of the message that is being written, which is not among `output` yet.
+    /// The id and the text of the message that is being written and not yet in `output`.
     open: Option<(String, String)>,
     end: Option<End>,
     sequence: u64,
     keep: Option<Keep>,
 }
 
-/// The store that keeps a response once it is complete.
+/// The store and the record for a response to store once it is complete.
 pub(super) struct Keep {
     pub(super) transcripts: Arc<Transcripts>,
     pub(super) owner: Owner,
-    /// The items that the response answers.
+    /// The input items of the response.
     pub(super) input: Vec<Value>,
 }
 
 impl ResponsesShape {
-    /// `told`: what it repeats of its request.
+    /// `told` are the request's fields that the response repeats.
     pub(super) fn new(model: &str, mut told: Map<String, Value>, keep: Option<Keep>) -> Self {
         let created = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -115,7 +115,7 @@ impl ResponsesShape {
         self.complete(usage, &mut Vec::new())
     }
 
-    /// Ends what is open, and keeps the response where it is to be kept.
+    /// Closes the open item, and stores the response if it must be stored.
     fn complete(&mut self, usage: Usage, events: &mut Vec<Event>) -> Value {
         let status = match self.end {
             Some(End::Length) => "incomplete",
@@ -257,7 +257,7 @@ fn usage_object(usage: Usage) -> Value {
     })
 }
 
-/// Returns the items of a kept response that a request continues: its input, then its output.
+/// Returns the items of a stored response that a request continues: its input, then its output.
 pub(super) fn earlier(app: &App, owner: &Owner, id: &str) -> Result<Vec<Value>, Failure> {
     let field = "previous_response_id";
     let Some(transcripts) = &app.transcripts else {
@@ -280,8 +280,8 @@ fn unknown(id: &str, param: Option<&'static str>) -> Failure {
     }
 }
 
-/// The responses that are kept, and whose `headers` say that they are: those that were asked for without a salt, since
-/// these requests have no body to hold one.
+/// Returns the store, and the owner that `headers` identify. These requests have no body with a salt, so the owner is one
+/// without a salt.
 fn kept(app: &App, headers: &HeaderMap) -> Result<(Arc<Transcripts>, Owner), Failure> {
     let Some(transcripts) = app.transcripts.clone() else {
         let message = "this server keeps no responses: start it with --store";
@@ -321,7 +321,7 @@ pub(super) async fn forget(
     ))
 }
 
-/// `GET /v1/responses/{id}/input_items`, the latest first, as OpenAI has it.
+/// `GET /v1/responses/{id}/input_items`, latest first, as in OpenAI's API.
 pub(super) async fn input_items(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
@@ -349,7 +349,7 @@ pub(super) async fn input_items(
     })))
 }
 
-/// `POST /v1/responses/{id}/cancel`: only what runs in the background can be cancelled, and nothing does.
+/// `POST /v1/responses/{id}/cancel`: always an error, since only background responses can be cancelled, and there are none.
 pub(super) async fn cancel(Path(id): Path<String>) -> Failure {
     let message = format!(
         "the response {} does not run in the background: close its connection to cancel it",

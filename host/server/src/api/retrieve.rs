@@ -4,10 +4,9 @@
 //!   {"query": "…", "embedding": […], "k": 5, "filters": {"year": 2024}, "words": true, "order": false, "cache_salt": "…"}
 //!   {"object": "list", "version": "…", "data": [{"id", "title", "text", "metadata", "score", "rank"}, …], "matched": 0}
 //! ```
-//! With `order` the documents stand in the order of the gateway's policy for requests with that salt, behind the
-//! prompt that holds the most of them now. `rank` keeps the retriever's order, and `matched` says how many of them are
-//! held. A caller that writes the prompt, and so knows what stands before the documents, orders better: the gateway
-//! does.
+//! With `order` the documents are in the order of the gateway's policy for requests with that salt, after the prompt that
+//! holds most of them now. `rank` keeps the retriever's order, and `matched` is the number of resident ones. A caller that
+//! writes the prompt knows the text before the documents and so orders better; the gateway does.
 
 use super::App;
 use super::admit::{Admitted, admit};
@@ -29,13 +28,13 @@ pub(super) async fn retrieve(
 ) -> Result<Json<Value>, Failure> {
     let Admitted { body, pass, time } = admit(&app, request).await?;
     let cancelled = Cancelled::default();
-    // The search ends with the request: when its client goes, this is dropped.
+    // The search ends with the request: if its client disconnects, this is dropped.
     let _cancel = cancelled.on_drop();
     let work = {
         let app = Arc::clone(&app);
         move || answer(&app, &body, cancelled)
     };
-    // A store may wait without computing, so it takes no core's permit.
+    // A store may wait without computing, so it needs no core's permit.
     let working = async {
         let working = tokio::task::spawn_blocking(work).await;
         working.map_err(Failure::internal)?
@@ -84,8 +83,8 @@ fn answer(app: &App, body: &[u8], cancelled: Cancelled) -> Result<Value, Failure
     }))
 }
 
-/// Returns a document as the gateway knows it in a `documents` array: by the JSON of this response, since the gateway
-/// copies it and resolves no escapes.
+/// Returns a document with the gateway's fingerprint for a `documents` array: of this response's JSON strings, since the
+/// gateway copies these without unescaping.
 fn known(found: &ScoredDocument) -> Known<'_> {
     let document = &found.document;
     let parts = [&document.id, &document.title, &document.text].map(|part| escaped(part));
@@ -97,7 +96,7 @@ fn known(found: &ScoredDocument) -> Known<'_> {
     }
 }
 
-/// Returns the text between the quotes of a JSON string.
+/// Escapes a text for the inside of a JSON string.
 fn escaped(text: &str) -> String {
     let quoted = Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()

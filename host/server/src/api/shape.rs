@@ -1,4 +1,4 @@
-//! An answer in the words of the API that was asked: whole as one object, or as the events of a stream.
+//! Formats an answer for the API of its request: complete as one object, or as the events of a stream.
 //!
 //! ```text
 //!   Answer ── Piece ──▶ Shape ─┬─ OpenAi     chat and text completions      chunks, `[DONE]`
@@ -6,7 +6,7 @@
 //!                              └─ Messages   content blocks                 named events
 //! ```
 //!
-//! A shape takes pieces in their order and remembers what it must tell again at the end. It knows nothing of the engine.
+//! A shape takes pieces in order and stores what the end repeats. It knows nothing of the engine.
 
 use super::dialect::{Envelope, Whole};
 use super::messages::MessagesShape;
@@ -17,7 +17,7 @@ use axum::response::sse::Event;
 use foreword_engine::text::Part;
 use serde_json::Value;
 
-/// The form of an answer in one of the APIs.
+/// The format of an answer in one of the APIs.
 pub(super) enum Shape {
     OpenAi(OpenAi),
     Responses(Box<ResponsesShape>),
@@ -25,7 +25,7 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// Returns the events that a stream sends at once.
+    /// Returns the events at the beginning of a stream.
     pub(super) fn opening(&mut self) -> Vec<Event> {
         match self {
             Self::OpenAi(_) | Self::Messages(_) => Vec::new(),
@@ -33,7 +33,7 @@ impl Shape {
         }
     }
 
-    /// Returns the events that a stream sends for a piece.
+    /// Returns the events for a piece.
     pub(super) fn piece(&mut self, piece: Piece, usage: Usage) -> Vec<Event> {
         match self {
             Self::OpenAi(shape) => shape.piece(&piece),
@@ -51,7 +51,7 @@ impl Shape {
         }
     }
 
-    /// Returns the event that a stream sends in place of the rest when the generation fails.
+    /// Returns the event that replaces the rest of a stream when the generation fails.
     pub(super) fn failure(&mut self, failure: &Failure, usage: Usage) -> Event {
         match self {
             Self::OpenAi(_) => Event::default().data(failure.body().to_string()),
@@ -60,7 +60,7 @@ impl Shape {
         }
     }
 
-    /// Takes a piece of an answer that is sent whole.
+    /// Adds a piece of an answer that is delivered complete.
     pub(super) fn take(&mut self, piece: Piece) {
         match self {
             Self::OpenAi(shape) => shape.take(piece),
@@ -69,7 +69,7 @@ impl Shape {
         }
     }
 
-    /// Returns the whole answer, made of the pieces that were taken, with what is reported of its prompt.
+    /// Returns the complete answer, with the reported parts of its prompt.
     pub(super) fn whole(&mut self, usage: Usage, prompt: Option<&[PromptToken]>) -> Value {
         match self {
             Self::OpenAi(shape) => {
@@ -87,9 +87,9 @@ pub(super) struct OpenAi {
     envelope: Envelope,
     logprobs: bool,
     include_usage: bool,
-    /// The choices of an answer that is sent whole.
+    /// The choices of an answer that is delivered complete.
     choices: Vec<Whole>,
-    /// Which choices of a stream have begun. `calls` counts the tool calls of each.
+    /// For each choice of a stream, whether it has begun. `calls` counts the tool calls of each.
     opened: Vec<bool>,
     calls: Vec<usize>,
 }
@@ -122,7 +122,7 @@ impl OpenAi {
         if !std::mem::replace(&mut self.opened[index], true) {
             chunks.extend(envelope.opening(index));
         }
-        // A piece's tokens go with the first chunk of it.
+        // A piece's tokens are sent with its first chunk.
         let mut tokens = Some(&*piece.logprobs).filter(|_| self.logprobs);
         for part in &piece.parts {
             chunks.push(match part {
@@ -149,7 +149,7 @@ impl OpenAi {
         usage.into_iter().chain([done]).collect()
     }
 
-    /// OpenAI's chunks carry an empty usage where the last one will carry a full one.
+    /// Adds OpenAI's null `usage` to a chunk if the last chunk will carry the usage.
     fn dress(&self, mut chunk: Value) -> Event {
         if self.include_usage
             && let Some(chunk) = chunk.as_object_mut()

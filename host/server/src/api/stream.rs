@@ -2,19 +2,19 @@
 //!
 //! ```text
 //!   data: {… "delta": {"role": "assistant", "content": ""} …}     with the first text (chat only)
-//!   data: {… "delta": {"content": "Hel"} …}                       one per piece of text, at once
-//!   data: {… "delta": {"tool_calls": [{"index": 0, …}]} …}        one per call of a tool, when it is complete
+//!   data: {… "delta": {"content": "Hel"} …}                       one for each piece of text, at once
+//!   data: {… "delta": {"tool_calls": [{"index": 0, …}]} …}        one for each complete tool call
 //!   data: {… "delta": {}, "finish_reason": "stop" …}              the end of a choice
-//!   data: {… "choices": [], "usage": {…}}                         if asked for
+//!   data: {… "choices": [], "usage": {…}}                         if requested
 //!   data: [DONE]
 //! ```
 //!
-//! That is a chat's; what a response and a message send is in [`super::responses`] and [`super::messages`]. Several choices come interleaved, each under its
-//! `index`. A failure after the stream has begun is an event with the error in the API's own words, and no last event.
+//! This is the stream of a chat; those of responses and messages are in [`super::responses`] and [`super::messages`].
+//! Several choices are interleaved, each with its `index`. A failure after the stream has begun is an event with the error
+//! in the API's format, without a last event.
 //!
-//! One task makes the events of one stream, so that its deadline holds even while the client does not read. It ends
-//! when the stream is dropped; it holds the request's [`Pass`](crate::gate::Pass), so whoever waits for the gate to be
-//! empty waits for it.
+//! One task makes the events of one stream, so that its deadline holds even while the client does not read. It ends when
+//! the stream is dropped. It holds the request's [`Pass`](crate::gate::Pass), so emptying the gate waits for it.
 
 use super::job::Job;
 use crate::answer::Answer;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-/// The response that streams `job`'s answer.
+/// Returns the response that streams `job`'s answer.
 pub(super) fn stream(job: Job) -> Response {
     let (sender, mut receiver) = mpsc::channel(EVENTS);
     tokio::spawn(
@@ -46,11 +46,12 @@ pub(super) fn stream(job: Job) -> Response {
             .poll_recv(context)
             .map(|event| event.map(Ok::<_, Infallible>))
     });
-    // Comments while nothing happens: proxies with idle time-outs stay on, and a client that left is noticed.
+    // Comments while there are no events: proxies with idle time-outs keep the connection, and a disconnected client is
+    // noticed.
     let mut response = Sse::new(events)
         .keep_alive(KeepAlive::default())
         .into_response();
-    // nginx and its like would otherwise hold events back.
+    // nginx and similar proxies would otherwise buffer events.
     response
         .headers_mut()
         .insert("x-accel-buffering", HeaderValue::from_static("no"));
@@ -80,12 +81,12 @@ async fn send_answer(job: Job, sender: &mpsc::Sender<Event>) {
     .await;
     if let Err(failure) = outcome {
         failure.log();
-        // A client that has stopped reading leaves no room for this; it sees the stream end without its last event.
+        // A client that has stopped reading leaves no room for this event; its stream ends without a last event.
         let _ = sender.try_send(shape.failure(&failure, answer.usage()));
     }
 }
 
-/// Sends one event unless the answer's time is over first. A stream that is gone ends its task by itself.
+/// Sends one event unless the answer's deadline comes first. If the stream was dropped, its task ends elsewhere.
 async fn send(
     sender: &mpsc::Sender<Event>,
     event: Event,
@@ -98,5 +99,5 @@ async fn send(
     }
 }
 
-/// Events made and not yet written. Small: what a slow client has not read stays in the engine's channel.
+/// Most events not yet written. Small, so that a slow client's backlog stays in the engine's channel.
 const EVENTS: usize = 16;

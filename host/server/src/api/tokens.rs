@@ -1,5 +1,5 @@
 //! `POST /tokenize`, `/detokenize`, `/v1/chat/completions/render`, `/v1/responses/render` and `/v1/completions/render`, as
-//! vLLM has them: the tokens of a prompt, for routers that look for them in engines' KV events. Nothing is generated.
+//! in vLLM: the tokens of a prompt, for routers that look them up in engines' KV events. Nothing is generated.
 
 use super::admit::{Admitted, admit};
 use super::{App, RequestId};
@@ -112,8 +112,8 @@ pub(super) async fn render_completion(
     .await
 }
 
-/// What `/tokenize` answers. It is written as it stands: as values, the tokens of a long text would take hundreds of times
-/// its bytes.
+/// The response of `/tokenize`. It is serialised directly: as JSON values, a long text's tokens would take hundreds of
+/// times its bytes.
 #[derive(Serialize)]
 struct Tokens<'a> {
     count: usize,
@@ -122,7 +122,7 @@ struct Tokens<'a> {
     token_strs: Option<Strings<'a>>,
 }
 
-/// The text of each of these tokens.
+/// The text of each token, serialised.
 struct Strings<'a>(&'a Model, &'a [TokenId]);
 
 impl Serialize for Strings<'_> {
@@ -135,7 +135,7 @@ impl Serialize for Strings<'_> {
     }
 }
 
-/// A prompt's tokens in the form of vLLM's renderer.
+/// A prompt's tokens in the format of vLLM's renderer.
 #[derive(Serialize)]
 struct Rendered<'a> {
     request_id: String,
@@ -153,7 +153,7 @@ impl<'a> Rendered<'a> {
     }
 }
 
-/// An answer as JSON.
+/// Serialises a response.
 fn told(answer: &impl Serialize) -> Result<Vec<u8>, Failure> {
     serde_json::to_vec(answer).map_err(Failure::internal)
 }
@@ -168,7 +168,7 @@ fn check_name(model: &Model, asked: Option<&str>) -> Result<(), Failure> {
     }
 }
 
-/// Answers with the JSON that `read` makes of the request's body, on a thread that may block.
+/// Responds with the JSON that `read` returns for the request's body, on a thread that may block.
 async fn work(
     app: &Arc<App>,
     request: Request,

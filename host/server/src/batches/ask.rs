@@ -1,21 +1,21 @@
-//! The server as a batch sees it.
+//! The interface of the server for batches.
 
 use crate::failure::Failure;
 use std::sync::Arc;
 
-/// A request of a batch.
+/// A batch's request to the server.
 pub(crate) struct Asking<'a> {
     /// Path of the route, such as `/v1/chat/completions`.
     pub(crate) url: &'a str,
-    /// The id under which it appears in the log.
+    /// The request's id in the log.
     pub(crate) id: String,
-    /// Number of the API key in whose name it is asked.
+    /// Number of the API key on whose behalf it runs.
     pub(crate) key: Option<usize>,
 }
 
-/// A server that answers the requests of batches.
+/// A server that handles the requests of batches.
 pub(crate) trait Ask: Send + Sync + 'static {
-    /// Answers a request as if it had come over the network by itself; returns the status and the body.
+    /// Handles a request as if it had come over the network; returns the status and the body.
     ///
     /// # Errors
     /// Returns the failures of its route.
@@ -28,6 +28,6 @@ pub(crate) trait Ask: Send + Sync + 'static {
     /// Returns whether no other request waits.
     fn is_idle(&self) -> bool;
 
-    /// Returns whether no request is let in any more.
+    /// Returns whether the server admits no more requests.
     fn is_stopping(&self) -> bool;
 }

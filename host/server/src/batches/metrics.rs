@@ -1,4 +1,4 @@
-//! The numbers of batches, read from their folder's state on each scrape.
+//! Metrics of batches, read from the store's state on each scrape.
 
 use super::store::{Status, Store, StoreNumbers};
 use prometheus_client::collector::Collector;
@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use std::fmt;
 use std::sync::Arc;
 
-/// Exports what a store counts.
+/// Exports a store's counts.
 pub(super) struct OfBatches(pub(super) Arc<Store>);
 
 impl fmt::Debug for OfBatches {

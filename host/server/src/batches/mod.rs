@@ -1,4 +1,4 @@
-//! Files of requests that are asked when nobody else waits: OpenAI's `/v1/files` and `/v1/batches`.
+//! Batches of requests that run while no other request waits: OpenAI's `/v1/files` and `/v1/batches`.
 //!
 //! ```text
 //!   POST /v1/files ──▶ store: a folder, bounded ──▶ POST /v1/batches ──▶ run: validate ─▶ ask ─▶ output, errors
@@ -8,8 +8,8 @@
 //!                                                                                admission, while no request waits
 //! ```
 //!
-//! Everything is in the folder: a batch goes on after a restart, and asks nothing again that was answered. Whose a file
-//! or a batch is, its API key says; nobody else finds it.
+//! All state is in the folder: a batch continues after a restart, and does not repeat answered requests. A file or a batch
+//! belongs to an API key; other keys cannot see it.
 
 mod ask;
 mod metrics;
@@ -36,23 +36,23 @@ use tokio::task::JoinSet;
 /// The configuration of batches.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Folder for files and batches. One server uses it at a time.
+    /// Folder for files and batches, used by one server at a time.
     pub folder: PathBuf,
-    /// How much is kept, and how long.
+    /// Limits on files and batches, and their lifetime.
     pub bounds: Bounds,
     /// Most requests of all batches in flight.
     pub concurrency: u16,
-    /// The order in which a batch is asked.
+    /// The order of a batch's requests.
     pub order: BatchOrder,
     /// The gateway's configuration of ordering.
     pub ordering: RawConfig,
 }
 
-/// What the server lends to batches.
+/// The server's settings that batches use.
 pub struct Access {
-    /// The API keys, each the owner of its batches; `None`: there are none.
+    /// The API keys, each the owner of its batches; `None` if there are none.
     pub keys: Option<ApiKeys>,
-    /// Most bytes of a request's body.
+    /// Longest body of a request, in bytes.
     pub max_body_bytes: u64,
 }
 
@@ -62,16 +62,16 @@ pub struct Batches {
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// What running batches share.
+/// The state that running batches share.
 struct Shared {
     store: Arc<Store>,
     access: Access,
     concurrency: u16,
     order: BatchOrder,
     ordering: RawConfig,
-    /// Places of requests in flight, which waiting batches get in turn.
+    /// Permits for requests in flight, shared fairly between batches.
     places: Arc<Semaphore>,
-    /// The place of the batch whose file is read or whose window is planned.
+    /// The permit to read a batch's file or plan a window.
     planning: Arc<Semaphore>,
 }
 
@@ -79,8 +79,8 @@ impl Batches {
     /// Opens the folder.
     ///
     /// # Errors
-    /// Returns an error if the folder cannot be used, another server uses it, or the configuration of ordering does not
-    /// fit the order.
+    /// Returns an error if the folder cannot be used, another server uses it, or the ordering configuration does not suit
+    /// the order.
     pub fn open(config: Config, access: Access) -> anyhow::Result<Self> {
         BatchOrderer::new(&config.ordering, config.order)
             .map_err(|error: BatchConfigError| anyhow::anyhow!("--batch-order: {error}"))?;
@@ -100,17 +100,17 @@ impl Batches {
         })
     }
 
-    /// Returns what is kept.
+    /// Returns the store.
     pub fn store(&self) -> &Arc<Store> {
         &self.shared.store
     }
 
-    /// Returns what exports the counts of batches.
+    /// Returns the metrics collector of batches.
     pub(crate) fn collector(&self) -> Box<dyn Collector> {
         Box::new(metrics::OfBatches(Arc::clone(self.store())))
     }
 
-    /// Goes on with the batches that an earlier life of the server did not finish.
+    /// Continues the batches that were unfinished when the server last stopped.
     pub(crate) fn resume<A: Ask>(&self, server: &Arc<A>) {
         for id in self.store().unfinished() {
             tracing::info!(id, "going on with a batch");
@@ -118,7 +118,7 @@ impl Batches {
         }
     }
 
-    /// Begins a batch, or goes on with it.
+    /// Starts or continues a batch.
     pub(crate) fn start<A: Ask>(&self, server: &Arc<A>, id: String) {
         let (server, shared) = (Arc::clone(server), Arc::clone(&self.shared));
         let mut tasks = self.tasks.lock();
@@ -126,7 +126,7 @@ impl Batches {
         tasks.spawn(async move { run::run(&server, &shared, &id).await });
     }
 
-    /// Waits until no batch runs; none begins after the gate has closed.
+    /// Waits until no batch runs; none starts after the gate has closed.
     pub(crate) async fn ended(&self) {
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
         while tasks.join_next().await.is_some() {}

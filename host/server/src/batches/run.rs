@@ -1,12 +1,10 @@
-//! Runs one batch: reads its file, asks its requests, and keeps the answers.
+//! Runs one batch: reads its file, sends its requests, and writes the answers.
 //!
-//! A request of a batch passes the same admission as one that came over the network, and waits longer: for one of the
-//! batches' own places, and then until no request waits in the engine's queue. Where that happens in the middle of a
-//! batch, live requests overtake what is left of it.
+//! A batch's request passes the same admission as one from the network, and waits longer: for one of the batches' own
+//! permits, and then until no request waits in the engine's queue. So live requests overtake the rest of a batch.
 //!
-//! Reading a file and planning take seconds at worst. They run on threads that may block, one batch's at a time, take no
-//! place meanwhile, and end early with their batch. No thread of the runtime waits for a lock that is held then, or while
-//! the disk is written.
+//! Reading a file and planning take seconds at worst. They run on threads that may block, for one batch at a time, hold no
+//! place meanwhile, and end early with their batch. No runtime thread waits for a lock held during them, or for the disk.
 
 use super::store::{ERRORS, Fault, OUTPUT, RequestCounts, Status, Store, now};
 use super::{Ask, Asking, BatchRecord, Shared};
@@ -26,19 +24,19 @@ use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tokio::task::{JoinSet, spawn_blocking};
 
-/// Why no further request is asked.
+/// Why no further request is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Ending {
     Completed,
     Cancelled,
     Expired,
-    /// What is wrong with the file, or why answers cannot be kept.
+    /// Errors in the file, or the error in writing answers.
     Failed(Vec<Fault>),
-    /// The server stops; the batch goes on after its next start.
+    /// The server is stopping; the batch continues after its next start.
     Stopped,
 }
 
-/// A batch that is being asked.
+/// A batch in progress.
 struct Running {
     record: BatchRecord,
     /// Number of the owner's API key.
@@ -48,11 +46,11 @@ struct Running {
     store: Arc<Store>,
     plan: Arc<tokio::sync::Mutex<Plan>>,
     progress: Mutex<Progress>,
-    /// Why no answer can be kept any more.
+    /// The error because of which no more answers can be written.
     failed: OnceLock<Fault>,
 }
 
-/// What is asked next, and how; locked by threads that may block alone, except where it is locked asynchronously.
+/// The next requests and their order. Locked only on threads that may block, unless locked asynchronously.
 struct Plan {
     schedule: BatchSchedule,
     orderer: BatchOrderer,
@@ -64,7 +62,7 @@ struct Progress {
     answers: BatchAnswers,
 }
 
-/// A request that is ready to be asked.
+/// A request that is ready to be sent.
 struct Request {
     line: u32,
     custom_id: String,
@@ -78,15 +76,15 @@ pub(super) async fn run<A: Ask>(server: &Arc<A>, batches: &Shared, id: &str) {
         let (store, id) = (Arc::clone(store), id.to_owned());
         spawn_blocking(move || store.any_batch(&id)).await
     };
-    // It is gone, or a panic was reported by the runtime.
+    // It was removed, or there was a panic that the runtime reported.
     let Ok(Some(record)) = found else { return };
     let ending = if record.ends_as.is_some() {
-        // An earlier life ended while it made files of the answers.
+        // The server stopped while it made files of the answers.
         Ending::Completed
     } else {
         match prepared(server, batches, record).await {
             Ok(Ok(running)) => ask(server, batches, running).await,
-            // Nothing was asked, so there is nothing to finish.
+            // No request was sent, so there is nothing to finish.
             Ok(Err(Ending::Failed(faults))) => {
                 let (store, id) = (Arc::clone(store), id.to_owned());
                 let failed = spawn_blocking(move || {
@@ -109,7 +107,7 @@ pub(super) async fn run<A: Ask>(server: &Arc<A>, batches: &Shared, id: &str) {
     if ending != Ending::Stopped {
         let (store, id) = (Arc::clone(store), id.to_owned());
         let ended = spawn_blocking(move || finish(&store, &id, ending));
-        // A panic there was reported by the runtime.
+        // The runtime reported a panic.
         let _ = ended.await;
     }
 }
@@ -128,7 +126,7 @@ fn fault(code: &str, message: &str) -> Fault {
     }
 }
 
-/// Reads the batch's file, and what was answered in an earlier life. Within: the batch ends before it begins.
+/// Reads the batch's file, and the answers from before a restart. The inner error is a batch that ends before it begins.
 async fn prepared<A: Ask>(
     server: &Arc<A>,
     batches: &Shared,
@@ -190,7 +188,7 @@ async fn prepared<A: Ask>(
             let file = open(&path)?;
             let read = answers.read(BufReader::new(&file), &index)?;
             read.map_err(|error| anyhow!("{}: {error}", path.display()))?;
-            // A line that was cut short is asked again.
+            // A truncated line's request is sent again.
             let torn = file.metadata()?.len().saturating_sub(answers.whole_bytes);
             file.set_len(answers.whole_bytes)?;
             store.release(&record.owner, torn);
@@ -220,8 +218,8 @@ async fn prepared<A: Ask>(
     spawn_blocking(read).await?
 }
 
-/// Returns why no further request of the batch is asked; `None`: they are. It reads the store, which may be writing to its
-/// disk.
+/// Returns why no further request of the batch must be sent; `None` if it continues. It reads the store, which may be
+/// writing to disk.
 fn early_ending(server: &impl Ask, store: &Store, record: &BatchRecord) -> Option<Ending> {
     if server.is_stopping() {
         return Some(Ending::Stopped);
@@ -233,7 +231,7 @@ fn early_ending(server: &impl Ask, store: &Store, record: &BatchRecord) -> Optio
     (now() >= record.expires_at).then_some(Ending::Expired)
 }
 
-/// Asks everything that is scheduled.
+/// Sends all scheduled requests.
 async fn ask<A: Ask>(server: &Arc<A>, batches: &Shared, running: Running) -> Ending {
     let running = Arc::new(running);
     let mut workers = JoinSet::new();
@@ -253,7 +251,7 @@ async fn ask<A: Ask>(server: &Arc<A>, batches: &Shared, running: Running) -> End
     ended.await.unwrap_or_else(|_| running.unasked())
 }
 
-/// Asks the worker's next request and keeps the answer. `None`: nothing is left for it, or the batch ends.
+/// Sends the worker's next request and writes the answer. `None` if the worker has no more, or the batch ends.
 async fn ask_next<A: Ask>(
     server: &Arc<A>,
     planning: &Arc<Semaphore>,
@@ -266,7 +264,7 @@ async fn ask_next<A: Ask>(
         let place = places.acquire().await.ok()?;
         turn(server, running).await?;
         let plan = Arc::clone(&running.plan).lock_owned().await;
-        // Otherwise others were faster.
+        // Otherwise other workers took the planned requests.
         if !plan.schedule.needs_plan(worker) {
             let running = Arc::clone(running);
             break (place, spawn_blocking(move || running.next(plan, worker)));
@@ -279,7 +277,7 @@ async fn ask_next<A: Ask>(
     kept.await.ok()
 }
 
-/// Plans what the worker asks next, if it must be planned. `None`: the batch ends first.
+/// Plans the worker's next requests, if needed. `None` if the batch ends first.
 async fn plan<A: Ask>(
     server: &Arc<A>,
     planning: &Arc<Semaphore>,
@@ -303,7 +301,7 @@ async fn plan<A: Ask>(
     planned.await.ok()?
 }
 
-/// Waits until a request of a batch may be asked; `None`: none may be any more.
+/// Waits until a request of a batch may be sent; `None` if the batch ends first.
 async fn turn<A: Ask>(server: &Arc<A>, running: &Arc<Running>) -> Option<()> {
     loop {
         let ending = {
@@ -320,10 +318,10 @@ async fn turn<A: Ask>(server: &Arc<A>, running: &Arc<Running>) -> Option<()> {
     }
 }
 
-/// A response, or why there is none.
+/// A response, or the error.
 type Answer = Result<(u16, Vec<u8>), String>;
 
-/// Asks a request until it is answered; `None`: the batch ends first.
+/// Sends a request until it is answered; `None` if the batch ends first.
 async fn answered<A: Ask>(
     server: &Arc<A>,
     running: &Arc<Running>,
@@ -339,7 +337,7 @@ async fn answered<A: Ask>(
         let (status, body) = match Arc::clone(server).ask(asking, request.body.clone()).await {
             Ok(answer) => answer,
             Err(Failure::Stopping | Failure::Loading) => return None,
-            // Others came first.
+            // Other requests were admitted first.
             Err(Failure::QueueFull { .. }) => {
                 tokio::time::sleep(GLANCE).await;
                 turn(server, running).await?;
@@ -360,7 +358,7 @@ async fn answered<A: Ask>(
 }
 
 impl Running {
-    /// Returns why no further request is asked; `None`: they are.
+    /// Returns why no further request must be sent; `None` if the batch continues.
     fn ending(&self, server: &impl Ask) -> Option<Ending> {
         match self.failed.get() {
             Some(fault) => Some(Ending::Failed(vec![fault.clone()])),
@@ -368,7 +366,7 @@ impl Running {
         }
     }
 
-    /// Returns how the batch ends, now that no worker asks any more.
+    /// Returns how the batch ends, after all workers have stopped.
     fn ended(&self, server: &impl Ask) -> Ending {
         let is_whole = {
             let answers = &self.progress.lock().answers;
@@ -385,12 +383,12 @@ impl Running {
         Ending::Failed(vec![fault("internal_error", words)])
     }
 
-    /// Records the first reason why no answer can be kept any more.
+    /// Records the first error in writing answers.
     fn fail(&self, fault: Fault) {
         let _ = self.failed.set(fault);
     }
 
-    /// Returns the worker's next request, ordered.
+    /// Returns the worker's next request, with its documents ordered.
     fn next(&self, mut plan: OwnedMutexGuard<Plan>, worker: usize) -> Option<Request> {
         let Plan { schedule, orderer } = &mut *plan;
         let task = schedule.next(&self.index, worker)?;
@@ -426,7 +424,7 @@ impl Running {
         }
     }
 
-    /// Writes an answer.
+    /// Writes an answer to the batch's files.
     fn keep(&self, request: &Request, answer: &Answer) {
         let progress = &mut *self.progress.lock();
         let id = format!("batch_req_{}_{}", self.record.id, request.line);
@@ -464,7 +462,7 @@ impl Running {
         if let Err(error) = file.write_all(&text) {
             self.store.release(&self.record.owner, bytes);
             if let Ok(before) = before {
-                // Half a line would be removed when it is read again anyway.
+                // A truncated line would be removed at the next start anyway.
                 let _ = file.set_len(before);
             }
             let id = &self.record.id;
@@ -490,8 +488,8 @@ impl Running {
     }
 }
 
-/// Makes files of the answers, and ends the batch. What it does is written down first, so that a server that is killed
-/// meanwhile does the rest after its next start.
+/// Makes files of the answers, and ends the batch. The intent is recorded first, so that a server killed meanwhile
+/// completes it at its next start.
 fn finish(store: &Store, id: &str, ending: Ending) {
     let mut faults = Vec::new();
     let ends_as = match ending {
@@ -540,9 +538,9 @@ fn open(path: &Path) -> std::io::Result<File> {
     options.open(path)
 }
 
-/// Time between two looks at the queue.
+/// Interval between checks of the queue.
 const GLANCE: Duration = Duration::from_millis(20);
-/// Attempts at a request that fails by a fault of the server.
+/// Attempts at a request that fails because of the server.
 const ATTEMPTS: u32 = 3;
-/// Wrong lines that are named.
+/// Most invalid lines reported.
 const MAX_FAULTS: usize = 100;

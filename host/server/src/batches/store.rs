@@ -1,14 +1,14 @@
-//! The folder of files and batches: who owns them, how many there may be, and how long.
+//! The folder of files and batches: their owners, limits and lifetimes.
 //!
 //! ```text
-//!   DIR/lock                 held by the server that uses the folder
+//!   DIR/lock                 locked by the server that uses the folder
 //!   DIR/file-….json          the record of a file     DIR/file-….jsonl      its lines
 //!   DIR/batch_….json         the record of a batch    DIR/batch_….output, .errors   answers until it ends
-//!   DIR/….part               what is being written; removed at the start
+//!   DIR/….part               a file being written; removed at the start
 //! ```
 //!
-//! Records are replaced whole. Only the owner of the process may read the folder: it holds documents and answers. Bounds
-//! hold over all owners; where there are several, one of them may take half. Times are seconds since 1970.
+//! Records are replaced whole. Only the process's user may read the folder: it holds documents and answers. Limits apply to
+//! all owners together; if there are several, one may use half. Times are seconds since 1970.
 
 use crate::failure::{Failure, clip};
 use crate::ids::random_id;
@@ -26,27 +26,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How much is kept, and how long.
+/// Limits on files and batches, and their lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Files of all owners.
+    /// Most files of all owners.
     pub files: usize,
-    /// Bytes of all files, answers included.
+    /// Most bytes of all files, answers included.
     pub bytes: u64,
-    /// Requests of a batch.
+    /// Most requests of a batch.
     pub requests: u32,
-    /// Batches of all owners that are not at their end.
+    /// Most unfinished batches of all owners.
     pub batches: usize,
-    /// Time for which files and batches are kept.
+    /// Lifetime of files and batches.
     pub time: Duration,
 }
 
-/// A file.
+/// The record of a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileRecord {
     /// Its id.
     pub id: String,
-    /// Its owner's key, hashed; empty where nobody is asked for a key.
+    /// Hash of its owner's key; empty if no keys are configured.
     pub owner: String,
     /// The client's name for it.
     pub filename: String,
@@ -54,31 +54,31 @@ pub struct FileRecord {
     pub purpose: String,
     /// Its length.
     pub bytes: u64,
-    /// When it was made, and when it is removed.
+    /// Time of creation.
     pub created_at: u64,
-    /// See `created_at`.
+    /// Time of removal.
     pub expires_at: u64,
 }
 
-/// How far a batch is.
+/// The status of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// Its file is being read.
     Validating,
-    /// Its file is no batch, or its answers could not be written.
+    /// Its file is invalid, or its answers could not be written.
     Failed,
-    /// It is being asked.
+    /// Its requests are being sent.
     InProgress,
-    /// Its answers become files.
+    /// Its answers are being made into files.
     Finalizing,
     /// Every request has an answer.
     Completed,
     /// Its time ran out.
     Expired,
-    /// It is to end; requests in flight are still answered.
+    /// It is being cancelled; requests in flight are still answered.
     Cancelling,
-    /// It was ended by its owner.
+    /// Its owner cancelled it.
     Cancelled,
 }
 
@@ -110,7 +110,7 @@ impl Status {
         }
     }
 
-    /// Returns whether nothing more will happen.
+    /// Returns whether the status is final.
     #[must_use]
     pub fn is_final(self) -> bool {
         matches!(
@@ -120,60 +120,60 @@ impl Status {
     }
 }
 
-/// What is wrong with a batch.
+/// An error of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// One word for programs.
+    /// The error's code, one word.
     pub code: String,
-    /// What is wrong.
+    /// The error's message.
     pub message: String,
-    /// Number of the line, from 1.
+    /// Line of the input file, from 1.
     pub line: Option<u64>,
 }
 
 /// Numbers of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestCounts {
-    /// All.
+    /// All requests.
     pub total: u64,
-    /// Those that were served.
+    /// Requests answered successfully.
     pub completed: u64,
-    /// Those that were not.
+    /// Requests answered with an error.
     pub failed: u64,
 }
 
-/// A batch.
+/// The record of a batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BatchRecord {
     /// Its id.
     pub id: String,
-    /// Its owner's key, hashed; empty where nobody is asked for a key.
+    /// Hash of its owner's key; empty if no keys are configured.
     pub owner: String,
     /// The route of all its requests.
     pub endpoint: String,
     /// The file of its requests.
     pub input_file_id: String,
-    /// How far it is.
+    /// Its status.
     pub status: Status,
-    /// What is wrong with it.
+    /// Its errors.
     pub errors: Vec<Fault>,
-    /// The files of its answers.
+    /// The file of its successful answers.
     pub output_file_id: Option<String>,
-    /// See `output_file_id`.
+    /// The file of its other answers.
     pub error_file_id: Option<String>,
-    /// When it was made, and when it ends at the latest.
+    /// Time of creation.
     pub created_at: u64,
-    /// See `created_at`.
+    /// Latest time of its end.
     pub expires_at: u64,
-    /// When it reached a status, by the status's name.
+    /// The times at which it reached its statuses, by the status's name.
     pub times: BTreeMap<String, u64>,
-    /// Its requests, counted.
+    /// Counts of its requests.
     pub counts: RequestCounts,
-    /// Tokens of its answers: prompt, cached, completion.
+    /// Token counts of its answers: prompt, cached, completion.
     pub tokens: [u64; 3],
-    /// What its owner wrote on it.
+    /// Its owner's metadata.
     pub metadata: Option<Map<String, Value>>,
-    /// The status in which it ends, from `finalizing` on.
+    /// Its final status, set from `finalizing` on.
     #[serde(default)]
     pub ends_as: Option<Status>,
 }
@@ -238,7 +238,7 @@ impl BatchRecord {
         object
     }
 
-    /// Counts the tokens of all answers.
+    /// Sets the counts of requests and tokens.
     pub fn count(&mut self, counts: RequestCounts, usage: BatchUsage) {
         self.counts = counts;
         self.tokens = [
@@ -249,9 +249,9 @@ impl BatchRecord {
     }
 }
 
-/// The time that OpenAI gives a batch, and its seconds.
+/// OpenAI's completion window.
 pub const WINDOW: &str = "24h";
-/// See [`WINDOW`].
+/// The same window in seconds.
 pub const WINDOW_SECONDS: u64 = 86_400;
 
 const TIMES: [&str; 7] = [
@@ -269,11 +269,11 @@ const TIMES: [&str; 7] = [
 pub struct Store {
     folder: PathBuf,
     bounds: Bounds,
-    /// Whether one owner may take no more than half.
+    /// Whether an owner may use at most half of the limits.
     is_shared: bool,
-    /// Changed whole.
+    /// The state in memory; a change is made under one lock.
     state: Mutex<State>,
-    /// Locked as long as this lives.
+    /// Keeps the folder locked while the store exists.
     _lock: File,
 }
 
@@ -281,31 +281,31 @@ pub struct Store {
 struct State {
     files: HashMap<String, FileRecord>,
     batches: HashMap<String, BatchRecord>,
-    /// Bytes by owner, also of what is being written.
+    /// Bytes by owner, files being written included.
     bytes: HashMap<String, u64>,
-    /// Files that are being written, by owner.
+    /// Number of files being written, by owner.
     writing: HashMap<String, usize>,
-    /// Requests that got an answer since the start: those that were served, and the others.
+    /// Requests answered since the start: successfully, and with an error.
     served: u64,
     failed: u64,
-    /// Batches that ended since the start, by how.
+    /// Batches that ended since the start, by final status.
     ended: HashMap<Status, u64>,
 }
 
 /// The numbers of a store, for metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreNumbers {
-    /// Batches that are kept, by status.
+    /// Stored batches, by status.
     pub batches: HashMap<Status, u64>,
-    /// Requests of batches under way that have no answer yet.
+    /// Requests of unfinished batches without an answer yet.
     pub waiting: u64,
     /// Bytes of all files, answers included.
     pub bytes: u64,
-    /// Requests that were served since the start.
+    /// Requests answered successfully since the start.
     pub served: u64,
-    /// Requests that got another answer since the start.
+    /// Requests answered with an error since the start.
     pub failed: u64,
-    /// Batches that ended since the start, by their last status.
+    /// Batches that ended since the start, by final status.
     pub ended: HashMap<Status, u64>,
 }
 
@@ -332,7 +332,7 @@ impl State {
 }
 
 impl Store {
-    /// Opens a folder, makes it if needed, and reads what an earlier life left in it.
+    /// Opens a folder, creates it if needed, and reads its records.
     ///
     /// # Errors
     /// Returns an error if it cannot be read or written, or another server uses it.
@@ -380,7 +380,7 @@ impl Store {
         }
         for (id, path) in contents {
             if !state.files.contains_key(&id) {
-                // The server ended between the lines and their record.
+                // The server stopped after writing the lines and before their record.
                 std::fs::remove_file(&path).with_context(failed)?;
             }
         }
@@ -414,7 +414,7 @@ impl Store {
     /// Begins a file of `owner`.
     ///
     /// # Errors
-    /// Returns [`Failure::StorageFull`] where there are too many, and 500 if it cannot be written.
+    /// Returns [`Failure::StorageFull`] beyond the limits, and 500 if it cannot be written.
     pub fn upload(
         self: &Arc<Self>,
         owner: &str,
@@ -464,7 +464,7 @@ impl Store {
             .cloned()
     }
 
-    /// Returns the files of `owner`, the latest first.
+    /// Returns the files of `owner`, latest first.
     pub fn files(&self, owner: &str, now: u64) -> Vec<FileRecord> {
         self.expire(now);
         let state = self.state.lock();
@@ -482,7 +482,7 @@ impl Store {
         File::open(self.path(id, LINES)).map_err(Failure::internal)
     }
 
-    /// Removes a file of `owner`; `false`: there is none.
+    /// Removes a file of `owner`; `false` if there is none.
     ///
     /// # Errors
     /// Returns 400 while a batch reads it, and 500 if it cannot be removed.
@@ -506,10 +506,10 @@ impl Store {
         Ok(true)
     }
 
-    /// Makes a batch.
+    /// Creates a batch.
     ///
     /// # Errors
-    /// Returns [`Failure::StorageFull`] where too many are under way, and 500 if it cannot be written.
+    /// Returns [`Failure::StorageFull`] if too many are unfinished, and 500 if it cannot be written.
     pub fn create(&self, mut record: BatchRecord, now: u64) -> Result<BatchRecord, Failure> {
         self.expire(now);
         record.id = format!("batch_{}", random_id());
@@ -535,12 +535,12 @@ impl Store {
         self.any_batch(id).filter(|batch| batch.owner == owner)
     }
 
-    /// Returns a batch, whoever owns it.
+    /// Returns a batch of any owner.
     pub(super) fn any_batch(&self, id: &str) -> Option<BatchRecord> {
         self.state.lock().batches.get(id).cloned()
     }
 
-    /// Returns the batches of `owner`, the latest first.
+    /// Returns the batches of `owner`, latest first.
     pub fn batches(&self, owner: &str, now: u64) -> Vec<BatchRecord> {
         self.expire(now);
         let state = self.state.lock();
@@ -550,7 +550,7 @@ impl Store {
         batches
     }
 
-    /// Returns the ids of batches that are not at their end, the earliest first.
+    /// Returns the ids of unfinished batches, earliest first.
     pub(super) fn unfinished(&self) -> Vec<String> {
         let state = self.state.lock();
         let batches = state.batches.values();
@@ -559,7 +559,7 @@ impl Store {
         batches.into_iter().map(|batch| batch.id.clone()).collect()
     }
 
-    /// Counts a request that got an answer.
+    /// Counts an answered request.
     pub(super) fn answered(&self, is_served: bool) {
         let state = &mut *self.state.lock();
         match is_served {
@@ -568,7 +568,7 @@ impl Store {
         }
     }
 
-    /// Returns the numbers of what is kept and of what was done since the start.
+    /// Returns the store's numbers: current state, and counts since the start.
     pub fn numbers(&self) -> StoreNumbers {
         let state = self.state.lock();
         let mut batches = HashMap::new();
@@ -594,17 +594,17 @@ impl Store {
         }
     }
 
-    /// Changes a batch without writing it down: for counts, which the lines of answers hold as well.
+    /// Changes a batch in memory only: for counts, which can be restored from the lines of answers.
     pub(super) fn note(&self, id: &str, change: impl FnOnce(&mut BatchRecord)) {
         if let Some(batch) = self.state.lock().batches.get_mut(id) {
             change(batch);
         }
     }
 
-    /// Advances a batch to a status, and writes it down. A batch that is being cancelled stays so, unless it ends.
+    /// Advances a batch to a status, and writes its record. A batch that is being cancelled stays so until it ends.
     ///
     /// # Errors
-    /// Returns an error if it cannot be written; then it has the status all the same.
+    /// Returns an error if the record cannot be written; the status has changed in memory anyway.
     pub(super) fn advance(
         &self,
         id: &str,
@@ -629,10 +629,10 @@ impl Store {
         self.write(id, &record)
     }
 
-    /// Has a batch of `owner` end early; `None`: there is none.
+    /// Cancels a batch of `owner`; `None` if there is none.
     ///
     /// # Errors
-    /// Returns 400 if it is at its end, and 500 if that cannot be written.
+    /// Returns 400 if it has ended, and 500 if the record cannot be written.
     pub fn cancel(&self, owner: &str, id: &str, now: u64) -> Result<Option<BatchRecord>, Failure> {
         let Some(batch) = self.batch(owner, id, now) else {
             return Ok(None);
@@ -649,10 +649,10 @@ impl Store {
         Ok(self.any_batch(id))
     }
 
-    /// Counts this many more bytes as `owner`'s.
+    /// Adds bytes to `owner`'s usage.
     ///
     /// # Errors
-    /// Returns [`Failure::StorageFull`] where they are too many.
+    /// Returns [`Failure::StorageFull`] beyond the limits.
     pub(super) fn reserve(&self, owner: &str, bytes: u64) -> Result<(), Failure> {
         let state = &mut *self.state.lock();
         let all = state.all_bytes();
@@ -670,7 +670,7 @@ impl Store {
         Ok(())
     }
 
-    /// No longer counts bytes as `owner`'s.
+    /// Subtracts bytes from `owner`'s usage.
     pub(super) fn release(&self, owner: &str, bytes: u64) {
         self.state.lock().release(owner, bytes);
     }
@@ -680,13 +680,13 @@ impl Store {
         self.path(id, kind)
     }
 
-    /// Returns an id for the file of a batch's answers; `None`: there are none.
+    /// Returns a new id for the file of a batch's answers; `None` if there are no answers.
     pub(super) fn answers_id(&self, id: &str, kind: &str) -> Option<String> {
         let metadata = self.path(id, kind).metadata().ok()?;
         (metadata.len() > 0).then(|| format!("file-{}", random_id()))
     }
 
-    /// Makes the file `id` of a batch's answers. Done again after a crash in its middle, it does the rest.
+    /// Makes the file `id` of a batch's answers. If repeated after a crash, it completes the rest.
     pub(super) fn keep_answers(
         &self,
         batch: &BatchRecord,
@@ -720,7 +720,7 @@ impl Store {
         Ok(())
     }
 
-    /// Removes what has been kept long enough.
+    /// Removes expired files and batches.
     fn expire(&self, now: u64) {
         let state = &mut *self.state.lock();
         let batches = state.batches.values();
@@ -739,7 +739,7 @@ impl Store {
         let old = |batch: &BatchRecord| {
             batch.status.is_final() && batch.created_at + time.max(WINDOW_SECONDS) <= now
         };
-        // Finished batches are records alone, but an owner's are as many as its files at most. No other owner's count.
+        // Finished batches are only records; an owner may have as many as files. Other owners do not count.
         let mut finished: Vec<_> = state
             .batches
             .values()
@@ -789,20 +789,20 @@ impl Store {
     }
 }
 
-/// A file that is being written; removed unless it is finished.
+/// A file being written; removed on drop unless it is finished.
 #[derive(Debug)]
 pub struct Upload {
     store: Arc<Store>,
-    /// `None`: it is finished.
+    /// `None` once finished.
     file: Option<File>,
     record: FileRecord,
 }
 
 impl Upload {
-    /// Adds bytes.
+    /// Appends bytes.
     ///
     /// # Errors
-    /// Returns [`Failure::StorageFull`] where they are too many, and 500 if they cannot be written.
+    /// Returns [`Failure::StorageFull`] beyond the limits, and 500 if they cannot be written.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.store.reserve(&self.record.owner, bytes.len() as u64)?;
         self.record.bytes += bytes.len() as u64;
@@ -817,7 +817,7 @@ impl Upload {
         self.record.bytes
     }
 
-    /// Keeps the file under this name, no longer than `seconds` if that is given.
+    /// Stores the file under this name, for at most `seconds` if given.
     ///
     /// # Errors
     /// Returns 500 if it cannot be written.
@@ -866,7 +866,7 @@ impl Drop for Upload {
     }
 }
 
-/// Returns the time now.
+/// Returns the current time, in seconds since 1970.
 pub fn now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.unwrap_or_default().as_secs()
@@ -884,7 +884,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&json).with_context(failed)
 }
 
-/// Endings of the folder's names.
+/// File name extensions in the folder.
 const RECORD: &str = "json";
 const LINES: &str = "jsonl";
 const PART: &str = "part";
@@ -977,7 +977,7 @@ mod tests {
         assert!(full(keep(&ours, "b", "x", 0)).contains("2 files"));
         keep(&ours, "c", "x", 0).unwrap();
         assert!(full(keep(&ours, "d", "x", 0)).contains("4 files"));
-        // An upload that was broken off leaves nothing.
+        // An interrupted upload leaves nothing.
         assert_eq!(ours.state.lock().all_bytes(), 53);
         assert!(ours.state.lock().writing.is_empty());
 
@@ -1002,7 +1002,7 @@ mod tests {
         assert_eq!(ours.state.lock().all_bytes(), 0);
         assert!(ours.batch("", &made.id, 1_001).is_some());
         assert!(ours.batch("", &made.id, WINDOW_SECONDS).is_none());
-        // The lock alone is left.
+        // Only the lock is left.
         assert_eq!(
             std::fs::read_dir(folder.path().join("b")).unwrap().count(),
             1
@@ -1023,7 +1023,7 @@ mod tests {
         let loud: Vec<String> = (1..20).map(|at| end("b", at)).collect();
         assert!(ours.batch("a", &quiet, 20).is_some());
         let kept = ours.batches("b", 20).into_iter().map(|batch| batch.id);
-        // Two of four files are one owner's; the latest batches stay.
+        // One owner may have two of the four files; its latest batches stay.
         assert!(kept.eq(loud.iter().rev().take(2).cloned()));
         let records = std::fs::read_dir(folder.path().join("b")).unwrap();
         assert_eq!(records.count(), 1 + 1 + 2);

@@ -8,13 +8,13 @@
 //!
 //! | route | method | key needed |
 //! | --- | --- | --- |
-//! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, where it has some, else the API's |
+//! | `/v1/kv/events`, `/v1/kv/snapshot` | GET | the feed's own, if configured, else the API's |
 //! | `/v1/kv/records` | GET, POST | the same |
 //! | `/healthz`, `/readyz`, `/metrics` | GET | no |
 //!
-//! The sender of a copy does not wait and reads no answer, so errors of a copy are counted and not reported to it.
-//! Copies of requests without documents cost next to nothing. The others are rendered and tokenised, one at a time per
-//! core, and a bounded number waits for that.
+//! The sender of a copy neither waits nor reads a response, so a copy's errors are counted and not reported to it. Copies
+//! of requests without documents cost next to nothing. The others are rendered and tokenised, one at a time per core, and a
+//! bounded number waits for that.
 
 use super::metrics::Metrics;
 use super::prompts::{Prompts, Reading};
@@ -43,25 +43,25 @@ use tokio::time::Instant;
 
 /// The state that all handlers share.
 pub(super) struct App {
-    /// The gate; a copy is inside until its prompt is known.
+    /// The gate; a copy is inside until its prompt is computed.
     pub(super) gate: Arc<Gate>,
-    /// Turns copies into prompts.
+    /// Computes the prompts of copies.
     pub(super) prompts: Prompts,
-    /// What the engine holds.
+    /// The engine's known cache content.
     pub(super) residency: Arc<Residency>,
     /// The readers of the feed.
     pub(super) readers: Arc<Readers>,
     /// Counters and gauges.
     pub(super) metrics: Arc<Metrics>,
-    /// Accepted keys; `None`: no key is required.
+    /// Accepted keys; `None` if no key is required.
     pub(super) keys: Option<ApiKeys>,
-    /// Most bytes of a copy's body.
+    /// Longest body of a copy, in bytes.
     pub(super) max_body_bytes: u64,
-    /// Time for a copy's body to arrive.
+    /// Time limit for a copy's body.
     pub(super) body_time: Duration,
-    /// Copies being rendered and tokenised at once: one per core.
+    /// Permits to render and tokenise copies: one per core.
     pub(super) preparing: Arc<Semaphore>,
-    /// Detects whether copies are still tokenised.
+    /// Detects whether permits are still given back.
     pub(super) canary: Canary,
     /// The connections of copies.
     pub(super) connections: Arc<Book>,
@@ -120,7 +120,7 @@ async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<StatusCod
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Finds the copy's prompt, on a thread that may block.
+/// Computes the copy's prompt, on a thread that may block.
 async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
     let permit = tokio::select! {
         permit = Arc::clone(&app.preparing).acquire_owned() => permit,
@@ -140,7 +140,7 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
         }
         Ok(Reading::NoDocuments) => "no_documents",
         Ok(Reading::OtherModel) => "other_model",
-        // Its errors are the client's and the engine's matter, and may contain words of it.
+        // Its errors concern the client and the engine, and may contain text of the request.
         Ok(Reading::Unreadable(failure)) => {
             tracing::debug!(code = failure.code(), "no prompt can be made of a copy");
             "unreadable"
@@ -153,7 +153,7 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
     app.metrics.copy(outcome);
 }
 
-/// Handles a copy of a request of a kind without documents that the bridge could follow.
+/// Handles a copy of any other request, whose documents the bridge cannot locate.
 async fn other(State(app): State<Arc<App>>, request: Request) -> StatusCode {
     app.metrics.copy("no_documents");
     body::discard(request).await;
@@ -164,8 +164,8 @@ async fn healthz() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// Returns 503 until the engine was heard for the first time, from the first signal to stop, and while copies would
-/// find no place. A bridge that lost its engine later stays ready, since its last report is the best that is known.
+/// Returns 503 until the engine's first events, from the first stop signal on, and while there is no place for copies. A
+/// bridge that loses its engine later stays ready, since its last state is the best available.
 async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let exhausted = || {
         app.connections.is_exhausted(EXHAUSTED_AFTER)

@@ -9,7 +9,7 @@
 //! | `foreword_bridge_batches_total` | counter | `outcome`: `taken`, `known`, `unreadable` |
 //! | `foreword_bridge_forgotten_total` | counter | `cause`: `gap`, `restart`, `disconnected`, `unreadable` |
 //! | `foreword_bridge_connections_total`, `foreword_bridge_replays_total` | counter | |
-//! | `foreword_bridge_connected` | gauge | 1: the engine's events arrive |
+//! | `foreword_bridge_connected` | gauge | 1 while the engine's events arrive |
 //! | `foreword_bridge_blocks`, `foreword_bridge_waiting_prompts` | gauge | |
 
 use super::residency::Residency;
@@ -31,11 +31,11 @@ pub(super) struct Metrics {
     pub(super) responses: Responses,
     /// Connections of all listeners.
     pub(super) listeners: connections::Counts,
-    /// Copies, by the outcome of finding their documents.
+    /// Copies, by the outcome of locating their documents.
     pub(super) placements: Placements,
-    /// Number of times that the engine was connected to.
+    /// Number of connections made to the engine.
     pub(super) connections: Counter,
-    /// Number of times that the engine was asked to repeat batches.
+    /// Number of requests to the engine to replay batches.
     pub(super) replays: Counter,
     /// Whether the engine's events arrive.
     pub(super) connected: Gauge,
@@ -44,14 +44,14 @@ pub(super) struct Metrics {
     forgotten: Family<Cause, Counter>,
 }
 
-/// The reason why everything was forgotten.
+/// Why the state was reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResetCause {
-    /// Batches are missing and cannot be repeated.
+    /// Batches are missing and cannot be replayed.
     Gap,
     /// The engine was restarted.
     Restart,
-    /// The connection was lost, and it is unknown what was missed.
+    /// The connection was lost, and the missed batches are unknown.
     Disconnected,
     /// A batch could not be read.
     Unreadable,
@@ -75,7 +75,7 @@ struct Cause {
 }
 
 impl Metrics {
-    /// Returns metrics whose last rows are read from `residency` on each scrape.
+    /// Returns metrics; the last rows are read from `residency` on each scrape.
     pub(super) fn new(residency: Arc<Residency>) -> Self {
         let mut registry = Registry::with_prefix("foreword");
         let responses = Responses::registered(&mut registry);
@@ -123,7 +123,7 @@ impl Metrics {
         self.batches.count(outcome);
     }
 
-    /// Counts a loss of everything that was known.
+    /// Counts a reset of the state.
     pub(super) fn forgotten(&self, lost: ResetCause) {
         let cause = lost.name();
         self.forgotten.get_or_create(&Cause { cause }).inc();
@@ -140,7 +140,7 @@ impl Metrics {
     }
 }
 
-/// The amounts that are known, read on each scrape.
+/// The size of the state, read on each scrape.
 #[derive(Debug)]
 struct Known(Arc<Residency>);
 

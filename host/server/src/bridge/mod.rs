@@ -1,4 +1,4 @@
-//! `foreword kv-bridge`: the KV feed for an engine that reports blocks alone, such as vLLM.
+//! `foreword kv-bridge`: the KV feed for an engine that reports only blocks, such as vLLM.
 //!
 //! ```text
 //!   Envoy ── copies of requests ──▶ http ──▶ prompts: tokens, ends of documents ── prompt ─┐
@@ -8,12 +8,12 @@
 //!   gateway's filter ◀────────────────── /v1/kv/events, /v1/kv/snapshot ◀──────────────────────────────────────┘
 //! ```
 //!
-//! An engine's events contain tokens and hashes of its own, but not where a document begins. The gateway's requests
-//! say which documents a prompt has, and the model's own template and tokenizer where they end. [`Blocks`] brings the
-//! two together. The result has the form of our own engine's cache events, so the same feed serves it.
+//! An engine's events contain tokens and its own hashes, but not where documents begin. The gateway's requests give the
+//! documents of a prompt, and the model's template and tokenizer their ends. [`Blocks`] matches the two. The result has the
+//! form of our own engine's cache events, so the same feed serves it.
 //!
-//! One bridge follows one engine's cache. A fleet has a bridge beside each engine and sends each of them copies of all
-//! requests. A prompt whose blocks an engine does not have waits for a while and is forgotten.
+//! One bridge follows one engine's cache. A fleet has a bridge for each engine and sends each of them copies of all
+//! requests. A prompt whose blocks the engine does not have waits for a while and is dropped.
 
 mod blocks;
 mod http;
@@ -52,36 +52,35 @@ use tokio::time::{Instant, timeout_at};
 pub struct Config {
     /// Address to listen on for copies; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Address to listen on for probes, scrapers and gateways that follow the feed; `None`: there is no internal
-    /// listener.
+    /// Address for probes, scrapers and gateways that follow the feed; `None` for no internal listener.
     pub internal: Option<SocketAddr>,
-    /// Bounds of the connections of copies.
+    /// Limits on connections for copies.
     pub connections: Bounds,
-    /// Where the engine's events are.
+    /// The addresses of the engine's events.
     pub engine: subscription::Config,
-    /// Folder of the engine's checkpoint, of which template and tokenizer are read.
+    /// Folder of the engine's checkpoint, for its template and tokenizer.
     pub model: PathBuf,
-    /// Names under which the engine serves the model, at least one; the first one is used in the feed.
+    /// Names under which the engine serves the model, at least one; the feed uses the first one.
     pub names: Vec<String>,
-    /// How the gateway finds documents.
+    /// The gateway's ordering configuration, by which it finds documents.
     pub ordering: OrderingConfig,
-    /// Keys required under `/v1`; `None`: no key is required.
+    /// Keys required under `/v1`; `None` if no key is required.
     pub keys: Option<ApiKeys>,
-    /// Keys required under `/v1/kv`; `None`: those of the API, unless the feed has a key itself.
+    /// Keys required under `/v1/kv`; `None` for those of the API, unless the feed itself has a key.
     pub kv_keys: Option<ApiKeys>,
     /// Key that seals the feed.
     pub feed_key: Option<FeedKey>,
-    /// Time for a copy's body to arrive.
+    /// Time limit for a copy's body.
     pub body_time: Duration,
-    /// Most bytes of a copy's body.
+    /// Longest body of a copy, in bytes.
     pub max_body_bytes: u64,
     /// Most copies that wait to be read.
     pub max_waiting: u32,
-    /// Memory for the tokens of texts that were tokenised before, in bytes.
+    /// Memory for cached tokens of texts, in bytes.
     pub token_cache_bytes: usize,
-    /// Limits on what is remembered of the engine.
+    /// Limits on the engine's known state.
     pub limits: Limits,
-    /// Time for which [`Bridge::stop`] lets copies inside be read to their end.
+    /// Time that [`Bridge::stop`] gives admitted copies to finish.
     pub grace: Duration,
 }
 
@@ -96,11 +95,11 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Reads the model's text files, listens, and follows the engine, whether it is there yet or not; until it is, the
-    /// feed is answered with 503.
+    /// Reads the model's text files, listens, and follows the engine, even if it is not running yet; until it is, the feed
+    /// responds with 503.
     ///
     /// # Errors
-    /// Returns an error when a file cannot be read or the address cannot be listened on.
+    /// Returns an error if a file cannot be read or the address cannot be listened on.
     pub async fn start(config: Config) -> anyhow::Result<Self> {
         let residency = Arc::new(Residency::new(config.limits));
         let metrics = Arc::new(Metrics::new(Arc::clone(&residency)));
@@ -193,7 +192,7 @@ impl Bridge {
         self.internal
     }
 
-    /// Accepts no more copies, answers readers that wait, and closes.
+    /// Admits no more copies, answers waiting readers, and closes.
     pub async fn stop(mut self) {
         let gate = &self.app.gate;
         let deadline = Instant::now() + self.grace;
@@ -213,5 +212,5 @@ impl Bridge {
     }
 }
 
-/// Least time for writing the last answers.
+/// Minimum time for writing the last responses.
 const WRITING: Duration = Duration::from_secs(1);

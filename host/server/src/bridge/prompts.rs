@@ -1,9 +1,9 @@
-//! Turns a copy of a request into its prompt's tokens and the documents in them, with the checkpoint's own template
-//! and tokenizer, as the engine does with the same bytes.
+//! Computes a prompt's tokens and the documents in them from a copy of its request, with the checkpoint's own template and
+//! tokenizer, as the engine does.
 //!
-//! Only the tokens up to the last document's end must be the same. What the engine does to a prompt's end (a continued
-//! answer, a different opening of one) does not matter here. If its rendering differs before that, no block matches,
-//! and the request's documents are not reported: less is known than is held, never more.
+//! Only the tokens up to the last document's end must agree with the engine's. Differences at a prompt's end (a continued
+//! answer, a different opening of one) do not matter. If the engine's rendering differs before that, no block matches, and
+//! the request's documents are not reported: the feed knows less than is held, never more.
 
 use crate::failure::Failure;
 use crate::kv::place::Placer;
@@ -23,15 +23,15 @@ use std::sync::Arc;
 pub(super) struct Prompt {
     /// Tokens up to the last document's end.
     pub(super) tokens: Vec<TokenId>,
-    /// The salt by which the engine keeps KV state apart; empty: none.
+    /// The salt by which the engine separates KV state; empty for none.
     pub(super) salt: Arc<str>,
     /// The documents, at least one.
     pub(super) documents: DocumentPath,
 }
 
-/// Reads requests as one engine does.
+/// Reads copies of one engine's requests.
 pub(super) struct Prompts {
-    /// Names under which the engine serves the model; a request for another one (a LoRA's, say) is not read.
+    /// Names under which the engine serves the model; requests for others (such as a LoRA) are skipped.
     names: Vec<String>,
     template: ChatTemplate,
     tokenizer: Tokenizer,
@@ -43,13 +43,13 @@ pub(super) struct Prompts {
 /// The result of reading a request's copy.
 #[derive(Debug)]
 pub(super) enum Reading {
-    /// Its documents were found.
+    /// A prompt with documents.
     Prompt(Prompt),
-    /// There were none to find; [`Placements`] counts the reasons.
+    /// It has no documents; [`Placements`] counts the reasons.
     NoDocuments,
     /// The request is for another model.
     OtherModel,
-    /// No prompt can be made from it here.
+    /// It cannot be rendered here.
     Unreadable(Failure),
 }
 
@@ -57,7 +57,7 @@ impl Prompts {
     /// Reads template and tokenizer from `folder`; the engine serves the model under `names`.
     ///
     /// # Errors
-    /// Returns an error when a file is missing or malformed, or the checkpoint has no template.
+    /// Returns an error if a file is missing or malformed, or the checkpoint has no template.
     pub(super) fn load(
         folder: &Path,
         names: Vec<String>,
@@ -80,8 +80,8 @@ impl Prompts {
         })
     }
 
-    /// Returns the prompt of the request with this path and body. It takes as long as rendering and tokenising, so do
-    /// not call it on an async worker.
+    /// Returns the prompt of the request with this path and body. It blocks for rendering and tokenising, so do not call it
+    /// on an async worker.
     pub(super) fn read(&self, path: &HeaderValue, body: &[u8]) -> Reading {
         match self.try_read(path, body) {
             Ok(reading) => reading,

@@ -1,5 +1,5 @@
-//! What the engine is known to hold. The readers of its events and of requests write it, and the feed's readers get it
-//! in the order in which it became known.
+//! The engine's known cache content. The readers of its events and of requests write it, and the feed publishes the changes
+//! in order.
 
 use super::blocks::{Blocks, Counts, Limits};
 use super::prompts::Prompt;
@@ -8,16 +8,16 @@ use foreword_engine::engine::feed::Feed;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// What the engine is known to hold.
+/// The engine's known cache content.
 #[derive(Debug)]
 pub(super) struct Residency {
-    /// A panic under the lock would leave blocks without marks, which means less is known than is held, never more.
+    /// A panic under the lock would leave blocks without marks: the feed would know less than is held, never more.
     blocks: Mutex<Blocks>,
     feed: Arc<Feed>,
 }
 
 impl Residency {
-    /// Returns the state of an engine of which nothing is known.
+    /// Returns an empty state.
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             blocks: Mutex::new(Blocks::new(limits)),
@@ -25,12 +25,12 @@ impl Residency {
         }
     }
 
-    /// Returns the feed that reports it.
+    /// Returns the feed that publishes it.
     pub(super) fn feed(&self) -> &Arc<Feed> {
         &self.feed
     }
 
-    /// Records that a request was sent to the engine.
+    /// Records a request sent to the engine.
     pub(super) fn prompt(&self, prompt: Prompt) {
         self.change(|blocks| blocks.prompt(prompt.tokens, prompt.salt, prompt.documents));
     }
@@ -40,17 +40,17 @@ impl Residency {
         self.change(|blocks| events.into_iter().for_each(|event| blocks.event(event)));
     }
 
-    /// Forgets everything.
+    /// Resets the state.
     pub(super) fn forget(&self) {
         self.change(Blocks::forget);
     }
 
-    /// Returns how much is known.
+    /// Returns the size of the state.
     pub(super) fn counts(&self) -> Counts {
         self.blocks.lock().counts()
     }
 
-    /// Publishes under the lock, so that readers see changes in the order in which they were made.
+    /// Changes the state and publishes under one lock, so that readers see changes in order.
     fn change(&self, change: impl FnOnce(&mut Blocks)) {
         let mut blocks = self.blocks.lock();
         change(&mut blocks);

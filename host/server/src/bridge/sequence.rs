@@ -1,11 +1,11 @@
 //! A subscriber's position in an engine's numbered batches, and the classification of the next one.
 //!
 //! ```text
-//!   known up to 7    8 next · 7, 6, … known · 9 a gap · 3, and younger than 7: another life of the engine
+//!   known up to 7    8 next · 7, 6, … known · 9 a gap · 3, and later than 7: the engine restarted
 //! ```
 //!
-//! Numbers begin at 0 with every start of an engine, and nothing in them tells one life from another. A batch's time
-//! does: the batch that a life numbered 7 has one time, to the last bit.
+//! Numbers begin at 0 with every start of an engine and do not identify that start. A batch's time does: batch 7 of one
+//! start has one exact time.
 
 /// A subscriber's position in an engine's numbered batches.
 #[derive(Clone, Copy, Debug, Default)]
@@ -13,7 +13,7 @@ pub(super) struct Sequence {
     last: Option<BatchStamp>,
 }
 
-/// Number and time of a batch, by which it is recognised.
+/// Number and time of a batch, which identify it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BatchStamp {
     /// Number of the batch.
@@ -22,22 +22,22 @@ pub(super) struct BatchStamp {
     pub(super) seconds: f64,
 }
 
-/// The relation of a batch to what a subscriber knows.
+/// The relation of a batch to those received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchKind {
-    /// The batch follows the last known one.
+    /// The batch follows the last one received.
     Next,
-    /// The batch is known already.
+    /// The batch was received before.
     Known,
-    /// Batches between it and the last known one are missing.
+    /// Batches between it and the last one received are missing.
     Gap,
-    /// The engine was restarted: nothing known is valid any more.
+    /// The engine restarted: the known state is invalid.
     Restart,
 }
 
 impl Sequence {
-    /// Classifies a batch that just came. If nothing is known, the first batch of a life is the next one, and any
-    /// other shows that there were earlier ones.
+    /// Classifies a new batch. If none was received yet, number 0 is the next one, and any other means that earlier ones
+    /// are missing.
     pub(super) fn classify(&self, batch: BatchStamp) -> BatchKind {
         let next = self.last.map_or(0, |last| last.number.saturating_add(1));
         if batch.number > next {
@@ -52,7 +52,7 @@ impl Sequence {
         }
     }
 
-    /// Records the batch as known.
+    /// Records the batch as received.
     pub(super) fn advance(&mut self, batch: BatchStamp) {
         self.last = Some(batch);
     }
@@ -63,24 +63,23 @@ impl Sequence {
         self.last = Some(BatchStamp { number, seconds });
     }
 
-    /// Forgets everything.
+    /// Resets the position.
     pub(super) fn reset(&mut self) {
         self.last = None;
     }
 
-    /// Returns whether no batch is known.
+    /// Returns whether no batch was received.
     pub(super) fn is_empty(&self) -> bool {
         self.last.is_none()
     }
 
-    /// Returns the number from which to ask for batches again: the last one's own, to see whether it is still the
-    /// same.
+    /// Returns the number from which to request a replay: the last one's own, to check whether it is still the same.
     pub(super) fn from(&self) -> u64 {
         self.last.map_or(0, |last| last.number)
     }
 
-    /// Returns whether a batch asked for by [`Sequence::from`] is the last one known, so that the engine's life goes
-    /// on.
+    /// Returns whether a batch replayed from [`Sequence::from`] is the last one received, so that the engine has not
+    /// restarted.
     pub(super) fn confirms(&self, batch: BatchStamp) -> bool {
         self.last.is_some_and(|last| {
             last.number == batch.number && last.seconds.to_bits() == batch.seconds.to_bits()

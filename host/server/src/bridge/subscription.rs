@@ -1,4 +1,4 @@
-//! Follows an engine's events over ZeroMQ for ever: it connects, asks again for missed batches, and begins anew.
+//! Follows an engine's events over ZeroMQ indefinitely: connects, requests replays of missed batches, and reconnects.
 //!
 //! ```text
 //!   connect ─▶ subscribe ─▶ catch up ─▶ batch after batch ─▶ connection lost ─▶ wait, longer each time ─▶ connect
@@ -6,12 +6,12 @@
 //!                              └─────────────┘
 //! ```
 //!
-//! With a replay endpoint, catching up asks for the last known batch and those after it. If that batch is now another
-//! one, or no longer kept, everything is forgotten and the engine is asked for all batches that it keeps. Silence
-//! proves nothing: a lost batch shows only with the next one, and a peer whose machine died sends nothing. So the same
-//! question is asked now and then while nothing comes.
+//! With a replay endpoint, catching up requests the last received batch and those after it. If that batch is now another
+//! one, or no longer available, the state is reset and all available batches are requested. Silence proves nothing: a lost
+//! batch is noticed only with the next one, and a peer whose machine failed sends nothing. So the same request is repeated
+//! at intervals while nothing arrives.
 //!
-//! Without a replay endpoint it is unknown what a lost connection or a gap has swallowed, so everything is forgotten.
+//! Without a replay endpoint, the events lost with a connection or a gap are unknown, so the state is reset.
 
 use super::metrics::{Metrics, ResetCause};
 use super::residency::Residency;
@@ -32,9 +32,9 @@ use tokio::time::{sleep, timeout};
 pub struct Config {
     /// Address of the engine's PUB socket, `tcp://HOST:PORT`.
     pub events: String,
-    /// Address of its ROUTER socket; `None`: it repeats nothing.
+    /// Address of its ROUTER socket; `None` if it has no replay.
     pub replay: Option<String>,
-    /// Beginning of the topics to subscribe to; empty: all.
+    /// Prefix of the topics to subscribe to; empty for all.
     pub topic: String,
 }
 
@@ -46,34 +46,34 @@ pub(super) struct Subscription {
     sequence: Sequence,
 }
 
-/// The result of asking for batches.
+/// The result of a replay request.
 enum ReplayResult {
-    /// All batches that there are came.
+    /// All available batches were received.
     All,
-    /// Some new batches came, and others were dropped on the way: an engine that sends faster than is read does so,
-    /// vLLM from 1,000 on. Asked again, it sends the next ones.
+    /// Some new batches were received, and others were dropped on the way, because the engine sends faster than is read
+    /// (vLLM from 1,000 batches on). Another request gets the next ones.
     Some,
-    /// The last known batch is now another one, or no longer kept: nothing known is valid any more.
+    /// The last received batch is now another one, or no longer available: the known state is invalid.
     Another,
 }
 
-/// Time limit for connecting, and for each of the batches asked for.
+/// Time limit for connecting, and for each replayed batch.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Time limit for all batches that were missed.
+/// Time limit for a whole catch-up.
 const CATCH_UP: Duration = Duration::from_secs(300);
-/// Most restarts of an engine while missed batches are asked for.
+/// Most restarts of an engine during one catch-up.
 const MAX_RESTARTS: u32 = 3;
-/// Time of silence after which the engine is asked whether anything was missed.
+/// Time of silence after which a replay is requested, to find out whether batches were missed.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Pauses before connecting again: the first, and the longest.
+/// Pauses before reconnecting: the first, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 /// Most bytes of a message: a batch of a million tokens and the hashes of their blocks.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
-/// Number that ends the batches asked for: -1.
+/// Number that ends a replay: -1.
 const END: u64 = u64::MAX;
 
 impl Subscription {
-    /// Returns a subscription that knows nothing yet.
+    /// Returns a subscription without state.
     pub(super) fn new(config: Config, residency: Arc<Residency>, metrics: Arc<Metrics>) -> Self {
         Self {
             config,
@@ -83,8 +83,7 @@ impl Subscription {
         }
     }
 
-    /// Follows the engine for as long as it is polled. `caught_up` is called whenever everything that the engine still
-    /// keeps is known here.
+    /// Follows the engine as long as it is polled. Calls `caught_up` whenever all available batches were received.
     pub(super) async fn run(mut self, caught_up: impl Fn()) {
         let mut pause = PAUSES[0];
         loop {
@@ -128,7 +127,7 @@ impl Subscription {
         }
     }
 
-    /// Handles a message that came unasked.
+    /// Handles a published message.
     async fn take(&mut self, frames: &[Bytes]) -> anyhow::Result<()> {
         let (number, payload) = numbered(frames)?;
         let Some(batch) = self.read(number, payload) else {
@@ -149,7 +148,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Asks for missed batches, if there is a replay endpoint.
+    /// Requests missed batches, if there is a replay endpoint.
     async fn catch_up(&mut self) -> anyhow::Result<()> {
         let Some(replay) = self.config.replay.clone() else {
             return Ok(());
@@ -159,7 +158,7 @@ impl Subscription {
         caught_up.with_context(|| format!("{replay} does not repeat events"))
     }
 
-    /// Asks until all batches that there are came.
+    /// Requests replays until all available batches were received.
     async fn ask_all(&mut self, replay: &str) -> anyhow::Result<()> {
         let mut restarts = 0;
         loop {
@@ -178,7 +177,7 @@ impl Subscription {
         }
     }
 
-    /// Asks for the last known batch, or the first of all, and takes those that follow.
+    /// Requests the last received batch, or the first one, and applies those that follow.
     async fn ask(&mut self, replay: &str) -> anyhow::Result<ReplayResult> {
         self.metrics.replays.inc();
         let mut engine = connect(replay, Socket::Dealer).await?;
@@ -216,7 +215,7 @@ impl Subscription {
         }
     }
 
-    /// Reads the batch of that number. If it cannot be read, it may have held anything, so everything is forgotten.
+    /// Reads the batch of that number. If it cannot be read, its content is unknown, so the state is reset.
     fn read(&mut self, number: u64, payload: &[u8]) -> Option<read::Batch> {
         match read::batch(payload) {
             Ok(batch) => Some(batch),
@@ -230,7 +229,7 @@ impl Subscription {
         }
     }
 
-    /// Applies a batch, unless it is known. Batches before it that could not be repeated are lost.
+    /// Applies a batch, unless it was received before. If earlier batches are still missing, they are lost.
     fn apply(&mut self, mark: BatchStamp, batch: read::Batch) {
         match self.sequence.classify(mark) {
             BatchKind::Known => return self.metrics.batch("known"),
@@ -267,8 +266,8 @@ async fn connect(endpoint: &str, socket: Socket) -> anyhow::Result<Peer<TcpStrea
     connected.with_context(|| format!("cannot connect to {endpoint}"))
 }
 
-/// Returns number and batch of a message: its last two frames. Before them stand a topic, an empty frame, or both,
-/// depending on the socket and on vLLM's version.
+/// Returns number and batch of a message: its last two frames. Before them are a topic, an empty frame, or both, depending
+/// on the socket and on vLLM's version.
 fn numbered(frames: &[Bytes]) -> anyhow::Result<(u64, &Bytes)> {
     let [.., number, payload] = frames else {
         let frames = frames.len();
@@ -311,7 +310,7 @@ mod tests {
     async fn an_endpoint_that_says_another_for_ever_is_left() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        // Two batches with a gap between them, and then another one in the first one's place.
+        // Two batches with a gap between them, and then another one in place of the first.
         let batch = |seconds| write::batch(&[CacheEvent::Cleared], seconds, Encoding::Map);
         let [early, late] = [1.0, 2.0].map(|seconds| batch(seconds).unwrap().unwrap());
         let asked = tokio::spawn(async move {
@@ -328,7 +327,7 @@ mod tests {
                     _ => [(5, &late), (6, &late)],
                 };
                 for (number, batch) in batches {
-                    // It may be gone after the first.
+                    // The peer may have disconnected after the first one.
                     let _ = peer.send(&[b"", &number.to_be_bytes(), batch]).await;
                 }
             }

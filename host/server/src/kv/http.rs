@@ -1,29 +1,29 @@
-//! `GET /v1/kv/events` and `GET /v1/kv/snapshot`: the documents that the engine's cache holds.
+//! `GET /v1/kv/events` and `GET /v1/kv/snapshot`: the documents in the engine's cache.
 //!
 //! | parameter | default | meaning |
 //! | --- | --- | --- |
-//! | `since`, `epoch` | absent: all that is held | `next` and `epoch` of the last batch read; together or not at all |
-//! | `wait_ms` | 0 | how long to wait for something to happen, at most 60,000 |
-//! | `limit` | 1,024 | events looked at for one batch, 1 to 4,096 |
-//! | `tenant` | absent: everybody's | a tenant's key, sealed where the feed is |
+//! | `since`, `epoch` | absent: a snapshot | `next` and `epoch` of the last batch read; together or not at all |
+//! | `wait_ms` | 0 | how long to wait for an event, at most 60,000 |
+//! | `limit` | 1,024 | most events read for one batch, 1 to 4,096 |
+//! | `tenant` | absent: all tenants | a tenant's key, sealed if the feed is |
 //!
-//! With `accept: text/event-stream` the events come as server-sent events, one batch each, with the id `EPOCH-NEXT`; a
-//! reader that returns with `last-event-id` resumes there. The batches are [`foreword_ordering::feed`]'s. A batch with
-//! `reset` holds everything, whatever `limit` says.
+//! With `accept: text/event-stream` the events are sent as server-sent events, one batch each, with the id `EPOCH-NEXT`; a
+//! reader that returns with `last-event-id` resumes there. The batches are those of [`foreword_ordering::feed`]. A batch
+//! with `reset` is a full snapshot, whatever `limit` says.
 //!
-//! Between a host and gateways that share a key, batches are sealed ([`foreword_ordering::feed::FeedKey`]), and
-//! `tenant` is sealed too. From a feed without a key, anyone who has a document can tell that the engine holds it. So
-//! it is served on loopback alone and refused with 403 on any other address.
+//! Between a host and gateways that share a key, batches are sealed ([`foreword_ordering::feed::FeedKey`]), and `tenant` is
+//! sealed too. From a feed without a key, anyone who has a document can learn that the engine holds it. So such a feed is
+//! served only on loopback and refused with 403 on any other address.
 //!
-//! Readers are known by their keys, and each key has places of its own: no reader takes another key's. With a feed
-//! key, the accepted keys are the token that gateways derive from it and the keys of `--kv-key-file`; a reader without
-//! any gets 401.
+//! Readers are identified by their keys, and each key has its own places: no reader takes another key's. With a feed key,
+//! the accepted keys are the token that gateways derive from it and the keys of `--kv-key-file`; a reader without any gets
+//! 401.
 //!
-//! Gateways that read the feed tell each other what they send through `/v1/kv/records`, under the same keys, and only where
-//! the feed has a key.
+//! Gateways that read the feed exchange updates through `/v1/kv/records`, with the same keys, and only if the feed has a
+//! key.
 //!
-//! A reader gets what there is when it asks, and holds nothing of the engine meanwhile. A slow reader falls behind and
-//! is then told to begin anew.
+//! A reader receives the current events on request and holds no part of the engine meanwhile. A slow reader falls behind
+//! and must then start with a snapshot.
 
 pub use super::readers::{Access, MAX_READERS, Readers, Source};
 
@@ -94,7 +94,7 @@ async fn snapshot(
     Ok(Json(reader.wire(&batch)))
 }
 
-/// The parameters of a request, checked.
+/// A request's parameters, validated.
 #[derive(Debug)]
 struct Query {
     since: Option<Position>,
@@ -123,7 +123,7 @@ impl Query {
                 "epoch" => epoch = Some(read(name, value)?),
                 "wait_ms" => parsed.wait = wait(name, value)?,
                 "limit" => {
-                    // This fits, since the limit does.
+                    // Fits, since the limit fits.
                     parsed.limit = number(name, value, MAX_LIMIT)?.max(1) as usize;
                 }
                 "tenant" => {
@@ -149,7 +149,7 @@ impl Query {
     }
 }
 
-/// Returns the position in the id of an event.
+/// Parses the position in an event's id.
 fn position_of(id: &str) -> Option<Position> {
     let (epoch, next) = id.split_once('-')?;
     Some(wire::position(epoch.parse().ok()?, next.parse().ok()?))
@@ -162,7 +162,7 @@ fn wants_stream(headers: &HeaderMap) -> bool {
         .is_some_and(|accept| accept.contains("text/event-stream"))
 }
 
-/// One reader, with its position in the feed.
+/// A reader with its position in the feed.
 struct Reader {
     readers: Arc<Readers>,
     since: Option<Position>,
@@ -186,8 +186,7 @@ impl Reader {
         })
     }
 
-    /// Returns what happened since the last batch; if nothing did, waits until something does, up to the deadline or
-    /// the server's end.
+    /// Returns the events since the last batch; if there are none, waits for one until the deadline or the server's end.
     async fn next(&mut self, deadline: Instant) -> Result<Batch, Failure> {
         let Source { feed, model } = self.readers.source.get().ok_or(Failure::Loading)?;
         let mut progress = feed.watch();
@@ -200,7 +199,7 @@ impl Reader {
             if batch.reset {
                 return Ok(batch);
             }
-            // Other tenants' events, which were skipped, lie between the reader's position and these.
+            // `from` is the reader's position, so that skipped events of other tenants are included.
             batch.from = *from.get_or_insert(batch.from);
             if !batch.events.is_empty() {
                 return Ok(batch);
@@ -217,12 +216,12 @@ impl Reader {
         }
     }
 
-    /// Returns the batch in this reader's form.
+    /// Returns the batch in sealed or unsealed form.
     fn wire(&self, batch: &Batch) -> Wire {
         batch.wire(self.readers.access.seal.as_ref())
     }
 
-    /// Streams batch after batch, with an empty one now and then, until the server stops.
+    /// Streams batches, with an empty one when there are no events for a while, until the server stops.
     fn stream(self) -> Response {
         let batches = stream::unfold(self, |mut reader| async {
             if reader.readers.gate.phase() >= Phase::Stopping {

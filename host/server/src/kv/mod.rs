@@ -1,16 +1,16 @@
-//! Reports what the engine's cache holds to gateways and routers.
+//! Reports the engine's cache content to gateways and routers.
 //!
 //! ```text
-//!   request ── path header, body, prompt ──▶ place: where its documents end, in tokens ──▶ engine
+//!   request ── path header, body, prompt ──▶ place: its documents' ends, in tokens ────────▶ engine
 //!                                                                                            │ feed
 //!   gateway ◀── documents, JSON over HTTP ── http ◀── wire ◀─────────────────────────────────┤
 //!   gateway ── requests ──▶ records ──▶ other gateways                                       │
 //!   router  ◀── pages, vLLM's ZeroMQ feed ── publisher ◀── vllm ◀────────────────────────────┘
 //! ```
 //!
-//! The HTTP feed reports every tenant's documents by hash, without any text. It requires its own keys if there are
-//! some, else those of the API. The ZeroMQ feed, like vLLM's own, contains the prompts as token ids and requires no
-//! key. It is off unless it is given an address, which should be one that only routers reach.
+//! The HTTP feed reports every tenant's documents by hash, without any text. It requires its own keys if configured, else
+//! those of the API. The ZeroMQ feed, like vLLM's own, contains the prompts as token ids and requires no key. It is off
+//! unless it has an address, which only routers should be able to reach.
 
 pub mod http;
 pub mod place;

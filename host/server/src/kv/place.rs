@@ -1,6 +1,6 @@
-//! Finds where a request's documents end in its tokens, as far as the gateway named them.
+//! Locates the ends of a request's documents in its tokens, using the gateway's path.
 //!
-//! A path that is missing, malformed or another body's costs only the marks in the cache: the engine then knows the
+//! A path that is missing, malformed or for another body costs only the marks in the cache: the engine then matches the
 //! request by its tokens alone. Each case is counted.
 
 use crate::metrics::{Placement, Placements};
@@ -11,7 +11,7 @@ use foreword_ordering::path::{Located, Locator, SentPath};
 /// Default name of the header in which the gateway sends a request's path.
 pub const PATH_HEADER: HeaderName = HeaderName::from_static("x-foreword-path");
 
-/// Finds the documents of one request.
+/// Locates the documents of one request.
 pub struct Placer<'a> {
     locator: &'a Locator,
     header: Option<&'a HeaderValue>,
@@ -19,12 +19,12 @@ pub struct Placer<'a> {
     counts: &'a Placements,
 }
 
-/// The documents of a prompt, in bytes.
+/// The documents of a prompt, as byte positions.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placed(Located);
 
 impl<'a> Placer<'a> {
-    /// Returns a placer for the request with this body, and with this header if it had one.
+    /// Returns a placer for the request with this body and path header.
     pub fn new(
         locator: &'a Locator,
         header: Option<&'a HeaderValue>,
@@ -39,7 +39,7 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Returns the documents in the prompt that was rendered from the body. Of a chat's several runs it is the last,
+    /// Returns the documents in the prompt that was rendered from the body. Among a chat's several runs it is the last,
     /// since the earlier ones were placed when they were new.
     pub fn place(&self, prompt: &str) -> Option<Placed> {
         let (placed, outcome) = self.look(prompt);
@@ -78,7 +78,7 @@ impl Placed {
         std::iter::once(self.0.start).chain(ends).collect()
     }
 
-    /// Returns the same in tokens; `tokens` gives the number of tokens before each of [`Placed::bytes`].
+    /// Converts to tokens; `tokens` are the numbers of tokens before each of [`Placed::bytes`].
     pub fn in_tokens(&self, tokens: &[u32]) -> Option<DocumentPath> {
         let (start, ends) = tokens.split_first()?;
         let documents = self.0.documents.iter().zip(ends);

@@ -1,5 +1,5 @@
-//! Publishes vLLM's KV events over ZeroMQ: a PUB socket for batches as they happen, and a ROUTER socket that repeats
-//! those that a subscriber missed.
+//! Publishes vLLM's KV events over ZeroMQ: a PUB socket for current batches, and a ROUTER socket that replays batches that
+//! a subscriber missed.
 //!
 //! ```text
 //!   PUB     [topic, number: u64 BE, batch]                              to every subscriber
@@ -7,13 +7,13 @@
 //!           [client, "", number, batch] …, [client, "", -1: i64 BE, ""]
 //! ```
 //!
-//! Batches are numbered from 0. A missing number means that events were lost; a batch that begins with
-//! `AllBlocksCleared` follows it.
+//! Batches are numbered from 0. If events were lost, a number is skipped, and the next batch begins with
+//! `AllBlocksCleared`.
 //!
-//! The last batches are kept once, for all. A connection has no queue: it takes one batch after another from what is kept
-//! and waits for its peer to read, so a subscriber that does not read loses batches, as behind a full queue, and stalls
-//! nobody. Connections have the bounds of HTTP's ([`connections`]): a peer that does not introduce itself or does not
-//! read is cut off, and one that wants nothing makes room for others.
+//! The last batches are stored once, for all connections. A connection has no queue: it takes the next stored batch when
+//! its peer has read the previous one. So a subscriber that does not read loses batches, as with a full queue, and delays
+//! no other. Connections have the bounds of HTTP's ([`connections`]): a peer that does not complete the handshake or does
+//! not read is disconnected, and an idle one is closed in favour of others.
 
 use super::vllm::{Encoding, write};
 use crate::connections::{self, Book, Bounds, Busy, Connection, Counts};
@@ -39,29 +39,29 @@ use tokio::task::JoinSet;
 pub struct Config {
     /// Address of the PUB socket; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Address of the ROUTER socket; `None`: nothing is repeated.
+    /// Address of the ROUTER socket; `None` if nothing is replayed.
     pub replay: Option<SocketAddr>,
     /// The first frame of every message.
     pub topic: String,
-    /// How events are written.
+    /// The encoding of events.
     pub encoding: Encoding,
 }
 
-/// Sockets that listen but do not publish yet.
+/// Sockets that listen but do not yet publish.
 pub struct Publisher {
     config: Config,
     publish: (TcpListener, SocketAddr),
     replay: Option<(TcpListener, SocketAddr)>,
 }
 
-/// Number of batches kept for repeating, the same as vLLM's.
+/// Number of stored batches, the same as vLLM's.
 const KEPT_BATCHES: usize = 10_000;
 const KEPT_BYTES: usize = 64 << 20;
 /// Most events of the cache in one batch.
 const BATCH_EVENTS: usize = 1024;
-/// Most bytes of what a peer sends: a topic, or the number of a batch.
+/// Longest message from a peer, in bytes: a topic, or the number of a batch.
 const PEER_BYTES: usize = 4096;
-/// Bounds of the connections of each socket.
+/// Limits on the connections of each socket.
 const BOUNDS: Bounds = Bounds {
     connections: 256,
     per_address: 64,
@@ -76,7 +76,7 @@ impl Publisher {
     /// Listens on the sockets' addresses.
     ///
     /// # Errors
-    /// Returns an error when an address cannot be listened on.
+    /// Returns an error if an address cannot be listened on.
     pub async fn bind(config: Config) -> anyhow::Result<Self> {
         let publish = listen(config.listen, "KV events").await?;
         let replay = match config.replay {
@@ -100,7 +100,7 @@ impl Publisher {
         self.replay.as_ref().map(|(_, address)| *address)
     }
 
-    /// Publishes the events of the feed's cache, in tasks of `tasks` that end when the gate is closed. Connections count in
+    /// Publishes the feed's events, in tasks of `tasks` that end when the gate is closed. Connections are counted in
     /// `counts`.
     pub fn start(
         self,
@@ -145,7 +145,7 @@ impl Publisher {
     }
 }
 
-/// Accepts peers until the gate is closed. What is served to one of them ends with an error alone.
+/// Accepts peers until the gate is closed. `serve` handles a peer and returns only with an error.
 fn attend<F>(
     listener: TcpListener,
     name: &'static str,
@@ -178,14 +178,14 @@ where
 struct Stream {
     encoding: Encoding,
     kept: Arc<ReplayBuffer>,
-    /// Position up to which the feed was published.
+    /// Position up to which the feed has been published.
     position: Option<Position>,
     /// Number of the next batch.
     number: u64,
 }
 
 impl Stream {
-    /// Publishes for as long as it is polled.
+    /// Publishes as long as it is polled.
     async fn run(mut self, feed: &Feed) {
         let mut progress = feed.watch();
         loop {
@@ -223,10 +223,10 @@ impl Stream {
     }
 }
 
-/// The last batches.
+/// The last batches, stored for all connections.
 struct ReplayBuffer {
     batches: Mutex<Batches>,
-    /// The number after the last batch's.
+    /// Number of the next batch.
     end: watch::Sender<u64>,
 }
 
@@ -281,7 +281,7 @@ impl ReplayBuffer {
     }
 }
 
-/// Sends a subscriber what happens from now on, as long as it is subscribed to the topic.
+/// Sends new batches to a subscriber, while it is subscribed to the topic.
 async fn publish<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     connection: Connection,
@@ -295,7 +295,7 @@ async fn publish<S: AsyncRead + AsyncWrite + Unpin>(
     let mut busy: Option<Busy> = Some(connection.busy());
     loop {
         if !subscriptions.any() {
-            // It waits for nothing, so its place may be given to another.
+            // An idle peer, whose place may be given to another.
             busy = None;
         }
         tokio::select! {
@@ -319,10 +319,10 @@ async fn publish<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// What a peer is subscribed to, as far as it concerns one topic. A peer that subscribes twice must cancel twice.
+/// A peer's subscriptions that match one topic. A peer that subscribes twice must cancel twice.
 struct Subscriptions<'t> {
     topic: &'t [u8],
-    /// By length of the topic's beginning.
+    /// Number of subscriptions by length of the prefix.
     counts: Vec<u32>,
 }
 
@@ -356,7 +356,7 @@ impl<'t> Subscriptions<'t> {
     }
 }
 
-/// Answers a peer's requests for batches that it missed.
+/// Answers a peer's replay requests.
 async fn repeat<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     connection: Connection,
@@ -375,7 +375,7 @@ async fn repeat<S: AsyncRead + AsyncWrite + Unpin>(
         let number: Result<[u8; 8], _> = number[..].try_into();
         let number = number.map_err(|_| zmtp::Error::Protocol("a batch's number has 8 bytes"))?;
         let mut next = u64::from_be_bytes(number);
-        // What happens meanwhile is published, and not repeated.
+        // Batches added meanwhile are published, not replayed.
         let end = *kept.end.borrow();
         while let Some((number, batch)) = kept.first(next).filter(|(number, _)| *number < end) {
             peer.send(&[empty, &number.to_be_bytes(), &batch]).await?;
@@ -391,7 +391,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 
-    /// A PUB socket with this topic, and a ROUTER socket, for what is kept.
+    /// Opens a PUB socket with this topic and a ROUTER socket, for these batches.
     async fn sockets(topic: &'static str, kept: &Arc<ReplayBuffer>) -> [SocketAddr; 2] {
         let (gate, counts) = (Gate::new(1), Counts::default());
         let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -423,7 +423,7 @@ mod tests {
         Peer::meet(stream, socket, 1 << 20).await.unwrap()
     }
 
-    /// A subscriber that hears what is published from now on.
+    /// A subscriber that receives batches from now on.
     async fn subscriber(address: SocketAddr, kept: &ReplayBuffer) -> Peer<TcpStream> {
         let mut subscriber = peer(address, Socket::Sub).await;
         subscriber.subscribe(b"k").await.unwrap();
@@ -441,7 +441,7 @@ mod tests {
         }
     }
 
-    /// The number of the next batch that it gets.
+    /// The number of the next batch that it receives.
     async fn next(peer: &mut Peer<TcpStream>) -> u64 {
         let Received::Message(frames) = peer.receive().await.unwrap() else {
             panic!("a message");
@@ -456,7 +456,7 @@ mod tests {
         let mut slow = subscriber(address, &kept).await;
         let mut quick = subscriber(address, &kept).await;
         let first = *kept.end.borrow();
-        // Twice what is kept, and no buffer of the system's holds it.
+        // Twice as much as is stored, which exceeds any buffer of the system.
         let batch = Bytes::from(vec![7; 64 << 10]);
         let last = first + 2 * (KEPT_BYTES / batch.len()) as u64;
         for number in first..=last {

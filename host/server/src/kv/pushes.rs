@@ -1,4 +1,4 @@
-//! What gateways told each other lately, bounded.
+//! The recent pushes of gateways, bounded.
 
 use foreword_ordering::feed::{Epoch, GatewayId, Pushes, SealedPush};
 use parking_lot::Mutex;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// The pushes of all gateways, for each other.
+/// The recent pushes of all gateways, for the others to read.
 pub(super) struct Records {
-    /// Valid after each line that changes it, so a panic under the lock spoils nothing.
+    /// Valid after each line that changes it, so a panic under the lock does no harm.
     state: Mutex<Recent>,
-    /// Changes when something is told, or another gateway begins to listen.
+    /// Changes with a new push, or when another gateway starts to listen.
     pub(super) progress: watch::Sender<u64>,
 }
 
@@ -22,14 +22,14 @@ struct Recent {
     first: u64,
     pushes: VecDeque<SealedPush>,
     bytes: usize,
-    /// When each gateway was last listening.
+    /// The time when each gateway last listened.
     listeners: BTreeMap<GatewayId, Instant>,
-    /// By key: what may still be told, in bytes, and when that was counted.
+    /// For each key, the rest of its byte budget, and the time of that count.
     budgets: Vec<(f64, Instant)>,
 }
 
 impl Records {
-    /// Returns an empty list of pushes, with a rate budget for each of this many keys.
+    /// Returns an empty list of pushes, with a rate budget for each of `keys` keys.
     pub(super) fn new(keys: usize) -> Self {
         let budget = (RATE_BYTES * BURST_SECONDS, Instant::now());
         Self {
@@ -45,7 +45,7 @@ impl Records {
         }
     }
 
-    /// Takes so many bytes of a key's budget; returns whether there were as many.
+    /// Takes `bytes` from a key's budget; returns whether enough was left.
     pub(super) fn admit(&self, holder: usize, bytes: usize) -> bool {
         let mut state = self.state.lock();
         let Some((left, counted)) = state.budgets.get_mut(holder) else {
@@ -63,7 +63,7 @@ impl Records {
         is_admitted
     }
 
-    /// Keeps a push, and wakes those that listen. Returns the number of others that do.
+    /// Stores a push, and wakes listeners. Returns the number of other gateways that listen.
     pub(super) fn take(&self, push: SealedPush) -> u32 {
         let others = {
             let mut state = self.state.lock();
@@ -83,7 +83,7 @@ impl Records {
         others
     }
 
-    /// Returns what others have told since a position, and notes that this gateway listens.
+    /// Returns other gateways' pushes since a position, and records that this gateway listens.
     pub(super) fn since(&self, gateway: GatewayId, since: Option<(Epoch, u64)>) -> Pushes {
         let (pushes, is_new) = {
             let mut state = self.state.lock();
@@ -98,8 +98,8 @@ impl Records {
 }
 
 impl Recent {
-    /// Notes that a gateway listens; returns whether it is a new one. Of too many, the one that was heard of least
-    /// recently is forgotten.
+    /// Records that a gateway listens; returns whether it is new. Beyond the limit, the gateway that listened least
+    /// recently is dropped.
     fn listen(&mut self, gateway: GatewayId) -> bool {
         let now = Instant::now();
         self.listeners
@@ -128,7 +128,7 @@ impl Recent {
         let from = since
             .filter(|(epoch, from)| epoch.0 == self.epoch && *from <= next)
             .map_or(next, |(_, from)| from.max(self.first));
-        // It fits: there are no more pushes than that.
+        // Fits: there are fewer pushes.
         let known = (from - self.first) as usize;
         let pushes = self.pushes.range(known..);
         Pushes {
@@ -143,24 +143,24 @@ impl Recent {
     }
 }
 
-/// Returns what a kept push counts for: its text, and what surrounds it.
+/// Returns the bytes that a stored push counts for: its text and its overhead.
 fn weight(push: &SealedPush) -> usize {
     push.payload_bytes() + 128
 }
 
-/// Bytes that the holder of a key may push in a second, on average: some ten thousand requests.
+/// Bytes that a key may push in a second, on average: about ten thousand requests.
 pub(super) const RATE_BYTES: f64 = (8 << 20) as f64;
-/// Seconds of that rate that may come at once.
+/// Seconds of that rate allowed in a burst.
 const BURST_SECONDS: f64 = 2.0;
-/// The least that a push counts for, so that empty ones are bounded too.
+/// Least bytes that a push counts for, so that empty ones are limited too.
 const LEAST_BYTES: usize = 512;
-/// Most bytes of pushes that are kept: some two thousand requests, seconds of the largest fleet.
+/// Most bytes of stored pushes: about two thousand requests, seconds of the largest fleet.
 const KEPT_BYTES: usize = 1 << 20;
-/// Most pushes that are kept.
+/// Most stored pushes.
 const KEPT_PUSHES: usize = 4_096;
-/// Most gateways that are known.
+/// Most listening gateways recorded.
 const MAX_LISTENERS: usize = 1_024;
-/// Time for which a gateway counts as listening after it asked: a long poll, and a pause.
+/// Time for which a gateway counts as listening after a request: a long poll, and a pause.
 const LISTENING: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(heard(&records.since(two, place)), [1, 3]);
         let place = Some((more.epoch, more.next));
         assert_eq!(heard(&records.since(one, place)), [] as [u64; 0]);
-        // Of another life, or ahead of this one: from now on.
+        // Positions of another epoch, or ahead of this one: start with new pushes.
         let (epoch, next) = (Epoch(more.epoch.0 ^ 1), more.next);
         for place in [(epoch, 0), (more.epoch, next + 1)] {
             let anew = records.since(three, Some(place));

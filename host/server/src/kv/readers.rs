@@ -1,4 +1,4 @@
-//! Who may read the feed, and how many at once.
+//! Access to the feed, and the limits on simultaneous readers.
 
 use super::pushes::Records;
 use crate::failure::{Failure, SOON};
@@ -11,23 +11,23 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The readers of the feed, and their access.
+/// The readers of the feed, and their access rules.
 pub struct Readers {
     pub(super) access: Access,
     pub(super) gate: Arc<Gate>,
-    /// Places by key; if no key is required, those of everybody.
+    /// Permits by key; one set for all if no key is required.
     pub(super) places: Vec<Arc<Semaphore>>,
-    /// The same for gateways that listen to each other.
+    /// The same for gateways that listen to pushes.
     pub(super) listening: Vec<Arc<Semaphore>>,
-    /// What gateways tell each other.
+    /// The pushes of gateways.
     pub(super) records: Records,
     pub(super) source: OnceLock<Source>,
 }
 
-/// The access to the feed: its readers' keys, and its seal.
+/// The access rules of the feed: its readers' keys, and its seal.
 #[derive(Clone, Default)]
 pub struct Access {
-    /// Accepted keys; `None`: no key is required.
+    /// Accepted keys; `None` if no key is required.
     pub(super) keys: Option<ApiKeys>,
     /// Key that seals the feed.
     pub(super) seal: Option<FeedKey>,
@@ -36,10 +36,10 @@ pub struct Access {
 }
 
 impl Access {
-    /// Returns the access for a listener at `address`: a feed sealed with `seal`, for readers with one of `keys`.
+    /// Returns the rules for a listener at `address`: a feed sealed with `seal`, for readers with one of `keys`.
     pub fn new(keys: Option<ApiKeys>, seal: Option<FeedKey>, address: Option<SocketAddr>) -> Self {
         let keys = match (&seal, keys) {
-            // Every holder of the feed's key has this token.
+            // Every holder of the feed's key can derive this token.
             (Some(seal), Some(keys)) => Some(keys.and(seal.token())),
             (Some(seal), None) => Some(ApiKeys::of([seal.token().as_bytes()])),
             (None, keys) => keys,
@@ -51,7 +51,7 @@ impl Access {
         }
     }
 
-    /// Logs one line with what the operator should know of the feed.
+    /// Logs one line about the feed's protection for the operator.
     pub fn log(&self) {
         match (&self.seal, self.is_exposed) {
             (Some(_), _) => tracing::info!("the KV feed is sealed with a key"),
@@ -80,7 +80,7 @@ impl Access {
     }
 }
 
-/// The feed that is served.
+/// The feed to serve.
 pub struct Source {
     /// The feed of the cache's events.
     pub feed: Arc<Feed>,
@@ -88,13 +88,13 @@ pub struct Source {
     pub model: String,
 }
 
-/// Most readers of one key at once, as long as there are few keys.
+/// Most simultaneous readers of one key, while there are few keys.
 pub const MAX_READERS: u32 = 64;
-/// Most readers of all keys at once.
+/// Most simultaneous readers of all keys.
 const MAX_READERS_IN_ALL: u32 = 1024;
 
 impl Readers {
-    /// Returns readers that can read nothing until [`Readers::open`]; `gate` ends their reading.
+    /// Returns readers that have no feed until [`Readers::open`]; `gate` ends their reading.
     pub fn new(access: Access, gate: Arc<Gate>) -> Arc<Self> {
         let each = access.places() as usize;
         let places = || (0..access.pools()).map(|_| Arc::new(Semaphore::new(each)));
@@ -108,7 +108,7 @@ impl Readers {
         })
     }
 
-    /// Serves this feed from now on; a second one is dropped.
+    /// Serves this feed from now on; a second one is ignored.
     pub fn open(&self, source: Source) {
         let _ = self.source.set(source);
     }
@@ -123,7 +123,7 @@ impl Readers {
         self.access.seal.as_ref()
     }
 
-    /// Fails where the feed would tell anyone what there is.
+    /// Returns an error if the feed would reveal documents to anyone.
     pub(super) fn check_exposure(&self) -> Result<(), Failure> {
         if self.access.seal.is_none() && self.access.is_exposed {
             return Err(Failure::FeedKeyRequired);
@@ -131,15 +131,15 @@ impl Readers {
         Ok(())
     }
 
-    /// Returns the number of the key that came with a request; 0 where none is required.
+    /// Returns the number of the request's key; 0 if none is required.
     pub(super) fn holder(&self, headers: &HeaderMap) -> Result<usize, Failure> {
         let holder = self.access.keys.as_ref();
-        // A request without a key was refused before.
+        // A request without a key was already refused.
         let holder = holder.map_or(Some(0), |keys| keys.holder(headers));
         holder.ok_or(Failure::Unauthorized)
     }
 
-    /// Takes one of the key's places.
+    /// Takes one of the key's permits.
     pub(super) fn place(
         &self,
         headers: &HeaderMap,
@@ -153,12 +153,12 @@ impl Readers {
         })
     }
 
-    /// Returns the number of readers now.
+    /// Returns the current number of readers.
     pub fn reading(&self) -> u32 {
         self.taken(&self.places)
     }
 
-    /// Returns the number of gateways that listen to each other now.
+    /// Returns the current number of gateways that listen to pushes.
     pub fn listening(&self) -> u32 {
         self.taken(&self.listening)
     }

@@ -1,25 +1,23 @@
-//! `GET` and `POST /v1/kv/records`: what gateways before this engine tell each other.
+//! `GET` and `POST /v1/kv/records`: the exchange of updates between gateways of this engine.
 //!
 //! | request | meaning |
 //! | --- | --- |
-//! | `POST` | a [`SealedPush`] of one gateway, JSON; answered with the number of others that listen |
-//! | `GET ?gateway=ID` | [`Pushes`] of others since `epoch` and `since`; without these, from now on |
-//! | `… &wait_ms=N` | how long to wait for one, at most 60,000; 0 where it is absent |
-//! | `… &others=N` | the number of others that listen, as the gateway knows it: it does not wait where it is another one |
+//! | `POST` | a [`SealedPush`] of one gateway, JSON; the response has the number of others that listen |
+//! | `GET ?gateway=ID` | [`Pushes`] of others since `epoch` and `since`; without these, new ones only |
+//! | `… &wait_ms=N` | how long to wait for one, at most 60,000; default 0 |
+//! | `… &others=N` | the number of other listeners that the gateway knows; if it changed, the response is immediate |
 //!
-//! A feed reports what a prompt has left in the cache when it is computed. Another gateway that gets the same documents
-//! meanwhile knows nothing of it, nor of the tokens that wait. So gateways tell each other, and the server of the feed
-//! passes it on: it is the one place that all of them know. It keeps the last pushes in memory, and passes them on as they
-//! came.
+//! A feed reports a prompt's cache content only when it is computed. Until then, another gateway with the same documents
+//! does not know of it, nor of the waiting tokens. So gateways exchange updates through the server of the feed, whose
+//! address they all have. It stores the last pushes in memory, and forwards them unchanged.
 //!
-//! Access is the feed's ([`super::readers`]): its keys, its seal, loopback alone without one. A push needs the feed's key
-//! everywhere: without one it is refused, and so is one that the key does not open. So a reader with another accepted key
-//! can listen to what it cannot read, and tell nothing. Of what the key opens, each update must be one of
-//! [`PeerUpdate`]'s that holds no text. Pushes are bounded in bytes, number and rate for each key; what is kept is bounded
-//! for all.
+//! Access is the feed's ([`super::readers`]): its keys, its seal, only loopback without one. A push always needs the feed's
+//! key: it is refused without one, or if the key does not open it. So a reader with another accepted key can receive pushes
+//! that it cannot read, and send none. Of an opened push, each update must be a [`PeerUpdate`] of a kind that holds no
+//! text. Pushes are limited in bytes, number and rate for each key; the store has a common limit.
 //!
-//! A gateway that was overtaken goes on with the oldest push that is kept; one that is new, or comes to a new life of the
-//! server, with the next one. The server does not report what a gateway missed: the feed corrects it.
+//! A gateway that fell behind continues with the oldest stored push; a new one, or one with another epoch, with the next
+//! push. The server does not report missed pushes: the feed corrects the state.
 
 use super::pushes::RATE_BYTES;
 use super::query::{BOTH_OR_NEITHER, number, read, wait};
@@ -36,14 +34,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The answer to a push.
+/// The response to a push.
 #[derive(Serialize)]
 pub(super) struct PushAnswer {
     /// Number of other gateways that listen.
     others: u32,
 }
 
-/// The parameters of a gateway that listens, checked.
+/// The parameters of a listening gateway, validated.
 struct Query {
     gateway: GatewayId,
     since: Option<(Epoch, u64)>,
@@ -51,7 +49,7 @@ struct Query {
     others: Option<u32>,
 }
 
-/// Handles a gateway that listens: returns what others tell, and waits for it if it may.
+/// Handles a listening gateway: returns others' pushes, or waits for one.
 pub(super) async fn poll(
     State(readers): State<Arc<Readers>>,
     request: Request,
@@ -67,7 +65,7 @@ pub(super) async fn poll(
     let deadline = Instant::now() + wait;
     let mut progress = records.progress.subscribe();
     let mut pushes = records.since(gateway, since);
-    // Who gives no position begins here, and wants to know where that is.
+    // Without a valid position there is no wait: the gateway needs its position first.
     if since.is_none_or(|(epoch, _)| epoch != pushes.epoch) {
         return Ok(Json(pushes));
     }
@@ -85,7 +83,7 @@ pub(super) async fn poll(
     Ok(Json(pushes))
 }
 
-/// Takes a gateway's push, within its key's rate, and keeps it for the others.
+/// Accepts a gateway's push, within its key's rate, and stores it for the others.
 pub(super) async fn push(
     State(readers): State<Arc<Readers>>,
     request: Request,
@@ -135,7 +133,7 @@ impl Query {
                 "epoch" => epoch = Some(read(name, value)?),
                 "since" => since = Some(number(name, value, u64::MAX)?),
                 "wait_ms" => waits = wait(name, value)?,
-                // It fits, since the limit does.
+                // Fits, since the limit fits.
                 "others" => {
                     others = Some(number(name, value, u32::MAX.into())? as u32);
                 }
@@ -167,7 +165,7 @@ impl Query {
     }
 }
 
-/// Most bytes of a push's JSON: hexadecimal digits, and the frame.
+/// Longest JSON of a push: hexadecimal digits, and the frame.
 const MAX_BODY_BYTES: u64 = 2 * MAX_PUSH_BYTES as u64 + 1_024;
-/// Time for a push to arrive.
+/// Time limit for a push's body.
 const BODY_TIME: Duration = Duration::from_secs(10);

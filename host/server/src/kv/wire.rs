@@ -1,4 +1,4 @@
-//! The engine's events of documents in the form of the wire.
+//! Converts the engine's document events to the wire format.
 
 use foreword_engine::cache::CacheEvent;
 use foreword_engine::engine::feed::{News, Position};
@@ -8,7 +8,7 @@ use foreword_ordering::tree::Scope;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Returns the events as a batch; those of `tenant` alone, if one is named.
+/// Returns the events as a batch; with `tenant`, only that tenant's.
 pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
     let mut keys: HashMap<Arc<str>, TenantKey> = HashMap::new();
     let mut key = |salt: &Arc<str>| match keys.get(salt) {
@@ -61,8 +61,8 @@ pub fn batch(news: &News, model: &str, tenant: Option<TenantKey>) -> Batch {
     }
 }
 
-/// Adds an event. A request's documents are stored one after another, and a path includes its beginnings, so these are
-/// left out.
+/// Adds an event. A request's documents are stored one after another, so an event whose path only extends the last one's
+/// replaces it.
 fn push(events: &mut Vec<Event>, event: Event) {
     if let (
         Some(Event::Stored {
@@ -85,7 +85,7 @@ fn push(events: &mut Vec<Event>, event: Event) {
     }
 }
 
-/// Returns the engine's position for a reader's.
+/// Converts a reader's position to the engine's.
 pub fn position(epoch: Epoch, since: u64) -> Position {
     Position {
         epoch: epoch.0,
@@ -130,7 +130,7 @@ mod tests {
         let all = batch(&news, "m", None);
         assert_eq!(paths(&all), [3, 2, 3]);
         assert_eq!((all.from, all.next), (0, 5));
-        // Another tenant's events are counted, and not told.
+        // Another tenant's events are counted, but not included.
         let one = batch(&news, "m", Some(TenantKey::of("salt")));
         assert_eq!((paths(&one), one.next), (vec![3], 5));
         assert!(!serde_json::to_string(&all).unwrap().contains("salt"));

@@ -1,4 +1,4 @@
-//! Counters that several servers of this crate keep.
+//! Counters shared by the servers of this crate.
 
 use axum::http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -19,7 +19,7 @@ impl Responses {
         Self(family)
     }
 
-    /// Counts a response; `route` is the pattern, never what a client put into the path.
+    /// Counts a response; `route` is the pattern, never the client's path.
     pub fn count(&self, route: &str, status: StatusCode) {
         self.0
             .get_or_create(&HttpLabels {
@@ -36,7 +36,7 @@ struct HttpLabels {
     status: u16,
 }
 
-/// Number of chat requests by the outcome of placing the gateway's path, for any server of this crate.
+/// Number of chat requests by the outcome of locating the gateway's path, for any server of this crate.
 #[derive(Clone, Debug, Default)]
 pub struct Placements(Outcomes);
 
@@ -53,16 +53,16 @@ impl Placements {
     }
 }
 
-/// The outcome of placing a chat request's path.
+/// The outcome of locating a chat request's path in its prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// All of its documents were found in the prompt.
     Placed,
     /// Some of its documents were found.
     Partial,
-    /// None were found: the header is another body's, or the gateway finds documents by other tags.
+    /// None were found: the header is for another body, or the gateway uses other tags.
     NotFound,
-    /// The header is no path.
+    /// The header is malformed.
     Malformed,
     /// There was no header.
     Absent,

@@ -1,4 +1,4 @@
-//! The engine's own numbers, read on each scrape.
+//! The engine's own metrics, read on each scrape.
 
 use foreword_engine::engine::{Stats, StepSizes};
 use foreword_engine::text::TokenCacheStats;
@@ -17,13 +17,13 @@ pub struct Numbers {
     pub page_tokens: u32,
     /// Bytes of a page.
     pub page_bytes: u64,
-    /// Of requests, pages and steps.
+    /// Counters of requests, pages and steps.
     pub engine: Stats,
-    /// Counters of the texts of its prompts.
+    /// Counters of the token cache.
     pub tokens: TokenCacheStats,
 }
 
-/// Exports what its function reads; `None`: there is nothing yet.
+/// Exports the numbers that its function returns; `None` before the model is loaded.
 pub(super) struct Scraped<F>(pub(super) F);
 
 impl<F> fmt::Debug for Scraped<F> {
@@ -79,8 +79,8 @@ impl<F: Fn() -> Option<Numbers> + Send + Sync + 'static> Collector for Scraped<F
     }
 }
 
-/// Tells in vLLM's words what routers and autoscalers read of vLLM: how many requests run and wait, how full the pages
-/// are, and how many there are. `engine` is vLLM's rank; there is one here.
+/// Exports, under vLLM's names, the metrics that routers and autoscalers read from vLLM: running and waiting requests, use
+/// of pages, and their number. `engine` is vLLM's rank; there is one here.
 pub(super) struct InVllmsWords<F>(pub(super) F);
 
 impl<F> fmt::Debug for InVllmsWords<F> {
@@ -175,7 +175,7 @@ const LABELLED: &[Labelled] = &[
         "hit_tokens",
         "Prompt tokens served from the cache, by where they were found",
         "tier",
-        // Pages from disk come by way of host memory.
+        // Pages from disk are loaded through host memory.
         &[
             ("device", |stats| {
                 stats.cached_tokens.saturating_sub(stats.host_tokens)

@@ -1,4 +1,4 @@
-//! The server's `/metrics`. Everything is counted over all requests: no label contains anything that a client sent.
+//! The server's `/metrics`. All counts are over all requests: no label contains anything that a client sent.
 //!
 //! | name | kind | labels |
 //! | --- | --- | --- |
@@ -25,7 +25,7 @@
 //! | `foreword_retrievals_total` | counter | `outcome`: `found`, `empty`, `failed` |
 //! | `foreword_retrieval_seconds` | histogram | from a question to its documents |
 //! | `foreword_step_sequences` | histogram | sequences computed side by side in a step |
-//! | `foreword_tokenised_bytes_total`, `foreword_tokenised_before_bytes_total` | counter | text of prompts, and how much of it had its tokens remembered |
+//! | `foreword_tokenised_bytes_total`, `foreword_tokenised_before_bytes_total` | counter | text of prompts, and the part with cached tokens |
 //! | `foreword_requests_waiting`, `foreword_requests_running` | gauge | |
 //! | `foreword_pages`, `foreword_pages_in_use`, `foreword_pages_cached` | gauge | |
 //! | `foreword_host_pages`, `foreword_host_pages_cached` | gauge | |
@@ -36,20 +36,20 @@
 //!
 //! | name | kind | labels |
 //! | --- | --- | --- |
-//! | `foreword_batches` | gauge | `status`, in OpenAI's words: batches that are kept |
+//! | `foreword_batches` | gauge | `status`, in OpenAI's words: stored batches |
 //! | `foreword_batches_ended_total` | counter | `status`: `completed`, `failed`, `expired`, `cancelled` |
 //! | `foreword_batch_requests_total` | counter | `outcome`: `served`, `failed` |
-//! | `foreword_batch_requests_waiting` | gauge | of batches under way, without an answer |
+//! | `foreword_batch_requests_waiting` | gauge | of unfinished batches, without an answer |
 //! | `foreword_batch_bytes` | gauge | of all files, answers included; `--batch-mib` bounds them |
 //!
-//! and in vLLM's words, for routers and autoscalers that know no others:
+//! and under vLLM's names, for routers and autoscalers that know no others:
 //!
 //! | name | kind | labels |
 //! | --- | --- | --- |
 //! | `vllm:num_requests_running`, `vllm:num_requests_waiting`, `vllm:kv_cache_usage_perc` | gauge | `model_name`, `engine` (`0`) |
 //! | `vllm:cache_config_info` | gauge, 1 | `block_size`, `num_gpu_blocks`, `enable_prefix_caching`, `engine` |
 //!
-//! The engine's own numbers are read on each scrape; before the model is loaded they are absent.
+//! The engine's metrics are read on each scrape; they are absent until the model is loaded.
 
 mod counts;
 mod engine;
@@ -75,7 +75,7 @@ pub struct Metrics {
     /// Connections of all listeners.
     pub connections: connections::Counts,
     generations: Outcomes,
-    /// Number of chat requests by the outcome of placing their path.
+    /// Number of chat requests by the outcome of locating their path.
     pub placements: Placements,
     /// Number of grammars by outcome.
     pub(crate) grammars: Outcomes,
@@ -92,7 +92,7 @@ pub struct Metrics {
     pub request_seconds: Histogram,
     /// Tokens of a request's prompt.
     pub prompt_tokens: Histogram,
-    /// Tokens of a request's prompt that were served from the cache.
+    /// Cached tokens of a request's prompt.
     pub cached_tokens: Histogram,
 }
 
@@ -101,15 +101,15 @@ pub struct Metrics {
 pub enum GenerationOutcome {
     /// It ended with a stop token or a stop string.
     Stop,
-    /// It reached its greatest length.
+    /// It reached its maximum length.
     Length,
     /// The engine failed.
     Failed,
-    /// It took longer than a request may.
+    /// It exceeded the time limit.
     TimedOut,
-    /// The server stopped before it was complete.
+    /// The server aborted it before it was complete.
     Cut,
-    /// The client went away.
+    /// The client disconnected.
     Cancelled,
 }
 
@@ -128,7 +128,7 @@ impl GenerationOutcome {
 }
 
 impl Metrics {
-    /// Metrics that tell the engine's `numbers` once there are any, and what the `others` collect.
+    /// Returns metrics with the engine's `numbers`, if there are any, and the metrics of the `others`.
     pub fn new(
         numbers: impl Fn() -> Option<Numbers> + Clone + Send + Sync + 'static,
         others: impl IntoIterator<Item = Box<dyn Collector>>,
@@ -216,7 +216,7 @@ impl Metrics {
         self.generations.count(outcome.name());
     }
 
-    /// Counts a search and its time, by the number of documents found; `None`: it failed.
+    /// Counts a search and its time, by the number of documents found; `None` for a failure.
     pub fn retrieved(&self, documents: Option<usize>, taken: Duration) {
         let outcome = match documents {
             Some(0) => "empty",

@@ -1,16 +1,16 @@
-//! `POST /v1/messages`: Anthropic's Messages, read as the chat that they stand for.
+//! `POST /v1/messages`: Anthropic's Messages, converted to a chat.
 //!
 //! | block | in the chat |
 //! | --- | --- |
 //! | `system`, a string or text blocks | a system message |
 //! | `text` | a part of its message |
-//! | `document` with a text or content for a source, `search_result` | a document, as the gateway writes them, in its place |
+//! | `document` with a text or content as source, `search_result` | a document in the gateway's format, in its place |
 //! | `tool_use` | a call of a tool by the assistant |
 //! | `tool_result` | a `tool` message before the rest of the user's; its documents as above |
-//! | `thinking` | `reasoning_content` of its message; what is redacted is left out |
-//! | anything else, images and files | refused by name: the model could not be shown it |
+//! | `thinking` | `reasoning_content` of its message; redacted thinking is dropped |
+//! | anything else, images and files | refused by name, since the model cannot receive it |
 //!
-//! `cache_control` asks for nothing here: the cache finds every prefix by itself.
+//! `cache_control` has no effect here: the cache finds every prefix by itself.
 
 use super::Chat;
 use super::fields::{Fields, show, wrong_type};
@@ -18,11 +18,11 @@ use super::parts::{self, Conversation};
 use crate::failure::Failure;
 use serde_json::{Value, json};
 
-/// A request, as the chat that it is.
+/// A Messages request, converted to a chat.
 #[derive(Debug)]
 pub struct MessagesRequest(pub Chat);
 
-/// Names of a chat's fields that are others in Messages.
+/// Pairs of a chat's field name and its name in Messages, where they differ.
 pub const NAMES: &[(&str, &str)] = &[
     (
         "response_format.json_schema.schema",
@@ -34,7 +34,7 @@ pub const NAMES: &[(&str, &str)] = &[
 
 impl MessagesRequest {
     /// # Errors
-    /// [`Failure::Invalid`]; some fields have the names that they have in a chat, see [`NAMES`].
+    /// Returns [`Failure::Invalid`]; some fields have their names in a chat, see [`NAMES`].
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let fields = Fields::parse(body)?;
         if fields.get("max_tokens").is_none() {
@@ -43,7 +43,7 @@ impl MessagesRequest {
         translate(fields).map(Self)
     }
 
-    /// A request whose tokens shall only be counted.
+    /// Parses a request whose tokens are only counted.
     ///
     /// # Errors
     /// As [`MessagesRequest::parse`].
@@ -124,7 +124,7 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
     Chat::take(Fields::of(rest))
 }
 
-/// `thinking`, for templates that can be asked to let the model think or not.
+/// Takes `thinking`, for templates that can switch the model's thinking on or off.
 fn take_thinking(fields: &mut Fields) -> Result<Option<bool>, Failure> {
     match fields.take("thinking") {
         None => Ok(None),
@@ -142,7 +142,7 @@ fn take_thinking(fields: &mut Fields) -> Result<Option<bool>, Failure> {
     }
 }
 
-/// `output_config.format`, or `output_format` as it was called before, as a chat has it.
+/// Takes `output_config.format`, or the older `output_format`, in the form of a chat's field.
 fn take_format(fields: &mut Fields) -> Result<Option<Value>, Failure> {
     let config = fields.take("output_config");
     let format = match config {
@@ -326,13 +326,13 @@ fn take_answer(conversation: &mut Conversation, blocks: Vec<Block>) -> Result<()
     Ok(())
 }
 
-/// A block that is text, or has become one, and one that is not.
+/// A block as text, or another block with its path and type.
 enum Block {
     Text(String),
     Other { at: String, kind: Value },
 }
 
-/// A string, or an array of blocks.
+/// Reads a string or an array of blocks.
 fn take_blocks(at: &str, content: &Value) -> Result<Vec<Block>, Failure> {
     let blocks = match content {
         Value::String(text) => return Ok(vec![Block::Text(text.clone())]),
@@ -366,7 +366,7 @@ fn text_of(at: &str, block: &Value) -> Result<String, Failure> {
     }
 }
 
-/// The texts of blocks that may only be texts, line by line.
+/// Reads blocks that must all be texts.
 fn texts(at: &str, content: &Value) -> Result<String, Failure> {
     let blocks = match content {
         Value::String(text) => return Ok(text.clone()),

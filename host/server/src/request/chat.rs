@@ -7,21 +7,21 @@ use crate::failure::Failure;
 use foreword_engine::text::Ending;
 use serde_json::{Map, Value};
 
-/// A checked chat request.
+/// A validated chat request.
 #[derive(Debug)]
 pub struct Chat {
-    /// OpenAI's messages, at least one: every `content` a string, an array of text parts or, where tools are called,
-    /// absent; every tool call's `arguments` an object where the client sent one as a string.
+    /// OpenAI's messages, at least one. Each `content` is a string, an array of text parts or, with tool calls, absent;
+    /// each tool call's `arguments` is an object if the client sent one as a string.
     pub messages: Value,
-    /// The tools that the model is shown.
+    /// The tools shown to the model.
     pub tools: Option<Tools>,
     /// The documents as the client sent them: an array of objects.
     pub documents: Option<Value>,
     /// More variables for the template, an object (`chat_template_kwargs`, vLLM's extension).
     pub template_variables: Option<Value>,
-    /// Where the prompt ends.
+    /// How the prompt ends.
     pub ending: Ending,
-    /// The options of all completions.
+    /// The options common to all completions.
     pub options: Options,
 }
 
@@ -29,7 +29,7 @@ impl Chat {
     /// Parses a request's body.
     ///
     /// # Errors
-    /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
+    /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         Self::take(Fields::parse(body)?)
     }
@@ -79,7 +79,7 @@ fn take_ending(fields: &mut Fields) -> Result<Ending, Failure> {
     }
 }
 
-/// Takes `logprobs` and `top_logprobs`: the number of rivals of each token to report.
+/// Takes `logprobs` and `top_logprobs`: the number of alternatives to report for each token.
 fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, Failure> {
     let wanted = fields.boolean("logprobs")?;
     let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
@@ -153,7 +153,7 @@ fn check_message(at: &str, message: &mut Map<String, Value>) -> Result<(), Failu
     }
 }
 
-/// Checks that the parts are texts. Whether a template wants parts or one string is the template's matter.
+/// Checks that the parts are texts. The template decides between parts and one string.
 fn check_parts(at: &str, parts: &[Value]) -> Result<(), Failure> {
     for (index, part) in parts.iter().enumerate() {
         match (part.get("type").and_then(Value::as_str), part.get("text")) {
@@ -171,8 +171,8 @@ fn check_parts(at: &str, parts: &[Value]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether the message calls tools. OpenAI writes a call's arguments as a string of JSON, but templates in
-/// Hugging Face's manner print them as an object, so this converts them.
+/// Returns whether the message calls tools. OpenAI encodes a call's arguments as a string of JSON, but templates in Hugging
+/// Face's format print them as an object, so this converts them.
 fn open_tool_calls(message: &mut Map<String, Value>) -> bool {
     let Some(Value::Array(calls)) = message.get_mut("tool_calls") else {
         return false;

@@ -6,14 +6,14 @@ use crate::failure::Failure;
 use foreword_engine::TokenId;
 use serde_json::Value;
 
-/// A checked text completion.
+/// A validated text completion.
 #[derive(Debug)]
 pub struct Completion {
     /// The prompt to continue.
     pub prompt: Prompt,
     /// Whether the answer's text begins with the prompt's.
     pub echo: bool,
-    /// The options of all completions.
+    /// The options common to all completions.
     pub options: Options,
 }
 
@@ -22,7 +22,7 @@ pub struct Completion {
 pub enum Prompt {
     /// Text, which is tokenised.
     Text(String),
-    /// Tokens, which are used as they are.
+    /// Tokens, used without change.
     Tokens(Vec<TokenId>),
 }
 
@@ -30,7 +30,7 @@ impl Completion {
     /// Parses a request's body.
     ///
     /// # Errors
-    /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
+    /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         Self::take(Fields::parse(body)?)
     }
@@ -55,8 +55,8 @@ impl Completion {
 /// OpenAI's bound on `logprobs`.
 const MAX_TOP_LOGPROBS: i64 = 5;
 
-/// Checks a prompt: a string, an array of tokens, or an array with one of these. OpenAI's several prompts in one
-/// request are not supported, since they share nothing that several requests would not share.
+/// Validates a prompt: a string, an array of tokens, or an array with one of these. OpenAI's several prompts in one request
+/// are not supported, since they have no advantage over several requests.
 pub(super) fn check_prompt(value: Value) -> Result<Prompt, Failure> {
     match value {
         Value::String(text) => Ok(Prompt::Text(text)),

@@ -4,10 +4,10 @@ use super::fields::{Fields, show, wrong_type};
 use crate::failure::Failure;
 use serde_json::Value;
 
-/// A checked request for vectors.
+/// A validated request for vectors.
 #[derive(Debug)]
 pub struct Embeddings {
-    /// The embedder asked for; `None`: the one there is.
+    /// The requested embedder; `None` for the configured one.
     pub model: Option<String>,
     /// The texts, at least one.
     pub input: Vec<String>,
@@ -33,7 +33,7 @@ impl Embeddings {
     /// Parses a request's body.
     ///
     /// # Errors
-    /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
+    /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         let encoding = match fields.string("encoding_format")?.as_deref() {
@@ -74,7 +74,7 @@ fn take_input(fields: &mut Fields) -> Result<Vec<String>, Failure> {
     }
     let text = |(at, text)| match text {
         Value::String(text) => Ok(text),
-        // OpenAI accepts tokens of its own tokenizer, which mean nothing here.
+        // OpenAI accepts tokens of its own tokenizer, which have no meaning here.
         Value::Number(_) | Value::Array(_) => Err(Failure::invalid(
             "input",
             "input must be text: tokens mean something to the tokenizer that made them only",

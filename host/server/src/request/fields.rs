@@ -1,21 +1,20 @@
-//! A JSON object's fields, taken one by one with their types and ranges checked.
+//! Takes a JSON object's fields one by one, with checks of type and range.
 //!
-//! `null` counts as absent everywhere: that is how OpenAI's own clients send a field that was not set.
+//! `null` counts as absent everywhere: OpenAI's own clients send it for a field that was not set.
 
 use crate::failure::{Failure, clip};
 use serde_json::{Map, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-/// The fields of a request's body that were not taken yet.
+/// The fields of a request's body not taken yet.
 pub(super) struct Fields(Map<String, Value>);
 
 impl Fields {
     /// Parses a body into its fields.
     ///
     /// # Errors
-    /// Returns an error when `body` is not UTF-8, not JSON, or not an object. The message names the place, never the
-    /// text.
+    /// Returns an error if `body` is not UTF-8, not JSON, or not an object. The message names the place, never the text.
     pub(super) fn parse(body: &[u8]) -> Result<Self, Failure> {
         let text = std::str::from_utf8(body).map_err(|error| {
             Failure::invalid_body(format!(
@@ -40,12 +39,12 @@ impl Fields {
         Self(fields)
     }
 
-    /// What was not taken.
+    /// Returns the fields not taken.
     pub(super) fn rest(self) -> Map<String, Value> {
         self.0
     }
 
-    /// A field that stays.
+    /// Returns a field without taking it.
     pub(super) fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
@@ -131,7 +130,7 @@ pub(super) fn take_objects(fields: &mut Fields, name: &str) -> Result<Option<Val
     }
 }
 
-/// Returns the failure of a field of the wrong type.
+/// Returns the failure for a field of the wrong type.
 pub(super) fn wrong_type(param: &str, wanted: &str, got: &Value) -> Failure {
     Failure::invalid(
         param,
@@ -139,7 +138,7 @@ pub(super) fn wrong_type(param: &str, wanted: &str, got: &Value) -> Failure {
     )
 }
 
-/// Returns `value` for an error: shortened, and without the content of arrays and objects.
+/// Formats `value` for an error: shortened, and without the content of arrays and objects.
 pub(super) fn show(value: &Value) -> String {
     match value {
         Value::Array(_) | Value::Object(_) => type_name(value).to_owned(),

@@ -11,7 +11,7 @@ pub enum Format {
     Text,
     /// Any JSON object.
     JsonObject,
-    /// JSON that follows this schema, whether or not `strict` was asked for.
+    /// JSON that follows this schema, whether or not `strict` is set.
     JsonSchema(Value),
 }
 

@@ -1,12 +1,12 @@
-//! Parses a request's bytes into a checked request: the one place that judges a client's JSON.
+//! Parses and validates requests: the only code that reads a client's JSON.
 //!
-//! Every value of a checked request is in its range. What only the model can judge (template, token counts) is left to
+//! Every value of a parsed request is in its range. Checks that need the model (template, token counts) are in
 //! [`crate::model`]. Three classes of field:
 //!
 //! - handled: listed in [`Chat`], [`Completion`] and [`Options`];
-//! - known and not supported (`logit_bias`, `suffix`, `best_of`, …): refused unless they carry the value that changes
-//!   nothing, because an answer that silently ignores them would be a wrong answer;
-//! - unknown: ignored, as every OpenAI-compatible server does (`user`, `metadata`, …).
+//! - known and not supported (`logit_bias`, `suffix`, `best_of`, …): refused unless they have a value without effect, since
+//!   an answer that silently ignores them would be wrong;
+//! - unknown: ignored, as in every OpenAI-compatible server (`user`, `metadata`, …).
 
 pub mod anthropic;
 mod chat;

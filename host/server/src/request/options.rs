@@ -8,29 +8,29 @@ use foreword_engine::sampling::Sampling;
 use serde_json::Value;
 use std::hash::{BuildHasher, RandomState};
 
-/// The checked fields that both kinds of completion share.
+/// The validated fields that both kinds of completion share.
 #[derive(Debug)]
 pub struct Options {
-    /// The model asked for; `None`: the one that is served.
+    /// The requested model; `None` for the served one.
     pub model: Option<String>,
-    /// Most tokens of the answer, at least one unless the prompt is scored; `None`: the default of this kind of
+    /// Most tokens of the answer, at least one unless the prompt is scored; `None` for the default of this kind of
     /// completion.
     pub max_tokens: Option<u32>,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// Number of answers, at least one; they share the prompt and its computation.
     pub choices: u32,
-    /// Number of rivals of each token whose log-probabilities are reported; `None`: no log-probabilities.
+    /// Number of alternatives reported with log-probabilities for each token; `None` for no log-probabilities.
     pub top_logprobs: Option<u32>,
-    /// Number of alternatives to each of the prompt's own tokens; `None`: no log-probabilities of the prompt.
+    /// Number of alternatives reported for each of the prompt's tokens; `None` for no log-probabilities of the prompt.
     pub prompt_logprobs: Option<u32>,
-    /// The form of each answer.
+    /// The required form of each answer.
     pub format: Format,
     /// Texts that end the answer; none is empty.
     pub stop: Vec<String>,
-    /// Whether the model's end-of-answer tokens count as ordinary ones (vLLM's extension, for benches).
+    /// Whether the model's end-of-answer tokens count as ordinary ones (vLLM's extension, for benchmarks).
     pub ignore_eos: bool,
-    /// Requests with different salts share no KV state.
+    /// The salt. Requests with different salts share no KV state.
     pub cache_salt: String,
     /// How the prefix cache is used.
     pub caching: PrefixCaching,
@@ -38,20 +38,20 @@ pub struct Options {
     pub delivery: Delivery,
 }
 
-/// How an answer is sent.
+/// How an answer is delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// As one JSON object.
     Whole,
     /// As server-sent events.
     Stream {
-        /// Whether one more event before the last reports the usage.
+        /// Whether an additional event before the last reports the usage.
         include_usage: bool,
     },
 }
 
 impl Options {
-    /// Takes the options. `echoes_logprobs`: the prompt is scored even if `prompt_logprobs` is not asked for.
+    /// Takes the options. With `echoes_logprobs` the prompt is scored even without `prompt_logprobs`.
     pub(super) fn take(
         fields: &mut Fields,
         top_logprobs: Option<u32>,
@@ -84,7 +84,7 @@ impl Options {
             delivery: take_delivery(fields)?,
         };
         if options.delivery != Delivery::Whole {
-            // As in vLLM, 0 is what clients send that do not ask.
+            // As in vLLM, 0 counts as not requested.
             if options.prompt_logprobs.take().is_some_and(|top| top > 0) {
                 let message = "prompt_logprobs are not available when stream is true";
                 return Err(Failure::invalid("prompt_logprobs", message));
@@ -98,8 +98,8 @@ impl Options {
     }
 }
 
-/// Takes OpenAI's temperature, top_p and two penalties, and vLLM's min_p, repetition_penalty and top_k, with their
-/// ranges; for top_k, 0 and -1 mean no limit.
+/// Takes OpenAI's temperature, top_p and two penalties, and vLLM's min_p, repetition_penalty and top_k, with range checks;
+/// for top_k, 0 and -1 mean no limit.
 fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
     let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
     let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
@@ -124,14 +124,14 @@ fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
         [temperature, top_p, min_p, frequency, presence, repetition].map(|value| value as f32);
     // -1 is the only value in range that does not convert.
     let top_k = u32::try_from(top_k).unwrap_or(0);
-    // Of the values that come this far, only 0 is refused, as top_p and as repetition_penalty.
+    // Among values in range, only 0 is refused, for top_p and repetition_penalty.
     Sampling::new(temperature, top_p, top_k, seed)
         .and_then(|sampling| sampling.with_min_p(min_p))
         .and_then(|sampling| sampling.with_penalties(frequency, presence, repetition))
         .map_err(|error| Failure::invalid(error.name, error.to_string()))
 }
 
-/// Returns a different number on every call, since std keys its hasher at random.
+/// Returns a different number on every call, since std seeds its hashers at random.
 fn random_seed() -> u64 {
     RandomState::new().hash_one(())
 }
@@ -180,14 +180,14 @@ pub(super) fn take_cache_salt(fields: &mut Fields) -> Result<String, Failure> {
     }
 }
 
-/// Takes how the prefix cache is used.
+/// Takes the options of the prefix cache.
 ///
 /// | field | from | default | |
 /// | --- | --- | --- | --- |
-/// | `cache_prefix` | ADR-011 | `true` | whether what is computed for the request is kept for others |
-/// | `min_cache_tokens` | ADR-011 | 0 | tokens that the prompt must have for anything of it to be kept |
-/// | `skip_reading_prefix_cache` | vLLM | `false` | whether the prompt is computed whole |
-/// | `cache_prompt` | llama.cpp | `true` | `false` asks for both: nothing is read, nothing is kept |
+/// | `cache_prefix` | ADR-011 | `true` | whether computed pages are cached for other requests |
+/// | `min_cache_tokens` | ADR-011 | 0 | shortest prompt, in tokens, of which pages are cached |
+/// | `skip_reading_prefix_cache` | vLLM | `false` | whether the whole prompt is computed |
+/// | `cache_prompt` | llama.cpp | `true` | `false` disables both reading and writing |
 fn take_caching(fields: &mut Fields) -> Result<PrefixCaching, Failure> {
     let keeps = fields.boolean_or("cache_prefix", true)?;
     let min_tokens = fields.integer("min_cache_tokens", 0..=i64::from(u32::MAX))?;
@@ -232,7 +232,7 @@ fn take_delivery(fields: &mut Fields) -> Result<Delivery, Failure> {
     })
 }
 
-/// Refuses fields that would change the answer and are not supported.
+/// Refuses fields that would change the answer but are not supported.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), Failure> {
     for (name, neutral) in UNSUPPORTED {
         if let Some(value) = fields.take(name)
@@ -248,7 +248,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether `value` equals `neutral`, with numbers compared as numbers (0 is 0.0).
+/// Returns whether `value` equals `neutral`; numbers compare by value (0 is 0.0).
 fn is_neutral(value: &Value, neutral: &str) -> bool {
     match (value, serde_json::from_str::<Value>(neutral)) {
         (Value::Number(value), Ok(Value::Number(neutral))) => value.as_f64() == neutral.as_f64(),
@@ -257,7 +257,7 @@ fn is_neutral(value: &Value, neutral: &str) -> bool {
     }
 }
 
-/// Fields that are known and not supported, each with the JSON value that asks for nothing.
+/// Known but unsupported fields, each with its JSON value without effect.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("best_of", "1"),
     ("top_logprobs", "0"),

@@ -1,21 +1,21 @@
-//! What the shapes that are not OpenAI's chat have in common when they are read as one: messages put together part by
-//! part, and documents written as the gateway writes them.
+//! Shared code for converting other APIs' requests to chats: builds messages from parts, and writes documents in the
+//! gateway's format.
 
 use super::fields::show;
 use crate::failure::Failure;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
-/// A chat's messages in the making.
+/// A chat's messages under construction.
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
     messages: Vec<Map<String, Value>>,
-    /// Of the assistant's next message.
+    /// Reasoning for the assistant's next message.
     reasoning: String,
 }
 
 impl Conversation {
-    /// A message of `role` with these texts.
+    /// Adds a message of `role` with these texts.
     pub(super) fn message(&mut self, role: &str, texts: Vec<String>) {
         let mut message = Map::new();
         message.insert("role".to_owned(), role.into());
@@ -23,18 +23,18 @@ impl Conversation {
         self.messages.push(message);
     }
 
-    /// What the assistant said.
+    /// Adds a message of the assistant.
     pub(super) fn assistant(&mut self, texts: Vec<String>) {
         self.message("assistant", texts);
         self.reasoned();
     }
 
-    /// What the assistant thought before its next message.
+    /// Adds reasoning to the assistant's next message.
     pub(super) fn reasoning(&mut self, text: String) {
         self.reasoning.push_str(&text);
     }
 
-    /// A call of a tool by the assistant: in its message, if that is the last one.
+    /// Adds the assistant's tool call: to its message if that is the last one, otherwise to a new one.
     pub(super) fn call(&mut self, id: &str, name: &str, arguments: Value) {
         let last = self.messages.last();
         let is_assistants =
@@ -50,7 +50,7 @@ impl Conversation {
         }
     }
 
-    /// What a tool returned.
+    /// Adds a tool's result.
     pub(super) fn result(&mut self, id: &str, texts: Vec<String>) {
         self.message("tool", texts);
         if let Some(last) = self.messages.last_mut() {
@@ -60,8 +60,7 @@ impl Conversation {
         }
     }
 
-    /// Documents that were found for what the user wrote: behind it, or in a message of the user's where another stands
-    /// between.
+    /// Adds retrieved documents to the user's message if that is the last one, otherwise as a new message of the user.
     pub(super) fn documents(&mut self, blocks: Vec<String>) {
         if blocks.is_empty() {
             return;
@@ -84,7 +83,7 @@ impl Conversation {
         users.insert("content".to_owned(), content(texts));
     }
 
-    /// The messages.
+    /// Returns the messages.
     pub(super) fn messages(self) -> Value {
         self.messages.into_iter().map(Value::Object).collect()
     }
@@ -99,7 +98,7 @@ impl Conversation {
     }
 }
 
-/// One text as it is, several as parts.
+/// Returns one text as a string, several as parts.
 fn content(mut texts: Vec<String>) -> Value {
     if texts.len() <= 1 {
         return texts.pop().unwrap_or_default().into();
@@ -110,7 +109,7 @@ fn content(mut texts: Vec<String>) -> Value {
         .collect()
 }
 
-/// A document's block, as the gateway renders it: nothing that a client or a retriever says ends it early.
+/// Returns a document's block in the gateway's format, escaped so that no client or retriever text can end it early.
 pub(super) fn document(id: &str, title: &str, text: &str) -> String {
     let mut block = "<document".to_owned();
     if !id.is_empty() {
@@ -139,7 +138,7 @@ pub(super) fn document(id: &str, title: &str, text: &str) -> String {
     block
 }
 
-/// A text without the closing tag of the block that it is put in, however it is written.
+/// Escapes the block's closing tag in a text, in any case.
 fn enclosed(text: &str) -> String {
     const CLOSING: &[u8] = b"</document";
     let bytes = text.as_bytes();
@@ -156,7 +155,7 @@ fn enclosed(text: &str) -> String {
     enclosed
 }
 
-/// The failure of a part that is no text.
+/// Returns the failure for a part that is not text.
 pub(super) fn not_text(at: &str, kind: &Value) -> Failure {
     let shown = show(kind);
     let what = match kind.as_str().unwrap_or_default() {

@@ -1,5 +1,5 @@
-//! The fields of a chat request that make its prompt, for a reader that answers nothing. It does not check the rest of
-//! the body, since another engine has the request.
+//! The fields of a chat request that determine its prompt, for a reader that does not answer it. Other fields are not
+//! validated, since another engine handles the request.
 
 use super::chat::{take_messages, take_variables};
 use super::fields::{Fields, take_objects};
@@ -7,20 +7,20 @@ use super::options::take_cache_salt;
 use crate::failure::Failure;
 use serde_json::Value;
 
-/// The checked fields that a prompt is rendered from.
+/// The validated fields from which a prompt is rendered.
 #[derive(Debug)]
 pub struct ChatPrompt {
-    /// The model asked for; `None`: the one that is served.
+    /// The requested model; `None` for the served one.
     pub model: Option<String>,
     /// The messages, as [`Chat::messages`](super::Chat::messages).
     pub messages: Value,
-    /// The tools as the client sent them; an engine may show them to the model even if no call is wanted.
+    /// The tools as the client sent them; an engine may show them to the model even if no call is allowed.
     pub tools: Option<Value>,
     /// The documents as the client sent them: an array of objects.
     pub documents: Option<Value>,
     /// More variables for the template, an object.
     pub template_variables: Option<Value>,
-    /// Requests with different salts share no KV state.
+    /// The salt. Requests with different salts share no KV state.
     pub cache_salt: String,
 }
 
@@ -28,7 +28,7 @@ impl ChatPrompt {
     /// Parses a request's body.
     ///
     /// # Errors
-    /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
+    /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         Ok(Self {

@@ -1,15 +1,15 @@
-//! `POST /v1/responses`: OpenAI's Responses, read as the chat that they stand for.
+//! `POST /v1/responses`: OpenAI's Responses, converted to a chat.
 //!
 //! | item of `input` | in the chat |
 //! | --- | --- |
 //! | a string, `message` | a message of its role; its texts are the parts |
 //! | `function_call`, `custom_tool_call` | a call of a tool by the assistant; calls in a row are one message's |
 //! | `function_call_output`, `custom_tool_call_output` | a `tool` message |
-//! | `file_search_call` | its results, as documents behind what the user wrote last |
-//! | `reasoning` | `reasoning_content` of the assistant's next message, where it is not encrypted |
-//! | anything else, images and files | refused by name: the model could not be shown it |
+//! | `file_search_call` | its results, as documents after the user's last message |
+//! | `reasoning` | `reasoning_content` of the assistant's next message, unless it is encrypted |
+//! | anything else, images and files | refused by name, since the model cannot receive it |
 //!
-//! What a response tells again of its request ([`ResponsesRequest::told`]) is the client's own.
+//! The request's fields that a response repeats ([`ResponsesRequest::told`]) are the client's own.
 
 use super::Chat;
 use super::fields::{Fields, show, wrong_type};
@@ -17,25 +17,25 @@ use super::parts::{self, Conversation};
 use crate::failure::Failure;
 use serde_json::{Map, Value, json};
 
-/// A request whose items are not yet a chat: earlier ones may stand before them.
+/// A request whose items are not yet a chat: items of an earlier response may precede them.
 #[derive(Debug)]
 pub struct ResponsesRequest {
-    /// The response that this one goes on from.
+    /// The id of the response that this request continues.
     pub previous: Option<String>,
-    /// Whether the response shall be kept.
+    /// Whether the response must be stored.
     pub store: bool,
-    /// Whose KV state and whose responses.
+    /// The salt of the KV state and of stored responses.
     pub cache_salt: String,
-    /// Its items, in OpenAI's words.
+    /// Its input items, in OpenAI's format.
     pub input: Vec<Value>,
-    /// What the response repeats of it.
+    /// The fields that the response repeats.
     pub told: Map<String, Value>,
     instructions: Option<String>,
-    /// The rest, as a chat has it.
+    /// The other fields, under a chat's names.
     rest: Map<String, Value>,
 }
 
-/// Names of a chat's fields that are others in Responses.
+/// Pairs of a chat's field name and its name in Responses, where they differ.
 pub const NAMES: &[(&str, &str)] = &[
     ("response_format.json_schema", "text.format"),
     ("response_format", "text.format"),
@@ -45,7 +45,7 @@ pub const NAMES: &[(&str, &str)] = &[
 
 impl ResponsesRequest {
     /// # Errors
-    /// [`Failure::Invalid`].
+    /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         refuse(&mut fields)?;
@@ -112,10 +112,10 @@ impl ResponsesRequest {
         })
     }
 
-    /// The chat that this is, behind the items of what it goes on from.
+    /// Converts the request to a chat, with the items of earlier responses first.
     ///
     /// # Errors
-    /// [`Failure::Invalid`]; the fields have the names that they have in a chat, see [`NAMES`].
+    /// Returns [`Failure::Invalid`]; fields have their names in a chat, see [`NAMES`].
     pub fn chat(&self, earlier: &[Value]) -> Result<Chat, Failure> {
         let mut conversation = Conversation::default();
         if let Some(instructions) = &self.instructions {
@@ -133,7 +133,7 @@ impl ResponsesRequest {
     }
 }
 
-/// Refuses what this server does not do and an answer cannot do without.
+/// Refuses features that this server lacks and that an answer cannot ignore.
 fn refuse(fields: &mut Fields) -> Result<(), Failure> {
     for (field, why) in [
         ("conversation", "this server keeps no conversations"),
@@ -165,13 +165,13 @@ fn refuse(fields: &mut Fields) -> Result<(), Failure> {
             return Err(Failure::invalid("include", message));
         }
     }
-    // Its only member pads events.
+    // Its only field pads events.
     fields.take("stream_options");
     Ok(())
 }
 
-/// What a response repeats, with OpenAI's defaults where the client left it to them. Fields that also shape the answer stay
-/// with the rest.
+/// Takes the fields that a response repeats, with OpenAI's defaults for absent ones. Fields that also affect the answer
+/// stay among the rest.
 fn told(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
     let mut told = Map::new();
     for (field, default) in [
@@ -202,7 +202,7 @@ fn told(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
     Ok(told)
 }
 
-/// `text.format`, as it came and as a chat has it.
+/// `text.format` as sent, and in the form of a chat's field.
 struct Formats {
     told: Value,
     chats: Option<Value>,
@@ -247,7 +247,7 @@ fn take_format(fields: &mut Fields) -> Result<Formats, Failure> {
     })
 }
 
-/// `{"type": "function", "name": …}` as a chat has it: `{"type": "function", "function": {"name": …}}`.
+/// Converts `{"type": "function", "name": …}` to a chat's form: `{"type": "function", "function": {"name": …}}`.
 fn nest_tools(tools: Value) -> Result<Value, Failure> {
     let tools = match tools {
         Value::Array(tools) => tools,
@@ -386,7 +386,7 @@ fn take_item(conversation: &mut Conversation, at: &str, item: &Value) -> Result<
     Ok(())
 }
 
-/// The texts of a string or of an array of parts.
+/// Reads the texts of a string or of an array of parts.
 fn take_texts(at: &str, content: &Value) -> Result<Vec<String>, Failure> {
     let parts = match content {
         Value::String(text) => return Ok(vec![text.clone()]),

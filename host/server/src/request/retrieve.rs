@@ -14,25 +14,25 @@ pub struct SearchQuery {
     pub ask: Ask,
 }
 
-/// A checked `POST /v1/retrieve`.
+/// A validated `POST /v1/retrieve`.
 #[derive(Debug)]
 pub struct Retrieve {
     /// The query.
     pub asked: SearchQuery,
-    /// Whether the documents are to stand in the policy's order, over what the engine's cache holds.
+    /// Whether the documents are returned in the policy's order, based on the engine's cache.
     pub order: bool,
-    /// The salt of the requests whose cache counts.
+    /// The salt of the requests whose cache content is used.
     pub cache_salt: String,
 }
 
-/// A chat that asks for documents.
+/// A chat that requests retrieval.
 #[derive(Debug)]
 pub struct Retrieving {
     /// The chat without the field.
     pub body: Map<String, Value>,
     /// The query.
     pub asked: SearchQuery,
-    /// Whether the chat is answered without documents when they are not available.
+    /// Whether the chat is answered without documents if retrieval is unavailable.
     pub does_without: bool,
 }
 
@@ -40,7 +40,7 @@ impl Retrieve {
     /// Parses a request's body.
     ///
     /// # Errors
-    /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
+    /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         let asked = take_asked(&mut fields, "")?;
@@ -57,17 +57,17 @@ impl Retrieve {
 }
 
 impl Retrieving {
-    /// Returns what a chat's body asks for; `None`: no documents. The question is the last user message, unless
+    /// Returns a chat body's retrieval request; `None` if it has none. The question is the last user message, unless
     /// `retrieval` has another, or its embedding.
     ///
     /// # Errors
-    /// Returns [`Failure::Invalid`] for a field that is not what the API accepts.
+    /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn take(body: &[u8]) -> Result<Option<Self>, Failure> {
         if !body.windows(FIELD.len()).any(|bytes| bytes == FIELD) {
             return Ok(None);
         }
         let Ok(Value::Object(mut body)) = serde_json::from_slice(body) else {
-            // The next parser of the body reports what is wrong.
+            // The next parser of the body reports the error.
             return Ok(None);
         };
         let mut fields = match body.shift_remove("retrieval") {
@@ -123,7 +123,7 @@ const MAX_FILTERS: usize = 16;
 /// Most values of all filters of a request.
 const MAX_FILTER_VALUES: usize = 256;
 
-/// Takes the fields that both have; errors name them after `prefix`.
+/// Takes the fields common to both; errors prepend `prefix` to their names.
 fn take_asked(fields: &mut Fields, prefix: &str) -> Result<SearchQuery, Failure> {
     let invalid = |name: &str, message: String| {
         Err(Failure::invalid(

@@ -1,4 +1,4 @@
-//! `POST /tokenize` and `POST /detokenize`, as vLLM has them: the fields that ask for tokens, and for their text.
+//! `POST /tokenize` and `POST /detokenize`, as in vLLM: the fields of requests for tokens and for their text.
 
 use super::completion::{Prompt, check_prompt, check_tokens};
 use super::fields::{Fields, wrong_type};
@@ -10,35 +10,35 @@ use serde_json::Value;
 /// A request for tokens.
 #[derive(Debug)]
 pub struct Tokenize {
-    /// The model asked for; `None`: whichever is served.
+    /// The requested model; `None` for the served one.
     pub model: Option<String>,
-    /// Of what.
+    /// The text or chat to tokenise.
     pub what: Tokenized,
-    /// Whether each token's text is wanted beside it.
+    /// Whether each token's text is requested too.
     pub strings: bool,
 }
 
-/// What tokens are asked for.
+/// The input to tokenise.
 #[derive(Debug)]
 pub enum Tokenized {
-    /// A text, with or without the tokens that open a prompt.
+    /// A text, and whether to add the special tokens that open a prompt.
     Text(String, bool),
-    /// A chat, as its template writes it.
+    /// A chat, rendered by its template.
     Chat(Box<Chat>),
 }
 
 /// A request for a text.
 #[derive(Debug)]
 pub struct Detokenize {
-    /// The model asked for; `None`: whichever is served.
+    /// The requested model; `None` for the served one.
     pub model: Option<String>,
-    /// Of these tokens.
+    /// The tokens to convert.
     pub tokens: Vec<TokenId>,
 }
 
 impl Tokenize {
     /// # Errors
-    /// [`Failure::Invalid`].
+    /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         let strings = fields.boolean("return_token_strs")?;
@@ -69,7 +69,7 @@ impl Tokenize {
 
 impl Detokenize {
     /// # Errors
-    /// [`Failure::Invalid`].
+    /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         let tokens = match fields.take("tokens") {
@@ -89,8 +89,8 @@ impl Detokenize {
     }
 }
 
-/// A text completion whose prompt shall only be rendered: vLLM takes several prompts at once there. All else that it says
-/// is there once, however many prompts there are.
+/// A text completion whose prompts are only rendered. vLLM allows several prompts in such a request; the other fields apply
+/// to all of them.
 #[derive(Debug)]
 pub struct Rendering {
     first: Completion,
@@ -99,7 +99,7 @@ pub struct Rendering {
 
 impl Rendering {
     /// # Errors
-    /// [`Failure::Invalid`].
+    /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         let mut others = match fields.take("prompt") {
@@ -126,16 +126,16 @@ impl Rendering {
         })
     }
 
-    /// The model asked for; `None`: whichever is served.
+    /// The requested model; `None` for the served one.
     #[must_use]
     pub fn model(&self) -> Option<&str> {
         self.first.options.model.as_deref()
     }
 
-    /// Calls `render` with each completion, in their order.
+    /// Calls `render` with each completion, in order.
     ///
     /// # Errors
-    /// Those of `render`, and [`Failure::Invalid`] for a prompt that is none.
+    /// Returns the errors of `render`, and [`Failure::Invalid`] for an invalid prompt.
     pub fn each<T>(
         self,
         mut render: impl FnMut(&Completion) -> Result<T, Failure>,

@@ -1,20 +1,20 @@
-//! Retrieves documents for requests that come without, while the engine already computes those found first.
+//! Retrieves documents for requests without any, while the engine already computes the first ones found.
 //!
 //! ```text
 //!   /v1/embeddings ─▶ embedder
-//!   /v1/retrieve   ─▶ embedder ─▶ store ─▶ orders: the policy's, over what the engine's cache holds
+//!   /v1/retrieve   ─▶ embedder ─▶ store ─▶ orders: the policy's, based on the engine's cache
 //!   chat with `retrieval` ─▶ pipeline ─▶ embedder ─▶ store ──stage──▶ guess ──▶ engine (prefill)
 //!                                                       └──last───▶ prompt ──▶ engine (joins the guess)
 //! ```
 //!
-//! | file | answers |
+//! | file | content |
 //! | --- | --- |
-//! | `orders` | which documents the engine's cache holds, and in which order they should stand |
-//! | `prompt` | how documents come into a chat's body |
-//! | `pipeline` | what is computed before the search is over |
+//! | `orders` | the documents in the engine's cache, and the order of a request's documents |
+//! | `prompt` | writing documents into a chat's body |
+//! | `pipeline` | computing before the search is over |
 //!
-//! Embedder and store may be missing, or fail: requests that need them are then refused with 503, and all others are
-//! served as before. They are looked for again with every request.
+//! Embedder and store may be missing or fail: requests that need them are then refused with 503, and all others are served.
+//! Each request tries them again.
 
 pub mod orders;
 pub mod pipeline;
@@ -36,11 +36,11 @@ use std::sync::Arc;
 pub struct Config {
     /// The embedder of texts.
     pub embedder: EmbedderSource,
-    /// The store in which documents are searched; `None`: there is none.
+    /// The store to search; `None` if there is none.
     pub store: Option<Arc<dyn Store>>,
-    /// The gateway's configuration of ordering, which also orders documents here.
+    /// The gateway's ordering configuration, which also orders documents here.
     pub ordering: OrderingConfig,
-    /// The same configuration, for an orderer that only writes: see [`prompt::config`].
+    /// The same configuration, for an orderer that only writes documents: see [`prompt::config`].
     pub writing: OrderingConfig,
     /// Which change of the documents ends a guess.
     pub compared: pipeline::Compared,
@@ -89,16 +89,16 @@ pub enum EmbedderError {
     /// The hashing embedder has no dimensions, or too many.
     #[error(transparent)]
     Dimensions(#[from] DimensionsError),
-    /// The folder holds no model that can be loaded.
+    /// The folder has no model that can be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
 }
 
 impl EmbedderSource {
-    /// Opens the embedder. That of a folder takes a second.
+    /// Opens the embedder. One in a folder takes a second.
     ///
     /// # Errors
-    /// Returns an [`EmbedderError`] when there is none.
+    /// Returns an [`EmbedderError`] if there is none.
     pub fn open(&self) -> Result<Arc<dyn Embedder>, EmbedderError> {
         Ok(match self {
             Self::Hashing(dimensions) => Arc::new(Hashing::new(*dimensions)?),
@@ -112,7 +112,7 @@ pub struct Retriever {
     source: EmbedderSource,
     embedder: Mutex<Option<Arc<dyn Embedder>>>,
     store: Option<Arc<dyn Store>>,
-    /// The configuration by which documents are written into a prompt.
+    /// The configuration for writing documents into a prompt.
     pub writing: OrderingConfig,
     /// The order of documents.
     pub orders: orders::Orders,
@@ -121,7 +121,7 @@ pub struct Retriever {
 }
 
 impl Retriever {
-    /// Returns a retriever; nothing is opened before it is needed.
+    /// Returns a retriever; nothing is opened until it is needed.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -137,9 +137,9 @@ impl Retriever {
     /// Returns the embedder.
     ///
     /// # Errors
-    /// Returns [`Failure::Retriever`] when it cannot be loaded.
+    /// Returns [`Failure::Retriever`] if it cannot be loaded.
     pub fn embedder(&self) -> Result<Arc<dyn Embedder>, Failure> {
-        // Other callers wait while it is loaded, since they would load it too.
+        // Other callers wait while it is loaded, so that it is loaded once.
         let mut embedder = self.embedder.lock();
         if let Some(embedder) = &*embedder {
             return Ok(Arc::clone(embedder));
@@ -148,10 +148,10 @@ impl Retriever {
         Ok(Arc::clone(embedder.insert(opened)))
     }
 
-    /// Returns the vectors of texts that came in `field`.
+    /// Returns the vectors of texts from the request's `field`.
     ///
     /// # Errors
-    /// Returns [`Failure::Invalid`] when a text has nothing to embed, else the errors of [`Retriever::embedder`].
+    /// Returns [`Failure::Invalid`] if a text has nothing to embed, otherwise the errors of [`Retriever::embedder`].
     pub fn embed(&self, field: &str, texts: &[&str]) -> Result<Vec<Embedding>, Failure> {
         let embedded = self.embedder()?.embed(texts);
         embedded.map_err(|error| match error {
@@ -160,19 +160,19 @@ impl Retriever {
         })
     }
 
-    /// Returns the store's version; results of another version must be forgotten.
+    /// Returns the store's version; results of another version must be dropped.
     ///
     /// # Errors
-    /// Returns [`Failure::Retriever`] when there is no store or it cannot be reached.
+    /// Returns [`Failure::Retriever`] if there is no store or it cannot be reached.
     pub fn version(&self) -> Result<String, Failure> {
         self.store()?.version().map_err(refused)
     }
 
-    /// Returns the best documents, best first; `stage` gets the best so far whenever they have changed.
+    /// Returns the best documents, best first; calls `stage` with the best so far whenever they change.
     ///
     /// # Errors
-    /// Returns [`Failure::Retriever`] when embedder or store are not available, and [`Failure::Invalid`] when they do
-    /// not accept the query.
+    /// Returns [`Failure::Retriever`] if embedder or store are not available, and [`Failure::Invalid`] if they do not
+    /// accept the query.
     pub fn search(
         &self,
         asked: SearchQuery,

@@ -1,9 +1,9 @@
-//! Determines which documents the engine's cache holds, and in which order a request's documents should stand.
+//! Tracks the documents in the engine's cache, and orders a request's documents.
 //!
-//! The engine's own feed is followed within the process: a tree here holds exactly what the cache holds, tenant by
-//! tenant. A tenant is known by the key of its salt, as in the feed over HTTP. The order is that of the gateway's
-//! policy, one for each tenant. It learns from the chats whose documents were found here, and forgets when the cache
-//! holds nothing of the tenant any more.
+//! The engine's own feed is followed within the process: a tree per tenant holds exactly the cache's documents. A tenant is
+//! identified by the key of its salt, as in the feed over HTTP. The order is that of the gateway's policy, one for each
+//! tenant. It learns from the chats whose documents were retrieved here, and is dropped when the cache holds nothing of the
+//! tenant any more.
 
 use crate::kv::wire;
 use foreword_engine::engine::feed::{Feed, Position};
@@ -17,11 +17,11 @@ use foreword_ordering::tree::{Bounds, KnowledgeTree, ResidencyEvent, Scope};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// The order of documents over what the engine's cache holds. The engine is followed when an order is asked for.
+/// Orders documents by the engine's cache content. The feed is read when an order is requested.
 pub struct Orders {
-    /// Configuration that names the policy.
+    /// Configuration with the policy.
     ordering: Config,
-    /// Valid after each line that changes it, so a panic under the lock spoils nothing.
+    /// Valid after each line that changes it, so a panic under the lock does no harm.
     state: Mutex<OrdersState>,
 }
 
@@ -30,52 +30,52 @@ struct OrdersState {
     since: Option<Position>,
     follower: Follower,
     tenants: HashMap<TenantKey, Tenant>,
-    /// Number of documents that were asked for: trees remember each, held or not.
+    /// Number of documents in requests: a tree stores each, held or not.
     asked: usize,
 }
 
 struct Tenant {
     tree: KnowledgeTree,
-    /// Scopes of documents, the latest last.
+    /// Scopes of documents, latest last.
     scopes: Vec<Scope>,
     policy: Box<dyn Policy>,
 }
 
-/// A document to be ordered.
+/// A document to order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known<'a> {
     /// Id of the document in the collection.
     pub id: &'a str,
-    /// Fingerprint by which the gateway and the feed know the document.
+    /// The document's fingerprint in the gateway and the feed.
     pub fingerprint: Fingerprint,
     /// Estimated tokens.
     pub tokens: u32,
 }
 
-/// An order, and how much of it the cache holds.
+/// An order, and its match with the cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ordered {
-    /// Ranks, in the order in which the documents should stand.
+    /// Ranks, in the order of the documents.
     pub order: Vec<u16>,
-    /// Number of documents at the beginning of the order that the cache holds.
+    /// Number of documents at the beginning of the order that are cached.
     pub matched: u32,
     /// Estimated tokens of these documents.
     pub matched_tokens: u64,
 }
 
-/// Number of events read in one go.
+/// Number of events read at once.
 const BATCH: usize = 4_096;
-/// Number of scopes that are tried if the caller does not know its own.
+/// Number of scopes tried if the caller does not know its own.
 const SCOPES: usize = 64;
 const BOUNDS: Bounds = Bounds {
     max_nodes: 1 << 20,
     max_tokens: None,
 };
-/// Number of documents after which a tree is made anew, from the feed's snapshot.
+/// Number of documents after which trees are rebuilt from the feed's snapshot.
 const MAX_ASKED: usize = 1 << 18;
 
 impl Orders {
-    /// Returns orders that know nothing yet.
+    /// Returns orders without state.
     #[must_use]
     pub fn new(ordering: Config) -> Self {
         Self {
@@ -84,9 +84,9 @@ impl Orders {
         }
     }
 
-    /// Returns the policy's order of `documents`, which stand in rank order, for the tenant of `salt`: behind `scope`,
-    /// or behind the scope that has the most of them. If the cache holds nothing of the tenant, they stay in rank order,
-    /// the favoured ones apart.
+    /// Returns the policy's order of `documents`, which are in rank order, for the tenant of `salt`: after `scope`, or
+    /// after the scope that has most of them. If the cache holds nothing of the tenant, they stay in rank order, except
+    /// that favoured ones keep their place.
     pub fn choose(
         &self,
         feed: &Feed,
@@ -150,8 +150,7 @@ impl Orders {
         placement.split(count)
     }
 
-    /// Records that a chat of the tenant of `salt` goes to the engine with `documents` in this order; `ranks` are
-    /// theirs.
+    /// Records that a chat of the tenant of `salt` sends `documents` in this order; `ranks` are their ranks.
     pub fn remember(&self, salt: &str, documents: &[Fingerprint], ranks: &[u16]) {
         let mut state = self.state.lock();
         let Some(tenant) = state.tenants.get_mut(&TenantKey::of(salt)) else {
@@ -185,7 +184,7 @@ impl OrdersState {
                         let tenant = self.tenants.entry(key);
                         let tenant = tenant.or_insert_with(|| Tenant::new(ordering));
                         tenant.apply(event);
-                        // Empty scopes stay in a tree.
+                        // Empty scopes stay in a tree, so tokens are checked.
                         if tenant.tree.tokens() == 0 {
                             self.tenants.remove(&key);
                         }
@@ -272,7 +271,7 @@ mod tests {
             (found.order, found.matched, found.matched_tokens),
             (vec![2, 0, 1], 2, 20)
         );
-        // Behind something else the cache holds nothing; where nobody says what will stand before, this will do.
+        // After another prefix the cache holds nothing; without a scope, the best one is used.
         assert_eq!(order(Some(Scope(8)), &[1, 2, 3]).order, [0, 1, 2]);
         assert_eq!(order(None, &[1, 2, 3]).matched, 2);
         feed.publish(vec![removed("t", 7, &[3, 1])]);
@@ -338,10 +337,10 @@ mod tests {
         };
         feed.publish(vec![stored("t", 7, &[3])]);
         assert_eq!(order(), [2, 0, 1]);
-        // Whoever asks for 3 may ask for 2 again.
+        // Requests for 3 may also be for 2 again.
         orders.remember("t", &[3, 2, 4].map(Fingerprint), &[1, 0, 2]);
         assert_eq!(order(), [2, 1, 0]);
-        // What is learnt stays with its tenant, and goes with what is held.
+        // A policy's state stays with its tenant, and is dropped with its last document.
         feed.publish(vec![stored("u", 7, &[3])]);
         assert_eq!(
             orders.choose(&feed, "u", None, &known(&[1, 2, 3])).order,

@@ -1,4 +1,4 @@
-//! Computes a chat while its documents are still searched for (RAGCache, section 5.3, Algorithm 2).
+//! Prefills a chat while its documents are still being searched for (RAGCache, section 5.3, Algorithm 2).
 //!
 //! ```text
 //!   search   ── stage ──▶ [D1 D3] ── stage ──▶ [D1 D2] ── stage ── stage ──▶ [D1 D2], the end
@@ -7,17 +7,17 @@
 //!                   of D1, D3            D1 is found in the cache                 its tokens are there already
 //! ```
 //!
-//! * A guess is made when the best documents have changed. By default a document that only changes its rank is no change,
-//!   unless its rank decides its place ([`Compared`]): other ranks change the hint after the documents, which is short.
-//! * A guess whose documents have changed ends with the engine's current step, whether or not another one takes its
-//!   place: what it would compute next, nobody asks for. What it has computed stays cached.
-//! * No guess is prepared while as many requests wait as [`EngineConfig::max_prefill_batch`] says: under load nothing
-//!   is idle. The engine counts both. A guess that ended while it waited leaves its place with the next step.
-//! * The documents' order is the policy's over what the cache holds, or begins as the previous guess did if that had
-//!   begun to run, whichever saves more. So a guess begins like the one before it as far as it can. Favoured documents keep
-//!   their places, and with policy `retrieval` all documents do.
-//! * Only the latest stage is looked at: while a guess is prepared, the search goes on and is not waited for. A guess
-//!   whose documents have changed before it was prepared is not submitted.
+//! * A guess is made when the best documents change. By default another rank is a change only where the place follows from
+//!   the rank ([`Compared`]); elsewhere it changes the hint after the documents, which is short.
+//! * A guess whose documents changed ends with the engine's current step, whether or not another one replaces it, since its
+//!   further tokens would be useless. Computed tokens stay cached.
+//! * No guess is prepared while at least [`EngineConfig::max_prefill_batch`] requests wait: under load no capacity is idle.
+//!   The engine counts both. A guess that ended while it waited leaves the queue with the next step.
+//! * The documents' order is the policy's over the cache, or begins like the previous guess if that had started, whichever
+//!   saves more. So a guess shares as long a prefix with the previous one as possible. Favoured documents keep their places,
+//!   and with policy `retrieval` all documents do.
+//! * Only the latest stage is used: while a guess is prepared, the search continues. A guess whose documents changed before
+//!   it was prepared is not submitted.
 //!
 //! [`EngineConfig::max_prefill_batch`]: foreword_engine::engine::EngineConfig
 
@@ -53,37 +53,37 @@ pub enum Compared {
     Ranks,
 }
 
-/// The parts that a chat's search and its guesses use.
+/// The components for a chat's search and its guesses.
 pub struct Pipeline {
     /// The retriever.
     pub retriever: Arc<Retriever>,
     /// The model whose engine computes the guesses.
     pub model: Arc<Model>,
-    /// Finds documents in a prompt.
+    /// Locates documents in a prompt.
     pub locator: Locator,
-    /// Bounds the requests that are prepared at once.
+    /// Permits to prepare requests.
     pub preparing: Arc<Semaphore>,
-    /// Whether the engine computes guesses at the chat. They are in vain where it keeps nothing of a guess for the chat.
+    /// Whether the engine computes guesses for the chat. They are useless if it may not cache them for the chat.
     pub speculates: bool,
-    /// Time after which nobody wants the answer any more.
+    /// Time after which the answer is no longer needed.
     pub deadline: Instant,
 }
 
 /// A chat with its retrieved documents.
 pub struct Prepared {
-    /// The body to continue with.
+    /// The chat's body with its documents.
     pub written: Written,
     /// Number of documents that were found.
     pub documents: usize,
-    /// Id of all guesses at this chat.
+    /// Id of all guesses for this chat.
     pub id: SpeculationId,
     /// The latest guess.
     pub guess: Option<Speculation>,
 }
 
-/// A prompt that the engine was given before its documents were certain. Dropping it cancels it.
+/// A prompt submitted to the engine before its documents were final. Dropping it cancels it.
 pub struct Speculation {
-    /// Fingerprints of the documents, in the order in which they stand.
+    /// Fingerprints of the documents, in order.
     documents: Vec<Fingerprint>,
     /// What identifies the guess among those at the same chat.
     ids: Vec<String>,
@@ -91,21 +91,21 @@ pub struct Speculation {
 }
 
 impl Speculation {
-    /// Ends the guess. Returns its documents if the engine had begun to compute them, and so may hold some.
+    /// Ends the guess. Returns its documents if the engine had started it, and so may hold some of them.
     fn end(mut self) -> Option<Vec<Fingerprint>> {
         let begun = matches!(self.generation.try_next(), Some(Event::Started { .. }));
         begun.then_some(self.documents)
     }
 
-    /// Leaves the guess to the engine: the chat itself, which was submitted under its id, joins or supersedes it, and
-    /// either way it ends.
+    /// Leaves the guess to the engine: the chat itself, submitted under its id, joins or supersedes it, and either way it
+    /// ends.
     pub async fn handed_over(mut self) {
         while self.generation.next().await.is_some() {}
     }
 }
 
 impl Pipeline {
-    /// Searches for the documents of `body`, a chat's without its field `retrieval`, for the tenant of `salt`.
+    /// Searches for the documents of a chat with this `body` (without the field `retrieval`), for the tenant of `salt`.
     ///
     /// # Errors
     /// Returns the search's errors. A guess that fails is dropped.
@@ -117,11 +117,11 @@ impl Pipeline {
     ) -> Result<Prepared, Failure> {
         let (stages, mut latest) = watch::channel(Vec::new());
         let retriever = Arc::clone(&self.retriever);
-        // The search ends with this future, which the client's going drops.
+        // The search ends with this future, which is dropped when the client disconnects.
         let _cancel = asked.ask.cancelled.on_drop();
         let mut searching = tokio::task::spawn_blocking(move || {
             retriever.search(asked, &mut |found| {
-                // Nobody listens any more when the client has disconnected.
+                // The receiver is dropped when the client has disconnected.
                 match stages.send(found.to_vec()) {
                     Ok(()) => ControlFlow::Continue(()),
                     Err(_) => ControlFlow::Break(()),
@@ -131,7 +131,7 @@ impl Pipeline {
         let id = SpeculationId(NEXT.fetch_add(1, Ordering::Relaxed));
         let chat = Arc::new(Unanswered { body, salt, id });
         let mut guess: Option<Speculation> = None;
-        // The documents of the last guess that has ended, in their order.
+        // The documents of the last guess that has ended, in order.
         let mut before: Option<Vec<Fingerprint>> = None;
         let found = loop {
             tokio::select! {
@@ -165,8 +165,8 @@ impl Pipeline {
         })
     }
 
-    /// Has the engine compute the chat with the documents found so far, unless there is no time for it or `latest`
-    /// has other ones when the prompt is ready. `before` are the documents of the last guess, in their order.
+    /// Lets the engine prefill the chat with the documents found so far, unless the engine is busy or `latest` has changed
+    /// when the prompt is ready. `before` are the documents of the last guess, in order.
     async fn guess(
         self: &Arc<Self>,
         chat: &Arc<Unanswered>,
@@ -203,7 +203,7 @@ impl Pipeline {
         }
     }
 
-    /// Does `work` on a thread that may block, at most as many at once as there are cores.
+    /// Runs `work` on a thread that may block, with at most one such thread per core.
     async fn prepare<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, Failure> + Send + 'static,
@@ -220,7 +220,7 @@ impl Pipeline {
             .map_err(Failure::internal)?
     }
 
-    /// Returns the chat's body with `found`, and the documents in their order. `before` is being computed, or was.
+    /// Returns the chat's body with `found`, and the documents in order. `before` is the order of the previous guess.
     fn write(
         &self,
         chat: &Unanswered,
@@ -290,7 +290,7 @@ impl Pipeline {
     fn request(&self, chat: &Unanswered, written: &Written) -> Result<Request, Failure> {
         let parsed = Chat::parse(&written.body)?;
         let path = written.path.as_ref();
-        // Only the chat itself counts.
+        // Only the chat itself is counted.
         let counts = Placements::default();
         let placer = Placer::new(&self.locator, path, &written.body, &counts);
         let (request, ..) = self.model.chat_request(&parsed, &placer)?;
@@ -306,8 +306,8 @@ impl Pipeline {
     }
 }
 
-/// Returns the order that saves more: that of `held`, or one that begins like `before`, which is being computed or was.
-/// Either way the favoured documents of `split` keep their places.
+/// Returns the order that saves more: that of `held`, or one that begins like `before`, the previous guess. Either way the
+/// favoured documents of `split` keep their places.
 fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered, split: Split) -> Vec<u16> {
     let rank = |fingerprint: &Fingerprint| {
         let at = known
@@ -334,7 +334,7 @@ fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered, split: Split
     }
 }
 
-/// A chat without its documents yet.
+/// A chat before its documents are written into it.
 struct Unanswered {
     body: Map<String, Value>,
     salt: String,
@@ -375,7 +375,7 @@ mod tests {
             super::best(known, before, held, free(known.len()))
         };
         assert_eq!(best(&known, &[], ranks()), [0, 1, 2]);
-        // Document 9 has been found to be none of them: what stood behind it is lost.
+        // Document 9 is not among them: the computed documents after it are lost.
         assert_eq!(best(&known, &before(&[3, 9, 1]), ranks()), [2, 0, 1]);
         assert_eq!(best(&known, &before(&[9, 3]), ranks()), [0, 1, 2]);
         assert_eq!(best(&known, &before(&[3]), held(&[1, 0, 2], 20)), [1, 0, 2]);

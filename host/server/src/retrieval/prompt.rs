@@ -1,8 +1,8 @@
 //! Writes documents into a chat's body with the core, as the gateway would.
 //!
-//! The order is chosen elsewhere ([`super::orders`]). The core's orderer still writes it, with its hint of the
-//! retriever's order. To make it choose that order, an orderer that knows nothing else is shown these documents once,
-//! in the order wanted; it then sends them so again.
+//! The order is chosen elsewhere ([`super::orders`]). The core's orderer still writes it, with its hint of the retriever's
+//! order. To make it choose that order, a new orderer first records these documents in the wanted order; it then replays
+//! it.
 
 use super::orders::Known;
 use axum::http::HeaderValue;
@@ -20,20 +20,20 @@ use serde_json::{Map, Value, json};
 pub struct Written {
     /// The body, as a client might have sent it.
     pub body: Vec<u8>,
-    /// The path header of the documents, for finding them in the prompt again.
+    /// The path header of the documents, for locating them in the prompt.
     pub path: Option<HeaderValue>,
-    /// Ranks of the documents, in the order in which they stand.
+    /// Ranks of the documents, in order.
     pub order: Vec<u16>,
 }
 
-/// Returns the configuration of an orderer that only writes, from the gateway's: it finds documents and words hints
-/// alike, but remembers nothing of chats.
+/// Returns the configuration of an orderer that only writes, derived from the gateway's: it finds documents and writes
+/// hints in the same way, but records no chats.
 ///
 /// # Errors
-/// Returns a [`ConfigError`] when the gateway's has a value that is not allowed.
+/// Returns a [`ConfigError`] if the gateway's has a value that is not allowed.
 pub fn config(gateway: &RawConfig) -> Result<Config, ConfigError> {
     let mut raw = gateway.clone();
-    // The gateway's policy has chosen already. This one adds nothing to what was sent once.
+    // The gateway's policy has already chosen the order. This policy keeps the recorded one.
     raw.policy = "longest".to_owned();
     raw.rank = RawRank::free();
     raw.documents.field = DocumentsField::Render;
@@ -43,11 +43,11 @@ pub fn config(gateway: &RawConfig) -> Result<Config, ConfigError> {
     Config::try_from(raw)
 }
 
-/// Writes `found`, in rank order, into `body`, a chat's that has no documents. `order` chooses from the scope and from
-/// the documents themselves.
+/// Writes `found`, in rank order, into `body`, a chat's without documents. `order` returns the order for the scope and the
+/// documents.
 ///
 /// # Errors
-/// Returns [`Skip`] when the core does not accept the body.
+/// Returns [`Skip`] if the core does not accept the body.
 pub fn write(
     config: &Config,
     body: &Map<String, Value>,
@@ -84,7 +84,7 @@ pub fn write(
             }
         })
         .collect();
-    // Equal documents are sent once. Then ranks differ from positions in the list, so the list stays as it is.
+    // Equal documents are sent once. Ranks then differ from positions in the list, so the list stays in order.
     let order = match known.len() == found.len() {
         true => order(run.scope, &known),
         false => ranks.clone(),

@@ -1,24 +1,24 @@
-//! Agreement between the workers of one Envoy: each publishes what its requests did, and learns what others' did.
+//! Agreement between the workers of one Envoy: each publishes its requests' records, and applies those of the others.
 //!
 //! ```text
-//!   worker 1 ── VM ── Orderer ── tells ──▶ ┌ ring in shared data ┐ ◀── tells ── Orderer ── VM ── worker 2
-//!                        ▲                 │ [41] [42] [43] …    │                 ▲
-//!                        └───── learns ─── └─────────────────────┘ ── learns ──────┘
+//!   worker 1 ── VM ── Orderer ─ publishes ▶ ┌ ring in shared data ┐ ◀ publishes ─ Orderer ── VM ── worker 2
+//!                        ▲                  │ [41] [42] [43] …    │                  ▲
+//!                        └───── reads ───── └─────────────────────┘ ──── reads ──────┘
 //! ```
 //!
-//! A Wasm VM lives on one worker thread and shares no memory with the others. But Envoy's shared data is a key-value
-//! store for the whole process, and one entry a request is little. Before a request is ordered, its worker reads how
-//! far the ring has come, which takes about a microsecond, and learns the entries that are new to it. Afterwards it
-//! publishes its own. So a request knows every entry that was published before it came; only requests that are ordered
-//! in the same instant do not know of each other. An idle worker catches up at its next tick.
+//! A Wasm VM runs on one worker thread and shares no memory with the others. But Envoy's shared data is a key-value store
+//! for the whole process, and one entry a request costs little. Before a request is ordered, its worker reads the ring's
+//! head, in about a microsecond, and applies the new entries. Afterwards it publishes its own. So a request knows every
+//! entry that was published before it; only requests ordered at the same instant do not know of each other. An idle worker
+//! catches up at its next tick.
 //!
-//! A new VM, after a reload, a trap or with a new worker, learns the whole ring: the last requests of all workers.
+//! A new VM, after a reload, a trap or with a new worker, reads the whole ring: the last requests of all workers.
 //!
-//! Failures cost knowledge and nothing else, and are counted: a worker that was overtaken by a whole round, an entry
-//! whose writer ended between taking a position and writing, and bytes that are no entry.
+//! Failures cost knowledge and nothing else, and are counted: entries overwritten before this worker read them, an entry
+//! whose writer ended between taking a position and writing, and bytes that are not an entry.
 //!
-//! There is no singleton service, because Istio's and Envoy Gateway's resources cannot add one, and after a trap it
-//! would stay dead.
+//! There is no singleton service, because Istio's and Envoy Gateway's resources cannot add one, and it would not restart
+//! after a trap.
 
 mod ring;
 
@@ -29,30 +29,30 @@ use foreword_ordering::PeerUpdate;
 use self::ring::{Head, Ring, Slot};
 use crate::host::{Host, HostError};
 
-/// One worker's part in a ring.
+/// One worker's view of a ring.
 #[derive(Debug)]
 pub(crate) struct Agreement {
     ring: Ring,
     /// The next position to read; everything before it is known.
     next: u64,
-    /// Positions from there on that this worker wrote itself, ascending. There are fewer than the ring has.
+    /// Positions of this worker's own entries from `next` on, ascending; fewer than the ring's entries.
     own: VecDeque<u64>,
-    /// The ring's head as last seen, until this worker publishes an entry: a request looks once, learns, and
+    /// The ring's head as last read, until this worker publishes: a request reads the head once, applies entries and
     /// publishes.
     head: Option<Head>,
 }
 
-/// The result of learning new entries.
+/// The result of reading new entries.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LearnResult {
-    /// Number of entries that were applied.
+    /// Number of applied entries.
     pub(crate) entries: u64,
-    /// Number of entries that were overwritten, never written or not understood.
+    /// Number of entries that were overwritten, never written or malformed.
     pub(crate) lost: u64,
 }
 
 impl Agreement {
-    /// Joins the ring of that name, knowing nothing of it yet.
+    /// Joins the ring of that name; the oldest entry is read first.
     pub(crate) fn open(host: &impl Host, name: &str, entries: u32) -> Result<Self, HostError> {
         let ring = Ring::open(host, name, entries)?;
         Ok(Self {
@@ -63,18 +63,19 @@ impl Agreement {
         })
     }
 
-    /// Forgets everything: the whole ring must be learnt, own entries too.
+    /// Starts again from the oldest entry, own entries included.
     pub(crate) fn forget(&mut self) {
         self.next = oldest(&self.ring, self.next);
         self.own.clear();
     }
 
-    /// Publishes an [encoded](PeerUpdate::encode) update, and returns whether it could.
+    /// Publishes an [encoded](PeerUpdate::encode) update. Returns false if it was too long or other workers were always
+    /// faster.
     pub(crate) fn tell(&mut self, host: &impl Host, update: &[u8]) -> Result<bool, HostError> {
         self.tell_within(host, update, MAX_ENTRY_BYTES)
     }
 
-    /// As [`Agreement::tell`], for an entry of up to `most` bytes.
+    /// Like [`Agreement::tell`], for an entry of up to `most` bytes.
     pub(crate) fn tell_within(
         &mut self,
         host: &impl Host,
@@ -91,7 +92,7 @@ impl Agreement {
         Ok(true)
     }
 
-    /// Hands every entry of others that is new to `learn`, oldest first, `limit` entries at most.
+    /// Passes each new entry of other workers to `learn`, oldest first, at most `limit` entries.
     pub(crate) fn catch_up(
         &mut self,
         host: &impl Host,
@@ -107,7 +108,7 @@ impl Agreement {
         })
     }
 
-    /// As [`Agreement::catch_up`], with the entries' bytes; `take` returns whether it understands them.
+    /// Like [`Agreement::catch_up`], with the entries' bytes; `take` returns whether it could read them.
     pub(crate) fn read_on(
         &mut self,
         host: &impl Host,
@@ -149,16 +150,15 @@ impl Agreement {
     }
 }
 
-/// Returns the first position that is not overwritten when the ring has come to `head`.
+/// Returns the oldest position that is not overwritten when the ring's head is `head`.
 fn oldest(ring: &Ring, head: u64) -> u64 {
     head.saturating_sub(ring.entries())
 }
 
-/// Most bytes of an entry: a request of some 1,500 documents. A longer one is not published.
+/// Longest entry: a request of about 1,500 documents. A longer one is not published.
 const MAX_ENTRY_BYTES: usize = 16 << 10;
 
-/// Number of newer entries after which one that was never written is given up. Its writer had to make only one more
-/// call.
+/// Number of newer entries after which an unwritten one is given up. Its writer had only one more call to make.
 const PATIENCE: u64 = 64;
 
 #[cfg(test)]
@@ -171,7 +171,7 @@ mod tests {
     use crate::tests::quiet::quietly;
     use crate::tests::scripted::ScriptedHost;
 
-    /// What a request with that one document did.
+    /// The record of a request with that one document.
     fn record(document: u64) -> PeerUpdate {
         let body = format!(
             r#"{{"messages": [{{"role": "user", "content": "<doc id=\"d\">{document}</doc> Why?"}}]}}"#
@@ -181,7 +181,7 @@ mod tests {
         PeerUpdate::OrderingRecord(rewrite.unwrap().record)
     }
 
-    /// A worker, with what it has learnt.
+    /// A worker and the updates that it received.
     struct Worker {
         host: ScriptedHost,
         agreement: Agreement,
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(three.catch_up(), learnt(2, 0));
         assert_eq!(three.known, [record(0), record(1)]);
 
-        // This one is never written.
+        // This position is never written.
         one.agreement.ring.reserve(&one.host, None).unwrap();
         for document in 0..PATIENCE - 1 {
             two.tell(document);
@@ -292,7 +292,7 @@ mod tests {
         }
         assert_eq!(two.catch_up(), learnt(4, 2));
         assert_eq!(two.known, [0, 3, 4, 5, 6].map(record));
-        // Told by itself, and overwritten since.
+        // Its own entry, overwritten since.
         two.tell(7);
         for document in 8..=12 {
             one.tell(document);
@@ -314,7 +314,7 @@ mod tests {
         let entry = record(0).encode();
         one.agreement.ring.write(&one.host, late, &entry).unwrap();
         let mut three = Worker::beside(&one.host, 2);
-        // Positions 1 and 2 are left; the slot of 2 says 0.
+        // Positions 1 and 2 are left; the slot of 2 holds position 0.
         assert_eq!(three.catch_up(), learnt(1, 0));
         for document in 3..70 {
             two.tell(document);
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(one.agreement.ring.head(&one.host).unwrap().next, 0);
     }
 
-    /// A worker of a model, which has a small stack: entries are bytes.
+    /// A worker in a loom model, whose threads have small stacks: entries are bytes.
     struct ModelWorker {
         host: ScriptedHost,
         agreement: Agreement,
@@ -398,12 +398,12 @@ mod tests {
         }
     }
 
-    /// Two workers tell one entry each and read on, while a third reads, in every order of their calls: each learns what
-    /// others told, once.
+    /// Two workers publish one entry each and then read, while a third reads, in every order of their calls: each receives
+    /// the others' entries, once.
     fn in_every_order(host: fn() -> ScriptedHost) {
         const TOLD: [&[u8]; 2] = [b"one", b"two"];
         let mut model = loom::model::Builder::new();
-        // More would take minutes, and a mistake that three cannot show is none that is known.
+        // More would take minutes, and every known mistake shows with three.
         model.preemption_bound = Some(3);
         model.check(move || {
             let host = host();
@@ -442,15 +442,15 @@ mod tests {
         quietly(|| in_every_order(|| ScriptedHost::interleaved().forget_conditions()));
     }
 
-    /// Writers that take a position and write it later, readers that come whenever they like: everybody learns what
-    /// others told, in order and once, but for what was overwritten before it was read.
+    /// Writers take a position and write it later, readers read at random times: each receives the others' entries, in
+    /// order and once, except those overwritten before it read them.
     #[test]
     fn any_interleaving_tells_everything_in_order() {
         const ENTRIES: u32 = 16;
         for seed in 0..200 {
             let mut random = foreword_ordering::random::Random::new(seed);
             let mut workers: [Worker; 3] = workers(ENTRIES);
-            // Positions that were taken and not yet written, by worker.
+            // Positions that were taken but not yet written, by worker.
             let mut open: [Option<u64>; 3] = [None; 3];
             let mut all: BTreeMap<u64, (usize, PeerUpdate)> = BTreeMap::new();
             for step in 0..300 {

@@ -1,15 +1,15 @@
 //! A ring of entries in the proxy's shared data.
 //!
 //! ```text
-//!   …/head     7                                     positions given out so far
-//!   …/0..=3    [4: …] [5: …] [6: …] [3: …]           the entry of position p stands in slot p mod 4, and says p
+//!   …/head     7                                     number of positions assigned so far
+//!   …/0..=3    [4: …] [5: …] [6: …] [3: …]           slot p mod 4 holds the entry of position p, with p
 //! ```
 //!
-//! A writer takes a position by compare-and-swap on `head`, then writes the slot. In between, the slot still holds an
-//! older entry, which a reader recognises by its position. No worker waits for another.
+//! A writer takes a position by compare-and-swap on `head`, then writes the slot. In between, the slot still holds an older
+//! entry, which a reader recognises by its position. No worker waits for another.
 //!
-//! Compare-and-swap cannot guard the *creation* of a key, so `head` is created by [`Ring::open`], which Envoy runs on
-//! its main thread, in a VM of its own, before any worker's. Only the owner of a position writes its slot.
+//! Compare-and-swap cannot guard the *creation* of a key, so `head` is created by [`Ring::open`], which Envoy runs on its
+//! main thread, in a VM of its own, before any worker's. Only the owner of a position writes its slot.
 
 use crate::host::{Host, HostError};
 use crate::swap;
@@ -27,18 +27,18 @@ pub(super) struct Ring {
 /// The state of a ring when it was last read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
-    /// Number of positions given out so far.
+    /// Number of positions assigned so far.
     pub(super) next: u64,
-    /// A number that changes when another position is given out.
+    /// A number that changes whenever a position is assigned.
     number: u32,
 }
 
-/// The content of a position that was given out.
+/// The content of an assigned position's slot.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Slot {
     /// The position's entry.
     Holds(Vec<u8>),
-    /// Nothing yet: the writer is not done, or never will be.
+    /// Nothing yet: the writer has not finished, or never will.
     Unwritten,
     /// A newer entry, or bytes that no writer wrote.
     Lost,
@@ -66,8 +66,8 @@ impl Ring {
         Ok(Head { next, number })
     }
 
-    /// Writes an entry behind all others and returns its position. Returns `None` if others were faster every time. A
-    /// caller that has `seen` the head need not read it again, unless it has moved.
+    /// Appends an entry and returns its position; `None` if other writers won every attempt. A caller that has `seen` the
+    /// head saves reading it, unless it has moved.
     pub(super) fn push(
         &self,
         host: &impl Host,
@@ -128,7 +128,7 @@ impl Ring {
     }
 }
 
-/// Reads how many positions were given out so far, and the number of the last change.
+/// Returns the number of positions assigned so far, and the compare-and-swap number.
 fn read_head<H: Host>(host: &H, key: &str) -> Result<(u64, u32), HostError> {
     let missing = HostError {
         call: "shared_data",

@@ -8,16 +8,16 @@ use super::fields::Fields;
 /// The agreement between workers: the ring that they share, and its size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AgreementConfig {
-    /// Name of the ring; `None`: it is derived from the configured tenants and routes.
+    /// Name of the ring; `None` to derive it from the configured tenants and routes.
     pub(crate) ring: Option<String>,
-    /// Number of entries that the ring holds, one a request; 0: workers know nothing of each other.
+    /// Number of entries in the ring, one a request. With 0, workers share nothing.
     pub(crate) entries: u32,
-    /// Whether gateways of other proxies, which follow the same engines' feeds, are told too, and heard.
+    /// Whether updates are exchanged with gateways of other proxies that follow the same engines' feeds.
     pub(crate) gateways: bool,
 }
 
 impl AgreementConfig {
-    /// Reads the part `agreement`; an absent one has the defaults.
+    /// Reads the part `agreement`; if absent, the defaults apply.
     pub(super) fn from_json(value: Option<&Value>) -> Result<Self, ConfigError> {
         let fields = Fields::of("agreement", value, &["ring", "entries", "gateways"])?;
         Ok(Self {

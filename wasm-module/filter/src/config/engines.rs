@@ -12,23 +12,23 @@ use super::{ConfigError, SaltKey};
 /// One engine behind the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EngineConfig {
-    /// Name of the engine, for logs.
+    /// The engine's name, for logs.
     pub(crate) name: String,
-    /// The address to which Envoy sends requests; `None`: it is the only engine.
+    /// The address to which Envoy sends requests; `None` for the only engine.
     pub(crate) address: Option<SocketAddr>,
     pub(crate) feed: Option<FeedConfig>,
-    /// Tokens in a block of the engine's cache; `None`: unknown.
+    /// Tokens in a block of the engine's cache; `None` if unknown.
     pub(crate) block_tokens: Option<u32>,
-    /// How its cache matches, which decides whether prompts are marked for it.
+    /// The kind of its cache, which decides whether prompts are marked for it.
     pub(crate) cache: CacheKind,
-    /// The routes on which the engine keeps caches of different `cache_salt`s apart; `None`: those of OpenAI's API.
+    /// Routes on which the engine separates caches by `cache_salt`; `None` for the defaults, those of OpenAI's API.
     pub(super) salts: Option<Vec<String>>,
 }
 
 impl EngineConfig {
-    /// Returns whether the engine keeps caches apart by the `cache_salt` of requests on this route. By default it does where
-    /// the request models of both vLLM and SGLang have the field: on `/v1/messages` vLLM has it since vllm#49498, and SGLang
-    /// has not.
+    /// Returns whether the engine separates caches by the `cache_salt` of requests on this route. By default it does on
+    /// routes where the request models of both vLLM and SGLang have the field. On `/v1/messages` only vLLM has it (since
+    /// vllm#49498).
     pub(super) fn keeps_salts(&self, route: &str) -> bool {
         match &self.salts {
             Some(routes) => routes.iter().any(|salted| salted == route),
@@ -37,14 +37,14 @@ impl EngineConfig {
     }
 }
 
-/// The feed by which an engine reports what it holds.
+/// The feed of an engine's cache events.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct FeedConfig {
     /// Name of Envoy's cluster.
     pub(crate) cluster: String,
     /// Bearer token for the feed. Never logged.
     pub(crate) token: Option<String>,
-    /// The key that the feed is sealed with; `None`: it must not be sealed.
+    /// The key that the feed is sealed with; `None` if it must be unsealed.
     pub(crate) key: Option<SaltKey>,
 }
 
@@ -56,7 +56,7 @@ impl std::fmt::Debug for FeedConfig {
     }
 }
 
-/// Reads the engines, in their order. Without any, there is one engine of which nothing is known.
+/// Reads the engines, in order. Without any, there is one engine with default settings.
 pub(crate) fn engines(value: Option<&Value>) -> Result<Vec<EngineConfig>, ConfigError> {
     let Some(value) = value else {
         return Ok(vec![EngineConfig {

@@ -1,7 +1,7 @@
-//! The one reader of configuration objects.
+//! Reads configuration objects.
 //!
-//! A caller names a field by its whole path and states its range and default; [`Fields`] finds the value under the
-//! path's last part. Each error names the field, the value and what would be accepted.
+//! A caller gives a field's whole path, its range and its default; [`Fields`] finds the value under the last part of the
+//! path. Each error names the field, the value and the accepted values.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -11,11 +11,11 @@ use serde_json::{Map, Value};
 use super::ConfigError;
 use super::salt_key::SaltKey;
 
-/// The fields of one object. Each is named by its whole path, such as `retrieval.k`.
+/// The fields of one object, each identified by its whole path, such as `retrieval.k`.
 pub(super) struct Fields<'v>(Option<&'v Map<String, Value>>);
 
 impl<'v> Fields<'v> {
-    /// Reads an object that has none but the `known` fields. An absent one has no fields.
+    /// Reads an object that has only `known` fields. An absent object has no fields.
     pub(super) fn of(
         field: &'static str,
         value: Option<&'v Value>,
@@ -51,12 +51,12 @@ impl<'v> Fields<'v> {
         Ok(Self(Some(fields)))
     }
 
-    /// Takes the fields of a whole configuration.
+    /// Wraps the fields of a whole configuration.
     pub(super) fn all(fields: &'v Map<String, Value>) -> Self {
         Self(Some(fields))
     }
 
-    /// Returns the number of fields that are there.
+    /// Returns the number of fields present.
     pub(super) fn len(&self) -> usize {
         self.0.map_or(0, Map::len)
     }
@@ -67,7 +67,7 @@ impl<'v> Fields<'v> {
         self.0?.get(name)
     }
 
-    /// Returns the value of a field for which `null` means the same as absence.
+    /// Returns a field's value; `null` counts as absent.
     pub(super) fn given(&self, field: &str) -> Option<&'v Value> {
         self.get(field).filter(|value| !value.is_null())
     }
@@ -109,7 +109,7 @@ impl<'v> Fields<'v> {
         }
     }
 
-    /// Reads a text of `least` to [`MAX_TEXT_CHARS`] characters; `null` is absence.
+    /// Reads a text of `least` to [`MAX_TEXT_CHARS`] characters; `null` counts as absent.
     pub(super) fn text(
         &self,
         field: &'static str,
@@ -121,14 +121,14 @@ impl<'v> Fields<'v> {
         self.given(field).map(read).transpose()
     }
 
-    /// Reads a name that is safe in configurations, headers and logs; `null` is absence.
+    /// Reads a name that is safe in configurations, headers and logs; `null` counts as absent.
     pub(super) fn name(&self, field: &'static str) -> Result<Option<String>, ConfigError> {
         self.given(field)
             .map(|value| name(field, value))
             .transpose()
     }
 
-    /// Reads the name of an Envoy cluster; `null` is absence.
+    /// Reads the name of an Envoy cluster; `null` counts as absent.
     pub(super) fn cluster(&self, field: &'static str) -> Result<Option<String>, ConfigError> {
         let is_cluster = |name: &str| {
             (1..=MAX_CLUSTER_BYTES).contains(&name.len())
@@ -138,13 +138,13 @@ impl<'v> Fields<'v> {
         self.given(field).map(read).transpose()
     }
 
-    /// Reads the name of an Envoy cluster that must be there.
+    /// Reads the name of an Envoy cluster; an error if it is absent.
     pub(super) fn required_cluster(&self, field: &'static str) -> Result<String, ConfigError> {
         let cluster = self.cluster(field)?;
         cluster.ok_or_else(|| invalid(field, &Value::Null, CLUSTER))
     }
 
-    /// Reads the path under which another server is called.
+    /// Reads the path of another server's API.
     pub(super) fn path(&self, field: &'static str) -> Result<Option<String>, ConfigError> {
         let limit = || {
             format!(
@@ -155,7 +155,7 @@ impl<'v> Fields<'v> {
         self.get(field).map(read).transpose()
     }
 
-    /// Reads a list of at least so many exact paths of requests.
+    /// Reads a list of at least `least` exact request paths.
     pub(super) fn paths(
         &self,
         field: &'static str,
@@ -183,7 +183,7 @@ impl<'v> Fields<'v> {
             .collect()
     }
 
-    /// Reads a list of paths of requests. A name in braces may stand for what differs in one part of a path.
+    /// Reads a list of request paths. A name in braces matches any text in one segment of a path.
     pub(super) fn routes(
         &self,
         field: &'static str,
@@ -199,8 +199,8 @@ impl<'v> Fields<'v> {
         }
     }
 
-    /// Reads the name of a header of the filter's own. The filter removes it from requests and writes its own, so it
-    /// must not be one that HTTP itself needs. `null` switches it off.
+    /// Reads the name of one of the filter's own headers. The filter removes it from requests and writes its own, so it
+    /// must not be a header that HTTP needs. `null` disables the header.
     pub(super) fn own_header(
         &self,
         field: &'static str,
@@ -220,7 +220,7 @@ impl<'v> Fields<'v> {
         }
     }
 
-    /// Reads a bearer token; `null` is absence. It is a secret, so the error does not quote it.
+    /// Reads a bearer token; `null` counts as absent. It is a secret, so errors do not quote it.
     pub(super) fn token(&self, field: &'static str) -> Result<Option<String>, ConfigError> {
         let Some(value) = self.given(field) else {
             return Ok(None);
@@ -236,8 +236,8 @@ impl<'v> Fields<'v> {
         Ok(Some(token.to_owned()))
     }
 
-    /// Reads a key, or the name of the environment variable that holds one. Returns `None` if neither is given, or
-    /// both are. Errors show only a key's length.
+    /// Reads a key, or the name of an environment variable that holds one. `None` if neither or both are given. Errors show
+    /// only a key's length.
     pub(super) fn key(
         &self,
         [key, environment]: [&'static str; 2],
@@ -292,7 +292,7 @@ pub(super) fn name(field: &'static str, value: &Value) -> Result<String, ConfigE
     string(field, value, is_name, limit)
 }
 
-/// Reads a string that `fits`.
+/// Reads a string for which `fits` is true.
 fn string(
     field: &'static str,
     value: &Value,
@@ -330,7 +330,7 @@ fn is_pattern(route: &str) -> bool {
     })
 }
 
-/// Returns the error of a value that is not what the `limit` says.
+/// Returns the error for a value outside the `limit`.
 pub(super) fn invalid(field: &'static str, value: &Value, limit: impl Into<String>) -> ConfigError {
     let mut value = value.to_string();
     if let Some((end, _)) = value.char_indices().nth(MAX_QUOTED_CHARS) {
@@ -344,7 +344,7 @@ pub(super) fn invalid(field: &'static str, value: &Value, limit: impl Into<Strin
     }
 }
 
-/// Returns the error of a value that may be a secret.
+/// Returns the error for a value that may be a secret.
 pub(super) fn hidden(field: &'static str, value: &Value, limit: &str) -> ConfigError {
     let value = match value {
         Value::String(text) => format!("a string of {} bytes", text.len()),
@@ -358,9 +358,9 @@ pub(super) fn hidden(field: &'static str, value: &Value, limit: &str) -> ConfigE
     }
 }
 
-/// The description of a key in errors.
+/// Description of a key in errors.
 pub(crate) const KEY: &str = "64 to 256 hexadecimal digits (try `openssl rand -hex 32`)";
-/// The text that errors show in place of a secret.
+/// Replacement for a secret in errors.
 const HIDDEN: &str = "…";
 const CLUSTER: &str = "the name of an Envoy cluster, 1 to 256 visible ASCII characters";
 const MAX_CLUSTER_BYTES: usize = 256;

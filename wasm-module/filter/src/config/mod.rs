@@ -1,13 +1,13 @@
-//! The plugin configuration: raw JSON in, a checked value out, or an error that names the field, the value
-//! and the limit.
+//! The plugin configuration: from raw JSON to a validated value, or to an error that names the field, the value and the
+//! limit.
 //!
 //! ```text
 //!   JSON ──► Raw, values untyped ──► `Fields` reads each: path, range, default ──► Config
-//!             └─ `ordering`, as text ──► the core's own check
+//!             └─ `ordering`, as text ──► the core's own validation
 //! ```
 //!
-//! An empty configuration means all defaults. `schema.json` beside this file says the same to editors and to
-//! `foreword check-config`; a test holds the two together.
+//! An empty configuration means all defaults. `schema.json` in this directory describes the same for editors and `foreword
+//! check-config`; a test compares the two.
 
 mod agreement;
 mod engines;
@@ -40,92 +40,91 @@ pub use tenant::TenantSource;
 
 /// The JSON Schema (draft 2020-12) of the plugin configuration.
 ///
-/// It accepts what [`Config::from_json`] accepts, but for rules that hold between fields (two headers of one name, a
-/// salt without tenants, a key in the environment) and for spellings that JSON Schema does not tell apart (`4.0` for
-/// `4`, a field that is there twice).
+/// It accepts the same as [`Config::from_json`], except for rules between fields (two headers of one name, a salt without
+/// tenants, a key in the environment) and for spellings that JSON Schema does not distinguish (`4.0` for `4`, a duplicate
+/// field).
 pub const SCHEMA: &str = include_str!("schema.json");
 
-/// A checked configuration.
+/// A validated configuration.
 pub struct Config {
-    /// The core's configuration, passed on unchanged.
+    /// The core's configuration, passed to it unchanged.
     pub ordering: OrderingConfig,
-    /// Paths, without query, on which a `POST` is looked at; `{name}` stands for a part of one. Not empty.
+    /// Paths, without query, on which a `POST` is processed; `{name}` matches part of a path. Not empty.
     pub routes: Vec<String>,
-    /// Longest body that is read; longer ones pass or are refused.
+    /// Longest body that is read; longer ones are forwarded or refused.
     pub max_body_bytes: u32,
-    /// Whether documents are moved, or what would be done is only reported.
+    /// Whether documents are moved or the order is only reported.
     pub mode: Mode,
-    /// The experiment that leaves some requests in the client's order for comparison; `None`: there is none.
+    /// The experiment, in which some requests keep the client's order for comparison; `None` if there is none.
     pub experiment: Option<Experiment>,
-    /// The source of a request's tenant; `None`: all requests share one tenant.
+    /// The source of a request's tenant; `None` if all requests share one tenant.
     pub tenant: Option<TenantSource>,
-    /// The key that cache salts are made with; present only with `tenant`.
+    /// The key from which cache salts are derived; only with `tenant`.
     pub salt: Option<SaltKey>,
-    /// Paths, without query, that carry no prompt and go on without a salt. With salts, a path that is neither here
-    /// nor in `routes` is refused. Without salts the list is empty, since none is needed.
+    /// Paths, without query, of requests without a prompt, which are forwarded without a salt. With salts, a path that is
+    /// neither here nor in `routes` is refused. Empty without salts.
     pub open_paths: Vec<String>,
-    /// With salts, the routes whose requests are refused, since an engine is not known to keep salts there.
+    /// With salts: routes whose requests are refused, since an engine may not separate salts there.
     pub unsalted_routes: Vec<String>,
-    /// The treatment of a request that cannot be ordered through the client's own fault.
+    /// What happens to a request that cannot be ordered because of the client.
     pub on_failure: OnFailure,
-    /// Lower-case name of the response header that reports what was done.
+    /// Lower-case name of the response header with the report.
     pub report_header: Option<String>,
-    /// Lower-case name of the request header that lets a request pass unchanged. The filter always removes the header.
+    /// Lower-case name of the request header that makes the filter forward a request unchanged. The filter removes it.
     pub bypass_header: Option<String>,
-    /// Whether the request's headers wait for its body.
+    /// Whether the request's headers are held until its body is complete.
     pub request_headers: RequestHeaders,
-    /// The request header that tells the engine the chosen path.
+    /// The request header that gives the engine the chosen path.
     pub path_header: PathHeader,
-    /// Whether the report is also written to filter state, where access logs find it.
+    /// Whether the report is also written to filter state, for access logs.
     pub log_fields: bool,
     /// The engines behind the gateway, at least one.
     pub(crate) engines: Vec<EngineConfig>,
-    /// Number of a tenant's recent requests that a request is compared with, to explain why its prompt could not begin
-    /// like an earlier one. 0: nothing is explained.
+    /// Number of a tenant's recent requests that a request is compared with, to diagnose why it shares no longer prefix.
+    /// With 0, nothing is diagnosed.
     pub(crate) explain: u32,
     /// The agreement between workers.
     pub(crate) agreement: AgreementConfig,
-    /// The source of documents for chats that bring none; `None`: such chats stay without.
+    /// The retrieval of documents for chats without any; `None` if it is off.
     pub(crate) retrieval: Option<RetrievalConfig>,
-    /// A hash of the routes, the source of tenants and the engines. Workers whose configurations differ in it have
-    /// nothing to tell each other.
+    /// A hash of the routes, the source of tenants and the engines. Workers with different hashes exchange nothing.
     pub(crate) audience: u64,
 }
 
-/// Whether documents are moved or only reported on.
+/// Whether documents are moved or the order is only reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Documents are moved.
     Order,
-    /// The order is decided and reported, but every document goes on as it came.
+    /// The order is computed and reported, but no document moves.
     DryRun,
 }
 
-/// Whether a request's headers wait for its body.
+/// Whether a request's headers are held until its body is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestHeaders {
-    /// Headers go on together with the new body and state its length. The proxy must allow that with
+    /// Headers are forwarded with the new body and its length. The proxy must allow that with
     /// `allow_on_headers_stop_iteration` (Envoy 1.35 and later). Otherwise it never delivers the body, and the request
     /// hangs.
     Hold,
-    /// Headers go on at once, without `content-length`, and the body follows in chunks. This is for control planes
-    /// that cannot set the option.
+    /// Headers are forwarded at once, without `content-length`, and the body follows in chunks. For control planes that
+    /// cannot set the option.
     Release,
 }
 
-/// The request header that holds the chosen path.
+/// The request header for the chosen path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathHeader {
-    /// Lower-case name of the header. One from the client is always removed.
+    /// Lower-case name of the header. A client's header of that name is always removed.
     pub name: String,
     /// Whether the filter writes the header.
     pub enabled: bool,
 }
 
-/// The treatment of a request that cannot be ordered through the client's own fault.
+/// What happens to a request that cannot be ordered because of the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
-    /// The request goes on as the client wrote it.
+    /// The original body is forwarded.
     Pass,
     /// The request is answered with an error in the dialect of its route.
     Refuse,
@@ -144,17 +143,17 @@ impl OnFailure {
 }
 
 impl Config {
-    /// Returns whether any engine's feed is followed.
+    /// Returns whether any engine has a feed to follow.
     pub(crate) fn has_feeds(&self) -> bool {
         self.engines.iter().any(|engine| engine.feed.is_some())
     }
 
-    /// Returns whether gateways of other proxies are told of requests, and listened to.
+    /// Returns whether updates are exchanged with gateways of other proxies.
     pub(crate) fn exchanges(&self) -> bool {
         self.agreement.gateways && self.has_feeds()
     }
 
-    /// Parses and checks a configuration.
+    /// Parses and validates a configuration.
     pub fn from_json(bytes: &[u8]) -> Result<Self, ConfigError> {
         let raw: Raw = match bytes.trim_ascii().first() {
             None => Raw::default(),
@@ -171,7 +170,7 @@ impl Config {
         let salt = fields.given("salt").map(tenant::salt).transpose()?;
         let (salt, open_paths) =
             salt.map_or_else(Default::default, |(key, open)| (Some(key), open));
-        // The smallest block: what one engine can reuse is not given up for another.
+        // The smallest block: a match that one engine can reuse must not be ignored because of another engine.
         let blocks = engines.iter().filter_map(|engine| engine.block_tokens);
         let ordering = match blocks.min() {
             Some(block_tokens) => ordering.with_block_tokens(block_tokens),
@@ -197,7 +196,7 @@ impl Config {
             request_headers: fields.one_of("request_headers", RequestHeaders::WORDS)?,
             path_header: PathHeader {
                 enabled: path_header.is_some(),
-                // The usual one is removed all the same where a client sends it.
+                // Without a header of its own, a client's default header is still removed.
                 name: path_header.unwrap_or_else(|| DEFAULT_PATH_HEADER.to_owned()),
             },
             log_fields: fields.switch("log_fields", true)?,
@@ -249,8 +248,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns the configuration for a shell that keeps a pool of engines itself: every engine is configured as the only
-    /// one that may be listed.
+    /// Returns the configuration for a shell that provides a pool of engines: each engine has the settings of the only one
+    /// listed.
     pub(crate) fn for_pool(mut self) -> Result<Self, ConfigError> {
         let of_all = match &self.engines[..] {
             [engine] if engine.address.is_none() && engine.feed.is_none() => engine.clone(),
@@ -271,8 +270,8 @@ impl Config {
         Ok(self)
     }
 
-    /// Checks what several engines and feeds require: the choice of an engine is told in headers, and a feed's events
-    /// are told to other workers.
+    /// Checks the requirements of several engines (the chosen one is named in a header) and of feeds (their events go
+    /// through the ring).
     fn check_engines(&self) -> Result<(), ConfigError> {
         if self.engines.len() > 1 && self.request_headers == RequestHeaders::Release {
             return Err(ConfigError::Conflict {
@@ -296,7 +295,7 @@ impl Config {
         Ok(())
     }
 
-    /// Checks that the headers with a meaning to the filter have different names.
+    /// Checks that the filter's headers have different names.
     fn check_headers(&self) -> Result<(), ConfigError> {
         let tenant = match &self.tenant {
             Some(TenantSource::Header(name)) => Some(name),
@@ -324,10 +323,10 @@ impl Config {
     }
 }
 
-/// The reason why a configuration was refused. The proxy logs it and does not start, or keeps the old configuration.
+/// Why a configuration was refused. The proxy logs it and does not start, or keeps the old configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The configuration is no JSON object.
+    /// The configuration is not a JSON object.
     #[error("plugin configuration: it is not a JSON object")]
     NotAnObject,
     /// The configuration is not JSON, or has an unknown or repeated field.
@@ -339,12 +338,12 @@ pub enum ConfigError {
     /// The core refused the part `retrieval.similarity`.
     #[error("plugin configuration: retrieval: {0}")]
     Retrieval(String),
-    /// A field's value is outside its limits.
+    /// A field's value is outside its range.
     #[error("plugin configuration: {field}: {value} is not {limit}")]
     Invalid {
         /// The path of the field.
         field: &'static str,
-        /// The value as JSON, shortened. Of a key, only its length.
+        /// The value as JSON, shortened; for a key, only its length.
         value: String,
         /// The accepted values.
         limit: String,
@@ -354,16 +353,16 @@ pub enum ConfigError {
     Conflict {
         /// The path of the field.
         field: &'static str,
-        /// The rule that is broken.
+        /// The broken rule.
         rule: &'static str,
     },
 }
 
-/// The configuration as written. Values stay untyped so that each check can name its field: serde's own messages name
-/// only the type.
+/// The configuration as written. Values stay untyped so that each error can name its field: serde's own messages name only
+/// the type.
 #[derive(Default)]
 struct Raw {
-    /// The core's part, as text. The core reads it itself, and its errors name lines and columns of this text.
+    /// The core's part, as text. The core parses it, and its errors name lines and columns of this text.
     ordering: Option<Box<RawValue>>,
     fields: Map<String, Value>,
 }
@@ -410,7 +409,7 @@ impl<'de> Deserialize<'de> for Raw {
                         Some(name) => {
                             raw.fields.insert((*name).to_owned(), map.next_value()?);
                         }
-                        // It is one of them.
+                        // `FIELDS` lists it, so it was read above.
                         None => {}
                     }
                 }
@@ -422,8 +421,8 @@ impl<'de> Deserialize<'de> for Raw {
     }
 }
 
-/// Returns a hash of the routes, the source of tenants and the engines. Settings that may change in a running gateway,
-/// such as bounds and policies, are no part of it.
+/// Hash of the routes, the source of tenants and the engines. Settings that may change in a running gateway, such as bounds
+/// and policies, are excluded.
 fn audience(fields: &Fields<'_>, engines: &[EngineConfig]) -> u64 {
     let [routes, tenant] = ["routes", "tenant"].map(|field| format!("{:?}", fields.get(field)));
     let engines = engines.iter().map(|engine| (&engine.name, engine.address));
@@ -431,8 +430,8 @@ fn audience(fields: &Fields<'_>, engines: &[EngineConfig]) -> u64 {
     Fingerprint::of(&[&routes, &tenant, &engines].map(String::as_bytes)).0
 }
 
-/// Reads the core's part. If retrieval keeps its documents (`keeps`) and `conversation.pin` is not given, pinning is
-/// on: no client sends such documents again.
+/// Reads the core's part. Pinning is on by default if retrieved documents stay in the chat (`keeps`): no client sends these
+/// again.
 fn ordering(json: Option<&RawValue>, keeps: bool) -> Result<OrderingConfig, ConfigError> {
     let mut raw = RawOrderingConfig::default();
     raw.conversation.pin = keeps;
@@ -456,13 +455,13 @@ fn experiment(value: &Value) -> Result<Experiment, ConfigError> {
         .ok_or_else(|| invalid("experiment.control_share", share, "a number from 0 to 1"))
 }
 
-/// Reads `{"requests": …}`, the number of recent requests by which others are explained.
+/// Reads `{"requests": …}`, the number of recent requests to compare with.
 fn explained(value: Option<&Value>) -> Result<u32, ConfigError> {
     let fields = Fields::of("explain", value, &["requests"])?;
     fields.number("explain.requests", 0..=MAX_EXPLAINED, DEFAULT_EXPLAINED)
 }
 
-/// OpenAI's and Anthropic's; their bodies are read alike.
+/// OpenAI's and Anthropic's routes.
 const DEFAULT_ROUTES: [&str; 3] = ["/v1/chat/completions", "/v1/messages", "/v1/responses"];
 const DEFAULT_REPORT_HEADER: &str = "x-foreword";
 const DEFAULT_PATH_HEADER: &str = "x-foreword-path";

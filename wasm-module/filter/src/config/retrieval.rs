@@ -13,25 +13,25 @@ pub(crate) struct RetrievalConfig {
     pub(crate) retriever: Peer,
     /// Number of documents to retrieve.
     pub(crate) k: u16,
-    /// Longest question that is searched for, in bytes.
+    /// Longest question to search for, in bytes.
     pub(crate) max_question_bytes: usize,
-    /// What happens to a chat for which no documents could be retrieved.
+    /// What happens to a chat if retrieval fails.
     pub(crate) on_failure: OnFailure,
-    /// Whether documents stay in a chat that goes on, unless `ordering.conversation.pin` says otherwise.
+    /// Whether retrieved documents stay in a continued chat, unless `ordering.conversation.pin` is set.
     pub(crate) keep: bool,
-    /// Field of the documents' metadata that must hold the tenant's name; `None`: all tenants share the documents.
+    /// Metadata field of a document that must equal the tenant's name; `None` if all tenants share the documents.
     pub(crate) tenant_filter: Option<String>,
     pub(crate) embedding: Embedding,
-    /// The similarity cache; `None`: every chat is searched for.
+    /// The similarity cache; `None` if every question is searched for.
     pub(crate) similarity: Option<SimilarityConfig>,
-    /// Number of results that a VM shares with the other workers' VMs; 0: none.
+    /// Number of results in the ring that VMs of all workers share; 0 disables sharing.
     pub(crate) shared_results: u32,
-    /// A hash of the configuration: plugins share results if they retrieve alike.
+    /// Hash of the configuration. Plugins with equal hashes share results.
     pub(crate) identity: u64,
-    /// Limit on the bytes of all documents that the similarity cache's entries name.
+    /// Most bytes of all documents in the similarity cache.
     pub(crate) max_document_bytes: usize,
     pub(crate) warm_up: Option<WarmUp>,
-    /// The text before and after the documents, as between the quotes of a JSON string.
+    /// Text before and after the documents, escaped as in a JSON string.
     pub(crate) wrapper: [String; 2],
 }
 
@@ -47,28 +47,28 @@ pub(crate) struct Peer {
     pub(crate) max_answer_bytes: usize,
 }
 
-/// The source of a question's vector; the client's own vector comes first.
+/// The source of a question's vector, if the client sends none.
 #[derive(Clone)]
 pub(crate) struct Embedding {
-    /// Name of the header in which a client may send the vector. Always removed.
+    /// The header in which a client may send the vector. It is always removed.
     pub(crate) header: Option<String>,
-    /// The embedder to call otherwise; `None`: the retriever gets the question alone.
+    /// The embedder to call; `None` if the retriever gets only the question.
     pub(crate) embedder: Option<Peer>,
     pub(crate) model: Option<String>,
 }
 
-/// The warm-up, which computes the prompt's beginning while documents are searched.
+/// The warm-up, which prefills the prompt's beginning during the search.
 #[derive(Clone)]
 pub(crate) struct WarmUp {
     pub(crate) engine: Peer,
-    /// Limit on simultaneous warm-ups, of one worker or, in the dynamic module, of all workers.
+    /// Most warm-ups in flight, for one worker or, in the dynamic module, for all workers.
     pub(crate) max_in_flight: u32,
 }
 
 impl RetrievalConfig {
     /// Reads the part `retrieval`.
     pub(crate) fn from_json(value: &Value) -> Result<Self, ConfigError> {
-        // A token may be in it.
+        // It may hold a token.
         let fields = Fields::secret("retrieval", value, &FIELDS)?;
         let retriever = Peer {
             cluster: fields.required_cluster("retrieval.cluster")?,
@@ -114,8 +114,7 @@ impl RetrievalConfig {
     }
 }
 
-/// Reads how a chat is treated when no documents could be retrieved. `continue` and `fail` are older words for `pass`
-/// and `refuse`.
+/// Reads what happens to a chat if retrieval fails. `continue` and `fail` are older words for `pass` and `refuse`.
 fn on_failure(fields: &Fields<'_>) -> Result<OnFailure, ConfigError> {
     const FIELD: &str = "retrieval.on_failure";
     match fields.get(FIELD).and_then(Value::as_str) {
@@ -168,7 +167,7 @@ impl WarmUp {
     }
 }
 
-/// Checks the core's part, and the memory that it may take in a VM.
+/// Validates the part `similarity`, including its memory in a VM.
 fn similarity(value: &Value) -> Result<SimilarityConfig, ConfigError> {
     const TOLERANCE: &str = "similarity.tolerance";
     let refused = |error| match error {
@@ -230,7 +229,7 @@ const FIELDS: [&str; 16] = [
 ];
 /// Most results that workers share; each takes up to 64 KiB of the proxy's memory.
 const MAX_SHARED_RESULTS: u32 = 4_096;
-/// Limit on the memory of all similarity caches of a VM, which ends near 1 GiB.
+/// Most bytes of all similarity caches of a VM; its memory is limited to about 1 GiB.
 const MAX_SIMILARITY_BYTES: u64 = 512 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Secret keys: of the salts that keep tenants apart in the engine, and of feeds.
+//! Secret keys: of cache salts and of feeds.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use foreword_ordering::hexadecimal;
 pub enum SaltKey {
     /// The bytes of the key.
     Bytes(Vec<u8>),
-    /// The name of the proxy's environment variable that holds the key in hexadecimal digits. So the key does not
-    /// appear on admin pages, which show configurations.
+    /// Name of the proxy's environment variable that holds the key in hexadecimal digits. So the key does not appear on
+    /// admin pages, which show configurations.
     Environment(String),
 }
 

@@ -1,4 +1,4 @@
-//! The source of a request's tenant, and the key of the salts that keep tenants apart in the engine.
+//! The source of a request's tenant, and the key of the cache salts.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::ConfigError;
 use super::fields::{Fields, header_name, hidden, invalid};
 use super::salt_key::SaltKey;
 
-/// The source of a request's tenant. The body is never the source: whoever writes it could choose the tenant.
+/// The source of a request's tenant. It is never the body, since clients could then choose their tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TenantSource {
     /// The request header of this lower-case name. The proxy must set or check it before the filter sees it.
@@ -46,8 +46,7 @@ pub(super) fn source(value: &Value) -> Result<TenantSource, ConfigError> {
     }
 }
 
-/// Returns the path to a claim: its name, or the names on the way to a nested one. Dots have no meaning, since names
-/// of claims may contain them.
+/// Returns the path to a claim: its name, or a list of names for a nested one. Dots are part of a name.
 fn claim_path(claim: &Value) -> Result<Vec<String>, ConfigError> {
     let single = std::slice::from_ref(claim);
     let parts = claim.as_array().map_or(single, Vec::as_slice);
@@ -60,14 +59,14 @@ fn claim_path(claim: &Value) -> Result<Vec<String>, ConfigError> {
 }
 
 fn path_part(value: &Value) -> Option<String> {
-    // Paths go to the proxy as strings with zero bytes between them.
+    // The path is passed to the proxy with zero bytes between its parts.
     let part = value.as_str()?;
     let fits = (1..=MAX_PART_CHARS).contains(&part.chars().count());
     (fits && !part.contains('\0')).then(|| part.to_owned())
 }
 
-/// Reads `{"key": …}` or `{"key_env": …}`, either with `open_paths`. Returns the key, and the paths that go on without
-/// a salt. Errors show only a key's length.
+/// Reads `{"key": …}` or `{"key_env": …}`, either with `open_paths`. Returns the key, and the paths that are forwarded
+/// without a salt. Errors show only a key's length.
 pub(super) fn salt(value: &Value) -> Result<(SaltKey, Vec<String>), ConfigError> {
     let either = || hidden("salt", value, EITHER_KEY);
     let fields = Fields::secret("salt", value, &["key", "key_env", "open_paths"]);
@@ -83,11 +82,10 @@ pub(super) fn salt(value: &Value) -> Result<(SaltKey, Vec<String>), ConfigError>
     ))
 }
 
-/// The namespace of dynamic metadata in which Envoy's `jwt_authn` keeps the claims that it has verified.
+/// The namespace of dynamic metadata in which Envoy's `jwt_authn` stores verified claims.
 const JWT_AUTHN_NAMESPACE: &str = "envoy.filters.http.jwt_authn";
 const EITHER_KEY: &str = "an object with either `key` or `key_env`, and perhaps `open_paths`";
-/// Paths that clients ask before they chat: the list of models, and the health of the engine (as vLLM and SGLang name
-/// it).
+/// Paths that clients request before a chat: the list of models, and the engine's health (as in vLLM and SGLang).
 const DEFAULT_OPEN_PATHS: [&str; 2] = ["/v1/models", "/health"];
 const PART: &str = "a string of 1 to 256 characters";
 const MAX_PART_CHARS: usize = 256;

@@ -1,4 +1,4 @@
-//! Configurations in, values or words out.
+//! Configurations and the values or errors that they give.
 
 use super::*;
 

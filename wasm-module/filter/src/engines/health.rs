@@ -1,4 +1,4 @@
-//! The health of an engine, as all workers know it: one value in shared data.
+//! The health of an engine, shared by all workers: one value in shared data.
 
 use super::DispatchResult;
 use crate::host::{Host, HostError};
@@ -6,17 +6,17 @@ use crate::host::{Host, HostError};
 /// The health of an engine.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EngineHealth {
-    /// Tokens that it has yet to compute for requests without a response.
+    /// Tokens that it has yet to compute for requests in flight.
     outstanding: u64,
     /// Time of the last change of `outstanding`.
     changed_ms: u64,
     /// Number of failures since its last response.
     failures: u64,
-    /// The engine gets no requests before this time.
+    /// It receives no requests before this time.
     out_until_ms: u64,
-    /// Tokens that it has yet to compute for requests that went through other proxies, as these tell.
+    /// Tokens that it has yet to compute for requests of other proxies, as these report.
     elsewhere: u64,
-    /// Time when they told it last.
+    /// Time of their last report.
     elsewhere_ms: u64,
 }
 
@@ -64,8 +64,8 @@ impl EngineHealth {
         fields.map(u64::to_le_bytes).concat()
     }
 
-    /// Returns its outstanding tokens. A worker that was lost never settles its own, so a value that has not changed
-    /// for a while is stale.
+    /// Returns its outstanding tokens. A worker that ends never settles its own, so a value that has not changed for
+    /// [`STALE_MS`] counts as 0.
     pub(super) fn outstanding(self, now_ms: u64) -> u64 {
         if now_ms.abs_diff(self.changed_ms) > STALE_MS {
             0
@@ -74,8 +74,8 @@ impl EngineHealth {
         }
     }
 
-    /// Returns the tokens that it has yet to compute for other proxies' requests. A worker that hears of them and is lost
-    /// tells nothing any more, so a value that was not repeated for a while is stale.
+    /// Returns the tokens that it has yet to compute for other proxies' requests. The worker that receives the reports may
+    /// end, so a value that was not repeated for [`ELSEWHERE_STALE_MS`] counts as 0.
     pub(super) fn elsewhere(self, now_ms: u64) -> u64 {
         if now_ms.abs_diff(self.elsewhere_ms) > ELSEWHERE_STALE_MS {
             0
@@ -101,7 +101,7 @@ impl EngineHealth {
         self.outstanding = self.outstanding(now_ms).saturating_add(tokens);
         self.changed_ms = now_ms;
         if self.failures > 0 {
-            // This request tries the engine; the others wait for the result.
+            // This request probes the engine; the others wait for the result.
             self.out_until_ms = now_ms.saturating_add(self.pause());
         }
     }
@@ -119,7 +119,7 @@ impl EngineHealth {
         }
     }
 
-    /// Returns the pause after the last failure, which doubles with each failure.
+    /// Returns the pause after the last failure; it doubles with each failure.
     fn pause(self) -> u64 {
         let doublings = u32::try_from(self.failures)
             .unwrap_or(u32::MAX)

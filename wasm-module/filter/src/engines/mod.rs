@@ -1,20 +1,19 @@
-//! The engines behind the gateway: their outstanding tokens, their health, and how Envoy is told which one is chosen.
+//! The engines behind the gateway: their outstanding tokens, their health, and the header that names the chosen one.
 //!
 //! ```text
 //!   shared data   …/engine/a   {2 failures, out until 12:00:07, 4,100 tokens to compute}     all workers read and
 //!                 …/engine/b   {0 failures, –, 900 tokens to compute, 700 for others}        change these
 //!
-//!   request ──▶ choices: who is not out, with loads ──▶ core chooses ──▶ x-gateway-destination-endpoint: b:8000,a:8000
-//!   answer begins ──▶ the tokens are computed; an engine that gave none, or 502, 503, 504, is out for a while
+//!   request ──▶ candidates: engines not out, with loads ▶ core chooses ▶ x-gateway-destination-endpoint: b:8000,a:8000
+//!   response begins ──▶ the tokens are computed; an engine without a response, or with 502, 503, 504, is out for a while
 //! ```
 //!
-//! Where the shell keeps a pool of engines ([`EnginePool`]), ids are places in it: each has its state in shared data, and
-//! counts as a choice while the pool has an engine there. What an engine reports of its queue is added to what is known of
-//! its outstanding tokens.
+//! If the shell provides a pool of engines ([`EnginePool`]), ids are its slots: each has its state in shared data, and is a
+//! candidate while the pool has an engine there. An engine's own report of its queue adds to its outstanding tokens.
 //!
-//! After its pause, an engine that is out is tried by one request; each failure doubles the pause. When all engines
-//! are out, all are candidates, and Envoy then reports what is wrong. The header names the others after the chosen
-//! one, so that Envoy's retry goes to them.
+//! After its pause, one request probes an engine that is out; each failure doubles the pause. If all engines are out, all
+//! are candidates, and Envoy then reports the error. The header names the others after the chosen one, so that Envoy's
+//! retry goes to them.
 
 mod health;
 mod responses;
@@ -34,14 +33,14 @@ use crate::swap;
 #[derive(Debug)]
 pub(crate) struct Engines {
     list: Vec<EngineConfig>,
-    /// Keys in shared data, one for each engine; none if there is one engine, or no shared data.
+    /// Keys in shared data, one for each engine; empty with one engine, or without shared data.
     keys: Vec<String>,
     responses: KeptResponses,
-    /// A moving average of the tokens that an engine has to compute for a request: what one that waits stands for.
+    /// A moving average of the tokens computed for a request, as an estimate for one that waits at an engine.
     mean_tokens: AtomicU64,
 }
 
-/// A request that was sent to an engine.
+/// A request in flight to an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Dispatch {
     pub(crate) engine: EngineId,
@@ -50,7 +49,7 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// Returns whether the engine has something to compute for the request.
+    /// Returns whether the engine has tokens to compute for the request.
     pub(crate) fn has_tokens(self) -> bool {
         self.tokens > 0
     }
@@ -59,16 +58,16 @@ impl Dispatch {
 /// The result of a dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DispatchResult {
-    /// The engine began to answer.
+    /// The engine began to respond.
     Answered,
-    /// The engine could not be reached, broke off, or reported that it is unavailable.
+    /// The engine could not be reached, broke off, or responded that it is unavailable.
     Failed,
-    /// The client went away first, which says nothing of the engine.
+    /// The client disconnected first, which says nothing about the engine.
     Abandoned,
 }
 
 impl Engines {
-    /// Opens the engines' state. `ring` is the name under which workers agree. Keys are created here: see
+    /// Opens the engines' state. `ring` is the name of the workers' agreement. Keys are created here: see
     /// [`crate::agreement`] on who may create keys.
     pub(crate) fn open(
         host: &impl Host,
@@ -87,7 +86,7 @@ impl Engines {
         Ok(engines)
     }
 
-    /// Returns the engines without any state, as for a single engine.
+    /// Returns the engines without shared state, for a single engine.
     pub(crate) fn without_choice(list: &[EngineConfig]) -> Self {
         Self {
             list: list.to_vec(),
@@ -102,7 +101,7 @@ impl Engines {
         self.list.len() > 1
     }
 
-    /// Returns the engines that a request may go to. `request_number` determines which of equals comes first.
+    /// Returns the engines that a request may go to. `request_number` rotates engines, so that ties are broken in turn.
     pub(crate) fn choices(
         &self,
         host: &impl Host,
@@ -122,7 +121,7 @@ impl Engines {
             let state = state.unwrap_or_default();
             let own = state.outstanding(now_ms);
             let own = own.saturating_add(state.elsewhere(now_ms));
-            // Of engines that are out, or have too much to do, none is a choice while there are others.
+            // An engine that is out, or saturated, is a candidate only if there is no better one.
             let rank = if !state.is_well(now_ms) {
                 2
             } else {
@@ -145,17 +144,17 @@ impl Engines {
         choices
     }
 
-    /// Returns an engine's outstanding tokens: those of requests that went through here, or those of the requests that it
-    /// reports as waiting, which others may have sent, if these are more. Each request that it computes takes a token of
-    /// every step.
+    /// Returns an engine's outstanding tokens: those of requests through this proxy, or an estimate from the number of
+    /// waiting requests that it reports, which others may have sent; the larger of the two. Each running request adds one
+    /// token, since it takes one of every step.
     fn outstanding(&self, own: u64, reported: &PoolEngine) -> u64 {
         let mean = self.mean_tokens.load(Ordering::Relaxed);
         let waiting = reported.waiting.saturating_mul(mean);
         own.max(waiting).saturating_add(reported.running)
     }
 
-    /// Returns the one of the `choices` that keeps the tenant's response of that id; all, if none does. An engine of a pool
-    /// is asked although it is saturated, since no other one has the response.
+    /// Returns only the candidate that stores the tenant's response of that id; all candidates if none does. An engine of a
+    /// pool is used even if it is saturated, since no other engine has the response.
     pub(crate) fn keeping(
         &self,
         host: &impl Host,
@@ -184,12 +183,12 @@ impl Engines {
         }
     }
 
-    /// Records that the engine has answered a tenant with the response of that id.
+    /// Records that the engine stores a tenant's response with that id.
     pub(crate) fn keep(&self, host: &impl Host, tenant: &str, response: &str, engine: EngineId) {
         self.responses.keep(host, tenant, response, engine);
     }
 
-    /// The request goes to that engine, which has `tokens` to compute for it.
+    /// Records a request to that engine, which has `tokens` to compute for it.
     pub(crate) fn send(
         &self,
         host: &impl Host,
@@ -199,7 +198,7 @@ impl Engines {
     ) -> Dispatch {
         self.change(host, engine, |state| state.send(now_ms, tokens));
         if tokens > 0 {
-            // A lost update costs nothing.
+            // A lost update does no harm.
             let mean = self.mean_tokens.load(Ordering::Relaxed);
             let mean = mean.saturating_sub(mean / MEAN_OF);
             let mean = mean.saturating_add(tokens / MEAN_OF);
@@ -208,14 +207,14 @@ impl Engines {
         Dispatch { engine, tokens }
     }
 
-    /// Returns the tokens that an engine has yet to compute for requests that went through this proxy.
+    /// Returns the tokens that an engine has yet to compute for requests through this proxy.
     pub(crate) fn own_outstanding(&self, host: &impl Host, now_ms: u64, engine: EngineId) -> u64 {
         let key = self.keys.get(usize::from(engine.0));
         let state = key.and_then(|key| EngineHealth::read(host, key).ok());
         state.map_or(0, |(state, _)| state.outstanding(now_ms))
     }
 
-    /// Records the tokens that an engine has yet to compute for requests that went through other proxies.
+    /// Records the tokens that an engine has yet to compute for requests through other proxies.
     pub(crate) fn set_elsewhere(
         &self,
         host: &impl Host,
@@ -226,7 +225,7 @@ impl Engines {
         self.change(host, engine, |state| state.set_elsewhere(now_ms, tokens));
     }
 
-    /// Forgets everything of an engine, whose id is another one's from now on.
+    /// Resets the state of an engine id that now belongs to another engine.
     pub(crate) fn forget(&self, host: &impl Host, engine: EngineId) {
         self.change(host, engine, |state| *state = EngineHealth::default());
     }
@@ -244,7 +243,7 @@ impl Engines {
         });
     }
 
-    /// Returns the engine with that address, as Envoy writes it.
+    /// Returns the engine with that address, in Envoy's notation.
     pub(crate) fn at(&self, host: &impl Host, address: &[u8]) -> Option<EngineId> {
         let address: SocketAddr = str::from_utf8(address).ok()?.parse().ok()?;
         if let Some(pool) = host.pool() {
@@ -258,8 +257,8 @@ impl Engines {
     }
 
     /// Returns the value of [`DESTINATION_HEADER`]: the chosen engine, then the other candidates by their outstanding
-    /// tokens, then the ones that are out, [`MAX_DESTINATIONS`] in all or as many as the pool wants. Returns `None` if
-    /// there is one engine, or if the pool has none for the request.
+    /// tokens, then the engines that are out; at most [`MAX_DESTINATIONS`], or as many as the pool wants. `None` if there
+    /// is one engine, or if the pool has none for the request.
     pub(crate) fn destinations(
         &self,
         host: &impl Host,
@@ -292,8 +291,7 @@ impl Engines {
         (!addresses.is_empty()).then(|| addresses.join(","))
     }
 
-    /// Changes an engine's health. A change that loses against others is given up after some attempts, since loads are
-    /// estimates, and stale values are forgotten.
+    /// Changes an engine's health. Given up after some lost races, since loads are estimates and stale values expire.
     fn change(&self, host: &impl Host, engine: EngineId, change: impl Fn(&mut EngineHealth)) {
         let Some(key) = self.keys.get(usize::from(engine.0)) else {
             return;
@@ -306,13 +304,12 @@ impl Engines {
     }
 }
 
-/// The header in which Envoy's `override_host` policy finds the engine, by the convention of the Gateway API's
-/// inference extension.
+/// The header from which Envoy's `override_host` policy takes the engine, as in the Gateway API's inference extension.
 pub const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
 
 /// Most addresses in the header: more than Envoy retries.
 const MAX_DESTINATIONS: usize = 8;
-/// Requests that the mean of their tokens reaches back to.
+/// Number of requests that the moving average covers.
 const MEAN_OF: u64 = 16;
 /// The mean before the first request.
 const FIRST_MEAN_TOKENS: u64 = 1_000;
@@ -375,7 +372,7 @@ mod tests {
         engines.send(&host, 1_000, EngineId(0), 300);
         assert_eq!(loads(&engines, &host, 60_000), [300, 0, 0]);
         assert_eq!(loads(&engines, &host, 62_000), [0, 0, 0]);
-        // And the next one starts from nothing.
+        // The next dispatch starts from 0.
         engines.send(&host, 62_000, EngineId(0), 5);
         assert_eq!(loads(&engines, &host, 62_000), [5, 0, 0]);
     }
@@ -395,7 +392,7 @@ mod tests {
                 now += 500;
             }
             pauses.push(now - failed);
-            // One tries it, and meanwhile nobody else does.
+            // One request probes it; meanwhile no other does.
             let dispatch = engines.send(&host, now, EngineId(0), 100);
             assert_eq!(ids(&engines.choices(&host, now, 0)), [1, 2]);
             engines.settle(&host, now, dispatch, DispatchResult::Abandoned);
@@ -447,7 +444,7 @@ mod tests {
         }
     }
 
-    /// A pool of the engines with these ids, each with what it reports as waiting.
+    /// A pool of engines with these ids, each with its reported number of waiting requests.
     fn pool(engines: &[(u16, u64)]) -> EnginePool {
         let engines = engines.iter().map(|(id, waiting)| PoolEngine {
             engine: EngineId(*id),
@@ -475,14 +472,14 @@ mod tests {
         host.set_pool(pool(&[(63, 0), (5, 2), (0, 1)]));
         let engines = of_pool(&host);
         assert_eq!(ids(&engines.choices(&host, 0, 0)), [0, 5, 63]);
-        // A thousand tokens for each that waits, and one for each that is computed.
+        // 1,000 tokens for each waiting request, and one for each running one.
         assert_eq!(loads(&engines, &host, 0), [1_000, 2_005, 63]);
         // Requests of others are among those that wait, and so are these.
         engines.send(&host, 0, EngineId(0), 16_000);
         engines.send(&host, 0, EngineId(5), 100);
         assert_eq!(loads(&engines, &host, 0)[0], 16_000);
         assert!(loads(&engines, &host, 0)[1] > 2_005);
-        // It comes back under another load, and of what it left nothing is known once its place was another's.
+        // An engine that returns to the pool keeps its load; once its id belonged to another, its state is reset.
         host.set_pool(pool(&[(0, 0)]));
         assert_eq!(loads(&engines, &host, 0), [16_000]);
         engines.forget(&host, EngineId(0));
@@ -521,7 +518,7 @@ mod tests {
         assert_eq!(asked(Some("resp_1")), [0]);
         assert_eq!(asked(Some("resp_2")), [1]);
         assert_eq!(asked(None), [1]);
-        // It has left.
+        // The engine has left the pool.
         host.set_pool(pool(&[(1, 0)]));
         assert_eq!(asked(Some("resp_1")), [1]);
     }

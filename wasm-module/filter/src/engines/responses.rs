@@ -1,12 +1,12 @@
-//! Which engine keeps which response: a request with `previous_response_id` can be answered by that engine alone.
+//! Tracks which engine stores which response: only that engine can handle a request with its `previous_response_id`.
 //!
 //! ```text
-//!   answer of a  {"id": "resp_1", …}              ──▶ shared data: page of hash(tenant, resp_1) ← (hash, a)
-//!   request      {"previous_response_id": "resp_1"} ◀── a is the only choice, while it is one
+//!   response of a  {"id": "resp_1", …}                 ──▶ shared data: page of hash(tenant, resp_1) ← (hash, a)
+//!   request        {"previous_response_id": "resp_1"}   ◀── a is the only candidate, if it is one
 //! ```
 //!
-//! All workers read and write the pages; a page that is full forgets its oldest entry. An id is hashed with its tenant's
-//! name, so that nobody learns where another tenant's response is kept.
+//! All workers read and write the pages; a full page evicts its oldest entry. An id is hashed with its tenant's name, so
+//! that no tenant learns where another's response is stored.
 
 use foreword_ordering::EngineId;
 use foreword_ordering::document::Fingerprint;
@@ -15,17 +15,17 @@ use super::EngineConfig;
 use crate::host::{Host, HostError};
 use crate::swap;
 
-/// See the module's text.
+/// The engines that store responses, by response id; see the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct KeptResponses {
-    /// Keys in shared data, one for each page; none where there is nothing to choose.
+    /// Keys in shared data, one for each page; empty with a single engine.
     pages: Vec<String>,
     /// A hash of each engine's name.
     engines: Vec<u64>,
 }
 
 impl KeptResponses {
-    /// Makes the pages, where nobody has.
+    /// Creates the pages that do not exist.
     pub(super) fn open(
         host: &impl Host,
         list: &[EngineConfig],
@@ -44,7 +44,7 @@ impl KeptResponses {
         })
     }
 
-    /// The engine that keeps the response, as far as anybody has seen it answer.
+    /// Returns the engine that stores the response, if a worker recorded it.
     pub(super) fn engine(&self, host: &impl Host, tenant: &str, id: &str) -> Option<EngineId> {
         let hash = hash_of(&[tenant, id]);
         let (page, _) = host.shared_data(self.page(hash)?).ok()??;
@@ -55,8 +55,8 @@ impl KeptResponses {
         Some(engine)
     }
 
-    /// The engine has answered with the response of that id. Given up after some attempts: the next request with it is
-    /// sent like any other then.
+    /// Records that the engine stores the response with that id. Given up after some lost races: the next request with the
+    /// id then goes to any engine.
     pub(super) fn keep(&self, host: &impl Host, tenant: &str, id: &str, engine: EngineId) {
         let hash = hash_of(&[tenant, id]);
         let name = self.engines.get(usize::from(engine.0));
@@ -100,12 +100,12 @@ fn read(entry: &[u8; ENTRY]) -> (u64, u64) {
     (next(), next())
 }
 
-/// Of the pages' form: another one begins anew.
+/// Version of the pages' layout; another one starts empty.
 const LAYOUT: u32 = 1;
 const PAGES: usize = 64;
-/// Of one page: 4,096 responses in all, in 64 KiB.
+/// Most entries of one page: 4,096 responses in all pages, in 64 KiB.
 const MAX_ENTRIES: usize = 64;
-/// Bytes: the response's hash, and its engine's.
+/// Bytes of an entry: the response's hash and its engine's.
 const ENTRY: usize = 16;
 /// Status for a page that is missing.
 const NO_PAGE: u32 = 204;
@@ -133,7 +133,7 @@ mod tests {
         one.keep(&host, "red", "resp_1", EngineId(1));
         assert_eq!(other.engine(&host, "red", "resp_1"), Some(EngineId(1)));
         assert_eq!(other.engine(&host, "blue", "resp_1"), None);
-        // Engines are known by their names, wherever these stand.
+        // Engines are identified by name, not by index.
         let turned = kept(&host, &["b", "c"]);
         assert_eq!(turned.engine(&host, "red", "resp_1"), Some(EngineId(0)));
         assert_eq!(

@@ -1,45 +1,44 @@
-//! The check of requests where salts are on: only those on two lists of exact paths go on.
+//! Checks requests if salts are on: only those on two lists of exact paths are forwarded.
 //!
-//! Engines read unusual paths in ways of their own. Starlette, which vLLM and SGLang are built on, takes
-//! `/v1/chat/completions%0A` for `/v1/chat/completions`; others fold slashes, case or parameters. So no rule here
-//! guesses which spellings mean a route. A path is compared byte by byte, without its query, and a path on neither
-//! list is refused, since its request could carry a prompt with a salt of the client's own.
+//! Engines interpret unusual paths in different ways. Starlette, on which vLLM and SGLang are built, treats
+//! `/v1/chat/completions%0A` as `/v1/chat/completions`; others fold slashes, case or parameters. So no rule here guesses
+//! which spellings mean a route. A path is compared byte by byte, without its query, and a path on neither list is refused,
+//! since its request could carry a prompt with a salt of the client's own.
 //!
 //! | method | on `routes` | on `salt.open_paths` | elsewhere |
 //! | --- | --- | --- | --- |
-//! | `POST` | is read, and goes on with the salt; 403 where an engine may keep no salts | 405 | 404 |
-//! | `GET`, `HEAD` | 405 | goes on if it has no body | 404 |
-//! | `OPTIONS` | goes on if it has no body | goes on if it has no body | 404 |
+//! | `POST` | is read, and forwarded with the salt; 403 if an engine may not separate salts | 405 | 404 |
+//! | `GET`, `HEAD` | 405 | forwarded if it has no body | 404 |
+//! | `OPTIONS` | forwarded if it has no body | forwarded if it has no body | 404 |
 //! | any other, `CONNECT` too | 405 | 405 | 404 |
 //! | with `Upgrade` (HTTP/2's extended `CONNECT` too) | 400 | 400 | 404 |
 //!
 //! So every request with a body carries the gateway's salt. A header that names another path or method
-//! (`X-HTTP-Method-Override`, `X-Original-URL`) changes nothing: it comes with a body that has the gateway's salt, or
-//! with none.
+//! (`X-HTTP-Method-Override`, `X-Original-URL`) makes no difference: its body has the gateway's salt, or it has none.
 
 use thiserror::Error;
 
-/// The parts of a request's headers that decide.
+/// The parts of a request's headers that the check uses.
 pub(super) struct Asked<'h> {
     pub(super) method: &'h [u8],
     /// The request's path, without its query.
     pub(super) path: &'h [u8],
     /// Whether bytes or trailers follow the headers.
     pub(super) has_body: bool,
-    /// Whether the connection is to be used for another protocol, which the filter cannot read.
+    /// Whether the client asks to switch the connection to another protocol, which the filter cannot read.
     pub(super) upgrades: bool,
 }
 
-/// The reason why a request may go on.
+/// A request that may be forwarded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listed<'c> {
-    /// The request is read, by the rules of this route.
+    /// The request is processed under this route's rules.
     Watched(&'c str),
-    /// The request has no body, and asks for something that carries no prompt.
+    /// The request has no body and its path carries no prompt.
     WithoutPrompt,
 }
 
-/// The reason why a request may not go on. No text names the path, which is the client's.
+/// Why a request is refused. No text contains the client's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum Unlisted {
     /// The path is on neither list.
@@ -47,27 +46,27 @@ pub(crate) enum Unlisted {
         "the gateway serves no such path; it compares paths byte by byte, without escapes, double slashes or a final slash"
     )]
     Path,
-    /// The path is on a list, but for other methods.
+    /// The path is on a list, but with other methods.
     #[error("the gateway serves this path with other methods: {allowed}")]
     Method {
-        /// The methods that the response header `allow` names.
+        /// The value of the response header `allow`.
         allowed: &'static str,
     },
-    /// No engine is known to keep tenants' caches apart on this path.
+    /// An engine may not separate tenants' caches on this path.
     #[error(
         "the gateway does not serve this path: the engine is not known to keep tenants' caches apart there (`engines[].salts` says where)"
     )]
     Unsalted,
-    /// The request has a body where none is read.
+    /// The request has a body on a path where none is read.
     #[error("the gateway serves this path without a body, and the request has one")]
     Body,
-    /// The request asks for another protocol on the same connection.
+    /// The request asks for another protocol on the connection.
     #[error("the gateway serves this path without `upgrade`")]
     Upgrade,
 }
 
 impl Asked<'_> {
-    /// Returns why the request may go on, or why not.
+    /// Returns how the request may be forwarded, or why it is refused.
     pub(super) fn listed<'c>(
         &self,
         routes: &'c [String],
@@ -97,7 +96,7 @@ impl Asked<'_> {
 }
 
 impl Unlisted {
-    /// The words of all reasons.
+    /// The names of all reasons.
     pub(crate) const REASONS: [&'static str; 5] = [
         "unlisted-path",
         "unlisted-method",
@@ -126,7 +125,7 @@ impl Unlisted {
         }
     }
 
-    /// Returns the value of the header `allow`, which belongs to 405.
+    /// Returns the value of the header `allow` for a 405.
     pub(crate) fn allowed_methods(self) -> Option<&'static str> {
         match self {
             Self::Method { allowed } => Some(allowed),

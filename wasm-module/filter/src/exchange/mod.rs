@@ -1,21 +1,21 @@
 //! One request and its response, from the first callback to the last.
 //!
 //! ```text
-//! request headers ─► not ours ──────────────────────────────► Bystander   goes on, no report
+//! request headers ─► not ours ──────────────────────────────► Bystander   forwarded, no report
 //!        │
-//!        ├─► with salts: not on the lists ([`listed`]) ──────► Settled     is refused
-//!        ├─► cannot be ordered (encoded, too large, …) ──────► Settled     goes on, or is refused
+//!        ├─► with salts: not on the lists ([`listed`]) ──────► Settled     refused
+//!        ├─► cannot be ordered (encoded, too large, …) ──────► Settled     forwarded or refused
 //!        ▼
-//!     Holding ── body grows ─► over the bound ───────────────► Settled     goes on whole, or is refused
+//!     Holding ── body grows ─► over the bound ───────────────► Settled     forwarded whole, or refused
 //!        │
-//!        └─ last byte or trailers ─► core ─► new body or none ► Settled     goes on
-//!               └─► no documents: Searching ─ answers ─┘
+//!        └─ last byte or trailers ─► core ─► new body or none ► Settled     forwarded
+//!               └─► no documents: Searching ─ responses ─┘
 //! ```
 //!
-//! The headers are held until the body is complete, because `content-length` must change with it (Envoy hangs on a
-//! stale one) and the chosen path becomes a header. If the proxy cannot hold them ([`RequestHeaders::Release`]), they
-//! go on at once, without either. Response headers get the report. Response bodies pass as they come, and their usage
-//! of the prompt is read on the way ([`crate::usage`]).
+//! The headers are held until the body is complete, because `content-length` must change with it (Envoy hangs on a stale
+//! one) and the chosen path becomes a header. If the proxy cannot hold them ([`RequestHeaders::Release`]), they are
+//! forwarded at once, without either. Response headers get the report. Response bodies are forwarded unchanged, and the
+//! reported usage is read from them ([`crate::usage`]).
 
 mod listed;
 mod route;
@@ -48,59 +48,59 @@ pub(crate) use listed::Unlisted;
 pub struct Exchange {
     plugin: Arc<Plugin>,
     phase: Phase,
-    /// The dialect of the client, if the request is watched.
+    /// The format of errors for this client.
     dialect: Dialect,
-    /// The model that the request's path names.
+    /// The model in the request's path.
     model: Option<String>,
-    /// Once the request has gone on, if it is ours.
+    /// The pending response, once one of our requests is forwarded.
     pending: Option<PendingResponse>,
-    /// The search for documents, if there was a need for one.
+    /// The search for documents, if one was needed.
     search: Option<Box<Search>>,
-    /// The report of the search, once it is over.
+    /// The report of the finished search.
     ended: Option<SearchReport>,
-    /// What was done with the head, or would be.
+    /// The changes to the head, made or only proposed.
     head: Option<HeadReport>,
-    /// What was marked, if the engine's cache knows markers.
+    /// The markers set, if the engine's cache has markers.
     cut: Option<Cut>,
-    /// The ticket for why the request could not begin like an earlier one, if that is explained.
+    /// The ticket for the diagnosis of this request, if diagnoses are on.
     miss: Option<Ticket>,
 }
 
-/// What the proxy does next with the request.
+/// The proxy's next action for the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
     /// The request continues to the next filter.
     Continue,
-    /// The request stays here, buffered; or it was answered and goes nowhere.
+    /// The request stays buffered, or was answered here.
     Hold,
 }
 
 enum Phase {
     Bystander,
     Holding(BufferedRequest),
-    /// The body is complete, and waits for documents.
+    /// The body is complete; the request waits for documents.
     Searching(BufferedRequest),
     Settled(RequestOutcome),
 }
 
-/// What is kept of a request while its body arrives.
+/// State of a request whose body is still being buffered.
 struct BufferedRequest {
     identity: Identity,
-    /// Whether the documents stay as they came, and the body is read for its salt alone.
+    /// Whether documents must not move, and only the salt is written.
     bypassed: bool,
-    /// Whether the held headers have a `content-length`, which must follow the body's size.
+    /// Whether the held headers have a `content-length`, which must match the body.
     sized: bool,
     /// Number of bytes buffered so far.
     received: usize,
-    /// An embedding of the question that the client sent in a header.
+    /// The question's embedding from the client's header.
     embedding: Option<Vec<u8>>,
-    /// The range of the body that is meant for the gateway alone. Known once the body is complete.
+    /// The range of the body's `retrieval` field, which is not forwarded. Set once the body is complete.
     cut: Option<Range<usize>>,
 }
 
 /// Whether documents must be retrieved for a body.
 enum RetrievalNeed<'b> {
-    /// There is no need; what is known of the body's documents is here.
+    /// No; with the documents that the body holds.
     None(RequestDocuments<'b>),
     Search(SearchStep),
 }
@@ -115,18 +115,18 @@ impl BufferedRequest {
     }
 }
 
-/// What is reported of a request besides its outcome.
+/// Parts of a request's report other than its outcome.
 #[derive(Default)]
 struct Noted {
     head: Option<HeadReport>,
-    /// Without the body.
+    /// Its body is taken out.
     cut: Option<Cut>,
     miss: Option<Ticket>,
 }
 
-/// What is sent on in place of a request.
+/// The request as forwarded.
 struct ForwardedRequest {
-    /// The new body; `None`: the one that came.
+    /// The new body; `None` for the original body.
     body: Option<Vec<u8>>,
     /// The path header for the engine.
     path: Option<String>,
@@ -134,7 +134,7 @@ struct ForwardedRequest {
 }
 
 impl Exchange {
-    /// Returns the exchange of a request of which nothing has arrived yet.
+    /// Returns the exchange of a new request.
     pub fn new(plugin: Arc<Plugin>) -> Self {
         Self {
             plugin,
@@ -150,13 +150,13 @@ impl Exchange {
         }
     }
 
-    /// Returns the body of the error with status 500 that the client gets when the filter itself has failed.
+    /// Returns the body of a 500 response for a failure of the filter itself.
     pub fn failure(&self) -> Vec<u8> {
         (self.dialect).error(500, "the gateway failed", "gateway_failed")
     }
 
-    /// Returns the body of an error with which the shell itself answers the request, whose headers have come. `code` is a
-    /// word in kebab case.
+    /// Returns the body of an error with which the shell itself responds, after the request's headers. `code` is a word in
+    /// kebab case.
     pub fn refusal(&self, host: &impl Host, status: u16, message: &str, code: &str) -> Vec<u8> {
         let path = host.request_header(":path").ok().flatten();
         let path = path.unwrap_or_default();
@@ -168,7 +168,7 @@ impl Exchange {
         dialect.error(status, message, code)
     }
 
-    /// Handles the request's headers; with `end_of_stream` there is nothing more.
+    /// Handles the request's headers; `end_of_stream` if the request has no body.
     pub fn on_request_headers(&mut self, host: &impl Host, end_of_stream: bool) -> Flow {
         let dialect = self.strip_own_headers(host).map_err(Fault::from);
         let dialect = dialect.and_then(|()| self.dialect_if_ours(host, end_of_stream));
@@ -213,7 +213,7 @@ impl Exchange {
         held.received = size;
         let limit = self.plugin.config().max_body_bytes;
         if size > usize::try_from(limit).unwrap_or(usize::MAX) {
-            // The body was held from its first byte, so nothing is lost: it goes on whole.
+            // The body was held from its first byte, so it can be forwarded whole.
             return self.decline(host, Fault::TooLarge { found: None, limit });
         }
         if end_of_stream {
@@ -231,8 +231,8 @@ impl Exchange {
         }
     }
 
-    /// Returns whether the request's body is still to be read. A shell that lets headers go before the body needs to
-    /// know, because it cannot see it from [`Flow`].
+    /// Returns whether the request's body is still needed. A shell that forwards headers before the body cannot tell from
+    /// [`Flow`].
     pub fn wants_request_body(&self) -> bool {
         matches!(self.phase, Phase::Holding(_))
     }
@@ -242,13 +242,13 @@ impl Exchange {
         matches!(self.phase, Phase::Searching(_))
     }
 
-    /// Returns whether the response's headers are to be read or changed.
+    /// Returns whether the response's headers must be read or changed.
     pub fn wants_response_headers(&self) -> bool {
         let is_reported = self.plugin.config().report_header.is_some();
         self.pending.is_some() || is_reported && matches!(self.phase, Phase::Settled(_))
     }
 
-    /// Returns whether the response's body is to be read. Known once the response's headers were handled.
+    /// Returns whether the response's body must be read. Valid after the response's headers were handled.
     pub fn wants_response_body(&self) -> bool {
         self.pending
             .as_ref()
@@ -268,14 +268,14 @@ impl Exchange {
         }
     }
 
-    /// Returns how many bytes of a response to a [`Host::call_for_request`] are read.
+    /// Returns the longest response to a [`Host::call_for_request`] to read, in bytes.
     pub fn max_answer_bytes(&self) -> usize {
         let retrieval = self.plugin.retrieval();
         retrieval.map_or(0, |retrieval| retrieval.config().retriever.max_answer_bytes)
     }
 
-    /// Handles the response to a [`Host::call_for_request`]: its status, unless there was no response, and its body,
-    /// unless that is longer than [`Exchange::max_answer_bytes`]. A request that waited for it goes on.
+    /// Handles the response to a [`Host::call_for_request`]: its status, if there was a response, and its body, unless it
+    /// exceeds [`Exchange::max_answer_bytes`]. A request that waited for it is forwarded.
     pub fn on_answer(
         &mut self,
         host: &impl Host,
@@ -309,7 +309,7 @@ impl Exchange {
         }
     }
 
-    /// Handles a chunk of the response's body, of `size` bytes. Nothing is held back or changed.
+    /// Handles a chunk of the response's body, of `size` bytes, which is forwarded unchanged.
     pub fn on_response_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) {
         if let Some(pending) = &mut self.pending {
             pending.on_body(host, &self.plugin, size, end_of_stream);
@@ -329,7 +329,7 @@ impl Exchange {
         let counted = pending.and_then(|pending| pending.on_done(host, &self.plugin));
         let miss = self.miss.take();
         let miss = miss.and_then(|ticket| self.plugin.missed(host, ticket, counted));
-        // Ends a search that nobody waits for any more, and frees its place among the warm-ups.
+        // Ends a search whose request is over, and frees its warm-up slot.
         self.search = None;
         let phase = std::mem::replace(&mut self.phase, Phase::Bystander);
         if let Phase::Settled(outcome) = phase
@@ -341,7 +341,7 @@ impl Exchange {
         }
     }
 
-    /// Writes the fields for the access log. Proxies write it when everything is over, so no client waits for this.
+    /// Returns the fields for the access log. Proxies write it after the end, so no client waits for this.
     fn log_fields(
         &self,
         outcome: &RequestOutcome,
@@ -363,8 +363,8 @@ impl Exchange {
         fields
     }
 
-    /// Removes the client's own headers of the filter's names, since they would mislead readers behind the filter.
-    /// They are looked up first, since a change of headers makes Envoy choose its route anew.
+    /// Removes a client's headers with the filter's own names, since they would mislead later filters and the engine. They
+    /// are looked up first, since changing headers makes Envoy select the route again.
     fn strip_own_headers(&self, host: &impl Host) -> Result<(), HostError> {
         let config = self.plugin.config();
         let own = config.report_header.as_deref();
@@ -378,8 +378,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Returns the dialect of a watched request, or `None`. With salts, a request that is not watched carries no
-    /// prompt, or is refused.
+    /// Returns the dialect of a request to process; `None` for any other. With salts, any other request carries no prompt
+    /// or is refused.
     fn dialect_if_ours(
         &mut self,
         host: &impl Host,
@@ -414,7 +414,7 @@ impl Exchange {
         Ok(Some(Dialect::of(route)))
     }
 
-    /// Returns whether the request asks to be left alone. The header is removed, since it is meant for the gateway.
+    /// Returns whether the client asks to bypass ordering. The header is removed, since it is meant for the gateway.
     fn is_bypassed(&self, host: &impl Host) -> Result<bool, HostError> {
         let Some(name) = &self.plugin.config().bypass_header else {
             return Ok(false);
@@ -456,7 +456,7 @@ impl Exchange {
         }
         let mut sized = length.is_some();
         if sized && self.plugin.config().request_headers == RequestHeaders::Release {
-            // This comes last: from here on the request is sent in chunks, however it ends.
+            // This must come last: without `content-length` the request is sent in chunks, whatever happens later.
             host.remove_request_header("content-length")?;
             sized = false;
         }
@@ -470,14 +470,14 @@ impl Exchange {
         })
     }
 
-    /// Returns the tenant's name. With tenants switched on, a request that names none is not ordered: sharing one tree
-    /// among the nameless would tell each of them what the others sent.
+    /// Returns the tenant's name. If tenants are on, a request without one is not ordered: in a shared tree, clients
+    /// without a tenant would learn of each other's documents.
     fn tenant(&self, host: &impl Host) -> Result<String, Fault> {
         let value = match &self.plugin.config().tenant {
             None => return Ok(String::new()),
             Some(TenantSource::Header(name)) => {
                 let values = host.request_header_values(name)?;
-                // A proxy that joins values leaves a comma between them.
+                // A proxy that joins values separates them by commas.
                 if values.len() > 1 || values.iter().any(|value| value.contains(&b',')) {
                     return Err(Fault::SeveralTenants);
                 }
@@ -486,7 +486,7 @@ impl Exchange {
             Some(TenantSource::Claim(path)) => {
                 let mut parts = vec!["metadata", "filter_metadata"];
                 parts.extend(path.iter().map(String::as_str));
-                // A claim that is no text may have no bytes at all.
+                // Envoy may return an error for a claim that is not text.
                 let claim = host.property(&parts);
                 claim.map_err(|_| Fault::BadTenant {
                     limit: MAX_TENANT_BYTES,
@@ -504,7 +504,7 @@ impl Exchange {
             .ok_or(Fault::BadTenant { limit })
     }
 
-    /// Handles a complete body: looks for documents if it has none, rewrites it and lets the request go.
+    /// Handles a complete body: searches for documents if it has none, rewrites it and forwards the request.
     fn finish(&mut self, host: &impl Host) -> Flow {
         let mut held = match std::mem::replace(&mut self.phase, Phase::Bystander) {
             Phase::Holding(held) => held,
@@ -534,7 +534,7 @@ impl Exchange {
         }
     }
 
-    /// Begins to look for documents, if there is need.
+    /// Starts the search for documents, if it is needed.
     fn search<'b>(
         &mut self,
         host: &impl Host,
@@ -549,7 +549,7 @@ impl Exchange {
         let parsed = foreword_ordering::parse(came, &config.ordering);
         let parsed = parsed.and_then(|parsed| for_model(parsed, self.model.as_deref()));
         let Ok(parsed) = parsed else {
-            // The core will say what is wrong.
+            // The core will report the error.
             return RetrievalNeed::None(RequestDocuments::Nothing);
         };
         held.cut = parsed.place_of_retrieval();
@@ -561,7 +561,7 @@ impl Exchange {
                 RetrievalNeed::Search(step)
             }
             Err(reason) => RetrievalNeed::Search(SearchStep::Over(Err(reason))),
-            // The body's bytes will change.
+            // The body's bytes will change, so this parse cannot be reused.
             Ok(None) if held.cut.is_some() => RetrievalNeed::None(RequestDocuments::Nothing),
             Ok(None) => RetrievalNeed::None(RequestDocuments::Parsed(Box::new(parsed))),
         }
@@ -579,7 +579,7 @@ impl Exchange {
         let on_failure = retrieval.map(|retrieval| retrieval.config().on_failure);
         self.ended = match (&self.search, &found) {
             (Some(search), _) => search.ended(),
-            // The search did not even begin.
+            // The search did not start.
             (None, Err(reason)) => Some(SearchReport::at_once(*reason)),
             (None, Ok(_)) => None,
         };
@@ -596,7 +596,7 @@ impl Exchange {
         }
     }
 
-    /// Rewrites the body that `came`, and lets the request go.
+    /// Rewrites the original body `came`, and forwards the request.
     fn go_on(
         &mut self,
         host: &impl Host,
@@ -618,7 +618,7 @@ impl Exchange {
         }
     }
 
-    /// Sends the request. From the moment at which an engine is chosen, its response is `pending`.
+    /// Rewrites and forwards the request. Once an engine is chosen, its response is `pending`.
     fn send(
         &self,
         host: &impl Host,
@@ -688,7 +688,7 @@ impl Exchange {
         if let Some(new) = new
             && let Err(error) = replace(host, held, came, new)
         {
-            // The path does not fit the old body. An engine that gets it all the same finds that out.
+            // The path does not match the old body. An engine that receives it anyway finds out by itself.
             if sent.path.is_some() {
                 host.remove_request_header(name)?;
             }
@@ -697,7 +697,7 @@ impl Exchange {
         Ok(sent.outcome)
     }
 
-    /// Splits the core's decision: the record that the response is compared with, and what is sent.
+    /// Splits the core's result: the record to compare the response with, and the request to forward.
     fn sent(&self, rewrite: Rewrite) -> (OrderingRecord, ForwardedRequest) {
         let config = self.plugin.config();
         let told = config.path_header.enabled && config.request_headers == RequestHeaders::Hold;
@@ -714,7 +714,7 @@ impl Exchange {
         (rewrite.record, sent)
     }
 
-    /// Passes the request as it came, or refuses it.
+    /// Forwards the original request, or refuses it.
     fn decline(&mut self, host: &impl Host, fault: Fault) -> Flow {
         if let Fault::Host(error) = &fault {
             host.log(LogLevel::Warn, &error.to_string());
@@ -729,15 +729,14 @@ impl Exchange {
         }
     }
 
-    /// Chooses an engine for a request whose body nobody has read, if the shell keeps a pool, whose every request needs an
-    /// engine.
+    /// Chooses an engine for a request whose body is not read. Only with a pool, which needs an engine for every request.
     fn direct_unread(&mut self, host: &impl Host) {
         if self.pending.is_some() || host.pool().is_none() {
             return;
         }
         let length = host.request_header("content-length").ok().flatten();
         let length = length.and_then(|length| str::from_utf8(&length).ok()?.parse().ok());
-        // A length is only what the client says.
+        // A length is only the client's claim.
         let bound = self.plugin.config().max_body_bytes;
         let bound = usize::try_from(bound).unwrap_or(usize::MAX);
         let route = self.plugin.route(host, length.unwrap_or(0).min(bound));
@@ -755,7 +754,7 @@ impl Exchange {
         let mut outcome = RequestOutcome::Refused(fault.reason());
         let report = self.report(&outcome);
         let mut headers = vec![("content-type", "application/json")];
-        // Not every proxy shows a filter the headers of its own answer.
+        // Not every proxy shows a filter the headers of the filter's own response.
         if let Some(name) = &self.plugin.config().report_header {
             headers.push((name, &report));
         }
@@ -765,7 +764,7 @@ impl Exchange {
         let body = (self.dialect).error(status, &fault.to_string(), fault.reason());
         if let Err(error) = host.respond(status, &headers, &body) {
             host.log(LogLevel::Warn, &error.to_string());
-            // With salts the request may not go on all the same: it waits for the proxy's own time-out.
+            // With salts the request must not be forwarded; it waits for the proxy's own time-out.
             if !self.plugin.is_salted() {
                 outcome = RequestOutcome::Passed(reason::HOST_ERROR);
             }
@@ -812,7 +811,7 @@ fn retrieved<'d>(plugin: &'d Plugin, documents: &'d str) -> Retrieved<'d> {
     }
 }
 
-/// Tells Envoy which engine is chosen.
+/// Writes the header from which Envoy takes the chosen engine.
 fn direct(host: &impl Host, route: &Route) -> Result<(), HostError> {
     match &route.destinations {
         Some(destinations) => host.set_request_header(DESTINATION_HEADER, destinations),
@@ -820,7 +819,7 @@ fn direct(host: &impl Host, route: &Route) -> Result<(), HostError> {
     }
 }
 
-/// Returns a body whose documents stay as they came: only its salt is written, if there is one.
+/// Returns the body with only its salt written, if there is one.
 fn salted(
     body: &[u8],
     held: &BufferedRequest,
@@ -835,7 +834,7 @@ fn salted(
     })
 }
 
-/// Puts `new` in the place of the body and lets `content-length` follow; on an error the old body stands.
+/// Replaces the body and updates `content-length`; on an error the old body is restored.
 fn replace(
     host: &impl Host,
     held: &BufferedRequest,
@@ -843,12 +842,12 @@ fn replace(
     new: &[u8],
 ) -> Result<(), HostError> {
     host.replace_request_body(held.received, new)?;
-    // A change of headers makes Envoy choose its route anew, so there is none without need.
+    // Changing headers makes Envoy select the route again, so it is done only if needed.
     if held.sized
         && new.len() != held.received
         && let Err(error) = host.set_request_header("content-length", &new.len().to_string())
     {
-        // The old length still stands, so the old body must too.
+        // The old length is still set, so the old body is restored.
         host.replace_request_body(new.len(), old)?;
         return Err(error);
     }
@@ -865,7 +864,7 @@ fn is_json(content_type: &[u8]) -> bool {
     essence == b"application/json" || essence.ends_with(b"+json")
 }
 
-/// Most bytes of a tenant's name. The core keeps one set of trees per tenant, so the name is kept too.
+/// Longest tenant name, in bytes. The core stores the name with the tenant's trees.
 const MAX_TENANT_BYTES: usize = 256;
 
 #[cfg(test)]

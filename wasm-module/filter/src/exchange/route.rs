@@ -1,7 +1,7 @@
-//! Which route a request came to, where salts are off, and which model its path names.
+//! Matches a request's path to a route if salts are off, and extracts the model from it.
 //!
-//! Many engines compare a path after they have decoded `%` escapes, so escapes are decoded here too. A path that is missed
-//! costs an ordering; where salts are on, [`listed`](super::listed) decides.
+//! Many engines decode `%` escapes before they compare a path, so escapes are decoded here too. A path that is missed is
+//! only not ordered; if salts are on, [`listed`](super::listed) decides.
 //!
 //! ```text
 //!   route   /model/{model}/converse              /v1beta/models/{model}:generateContent
@@ -13,7 +13,7 @@ use std::borrow::Cow;
 
 use foreword_ordering::hexadecimal;
 
-/// The first of the `routes` that `path` is one of, and the part of it that stands for `{model}`.
+/// Returns the first of `routes` that `path` matches, and the text that matched `{model}`.
 pub(super) fn route_of<'c>(
     path: &[u8],
     routes: &'c [String],
@@ -23,7 +23,7 @@ pub(super) fn route_of<'c>(
         .find_map(|route| Some((route, matched(path, route)?)))
 }
 
-/// The model that the path names, if it is one of that route.
+/// Returns the model in the path (if the route has `{model}`); `None` if the path does not match the route.
 fn matched(path: &[u8], route: &str) -> Option<Option<String>> {
     if !route.contains('{') {
         return (*decoded(path)? == *route.as_bytes()).then_some(None);
@@ -54,7 +54,7 @@ fn matched(path: &[u8], route: &str) -> Option<Option<String>> {
     parts.next().is_none().then_some(model)
 }
 
-/// A path without `%` escapes; `None` if one of them is none.
+/// Decodes `%` escapes; `None` if one is invalid.
 fn decoded(path: &[u8]) -> Option<Cow<'_, [u8]>> {
     if !path.contains(&b'%') {
         return Some(Cow::Borrowed(path));

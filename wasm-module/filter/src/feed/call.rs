@@ -5,7 +5,7 @@ use foreword_ordering::feed::FeedKey;
 use crate::engines::FeedConfig;
 use crate::host::{CallResponse, Host, HostError};
 
-/// The way to the server of a feed.
+/// The address and credentials of a feed's server.
 pub(super) struct Link<'a> {
     pub(super) config: &'a FeedConfig,
     /// The key that the feed must be sealed with.
@@ -14,19 +14,19 @@ pub(super) struct Link<'a> {
     pub(super) name: &'a str,
 }
 
-/// Calls of one kind, of which one is under way at a time.
+/// Calls of one kind; at most one is in flight.
 #[derive(Debug, Default)]
 pub(super) struct CallSlot {
-    /// The number and time of the call under way.
+    /// The number and the start time of the call in flight.
     waiting: Option<(u32, u64)>,
     /// Time before which no call is made.
     next_ms: u64,
-    /// Number of calls that failed since the last good one.
+    /// Number of failed calls since the last successful one.
     failures: u32,
 }
 
 impl Link<'_> {
-    /// Calls the server; the body, where there is one, is JSON.
+    /// Calls the server; a non-empty body is JSON.
     pub(super) fn call(
         &self,
         host: &impl Host,
@@ -35,7 +35,7 @@ impl Link<'_> {
         body: &[u8],
     ) -> Result<u32, HostError> {
         let cluster = self.config.cluster.as_str();
-        // A gateway that has the key needs no other token: the token is derived from it.
+        // A gateway with the key needs no other token: the default token is derived from the key.
         let derived = self.key.map(FeedKey::token);
         let token = self.config.token.as_deref().or(derived);
         let authorization = token.map(|token| format!("Bearer {token}"));
@@ -58,8 +58,8 @@ impl Link<'_> {
 impl CallSlot {
     /// Returns whether a call may be made now.
     pub(super) fn is_free(&self, now_ms: u64) -> bool {
-        // After twice the limit, the call under way will have no response any more; before it began, or long before the
-        // next is due, the clock was set back.
+        // A call older than twice the limit gets no response any more. A start time in the future, or a distant next time,
+        // means that the clock was set back.
         let is_lost = |since: u64| now_ms.abs_diff(since) > LIMIT_MS.saturating_mul(2);
         let is_waiting = self.waiting.is_some_and(|(_, since)| !is_lost(since));
         let is_due =
@@ -67,18 +67,18 @@ impl CallSlot {
         !is_waiting && is_due
     }
 
-    /// Notes a call that was made.
+    /// Records a call in flight.
     pub(super) fn begin(&mut self, now_ms: u64, call: u32) {
         self.waiting = Some((call, now_ms));
     }
 
-    /// Ends the call under way, if it is this one; returns when it began.
+    /// Ends the call in flight, if it is this one; returns its start time.
     pub(super) fn end(&mut self, call: u32) -> Option<u64> {
         let ended = self.waiting.take_if(|(waiting, _)| *waiting == call);
         ended.map(|(_, since)| since)
     }
 
-    /// Forgets the call under way.
+    /// Drops the call in flight.
     pub(super) fn forget(&mut self) {
         self.waiting = None;
     }
@@ -103,7 +103,7 @@ impl CallSlot {
     }
 }
 
-/// Returns the body of a good response, else why there is none.
+/// Returns the body of a successful response, otherwise the problem.
 pub(super) fn body_of(answer: CallResponse<'_>) -> Result<&[u8], String> {
     match (answer.status, answer.body) {
         (Some(200), Some(body)) => Ok(body),
@@ -116,11 +116,11 @@ pub(super) fn body_of(answer: CallResponse<'_>) -> Result<&[u8], String> {
     }
 }
 
-/// Limit after which a call has failed; it is longer than the server waits.
+/// Limit after which a call fails; longer than the server's own wait.
 const LIMIT_MS: u64 = 10_000;
-/// Pause after a first failure; it doubles with each further one.
+/// Pause after the first failure; it doubles with each further one.
 pub(super) const FIRST_PAUSE_MS: u64 = 500;
 /// Most doublings of the pause: it reaches half a minute.
 const MAX_DOUBLINGS: u32 = 6;
-/// The longest pause that is asked for.
+/// The longest pause.
 pub(super) const LONGEST_PAUSE_MS: u64 = 300_000;

@@ -1,23 +1,23 @@
-//! What gateways of different proxies tell each other about one engine, through the server of its feed.
+//! Exchange of updates about one engine between gateways of different proxies, through the server of its feed.
 //!
 //! ```text
-//!   requests ─▶ worker ── POST /v1/kv/records ──▶ server of the feed ──▶ leaders elsewhere ─▶ their rings ─▶ workers
-//!               leader ◀─ GET /v1/kv/records ────┘ keeps the last ones
-//!                            others' alone; waits
+//!   requests ─▶ worker ── POST /v1/kv/records ──▶ server of the feed ──▶ other proxies' leaders ─▶ rings ─▶ workers
+//!               leader ◀─ GET /v1/kv/records ────┘ stores the last ones
+//!                            others' updates; long poll
 //! ```
 //!
-//! The worker that leads a feed listens with a long poll. Each worker pushes what its own requests did, a millisecond
-//! after they did it, one push at a time. A push carries the tokens that the engine has yet to compute for this proxy's
-//! requests too: a state, of which the latest counts. The leader sends it again every [`REPEAT_MS`] while it is not
-//! zero, and it is forgotten [`FORGET_MS`] after the last push. So a push that is lost costs knowledge for a while, and
-//! nothing has to be undone.
+//! The worker that leads a feed listens with a long poll. Each worker pushes its own requests' records, a millisecond after
+//! they are made, one push at a time. A push also carries the tokens that the engine has yet to compute for this proxy's
+//! requests: a state, of which the latest counts. The leader repeats it every [`REPEAT_MS`] while it is not zero, and
+//! receivers drop it [`FORGET_MS`] after the last push. So a lost push costs knowledge for a while, and nothing has to be
+//! undone.
 //!
-//! The server's responses say how many other gateways listen. When none has for a while, nothing is collected or pushed. A server
-//! without the route, such as an older host's, is not called again for [`LONGEST_PAUSE_MS`].
+//! The server's responses say how many other gateways listen. If none has for a while, nothing is collected or pushed. A
+//! server without the route, such as an older host's, is not called again for [`LONGEST_PAUSE_MS`].
 //!
-//! The feed's server is the one place that all gateways before an engine know already, with its keys; a gateway knows
-//! no other gateway. What is told of an engine concerns those alone that send to it. A feed by itself reports a prompt
-//! when it is computed, and by then neighbours with the same documents have gone elsewhere.
+//! All gateways of an engine already have the address and the keys of its feed's server, but no gateway knows another.
+//! Updates about an engine concern only gateways that send to it. A feed alone reports a prompt when it is computed; by
+//! then, requests with the same documents have gone to other engines.
 
 use foreword_ordering::PeerUpdate;
 use foreword_ordering::feed::{Epoch, GatewayId, Push, Pushes};
@@ -28,50 +28,50 @@ use super::listeners::Listeners;
 use super::outbox::Outgoing;
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
-/// One worker's part in what gateways tell each other about one engine.
+/// One worker's part in the exchange about one engine.
 #[derive(Debug)]
 pub(crate) struct Gateways {
     /// The id that all workers of this proxy share.
     id: GatewayId,
-    /// A hash of what gateways must have in common to learn from each other.
+    /// Hash of the settings that gateways must share to use each other's updates.
     audience: u64,
     receiving: CallSlot,
     sending: CallSlot,
     last_push: LastPush,
-    /// The position from which to listen; `None`: from now on.
+    /// The position to listen from; `None` to start with new updates.
     place: Option<(Epoch, u64)>,
-    /// Number of other gateways that listen, as the leader knows it.
+    /// Number of other gateways that listen, if this worker leads.
     others: u32,
     listeners: Listeners,
-    /// Whether somebody listened when this worker last looked.
+    /// Whether another gateway listened when this worker last checked.
     is_listened_to: bool,
-    /// The load that others reported.
+    /// The loads that other gateways reported.
     loads: Vec<Load>,
-    /// The sum of the loads as published, and when.
+    /// The sum of the loads as last published to the workers, and its time.
     published: (u64, u64),
 }
 
-/// What the response to a call brought.
+/// The result of a response.
 #[derive(Debug, Default)]
 pub(crate) struct ExchangeResult {
     /// Updates of other gateways' requests.
     pub(crate) updates: Vec<PeerUpdate>,
-    /// Number of own updates that the server took.
+    /// Number of own updates that the server accepted.
     pub(crate) sent: u64,
-    /// Number of own updates that it did not take, and of others' that cannot be read, or may hold texts of requests.
+    /// Number of own updates that it did not accept, and of others' that cannot be read or may hold texts of requests.
     pub(crate) lost: u64,
-    /// Whether to listen again at once: others had told something, or the server had waited for it, so it does not
-    /// answer again and again.
+    /// Whether to listen again at once. False after an empty response without a wait, so that the server is not called in a
+    /// tight loop.
     pub(crate) listens_again: bool,
 }
 
-/// The push that this worker made last.
+/// This worker's last push.
 #[derive(Debug, Default)]
 struct LastPush {
     updates: u64,
     outstanding: u64,
     at_ms: u64,
-    /// Whether the server did not take the push; then no gateway knows its load, and the worker pushes the load again.
+    /// Whether the push failed; no gateway then knows its load, and the worker pushes the load again.
     failed: bool,
 }
 
@@ -80,13 +80,14 @@ struct LastPush {
 struct Load {
     gateway: GatewayId,
     outstanding: u64,
-    /// The push that told it. Workers of one gateway push beside each other, so a later one may come first.
+    /// The number of the push that reported it. Workers of one gateway push concurrently, so pushes may arrive out of
+    /// order.
     number: u64,
     received_ms: u64,
 }
 
 impl Gateways {
-    /// Returns one worker's part. `name` is one for all workers and this engine.
+    /// Returns one worker's part. `name` is the same for all workers and this engine.
     pub(crate) fn new(
         host: &impl Host,
         id: GatewayId,
@@ -108,8 +109,8 @@ impl Gateways {
         })
     }
 
-    /// Reads from shared data whether other gateways listen. The worker that leads the feed writes it there first; a
-    /// worker that does not lead forgets what it heard while it did.
+    /// Reads from shared data whether other gateways listen; the leader first writes it there. A worker that does not lead
+    /// drops its state of listening.
     pub(super) fn look(&mut self, host: &impl Host, now_ms: u64, leads: bool) {
         if leads && self.others > 0 {
             self.listeners.note(host, now_ms);
@@ -124,7 +125,7 @@ impl Gateways {
         self.is_listened_to = self.listeners.are_there(host, now_ms);
     }
 
-    /// Returns whether somebody listens.
+    /// Returns whether other gateways listen.
     pub(super) fn has_listeners(&self) -> bool {
         self.is_listened_to
     }
@@ -134,14 +135,13 @@ impl Gateways {
         self.is_listened_to && self.sending.is_free(now_ms)
     }
 
-    /// Returns whether this worker has to tell the load again: its last push failed, or it leads and the push was a while
-    /// ago.
+    /// Returns whether this worker must push the load again: its last push failed, or it leads and its last push is old.
     pub(super) fn repeats_load(&self, now_ms: u64, leads: bool) -> bool {
         let push = &self.last_push;
         push.failed || (leads && now_ms.abs_diff(push.at_ms) >= REPEAT_MS)
     }
 
-    /// Listens, unless it does already.
+    /// Starts a long poll, unless one is in flight.
     pub(super) fn poll(&mut self, host: &impl Host, now_ms: u64, link: &Link<'_>) {
         if !self.receiving.is_free(now_ms) {
             return;
@@ -154,11 +154,11 @@ impl Gateways {
         begin(&mut self.receiving, host, now_ms, call, link);
     }
 
-    /// Pushes what is new, with the load; if nothing is, the load alone where others believe or should know that there is
-    /// some. Returns the number of updates that are lost: they found no room, or the call could not be made.
+    /// Pushes new updates with the load; without updates, only a load that other gateways should know. Returns the number
+    /// of updates lost because the queue was full or the call failed.
     ///
-    /// The push's number is drawn before `outstanding` reads the load, so the last of several workers' pushes is never older
-    /// than a change.
+    /// The push's number is drawn before `outstanding` reads the load, so among several workers' pushes the one with the
+    /// highest number has the latest load.
     pub(super) fn push(
         &mut self,
         host: &impl Host,
@@ -195,7 +195,7 @@ impl Gateways {
         taken.dropped.saturating_add(lost)
     }
 
-    /// Handles the response to a call. Returns `None` if it is to none of these calls.
+    /// Handles the response to a call; `None` if it is not one of these calls.
     pub(super) fn on_answer(
         &mut self,
         host: &impl Host,
@@ -227,8 +227,7 @@ impl Gateways {
         Some(received)
     }
 
-    /// Returns the sum of the loads of others, if it has to be published: it is another one, or was published a while
-    /// ago.
+    /// Returns the sum of others' loads if it must be published: it changed, or was published a while ago.
     pub(super) fn changed_load(&mut self, now_ms: u64) -> Option<u64> {
         self.loads.retain(|load| load.is_recent(now_ms));
         let loads = self.loads.iter().map(|load| load.outstanding);
@@ -241,7 +240,7 @@ impl Gateways {
         })
     }
 
-    /// Handles the response to a push; returns whether the server took it.
+    /// Handles the response to a push; returns whether the server accepted it.
     fn settle_push(
         &mut self,
         host: &impl Host,
@@ -308,7 +307,7 @@ impl Gateways {
         if self.loads.len() >= MAX_GATEWAYS
             && let Some(idle) = self.loads.iter().position(|load| load.outstanding == 0)
         {
-            // The one that was heard of the longest ago.
+            // The gateway with the oldest report.
             self.loads.remove(idle);
         }
         if self.loads.len() < MAX_GATEWAYS {
@@ -323,14 +322,14 @@ impl Gateways {
 }
 
 impl Load {
-    /// Returns whether it counts. What came after now came before the clock was set back.
+    /// Returns whether the load still counts. A time in the future means that the clock was set back.
     fn is_recent(&self, now_ms: u64) -> bool {
         let age_ms = now_ms.checked_sub(self.received_ms);
         age_ms.is_some_and(|age_ms| age_ms < FORGET_MS)
     }
 }
 
-/// Notes a call, or that it could not be made; returns whether it was.
+/// Records a call or its failure; returns whether the call was made.
 fn begin(
     slot: &mut CallSlot,
     host: &impl Host,
@@ -345,7 +344,7 @@ fn begin(
     call.is_ok()
 }
 
-/// Notes a failure, and logs the first of several, except that a server does not know the route.
+/// Records a failure, and logs the first of several, unless the server only lacks the route.
 fn failed(
     slot: &mut CallSlot,
     host: &impl Host,
@@ -368,11 +367,11 @@ fn count(length: usize) -> u64 {
 }
 
 const PATH: &str = "/v1/kv/records";
-/// Time after which a load that has not changed is told again.
+/// Time after which an unchanged load is pushed again.
 const REPEAT_MS: u64 = 1_000;
-/// Time after which the load of a gateway that says nothing is forgotten.
+/// Time after which the load of a silent gateway is dropped.
 const FORGET_MS: u64 = 5_000;
-/// Most gateways whose load is known.
+/// Most gateways with a recorded load.
 const MAX_GATEWAYS: usize = 256;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! A lease on a task that one worker does for all.
 //!
-//! Shared data holds who has the lease and until when. The holder renews it at its ticks. When the holder is gone (its
-//! VM was replaced, its worker ended) the lease expires, and the next worker that looks takes it. Compare-and-swap
-//! decides between two that look at once.
+//! Shared data holds the lease's holder and its end. The holder renews it at its ticks. If the holder ends (its VM was
+//! replaced, its worker ended) the lease expires, and the next worker that checks takes it. Compare-and-swap decides
+//! between two that check at once.
 
 use crate::host::{Host, HostError};
 use crate::swap;
@@ -11,12 +11,12 @@ use crate::swap;
 #[derive(Debug)]
 pub(super) struct Lease {
     key: String,
-    /// Number of this worker among all that claim the lease.
+    /// This worker's number among all that claim the lease.
     holder: u64,
 }
 
 impl Lease {
-    /// Registers a claim. It creates the key too: see [`crate::agreement`] on who may create keys.
+    /// Registers a claim and creates the key: see [`crate::agreement`] on who may create keys.
     pub(super) fn claim(host: &impl Host, name: &str) -> Result<Self, HostError> {
         let key = format!("foreword/lease/{LAYOUT}/{name}");
         let counter = format!("{key}/holders");
@@ -36,13 +36,13 @@ impl Lease {
         Ok(Self { key, holder })
     }
 
-    /// Returns whether this worker holds the lease, from now on for [`TERM_MS`] unless it is renewed.
+    /// Takes or renews the lease for [`TERM_MS`] if possible; returns whether this worker holds it.
     pub(super) fn hold(&self, host: &impl Host, now_ms: u64) -> Result<bool, HostError> {
         let (term, number) = read(host, &self.key)?;
         let is_ours = term.holder == self.holder;
-        // A clock that was set back would make a dead worker's lease last, so a lease that ends after more than two terms
-        // counts as over. One term is not enough: a worker that read its clock before another took the lease, and the
-        // lease after, would take it too.
+        // After the clock was set back, an ended worker's lease would last, so a lease that ends in more than two terms
+        // counts as over. One term is not enough: a worker that read its clock before another took the lease, and the next
+        // one, would take it too.
         let is_over = term.until_ms <= now_ms
             || term.until_ms > now_ms.saturating_add(TERM_MS.saturating_mul(2));
         if !is_ours && !is_over {
@@ -60,7 +60,7 @@ impl Lease {
     }
 }
 
-/// The holder of a lease, and when it expires; at first, nobody and the beginning of time.
+/// The holder of a lease, and its end; initially no holder and time 0.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Term {
     holder: u64,
@@ -110,7 +110,7 @@ mod tests {
         // Renewed in time.
         assert_eq!(one.hold(&host, 3_000), Ok(true));
         assert_eq!(two.hold(&host, 4_500), Ok(false));
-        // And then no more.
+        // Not renewed.
         assert_eq!(two.hold(&host, 6_000), Ok(true));
         assert_eq!(one.hold(&host, 6_001), Ok(false));
         let other = Lease::claim(&host, "y").unwrap();
@@ -121,13 +121,13 @@ mod tests {
     fn of_two_that_take_it_at_once_one_gets_it() {
         let host = ScriptedHost::default();
         let one = Lease::claim(&host, "x").unwrap();
-        // Somebody else changes it after it was read.
+        // Another worker changes it after it was read.
         host.interfere("foreword/lease/1/x");
         assert_eq!(one.hold(&host, 1_000), Ok(false));
     }
 
-    /// Two workers whose clocks differ look at a lease that has just ended or is about to, in every order of their calls:
-    /// one of them holds it at most, and once both have looked again, one does.
+    /// Two workers with different clocks check a lease that has just ended or is about to, in every order of their calls:
+    /// at most one holds it, and once both have checked again, one does.
     fn in_every_order(host: fn() -> ScriptedHost) {
         loom::model(move || {
             let host = host();

@@ -1,41 +1,41 @@
-//! Whether gateways of other proxies listen to what is told of an engine.
+//! Tracks whether gateways of other proxies listen to updates about an engine.
 //!
-//! The worker that leads the engine's feed hears it from the feed's server, and notes it in shared data, where the other
-//! workers of its proxy look at their ticks.
+//! The worker that leads the engine's feed learns it from the feed's server and records it in shared data, where the other
+//! workers of its proxy check at their ticks.
 
 use super::lease::TERM_MS;
 use crate::host::{Host, HostError};
 use crate::swap;
 
-/// A worker's view of who listens.
+/// A worker's view of whether gateways listen.
 #[derive(Debug)]
 pub(super) struct Listeners {
     key: String,
 }
 
 impl Listeners {
-    /// Creates the key too: see [`crate::agreement`] on who may create keys.
+    /// Opens the record and creates its key: see [`crate::agreement`] on who may create keys.
     pub(super) fn open(host: &impl Host, name: &str) -> Result<Self, HostError> {
         let key = format!("foreword/listeners/{LAYOUT}/{name}");
         swap::create(host, &key, &0_u64.to_le_bytes())?;
         Ok(Self { key })
     }
 
-    /// Notes that somebody listens, for [`NOTED_MS`] unless it is noted again.
+    /// Records that a gateway listens, for [`NOTED_MS`] unless it is recorded again.
     pub(super) fn note(&self, host: &impl Host, now_ms: u64) {
         if self.left_ms(host, now_ms) <= NOTED_MS / 2 {
             let until = now_ms.saturating_add(NOTED_MS).to_le_bytes();
-            // The leader alone writes it. If it cannot, nobody is told for a while.
+            // Only the leader writes it. If it cannot, workers push nothing for a while.
             let _ = host.set_shared_data(&self.key, &until, None);
         }
     }
 
-    /// Returns whether somebody listens, as was noted last.
+    /// Returns whether a gateway listens, according to the last record.
     pub(super) fn are_there(&self, host: &impl Host, now_ms: u64) -> bool {
         self.left_ms(host, now_ms) > 0
     }
 
-    /// Returns the time for which the note still holds. A clock that was set back does not make it last.
+    /// Returns the time until the record expires; 0 for a time too far ahead, which means that the clock was set back.
     fn left_ms(&self, host: &impl Host, now_ms: u64) -> u64 {
         let noted = host.shared_data(&self.key).ok().flatten();
         let until = noted.and_then(|(bytes, _)| <[u8; 8]>::try_from(bytes).ok());
@@ -44,7 +44,7 @@ impl Listeners {
     }
 }
 
-/// Time for which a note holds: longer than it takes until another worker leads, and has asked.
+/// Lifetime of the record: longer than it takes another worker to become the leader and call the server.
 const NOTED_MS: u64 = 2 * TERM_MS;
 
 const LAYOUT: &str = "1";
@@ -62,7 +62,7 @@ mod tests {
         assert!(!two.are_there(&host, 0));
         one.note(&host, 10_000);
         assert!(two.are_there(&host, 10_000) && !other.are_there(&host, 10_000));
-        // It is not written anew each time.
+        // It is not rewritten each time.
         let written = host.shared().values().map(|(_, number)| *number).max();
         one.note(&host, 10_100);
         assert_eq!(

@@ -2,21 +2,20 @@
 //!
 //! ```text
 //!   tick ──▶ is the lease ours? ──▶ long poll to the engine ──▶ batch ──▶ Residency ──▶ ring ──▶ every worker
-//!                 └─ no: nothing to do            └─ failed: wait, twice as long each time
+//!                 └─ no: nothing to do            └─ failed: pause, doubling each time
 //! ```
 //!
-//! A worker that takes the lease begins with everything that the engine holds, which replaces earlier beliefs. It does
-//! the same when the engine has restarted, or the feed went on without it. What a dead leader left undone is done by
-//! the next one, no later than a lease's term and a tick. Without the feed, answers alone correct what is believed
-//! ([`crate::usage`]).
+//! A worker that takes the lease requests a full snapshot of the engine's cache, which replaces earlier state. It does the
+//! same after the engine restarted or events were missed. After a leader ends, the next one takes over within a lease's
+//! term and a tick. Without a feed, only responses correct the trees ([`crate::usage`]).
 //!
-//! A host that shares a key with its gateways seals its feed. A batch that is sealed in another way than the
-//! configuration says is a failure like any other, with a counter of its own.
+//! A host that shares a key with its gateways seals its feed. A batch that is not sealed as configured counts as a failure,
+//! with a counter of its own.
 //!
-//! Workers exchange what requests did with gateways of other proxies, through the feed's server ([`gateways`]).
+//! Workers exchange their requests' records with gateways of other proxies, through the feed's server ([`gateways`]).
 //!
-//! This module knows HTTP's status codes and the feed's JSON, and decides when to call and what to do about a
-//! response. It knows nothing of trees.
+//! This module knows HTTP's status codes and the feed's JSON, and decides when to call and how to handle a response. It
+//! knows nothing of trees.
 
 mod call;
 mod gateways;
@@ -34,7 +33,7 @@ pub(crate) use self::outbox::{Outbox, Outgoing};
 use crate::engines::FeedConfig;
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
-/// One worker's part in following one engine.
+/// One worker's part in following one engine's feed.
 #[derive(Debug)]
 pub(crate) struct Feed {
     engine: EngineId,
@@ -42,29 +41,28 @@ pub(crate) struct Feed {
     config: FeedConfig,
     key: Option<FeedKey>,
     lease: Lease,
-    /// Whether this worker held the lease when it last looked.
+    /// Whether this worker held the lease when it last checked.
     leads: bool,
     follower: Follower,
     reading: CallSlot,
-    /// What gateways of other proxies tell and are told; `None`: this is switched off.
+    /// The exchange with gateways of other proxies; `None` if it is off.
     gateways: Option<Gateways>,
 }
 
-/// What an engine's feed reported.
+/// The events of an engine's feed.
 #[derive(Debug, Default)]
 pub(crate) struct FeedUpdate {
-    /// The report, in messages that fit into the ring.
+    /// The events in messages that fit into the ring.
     pub(crate) messages: Vec<Residency>,
-    /// Number of events by the feed's own count, which may count several as one; everything that is held counts as
-    /// one.
+    /// Number of events as the feed counts them, which may count several as one; a full snapshot counts as one.
     pub(crate) events: u64,
-    /// Whether it was sealed with another key than ours, so that nothing of it is known.
+    /// Whether it was sealed with another key than ours, so that it cannot be read.
     pub(crate) is_keyed_otherwise: bool,
 }
 
 impl Feed {
-    /// Returns one worker's part. `key` is the key that the feed must be sealed with; `ring` is the name under which
-    /// workers agree; `gateways` is the part in what gateways of other proxies tell each other.
+    /// Returns one worker's part. `key` is the key that the feed must be sealed with; `ring` is the name of the workers'
+    /// agreement; `gateways` is the exchange with gateways of other proxies.
     pub(crate) fn new(
         host: &impl Host,
         engine: EngineId,
@@ -87,11 +85,11 @@ impl Feed {
         })
     }
 
-    /// Calls the engine, if this worker holds the lease and it is time.
+    /// Calls the engine, if this worker holds the lease and a call is due.
     pub(crate) fn on_tick(&mut self, host: &impl Host, now_ms: u64) -> Result<(), HostError> {
         self.leads = self.lease.hold(host, now_ms)?;
         if !self.leads {
-            // The holder has begun anew; so will this worker when it is its turn again.
+            // The holder starts with a full snapshot; so will this worker when it holds the lease again.
             self.follower = Follower::default();
             self.reading.forget();
             return Ok(());
@@ -103,7 +101,7 @@ impl Feed {
         let path = format!("/v1/kv/events?wait_ms={WAIT_MS}&{query}");
         match self.link().call(host, "GET", &path, &[]) {
             Ok(call) => self.reading.begin(now_ms, call),
-            // Envoy reports that there is no such cluster.
+            // Envoy returns an error for an unknown cluster.
             Err(error) => self.failed(host, now_ms, &error.to_string()),
         }
         Ok(())
@@ -114,7 +112,7 @@ impl Feed {
         self.engine
     }
 
-    /// Looks whether gateways of other proxies listen; returns whether one does, so that updates are to be kept for them.
+    /// Checks whether gateways of other proxies listen, so that updates must be queued for them.
     pub(crate) fn look_for_listeners(&mut self, host: &impl Host, now_ms: u64) -> bool {
         let leads = self.leads;
         self.gateways.as_mut().is_some_and(|gateways| {
@@ -123,20 +121,19 @@ impl Feed {
         })
     }
 
-    /// Returns whether gateways of other proxies can be told something now.
+    /// Returns whether a push to gateways of other proxies is possible now.
     pub(crate) fn may_push(&self, now_ms: u64) -> bool {
         let gateways = self.gateways.as_ref();
         gateways.is_some_and(|gateways| gateways.may_push(now_ms))
     }
 
-    /// Returns whether it is on this worker to tell gateways of other proxies the load again.
+    /// Returns whether this worker must push the load again.
     pub(crate) fn repeats_load(&self, now_ms: u64) -> bool {
         let gateways = self.gateways.as_ref();
         gateways.is_some_and(|gateways| gateways.repeats_load(now_ms, self.leads))
     }
 
-    /// Listens to gateways of other proxies, if this worker leads. Returns the load that others have told, if it has
-    /// changed.
+    /// Listens to gateways of other proxies, if this worker leads. Returns the sum of their loads if it changed.
     pub(crate) fn poll_gateways(&mut self, host: &impl Host, now_ms: u64) -> Option<u64> {
         if !self.leads {
             return None;
@@ -145,13 +142,12 @@ impl Feed {
         self.changed_load(now_ms)
     }
 
-    /// Returns the load that others have told, if it has changed.
+    /// Returns the sum of other gateways' loads if it changed.
     pub(crate) fn changed_load(&mut self, now_ms: u64) -> Option<u64> {
         self.gateways.as_mut()?.changed_load(now_ms)
     }
 
-    /// Tells gateways of other proxies, with the load that `outstanding` reads; returns the number of updates that are
-    /// lost.
+    /// Pushes to gateways of other proxies, with the load that `outstanding` reads; returns the number of lost updates.
     pub(crate) fn push(
         &mut self,
         host: &impl Host,
@@ -164,7 +160,7 @@ impl Feed {
         lost.unwrap_or(0)
     }
 
-    /// Handles the response to a call for gateways of other proxies. Returns `None` if it is to none of this feed.
+    /// Handles the response to a call of the exchange; `None` if the call is not this feed's.
     pub(crate) fn on_gateways_answer(
         &mut self,
         host: &impl Host,
@@ -190,7 +186,7 @@ impl Feed {
         }
     }
 
-    /// Handles the response to a call. Returns `None` if it is not this feed's, else what the engine reported.
+    /// Handles the response to a call: returns the engine's events, or `None` if the call is not this feed's.
     pub(crate) fn on_answer(
         &mut self,
         host: &impl Host,
@@ -234,7 +230,7 @@ impl Feed {
     }
 }
 
-/// The reason why a response cannot be used.
+/// Why a response cannot be used.
 struct Problem {
     words: String,
     is_about_the_key: bool,
@@ -272,7 +268,7 @@ fn owned(change: Change<'_>) -> Event {
     }
 }
 
-/// Groups the events, in their order, into messages of [`DOCUMENTS_IN_A_MESSAGE`] documents or one event each.
+/// Groups consecutive events into messages of [`DOCUMENTS_IN_A_MESSAGE`] documents, or of one larger event.
 fn in_messages(
     engine: EngineId,
     model: &str,
@@ -286,7 +282,7 @@ fn in_messages(
             Event::Removed { path, .. } => path.len(),
             Event::Cleared => 0,
         };
-        // An event takes as much as three documents, without any.
+        // An event counts as at least three documents.
         let size = size.saturating_add(3);
         match messages.last_mut() {
             Some(last) if size <= room => last.events.push(event),
@@ -304,10 +300,10 @@ fn in_messages(
     messages
 }
 
-/// Most bytes of a response that are read: some 40,000 documents.
+/// Longest response, in bytes: about 40,000 documents.
 pub(crate) const MAX_BATCH_BYTES: usize = 4 << 20;
 
-/// How long the engine may wait for an event before it responds.
+/// The longest time that the engine waits for an event before it responds.
 const WAIT_MS: u64 = 5_000;
 /// Most documents in a message: twelve bytes each, well below an entry's bound.
 const DOCUMENTS_IN_A_MESSAGE: usize = 1_000;
@@ -331,7 +327,7 @@ mod tests {
         Feed::new(host, EngineId(3), "e", config, None, "r", None).unwrap()
     }
 
-    /// A feed of a configuration with a key and without a token.
+    /// A feed with a key and without a token.
     fn sealed(host: &ScriptedHost, key: &FeedKey) -> Feed {
         let config = FeedConfig {
             cluster: "engine".to_owned(),
@@ -413,7 +409,7 @@ mod tests {
         assert_eq!(cluster, "engine");
         assert!(headers.contains(&("authorization".into(), "Bearer secret".into())));
 
-        // Somebody else's answer is not its own.
+        // A response to another call is ignored.
         assert!(feed.on_answer(&host, 300, 7, answer(b"")).is_none());
         let first = batch(7, 40, true, vec![stored(2)]);
         assert_eq!(
@@ -430,7 +426,7 @@ mod tests {
             events(feed.on_answer(&host, 500, 1, answer(&second))),
             [stored(3)]
         );
-        // It went on without us, or began a new life: all is asked for anew.
+        // The engine restarted or we missed events: request a full snapshot.
         feed.on_tick(&host, 600).unwrap();
         let gap = batch(7, 99, false, vec![stored(4)]);
         assert_eq!(
@@ -474,7 +470,7 @@ mod tests {
         assert_eq!(pauses, [0, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000]);
         let place = "/v1/kv/events?wait_ms=5000&epoch=0000000000000007&since=0";
         assert!(paths(&host)[1..].iter().all(|path| path == place));
-        // A cluster that is not there is a failure like any other.
+        // An unknown cluster is a failure like any other.
         host.refuse("call");
         now += 60_000;
         feed.on_tick(&host, now).unwrap();
@@ -494,7 +490,7 @@ mod tests {
         other.on_tick(&host, TERM_MS).unwrap();
         leader.on_tick(&host, TERM_MS).unwrap();
         assert_eq!(paths(&host)[1..], ["/v1/kv/events?wait_ms=5000&"]);
-        // An answer that comes too late is nobody's.
+        // A late response is ignored.
         assert!(leader.on_answer(&host, TERM_MS, 0, answer(b"")).is_none());
     }
 
@@ -540,7 +536,7 @@ mod tests {
             }
             let logged = host.log_text();
             assert_eq!(logged.matches(words).count(), 1, "{logged}");
-            // As soon as the keys agree it goes on.
+            // Once the keys agree, the feed continues.
             now += 60_000;
             feed.on_tick(&host, now).unwrap();
             let body = written(ours, 7, 40, true, vec![stored(2)]);

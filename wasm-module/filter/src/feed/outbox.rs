@@ -1,41 +1,41 @@
-//! What a worker's requests did, kept until gateways of other proxies are told.
+//! The updates of a worker's requests, queued until they are pushed to gateways of other proxies.
 //!
-//! A queue is open while somebody listens; for the rest of the time a request adds nothing.
+//! A queue is open while a gateway listens; otherwise requests add nothing.
 
 use foreword_ordering::feed::{MAX_PUSH_BYTES, MAX_PUSH_UPDATES};
 use foreword_ordering::{EngineId, OrderingRecord, PeerUpdate};
 
-/// What is to be told, by the engine that it is about; `None`: that engine's queue is closed.
+/// Queued updates by engine; `None` if the engine's queue is closed.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox(Vec<Option<Queue>>);
 
 #[derive(Debug, Default)]
 struct Queue {
     waiting: Outgoing,
-    /// Bytes of the updates that wait.
+    /// Bytes of the queued updates.
     bytes: usize,
 }
 
-/// What a queue holds.
+/// The content of a queue.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outgoing {
     /// Encoded updates, in order.
     pub(crate) updates: Vec<Vec<u8>>,
-    /// Whether the tokens that the engine has to compute for this proxy are others than before.
+    /// Whether the engine's outstanding tokens for this proxy changed.
     pub(crate) has_load: bool,
-    /// Number of updates that found no room.
+    /// Number of updates dropped because the queue was full.
     pub(crate) dropped: u64,
 }
 
 impl Outgoing {
-    /// Returns whether there is nothing to tell.
+    /// Returns whether there is nothing to push.
     pub(crate) fn is_empty(&self) -> bool {
         self.updates.is_empty() && !self.has_load && self.dropped == 0
     }
 }
 
 impl Outbox {
-    /// Opens or closes an engine's queue; what a closed one held is forgotten.
+    /// Opens or closes an engine's queue; closing drops its content.
     pub(crate) fn set_open(&mut self, engine: EngineId, is_open: bool) {
         let place = usize::from(engine.0);
         if is_open && self.0.len() <= place {
@@ -61,20 +61,20 @@ impl Outbox {
         added.is_some()
     }
 
-    /// Notes that an engine has other tokens to compute than before. Returns whether its queue is open.
+    /// Records that an engine's outstanding tokens changed. Returns whether its queue is open.
     pub(crate) fn add_load(&mut self, engine: EngineId) -> bool {
         let queue = self.queue(engine);
         queue.map(|queue| queue.waiting.has_load = true).is_some()
     }
 
-    /// Returns whether an engine's queue holds something.
+    /// Returns whether an engine's queue is not empty.
     pub(crate) fn has(&self, engine: EngineId) -> bool {
         let queue = self.0.get(usize::from(engine.0));
         let queue = queue.and_then(Option::as_ref);
         queue.is_some_and(|queue| !queue.waiting.is_empty())
     }
 
-    /// Takes what an engine's queue holds.
+    /// Takes the content of an engine's queue.
     pub(crate) fn take(&mut self, engine: EngineId) -> Outgoing {
         let queue = self.queue(engine);
         queue.map(std::mem::take).unwrap_or_default().waiting
@@ -98,7 +98,7 @@ impl Queue {
     }
 }
 
-/// Most bytes of a push's updates: what is left of a push for their lengths, the push's own fields and its seal.
+/// Most bytes of a push's updates, so that their lengths, the push's own fields and its seal fit too.
 const MAX_UPDATE_BYTES: usize = MAX_PUSH_BYTES - 2_048;
 
 #[cfg(test)]
@@ -126,7 +126,7 @@ mod tests {
         for (engine, is_open) in [(1, true), (2, true), (3, false), (1, true)] {
             assert_eq!(outbox.add(&update(engine)), is_open);
         }
-        // What is open stays open.
+        // An open queue stays open.
         outbox.set_open(EngineId(1), true);
         assert!(outbox.has(EngineId(1)) && !outbox.has(EngineId(0)) && !outbox.has(EngineId(3)));
         let taken = outbox.take(EngineId(1));
@@ -150,7 +150,7 @@ mod tests {
         let taken = outbox.take(EngineId(0));
         assert_eq!((taken.updates.len(), taken.dropped), (MAX_PUSH_UPDATES, 3));
 
-        // Long ones: the bytes are what there is no room for.
+        // Long updates: bytes are the limit.
         let documents: String = (0..900).map(|at| format!("<doc>{at}</doc>")).collect();
         let body = serde_json::json!({"messages": [{"role": "user", "content": documents}]});
         let config = Config::from_json(br#"{"documents": {"max": 4096}}"#).unwrap();

@@ -1,8 +1,7 @@
-//! When a plugin ticks: every [`Plugin::TICK_MS`], and as soon as it has something to tell that cannot wait so long.
+//! A plugin's ticks: every [`Plugin::TICK_MS`], and earlier if it has something to push.
 //!
-//! A shell triggers ticks in its own way, and gives the plugin a [waker](Plugin::wake_with) for a tick between, which comes
-//! [`Plugin::WOKEN`] later: so there are a thousand in a second at most. Without a waker, what there is to tell waits for
-//! the next tick.
+//! A shell triggers ticks in its own way, and sets a [waker](Plugin::wake_with) for an additional tick, which comes
+//! [`Plugin::WOKEN`] later: so there are at most a thousand a second. Without a waker, pushes wait for the next tick.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,12 +10,12 @@ use std::time::Duration;
 use super::Plugin;
 use crate::host::Host;
 
-/// A tick of a plugin's clock.
+/// The kind of a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tick {
-    /// Everything was done that there is to do now and then.
+    /// All periodic work was done.
     Full,
-    /// Only what cannot wait that long was done: gateways of other proxies were told, and asked.
+    /// Only urgent work was done: pushes to gateways of other proxies, and calls to them.
     Short,
 }
 
@@ -26,16 +25,16 @@ pub(super) struct Clock {
     /// Time of the next full tick.
     next_full_ms: AtomicU64,
     waker: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Whether a tick was asked for that has not come.
+    /// Whether a tick was requested that has not come.
     is_woken: AtomicBool,
 }
 
 impl Clock {
-    /// Records that the shell has triggered a tick, and returns how much the plugin has to do in it.
+    /// Records a tick of the shell, and returns its kind.
     pub(super) fn tick(&self, now_ms: u64) -> Tick {
         self.is_woken.store(false, Ordering::Release);
         let next_ms = self.next_full_ms.load(Ordering::Relaxed);
-        // A clock that was set back must not stop them.
+        // A clock that was set back must not stop full ticks.
         let is_early = now_ms.saturating_add(EARLY_MS) < next_ms;
         if is_early && next_ms.saturating_sub(now_ms) <= Plugin::TICK_MS {
             return Tick::Short;
@@ -51,7 +50,7 @@ impl Clock {
         next_ms.saturating_sub(now_ms).clamp(1, Plugin::TICK_MS)
     }
 
-    /// Asks for a tick, unless one is to come.
+    /// Requests a tick, unless one is already requested.
     pub(super) fn wake(&self) {
         if !self.is_woken.swap(true, Ordering::AcqRel)
             && let Some(wake) = self.waker.get()
@@ -65,27 +64,27 @@ impl Plugin {
     /// The interval of [`Plugin::on_tick`].
     pub const TICK_MS: u64 = 100;
 
-    /// The time until a tick that the plugin asks for.
+    /// The time until a requested tick.
     pub const WOKEN: Duration = Duration::from_millis(1);
 
-    /// Sets what asks the shell for a tick before the next is due. It is called by any thread, in the middle of a
-    /// callback, and at most once before a tick comes. Only the first one counts.
+    /// Sets the function that requests a tick from the shell. Any thread calls it, in the middle of a callback, at most
+    /// once before each tick. Only the first function set is used.
     pub fn wake_with(&self, wake: impl Fn() + Send + Sync + 'static) {
         let _ = self.clock.waker.set(Box::new(wake));
     }
 
-    /// Returns whether a tick was asked for that has not come.
+    /// Returns whether a tick was requested that has not come.
     pub fn is_woken(&self) -> bool {
         self.clock.is_woken.load(Ordering::Acquire)
     }
 
-    /// Returns the time until the next full tick, which a shell triggers though nobody asks for it.
+    /// Returns the time until the next full tick, which a shell triggers without a request.
     pub fn until_tick(&self, host: &impl Host) -> Duration {
         Duration::from_millis(self.clock.left_ms(host.now_ms()))
     }
 }
 
-/// A shell's timer may be so much early.
+/// Tolerance for a shell's timer that fires early.
 const EARLY_MS: u64 = 10;
 
 #[cfg(test)]

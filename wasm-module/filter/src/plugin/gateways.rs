@@ -1,4 +1,4 @@
-//! What a plugin tells gateways of other proxies, and hears of them; see [`crate::feed`] on how.
+//! A plugin's exchange with gateways of other proxies; see [`crate::feed`] for the protocol.
 
 use foreword_ordering::EngineId;
 use foreword_ordering::feed::GatewayId;
@@ -10,7 +10,7 @@ use crate::host::{CallResponse, Host, HostError};
 use crate::swap;
 
 impl Plugin {
-    /// Notes something for gateways of other proxies; `note` returns whether there are any.
+    /// Adds to the outbox if updates are exchanged; `note` returns whether a gateway listens.
     pub(super) fn note(&self, note: impl FnOnce(&mut Outbox) -> bool) {
         if self.config.exchanges()
             && let Some(mut outbox) = self.outbox.lock(|outbox| *outbox = Outbox::default())
@@ -20,15 +20,15 @@ impl Plugin {
         }
     }
 
-    /// Notes for gateways of other proxies that the tokens outstanding at an engine have changed. With one engine there is
-    /// no choice that depends on them, so nothing is noted.
+    /// Records for gateways of other proxies that an engine's outstanding tokens changed. With one engine no choice depends
+    /// on them, so nothing is recorded.
     pub(super) fn note_load(&self, engine: EngineId) {
         if self.engines.are_several() {
             self.note(|outbox| outbox.add_load(engine));
         }
     }
 
-    /// Listens to gateways of other proxies that send requests to this feed's engine, and tells them what is new.
+    /// Listens to gateways of other proxies that use this feed's engine, and pushes new updates to them.
     pub(super) fn exchange(&self, host: &impl Host, now_ms: u64, feed: &mut Feed, tick: Tick) {
         let engine = feed.engine();
         if let Some(load) = feed.poll_gateways(host, now_ms) {
@@ -53,7 +53,7 @@ impl Plugin {
         }
     }
 
-    /// Handles the response to a call for gateways of other proxies; returns whether it was one.
+    /// Handles the response to a call of the exchange; returns whether it was one.
     pub(super) fn receive(
         &self,
         host: &impl Host,
@@ -84,9 +84,9 @@ impl Plugin {
         }
         self.metrics.sent_updates(host, received.sent);
         self.metrics.lost_updates(host, received.lost);
-        // The count comes last, so whoever sees it also sees the knowledge.
+        // Counted last, so a reader who sees the count also sees the updates applied.
         self.metrics.received_updates(host, count);
-        // There may be more to hear, or to tell by now.
+        // There may be more to receive or to push by now.
         if received.listens_again || self.has_outgoing(engine) {
             self.clock.wake();
         }
@@ -99,8 +99,8 @@ impl Plugin {
     }
 }
 
-/// Returns the id by which gateways of other proxies know this one: one for all workers that agree under `ring`. Keys are
-/// created here: see [`crate::agreement`] on who may create keys.
+/// Returns the id of this gateway, shared by all workers in agreement under `ring`. Keys are created here: see
+/// [`crate::agreement`] on who may create keys.
 pub(super) fn gateway_id(host: &impl Host, ring: &str) -> Result<GatewayId, HostError> {
     let key = format!("foreword/gateway/{LAYOUT}/{ring}");
     let random = RandomState::new().build_hasher().finish();
@@ -114,7 +114,7 @@ pub(super) fn gateway_id(host: &impl Host, ring: &str) -> Result<GatewayId, Host
     Ok(GatewayId(u64::from_le_bytes(bytes)))
 }
 
-/// Version of the id's form.
+/// Version of the id's format.
 const LAYOUT: &str = "1";
 /// Status for an id that is missing or malformed.
 const NO_ID: u32 = 205;

@@ -1,5 +1,4 @@
-//! The knowledge that a plugin's requests share: the orderer, and the worker's part in the agreement
-//! ([`crate::agreement`]).
+//! The state that a plugin's requests share: the orderer, and the worker's part in the agreement ([`crate::agreement`]).
 
 use foreword_ordering::cuts::Cutter;
 use foreword_ordering::{Orderer, OrderingRecord, PeerUpdate};
@@ -11,11 +10,11 @@ use crate::metrics::Metrics;
 
 pub(super) struct Knowledge {
     pub(super) orderer: Orderer,
-    /// What is known of marked prompts, for upstreams that cache only up to markers.
+    /// The history of marked prompts, for upstreams that cache only up to markers.
     pub(super) cutter: Cutter,
-    /// The worker's part in the ring; `None`: it publishes and learns nothing.
+    /// The worker's part in the ring; `None` if updates are not shared.
     pub(super) agreement: Option<Agreement>,
-    /// One bit for each engine: whether its answers ever reported cached tokens. From then on, an answer without them
+    /// One bit for each engine: whether any of its responses reported cached tokens. From then on, a response without them
     /// means none.
     pub(super) reporting: u64,
     /// Number of requests so far.
@@ -23,7 +22,7 @@ pub(super) struct Knowledge {
 }
 
 impl Knowledge {
-    /// Returns empty knowledge that is published to nobody.
+    /// Returns empty state without an agreement.
     pub(super) fn new(config: &Config) -> Self {
         Self {
             orderer: Orderer::new(config.ordering.clone()),
@@ -34,7 +33,7 @@ impl Knowledge {
         }
     }
 
-    /// Begins anew after a panic, which left the knowledge half changed.
+    /// Resets the state after a panic, which may have left it half changed.
     pub(super) fn begin_anew(&mut self, config: &Config) {
         self.orderer = Orderer::new(config.ordering.clone());
         self.cutter = Cutter::new();
@@ -43,7 +42,7 @@ impl Knowledge {
         }
     }
 
-    /// Learns what others have published, at most `limit` entries.
+    /// Applies entries that others have published, at most `limit`.
     pub(super) fn catch_up(&mut self, host: &impl Host, metrics: &Metrics, limit: u64) {
         let Self {
             orderer, agreement, ..

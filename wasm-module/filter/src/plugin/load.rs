@@ -1,4 +1,4 @@
-//! Loads a plugin: it checks the configuration, joins the workers' agreement and derives the salts.
+//! Loads a plugin: validates the configuration, joins the workers' agreement and derives the salts.
 
 use foreword_ordering::EngineId;
 use foreword_ordering::document::Fingerprint;
@@ -20,8 +20,8 @@ use crate::salt::Salts;
 use crate::shared::Shared;
 
 impl Plugin {
-    /// Checks the configuration, defines the metrics, and learns what other workers, or this one before a reload, have
-    /// published.
+    /// Validates the configuration, defines the metrics, and reads the entries that other workers, or this one before a
+    /// reload, have published.
     pub fn load(host: &impl Host, configuration: &[u8]) -> Result<Self, ConfigError> {
         let mut config = Config::from_json(configuration)?;
         if host.pool().is_some() {
@@ -72,14 +72,14 @@ impl Plugin {
     }
 }
 
-/// Returns the name under which workers agree, and the worker's part in that ring unless it is switched off. In a
-/// proxy without shared data, each worker orders alone.
+/// Returns the name of the workers' agreement, and the worker's part in that ring unless it is disabled. In a proxy without
+/// shared data, each worker orders alone.
 fn ring(host: &impl Host, config: &Config) -> Result<(String, Option<Agreement>), HostError> {
     let wanted = &config.agreement;
     let name = match &wanted.ring {
         Some(name) => format!("named/{name}"),
         None => {
-            // Plugins of other names, or for other tenants, routes or engines, do not share a ring by default.
+            // By default, plugins of other names, or for other tenants, routes or engines, use other rings.
             let plugin = host.property(&["plugin_name"])?.unwrap_or_default();
             let plugin = String::from_utf8_lossy(&plugin);
             format!("of/{:016x}/{plugin}", config.audience)
@@ -95,7 +95,7 @@ fn feeds(host: &impl Host, config: &Config, keys: Vec<Option<FeedKey>>, ring: &s
     let warn = |error: &HostError| host.log(LogLevel::Warn, &error.to_string());
     let id = config.exchanges().then(|| gateway_id(host, ring));
     let id: Option<GatewayId> = id.and_then(|id| id.inspect_err(warn).ok());
-    // Gateways whose workers would agree learn from each other.
+    // Gateways exchange updates if their workers would use the same ring.
     let audience = Fingerprint::of(&[ring.as_bytes()]).0;
     let engines = (0..).map(EngineId).zip(&config.engines).zip(keys);
     let feeds = engines.filter_map(|((id_of_engine, engine), key)| {
@@ -111,7 +111,7 @@ fn feeds(host: &impl Host, config: &Config, keys: Vec<Option<FeedKey>>, ring: &s
     feeds.collect()
 }
 
-/// Returns for each engine the key that its feed is sealed with.
+/// Returns the key of each engine's feed, if it has one.
 fn feed_keys(host: &impl Host, config: &Config) -> Result<Vec<Option<FeedKey>>, ConfigError> {
     let keys = config.engines.iter().map(|engine| {
         let key = engine.feed.as_ref().and_then(|feed| feed.key.as_ref());
@@ -148,7 +148,7 @@ fn secret(host: &impl Host, field: &'static str, key: &SaltKey) -> Result<Vec<u8
     })
 }
 
-/// Returns one line for the log, in `name=value` pairs.
+/// Returns one line for the log, as `name=value` pairs.
 fn loaded(config: &Config) -> String {
     let tenants = match config.tenant {
         None => "off",

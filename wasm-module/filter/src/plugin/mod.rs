@@ -1,12 +1,12 @@
-//! The state that the requests of one configuration share: the checked configuration, the knowledge, the metrics.
+//! The state that the requests of one configuration share: the validated configuration, the knowledge, the metrics.
 //!
-//! | file | answers |
+//! | file | content |
 //! | --- | --- |
-//! | `load` | how a plugin is loaded |
-//! | `knowledge` | what its requests know together |
-//! | `gateways` | what gateways of other proxies are told, and tell |
-//! | `clock` | when it ticks |
-//! | this file | what a request asks of it |
+//! | `load` | loading a plugin |
+//! | `knowledge` | the state that requests share |
+//! | `gateways` | the exchange with gateways of other proxies |
+//! | `clock` | ticks |
+//! | this file | the methods for requests |
 
 mod clock;
 mod gateways;
@@ -43,23 +43,23 @@ pub struct Plugin {
     config: Config,
     engines: Engines,
     knowledge: Shared<Knowledge>,
-    /// The requests to explain, apart from the knowledge, so that no request waits for an explanation.
+    /// The requests to diagnose, separate from the knowledge, so that no request waits for a diagnosis.
     misses: Shared<Misses>,
-    /// The feeds, apart from the knowledge, so that no request waits while a batch is read.
+    /// The feeds, separate from the knowledge, so that no request waits while a batch is read.
     feeds: Shared<Vec<Feed>>,
-    /// What gateways of other proxies are yet to be told.
+    /// Updates queued for gateways of other proxies.
     outbox: Shared<Outbox>,
     clock: Clock,
     metrics: Metrics,
     salts: Option<Salts>,
-    /// The retrieval of documents; `None`: it is not configured.
+    /// The retrieval of documents; `None` if it is not configured.
     retrieval: Option<Retrieval>,
 }
 
 /// The route of a request.
 pub(crate) struct Route {
     pub(crate) dispatch: Dispatch,
-    /// The value of [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER); `None`: there is one engine.
+    /// The value of [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER); `None` if there is one engine.
     pub(crate) destinations: Option<String>,
 }
 
@@ -67,21 +67,20 @@ pub(crate) struct Route {
 pub(crate) struct Rewritten {
     pub(crate) answer: Result<Rewrite, Skip>,
     pub(crate) route: Route,
-    /// What was done with the body's head, or would be.
+    /// The changes to the body's head, made or only proposed.
     pub(crate) head: HeadReport,
-    /// What was marked, and the body with markers; `None`: the engine's cache knows none, or the body cannot be read.
+    /// The markers and the body with them; `None` if the engine's cache has none, or the body cannot be read.
     pub(crate) cut: Option<Cut>,
-    /// The ticket for why it could not begin like an earlier one; `None`: this is not explained, or the body cannot be
-    /// read.
+    /// The ticket for the request's diagnosis; `None` if diagnoses are off, or the body cannot be read.
     pub(crate) miss: Option<Ticket>,
 }
 
-/// What is known of a body's documents before it is rewritten.
+/// A body's documents, as known before it is rewritten.
 pub(crate) enum RequestDocuments<'b> {
     Nothing,
-    /// The body was read: it brings documents.
+    /// The parsed body, which brings documents.
     Parsed(Box<Parsed<'b>>),
-    /// These documents were retrieved for the body.
+    /// Documents retrieved for the body.
     Retrieved(Retrieved<'b>),
 }
 
@@ -96,14 +95,14 @@ impl<'b> RequestDocuments<'b> {
 }
 
 impl Plugin {
-    /// Returns whether the plugin follows engines' feeds, which requires ticks.
+    /// Returns whether the plugin follows engines' feeds, for which it needs ticks.
     pub fn has_feeds(&self) -> bool {
         self.config.has_feeds()
     }
 
-    /// Handles a tick, every [`Plugin::TICK_MS`] and when the plugin has asked for one: it tells gateways of other proxies
-    /// what its requests did. At full ticks it also learns what other workers did meanwhile, so that the next request
-    /// finds little left to learn, explains requests that have gone on, and looks at engines' feeds.
+    /// Handles a tick, every [`Plugin::TICK_MS`] and when the plugin has requested one: pushes its requests' updates to
+    /// gateways of other proxies. At full ticks it also applies other workers' updates, so that the next request has few to
+    /// apply, diagnoses forwarded requests, and follows engines' feeds.
     pub fn on_tick(&self, host: &impl Host) -> Tick {
         let now_ms = host.now_ms();
         let tick = self.clock.tick(now_ms);
@@ -127,11 +126,11 @@ impl Plugin {
         tick
     }
 
-    /// Most bytes of a response to a [`Host::call_for_plugin`] that are read.
+    /// Longest response to a [`Host::call_for_plugin`], in bytes.
     pub const MAX_ANSWER_BYTES: usize = MAX_BATCH_BYTES;
 
-    /// Handles the response to a call: its status, unless there was no response, and its body, unless that is longer
-    /// than [`Plugin::MAX_ANSWER_BYTES`].
+    /// Handles the response to a call: its status, if there was a response, and its body, unless it exceeds
+    /// [`Plugin::MAX_ANSWER_BYTES`].
     pub fn on_answer(&self, host: &impl Host, call: u32, status: Option<u16>, body: Option<&[u8]>) {
         let (now_ms, answer) = (host.now_ms(), CallResponse { status, body });
         if self.receive(host, now_ms, call, answer) {
@@ -147,13 +146,13 @@ impl Plugin {
         let (Some(said), Some(mut knowledge)) = (said, self.knowledge()) else {
             return;
         };
-        // Entries that were published before are older.
+        // Entries published earlier are applied first.
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
         for residency in said.messages {
             let update = PeerUpdate::Residency(residency);
             knowledge.take(host, &self.metrics, &update);
         }
-        // The count comes last, so whoever sees it also sees the knowledge.
+        // Counted last, so a reader who sees the count also sees the updates applied.
         self.metrics.fed(host, said.events);
     }
 
@@ -169,19 +168,19 @@ impl Plugin {
         self.retrieval.as_ref()
     }
 
-    /// Returns the identity of the tenant of that name.
+    /// Returns the tenant of that name with its salt.
     pub(crate) fn identity(&self, name: String) -> Identity {
         Identity::new(name, self.salts.as_ref())
     }
 
-    /// Returns whether every request must have a salt of the gateway, or be refused.
+    /// Returns whether every request must carry a salt of the gateway, or be refused.
     pub(crate) fn is_salted(&self) -> bool {
         self.salts.is_some()
     }
 
-    /// Calls the core for the model that the request's path names and records the elapsed time, lock waits included. Updates
-    /// of other workers are applied before, and its own is published afterwards. `None` if this very
-    /// thread is using the orderer, which no known proxy can bring about.
+    /// Calls the core for the model in the request's path and records the elapsed time, including lock waits. Other
+    /// workers' updates are applied before, and its own is published afterwards. `None` if the current thread is already
+    /// using the orderer, which no known proxy can cause.
     pub(crate) fn rewrite<'b>(
         &self,
         host: &impl Host,
@@ -190,7 +189,7 @@ impl Plugin {
         known: RequestDocuments<'b>,
         model: Option<&str>,
     ) -> Option<Rewritten> {
-        // A body is read before anything is locked: in a shell whose requests share a plugin, several read at once.
+        // A body is parsed before anything is locked: in a shell whose requests share a plugin, several are parsed at once.
         let start = host.now_ns();
         let parsed = known.parsed(body, &self.config.ordering);
         let parsed = parsed.and_then(|parsed| for_model(parsed, model));
@@ -237,7 +236,7 @@ impl Plugin {
         let kind = engine.and_then(configured).map(|engine| engine.cache);
         let kind = kind.filter(|kind| kind.has_markers() && !is_control);
         let kind = kind.filter(|_| self.config.mode == Mode::Order);
-        // The rewritten body is read again only if it is marked; its explanation then shares that reading.
+        // The rewritten body is parsed only if it is marked; its diagnosis shares that parse.
         let rewritten = answer.as_ref().ok();
         let again = kind.and(rewritten).and_then(|rewrite| {
             let again = parse(rewrite.body.as_deref()?, orderer.config());
@@ -272,7 +271,7 @@ impl Plugin {
             };
             cutter.cut_parsed(&options, orderer.config(), sent?).ok()
         });
-        // This saturates, since Envoy's clock is the wall clock, which may step back.
+        // Saturates, since Envoy's clock is the wall clock, which may be set back.
         let elapsed = host.now_ns().saturating_sub(start);
         self.metrics.time(host, elapsed);
         self.metrics.head(host, &head);
@@ -298,7 +297,7 @@ impl Plugin {
         })
     }
 
-    /// Returns the route of a request that the core does not see: to the engine with the fewest outstanding tokens.
+    /// Returns the route of a request that the core does not process: to the engine with the fewest outstanding tokens.
     pub(crate) fn route(&self, host: &impl Host, bytes: usize) -> Route {
         let now_ms = self.now_ms(host);
         let choices = self.engines.choices(host, now_ms, now_ms);
@@ -310,12 +309,12 @@ impl Plugin {
         }
     }
 
-    /// Forgets what is known of an engine of the shell's pool, whose id another one has from now on.
+    /// Drops the state of an engine id of the shell's pool that now belongs to another engine.
     pub fn forget_engine(&self, host: &impl Host, engine: EngineId) {
         self.engines.forget(host, engine);
         let cleared = Residency {
             engine,
-            // Every model's.
+            // Of every model.
             model: "".into(),
             events: vec![Event::Cleared],
         };
@@ -347,7 +346,7 @@ impl Plugin {
         self.settle(host, dispatch, DispatchResult::Answered);
     }
 
-    /// Returns the time by which engines are judged. With one engine it is not needed, so the proxy is not asked.
+    /// Returns the time for judging engines' health. With one engine it is not needed, so the proxy is not called.
     fn now_ms(&self, host: &impl Host) -> u64 {
         if self.engines.are_several() {
             host.now_ms()
@@ -356,7 +355,7 @@ impl Plugin {
         }
     }
 
-    /// Records that the chosen engine did not take the request.
+    /// Records that the chosen engine did not receive the request.
     pub(crate) fn undo(&self, host: &impl Host, record: &OrderingRecord) {
         let undone = record.undone();
         if !undone.events.is_empty()
@@ -367,7 +366,7 @@ impl Plugin {
         }
     }
 
-    /// Records that another engine than the chosen one got the request, and so holds the documents now.
+    /// Records that another engine than the chosen one received the request, and so holds the documents now.
     pub(crate) fn went_to(&self, host: &impl Host, record: &mut OrderingRecord, engine: EngineId) {
         record.redirect(engine);
         if let Some(mut knowledge) = self.knowledge() {
@@ -376,7 +375,7 @@ impl Plugin {
         }
     }
 
-    /// Applies an engine's count of a prompt, that of `record` if the core decided on it.
+    /// Applies an engine's usage report of a prompt; `record` is that of the core's decision, if there was one.
     pub(crate) fn counted(
         &self,
         host: &impl Host,
@@ -405,13 +404,13 @@ impl Plugin {
         }
     }
 
-    /// Takes what one of this plugin's requests has found out, and notes it for gateways of other proxies.
+    /// Applies and publishes an update, and queues it for gateways of other proxies.
     fn tell(&self, host: &impl Host, knowledge: &mut Knowledge, update: &PeerUpdate) {
         knowledge.take(host, &self.metrics, update);
         self.note(|outbox| outbox.add(update));
     }
 
-    /// Locks the feeds. Ticks and responses come on one thread, so a caller that finds them in use is nested.
+    /// Locks the feeds; `None` if they are in use. Ticks and responses come on one thread, so that is a nested call.
     fn feeds(&self) -> Option<MutexGuard<'_, Vec<Feed>>> {
         self.feeds.try_lock()
     }
@@ -425,7 +424,7 @@ impl Plugin {
         self.misses.lock(|misses| *misses = misses_of(&self.config))
     }
 
-    /// Explains a request that is over, with the engine's report of its prompt, and counts its miss.
+    /// Diagnoses a request that is over, with the engine's usage report, and counts the diagnosis.
     pub(crate) fn missed(
         &self,
         host: &impl Host,
@@ -450,7 +449,7 @@ impl Plugin {
     }
 }
 
-/// A body, for the model that its request's path names, if it names none itself.
+/// Sets the model from the request's path, if the body names none.
 pub(crate) fn for_model<'b>(
     mut parsed: Parsed<'b>,
     model: Option<&str>,
@@ -474,11 +473,11 @@ fn misses_of(config: &Config) -> Misses {
     Misses::new(config.explain, config.ordering.block_tokens())
 }
 
-/// Most entries that a request waits for, at some three microseconds each.
+/// Most entries applied while a request waits, at about three microseconds each.
 const LEARNT_AT_A_REQUEST: u64 = 256;
-/// Most entries learnt at a tick, before the worker looks after its streams again.
+/// Most entries applied at a tick, so that the worker soon returns to its streams.
 const LEARNT_AT_A_TICK: u64 = 2048;
-/// Most requests explained at a tick.
+/// Most requests diagnosed at a tick.
 const EXPLAINED_AT_A_TICK: usize = 16;
 
 #[cfg(test)]

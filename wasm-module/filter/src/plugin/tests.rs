@@ -1,4 +1,4 @@
-//! What workers know of each other, against the scripted host.
+//! Knowledge shared by workers, against the scripted host.
 
 use foreword_ordering::Report;
 use foreword_ordering::feed::{Epoch, GatewayId, Push, Pushes, SealedPush};
@@ -114,12 +114,12 @@ fn a_proxy_without_shared_data_orders_all_the_same() {
     assert_eq!(host.counter("foreword_untold_requests_total"), 1);
 }
 
-/// A proxy of two workers before two engines whose feeds it follows.
+/// A proxy with two workers and two engines whose feeds it follows.
 struct Proxy {
     hosts: [ScriptedHost; 2],
     /// The first one leads.
     workers: [Plugin; 2],
-    /// Calls of each that were answered.
+    /// Number of each worker's calls that were answered.
     answered: [usize; 2],
 }
 
@@ -139,8 +139,8 @@ impl Proxy {
         }
     }
 
-    /// Both workers tick, and what they have called is answered: `others` listen, and have told `pushes` to the server of
-    /// the first engine's feed. Returns what was pushed there.
+    /// Both workers tick, and their calls are answered: `others` listen, and have sent `pushes` to the first engine's feed
+    /// server. Returns the pushes to it.
     fn tick(&mut self, ms: u64, others: u32, pushes: &[Push]) -> Vec<Push> {
         let workers = [0, 1].map(|worker| {
             self.hosts[worker].set_time(ms);
@@ -180,7 +180,7 @@ impl Proxy {
                 };
                 serde_json::to_string(&answer).unwrap()
             } else {
-                // The engine reports nothing: its feed is waited for.
+                // The engine has no events: the long poll stays open.
                 continue;
             };
             let call = u32::try_from(call).unwrap();
@@ -190,7 +190,7 @@ impl Proxy {
         pushed
     }
 
-    /// Sends a request of one worker, which stays in flight; returns how many documents matched, and the engine.
+    /// Sends a request of one worker, which stays in flight; returns the number of matched documents, and the engine.
     fn send(&self, worker: usize, documents: &[u64]) -> (u32, EngineId, Dispatch) {
         let (plugin, host) = (&self.workers[worker], &self.hosts[worker]);
         let identity = plugin.identity(String::new());
@@ -203,7 +203,7 @@ impl Proxy {
         (rewrite.report.matched, engine, rewritten.route.dispatch)
     }
 
-    /// Sends a request that is answered at once; returns how many documents matched.
+    /// Sends a request that is answered at once; returns the number of matched documents.
     fn ask(&self, worker: usize, documents: &[u64]) -> u32 {
         let (matched, _, dispatch) = self.send(worker, documents);
         let plugin = &self.workers[worker];
@@ -223,7 +223,7 @@ fn what_any_worker_sent_is_told_to_gateways_of_other_proxies_once_and_what_they_
     assert_eq!(one.tick(0, 1, &[]), [], "nobody was listening yet");
     one.tick(100, 1, &[]);
     assert!(one.workers.iter().all(|worker| !worker.is_woken()));
-    // Each worker sends one, and the choice falls on an engine each time.
+    // Each worker sends one, and each time an engine is chosen.
     let mut pushed = Vec::new();
     for documents in [[11, 12], [21, 22], [31, 32], [41, 42]] {
         one.send(0, &documents);
@@ -239,14 +239,14 @@ fn what_any_worker_sent_is_told_to_gateways_of_other_proxies_once_and_what_they_
     assert!(pushed.iter().any(|push| push.outstanding > 0));
     assert_eq!(one.counted("foreword_sent_updates_total"), 8);
 
-    // Another proxy hears them: its workers order as if they had sent these requests.
+    // Another proxy receives them: its workers order as if they had sent these requests.
     let mut other = Proxy::new(FOLLOWING);
     other.tick(0, 1, &[]);
     let told = other.tick(10, 1, &pushed);
     assert_eq!(told, []);
     let heard = u64::try_from(updates).unwrap();
     assert_eq!(other.counted("foreword_received_updates_total"), heard);
-    // What it heard is not told again.
+    // Received updates are not pushed again.
     for now in [20, 30, 200, 6_000] {
         assert_eq!(other.tick(now, 1, &[]), []);
     }
@@ -274,7 +274,7 @@ fn a_request_goes_where_other_proxies_have_sent_less() {
     for document in 100..110 {
         assert_eq!(engine(&proxy, document), EngineId(1));
     }
-    // It says no more, and is forgotten.
+    // It pushes no more, and its load expires.
     proxy.tick(6_000, 1, &[]);
     let chosen: Vec<u16> = (200..210).map(|at| engine(&proxy, at).0).collect();
     assert!(chosen.contains(&0), "{chosen:?}");

@@ -1,4 +1,4 @@
-//! The responses of embedder and retriever, checked before any of it is used.
+//! Parses and validates the responses of embedder and retriever.
 
 use std::sync::Arc;
 
@@ -18,19 +18,19 @@ pub(super) struct RetrieverAnswer {
     pub(super) version: String,
 }
 
-/// A document in the form in which it is kept and sent.
+/// A document in the form in which it is stored and forwarded.
 #[derive(Debug, Clone)]
 pub(super) struct Document {
-    /// The document's id; empty: it has none, and cannot be kept.
+    /// The document's id; empty if it has none, and then it is not stored.
     pub(super) id: String,
-    /// An element of a `documents` array with id, title and text alone, so that it is the same for every question.
+    /// An element of a `documents` array with only id, title and text, so that it is the same for every question.
     pub(super) element: Arc<str>,
 }
 
 /// Returns the body of a successful response.
 fn good(answer: CallResponse<'_>) -> Result<&[u8], Reason> {
     match (answer.status, answer.body) {
-        // Envoy's own statuses for a time-out and for an unreachable cluster.
+        // Envoy's own statuses for a time-out and an unreachable cluster.
         (Some(504), _) => Err(Reason::Timeout),
         (None | Some(502 | 503), _) => Err(Reason::Unreachable),
         (Some(200), Some(body)) => Ok(body),
@@ -55,7 +55,7 @@ pub(super) fn embedding(answer: CallResponse<'_>) -> Result<Vec<f32>, Reason> {
     vector::from_json(&first.embedding).ok_or(Reason::BadEmbedding)
 }
 
-/// Reads at most `limit` documents from a response to our host's `POST /v1/retrieve`, or to any that answers alike.
+/// Reads at most `limit` documents from a response to our host's `POST /v1/retrieve`, or to a compatible one.
 pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverAnswer, Reason> {
     #[derive(Deserialize)]
     struct Answered<'a> {
@@ -84,7 +84,7 @@ pub(super) fn found(answer: CallResponse<'_>, limit: usize) -> Result<RetrieverA
         if !is_text(text) || id.is_some_and(|id| !is_text(id)) {
             return Err(Reason::BadAnswer);
         }
-        // The fields are copied as they came: they keep their escapes, so the same document has the same bytes.
+        // The fields are copied with their escapes, so the same document has the same bytes.
         let fields = [
             ("id", id),
             ("title", title.filter(|title| is_text(title))),

@@ -1,7 +1,7 @@
-//! The results of earlier questions: the similarity caches, and the texts that belong to their ids.
+//! The results of earlier questions: the similarity caches, and the texts of their documents.
 //!
-//! Keys never cross tenants. When the retriever reports a new version, everything is forgotten. Until it is asked
-//! again, which a time to live ensures, its old results are used.
+//! Keys never cross tenants. A new version of the retriever empties the cache. Until the retriever is called again, which a
+//! time to live ensures, its old results are used.
 
 use std::sync::Arc;
 
@@ -18,16 +18,16 @@ pub(super) struct Cache {
     documents: Documents,
     /// The retriever's version in its last response.
     version: String,
-    /// The version before it.
+    /// The previous version.
     left_behind: Option<String>,
 }
 
-/// The result of an earlier question that is nearly the same.
+/// The result of a similar earlier question.
 #[derive(Debug)]
 pub(super) struct Hit {
     /// The documents as elements of a `documents` array, best first.
     pub(super) elements: Vec<Arc<str>>,
-    /// Set if the hit is to be checked by a search.
+    /// Set if the hit must be verified by a search.
     pub(super) sample: Option<Sample>,
 }
 
@@ -41,7 +41,7 @@ impl Cache {
         }
     }
 
-    /// Looks a question up. On `None`, search and then [keep](Self::keep) the result.
+    /// Looks up a question. On `None`, search and [keep](Self::keep) the result.
     pub(super) fn lookup(
         &mut self,
         tenant: &str,
@@ -54,7 +54,7 @@ impl Cache {
         let Some(hit) = hit.map_err(|_| Reason::BadEmbedding)? else {
             return Ok(None);
         };
-        // If a text was evicted, the question is searched for again.
+        // If a document's text was evicted, this is a miss.
         let elements = self.documents.get(tenant, hit.documents);
         Ok(elements.map(|elements| Hit {
             elements,
@@ -62,7 +62,7 @@ impl Cache {
         }))
     }
 
-    /// Keeps a result, if each of its documents has an id. Returns whether it was kept.
+    /// Stores a result, if each of its documents has an id. Returns whether it was stored.
     pub(super) fn keep(
         &mut self,
         tenant: &str,
@@ -96,7 +96,7 @@ impl Cache {
         true
     }
 
-    /// Keeps what another worker's retriever found, unless a newer version is known. Returns whether it was kept.
+    /// Stores another worker's result, unless a newer version is known. Returns whether it was stored.
     pub(super) fn learn(
         &mut self,
         tenant: &str,
@@ -108,7 +108,7 @@ impl Cache {
         !is_old && self.keep(tenant, vector, found, now_ms)
     }
 
-    /// Compares a sampled hit with the result of a search, and returns whether the hit was wrong.
+    /// Compares a sampled hit with a search result, and returns whether the hit was wrong.
     pub(super) fn report(
         &mut self,
         tenant: &str,

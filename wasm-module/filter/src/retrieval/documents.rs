@@ -1,10 +1,10 @@
-//! The texts of the documents that similarity caches name, each once, however many questions found it.
+//! The texts of the documents in similarity caches, each stored once, however many questions found it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Documents by tenant and id, as elements of a `documents` array; the least recently used are evicted first. No
-/// tenant gets another's document.
+/// Documents by tenant and id, as elements of a `documents` array; the least recently used are evicted first. No tenant can
+/// read another's document.
 #[derive(Debug)]
 pub(super) struct Documents {
     max_bytes: usize,
@@ -35,7 +35,7 @@ impl Documents {
         }
     }
 
-    /// Keeps a document in place of an earlier one with its id, unless it is larger than the bound for all.
+    /// Stores a document, replacing an earlier one with its id, unless it exceeds the bound for all.
     pub(super) fn put(&mut self, tenant: &str, id: &str, element: Arc<str>) {
         let key: Key = Arc::new((tenant.into(), id.into()));
         self.remove(&key);
@@ -56,7 +56,7 @@ impl Documents {
         self.held.insert(key, StoredDocument { element, used });
     }
 
-    /// Returns all of these documents; `None` if one is gone.
+    /// Returns all of these documents; `None` if any was evicted.
     pub(super) fn get(&mut self, tenant: &str, ids: &[Box<str>]) -> Option<Vec<Arc<str>>> {
         let mut elements = Vec::with_capacity(ids.len());
         for id in ids {
@@ -84,7 +84,7 @@ impl Documents {
     }
 }
 
-/// Returns the bytes that a document takes, with its keys.
+/// Returns the bytes of a document with its keys.
 fn size(key: &Key, element: &str) -> usize {
     const BESIDE: usize = 200;
     let texts = [key.0.len(), key.1.len(), element.len(), BESIDE];

@@ -1,7 +1,7 @@
 //! Counters and histograms of retrieval, defined where it is configured.
 //!
 //! ```text
-//!   searches = hits + misses + sum of failed_<reason>      (a chat that leaves in the middle counts in the left side alone)
+//!   searches = hits + misses + sum of failed_<reason>      (a chat that disconnects early counts only on the left)
 //! ```
 
 use super::reason::Reason;
@@ -21,13 +21,13 @@ pub(super) struct Metrics {
     failed: Vec<(Reason, Counter)>,
     pub(super) embeddings: Counter,
     pub(super) opted_out: Counter,
-    /// Results of other workers that the similarity cache learnt.
+    /// Results of other workers added to the similarity cache.
     pub(super) learnt: Counter,
     pub(super) warm_ups: Counter,
     pub(super) failed_warm_ups: Counter,
-    /// Warm-ups that were not begun, since the limit was reached.
+    /// Warm-ups not started because the limit was reached.
     pub(super) skipped_warm_ups: Counter,
-    /// Hits that were checked; below, the wrong ones among them.
+    /// Hits that were verified; the next counter: the wrong ones among them.
     pub(super) sampled: Counter,
     pub(super) false_hits: Counter,
     lookup_microseconds: Option<MetricId>,
@@ -77,7 +77,7 @@ impl Metrics {
         record(host, self.lookup_microseconds, nanoseconds / 1_000);
     }
 
-    /// Records how long a chat was held.
+    /// Records how long a request was held.
     pub(super) fn held(&self, host: &impl Host, nanoseconds: u64) {
         record(host, self.milliseconds, nanoseconds / 1_000_000);
     }

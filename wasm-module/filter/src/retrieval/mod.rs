@@ -1,35 +1,33 @@
-//! Documents for chats that bring none.
+//! Retrieves documents for chats that bring none.
 //!
 //! ```text
-//!   body complete ─▶ what is asked ─▶ vector ─▶ similarity cache ─ hit ───────────▶ documents ─▶ core ─▶ engine
+//!   body complete ─▶ question ─▶ vector ────▶ similarity cache ─ hit ─────────────▶ documents ─▶ core ─▶ engine
 //!   (held)             │ the client's, or       │ miss                              ▲
-//!                      ▼ the embedder's         ├─▶ retriever ─▶ answer ─▶ cache ───┘
+//!                      ▼ the embedder's         ├─▶ retriever ─▶ response ▶ cache ──┘
 //!                   /v1/embeddings              └─▶ engine: /v1/prefill of the system prompt, meanwhile
 //! ```
 //!
-//! | file | answers |
+//! | file | content |
 //! | --- | --- |
 //! | `config` | the configuration |
-//! | `query` | what one chat asks for |
+//! | `query` | the query of one chat |
 //! | `search` | the states of one chat's search |
 //! | `answers`, `vector` | the responses of embedder and retriever |
 //! | `cache`, `documents` | the results of earlier questions |
 //! | `sharing` | the results of other workers |
 //! | `reason` | why there are no documents |
-//! | `metrics` | how often all of this happens |
+//! | `metrics` | counters |
 //!
-//! **One place.** Documents go into the message that asks for them, before its text: system prompt, documents,
-//! question. In front of the system prompt they would separate it from the beginning that all requests share; behind
-//! the question no prefix would hold them. A chat that goes on keeps them there, byte for byte
-//! ([`RetrievalConfig::keeps`]), and its next question gets its own. The core does all of that, as with documents that
-//! a client sends.
+//! **One place.** Documents are written into the message that asks for them, before its text: system prompt, documents,
+//! question. Before the system prompt they would separate it from the prefix that all requests share; after the question no
+//! prefix would include them. A continued chat keeps them there, byte for byte ([`RetrievalConfig::keeps`]), and its next
+//! question gets its own. The core does all of that, as with a client's documents.
 //!
-//! **Workers know each other's results.** In Wasm each has a cache of its own, and tells the others what its retriever
-//! found (`sharing`). The dynamic module's workers share one cache.
+//! **Workers share results.** In Wasm each worker has its own cache, and publishes its retriever's results to the others
+//! (`sharing`). The dynamic module's workers share one cache.
 //!
-//! **A failure costs documents, not requests**, unless the operator says otherwise. Every call has a time-out, and
-//! every response and every store has a bound. Nothing here logs, counts or reports a word of a question or a
-//! document.
+//! **A failure costs documents, not requests**, unless `retrieval.on_failure` is `refuse`. Every call has a time-out, and
+//! every response and every store has a bound. Nothing here logs, counts or reports text of a question or a document.
 
 mod answers;
 mod cache;
@@ -58,9 +56,9 @@ use crate::shared::Shared;
 pub(crate) struct Retrieval {
     config: RetrievalConfig,
     cache: Option<Shared<Cache>>,
-    /// The results of other workers; `None`: they are not learnt.
+    /// The results of other workers; `None` if sharing is off.
     sharing: Option<Sharing>,
-    /// Number of warm-ups under way.
+    /// Number of warm-ups in flight.
     warming: Arc<AtomicU32>,
     metrics: Metrics,
 }
@@ -86,16 +84,16 @@ impl Retrieval {
         &self.config
     }
 
-    /// Takes a place among the warm-ups; `None`: all are taken.
+    /// Takes a warm-up slot; `None` if all are taken.
     fn slot(&self) -> Option<Slot> {
         let most = self.config.warm_up.as_ref()?.max_in_flight;
         let slot = Slot(Arc::clone(&self.warming));
-        // The place is counted before the comparison, and given back by dropping it.
+        // The slot is counted before the comparison, and freed by its drop.
         (self.warming.fetch_add(1, Ordering::Relaxed) < most).then_some(slot)
     }
 }
 
-/// One warm-up's place, which is free again when this is dropped: with the response, or with the chat.
+/// A warm-up slot, freed on drop: with the response, or with the chat.
 struct Slot(Arc<AtomicU32>);
 
 impl Drop for Slot {

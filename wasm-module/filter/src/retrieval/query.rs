@@ -1,7 +1,7 @@
-//! What one chat asks of the retriever, from its body, a header and the configuration.
+//! The query of one chat, from its body, a header and the configuration.
 //!
-//! A client may send `retrieval` in the body, in the form of our host: `false` to go without documents, `true`, which
-//! is the default, or an object with `embedding` (numbers, or base64), `query`, `k`, `filters`, `words`.
+//! A client may send `retrieval` in the body, in our host's format: `false` for no documents, `true`, which is the default,
+//! or an object with `embedding` (numbers, or base64), `query`, `k`, `filters`, `words`.
 
 use foreword_ordering::{Parsed, Question, question};
 use serde_json::{Map, Value, json};
@@ -10,20 +10,20 @@ use super::reason::Reason;
 use super::vector;
 use crate::config::RetrievalConfig;
 
-/// A search to be made.
+/// The query for one search.
 #[derive(Debug)]
 pub(super) struct RetrievalQuery {
-    /// The text that is searched for.
+    /// The text to search for.
     pub(super) question: String,
     /// The client's own vector.
     pub(super) vector: Option<Vec<f32>>,
-    /// The fields of the retriever's request besides question and vector.
+    /// The other fields of the retriever's request.
     pub(super) fields: Map<String, Value>,
     /// Most documents in the retriever's response.
     pub(super) limit: usize,
-    /// Whether any similar question would get the same result, because the client asks for nothing special.
+    /// Whether a similar question would get the same result: the client sets no options of its own.
     pub(super) is_common: bool,
-    /// The body of a warm-up request, which computes the prompt's beginning; `None`: there is no beginning.
+    /// The body of a warm-up request, which prefills the prompt's beginning; `None` if there is no beginning.
     pub(super) opening: Option<String>,
 }
 
@@ -38,8 +38,8 @@ struct Field {
 }
 
 impl RetrievalQuery {
-    /// Reads what a chat asks. Returns `None` if the client wants no documents, brings its own, or asks nothing that
-    /// could be searched for. `header` is the embedding in the client's header.
+    /// Reads a chat's query. `None` if the client wants no documents, brings its own, or has no question to search for.
+    /// `header` is the embedding in the client's header.
     pub(super) fn read(
         config: &RetrievalConfig,
         parsed: &Parsed<'_>,
@@ -78,7 +78,7 @@ impl RetrievalQuery {
         fields.insert("k".to_owned(), k.into());
         if let Some(name) = &config.tenant_filter {
             let filters = fields.entry("filters").or_insert_with(|| json!({}));
-            // The client's own value for the tenant's field does not count.
+            // The client's own value of the tenant's field is overwritten.
             let filters = filters.as_object_mut().ok_or(Reason::BadRequest)?;
             filters.insert(name.clone(), tenant.into());
         }
@@ -92,7 +92,7 @@ impl RetrievalQuery {
         }))
     }
 
-    /// Returns the body of the retriever's request.
+    /// Returns the body of the request to the retriever.
     pub(super) fn body(&self, vector: Option<&[f32]>) -> Vec<u8> {
         let mut fields = self.fields.clone();
         fields.insert("query".to_owned(), self.question.as_str().into());
@@ -146,7 +146,7 @@ fn values(value: &Value) -> usize {
     }
 }
 
-/// Most values of a client's `filters`: a retriever compares each with each passage.
+/// Most values in a client's `filters`, since a retriever compares each with each passage.
 const MAX_FILTER_VALUES: usize = 256;
 
 /// Returns the body for `POST /v1/prefill`, with the salt that the chat will have.
@@ -275,7 +275,7 @@ mod tests {
             read(short, &chat(json!(true)), None).err(),
             Some(Reason::LongQuestion)
         );
-        // Nobody's affair where documents are there.
+        // An invalid field does not matter if the client brings documents.
         let mut own = chat(json!(7));
         own["documents"] = json!(["mine"]);
         assert!(read(json!({"cluster": "c"}), &own, None).unwrap().is_none());

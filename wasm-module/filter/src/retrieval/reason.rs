@@ -1,4 +1,4 @@
-//! Why a chat got no documents, in one word for headers, counters and logs.
+//! Why a chat got no documents, as one word for headers, counters and logs.
 
 use std::fmt;
 
@@ -7,21 +7,21 @@ use std::fmt;
 pub(crate) enum Reason {
     /// The client's field `retrieval`, or its header, cannot be read.
     BadRequest,
-    /// The question is longer than may be searched for.
+    /// The question exceeds the limit for searches.
     LongQuestion,
-    /// No server answered.
+    /// No server responded.
     Unreachable,
-    /// The answer did not come in time.
+    /// The response did not arrive in time.
     Timeout,
-    /// The answer is an error.
+    /// The response is an error.
     Status,
-    /// The answer is longer than the limit.
+    /// The response exceeds the limit.
     TooLarge,
-    /// The answer is not that of a retriever or embedder.
+    /// The response is not a retriever's or embedder's.
     BadAnswer,
     /// The question's vector is invalid, or does not fit this cache.
     BadEmbedding,
-    /// The cache is in use by this very thread.
+    /// The current thread is already using the cache.
     Busy,
 }
 

@@ -1,9 +1,9 @@
-//! The search for one chat's documents: which call is under way, and what its response leads to.
+//! The search for one chat's documents: the call in flight, and the step after its response.
 //!
 //! ```text
-//!   begin ─┬─ vector known ────────────────▶ look up ─┬─ hit ──▶ over         (a sampled hit is checked beside)
+//!   begin ─┬─ vector known ────────────────▶ look up ─┬─ hit ──▶ over         (a sampled hit is verified in background)
 //!          ├─ vector needed ─▶ Embedding ─────▲       └─ miss ─▶ Retrieving ─▶ over
-//!          └─ no cache ─────────────────────────────────────────▲  └─ warm-up beside
+//!          └─ no cache ─────────────────────────────────────────▲  └─ warm-up in background
 //! ```
 
 use foreword_ordering::Parsed;
@@ -46,11 +46,11 @@ enum BackgroundCall {
 pub(crate) enum SearchStep {
     /// The chat waits for a response.
     Wait,
-    /// The chat goes on with these documents, a JSON array; `None`: there are none.
+    /// The chat is forwarded with these documents, a JSON array; `None` if there are none.
     Over(Result<Option<String>, Reason>),
 }
 
-/// The end of a search, for the report.
+/// The report of a finished search.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SearchReport {
     /// The result: `hit`, `miss`, `empty` or a reason.
@@ -68,8 +68,8 @@ impl SearchReport {
 }
 
 impl Search {
-    /// Begins the search for what the chat asks; `None`: there is nothing to search for. `header` holds an embedding
-    /// of the client's.
+    /// Starts the search for a chat's question; `None` if there is nothing to search for. `header` is the client's
+    /// embedding.
     pub(crate) fn begin(
         host: &impl Host,
         retrieval: &Retrieval,
@@ -106,7 +106,7 @@ impl Search {
         Ok(Some((search, step)))
     }
 
-    /// Handles the response to a call of this chat. Returns `None` if the chat did not wait for it.
+    /// Handles the response to a call of this chat; `None` if the chat does not wait for it.
     pub(crate) fn on_answer(
         &mut self,
         host: &impl Host,
@@ -209,7 +209,7 @@ impl Search {
         }
     }
 
-    /// Has the engine compute the prompt's beginning in the meantime.
+    /// Lets the engine prefill the prompt's beginning in the meantime.
     fn warm_up(&mut self, host: &impl Host, retrieval: &Retrieval) {
         let warm_up = retrieval.config().warm_up.as_ref();
         let (Some(warm_up), Some(opening)) = (warm_up, self.wanted.opening.take()) else {
@@ -257,7 +257,7 @@ impl Search {
         self.over(host, retrieval, word, documents)
     }
 
-    /// Handles the response to a warm-up or to a check.
+    /// Handles the response to a warm-up or to a hit's verification.
     fn on_beside(
         &mut self,
         host: &impl Host,
@@ -316,7 +316,7 @@ impl Search {
     }
 }
 
-/// Calls `work` with the cache; `None`: this very thread is using it.
+/// Calls `work` with the cache; `None` if the current thread is already using it.
 fn with_cache<T>(retrieval: &Retrieval, work: impl FnOnce(&mut Cache) -> T) -> Option<T> {
     let cache = retrieval.cache.as_ref()?;
     let mut cache = cache.lock(Cache::clear)?;
@@ -336,6 +336,6 @@ fn call(host: &impl Host, peer: &Peer, body: &[u8]) -> Result<u64, HostError> {
         headers.push(("authorization", authorization));
     }
     let asked = host.call_for_request(&peer.cluster, &headers, body, peer.timeout_ms);
-    // Envoy reports that there is no such cluster.
+    // Envoy returns an error for an unknown cluster.
     asked.inspect_err(|error| host.log(LogLevel::Warn, &error.to_string()))
 }

@@ -1,15 +1,15 @@
-//! The results that Wasm workers share: what one worker's retriever found, another's similarity cache knows.
+//! Shares retrieval results between Wasm workers: one worker's result enters the other workers' similarity caches.
 //!
 //! ```text
-//!   worker 1: miss ─▶ retriever ─▶ cache ─ tells ─▶ ring in shared data ─ reads before a look-up ─▶ cache :worker 2
+//!   worker 1: miss ─▶ retriever ─▶ cache ─ publishes ▶ ring in shared data ◀ read before a look-up ─ cache :worker 2
 //! ```
 //!
-//! A VM shares no memory with the others, so a result travels with its vector and its documents' texts, which stay in the
-//! proxy's process. A look-up reads the entries that are new to its worker first; without any that takes one call. In the
-//! dynamic module and in the external processor all workers use one cache, so nothing is told.
+//! A VM shares no memory with the others, so a result is shared with its vector and its documents' texts, which stay in the
+//! proxy's process. A look-up first reads the entries that are new to its worker; without any that takes one call. In the
+//! dynamic module and in the external processor all workers use one cache, so nothing is published.
 //!
-//! A result of another version of the retriever's than this worker knows is a newer one, and empties the cache, unless it
-//! is the version that this worker has just left behind. What is too long, or no result, is left out.
+//! A result with a version of the retriever unknown to this worker counts as newer and empties the cache, unless it is the
+//! version that this worker has just replaced. Results that are too long or malformed are skipped.
 
 use std::sync::Arc;
 
@@ -22,15 +22,15 @@ use crate::agreement::Agreement;
 use crate::host::Host;
 use crate::shared::Shared;
 
-/// One worker's part in the results that all share.
+/// One worker's part in sharing results.
 #[derive(Debug)]
 pub(super) struct Sharing(Shared<Agreement>);
 
-/// A result, as it is written.
+/// A result in the form in which it is published.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     tenant: String,
-    /// Little-endian `f32` in base64.
+    /// Little-endian `f32` values in base64.
     vector: String,
     version: String,
     /// Ids and elements, best first.
@@ -38,7 +38,7 @@ struct Entry {
 }
 
 impl Sharing {
-    /// Joins those whose retrieval is configured alike; `None`: each cache is for itself.
+    /// Joins the workers with the same retrieval configuration; `None` if results are not shared.
     pub(super) fn open(host: &impl Host, identity: u64, entries: u32) -> Option<Self> {
         let is_alone = cfg!(not(any(target_arch = "wasm32", test)));
         if entries == 0 || is_alone {
@@ -49,7 +49,7 @@ impl Sharing {
         Some(Self(Shared::new(agreement)))
     }
 
-    /// Tells the others what was found.
+    /// Publishes a result to the other workers.
     pub(super) fn tell(
         &self,
         host: &impl Host,
@@ -70,12 +70,12 @@ impl Sharing {
             return;
         };
         if let Some(mut agreement) = self.0.lock(Agreement::forget) {
-            // A result that cannot be told is searched for again elsewhere.
+            // If it cannot be published, other workers search for it themselves.
             let _ = agreement.tell_within(host, &entry, MAX_ENTRY_BYTES);
         }
     }
 
-    /// Puts what others found into `cache`, and returns how many results these are.
+    /// Adds other workers' results to `cache`, and returns their number.
     pub(super) fn learn(&self, host: &impl Host, cache: &mut Cache) -> u64 {
         let Some(mut agreement) = self.0.lock(Agreement::forget) else {
             return 0;
@@ -102,9 +102,9 @@ impl Sharing {
     }
 }
 
-/// Most bytes of a result: five documents of 12 KB.
+/// Longest result, in bytes: five documents of 12 KB.
 const MAX_ENTRY_BYTES: usize = 64 << 10;
-/// Most results that one look-up reads.
+/// Most results read in one look-up.
 const MOST_AT_ONCE: u64 = 64;
 
 #[cfg(test)]
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(second.learn(&beside, &mut others), 1);
         assert_eq!(known(&mut others, "t").as_deref(), Some("{}"));
         assert_eq!(known(&mut others, "u"), None);
-        // Nothing is learnt twice, and nobody learns what it told itself.
+        // No result is received twice, and no worker receives its own.
         assert_eq!(second.learn(&beside, &mut others), 0);
         assert_eq!(first.learn(&host, &mut own), 0);
         // Another configuration is another ring.

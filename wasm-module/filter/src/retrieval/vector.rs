@@ -1,12 +1,12 @@
-//! Reads a question's vector: a JSON array of numbers, or the bytes of little-endian `f32` in base64 (RFC 4648), as
-//! OpenAI's `encoding_format: "base64"` has them.
+//! Reads a question's vector: a JSON array of numbers, or little-endian `f32` values in base64 (RFC 4648), as in OpenAI's
+//! `encoding_format: "base64"`.
 
 use serde_json::Value;
 
-/// Most components of a vector; a cache has its own number of dimensions.
+/// Most components of a vector; a cache has its own dimension.
 const MAX_DIMENSIONS: usize = 16_384;
 
-/// Reads a vector in either form; `None`: it is no vector of finite numbers.
+/// Reads a vector in either form; `None` if it is not a vector of finite numbers.
 pub(super) fn from_json(value: &Value) -> Option<Vec<f32>> {
     let vector = match value {
         Value::String(text) => from_base64(text.as_bytes())?,
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn arrays_and_base64_say_the_same() {
-        // As the host's own encoder has it.
+        // As encoded by the host.
         for (text, vector) in [
             ("AACAPwAAAL8=", vec![1.0, -0.5]),
             ("AACAPw==", vec![1.0]),

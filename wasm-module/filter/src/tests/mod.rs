@@ -1,7 +1,6 @@
-//! What the tests of several modules stand on.
+//! Fixtures that the tests of several modules share.
 
-/// Returns a plugin's configuration in which every document may stand anywhere, unless `json` says otherwise: most tests
-/// are not about ranks.
+/// Returns a plugin's configuration without favoured documents, unless `json` has a `rank`: most tests are not about ranks.
 pub(crate) fn placed_freely(json: &str) -> String {
     let mut config: serde_json::Value =
         serde_json::from_str(if json.is_empty() { "{}" } else { json }).unwrap();

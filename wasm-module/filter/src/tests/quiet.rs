@@ -1,7 +1,7 @@
-//! Panics that a model is expected to end with, without a word.
+//! Runs models whose panic is expected, without printing it.
 //!
-//! A modelled thread has a small stack. A backtrace that is printed there overflows it, and the locks of the printing thread,
-//! which all tests share, stay locked for ever.
+//! A modelled thread has a small stack. Printing a backtrace there overflows it, and the locks of the printing thread,
+//! which all tests share, stay locked.
 
 use std::cell::Cell;
 use std::panic;
@@ -11,7 +11,7 @@ thread_local! {
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `model`, whose panic the test expects and says nothing of.
+/// Runs `model` without printing its panic, which the test expects.
 pub(crate) fn quietly(model: impl FnOnce()) {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,4 +1,4 @@
-//! A host for the tests: headers and body in memory, metrics in maps, any call refusable.
+//! A host for the tests: headers and body in memory, metrics in maps; any call can be refused.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -12,10 +12,10 @@ use crate::host::{EnginePool, Host, HostError, LogLevel, MetricId};
 #[derive(Default)]
 pub(crate) struct ScriptedHost(RefCell<ScriptedState>, SharedData, Interleaving);
 
-/// How calls of several workers for shared data take turns.
+/// How several workers' calls for shared data interleave.
 #[derive(Clone, Default)]
 struct Interleaving {
-    /// Counts them, where a model decides whose comes next: see [`ScriptedHost::interleaved`].
+    /// Counts calls, if a model decides the order: see [`ScriptedHost::interleaved`].
     calls: Option<Arc<AtomicUsize>>,
     is_unconditional: bool,
 }
@@ -34,9 +34,9 @@ struct ScriptedState {
     log_fields: BTreeMap<String, String>,
     log: String,
     body: Vec<u8>,
-    /// How often it was copied out.
+    /// Number of times that the body was read.
     body_reads: u32,
-    /// The chunk that goes by.
+    /// The current chunk.
     response_body: Vec<u8>,
     properties: BTreeMap<String, Vec<u8>>,
     calls: Vec<ScriptedCall>,
@@ -51,18 +51,17 @@ struct ScriptedState {
     pool: Option<EnginePool>,
     refusing: HashSet<&'static str>,
     refused_calls: u32,
-    /// By name.
+    /// Number of calls, by name.
     made: BTreeMap<&'static str, u32>,
 }
 
 impl ScriptedHost {
-    /// Another worker of the same proxy.
+    /// Returns another worker's host in the same proxy.
     pub(crate) fn beside(other: &Self) -> Self {
         Self(RefCell::default(), Rc::clone(&other.1), other.2.clone())
     }
 
-    /// A host for a model of [`loom`], which runs it with the calls of workers in every order: whoever is about to make one
-    /// may be interrupted.
+    /// Returns a host for a [`loom`] model, which runs workers' calls in every order: each call is a point of interruption.
     pub(crate) fn interleaved() -> Self {
         let calls = Some(Arc::new(AtomicUsize::new(0)));
         Self(
@@ -75,18 +74,18 @@ impl ScriptedHost {
         )
     }
 
-    /// From now on, workers beside this one too forget to say what a change depends on: a mistake that a model must find.
+    /// Makes compare-and-swap unconditional, for workers of the same proxy too: a mistake that a model must find.
     pub(crate) fn forget_conditions(mut self) -> Self {
         self.2.is_unconditional = true;
         self
     }
 
-    /// What is in shared data, for tests that look at it or damage it.
+    /// The shared data, for tests that inspect or damage it.
     pub(crate) fn shared(&self) -> std::cell::RefMut<'_, BTreeMap<String, (Vec<u8>, u32)>> {
         self.1.borrow_mut()
     }
 
-    /// Begins a new request; what the previous one left is forgotten, metrics are not.
+    /// Begins a new request: state of the previous one is cleared, metrics are not.
     pub(crate) fn request(&self, method: &str, path: &str, headers: &[(&str, &str)]) {
         let mut state = self.0.borrow_mut();
         state.request_headers = [(":method", method), (":path", path)]
@@ -109,7 +108,7 @@ impl ScriptedHost {
         headers.extend(all.map(|(name, value)| (name.to_owned(), value.to_owned())));
     }
 
-    /// A chunk of the response goes by.
+    /// Sets the current chunk of the response.
     pub(crate) fn stream(&self, chunk: &[u8]) {
         self.0.borrow_mut().response_body = chunk.to_vec();
     }
@@ -119,7 +118,7 @@ impl ScriptedHost {
         properties.insert(path.join("."), value.to_vec());
     }
 
-    /// Calls made so far, with their headers; the number of a call is its place.
+    /// Calls made so far, with their headers; a call's number is its index.
     pub(crate) fn calls(&self) -> Vec<(String, Vec<(String, String)>)> {
         let state = self.0.borrow();
         let calls = state.calls.iter();
@@ -128,7 +127,7 @@ impl ScriptedHost {
             .collect()
     }
 
-    /// The bodies of these calls, empty where there was none.
+    /// The bodies of these calls; empty if there was none.
     pub(crate) fn call_bodies(&self) -> Vec<Vec<u8>> {
         let state = self.0.borrow();
         state
@@ -138,12 +137,12 @@ impl ScriptedHost {
             .collect()
     }
 
-    /// Paths and bodies of what was asked so far; the number of a call is its place.
+    /// Paths and bodies of requests' calls so far; a call's number is its index.
     pub(crate) fn asked(&self) -> Vec<(String, Vec<u8>)> {
         self.0.borrow().asked.clone()
     }
 
-    /// Whether the request was let go after it was held.
+    /// Number of times that the body was read.
     pub(crate) fn body_reads(&self) -> u32 {
         self.0.borrow().body_reads
     }
@@ -152,13 +151,12 @@ impl ScriptedHost {
         self.0.borrow().resumed
     }
 
-    /// Somebody else changes the value of `key` right after it is read the next time.
+    /// Makes another worker change the value of `key` right after the next read.
     pub(crate) fn interfere(&self, key: &str) {
         self.0.borrow_mut().interference = Some(key.to_owned());
     }
 
-    /// Sets the clock.
-    /// From now on the shell keeps this pool of engines.
+    /// Sets the shell's pool of engines.
     pub(crate) fn set_pool(&self, pool: EnginePool) {
         self.0.borrow_mut().pool = Some(pool);
     }
@@ -187,7 +185,7 @@ impl ScriptedHost {
         self.0.borrow().local_response.clone()
     }
 
-    /// A header of that answer.
+    /// Returns a header of the local response.
     pub(crate) fn local_header(&self, name: &str) -> Option<String> {
         self.0.borrow().local_headers.get(name).cloned()
     }
@@ -203,12 +201,12 @@ impl ScriptedHost {
         self.0.borrow().log_fields.get(name).cloned()
     }
 
-    /// All that was logged.
+    /// Returns the log's text.
     pub(crate) fn log_text(&self) -> String {
         self.0.borrow().log.clone()
     }
 
-    /// From now on the call of that name is refused.
+    /// Refuses calls of that name from now on.
     pub(crate) fn refuse(&self, call: &'static str) {
         self.0.borrow_mut().refusing.insert(call);
     }
@@ -223,7 +221,7 @@ impl ScriptedHost {
         self.0.borrow().refused_calls
     }
 
-    /// The calls that were made since this was asked last, by name.
+    /// Takes the number of calls made since the last use, by name.
     pub(crate) fn calls_made(&self) -> BTreeMap<&'static str, u32> {
         std::mem::take(&mut self.0.borrow_mut().made)
     }
@@ -240,7 +238,7 @@ impl ScriptedHost {
             .unwrap_or_default()
     }
 
-    /// Another worker may come first.
+    /// A point at which another worker may run first.
     fn take_turns(&self) {
         if let Some(calls) = &self.2.calls {
             calls.fetch_add(1, Ordering::SeqCst);
@@ -282,7 +280,7 @@ impl Host for ScriptedHost {
         Ok(self.header(name).map(String::into_bytes))
     }
 
-    /// A header that was sent more than once has a line for each value.
+    /// A header that was sent several times has a line for each value.
     fn request_header_values(&self, name: &str) -> Result<Vec<Vec<u8>>, HostError> {
         self.allow("request_header_values")?;
         let values = self.header(name).unwrap_or_default();
@@ -364,7 +362,7 @@ impl Host for ScriptedHost {
     fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
         self.allow("set_log_fields")?;
         let known = &mut self.0.borrow_mut().log_fields;
-        // Of the request that ended last.
+        // Fields of the request that ended last.
         known.clear();
         for (name, value) in fields {
             let before = known.insert((*name).to_owned(), value.clone());
@@ -402,7 +400,7 @@ impl Host for ScriptedHost {
         let unchanged_since = unchanged_since.filter(|_| !self.2.is_unconditional);
         let mut data = self.1.borrow_mut();
         let number = data.get(key).map_or(0, |(_, number)| *number);
-        // As in Envoy, there is nothing to compare with where there is no value yet.
+        // As in Envoy, a missing value has no number to compare with.
         if number > 0 && unchanged_since.is_some_and(|since| since != number) {
             return Ok(false);
         }

@@ -1,9 +1,9 @@
-//! The `documents` array beside a body's messages: OpenAI-compatible engines' and Cohere's.
+//! The `documents` array of a body, a sibling of `messages` in OpenAI-compatible engines' and Cohere's APIs.
 //!
-//! Its documents are written into the last user message, or its elements put in order, as the operator says
-//! ([`DocumentsField`]). In a body of Cohere's first API, which nobody else reads, they stay in their array: its answers
-//! cite documents by their ids, or by their places, and then nothing moves. An array that a retriever gave for the body
-//! stands nowhere in it: its documents are always written.
+//! [`DocumentsField`] decides whether its documents are written into the last user message or its elements are ordered
+//! in place. In Cohere's v1 API, documents stay in their array: its answers cite them by id, or by index, and then
+//! nothing moves. An array that a retriever returned is not part of the body: its documents are always written into a
+//! message.
 //!
 //! Documents are rendered here because most engines ignore the array unless their chat template knows it.
 
@@ -21,35 +21,35 @@ use crate::work::hashed;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Documents that were found for a body, not by its client. They are written into its last user message, before its
+/// Documents that the gateway's retriever found for a body. They are written into its last user message, before its
 /// text, and stay there where chats are [pinned](crate::config::RawConversation::pin).
 #[derive(Clone, Copy, Debug)]
 pub struct Retrieved<'a> {
-    /// A JSON array, best first, of what may stand in a body's `documents`.
+    /// A JSON array, best first, in the form of a body's `documents`.
     pub documents: &'a str,
-    /// What stands before and behind them, as between the quotes of a JSON string. The same for every request: it is not
-    /// part of what the tree knows.
+    /// Text before and after the documents, escaped as in a JSON string. It is the same for every request, so it is not
+    /// recorded in the tree.
     pub around: [&'a str; 2],
 }
 
-/// Documents of an array: before every message, or to be written into a message.
+/// Documents of an array: ordered in the array, before every message, or to be written into the message of that index.
 pub(super) type FromArray<'a> = (Option<Group<'a>>, Option<(usize, Group<'a>)>);
 
-/// An element's fields, as written, if they say anything.
+/// An element's fields, as written; `None` if absent or `null`.
 struct RawDocument<'a> {
     id: Option<&'a str>,
     title: Option<&'a str>,
     text: Option<&'a str>,
-    /// Cohere's way: the document's fields in an object of their own.
+    /// Cohere's object that holds the document's fields.
     data: Option<&'a str>,
 }
 
-/// What a `documents` element says, as it stands between quotes; empty where it says nothing.
+/// Strings of a `documents` element, as between quotes; empty if absent.
 struct Parts<'a> {
     id: &'a str,
     title: &'a str,
     text: &'a str,
-    /// Whether it says so in an object `data`, which is Cohere's way.
+    /// True if the fields are in an object `data` (Cohere).
     in_data: bool,
 }
 
@@ -67,7 +67,7 @@ impl<'a> RawDocument<'a> {
     }
 }
 
-/// The text of an element of a `documents` array, without escapes; `None` if it has none.
+/// The unescaped text of an element of a `documents` array; `None` if it has none.
 pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
     if let Some(text) = inner(element) {
         return Some(unescaped(text, None));
@@ -85,7 +85,7 @@ pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
 }
 
 impl<'a> Finder<'a, '_> {
-    /// The documents of the chat's array; nothing if it is empty.
+    /// Finds the documents of the chat's array; `(None, None)` if it is empty.
     pub(super) fn array(&mut self, array: &'a str, chat: &Chat<'a>) -> Result<FromArray<'a>, Skip> {
         let messages = &chat.messages;
         let elements = elements(self.body, array)?;
@@ -111,7 +111,7 @@ impl<'a> Finder<'a, '_> {
                 .iter()
                 .map(|element| range_in(self.body, element))
                 .collect();
-            // Where the template renders the documents is unknown; before everything is the usual place.
+            // It is unknown where the template renders the documents; before all messages is usual.
             let scope = Scope(messages.first().map_or(0, |message| message.before));
             let hint = target.and_then(|(_, _, entry)| {
                 (entry.wrap == Wrap::None).then_some(HintSpot {
@@ -141,7 +141,7 @@ impl<'a> Finder<'a, '_> {
         ))
     }
 
-    /// The documents that a retriever found; `None` if it found none.
+    /// Finds the documents that a retriever returned; `None` if it returned none.
     pub(super) fn retrieved(
         &mut self,
         retrieved: &Retrieved<'a>,
@@ -159,7 +159,7 @@ impl<'a> Finder<'a, '_> {
         Ok(Some(rendered(documents, target, None, retrieved.around)))
     }
 
-    /// What a `documents` element says.
+    /// Reads the strings of a `documents` element.
     fn document(&self, index: usize, element: &'a str) -> Result<Parts<'a>, Skip> {
         if let Some(text) = inner(element) {
             return Ok(Parts {
@@ -197,7 +197,7 @@ impl<'a> Finder<'a, '_> {
     }
 }
 
-/// The message that documents can be written into: the last one of a user's with text.
+/// Returns the message to write documents into: the last user message with text.
 fn target<'m, 'a>(
     messages: &'m [ParsedMessage<'a>],
 ) -> Option<(usize, &'m ParsedMessage<'a>, Entry)> {
@@ -205,7 +205,7 @@ fn target<'m, 'a>(
     messages.find_map(|(at, message)| Some((at, message, message.entry?)))
 }
 
-/// These documents, to be written into that message, and which one it is.
+/// Builds the group that writes these documents into that message, with the message's index.
 fn rendered<'a>(
     documents: Vec<Parts<'a>>,
     (index, message, entry): (usize, &ParsedMessage<'a>, Entry),

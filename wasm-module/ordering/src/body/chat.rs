@@ -1,17 +1,16 @@
-//! A chat's messages: what may hold documents in them, what precedes each in the prompt, and by what a chat is known
-//! again. Bodies of every [format](super::formats) are read alike: the system text is a message before the others, and
-//! Cohere's `message`, or an `input` that is a string, is the user's last one.
+//! A chat's messages: what may hold documents in each, the hash of the prompt before each, and the hash chain that
+//! identifies the chat. Bodies of every [format](super::formats) are read alike: the system text is a message before
+//! the others, and Cohere's `message`, or an `input` that is a string, is the last user message.
 //!
 //! ```text
 //!   messages   m0 ───────── m1 ───────── m2        as the client sends them
 //!   chain      H(seed, m0)  H(·, m1)     H(·, m2)  role and content: the chat's identity up to there
-//!   before     H(tools)     H(·, m0)     H(·, m1)  every byte: what stands before a message in the prompt
+//!   before     H(tools)     H(·, m0)     H(·, m1)  every byte: the prompt before a message
 //! ```
 //!
-//! Nothing in the protocols names a chat, and a header that did would be one more thing to forge. So a chat is known by
-//! its words; `user`, `safety_identifier`, `prompt_cache_key` and `metadata.user_id` belong to them. A scope covers
-//! every byte before the documents, because a tree that ignored the system prompt would expect matches that the engine
-//! cannot have.
+//! The protocols have no chat id, and a header with one could be forged. So a chat is identified by its words,
+//! including `user`, `safety_identifier`, `prompt_cache_key` and `metadata.user_id`. A scope covers every byte before
+//! the documents, because a tree that ignored the system prompt would expect matches that the engine cannot have.
 
 use super::content::{Piece, Pieces, pieces};
 use super::formats::{
@@ -30,28 +29,28 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
-/// What a chat's messages up to and including one hash to: role and content, byte for byte as the client sends
-/// them, and who the client says is asking (`user`, `safety_identifier`, `prompt_cache_key`, `metadata.user_id`).
+/// Hash of a chat's messages up to and including one: role and content, byte for byte as the client sends them, and the
+/// client's own ids (`user`, `safety_identifier`, `prompt_cache_key`, `metadata.user_id`).
 ///
-/// Other fields of a message do not count, for clients are known to drop or add some when they send an answer back.
-/// The hash is no secret and no proof: what is looked up by it is checked against the request before it is used, where
-/// the request holds anything to check it against.
+/// Other fields of a message do not count: some clients drop or add them when they send an answer back. The hash is
+/// neither secret nor a proof: an entry found by it is compared with the request before use, where the request holds
+/// anything to compare it with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Chain(pub(crate) u128);
 
 /// A chat request's outer shape.
 pub(super) struct Chat<'a> {
-    /// The model's name, empty when the body has none.
+    /// The model's name; empty if the body has none.
     pub(super) model: Cow<'a, str>,
     pub(super) salt: SaltField<'a>,
     pub(super) messages: Vec<ParsedMessage<'a>>,
-    /// A list, if it is anything.
+    /// The `documents` field, if it is a list.
     pub(super) documents: Option<&'a str>,
     /// See [`Parsed::retrieval`](super::Parsed::retrieval).
     pub(super) retrieval: Option<&'a str>,
-    /// Whether it is a body of Cohere's first API.
+    /// True for a body of Cohere's v1 API.
     pub(super) is_cohere: bool,
-    /// Whether its messages are those of a chat completion.
+    /// True if the messages are in `messages`, as in a chat completion.
     pub(super) is_chat: bool,
     /// The elements of `tools`, or of `functions` where there are no tools.
     pub(super) tools: Vec<&'a str>,
@@ -60,26 +59,25 @@ pub(super) struct Chat<'a> {
     pub(super) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
-/// A message.
 pub(super) struct ParsedMessage<'a> {
     pub(super) role: Role,
-    /// As the chain has it.
+    /// The role's name as hashed into the chain.
     pub(super) role_name: Cow<'a, str>,
     pub(super) content_hash: u128,
-    /// Its content, as written; empty if it has none.
+    /// The message's content, as written; empty if it has none.
     pub(super) content: &'a str,
-    /// Hash of the whole message, of which the content's own hash is a part.
+    /// Hash of the whole message; it covers the hash of the content.
     pub(super) hash: u64,
     pub(super) chain: Chain,
-    /// Hash of the tools and of the messages before this one.
+    /// Hash of the tools and of all earlier messages.
     pub(super) before: u64,
-    /// The chat's turn that it belongs to: assistant messages before it.
+    /// The chat's turn: the number of assistant messages before this one.
     pub(super) turn: u32,
-    /// Where documents can be written into it.
+    /// Where documents can be written into this message; `None` if they cannot.
     pub(super) entry: Option<Entry>,
-    /// The whole message.
+    /// The whole message, as written.
     pub(super) raw: &'a str,
-    /// What may hold documents, in the order of the prompt.
+    /// Parts that may hold documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
 }
 
@@ -91,23 +89,24 @@ pub(crate) struct Entry {
     pub(crate) wrap: Wrap,
 }
 
-/// What blocks are wrapped in where they are inserted.
+/// The JSON that an inserted block needs around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrap {
-    /// Nothing: the place is inside a string.
+    /// Nothing: the block is inserted inside a string.
     None,
-    /// A text part of its own: the place is behind the `[` of a content array, which has other parts or not.
+    /// A text part: the block is inserted after the `[` of a content array; `others` if the array has other parts.
     Part { others: bool, style: PartStyle },
 }
 
-/// A chat request's messages, and its other fields by [`FIELDS`], as written.
+/// The fields of a request that hold messages or that a prompt depends on, as written; single fields in the order of
+/// [`FIELDS`].
 #[derive(Default)]
 struct RawChat<'a> {
-    /// By [`FORMATS`].
+    /// Message lists, in the order of [`FORMATS`].
     lists: [Option<RawMessages<'a>>; FORMAT_COUNT],
-    /// The system texts, by [`FORMATS`].
+    /// System texts, in the order of [`FORMATS`].
     systems: [Option<&'a str>; FORMAT_COUNT],
-    /// The elements of these fields, whose bytes are passed over once.
+    /// The elements of `tools` and `functions`, collected while the body is read.
     tools: Vec<&'a str>,
     functions: Vec<&'a str>,
     fields: [Option<&'a str>; FIELDS.len()],
@@ -115,7 +114,7 @@ struct RawChat<'a> {
     preceding: [Option<&'a str>; PRECEDING.len()],
 }
 
-/// Fields beside messages and tools that a chat template may render, or that choose how it renders.
+/// Fields, other than messages and tools, that a chat template may render or that select how it renders.
 pub(crate) const PARAMETERS: [&str; 6] = [
     "tool_choice",
     "response_format",
@@ -168,7 +167,7 @@ impl<'a> RawChat<'a> {
             return scan.field(name, &PRECEDING, &mut self.preceding);
         }
         if formats::is_tool_config(name) && scan.peek() == Some(b'{') {
-            // Converse's tools and its choice among them; Gemini's choice alone.
+            // Converse: the tools and the choice among them. Gemini: the choice alone.
             return scan.object(|scan, name| match formats::parameter(name) {
                 Some(name) => self.parameter(scan, name),
                 None if name == "tools" => self.tools(scan, name),
@@ -190,7 +189,8 @@ impl<'a> RawChat<'a> {
         scan.place(name, value, &FIELDS, &mut self.fields)
     }
 
-    /// A parameter by a name of another format's. Beside one by its own name it says nothing.
+    /// Reads a parameter under another format's name for it. Ignored if the body already had the field under its own
+    /// name.
     fn parameter(&mut self, scan: &mut Scan<'a>, name: &str) -> Result<(), Bad> {
         let value = scan.value()?;
         let place = PARAMETERS.iter().position(|known| *known == name);
@@ -200,7 +200,7 @@ impl<'a> RawChat<'a> {
         Ok(())
     }
 
-    /// The format's place whose messages are taken.
+    /// Returns the index in [`FORMATS`] of the format whose messages are used.
     fn format(&self) -> usize {
         let holds =
             |list: &Option<RawMessages<'_>>| list.as_ref().is_some_and(|list| list.count > 0);
@@ -214,11 +214,11 @@ impl<'a> RawChat<'a> {
     }
 }
 
-/// A list of messages, of which as many are kept as a chat may have.
+/// A list of messages. At most as many as a chat may have are stored; all are counted.
 #[derive(Default)]
 struct RawMessages<'a> {
     kept: Vec<RawMessage<'a>>,
-    /// A user's only message, where a string stands instead of a list.
+    /// The whole user message, where a string stands instead of a list.
     only: Option<&'a str>,
     count: usize,
 }
@@ -255,7 +255,7 @@ impl<'a> RawMessages<'a> {
         Ok(messages)
     }
 
-    /// All of them.
+    /// Returns the messages; an error if there are too many.
     fn all(&self) -> Result<&[RawMessage<'a>], Skip> {
         match self.count {
             found if found > MAX_MESSAGES => Err(Skip::TooManyMessages { found }),
@@ -264,7 +264,7 @@ impl<'a> RawMessages<'a> {
     }
 }
 
-/// Who the client says is asking, in `metadata`. Whatever else it keeps there may change from request to request.
+/// The client's user id in `metadata`. The other fields of `metadata` may change from request to request.
 fn user_id(metadata: &str) -> Option<&str> {
     let [id] = fields(metadata, ["user_id"]).ok()?;
     id
@@ -285,8 +285,8 @@ impl<'a> Chat<'a> {
             mut preceding,
         } = raw;
         let format = FORMATS.get(at).ok_or(Skip::NoDocuments)?;
-        // `null` is something here: a salt written beside it would not be the last one, and what is meant for the gateway
-        // is cut out whatever it says. In other fields it is nothing.
+        // `null` counts as a value here: our salt would be inserted before it, and parsers may keep the last of two fields;
+        // and the `retrieval` field is cut out whatever its value. In other fields `null` means absent.
         let [.., salt, retrieval] = fields;
         say(&mut fields);
         say(&mut parameters);
@@ -384,7 +384,7 @@ impl<'a> Chat<'a> {
     }
 }
 
-/// Whether a model's name is short enough.
+/// Returns an error if the model's name is too long.
 pub(super) fn named(model: &str) -> Result<(), Skip> {
     match model.len() {
         bytes if bytes > MAX_MODEL_BYTES => Err(Skip::LongModelName {
@@ -395,7 +395,7 @@ pub(super) fn named(model: &str) -> Result<(), Skip> {
     }
 }
 
-/// The list in which Gemini's only tool declares functions, and these.
+/// Returns the list of functions of a Gemini tool, as written, and its elements; `None` if it has none.
 fn functions_in<'a>(body: &str, tool: &'a str) -> Option<(&'a str, Vec<&'a str>)> {
     let names = ["functionDeclarations", "function_declarations"];
     let [functions, other] = scan::fields(tool, names).ok()?;
@@ -404,7 +404,7 @@ fn functions_in<'a>(body: &str, tool: &'a str) -> Option<(&'a str, Vec<&'a str>)
     (!functions.is_empty()).then_some((field, functions))
 }
 
-/// The content of a system text: Gemini's is an object with a list of parts.
+/// Returns the content of a system text. Gemini's is an object with a list of parts.
 fn parts_of<'a>(body: &str, system: &'a str) -> Result<&'a str, Skip> {
     if !system.starts_with('{') {
         return Ok(system);
@@ -413,7 +413,7 @@ fn parts_of<'a>(body: &str, system: &'a str) -> Result<&'a str, Skip> {
     Ok(parts.unwrap_or(system))
 }
 
-/// What precedes the first message: `before`, and what these fields name.
+/// Extends the hash `before` with the values of the fields [`PRECEDING`].
 fn behind(before: u64, preceding: &[Option<&str>]) -> u64 {
     let named = (1_u8..).zip(preceding);
     named.fold(before, |before, (at, value)| match value {
@@ -422,20 +422,20 @@ fn behind(before: u64, preceding: &[Option<&str>]) -> u64 {
     })
 }
 
-/// Where reading the messages has come to.
+/// State of the reader between two messages.
 struct MessageReader {
     chain: Chain,
     before: u64,
     turn: u32,
-    /// Number of messages and of their parts so far.
+    /// Number of messages and of their parts read so far.
     count: usize,
     style: PartStyle,
-    /// Whether the last message was of an assistant's turn that its items make up together.
+    /// True if the last message was an item of an assistant's turn.
     is_in_run: bool,
 }
 
 impl MessageReader {
-    /// The message `raw`.
+    /// Reads the message `raw`.
     fn message<'a>(
         &mut self,
         body: &'a str,
@@ -489,7 +489,7 @@ impl MessageReader {
             role_name,
         };
         self.before = folded(&parts, self.before);
-        // Items of one answer, a message among them, are one turn.
+        // All items of one answer, its messages included, are one turn.
         let is_item = self.style == PartStyle::Input;
         let speaks = role == Role::Assistant;
         self.turn += u32::from(speaks && !(is_item && self.is_in_run));
@@ -498,7 +498,7 @@ impl MessageReader {
     }
 }
 
-/// What stands before and behind the content of a message; all of it, if it has none.
+/// Returns the bytes of a message before and after its content; all bytes come first if it has no content.
 pub(crate) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
     if content.is_empty() {
         return (raw, "");
@@ -510,16 +510,16 @@ pub(crate) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
     )
 }
 
-/// By what a chat is known before its first message.
+/// State of the hashes before a chat's first message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start<'a> {
     pub(crate) chain: Chain,
     /// See [`ParsedMessage::before`].
     pub(crate) before: u64,
-    /// The field that the tools stand in, as written.
+    /// The field that holds the tools, as written.
     pub(crate) field: Option<&'a str>,
     pub(crate) is_functions: bool,
-    /// What the fields [`PRECEDING`] say.
+    /// The values of the fields [`PRECEDING`].
     pub(super) preceding: [Option<&'a str>; PRECEDING.len()],
 }
 
@@ -529,7 +529,7 @@ impl<'a> Start<'a> {
         super::string(id?)
     }
 
-    /// What [`Start::before`] is with that field in the place of the one that came.
+    /// Returns [`Start::before`] as if the tools' field were `field`.
     pub(crate) fn before_with(&self, field: &str) -> u64 {
         let before = if self.is_functions {
             xxh3_64_with_seed(b"", 0)
@@ -540,7 +540,7 @@ impl<'a> Start<'a> {
     }
 }
 
-/// The hash of `parts`, each with the hash of those before it as its seed.
+/// Hashes `parts` in order; each hash is the seed of the next.
 pub(super) fn folded(parts: &[&[u8]], seed: u64) -> u64 {
     parts
         .iter()
@@ -548,13 +548,13 @@ pub(super) fn folded(parts: &[&[u8]], seed: u64) -> u64 {
 }
 
 impl ParsedMessage<'_> {
-    /// What precedes documents that are written into it.
+    /// Scope of documents that the gateway writes into this message.
     pub(super) fn rendered_scope(&self) -> Scope {
         rendered_scope(self.before)
     }
 }
 
-/// What precedes documents that are written into a message, by what precedes it.
+/// Scope of documents that the gateway writes into a message, from the hash of the prompt before that message.
 pub(super) fn rendered_scope(before: u64) -> Scope {
     Scope(xxh3_64_with_seed(b"rendered", before))
 }

@@ -1,4 +1,4 @@
-//! Documents as well-known clients write them without tags of their own.
+//! Finds documents that well-known clients write without tags of their own.
 //!
 //! ```text
 //!   AnythingLLM        RAGFlow            LlamaIndex             Dify
@@ -14,15 +14,16 @@
 //!                      The above is the knowledge base.
 //! ```
 //!
-//! Each is told by words that stand in nobody else's text, and taken only where its last document's end is marked. AnythingLLM
-//! and RAGFlow number documents by their places in the request; an answer cites them by these numbers, so they stay.
+//! Each client is recognised by words that no other client writes, and only if the end of its last document is marked.
+//! AnythingLLM and RAGFlow number documents by their places in the request; an answer cites these numbers, so they
+//! stay.
 
 use super::search::{find, find_any, find_words, has, trimmed};
 use super::tags::Span;
 use crate::work::looked;
 use std::ops::Range;
 
-/// The documents of whichever client wrote `text`; none if it is nobody's.
+/// Returns the documents in `text` of the client that wrote it; none if it matches no known client.
 pub(super) fn spans(text: &str) -> Vec<Span> {
     [anything_llm, ragflow, llama_index, dify]
         .iter()
@@ -31,8 +32,9 @@ pub(super) fn spans(text: &str) -> Vec<Span> {
         .unwrap_or_default()
 }
 
-/// What must stand around the documents of `text` so that they are found: from the words that tell whose they are to the mark
-/// of their end. `None`: they are found by their own marks, or their client's words are not those that are known.
+/// Returns the range of `text` with a client's documents and the phrases around them by which they are recognised: from
+/// the first such phrase to the end of the last. `None` if the documents have marks of their own, or the phrases are
+/// missing.
 pub(super) fn frame(text: &str) -> Option<Range<usize>> {
     if !anything_llm(text).is_empty() {
         return None;
@@ -54,8 +56,8 @@ pub(super) fn frame(text: &str) -> Option<Range<usize>> {
     (start < last.whole.start).then_some(start..last.whole.end)
 }
 
-/// Returns whether a text, escaped as in a body, may hold such documents. One look at most bytes is enough: each mark begins
-/// with a byte that ordinary texts seldom have.
+/// Returns whether a text, escaped as in a body, may hold such documents. Most bytes are looked at once: each mark
+/// begins with a byte that is rare in ordinary text.
 pub(super) fn may_hold(source: &str) -> bool {
     let mut from = 0;
     while let Some(at) = find_any(source, from, FIRST_BYTES) {
@@ -67,7 +69,6 @@ pub(super) fn may_hold(source: &str) -> bool {
     false
 }
 
-/// Returns whether `mark` stands at `at`.
 fn begins(source: &str, at: usize, mark: &str) -> bool {
     let rest = source.as_bytes().get(at..).unwrap_or_default();
     let equal = rest.iter().zip(mark.as_bytes());
@@ -90,7 +91,7 @@ fn anything_llm(text: &str) -> Vec<Span> {
         let number = text.get(digits.clone()).unwrap_or_default();
         let close = format!("[END CONTEXT {number}]");
         let Some(end) = find_words(text, digits.end, &close) else {
-            // Later ones are not closed before this one: a text that was cut off.
+            // This document is not closed: the text was cut off.
             break;
         };
         at = end + close.len();
@@ -139,7 +140,7 @@ fn llama_index(text: &str) -> Vec<Span> {
         return Vec::new();
     };
     let all = trimmed(text, start..end);
-    // Every node begins with the same key, behind a blank line.
+    // Every node begins with the same key, after a blank line.
     let key = key_at(text, all.start);
     let next = key.map(|key| format!("\n\n{key}: "));
     let mut found = Vec::new();
@@ -176,7 +177,7 @@ fn dify(text: &str) -> Vec<Span> {
     }]
 }
 
-/// The digits at `at`.
+/// The range of digits at `at`, at most nine; empty if there are none.
 fn digits(text: &str, at: usize) -> Range<usize> {
     let bytes = text.as_bytes().get(at..).unwrap_or_default().iter();
     at..at
@@ -186,7 +187,7 @@ fn digits(text: &str, at: usize) -> Range<usize> {
             .count()
 }
 
-/// The key of a line `key: value` at `at`.
+/// Returns the key of a line `key: value` that begins at `at`.
 fn key_at(text: &str, at: usize) -> Option<&str> {
     let end = find(text, at, b'\n').unwrap_or(text.len());
     let key = text.get(at..find_words(text, at, ": ").filter(|colon| *colon < end)?)?;
@@ -199,7 +200,7 @@ fn follows(text: &str, at: usize, words: &str) -> bool {
 }
 
 const ANYTHING_LLM: &str = "[CONTEXT ";
-/// What the documents of each client come with, from its first rare byte on.
+/// Phrases that show that a text is one of these clients', each from its first rare byte on.
 const MARKS: [&str; 5] = [
     ANYTHING_LLM,
     "Content:",
@@ -213,7 +214,7 @@ const RAGFLOW_FIRST: &str = "------\n\nID: ";
 const RAGFLOW_NEXT: &str = "------\n\n\nID: ";
 const RAGFLOW_ID: &str = "ID: ";
 const RAGFLOW_CONTENT: &str = "└── Content:";
-/// What the template says behind `{knowledge}`.
+/// RAGFlow's text after `{knowledge}` in its template.
 const RAGFLOW_END: &str = "\nThe above is the knowledge base";
 const LLAMA_INDEX: [&str; 2] = [
     "Context information is below.",

@@ -1,14 +1,13 @@
-//! What a message's content is made of: a string, or a list of parts (OpenAI, Gemini) or blocks (Anthropic, Bedrock).
+//! Splits a message's content: a string, or a list of parts (OpenAI, Gemini) or blocks (Anthropic, Bedrock).
 //!
 //! ```text
 //!   "content": [ {"type":"document",…}, {"type":"document",…}, {"type":"text","text":"…"}, {"type":"tool_result",…} ]
-//!                └────────────── blocks ────────────────────┘  └──────── text ─────────┘  └─ what is in it: pieces ─┘
+//!                └────────────── blocks ────────────────────┘  └──────── text ─────────┘  └─ its content: pieces ───┘
 //! ```
 //!
-//! Blocks that are documents are put in order as they stand, with everything in them. Three kinds of them keep their
-//! place, and others do not pass them: one whose citations are on, because the answer will count blocks to say which it
-//! means; Cohere's without an id, for the same reason; and one that ends a prefix that the client wants cached
-//! (`cache_control`).
+//! Document blocks are reordered whole. Three kinds stay in place, and no other block moves past them: a block with
+//! citations on, because the answer cites blocks by index; Cohere's without an id, for the same reason; and one that
+//! ends a prefix to be cached (`cache_control`).
 
 use super::Skip;
 use super::formats::{self, Holds, PartStyle};
@@ -18,48 +17,48 @@ use super::results::results_and_texts;
 use super::scan::{self, Bad, Scan, say};
 use smallvec::SmallVec;
 
-/// What may hold documents.
+/// A part of a content that may hold documents.
 #[derive(Debug)]
 pub(super) enum Piece<'a> {
-    /// What stands between the quotes of a text.
+    /// The text between the quotes of a string, and its author.
     Text(&'a str, Author),
-    /// Blocks that are documents, side by side, among others of that style.
+    /// Adjacent document blocks. `PartStyle` is the style of the content's other parts.
     Blocks(Vec<Block<'a>>, PartStyle),
-    /// Elements of a list of results that are documents, side by side: nothing else has a place among them.
+    /// Adjacent document elements of a list of results, which may hold nothing else.
     Results(Vec<Block<'a>>),
 }
 
-/// What a content is made of.
+/// A content, split.
 #[derive(Debug, Default)]
 pub(super) struct Pieces<'a> {
-    /// What may hold documents, in the order of the prompt.
+    /// Parts that may hold documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
-    /// How its parts are written.
+    /// How the content writes a text part.
     pub(super) style: PartStyle,
-    /// Whether it is a tool's result, behind which nobody else may speak.
+    /// True if the content holds a tool's result; the gateway must not write into it.
     pub(super) is_result: bool,
-    /// Number of its parts, those of results in it included.
+    /// Number of parts, including those inside tool results.
     pub(super) parts: usize,
 }
 
-/// What a block holds that has blocks or texts of its own.
+/// The inner content of a block that is a tool's result.
 enum Nested<'a> {
-    /// A content.
+    /// A content: a string or a list.
     Content(&'a str),
-    /// An object whose fields say what was found.
+    /// An object whose fields hold the result.
     Object(&'a str),
 }
 
-/// A block that is a document.
+/// A document block.
 #[derive(Debug)]
 pub(super) struct Block<'a> {
-    /// The whole block.
+    /// The whole block, as written.
     pub(super) raw: &'a str,
-    /// What it is called: its title, or else where it comes from; empty when it says neither.
+    /// The block's title, else its source; empty if it has neither.
     pub(super) label: &'a str,
 }
 
-/// A part's or a block's fields, as written, if they say anything.
+/// Fields of a part or a block, as written; `None` if absent or `null`.
 #[derive(Default)]
 struct RawPart<'a> {
     kind: Option<&'a str>,
@@ -67,19 +66,19 @@ struct RawPart<'a> {
     title: Option<&'a str>,
     source: Option<&'a str>,
     content: Option<&'a str>,
-    /// Cohere's way: a block of a tool's result that holds a document.
+    /// Cohere: a document in a tool's result.
     document: Option<&'a str>,
     citations: Option<&'a str>,
     cache_control: Option<&'a str>,
-    /// A result's, by Converse's name.
+    /// Converse: a tool's result.
     result: Option<&'a str>,
-    /// The `response` of Gemini's `functionResponse`.
+    /// Gemini: the `response` of a `functionResponse`.
     response: Option<&'a str>,
-    /// A block of Converse's result.
+    /// Converse: a JSON block of a tool's result.
     json: Option<&'a str>,
 }
 
-/// The pieces of a message's `content`, among whose parts a text is written in that style, if they do not say otherwise.
+/// Splits a message's `content`. `style` is how a text part is written unless the parts themselves show another style.
 pub(super) fn pieces<'a>(
     body: &'a str,
     content: &'a str,
@@ -117,7 +116,7 @@ fn parts<'a>(
     let mut results: SmallVec<[(usize, Nested<'a>); 4]> = SmallVec::new();
     let mut is_first = true;
     let mut count = 0;
-    // One pass over all parts: they are most of a body that has any.
+    // One pass over all parts: they are most of the body's bytes.
     scanned(body, content, |scan| {
         scan.list(|scan| {
             count += 1;
@@ -160,7 +159,7 @@ fn parts<'a>(
         found.pieces = pieces;
         return Ok(found);
     }
-    // What is in the results, each where it stands.
+    // The pieces of each tool result are inserted at the result's place.
     let mut all = SmallVec::with_capacity(pieces.len() + results.len());
     let mut pieces = pieces.into_iter();
     let mut taken = 0;
@@ -181,7 +180,7 @@ fn parts<'a>(
     Ok(found)
 }
 
-/// The pieces of a tool's result that is an object: its texts, and the documents among its `results`.
+/// Adds the pieces of a tool's result that is an object: its texts, and the documents in its `results`.
 fn said_in<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>) {
     let (spans, texts) = results_and_texts(object, &formats::TEXTS_OF_RESULT);
     let documents = spans.into_iter().filter_map(|span| {
@@ -210,7 +209,7 @@ fn said_in<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>) {
     );
 }
 
-/// The passages that a search found, side by side.
+/// Returns the passages of a search result, grouped as adjacent blocks.
 fn passages<'a>(body: &'a str, content: &'a str) -> Result<SmallVec<[Piece<'a>; 1]>, Skip> {
     let mut pieces = SmallVec::new();
     if !content.starts_with('[') {
@@ -250,7 +249,7 @@ impl<'a> RawPart<'a> {
         scan.object(|scan, name| {
             let start = scan.next();
             let value = if name == "functionResponse" {
-                // Read on the way, so that what the function said is not passed over twice.
+                // Read during this pass, so that the function's response is not scanned twice.
                 response = function_response(scan)?;
                 scan.since(start)
             } else {
@@ -281,8 +280,8 @@ impl<'a> RawPart<'a> {
         self.kind.and_then(inner) == Some(kind)
     }
 
-    /// What it holds, if it is a tool's result. A result holds no results: this goes one level deep, however deep a body
-    /// may be.
+    /// The inner content, if this is a tool's result. A result holds no results: nesting is one level deep, however
+    /// deep the body.
     fn nested(&self, author: Author) -> Option<Nested<'a>> {
         let object = |value: Option<&'a str>| value.filter(|value| value.starts_with('{'));
         if author == Author::Other && self.is("tool_result") {
@@ -301,7 +300,7 @@ impl<'a> RawPart<'a> {
         object(self.response).map(Nested::Object)
     }
 
-    /// What the block is called, if it is a document that may move; empty if it is called nothing.
+    /// The block's label, if it is a document that may move; empty if it has no name.
     fn label(&self) -> Option<&'a str> {
         if self.kind.is_none() {
             let document = self.document.filter(|document| document.starts_with('{'))?;
@@ -315,7 +314,7 @@ impl<'a> RawPart<'a> {
             return None;
         }
         if let Some(document) = self.document {
-            // An answer cites it by its id, or by its place where it has none.
+            // Answers cite it by its id, or by its place if it has none.
             let [id] = scan::fields(document, ["id"]).ok()?;
             return inner(id?);
         }
@@ -324,7 +323,7 @@ impl<'a> RawPart<'a> {
     }
 }
 
-/// Passes over a `functionResponse`, and returns its `response`; `None`: it has none, or several.
+/// Scans a `functionResponse` and returns its `response`; `None` if it has none or several.
 fn function_response<'a>(scan: &mut Scan<'a>) -> Result<Option<&'a str>, Bad> {
     if scan.peek() != Some(b'{') {
         scan.value()?;
@@ -352,7 +351,7 @@ mod tests {
         labels.join(", ")
     }
 
-    /// The pieces of a content, in short.
+    /// The pieces of a content, as short strings.
     fn found(content: &str) -> Vec<String> {
         let parts = Holds::Parts(Author::Other);
         let pieces = pieces(content, content, parts, PartStyle::Typed).unwrap();

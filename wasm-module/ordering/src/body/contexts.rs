@@ -1,5 +1,5 @@
-//! Where contexts stand in a content, for whoever puts them back or moves them: the text that a question stands in, and the
-//! documents of a text with what holds them.
+//! Locates contexts in a content for the code that restores or moves them: the text that holds the question, and the
+//! documents of a text with the markup around them.
 
 use super::clients;
 use super::json::{inner, offset_in, range_in};
@@ -8,7 +8,7 @@ use super::search;
 use super::text::Text;
 use std::ops::Range;
 
-/// Where the last text of a content stands in `body`, between its quotes; `None`: it has none.
+/// Returns the range in `body` of the content's last text, between its quotes; `None` if it has none.
 pub(crate) fn last_text(body: &str, content: &str) -> Option<Range<usize>> {
     if let Some(text) = inner(content) {
         return Some(range_in(body, text));
@@ -28,8 +28,8 @@ pub(crate) fn last_text(body: &str, content: &str) -> Option<Range<usize>> {
     Some(range_in(body, text))
 }
 
-/// The range of `body` that documents take which stand in `found`, a part of `content`: with the tags around them and,
-/// where nothing follows, with their heading. `None`: they stand in no text.
+/// Returns the range of `body` that the documents `found` in `content` occupy, with the tags around them and, if
+/// nothing follows, their heading. `None` if they are not in a text.
 pub(crate) fn context_range(
     body: &str,
     content: &str,
@@ -42,7 +42,7 @@ pub(crate) fn context_range(
         return Some(frame);
     }
     let [mut start, mut end] = [found.start, found.end];
-    // Tags side by side around the documents, from the inside out.
+    // Include the tags directly around the documents, from the inside out.
     while let Some((opening, closing)) = wrapped(body, &text, start..end) {
         (start, end) = (opening, closing);
     }
@@ -53,13 +53,13 @@ pub(crate) fn context_range(
         let headless = HEADINGS
             .iter()
             .find_map(|heading| before.strip_suffix(heading));
-        // White space before them goes too: a request without documents has none.
+        // White space before them is included: a request without documents has none.
         start = text.start + headless.map_or(before, trimmed_end).len();
     }
     Some(start..end)
 }
 
-/// Where the words stand by which a client's documents are told, around those `found` in that text.
+/// Returns the range of a known client's documents with its phrases around them, if it contains the documents `found`.
 fn framed(body: &str, text: &Range<usize>, found: &Range<usize>) -> Option<Range<usize>> {
     let source = body.get(text.clone())?;
     if !clients::may_hold(source) {
@@ -71,7 +71,7 @@ fn framed(body: &str, text: &Range<usize>, found: &Range<usize>) -> Option<Range
     (frame.start <= found.start && found.end <= frame.end).then_some(frame)
 }
 
-/// The texts of a content.
+/// Returns the ranges of the texts of a content.
 fn texts(body: &str, content: &str) -> Vec<Range<usize>> {
     if let Some(text) = inner(content) {
         return vec![range_in(body, text)];
@@ -84,7 +84,8 @@ fn texts(body: &str, content: &str) -> Vec<Range<usize>> {
     texts.map(|text| range_in(body, text)).collect()
 }
 
-/// Where a tag opens right before the range that one of its name closes right behind.
+/// Returns the range with the tags around it, if a tag ends directly before `range` and its closing tag follows
+/// directly.
 fn wrapped(body: &str, text: &Range<usize>, range: Range<usize>) -> Option<(usize, usize)> {
     let behind = trimmed_start(body.get(range.end..text.end)?);
     let tag = behind.strip_prefix("</")?;
@@ -102,7 +103,7 @@ fn wrapped(body: &str, text: &Range<usize>, range: Range<usize>) -> Option<(usiz
     Some((text.start + opening.len(), offset_in(body, rest)))
 }
 
-/// What is left without the white space at the end, escaped as in JSON.
+/// Removes white space, escaped as in JSON, from the end.
 fn trimmed_end(mut text: &str) -> &str {
     loop {
         let less = search::trimmed_end(text, 0..text.len());
@@ -120,7 +121,7 @@ fn trimmed_end(mut text: &str) -> &str {
     }
 }
 
-/// What is left without the white space at the start, escaped as in JSON.
+/// Removes white space, escaped as in JSON, from the start.
 fn trimmed_start(mut text: &str) -> &str {
     loop {
         let less = search::trimmed_start(text, 0..text.len());
@@ -139,10 +140,10 @@ fn is_blank(text: &str) -> bool {
 /// White space as JSON escapes it.
 const SPACES: [&str; 3] = [r"\n", r"\r", r"\t"];
 
-/// What clients write above their contexts: AnythingLLM's.
+/// Headings that clients write above their contexts (AnythingLLM).
 const HEADINGS: [&str; 1] = ["Context:"];
 
-/// Of a tag's name.
+/// Longest tag name.
 const MAX_NAME_BYTES: usize = 64;
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ pub(crate) struct Edit<'a> {
     with: Pieces<'a>,
 }
 
-/// The replacement, with separators from its neighbours. It has few pieces, so that an edit needs no list on the heap.
+/// The replacement, with separators from its neighbours. Three pieces suffice, so an edit needs no list on the heap.
 pub(super) type Pieces<'a> = [Cow<'a, str>; 3];
 
 impl<'a> Edit<'a> {

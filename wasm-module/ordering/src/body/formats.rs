@@ -1,4 +1,4 @@
-//! The body formats: which field holds the messages, and what an entry of it says.
+//! The body formats: which field holds the messages, and how an entry of it is read.
 //!
 //! | format | messages | system text | entry |
 //! | --- | --- | --- | --- |
@@ -7,8 +7,8 @@
 //! | Gemini | `contents` | `systemInstruction` | `role`, `parts` |
 //! | Cohere v1 | `chat_history`, then `message` | `preamble` | `role`, `message` |
 //!
-//! No body says which format it has: the first row whose list holds anything is taken. A format is an entry of
-//! [`FORMATS`]; everything behind it knows messages alone.
+//! A body does not name its format: the first row whose list is not empty applies. A format is an entry of [`FORMATS`];
+//! all later code knows only messages.
 
 use super::json::{inner, text};
 use super::lists::Author;
@@ -22,27 +22,27 @@ pub(super) struct Format {
     pub(super) messages: &'static str,
     /// The names of the field that holds the system text.
     pub(super) system: &'static [&'static str],
-    /// The fields of an entry that [`Format::said`] is given, at most [`MAX_FIELDS`].
+    /// The fields of an entry that [`Format::said`] receives, at most [`MAX_FIELDS`].
     pub(super) fields: &'static [&'static str],
-    /// Says what an entry is, by these fields.
+    /// Interprets an entry from these fields.
     pub(super) said: for<'a> fn(&str, &RawMessage<'a>) -> Result<Said<'a>, Skip>,
-    /// How a text is written into an empty list of parts.
+    /// Style of a text part in an empty list of parts.
     pub(super) style: PartStyle,
-    /// Whether a value of another shape is an error, not an unknown field.
+    /// Whether a value that is not a list is an error. If false, such a field is ignored as unknown.
     pub(super) is_strict: bool,
 }
 
-/// Fields of an entry that a format may ask for.
+/// Most fields of an entry that a format may request.
 pub(super) const MAX_FIELDS: usize = 8;
 
 /// Number of rows of [`FORMATS`].
 pub(super) const FORMAT_COUNT: usize = 4;
 
-/// The formats, the first of which is taken for a body without messages; Cohere's first one, whose question is a field of
-/// its own, comes last.
+/// The formats. The first applies to a body without messages. Cohere's v1 comes last: its question is a field of its
+/// own.
 pub(super) static FORMATS: [Format; FORMAT_COUNT] = [CHAT, RESPONSES, GEMINI, COHERE];
 
-/// The place of Cohere's first format.
+/// The index of Cohere's v1 format in [`FORMATS`].
 pub(super) const COHERE_AT: usize = FORMAT_COUNT - 1;
 
 const CHAT: Format = Format {
@@ -91,15 +91,15 @@ const GEMINI: Format = Format {
 /// Cohere's first API calls the content `message`.
 const CHAT_FIELDS: &[&str] = &["role", "content", "message"];
 
-/// Fields that name what precedes every message of the body, which the body does not hold.
+/// Fields that refer to context before the body's first message that the body does not hold.
 pub(super) const PRECEDING: [&str; 3] = ["previous_response_id", "conversation", "cachedContent"];
 
-/// Whether the field of that name holds the tools, or the choice among them, inside an object.
+/// Returns whether the field holds the tools, or the choice among them, inside an object.
 pub(super) fn is_tool_config(name: &str) -> bool {
     matches!(name, "toolConfig" | "tool_config")
 }
 
-/// Which of the parameters a field is, if a format has another name for it.
+/// Maps another format's name of a parameter to its name in [`PARAMETERS`](super::chat::PARAMETERS).
 pub(super) fn parameter(name: &str) -> Option<&'static str> {
     match name {
         "text" => Some("response_format"),
@@ -109,35 +109,36 @@ pub(super) fn parameter(name: &str) -> Option<&'static str> {
     }
 }
 
-/// An entry's fields, as written, if they say anything, and all of it.
+/// An entry as written, and its fields; a field that is absent or `null` is `None`.
 pub(super) struct RawMessage<'a> {
     pub(super) raw: &'a str,
     pub(super) fields: [Option<&'a str>; MAX_FIELDS],
 }
 
-/// What an entry is.
+/// An entry, interpreted.
 pub(super) struct Said<'a> {
     pub(super) role: Role,
-    /// As the chain has it.
+    /// The role's name as hashed into the chain.
     pub(super) role_name: Cow<'a, str>,
-    /// By what the chain knows the message, beside its role; empty if by nothing.
+    /// The bytes that identify this message in the hash chain, in addition to its role. Empty if the role alone
+    /// identifies it.
     pub(super) content: &'a str,
     pub(super) holds: Holds,
 }
 
-/// What may hold documents in a content.
+/// Which parts of a content may hold documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holds {
-    /// Its texts and parts, which this author wrote.
+    /// Its texts and parts, written by this author.
     Parts(Author),
-    /// Its elements, each of which is a passage that a search found.
+    /// Its elements, each a passage that a search found.
     Passages,
-    /// Nothing: its bytes are never looked into.
+    /// None: its bytes are never read.
     Nothing,
 }
 
 impl<'a> Said<'a> {
-    /// A message with a role of its own.
+    /// A message with its own role.
     pub(super) fn message(role_name: Cow<'a, str>, content: Option<&'a str>) -> Self {
         let role = Role::of(&role_name);
         let author = match role {
@@ -152,7 +153,7 @@ impl<'a> Said<'a> {
         }
     }
 
-    /// What an engine or a tool wrote, of which nothing is touched.
+    /// An entry that an engine or a tool wrote; it is forwarded unchanged.
     fn sealed(role: Role, kind: &'a str, content: &'a str) -> Self {
         Self {
             role,
@@ -163,7 +164,7 @@ impl<'a> Said<'a> {
     }
 }
 
-/// A chat's message: OpenAI's, Anthropic's, Converse's, Cohere's.
+/// Reads a chat message: OpenAI's, Anthropic's, Converse's, Cohere's.
 fn chat<'a>(body: &str, message: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
     let [role, content, message, ..] = message.fields;
     let role = text(body, role)?;
@@ -175,12 +176,12 @@ fn chat<'a>(body: &str, message: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
     Ok(Said::message(role, content.or(message)))
 }
 
-/// An item of Responses' `input`. One of a kind that is not known here is left alone.
+/// Reads an item of Responses' `input`. Items of unknown types are forwarded unchanged.
 fn item<'a>(body: &str, item: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
     let [kind, role, content, output, results, arguments, input, id] = item.fields;
     let kind = kind.and_then(inner).unwrap_or("message");
     Ok(match kind {
-        // Without a role it is a reference to an item that the server keeps.
+        // Without a role it refers to an item that the server keeps.
         "message" if role.is_none() => {
             Said::sealed(Role::Other, "item_reference", id.unwrap_or(item.raw))
         }
@@ -200,7 +201,7 @@ fn item<'a>(body: &str, item: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
     })
 }
 
-/// An entry of Gemini's `contents`. Without a role it is the user's.
+/// Reads an entry of Gemini's `contents`. Without a role it is the user's.
 fn content<'a>(body: &str, content: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
     let [role, parts, ..] = content.fields;
     let role = match role {
@@ -214,7 +215,7 @@ fn content<'a>(body: &str, content: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
         },
         parts,
     );
-    // A tool's result is a part, whoever is said to speak.
+    // A tool's result is a part here, whatever the entry's role.
     said.holds = Holds::Parts(Author::Other);
     Ok(said)
 }
@@ -232,7 +233,7 @@ pub(crate) enum PartStyle {
 }
 
 impl PartStyle {
-    /// How a part of that `type`, as written, has its neighbours written.
+    /// The style of a list that contains a part of this `type` (as written; `None` if absent).
     pub(super) fn of(kind: Option<&str>) -> Self {
         match kind.and_then(inner) {
             None => Self::Bare,
@@ -241,7 +242,7 @@ impl PartStyle {
         }
     }
 
-    /// What stands before a text.
+    /// The JSON before a text.
     pub(crate) fn open(self) -> &'static str {
         match self {
             Self::Typed => r#"{"type":"text","text":""#,
@@ -250,7 +251,7 @@ impl PartStyle {
         }
     }
 
-    /// The same behind another part.
+    /// The JSON before a text that follows another part.
     pub(crate) fn open_behind(self) -> &'static str {
         match self {
             Self::Typed => r#",{"type":"text","text":""#,
@@ -259,11 +260,12 @@ impl PartStyle {
         }
     }
 
-    /// Every way.
+    /// All styles.
     pub(crate) const ALL: [Self; 3] = [Self::Typed, Self::Input, Self::Bare];
 }
 
-/// What Converse's block `document` is called, if it may move: an answer that cites documents counts them.
+/// The label of Converse's block `document`, if it may move. With citations on it may not: answers cite documents by
+/// index.
 pub(super) fn converse_label(document: &str) -> Option<&str> {
     let [name, source, citations] = scan::fields(document, ["name", "source", "citations"]).ok()?;
     source?;
@@ -272,7 +274,7 @@ pub(super) fn converse_label(document: &str) -> Option<&str> {
     (!cites).then(|| name.and_then(inner).unwrap_or_default())
 }
 
-/// What a passage of `file_search_call.results` is called; `None` if it holds no text. Answers cite files by name or id.
+/// The label of a passage of `file_search_call.results`; `None` if it holds no text. Answers cite files by name or id.
 pub(super) fn passage_label(passage: &str) -> Option<&str> {
     if !passage.starts_with('{') {
         return None;
@@ -282,5 +284,5 @@ pub(super) fn passage_label(passage: &str) -> Option<&str> {
     Some(filename.or(file_id).and_then(inner).unwrap_or_default())
 }
 
-/// The names of the texts of a tool's result that is an object.
+/// Fields that hold the texts of a tool's result that is an object.
 pub(super) const TEXTS_OF_RESULT: [&str; 3] = ["result", "output", "content"];

@@ -1,4 +1,4 @@
-//! What is found in a body: messages, groups of documents that stand together, and where each goes.
+//! The documents found in a body: messages, groups of adjacent documents, and the place of each.
 
 use super::Skip;
 use super::chat::{Chain, Entry};
@@ -11,44 +11,43 @@ use crate::work::hashed;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A message.
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub(crate) role: Role,
-    /// As the chain has it.
+    /// The role's name as hashed into the chain.
     pub(crate) role_name: Cow<'a, str>,
     pub(crate) content_hash: u128,
     /// The whole message, as written.
     pub(crate) raw: &'a str,
-    /// Its content, as written; empty if it has none.
+    /// The message's content, as written; empty if it has none.
     pub(crate) content: &'a str,
     /// Hash of the whole message.
     pub(crate) hash: u64,
-    /// By what the chat up to here is known.
+    /// Hash chain of the chat up to and including this message.
     pub(crate) chain: Chain,
-    /// The chat's turn that it belongs to.
+    /// The chat's turn that the message belongs to.
     pub(crate) turn: u32,
-    /// Where documents can be written into it, and what precedes them in the prompt.
+    /// Where documents can be written into it, and the scope of such documents.
     pub(crate) entry: Option<(Entry, Scope)>,
-    /// The documents of each of its texts that has any, and its blocks.
+    /// One group for each of its texts with documents, and one for each run of document blocks.
     pub(crate) groups: Vec<Group<'a>>,
 }
 
-/// Documents that are ordered together: they stand together.
+/// Adjacent documents, which are ordered together.
 #[derive(Debug)]
 pub(crate) struct Group<'a> {
-    /// What precedes them in the prompt, as the client wrote it.
+    /// Hash of the prompt before them, as the client wrote it.
     pub(crate) scope: Scope,
     pub(crate) format: DocumentFormat,
     /// In the client's order; at least one.
     pub(crate) found: Vec<FoundDocument<'a>>,
     pub(crate) place: GroupLayout<'a>,
-    /// Where an order hint goes, and what separates it from its neighbours.
+    /// Where an order hint goes, with its separators; `None` if there is no place for one.
     pub(crate) hint: Option<HintSpot>,
 }
 
 impl GroupLayout<'_> {
-    /// The byte of the body at which the documents begin.
+    /// The offset in the body at which the documents begin.
     pub(crate) fn start(&self) -> usize {
         match self {
             Self::Slots { slots, .. } => slots.first().map_or(0, |slot| slot.start),
@@ -61,20 +60,21 @@ impl GroupLayout<'_> {
 #[derive(Debug)]
 pub(crate) struct FoundDocument<'a> {
     pub(crate) fingerprint: Fingerprint,
-    /// What a hint calls it; empty when it has no id.
+    /// The document's name in hints; empty if it has no id.
     pub(crate) label: &'a str,
     pub(crate) tokens: u32,
     pub(crate) source: Source<'a>,
-    /// Where its number stands, if its client numbers documents by their places.
+    /// Where its number is in its block, if its client numbers documents by their places.
     pub(super) numbered: Option<Numbered>,
 }
 
 /// Where a document's bytes come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source<'a> {
-    /// It moves as it stands.
+    /// A block of the body, moved unchanged.
     Whole(&'a str),
-    /// It is rendered from the strings of a `documents` element (empty when absent), which stay within the block.
+    /// The strings of a `documents` element (empty if absent), from which a block is rendered. They are escaped so that
+    /// they cannot end it.
     Parts {
         id: Cow<'a, str>,
         title: Cow<'a, str>,
@@ -85,18 +85,18 @@ pub(crate) enum Source<'a> {
 /// Where a group's documents go.
 #[derive(Debug)]
 pub(crate) enum GroupLayout<'a> {
-    /// Each into one of these ranges of the body; what is between them stays. When documents are dropped, the last
-    /// slots are left empty, unless `all_filled`.
+    /// Into these ranges of the body, one each; the text between them stays. If documents are dropped, the last slots
+    /// become empty, unless `all_filled`.
     Slots {
         slots: Vec<Range<usize>>,
         all_filled: bool,
     },
-    /// Their rendered blocks into a message.
+    /// Into a message, as rendered blocks.
     Render {
-        /// Becomes `null`; `None`: the documents are not the body's own.
+        /// The `documents` array, which becomes `null`; `None` if the documents are not from the body.
         array: Option<Range<usize>>,
         entry: Entry,
-        /// What stands before and behind them, as between the quotes of a JSON string.
+        /// Text before and after them, escaped as in a JSON string.
         around: [&'a str; 2],
     },
 }
@@ -110,7 +110,7 @@ pub(crate) struct HintSpot {
 }
 
 impl<'a> FoundDocument<'a> {
-    /// A document that moves as it stands in the body.
+    /// A document whose block is a range of the body.
     pub(super) fn whole(whole: &'a str, label: &'a str) -> Self {
         hashed(whole.len());
         Self {
@@ -122,7 +122,7 @@ impl<'a> FoundDocument<'a> {
         }
     }
 
-    /// The block of a document that its client numbers.
+    /// The block of a document that its client numbers by place; else `None`.
     pub(crate) fn numbered_block(&self) -> Option<NumberedBlock<'a>> {
         let Source::Whole(whole) = self.source else {
             return None;
@@ -133,12 +133,12 @@ impl<'a> FoundDocument<'a> {
         })
     }
 
-    /// Whether its client numbers it.
+    /// Returns whether its client numbers it by place.
     pub(crate) fn is_numbered(&self) -> bool {
         self.numbered.is_some()
     }
 
-    /// The block as it stands in a message of the body; `None` if the client sends the document apart.
+    /// The block as written in a message of the body; `None` if the client sends the document in an array.
     pub(crate) fn block_in_message(&self) -> Option<&'a str> {
         match &self.source {
             Source::Whole(whole) => Some(*whole),
@@ -148,13 +148,13 @@ impl<'a> FoundDocument<'a> {
 }
 
 impl Group<'_> {
-    /// Whether its documents are written into a message.
+    /// Returns whether its documents are written into a message.
     pub(crate) fn is_rendered(&self) -> bool {
         matches!(self.place, GroupLayout::Render { .. })
     }
 }
 
-/// Finds documents, and counts them.
+/// Finds and counts documents.
 pub(super) struct Finder<'a, 'c> {
     pub(super) body: &'a str,
     pub(super) config: &'c Config,
@@ -171,7 +171,7 @@ impl<'a, 'c> Finder<'a, 'c> {
         }
     }
 
-    /// Counts `documents` more.
+    /// Adds to the count of documents; an error beyond `documents.max`.
     pub(super) fn add(&mut self, documents: usize) -> Result<(), Skip> {
         self.count += documents;
         if self.count > self.config.max_documents as usize {

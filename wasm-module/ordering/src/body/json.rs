@@ -1,5 +1,4 @@
-//! Pieces of a JSON text as substrings of the body: their offsets, and errors that name the place and never the
-//! content.
+//! Reads pieces of a JSON text as substrings of the body. Errors name the place and never the content.
 
 use super::Skip;
 use super::scan::{self, Bad, Scan};
@@ -7,12 +6,12 @@ use crate::work::looked;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Returns the text between the quotes of a raw JSON string; `None` if it is no string.
+/// Returns the text between the quotes of a raw JSON string; `None` if the value is not a string.
 pub(crate) fn inner(raw: &str) -> Option<&str> {
     raw.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// A piece of a JSON string without its escapes.
+/// Unescapes a piece of a JSON string.
 pub(crate) fn unescaped(piece: &str) -> Cow<'_, str> {
     super::text::unescaped(piece, None)
 }

@@ -8,9 +8,9 @@
 //!                                         ---
 //! ```
 //!
-//! Such text may be anything else: steps in a certain order, a conversation, code. So these formats are only looked
-//! for on request, never in fenced code, and only where a document's end is marked. A list whose last document may go
-//! on for an unknown number of paragraphs is left alone.
+//! Plain text may look like this and not be documents: numbered steps, a conversation, code. So these formats are
+//! opt-in, are never looked for in fenced code, and need a marked end of each document. A list whose last document may
+//! run for an unknown number of paragraphs is left alone.
 
 use super::search::{find, pass, trimmed, trimmed_start};
 use super::tags::Span;
@@ -22,9 +22,9 @@ use std::ops::Range;
 /// The author of a text that may hold a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Author {
-    /// A tool: the text is its result and nothing else, so the last document ends where the text does.
+    /// A tool: the text is only its result, so the last document ends where the text ends.
     Tool,
-    /// Anyone else, whose text may contain other things too.
+    /// Anyone else: the text may contain other things too.
     Other,
 }
 
@@ -47,16 +47,16 @@ struct Item {
     digits: Range<usize>,
     /// The first line end before a blank line.
     blank: Option<usize>,
-    /// Whether text follows that blank line.
+    /// True if text follows that blank line.
     is_parted: bool,
 }
 
-/// Most items of one list; further ones belong to the last one. A body has fewer documents, so a body with more items
-/// is refused all the same, and numbers that are chosen to collide in the set cost next to nothing.
+/// Most items of one list; further ones become part of the last item. A body may hold fewer documents, so such a body
+/// is refused anyway. The bound also limits the cost of numbers chosen to collide in the hash set.
 const MAX_ITEMS: usize = MAX_CANDIDATES as usize + 1;
 
 impl Lines {
-    /// Reads the text that `author` wrote. Lines of fenced code mark nothing.
+    /// Reads the text that `author` wrote. Fenced code contributes no marks.
     pub(super) fn read(text: &str, author: Author) -> Self {
         let mut lines = Self {
             author: Some(author),
@@ -82,7 +82,7 @@ impl Lines {
         lines
     }
 
-    /// Records what the line marks; `words` is the line's text. Returns whether it begins an item.
+    /// Records the mark of a line, if any; `words` is the line's text. Returns whether it begins an item.
     fn mark(
         &mut self,
         text: &str,
@@ -318,22 +318,23 @@ mod tests {
         assert_eq!(found(headed, "# \n#x\n# A", Author::Tool), []);
     }
 
-    /// The readings that were there before, a pass or several for each format.
+    /// The earlier implementation, with a pass or several for each format, as a slow model.
     mod slow {
         use super::{Author, Span};
         use fxhash::FxHashSet;
         use std::ops::Range;
 
-        /// The items of a list whose first lines begin with a number in brackets, each with another one, which is its id.
+        /// Returns the items of a list whose first lines begin with a number in brackets, each with a different one,
+        /// which is its id.
         ///
-        /// Items move with their numbers, so that an answer's `[3]` means what it meant. Outside a tool's result the last one
-        /// ends at a blank line, which no other one may contain then.
+        /// Items move with their numbers, so that an answer's `[3]` keeps its meaning. Outside a tool's result the last
+        /// item ends at a blank line, and then no other item may contain one.
         pub(super) fn numbered(text: &str, author: Author) -> Vec<Span> {
             let mut seen: FxHashSet<u32> = FxHashSet::default();
             let starts: Vec<(usize, Range<usize>)> = lines(text)
                 .filter_map(|line| {
                     let (number, digits) = number_of(text, &line)?;
-                    // A number that was there before is cited.
+                    // A number that occurred before is a citation.
                     seen.insert(number).then_some((line.start, digits))
                 })
                 .collect();
@@ -362,7 +363,8 @@ mod tests {
             several(items.into_iter().filter(|_| is_marked))
         }
 
-        /// What stands between lines of three or more dashes; in a tool's result also before the first and after the last.
+        /// Returns the text between lines of three or more dashes; in a tool's result also before the first and after
+        /// the last.
         pub(super) fn ruled(text: &str, author: Author) -> Vec<Span> {
             let is_rule = |line: &Range<usize>| {
                 let line = text.get(line.clone()).unwrap_or_default().trim();
@@ -393,7 +395,7 @@ mod tests {
             several(spans.filter(|span| !span.whole.is_empty()))
         }
 
-        /// The sections of a tool's result under headings of the first level, each with its title as its id.
+        /// Returns the sections of a tool's result under headings of the first level, each with its title as its id.
         pub(super) fn headed(text: &str, author: Author) -> Vec<Span> {
             if author != Author::Tool {
                 return Vec::new();
@@ -414,13 +416,13 @@ mod tests {
             }))
         }
 
-        /// One document has no order.
+        /// Returns the spans if there are several, since one document has no order.
         fn several(spans: impl Iterator<Item = Span>) -> Vec<Span> {
             let spans: Vec<Span> = spans.collect();
             if spans.len() < 2 { Vec::new() } else { spans }
         }
 
-        /// The lines of `text` that are not in fenced code, without their ends.
+        /// Returns the lines of `text` that are not in fenced code, without their ends.
         fn lines(text: &str) -> impl Iterator<Item = Range<usize>> {
             let mut start = 0;
             let mut is_fenced = false;
@@ -433,7 +435,7 @@ mod tests {
             })
         }
 
-        /// The number that a line begins with in brackets, and where its digits stand; words must follow.
+        /// Returns the number in brackets at the beginning of a line, and the range of its digits; text must follow.
         fn number_of(text: &str, line: &Range<usize>) -> Option<(u32, Range<usize>)> {
             let rest = text.get(line.clone())?.strip_prefix('[')?;
             let (digits, words) = rest.split_once(']')?;
@@ -443,7 +445,7 @@ mod tests {
             (!words.trim().is_empty()).then_some((number, start..start + digits.len()))
         }
 
-        /// Where the first line end before a blank line stands, from `from` on.
+        /// Returns the position, from `from` on, of the first line end before a blank line.
         fn blank_line(text: &str, from: usize) -> Option<usize> {
             let mut at = from;
             loop {
@@ -457,7 +459,7 @@ mod tests {
             }
         }
 
-        /// `range` without the white space at its ends.
+        /// Returns `range` without the white space at its ends.
         fn trimmed(text: &str, range: Range<usize>) -> Range<usize> {
             let part = text.get(range.clone()).unwrap_or_default();
             let start = range.start + (part.len() - part.trim_start().len());

@@ -1,21 +1,21 @@
-//! Chat bodies of every [format](formats), OpenAI's, Anthropic's, Cohere's, Gemini's and Bedrock's: where their documents
-//! stand, and the body with the documents in another order.
+//! Reads chat bodies of every [format](formats) (OpenAI, Anthropic, Cohere, Gemini, Bedrock), finds their documents,
+//! and writes the body with the documents in another order.
 //!
-//! Nothing is ever parsed into values and printed again: [`chat`] finds the messages and hashes them, [`content`] takes
-//! their contents apart, [`parse`](parse::parse) finds the documents' byte ranges, a policy orders them, [`render`] says
-//! what stands in each place, [`edit`] copies ranges. So every byte outside the documents stays as it came, and a
-//! document's text keeps its escapes.
+//! Nothing is parsed into values and printed again: [`chat`] finds the messages and hashes them, [`content`] splits
+//! their contents, [`parse`](parse::parse) finds the documents' byte ranges, a policy orders them, [`render`] makes the
+//! text for each place, [`edit`] copies ranges. So every byte outside the documents is unchanged, and a document's text
+//! keeps its escapes.
 //!
-//! The formats differ in where messages stand and what a message may hold, not in what it means, so they are read alike:
-//! no body says which one it is.
+//! The formats differ in where messages are and what a message may hold, not in meaning. A body does not name its
+//! format, so one reader handles all.
 //!
 //! ```text
 //! {"messages":[{"role":"user","content":"<doc id=\"a\">…</doc>\n<doc id=\"b\">…</doc>\nWhy?"}], …}
 //!                                        └──── slot 0 ───────┘  └──── slot 1 ───────┘
 //! ```
 //!
-//! Ranges cost half of what a `serde_json::Value` costs, and keep escapes, the spelling of numbers and the order of
-//! keys. Memory is twice the body's.
+//! Ranges cost half as much as a `serde_json::Value`, and keep escapes, number spelling and key order. Memory is twice
+//! the body's.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
@@ -63,7 +63,7 @@ pub(crate) use ranks::Ranks;
 pub use role::Role;
 pub use salt::salted;
 
-/// A body as text.
+/// Returns the body as UTF-8 text.
 fn text_of(body: &[u8]) -> Result<&str, Skip> {
     looked(body.len());
     std::str::from_utf8(body).map_err(|error| Skip::InvalidUtf8 {
@@ -71,78 +71,79 @@ fn text_of(body: &[u8]) -> Result<&str, Skip> {
     })
 }
 
-/// The text of a JSON string, as written; `None` if it is another value, or an escape stands for no character.
+/// The unescaped text of a JSON string; `None` for another value, an unpaired surrogate, or a string with U+FFFD among
+/// escapes.
 pub fn string(raw: &str) -> Option<Cow<'_, str>> {
     json::inner(raw).and_then(scan::decoded)
 }
 
-/// Why a request is left as it came. Displayed with the value and the limit; never with the body's text.
+/// Why the original body is forwarded. Displayed with the value and the limit, never with the body's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Skip {
     /// The body is not UTF-8.
     #[error("the body is not UTF-8: the byte at offset {offset} does not belong")]
     InvalidUtf8 {
-        /// Of the first byte that does not belong.
+        /// Offset of the first invalid byte.
         offset: usize,
     },
     /// The body is not a JSON object of a chat request's shape.
     #[error("the body is not a chat request in JSON: error at line {line}, column {column}")]
     InvalidJson {
-        /// Where reading failed, from 1.
+        /// Line of the error, from 1.
         line: usize,
-        /// Where reading failed, from 1.
+        /// Column of the error, from 1.
         column: usize,
     },
-    /// An element of `documents` is neither a string nor an object with a string `text`, `content` or `snippet`, in it or
-    /// in its object `data`.
+    /// An element of `documents` is neither a string nor an object with a string `text`, `content` or `snippet`, in the
+    /// object itself or in its `data`.
     #[error(
         "documents[{index}] has no text: it must be a string or an object with a string `text`, `content` or `snippet`"
     )]
     MalformedDocument {
-        /// Of the element.
+        /// Index of the element.
         index: usize,
     },
-    /// Nothing to order.
+    /// The body has no documents to order.
     #[error("the request has no documents")]
     NoDocuments,
-    /// A `documents` array, but no user message that the documents could be written into.
+    /// A `documents` array, but no user message to write the documents into.
     #[error("the request has documents but no user message with text to write them into")]
     NoUserMessage,
-    /// More documents than the operator allows.
+    /// More documents than `documents.max`.
     #[error("the request has {found} documents, more than the limit of {limit}")]
     TooManyDocuments {
-        /// In the body.
+        /// Documents in the body.
         found: usize,
         /// `documents.max`.
         limit: u32,
     },
-    /// More messages than any chat has.
+    /// More messages than a chat may have.
     #[error(
         "the request has {found} messages and parts of messages, more than the limit of {MAX_MESSAGES}"
     )]
     TooManyMessages {
-        /// In the body.
+        /// Messages and parts of messages in the body.
         found: usize,
     },
-    /// The model's name is too long to keep a tree for.
+    /// The model's name is too long for the key of a tree.
     #[error("the model's name has {bytes} bytes, more than the limit of {limit}")]
     LongModelName {
-        /// The name's.
+        /// Length of the name.
         bytes: usize,
-        /// Bytes of a model's name, at most.
+        /// Longest name.
         limit: usize,
     },
 }
 
-/// Bytes of a model's name.
+/// Longest model name, in bytes.
 pub(crate) const MAX_MODEL_BYTES: usize = 512;
 
-/// Messages of a chat. Each takes some 300 bytes while its body is read, and `{},` takes three in a body: without a bound,
-/// 4 MiB of these would take 400.
+/// Most messages of a chat. Each takes about 300 bytes of memory while its body is read, and `{},` takes three bytes in
+/// a body: without a bound, a body of 4 MiB would take 400 MiB.
 pub(crate) const MAX_MESSAGES: usize = 8_192;
 
 impl Skip {
-    /// One word for headers and metrics.
+    /// The reason as one word, for headers and metrics.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -157,7 +158,7 @@ impl Skip {
         }
     }
 
-    /// Every reason, for whoever defines a counter for each.
+    /// All reasons, to define a counter for each.
     pub const REASONS: [&'static str; 8] = [
         "invalid-utf8",
         "invalid-json",

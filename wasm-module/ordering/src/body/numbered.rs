@@ -5,9 +5,9 @@
 //!               ^ number       ^^^^^ words                   ^         ^^^^^              ^ again
 //! ```
 //!
-//! The answer cites them by these numbers, so each keeps the one that it has in its request. But under another number a document
-//! is the same one, and where an earlier turn holds it, its words need not be sent again. Documents without any name are called
-//! by their places.
+//! The answer cites documents by these numbers, so each keeps the number of its request. A document whose number alone
+//! differs is the same document: if an earlier turn holds it, its words need not be sent again. Documents without a
+//! name are called by their places.
 
 use super::search::{find_last, find_words};
 use super::tags::Span;
@@ -17,21 +17,21 @@ use crate::work::hashed;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Where a document's number stands in its block, and its words. Not of a block without words.
+/// Ranges of a document's number and words in its block. A block without words has none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Numbered {
-    /// Empty where it has none.
+    /// The number; empty if it has none.
     number: Range<u32>,
-    /// Its place among the documents of its text, from 1.
+    /// The document's place among the documents of its text, from 1.
     place: u32,
-    /// Where the number stands a second time.
+    /// The number's second occurrence.
     again: Option<Range<u32>>,
     words: Range<u32>,
-    /// Whether its words are passages with no marks between them.
+    /// Whether the words are passages that the client joined without marks.
     is_joined: bool,
 }
 
-/// A block of a numbered document.
+/// The block of a numbered document.
 #[derive(Clone, Debug)]
 pub(crate) struct NumberedBlock<'a> {
     pub(super) whole: &'a str,
@@ -39,7 +39,7 @@ pub(crate) struct NumberedBlock<'a> {
 }
 
 impl Numbered {
-    /// Of the documents at `spans`, in their order; none of them, if one has another name than a number.
+    /// Reads the documents at `spans`, in order. All are `None` if any has a name that is not a number.
     pub(super) fn all(text: &Text<'_>, spans: &[Span]) -> Vec<Option<Self>> {
         let places = spans.iter().zip(1..);
         let all: Option<Vec<Self>> = places
@@ -85,7 +85,7 @@ impl Numbered {
             let words = find_words(block, 0, mark)? + mark.len();
             (None, start + words..end)
         } else {
-            // Behind what is said of it, if that is anything.
+            // The words begin after the metadata, if there is any.
             let words = find_words(block, 0, "\n\n").map_or(0, |blank| blank + 2);
             (None, start + words..end)
         };
@@ -110,7 +110,7 @@ impl Numbered {
 }
 
 impl Numbered {
-    /// Where the number stands in the block, the second place too; none: it has no number.
+    /// Ranges of the number in the block, the second occurrence included; empty if it has no number.
     pub(super) fn numbers(&self) -> SmallVec<[Range<usize>; 2]> {
         let numbers = [Some(self.number.clone()), self.again.clone()].into_iter();
         let numbers = numbers.flatten().filter(|number| !number.is_empty());
@@ -121,7 +121,7 @@ impl Numbered {
 }
 
 impl<'a> NumberedBlock<'a> {
-    /// What it is called: by its number, or by its place.
+    /// The document's number, or `document N` by its place if it has none.
     pub(crate) fn name(&self) -> String {
         match self.part(&self.numbered.number) {
             "" => format!("document {}", self.numbered.place),
@@ -129,28 +129,28 @@ impl<'a> NumberedBlock<'a> {
         }
     }
 
-    /// A hash of the block without its number.
+    /// Hash of the block without its number.
     pub(crate) fn identity(&self) -> Fingerprint {
         hashed(self.whole.len());
         Fingerprint::of(&self.parts().map(str::as_bytes))
     }
 
-    /// Whether the other block is this one but for its number.
+    /// Returns whether the two blocks are equal except for their numbers.
     pub(crate) fn is(&self, other: &NumberedBlock<'_>) -> bool {
         self.parts() == other.parts()
     }
 
-    /// Its words, as between the quotes of a JSON string.
+    /// The document's words, escaped as in a JSON string.
     pub(crate) fn words(&self) -> &'a str {
         self.part(&self.numbered.words)
     }
 
-    /// Its words, if they are passages with no marks between them.
+    /// The document's words, if they are passages that the client joined without marks.
     pub(crate) fn passages(&self) -> Option<&'a str> {
         self.numbered.is_joined.then_some(self.words())
     }
 
-    /// The block with other words; `None`: it would not be shorter.
+    /// Returns the block with other words; `None` if it would not be shorter.
     pub(crate) fn with_words(&self, words: &str) -> Option<String> {
         let Range { start, end } = self.numbered.words;
         if words.len() >= end.saturating_sub(start) as usize {
@@ -161,7 +161,7 @@ impl<'a> NumberedBlock<'a> {
         Some([before, words, behind].concat())
     }
 
-    /// What is around the number.
+    /// The parts of the block around the number's occurrences.
     fn parts(&self) -> [&'a str; 3] {
         let end = u32::try_from(self.whole.len()).unwrap_or(u32::MAX);
         let Numbered { number, again, .. } = &self.numbered;
@@ -179,8 +179,8 @@ impl<'a> NumberedBlock<'a> {
     }
 }
 
-/// What stands around passages that their client joins: Dify.
+/// The tag before passages that the client joins (Dify).
 const JOINED: &str = "<context>\n";
 
-/// Of a number.
+/// Most digits of a number.
 const MAX_DIGITS: usize = 4;

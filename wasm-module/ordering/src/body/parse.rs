@@ -1,7 +1,7 @@
 //! Finds a chat body's documents: in its `documents` array, in texts of its messages, and as blocks of their content.
 //!
-//! A text is searched for one format after the other, and the first that is there is taken: tags, a tool's JSON, then
-//! what is looked for on request.
+//! A text is searched for one format after another, and the first that matches is used: tags, a tool's JSON, then the
+//! opt-in formats.
 
 use super::Skip;
 use super::array::Retrieved;
@@ -23,31 +23,31 @@ use crate::work::hashed;
 use std::borrow::Cow;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A body's messages and documents; perhaps no documents.
+/// A body's messages and documents, if it has any.
 #[derive(Debug)]
 pub struct Parsed<'a> {
     /// The body.
     pub(crate) text: &'a str,
-    /// The model's name, empty when the body has none.
+    /// The model's name; empty if the body has none.
     pub(crate) model: Cow<'a, str>,
     pub(crate) salt: SaltField<'a>,
-    /// Documents that the engine's template renders, before every message.
+    /// Documents of an array that stays: the engine's template renders them before every message.
     pub(crate) front: Option<Group<'a>>,
     pub(crate) messages: Vec<Message<'a>>,
-    /// Documents that are to be written into the message of that index, before its own.
+    /// Documents to write into the message of that index, before the message's own.
     pub(crate) rendered: Option<(usize, Group<'a>)>,
     pub(super) retrieval: Option<&'a str>,
-    /// Whether its messages are those of a chat completion.
+    /// True if the messages are in `messages`, as in a chat completion.
     pub(super) is_chat: bool,
     /// The elements of `tools`, or of `functions` where there are no tools.
     pub(crate) tools: Vec<&'a str>,
     pub(crate) start: Start<'a>,
-    /// Fields beside messages and tools that a chat template may render, in the order of their names in the source.
+    /// Fields, other than messages and tools, that a chat template may render, in the order of [`PARAMETERS`].
     pub(crate) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
 impl<'a> Parsed<'a> {
-    /// What the chat begins with: its messages up to the user's first. The same at every turn.
+    /// Chain of the chat's first messages, up to the user's first. It is the same at every turn.
     pub(crate) fn start(&self) -> Chain {
         let mut messages = self.messages.iter();
         let asked = messages.find(|message| message.entry.is_some());
@@ -56,10 +56,10 @@ impl<'a> Parsed<'a> {
             .map_or(Chain(0), |message| message.chain)
     }
 
-    /// Says which model a body is for that does not name one: Gemini's and Bedrock's name it in their path.
+    /// Sets the model of a body that does not name one: Gemini and Bedrock name it in the path.
     ///
     /// # Errors
-    /// [`Skip::LongModelName`]; the body stays without a model's name then.
+    /// [`Skip::LongModelName`]; the body's model then stays empty.
     pub fn for_model(&mut self, model: &str) -> Result<(), Skip> {
         if self.model.is_empty() {
             named(model)?;
@@ -68,18 +68,18 @@ impl<'a> Parsed<'a> {
         Ok(())
     }
 
-    /// Whether its messages are those of `messages`.
+    /// Returns whether its messages are in `messages`, as in a chat completion.
     pub(crate) fn is_chat_completion(&self) -> bool {
         self.is_chat
     }
 
-    /// The id of the response that the request continues, which the engine keeps: `previous_response_id`.
+    /// `previous_response_id`: the id of the response that the request continues; the engine keeps that response.
     #[must_use]
     pub fn previous_response(&self) -> Option<Cow<'a, str>> {
         self.start.previous_response()
     }
 
-    /// Whether there is a document, in whatever turn.
+    /// Returns whether the body holds any document, in any turn.
     #[must_use]
     pub fn has_documents(&self) -> bool {
         self.front.is_some()
@@ -91,15 +91,15 @@ impl<'a> Parsed<'a> {
     }
 }
 
-/// Reads `body`, a chat request, and finds its documents as `config` says.
+/// Reads `body`, a chat request, and finds its documents according to `config`.
 ///
 /// # Errors
-/// Why there is nothing to do.
+/// Returns why the original body must be forwarded.
 pub fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, Skip> {
     read(body, None, config)
 }
 
-/// The same of a body for which these documents were `retrieved`, if it has no array of its own.
+/// Like [`parse`], with the documents `retrieved` for this body if it has no array of its own.
 ///
 /// # Errors
 /// As [`parse`].
@@ -167,7 +167,7 @@ fn read<'a>(
 }
 
 impl<'a> Finder<'a, '_> {
-    /// The documents in one text of a message.
+    /// Finds the documents in one text of a message.
     fn text(
         &mut self,
         before: &mut Before<'a>,
@@ -188,7 +188,7 @@ impl<'a> Finder<'a, '_> {
         self.add(spans.len())?;
         let offset = offset_in(self.body, source);
         let scope = before.scope(offset + text.source(&first.whole).start);
-        // A place between tags may be empty, or hold other words; every place of a list must be filled.
+        // A slot between tags may be empty or hold other words; every slot of a list must hold a document.
         let is_tagged = matches!(format, DocumentFormat::Tags | DocumentFormat::Clients);
         let hint_at = match format {
             DocumentFormat::Results => None,
@@ -228,7 +228,7 @@ impl<'a> Finder<'a, '_> {
         }))
     }
 
-    /// Whether it is worth while to unescape a text and search it.
+    /// Returns whether a text may hold documents and so must be unescaped and searched.
     fn may_hold_documents(&self, source: &str, author: Author) -> bool {
         let formats = &self.config.formats;
         let has_tags = !(self.config.tags.is_empty() && formats.loose_tags.is_empty());
@@ -237,7 +237,7 @@ impl<'a> Finder<'a, '_> {
             || self.has_lists() && may_hold_lists(source, formats)
     }
 
-    /// Whether a text may hold documents as well-known clients write them.
+    /// Returns whether a text may hold documents in a well-known client's format.
     fn is_clients(&self, source: &str, author: Author) -> bool {
         self.config.formats.clients && author == Author::Other && super::clients::may_hold(source)
     }
@@ -247,7 +247,7 @@ impl<'a> Finder<'a, '_> {
         formats.numbered || formats.rules || formats.headings
     }
 
-    /// The documents in a text, and how they are told from what is around them.
+    /// Finds the documents in a text, and the format that matched.
     fn spans(
         &self,
         plain: &str,
@@ -292,8 +292,8 @@ impl<'a> Finder<'a, '_> {
             })
     }
 
-    /// Blocks of a message's content that are documents, side by side; without a style they are elements of a result, and
-    /// no text may stand among them.
+    /// Groups adjacent document blocks of a content. Without a `style` they are elements of a result, and no text may
+    /// be inserted among them.
     fn blocks(
         &mut self,
         before: &mut Before<'a>,
@@ -336,10 +336,10 @@ impl<'a> Finder<'a, '_> {
     }
 }
 
-/// What precedes the documents of a message in the prompt, hashed as far as they have come.
+/// Running hash of the prompt before the documents of a message.
 struct Before<'a> {
     body: &'a str,
-    /// Byte of the body.
+    /// Offset in the body up to which `hash` reaches.
     at: usize,
     hash: u64,
 }
@@ -353,8 +353,8 @@ impl<'a> Before<'a> {
         }
     }
 
-    /// What precedes the byte at `end`, which is behind all that were asked for before. Each byte is hashed once, however
-    /// many groups of documents a message holds.
+    /// The scope at the byte `end`, which must not precede earlier calls' `end`. Each byte is hashed once, however many
+    /// groups a message holds.
     fn scope(&mut self, end: usize) -> Scope {
         let between = self.body.get(self.at..end).unwrap_or_default();
         hashed(between.len());
@@ -364,7 +364,7 @@ impl<'a> Before<'a> {
     }
 }
 
-/// Whether a text, escaped as in the body, has what lists are told by.
+/// Returns whether a text, escaped as in the body, contains a mark of an enabled list format.
 fn may_hold_lists(source: &str, formats: &Formats) -> bool {
     let mut at = 0;
     while let Some(found) = find_any(source, at, [b'[', b'#', b'-']) {

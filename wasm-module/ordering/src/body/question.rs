@@ -1,8 +1,8 @@
-//! What a chat asks, and what it says about it, for whoever looks for documents that it did not bring.
+//! A chat's question and its `retrieval` field, as input to a retriever for chats that bring no documents.
 //!
 //! ```text
 //!   {"messages": [ system, …, user: "Which one?" ], "tools": …, "retrieval": {…}}
-//!                  opening          text                        field, cut out of what is sent
+//!                   opening          text                        field, cut out of the forwarded body
 //! ```
 
 use super::json::{elements, fields, inner, range_in};
@@ -14,49 +14,50 @@ use std::ops::Range;
 /// A chat without documents, as a retriever sees it.
 #[derive(Debug)]
 pub struct Question<'a> {
-    /// The text of the last user message, its parts on lines of their own; `None`: it has none.
+    /// The text of the last user message, one part per line; `None` if it has none.
     pub text: Option<Cow<'a, str>>,
-    /// How the prompt begins, whatever is asked.
+    /// The beginning of the prompt, which does not depend on the question.
     pub opening: Opening<'a>,
 }
 
-/// The beginning of a chat's prompt, as JSON; empty for other formats than a chat completion's and Anthropic's.
+/// The beginning of a chat's prompt, as JSON. Empty except for chat completions and Anthropic's format.
 #[derive(Debug, Default)]
 pub struct Opening<'a> {
-    /// The messages before the first one of a user or an assistant; empty: there is nothing to compute ahead.
+    /// The messages before the first user or assistant message; empty if there is nothing to prefill.
     pub messages: Vec<Cow<'a, str>>,
-    /// The other fields that the prompt or its place in a cache depends on: `model`, `tools`, `cache_salt`.
+    /// Other fields that the prompt or its cache entry depends on: `model`, `tools`, `cache_salt`.
     pub fields: Vec<(&'static str, &'a str)>,
 }
 
 impl<'a> Parsed<'a> {
-    /// The field `retrieval` as written: what the client says about documents to be found. It is meant for the gateway.
+    /// The field `retrieval` as written: the client's instructions to the gateway on finding documents.
     #[must_use]
     pub fn retrieval(&self) -> Option<&'a str> {
         self.retrieval
     }
 
-    /// Where that field stands, its comma included: cut out, the body is what the client would have sent without it.
+    /// The range of the field `retrieval`, its comma included. Without it the body is the one that the client would
+    /// otherwise have sent.
     #[must_use]
     pub fn place_of_retrieval(&self) -> Option<Range<usize>> {
         place_of_field(self.text, self.retrieval?)
     }
 }
 
-/// What a chat asks.
+/// Extracts a chat's question.
 ///
 /// # Errors
-/// [`Skip::InvalidJson`] where the prompt's opening cannot be told from its body.
+/// [`Skip::InvalidJson`] if the prompt's opening cannot be read from the body.
 pub fn question<'a>(parsed: &Parsed<'a>) -> Result<Question<'a>, Skip> {
     let body = parsed.text;
-    // As the documents: into the last message that has room for them.
+    // As for written documents: the last user message that they can be written into.
     let asks = |message: &&Message<'_>| message.role == Role::User && message.entry.is_some();
     let last = parsed.messages.iter().rev().find(asks);
     let text = match last {
         Some(message) => text_in(body, message.content)?,
         None => None,
     };
-    // What a warm-up is made of is a chat completion's.
+    // A warm-up request is a chat completion.
     let opening = match parsed.is_chat {
         true => opening(parsed)?,
         false => Opening::default(),
@@ -73,7 +74,7 @@ fn opening<'a>(parsed: &Parsed<'a>) -> Result<Opening<'a>, Skip> {
     let values = fields(body, trimmed_json(body), names)?;
     let opens = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
     let messages = opens.map(|message| match message.raw == message.content {
-        // Anthropic's: a field instead of a message.
+        // Anthropic: the system text is a field instead of a message.
         true => Cow::Owned(format!(
             r#"{{"role":"system","content":{}}}"#,
             message.content
@@ -89,7 +90,7 @@ fn opening<'a>(parsed: &Parsed<'a>) -> Result<Opening<'a>, Skip> {
     })
 }
 
-/// What a message's content says.
+/// The text of a message's content.
 fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Skip> {
     if let Some(text) = inner(content) {
         return Ok(Some(unescaped(text)));
@@ -114,12 +115,12 @@ fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Ski
     Ok(Some(Cow::Owned(all)))
 }
 
-/// Where the field of an object stands in `body` that has this value, with the comma that would be left.
+/// The range in `body` of the field that has this value, with the comma that would be left over.
 fn place_of_field(body: &str, value: &str) -> Option<Range<usize>> {
     let value = range_in(body, value);
     let name = trimmed_ascii_end(body.get(..value.start)?).strip_suffix(':')?;
     let name = trimmed_ascii_end(name).strip_suffix('"')?;
-    // This name has no quotes, however it is escaped.
+    // A name contains no unescaped quote, so the last quote opens it.
     let start = find_last(name, b'"')?;
     let behind = pass_space(body, value.end);
     if body.as_bytes().get(behind) == Some(&b',') {

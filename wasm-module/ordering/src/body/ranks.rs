@@ -1,14 +1,15 @@
-//! What a document's block says of one request: its number among those that were found, its rank, score or distance.
+//! Finds the parts of a document's block that depend on the request: its number among the results, its rank, score or
+//! distance.
 //!
 //! ```text
 //!   <source id="2" score="0.71">Text.</source>     [CONTEXT 1]:\nText.\n[END CONTEXT 1]     <doc id="a">\nScore: 0.71\nText.</doc>
 //!               ^ number  ^^^^ score                        ^ number            ^ again                  ^^^^^^^^^^^ score
 //! ```
 //!
-//! The same document found for another question has others, so its block would be another one. Scores are looked for where
-//! templates write them: among the attributes of the opening tag, on the first lines, which say something of the document
-//! as `key: value` or `<key>value</key>`, and on the last line. Each is known by its name, and is a number: what else a
-//! document says is its own.
+//! The same document found for another question has other values, so its block would differ. Scores are looked for
+//! where templates write them: among the attributes of the opening tag, on the first lines (metadata as `key: value` or
+//! `<key>value</key>`), and on the last line. Only numbers under known names count; everything else is the document's
+//! own.
 
 use super::found::{FoundDocument, Source};
 use super::search::{find, find_last, find_words, pass, trimmed};
@@ -16,20 +17,20 @@ use crate::work::looked;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// What a document's block says of one request. All ranges are of the block, as written.
+/// The parts of a document's block that depend on the request. All ranges are of the block, as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranks<'a> {
-    /// The document's number, if its name is one or it has no name; empty if it has none.
+    /// The document's number, if its name is a number or it has no name; empty if it has none.
     pub(crate) number: &'a str,
-    /// Where the number stands.
+    /// Ranges of the number.
     pub(crate) numbers: SmallVec<[Range<usize>; 2]>,
-    /// What is cut so that a score is gone, and the words that are a score.
+    /// For each score: the range to cut, and the words of the score.
     pub(crate) scores: SmallVec<[(Range<usize>, &'a str); 2]>,
 }
 
 impl<'a> Ranks<'a> {
-    /// Returns what the block of a document says of one request; `None` if the block is not in the body, or says nothing.
-    /// O(opening tag + first lines).
+    /// Finds these parts in a document's block; `None` if the block is not in the body or has none. O(opening tag +
+    /// first lines).
     pub(crate) fn of(found: &FoundDocument<'a>) -> Option<Self> {
         let Source::Whole(block) = found.source else {
             return None;
@@ -38,13 +39,13 @@ impl<'a> Ranks<'a> {
         let words = if block.starts_with('<') {
             let (attributes, end) = attributes(block)?;
             ranks.take_attributes(block, &attributes);
-            // Without the closing tag.
+            // The closing tag is excluded.
             end..find_last(block, b'<').filter(|last| *last >= end)?
         } else {
             let numbers = found.numbered.as_ref()?.numbers();
             ranks.number = block.get(numbers.first()?.clone())?;
             ranks.numbers = numbers;
-            // Behind the line that the number stands on.
+            // The words begin after the line with the number.
             let line = ranks.numbers.first()?.end;
             let rest = block.get(line..)?;
             first_break(rest).map_or(line, |end| line + end + BREAK.len())..block.len()
@@ -62,7 +63,7 @@ impl<'a> Ranks<'a> {
             };
             attributes.iter().find(key)
         };
-        // A name that is none of the numbers is the document's own.
+        // A name other than one of the numbers is the document's own.
         let number = named(&["id"]).or_else(|| named(NUMBERS));
         if let Some(number) = number
             && let Some(digits) = block.get(number.value.clone())
@@ -84,7 +85,7 @@ impl<'a> Ranks<'a> {
 
     fn take_lines(&mut self, block: &'a str, words: Range<usize>) {
         let mut at = words.start;
-        // Where text follows the opening tag at once, it says nothing of the document.
+        // If text follows the opening tag directly, there is no metadata.
         let rest = block.get(pass_blanks(block, at)..).unwrap_or_default();
         let lines = if rest.starts_with(BREAK) || !block.starts_with('<') {
             MAX_LINES
@@ -101,18 +102,18 @@ impl<'a> Ranks<'a> {
             let behind = line.end + BREAK.len();
             match self.line(block, &line, behind) {
                 Line::Score | Line::Field => {}
-                // Behind the opening tag.
+                // The line break after the opening tag.
                 Line::Blank if nth == 0 => {}
                 Line::Blank | Line::Text => break,
             }
             at = behind;
         }
-        // The last line, if it is not one of those.
+        // The last line, unless it was among the first lines.
         let from = words.end.saturating_sub(MAX_LINE_BYTES).max(at);
         let tail = block.get(ceil(block, from)..words.end).unwrap_or_default();
         let text = trimmed_breaks(block, words.end - tail.len()..words.end);
         let tail = block.get(text.clone()).unwrap_or_default();
-        // Most texts end with other marks.
+        // Most texts end with other characters, so this check is cheap.
         if !tail.ends_with(|last: char| last.is_ascii_digit() || matches!(last, '%' | ')' | '>')) {
             return;
         }
@@ -125,7 +126,7 @@ impl<'a> Ranks<'a> {
         }
     }
 
-    /// Reads one of the first lines; what follows it begins at `behind`.
+    /// Classifies one of the first lines and records its score. `behind` is the start of the next line.
     fn line(&mut self, block: &'a str, line: &Range<usize>, behind: usize) -> Line {
         let words = trimmed(block, line.clone());
         let text = block.get(words).unwrap_or_default();
@@ -141,11 +142,11 @@ impl<'a> Ranks<'a> {
     }
 }
 
-/// What a line is.
+/// The kind of a line.
 enum Line {
     Blank,
     Score,
-    /// `key: value`, or the like.
+    /// Other metadata: `key: value` or similar.
     Field,
     Text,
 }
@@ -153,15 +154,15 @@ enum Line {
 /// An attribute of an opening tag.
 #[derive(Debug)]
 struct Attribute {
-    /// Where the white space before it begins.
+    /// Start of the white space before it.
     start: usize,
     key: Range<usize>,
     value: Range<usize>,
-    /// Behind its closing quote.
+    /// End, after its closing quote.
     end: usize,
 }
 
-/// The attributes of the opening tag that a block begins with, and where it ends.
+/// Reads the attributes of a block's opening tag, and the tag's end. `None` if the tag cannot be read.
 fn attributes(block: &str) -> Option<(SmallVec<[Attribute; 4]>, usize)> {
     let mut found = SmallVec::new();
     let is_of_key = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
@@ -179,7 +180,7 @@ fn attributes(block: &str) -> Option<(SmallVec<[Attribute; 4]>, usize)> {
             return None;
         }
         if block.as_bytes().get(at) != Some(&b'=') {
-            // It has no value.
+            // An attribute without a value.
             continue;
         }
         at += 1;
@@ -209,7 +210,7 @@ fn attributes(block: &str) -> Option<(SmallVec<[Attribute; 4]>, usize)> {
     }
 }
 
-/// Whether a line is nothing but a score: `score: 0.71`, `- **Rank:** 2`, `(distance = 0.2)`, `<score>0.71</score>`.
+/// Returns whether a line is only a score: `score: 0.71`, `- **Rank:** 2`, `(distance = 0.2)`, `<score>0.71</score>`.
 fn is_score_line(line: &str) -> bool {
     let line = line
         .strip_prefix('(')
@@ -219,7 +220,7 @@ fn is_score_line(line: &str) -> bool {
     pair.is_some_and(|(key, value)| is_score(key) && is_figure(value))
 }
 
-/// The key and the value of a line `key: value` or `key = value`, which may be an item of a list, or bold.
+/// Returns the key and the value of a line `key: value` or `key = value`, which may be a list item or bold.
 fn field(line: &str) -> Option<(&str, &str)> {
     let line = line
         .strip_prefix("- ")
@@ -244,7 +245,7 @@ fn field(line: &str) -> Option<(&str, &str)> {
     (!key.is_empty() && key.len() <= MAX_KEY_BYTES && !value.is_empty()).then_some((key, value))
 }
 
-/// The name and the text of a line `<name>text</name>`.
+/// Returns the name and the text of a line `<name>text</name>`.
 fn element(line: &str) -> Option<(&str, &str)> {
     let rest = line.strip_prefix('<')?;
     let close = find(rest, 0, b'>')?;
@@ -257,7 +258,7 @@ fn element(line: &str) -> Option<(&str, &str)> {
     (!name.is_empty() && name.len() <= MAX_KEY_BYTES).then_some((name, text))
 }
 
-/// Whether a key names what a search says of a document. Words in it are parted by `_`, `-` or spaces.
+/// Returns whether a key names a search score. Words in it are separated by `_`, `-` or spaces.
 fn is_score(key: &str) -> bool {
     looked(key.len());
     let mut words: SmallVec<[&str; 4]> = SmallVec::new();
@@ -276,7 +277,7 @@ fn is_score(key: &str) -> bool {
             .all(|word| is(SCORES, word) || is(QUALIFIERS, word))
 }
 
-/// Whether a value is a number: `0.71`, `-1.5e-3`, `83 %`, `2/5`.
+/// Returns whether a value is a number: `0.71`, `-1.5e-3`, `83 %`, `2/5`.
 fn is_figure(value: &str) -> bool {
     looked(value.len());
     let is_of_number = |byte: u8| byte.is_ascii_digit() || b".,-+eE%/ ".contains(&byte);
@@ -292,7 +293,7 @@ fn is_number(digits: &str) -> bool {
         && (digits == "0" || !digits.starts_with('0'))
 }
 
-/// Where the first line ends.
+/// Position of the first line break.
 fn first_break(text: &str) -> Option<usize> {
     let mut from = 0;
     loop {
@@ -304,7 +305,7 @@ fn first_break(text: &str) -> Option<usize> {
     }
 }
 
-/// Where the last line but one ends.
+/// Position of the last line break.
 fn last_break(text: &str) -> Option<usize> {
     let mut end = text.len();
     loop {
@@ -317,7 +318,7 @@ fn last_break(text: &str) -> Option<usize> {
     }
 }
 
-/// Whether the backslash at `at` is not escaped itself.
+/// Returns whether the backslash at `at` is itself unescaped.
 fn is_break(text: &str, at: usize) -> bool {
     let before = text.as_bytes().get(..at).unwrap_or_default();
     let slashes = before.iter().rev().take_while(|byte| **byte == b'\\');
@@ -330,7 +331,7 @@ fn pass_blanks(text: &str, at: usize) -> usize {
     pass(text, at, |byte| byte == b' ')
 }
 
-/// Where the white space at `at` ends, as between the quotes of a JSON string.
+/// Skips white space from `at` on, escaped as in a JSON string.
 fn pass_breaks(text: &str, mut at: usize) -> usize {
     loop {
         at = pass_blanks(text, at);
@@ -342,7 +343,7 @@ fn pass_breaks(text: &str, mut at: usize) -> usize {
     }
 }
 
-/// `range` without white space at its end.
+/// Returns `range` without white space at its end.
 fn trimmed_breaks(text: &str, mut range: Range<usize>) -> Range<usize> {
     loop {
         range = trimmed(text, range);
@@ -369,10 +370,10 @@ fn ceil(text: &str, mut at: usize) -> usize {
     at
 }
 
-/// Attributes, beside `id`, that hold a document's number.
+/// Attributes, other than `id`, that hold a document's number.
 const NUMBERS: &[&str] = &["index", "number", "position", "idx", "n", "no"];
 
-/// What searches say of a document.
+/// Names of search scores.
 const SCORES: &[&str] = &[
     "score",
     "rank",
@@ -384,7 +385,7 @@ const SCORES: &[&str] = &[
     "reranker",
 ];
 
-/// What may stand beside it in a name.
+/// Words that may accompany such a name.
 const QUALIFIERS: &[&str] = &[
     "vector",
     "search",
@@ -408,22 +409,22 @@ const QUOTES: [&str; 2] = [r#"\""#, "'"];
 /// A line break, as between the quotes of a JSON string.
 const BREAK: &str = r"\n";
 
-/// White space that is escaped there.
+/// Escaped white space in a JSON string.
 const SPACES: [&str; 3] = [BREAK, r"\r", r"\t"];
 
 /// Most attributes of an opening tag.
 const MAX_ATTRIBUTES: usize = 16;
 
-/// Most lines that are read before a document's text.
+/// Most lines read before a document's text.
 const MAX_LINES: usize = 10;
 
-/// Most bytes of a line that says something of a document.
+/// Longest line of metadata, in bytes.
 const MAX_LINE_BYTES: usize = 160;
 
-/// Most bytes of the name of what is said.
+/// Longest metadata key, in bytes.
 const MAX_KEY_BYTES: usize = 32;
 
-/// Most bytes of a score.
+/// Longest score, in bytes.
 const MAX_FIGURE_BYTES: usize = 24;
 
 /// Most digits of a document's number.

@@ -1,7 +1,7 @@
-//! Recomputes a body's hashes as if a part of it had never been there: its messages' chains and its documents' scopes.
+//! Recomputes a body's hashes as if parts of it were absent: its messages' chains and its documents' scopes.
 //!
-//! What changes from request to request in the head is excluded from the chains by which chats are known, and from the
-//! documents' scopes. The bytes are not touched: ranges stay those of the body that came.
+//! Volatile spans of the head are excluded from the chains that identify chats, and from the documents' scopes. The
+//! bytes are not changed: ranges remain those of the original body.
 
 use super::chat::{around, folded, rendered_scope};
 use super::json::range_in;
@@ -12,9 +12,9 @@ use std::ops::Range;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 impl Parsed<'_> {
-    /// Makes the hashes those of the body without the ranges `removed`, which are in order, and with `tools` as the
-    /// field of its tools. Without either they are those of the body that came. O(messages + bytes before documents +
-    /// bytes of the messages from which something is removed).
+    /// Recomputes the hashes without the ranges `removed`, which must be in order, and with `tools` as the tools'
+    /// field. With neither, the hashes are those of the original body. O(messages + bytes before documents + bytes of
+    /// the messages from which something is removed).
     pub(crate) fn rebase(&mut self, tools: Option<&str>, removed: &[Range<usize>]) {
         let mut chain = self.start.chain;
         let mut before = match tools {
@@ -36,7 +36,7 @@ impl Parsed<'_> {
                 let content = range_in(self.text, message.content);
                 xxh3_128(left(self.text, content, own).as_bytes())
             };
-            // As when the body was read, a group's scope hashes what stands behind the one before it.
+            // As in the parser, a group's scope hashes the bytes after the previous group.
             let (mut done, mut hash) = (whole.start, before);
             for group in &mut message.groups {
                 if let GroupLayout::Slots { slots, .. } = &group.place {
@@ -70,7 +70,7 @@ impl Parsed<'_> {
     }
 }
 
-/// Returns the rest of a range of `text` without those `removed`, which are in order.
+/// Returns a range of `text` without those `removed`, which must be in order.
 fn left<'a>(text: &'a str, range: Range<usize>, removed: &[Range<usize>]) -> Cow<'a, str> {
     let first = removed.partition_point(|gone| gone.end <= range.start);
     let overlapping = removed.iter().skip(first);

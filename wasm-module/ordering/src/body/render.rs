@@ -1,4 +1,4 @@
-//! What is sent in the place of a group's documents: their blocks, references, a hint.
+//! Renders the replacement of a group's documents: their blocks, references, a hint.
 
 use super::chat::Wrap;
 use super::edit::Edit;
@@ -8,24 +8,26 @@ use super::search::find_words;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// What is sent in a document's place.
+/// The replacement of one document.
 #[derive(Debug)]
 pub(crate) enum Sent<'g, 'a> {
     Document(&'g FoundDocument<'a>),
-    /// These words, which say where the document stands.
+    /// A location hint: words that say where the document already stands.
     Reference(String),
 }
 
 /// Documents of an array as they are written into a message.
 #[derive(Debug)]
 pub(crate) struct Rendering {
-    /// Everything that is inserted, hint and wrapping included.
+    /// The inserted text, hint and wrapping included.
     pub(crate) text: String,
-    /// For every document sent (not for references): its block and, if it has one, its label, in `text`.
+    /// For every document sent (not for references): the ranges in `text` of its block and of its label, empty if it
+    /// has none.
     pub(crate) documents: Vec<(Range<usize>, Range<usize>)>,
 }
 
-/// The edits that put `sent` and a hint where a group's documents stood; what was rendered, if they were rendered.
+/// Returns the edits that write `sent` and a hint in place of a group's documents, and the rendering if they were
+/// rendered.
 pub(crate) fn edits<'a>(
     place: &GroupLayout<'a>,
     hint_place: Option<HintSpot>,
@@ -97,8 +99,8 @@ fn render(
     Rendering { text, documents }
 }
 
-/// Whether `text` may be inserted where that wrapping belongs, and be text there. What was rendered may; this is for what
-/// came from elsewhere.
+/// Returns whether `text` is valid where that wrapping is required. Needed for text from other workers; text rendered
+/// here always is.
 pub(crate) fn fits(wrap: Wrap, text: &str) -> bool {
     let [open, close] = wrapping(wrap);
     let inner = text.strip_prefix(open);
@@ -107,7 +109,7 @@ pub(crate) fn fits(wrap: Wrap, text: &str) -> bool {
         .is_some_and(|inner| is_value(&format!("\"{inner}\"")))
 }
 
-/// What stands before and behind what is inserted.
+/// The JSON before and after an inserted block.
 pub(crate) fn wrapping(wrap: Wrap) -> [&'static str; 2] {
     match wrap {
         Wrap::None => ["", ""],
@@ -115,7 +117,7 @@ pub(crate) fn wrapping(wrap: Wrap) -> [&'static str; 2] {
     }
 }
 
-/// A document's block: a pure function of the document, or prefixes would never match.
+/// A document's block: a pure function of the document, since otherwise prefixes would never match.
 pub(crate) fn block<'a>(document: &FoundDocument<'a>) -> Cow<'a, str> {
     match &document.source {
         Source::Whole(whole) => Cow::Borrowed(whole),
@@ -127,7 +129,7 @@ pub(crate) fn block<'a>(document: &FoundDocument<'a>) -> Cow<'a, str> {
     }
 }
 
-/// Writes a document's block; where it stands in `text`, and where its label does: its id, or else its title.
+/// Writes a document's block; returns the ranges in `text` of the block and of its label: its id, or else its title.
 fn write_block(text: &mut String, source: &Source<'_>) -> (Range<usize>, Range<usize>) {
     let start = text.len();
     let mut label = start..start;
@@ -160,8 +162,8 @@ fn write_block(text: &mut String, source: &Source<'_>) -> (Range<usize>, Range<u
     (start..text.len(), label)
 }
 
-/// The id, title and text that [`write_block`] may have written `block` from, the blank line behind it left out: without
-/// a title, and with one. None for a block that it did not write.
+/// Recovers the id, title and text from which [`write_block`] may have written `block`, without the blank line after
+/// it: read as without a title, and as with one. `None` for a block that it did not write.
 pub(crate) fn parts_of_block(block: &str) -> [Option<[&str; 3]>; 2] {
     let read = || {
         let rest = block.strip_prefix("<document")?;
@@ -181,7 +183,7 @@ pub(crate) fn parts_of_block(block: &str) -> [Option<[&str; 3]>; 2] {
     ]
 }
 
-/// What stands before and behind the first `mark`.
+/// Returns the text before and after the first `mark`.
 fn parted<'t>(text: &'t str, mark: &str) -> Option<(&'t str, &'t str)> {
     let at = find_words(text, 0, mark)?;
     Some((text.get(..at)?, text.get(at + mark.len()..)?))

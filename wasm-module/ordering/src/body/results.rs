@@ -31,8 +31,8 @@ fn elements(text: &str, scan: &mut Scan<'_>) -> Result<Vec<Span>, Bad> {
     Ok(found.unwrap_or_default())
 }
 
-/// Returns the results in a tool's result that is an object, and its texts of these names, as written between their
-/// quotes, in their order. One pass over the object, and one more over its results.
+/// Returns the documents in `results` of a tool's result that is an object, and its texts under `names` in their order,
+/// as between quotes. One pass over the object, and one more over its results.
 pub(super) fn results_and_texts<'a>(
     object: &'a str,
     names: &[&str],
@@ -52,7 +52,7 @@ pub(super) fn results_and_texts<'a>(
     if read.is_err() || scan.end().is_err() {
         return (Vec::new(), SmallVec::new());
     }
-    // A name that comes twice is no object that could be edited.
+    // If a name occurs twice, the object cannot be edited.
     let is_twice = (texts.iter().enumerate())
         .any(|(place, (at, _))| texts.iter().skip(place + 1).any(|(other, _)| at == other));
     if is_twice {
@@ -66,7 +66,7 @@ pub(super) fn results_and_texts<'a>(
     (spans, texts.collect())
 }
 
-/// Returns the elements of `results`, a list that stands in `text`.
+/// Returns the elements of the list `results`, a part of `text`.
 fn spans_of(text: &str, results: &str) -> Result<Vec<Span>, Bad> {
     let mut scan = Scan::new(results);
     let spans = list(text, &mut scan, range_in(text, results).start)?;
@@ -74,7 +74,7 @@ fn spans_of(text: &str, results: &str) -> Result<Vec<Span>, Bad> {
     Ok(spans)
 }
 
-/// Reads a list of results of `text`; what is scanned begins at `base` in it.
+/// Reads a list of results in `text`; the scanned part begins at `base`.
 fn list(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Vec<Span>, Bad> {
     let mut spans = Vec::new();
     scan.list(|scan| {
@@ -101,7 +101,7 @@ fn element(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Span, Bad> {
 mod tests {
     use super::*;
 
-    /// Elements and what they are called by, as texts.
+    /// The elements and their ids, as texts.
     fn found(text: &str) -> Vec<(&str, &str)> {
         let spans = results(text).into_iter();
         spans

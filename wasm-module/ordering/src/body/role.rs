@@ -1,15 +1,15 @@
-//! Who speaks in a message.
+//! The role of a message's speaker.
 
-/// Who speaks in a message, whatever the API calls them.
+/// The role of a message's speaker, across APIs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// `system`, `developer`, and the system text that a body holds beside its messages.
+    /// `system`, `developer`, and the system text in a field of its own.
     System,
     /// `user`.
     User,
-    /// `assistant`, `CHATBOT`, `model`; a call that the model made.
+    /// `assistant`, `CHATBOT`, `model`; a call by the model.
     Assistant,
-    /// `tool`, `function`; what a tool or a search gave.
+    /// `tool`, `function`; the result of a tool or a search.
     Tool,
     /// Any other role, or none.
     #[default]

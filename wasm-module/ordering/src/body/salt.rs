@@ -1,8 +1,8 @@
-//! A body's `cache_salt`, by which an engine keeps prefix caches apart. vLLM and SGLang read it, and so does our host.
+//! A body's `cache_salt`, which keeps prefix caches apart. vLLM, SGLang and our host read it.
 //!
-//! A client that may choose its salt may choose another's, and learn from the time of an answer what the other has
-//! asked. So the gateway writes its own in place of whatever the client sent. A body in which the field is ambiguous
-//! (not JSON, the field twice) is an error: which of two salts an engine takes depends on the engine.
+//! A client that may choose its salt may choose another's, and learn from response times what the other asked. So the
+//! gateway overwrites the client's salt with its own. A body with an ambiguous field (not JSON, or the field twice) is
+//! an error, since engines differ in which salt they take.
 
 use super::edit::{self, Edit};
 use super::json::{offset_in, range_in, scanned};
@@ -10,7 +10,7 @@ use super::search::{pass_space, trimmed_json};
 use super::{Skip, unescaped};
 use crate::feed::TenantKey;
 
-/// The place of a body's salt, whether it is there or not.
+/// Where a body's salt is, or where it can be inserted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SaltField<'a> {
     /// The client's salt, as written.
@@ -21,21 +21,21 @@ pub(crate) struct SaltField<'a> {
     has_fields: bool,
 }
 
-/// Returns the body with `salt` as its `cache_salt`, and every other byte as it came.
+/// Returns the body with `salt` as its `cache_salt` and every other byte unchanged.
 ///
 /// # Errors
-/// Returns [`Skip::InvalidUtf8`] or [`Skip::InvalidJson`]: the body may hold a salt that is not seen here.
+/// Returns [`Skip::InvalidUtf8`] or [`Skip::InvalidJson`]: such a body may hold a salt that this parser does not see.
 pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
     let body = super::text_of(body)?;
     let top = trimmed_json(body);
-    // `null` counts as a salt: one written beside it would not be the last one.
+    // `null` counts as a salt: ours would be inserted before it, and parsers may keep the last of two fields.
     let [given] = scanned(body, top, |scan| scan.fields(["cache_salt"]))?;
     let place = SaltField::new(body, top, given);
     Ok(edit::apply(body, vec![place.write(body, salt)]))
 }
 
 impl<'a> SaltField<'a> {
-    /// Returns the salt's place in the object `top` of `body`.
+    /// Locates the salt in the object `top` of `body`.
     pub(super) fn new(body: &'a str, top: &'a str, given: Option<&'a str>) -> Self {
         let first = pass_space(top, 1);
         Self {
@@ -45,7 +45,7 @@ impl<'a> SaltField<'a> {
         }
     }
 
-    /// Returns the client's salt, as written.
+    /// The client's salt, as written.
     pub(crate) fn given(&self) -> Option<&'a str> {
         self.given
     }

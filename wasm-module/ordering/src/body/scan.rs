@@ -1,39 +1,39 @@
-//! Passes over JSON text once, checks it, and says where its values stand.
+//! Scans JSON text in one pass, validates it, and returns its values as substrings.
 //!
-//! A byte that is read counts as one look ([`crate::work`]), however many questions are asked of it where it stands.
+//! Each byte read counts as one look ([`crate::work`]), however many checks are made on it in place.
 //!
-//! Bodies are read this way: a chat's messages hold most of its bytes, and a parser that first finds the messages and
-//! then what is in them looks at each byte twice. Nothing is decoded but names with escapes.
+//! Bodies are read with it: messages hold most of a body's bytes, and a parser that first finds the messages and then
+//! reads inside them looks at each byte twice. Only names with escapes are decoded.
 //!
 //! ```text
 //!   {"messages": [{"role": "user", "content": "…"}], …}
-//!                          └────┘             └─┘   values, as they stand; a list or an object of interest is entered
+//!                          └────┘             └─┘   values, as written; a list or an object of interest is entered
 //! ```
 //!
-//! The scanner accepts what `serde_json` accepts, which a property test holds it to.
+//! The scanner accepts exactly what `serde_json` accepts; a property test checks this.
 
 use super::search::{has, special};
 use super::text::unescaped;
 use crate::work::looked;
 use std::borrow::Cow;
 
-/// How far a text has been read.
+/// A scanner and its position in a text.
 pub struct Scan<'a> {
     text: &'a str,
     at: usize,
 }
 
-/// It is no JSON, or not of the shape wanted, at this byte.
+/// The byte at which the text is not JSON or not of the expected shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bad(pub usize);
 
 impl<'a> Scan<'a> {
-    /// A scan that stands at the beginning of `text`.
+    /// A scanner at the beginning of `text`.
     pub fn new(text: &'a str) -> Self {
         Self { text, at: 0 }
     }
 
-    /// Enters an object; `each` gets every name and must read its value.
+    /// Enters an object. `each` receives every name and must read the value.
     pub(crate) fn object(
         &mut self,
         mut each: impl FnMut(&mut Self, &str) -> Result<(), Bad>,
@@ -51,7 +51,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Enters a list; `each` must read an element.
+    /// Enters a list. `each` must read an element.
     pub(crate) fn list(
         &mut self,
         mut each: impl FnMut(&mut Self) -> Result<(), Bad>,
@@ -68,7 +68,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The fields of an object by these names, as written. What else it has is passed over; a name that comes twice is an
+    /// Returns the object's fields with these names, as written, and skips others. A name that occurs twice is an
     /// error.
     pub(super) fn fields<const N: usize>(
         &mut self,
@@ -79,7 +79,7 @@ impl<'a> Scan<'a> {
         Ok(fields)
     }
 
-    /// The same for any number of names, so that its code is there once.
+    /// Like `fields`, for any number of names, so that its code is compiled once.
     pub(super) fn read_fields(
         &mut self,
         names: &[&str],
@@ -88,7 +88,7 @@ impl<'a> Scan<'a> {
         self.object(|scan, name| scan.field(name, names, fields))
     }
 
-    /// The elements of a list, as written.
+    /// Returns the elements of a list, as written.
     pub fn elements(&mut self) -> Result<Vec<&'a str>, Bad> {
         let mut elements = Vec::new();
         self.list(|scan| {
@@ -98,7 +98,7 @@ impl<'a> Scan<'a> {
         Ok(elements)
     }
 
-    /// Passes over a value, and adds what stands in it to `elements` if it is a list.
+    /// Scans a value. If it is a list, adds its elements to `elements`.
     pub(super) fn list_or_value(&mut self, elements: &mut Vec<&'a str>) -> Result<&'a str, Bad> {
         let start = self.next();
         if self.byte() != Some(b'[') {
@@ -108,7 +108,7 @@ impl<'a> Scan<'a> {
         Ok(self.since(start))
     }
 
-    /// Reads the value of `name` into its place among the fields of these names, if it is one of them.
+    /// Reads the value of `name` and stores it in `fields` if `names` has that name.
     pub(super) fn field(
         &mut self,
         name: &str,
@@ -119,7 +119,7 @@ impl<'a> Scan<'a> {
         self.place(name, value, names, fields)
     }
 
-    /// Puts the `value` of `name` into its place among the fields of these names, if it is one of them.
+    /// Stores the `value` of `name` in `fields` if `names` has that name. A second value is an error.
     pub(super) fn place(
         &mut self,
         name: &str,
@@ -138,9 +138,9 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Passes over a value, however deep.
+    /// Scans a value of any depth.
     pub(crate) fn value(&mut self) -> Result<&'a str, Bad> {
-        // What closes each list and object that is open.
+        // The closing bracket of each open list and object.
         let mut open: Vec<u8> = Vec::new();
         self.space();
         let start = self.at;
@@ -182,29 +182,29 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// What was read from `start` on.
+    /// The text read since `start`.
     pub(crate) fn since(&self, start: usize) -> &'a str {
         self.text.get(start..self.at).unwrap_or_default()
     }
 
-    /// How far the text has been read.
+    /// Current position.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
 
-    /// The byte that comes next, behind spaces.
+    /// The next byte after white space, not consumed.
     pub(super) fn peek(&mut self) -> Option<u8> {
         self.space();
         self.byte()
     }
 
-    /// Where the next value, or whatever comes, begins.
+    /// Skips white space and returns the position.
     pub(crate) fn next(&mut self) -> usize {
         self.space();
         self.at
     }
 
-    /// There must be nothing more.
+    /// Returns an error unless only white space is left.
     pub(crate) fn end(mut self) -> Result<(), Bad> {
         if self.next() == self.text.len() {
             Ok(())
@@ -213,7 +213,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// A field's name, as between its quotes, and the colon.
+    /// Reads a field's name and the colon; returns the name as between its quotes.
     pub(crate) fn name(&mut self) -> Result<&'a str, Bad> {
         self.expect(b'"')?;
         let start = self.at;
@@ -223,7 +223,7 @@ impl<'a> Scan<'a> {
         Ok(name)
     }
 
-    /// The rest of a string, behind its opening quote.
+    /// Reads the rest of a string, after its opening quote.
     fn string(&mut self) -> Result<(), Bad> {
         loop {
             self.at = special(self.text, self.at);
@@ -239,7 +239,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The rest of a number, behind its sign.
+    /// Reads the rest of a number, after its sign.
     fn number(&mut self) -> Result<(), Bad> {
         if !self.takes(b"0") {
             self.digits()?;
@@ -254,7 +254,7 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// One digit at least.
+    /// Reads one digit or more.
     fn digits(&mut self) -> Result<(), Bad> {
         let start = self.at;
         while self.takes(b"0123456789") {}
@@ -276,7 +276,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Behind an item: whether another one follows, or `close`.
+    /// After an item: returns whether another one follows; false after `close`, an error otherwise.
     pub(crate) fn goes_on(&mut self, close: u8) -> Result<bool, Bad> {
         match self.expect_any()? {
             b',' => Ok(true),
@@ -293,7 +293,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The next byte that is no space.
+    /// Reads the next byte after white space.
     fn expect_any(&mut self) -> Result<u8, Bad> {
         self.space();
         let byte = self.byte().ok_or(Bad(self.at))?;
@@ -302,7 +302,7 @@ impl<'a> Scan<'a> {
         Ok(byte)
     }
 
-    /// Reads the byte, if it comes next, behind spaces or not.
+    /// Skips white space and reads the byte if it is next.
     pub(crate) fn eat(&mut self, byte: u8) -> bool {
         self.space();
         self.takes(&[byte])
@@ -312,7 +312,7 @@ impl<'a> Scan<'a> {
         while self.takes(b" \t\n\r") {}
     }
 
-    /// Reads one of these bytes, if the next one is.
+    /// Reads the next byte if it is one of `bytes`.
     fn takes(&mut self, bytes: &[u8]) -> bool {
         let comes = self.byte().is_some_and(|byte| bytes.contains(&byte));
         self.at += usize::from(comes);
@@ -325,10 +325,10 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Returns the named fields of the object that `text` is, each as it is written.
+/// Returns the named fields of the object `text`, each as written.
 ///
 /// # Errors
-/// [`Bad`]: the text is no object.
+/// [`Bad`] if the text is not an object or a name occurs twice.
 pub fn fields<'a, const N: usize>(
     text: &'a str,
     names: [&str; N],
@@ -341,21 +341,21 @@ pub fn fields<'a, const N: usize>(
     Ok(fields)
 }
 
-/// Whether `text` is one value and nothing else.
+/// Returns whether `text` is one JSON value and nothing else.
 pub(crate) fn is_value(text: &str) -> bool {
     let mut scan = Scan::new(text);
     scan.value().is_ok() && scan.end().is_ok()
 }
 
-/// Leaves those fields that say anything.
+/// Drops fields whose value is `null`.
 pub(super) fn say(fields: &mut [Option<&str>]) {
     for field in fields {
         *field = field.filter(|value| *value != "null");
     }
 }
 
-/// What stands between the quotes of a string that was passed over, without its escapes; `None` where one of them stands
-/// for no character, or for the one that is put in such a place.
+/// Unescapes the text between the quotes of a scanned string. A string with escapes is `None` if the result contains
+/// U+FFFD, which also stands for an invalid escape (an unpaired surrogate).
 pub(super) fn decoded(inner: &str) -> Option<Cow<'_, str>> {
     let text = unescaped(inner, None);
     let is_certain = matches!(text, Cow::Borrowed(_)) || !has(&text, "\u{fffd}");
@@ -368,7 +368,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::value::RawValue;
 
-    /// The value that `text` is.
+    /// Scans `text` as one value.
     fn whole(text: &str) -> Result<&str, Bad> {
         let mut scan = Scan::new(text);
         let value = scan.value()?;
@@ -471,7 +471,7 @@ mod tests {
         );
     }
 
-    /// Values, and texts that are nearly such.
+    /// JSON values, and texts that are nearly JSON.
     fn json() -> impl Strategy<Value = String> {
         let leaf = prop_oneof![
             Just("null".to_owned()),

@@ -1,7 +1,7 @@
-//! Searches text for everything that reads a body, and counts the bytes that it looks at (see [`crate::work`]).
+//! Text searches for all code that reads a body. They count the bytes they look at (see [`crate::work`]).
 //!
-//! Single bytes are searched eight at a time: the texts in a body are most of its bytes, and each is looked at several
-//! times. std's own search uses words of the machine's pointer size, which is four bytes in WebAssembly.
+//! Single bytes are searched eight at a time, since texts are most of a body and are searched several times. std's
+//! search uses words of the machine's pointer size, which is four bytes in WebAssembly.
 #![allow(
     clippy::disallowed_methods,
     reason = "what the standard library looks at is counted here"
@@ -24,7 +24,7 @@ pub(super) fn find_any<const N: usize>(text: &str, from: usize, bytes: [u8; N]) 
     (at < text.len()).then_some(at)
 }
 
-/// Returns the position, from `from` on, of the first byte that cannot stand in a JSON string as it is: a quote, a
+/// Returns the position, from `from` on, of the first byte that cannot stand unescaped in a JSON string: a quote, a
 /// backslash, a control character. Returns the text's length if there is none.
 pub(super) fn special(text: &str, from: usize) -> usize {
     const QUOTES: u64 = b'"' as u64 * ONES;
@@ -35,8 +35,8 @@ pub(super) fn special(text: &str, from: usize) -> usize {
     })
 }
 
-/// Returns the position, from `from` on, of the first `<` in the text between the quotes of a JSON string, written as
-/// one or as an escape. Other escapes, of which an ordinary text has many, are passed eight bytes at a time.
+/// Returns the position, from `from` on, of the first `<`, literal or escaped, in the text between the quotes of a JSON
+/// string. Other escapes, frequent in ordinary text, are passed eight bytes at a time.
 pub(super) fn find_bracket(text: &str, from: usize) -> Option<usize> {
     const BRACKETS: u64 = b'<' as u64 * ONES;
     const BACKSLASHES: u64 = b'\\' as u64 * ONES;
@@ -44,7 +44,7 @@ pub(super) fn find_bracket(text: &str, from: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let mut from = from;
     loop {
-        // The byte before the word gets a mark if it is a backslash.
+        // The byte before the word is marked if it is a backslash.
         let mut before = match from.checked_sub(1).and_then(|at| bytes.get(at)) {
             Some(b'\\') => 1 << 7,
             _ => 0,
@@ -91,7 +91,7 @@ pub(super) fn pass_space(text: &str, from: usize) -> usize {
     pass(text, from, |byte| byte.is_ascii_whitespace())
 }
 
-/// Returns `text` without what JSON takes for white space at its ends.
+/// Returns `text` without JSON white space at its ends.
 pub(super) fn trimmed_json(text: &str) -> &str {
     let trimmed = text.trim_matches([' ', '\t', '\n', '\r']);
     looked(text.len() - trimmed.len() + 2);
@@ -170,8 +170,8 @@ pub(super) fn begins_line(text: &str, from: usize, at: usize) -> bool {
     false
 }
 
-/// Returns the position, from `from` on, of the first byte whose bit is set in what `marks` makes of its word: the
-/// lowest bit counts, others may be wrong. Returns the length of `bytes` if there is none.
+/// Returns the position, from `from` on, of the first byte that `marks` flags; the length of `bytes` if there is none.
+/// `marks` takes a word of eight bytes; only the lowest bit that it sets counts.
 fn position(bytes: &[u8], from: usize, marks: impl FnMut(u64) -> u64) -> usize {
     let at = unmarked(bytes, from, marks);
     looked((at + 1).min(bytes.len()).saturating_sub(from));
@@ -197,8 +197,7 @@ fn unmarked(bytes: &[u8], from: usize, mut marks: impl FnMut(u64) -> u64) -> usi
     at + last.min(rest.len())
 }
 
-/// Sets the high bit of every byte that is zero; above the lowest such byte, perhaps those of others too (Mycroft
-/// 1987).
+/// Sets the high bit of every zero byte, and possibly of bytes above the lowest zero byte (Mycroft 1987).
 fn zeros(word: u64) -> u64 {
     word.wrapping_sub(ONES) & !word & HIGHS
 }
@@ -241,7 +240,7 @@ mod tests {
             from in 0_usize..20,
         ) {
             let source = pieces.concat();
-            // A reading goes on behind a character, not within an escape.
+            // A search continues after a whole character, not within an escape.
             let starts = super::super::text::characters(&source).map(|(_, range)| range.start);
             let from = starts.filter(|at| *at >= from).min().unwrap_or(source.len());
             let slow = super::super::text::characters(&source)

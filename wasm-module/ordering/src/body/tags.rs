@@ -1,8 +1,7 @@
-//! Finds documents in a message: tagged spans such as `<document id="a">…</document>`. A wrapper around them is text.
+//! Finds tagged documents in a message, such as `<document id="a">…</document>`. A wrapper around them counts as text.
 //!
-//! One pass finds every tag that has a configured name. Everything else is decided by these marks, and an opening
-//! tag's attributes are read at most once, up to the second opening tag after it. So the whole is linear in the text,
-//! whatever it contains.
+//! One pass finds every tag with a configured name; all later steps use these marks. An opening tag's attributes are
+//! read at most once, up to the second opening tag after it. So the cost is linear in the text, whatever it contains.
 //!
 //! ```text
 //!   See <doc id=1>. <docs> \n<doc id=2> x </doc> \n<doc id=3> y </doc> </docs>
@@ -22,9 +21,9 @@ pub(super) struct Span {
     pub(super) id: Option<Range<usize>>,
 }
 
-/// Returns the documents in `text`, in order; none lies in another. They are those tagged by one of `names`, or else
-/// those tagged by the first of `loose` that two or more of them have. A tag that is never closed is text, and so is
-/// one whose attributes hold more than one other opening tag.
+/// Returns the documents in `text`, in order and not nested: those tagged by one of `names`, or else those tagged by
+/// the first of `loose` that tags two or more. A tag that is never closed is text, and so is one whose attributes hold
+/// more than one other opening tag.
 pub(super) fn spans(text: &str, names: &[String], loose: &[String]) -> Vec<Span> {
     let tags = Tags::read(text, names, loose);
     let strict = tags.spans(|name| name < names.len());
@@ -37,7 +36,7 @@ pub(super) fn spans(text: &str, names: &[String], loose: &[String]) -> Vec<Span>
     kinds.find(|spans| spans.len() > 1).unwrap_or_default()
 }
 
-/// Returns the end of the tag that closes a wrapper of the documents, if the first thing after `end` is one.
+/// Returns the end of the closing tag of a wrapper, if one directly follows `end`; otherwise `end`.
 pub(super) fn wrapper_end(text: &str, end: usize) -> usize {
     let tag = trimmed_start(text, end..text.len()).start;
     let is_closing = text.get(tag..).is_some_and(|tag| tag.starts_with("</"));
@@ -57,14 +56,14 @@ struct Tags<'t> {
     text: &'t str,
     /// Marks in the order of the text.
     marks: Vec<Mark>,
-    /// Numbers of opening tags, by name.
+    /// Number of opening tags, by name.
     openings: SmallVec<[u32; 8]>,
     /// The first mark that closes each name.
     closings: SmallVec<[u32; 8]>,
 }
 
-/// A tag in a text. A text may be nothing but tags, so a mark is as small as it can be: what stands behind the first 4 GiB
-/// of a text is text.
+/// A tag in a text. A text may consist only of tags, so a mark is kept small: positions are 32 bits, and tags beyond
+/// the first 4 GiB count as text.
 #[derive(Clone, Copy)]
 struct Mark {
     /// Position of its `<`.
@@ -88,10 +87,10 @@ impl Mark {
     }
 }
 
-/// Stands for no mark. It is not an `Option`, which would make marks larger by a quarter.
+/// Marks the absence of a mark. An `Option` would make marks a quarter larger.
 const NONE: u32 = u32::MAX;
 
-/// Most bytes of a tag's name that configurations allow.
+/// Longest tag name that configurations allow, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 impl<'t> Tags<'t> {
@@ -152,11 +151,10 @@ impl<'t> Tags<'t> {
         tags
     }
 
-    /// Returns the documents whose names are wanted.
+    /// Returns the documents with a wanted name.
     fn spans(&self, is_wanted: impl Fn(usize) -> bool) -> Vec<Span> {
         let mut found = Vec::new();
-        // The first closing tag of each name that is still ahead. Openings are taken in their order, so none goes
-        // back.
+        // The next closing tag of each name. Openings are visited in order, so these only advance.
         let mut closings = self.closings.clone();
         let mut at = 0;
         for (place, mark) in self.marks.iter().enumerate() {
@@ -167,7 +165,7 @@ impl<'t> Tags<'t> {
             let Some(closing) = closings.get_mut(name) else {
                 continue;
             };
-            // A tag that is never closed need not be read.
+            // A tag that is never closed is not read.
             while self.closes_before(*closing, mark.end()) {
                 *closing = self.next(*closing);
             }
@@ -196,7 +194,7 @@ impl<'t> Tags<'t> {
         found
     }
 
-    /// Returns whether there is such a closing tag, and it stands before the byte at `at`.
+    /// Returns whether there is such a closing tag before the byte at `at`.
     fn closes_before(&self, closing: u32, at: usize) -> bool {
         self.mark(closing).is_some_and(|mark| mark.at() < at)
     }
@@ -209,8 +207,8 @@ impl<'t> Tags<'t> {
         self.marks.get(place as usize)
     }
 
-    /// Returns the last opening tag between `place` and `closing`, of the same name, that begins a line after `from`.
-    /// Then the tag at `place` is only mentioned, as in Open WebUI's prompt: "(e.g., <source id="1">)".
+    /// Returns the last opening tag between `place` and `closing` that has the same name and begins a line after
+    /// `from`. The tag at `place` is then only mentioned, as in Open WebUI's prompt: "(e.g., <source id="1">)".
     fn innermost(&self, place: usize, from: usize, closing: usize) -> Option<(&Mark, Opening)> {
         let name = self.marks.get(place)?.name;
         let between = self.marks.get(place + 1..closing)?.iter().enumerate();
@@ -233,8 +231,7 @@ impl<'t> Tags<'t> {
     }
 }
 
-/// Returns the name that a tag may have at `at`: the following characters that names consist of, at most one more than
-/// the longest name.
+/// Returns the range at `at` of characters that a tag's name may have, at most one more than the longest name.
 fn name_at(text: &str, at: usize) -> Range<usize> {
     let end = text.len().min(at + MAX_NAME_BYTES + 1);
     let bytes = text.as_bytes().get(at..end).unwrap_or_default();
@@ -253,7 +250,7 @@ struct Opening {
     end: usize,
 }
 
-/// Reads the rest of an opening tag whose name ends at `at`, if it is one and is not self-closing.
+/// Reads the rest of an opening tag whose name ends at `at`; `None` if it is not one, or self-closing.
 fn read_attributes(text: &str, mut at: usize) -> Option<Opening> {
     let byte = |at: usize| text.as_bytes().get(at).copied();
     let mut id = None;
@@ -388,7 +385,7 @@ mod tests {
 
     #[test]
     fn many_unclosed_tags_cost_no_more_than_one() {
-        // Quadratic search would take minutes here.
+        // A quadratic search would take minutes here.
         assert_eq!(found(&"<doc id=a>".repeat(200_000)), []);
     }
 
@@ -401,16 +398,16 @@ mod tests {
         assert_eq!(wrapper_end("<doc>x</doc></", 12), 12);
     }
 
-    /// The reading that was there before, which takes quadratic time, with the bound on what attributes may hold.
+    /// The earlier implementation as a slow model: quadratic, with the bound on attributes.
     mod slow {
         use super::Span;
         use std::ops::Range;
 
-        /// The documents in `text`, in order; none lies in another. A tag that is never closed is text.
+        /// Returns the documents in `text`, in order and not nested. A tag that is never closed is text.
         pub(super) fn spans(text: &str, names: &[String]) -> Vec<Span> {
             let mut found = Vec::new();
             let mut at = 0;
-            // Names whose closing tag is known not to follow any more: without this, many unclosed tags cost O(n²).
+            // Names whose closing tag cannot follow any more: without this, many unclosed tags cost O(n²).
             let mut unclosed: Vec<&str> = Vec::new();
             while let Some(open) = text[at..].find('<').map(|found| at + found) {
                 at = open + 1;
@@ -440,15 +437,16 @@ mod tests {
             found
         }
 
-        /// The documents in `text` that are tagged by one of `names`, the first that two or more of them bear.
+        /// Returns the documents in `text` tagged by the first of `names` that tags two or more.
         pub(super) fn several(text: &str, names: &[String]) -> Vec<Span> {
             let tagged = |name| spans(text, std::slice::from_ref(name));
             let mut kinds = names.iter().map(tagged);
             kinds.find(|spans| spans.len() > 1).unwrap_or_default()
         }
 
-        /// The tag that the closing tag before `end` closes: the one at `open`, or the last one of its name that begins a line
-        /// behind it. Then the one at `open` is only spoken of, as Open WebUI's prompt does: "(e.g., <source id="1">)".
+        /// Returns the opening tag for the closing tag before `end`: the one at `open`, or the last of its name that
+        /// begins a line after it. The tag at `open` is then only mentioned, as in Open WebUI's prompt: "(e.g., <source
+        /// id="1">)".
         fn innermost<'n>(
             text: &str,
             open: usize,
@@ -482,7 +480,7 @@ mod tests {
             end: usize,
         }
 
-        /// The opening tag at `open`, if it bears one of the names and is not self-closing.
+        /// Reads the opening tag at `open`, if it has one of the names and is not self-closing.
         fn opening_tag<'n>(text: &str, open: usize, names: &'n [String]) -> Option<Opening<'n>> {
             let opening = any_opening_tag(text, open, names)?;
             let inside = &text[open + 1..opening.end];
@@ -557,11 +555,11 @@ mod tests {
         struct Closing {
             /// After its `>`.
             end: usize,
-            /// Whether no other `<` stands before it.
+            /// Whether no other `<` precedes it.
             is_first: bool,
         }
 
-        /// The first `</name>` from `from` on.
+        /// Returns the first `</name>` from `from` on.
         fn closing_tag(text: &str, from: usize, name: &str) -> Option<Closing> {
             let mut at = from;
             let mut is_first = true;

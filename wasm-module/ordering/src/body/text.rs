@@ -1,14 +1,13 @@
-//! The text of a JSON string, with a map from offsets in it to the bytes of the body that it came from.
+//! The text of a JSON string, with a map from its offsets to the bytes of the body.
 
 use super::search::find;
 use crate::work::looked;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A JSON string's text, unescaped for searching, with the place of each part between the quotes.
+/// A JSON string's text, unescaped for searching, with a map back to the bytes between the quotes.
 ///
-/// The text is only for searching (an escape that stands for no character becomes U+FFFD); whatever is written to the
-/// new body is copied from the old one.
+/// It is only for searching (an invalid escape becomes U+FFFD); text in the new body is copied from the old one.
 #[derive(Debug)]
 pub(crate) struct Text<'a> {
     pub(crate) plain: Cow<'a, str>,
@@ -25,14 +24,14 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// Returns the bytes between the quotes that `range` of the plain text came from.
+    /// Returns the bytes between the quotes that `range` of the plain text stands for.
     pub(crate) fn source(&self, range: &Range<usize>) -> Range<usize> {
         self.places.behind(range.start)..self.places.behind(range.end)
     }
 }
 
-/// Which bytes of a source stand for a byte of the plain text: an escape has one for each byte of its character, and they
-/// are its last ones. So both are mapped by counting, in a bit for each byte of the source, however many escapes it has.
+/// A map from the plain text to its source. An escape of n plain bytes is represented by its last n source bytes, so
+/// positions map by counting set bits: one bit for each byte of the source, however many escapes it has.
 ///
 /// ```text
 ///   source   a \ n b \ u 0 0 e 9 c        plain   a ⏎ b é é c
@@ -41,16 +40,16 @@ impl<'a> Text<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Places(Vec<Word>);
 
-/// 64 bytes of a source.
+/// 64 bytes of the source.
 #[derive(Clone, Debug)]
 struct Word {
     bits: u64,
-    /// Bytes of the plain text before them.
+    /// Bytes of the plain text before this word.
     before: usize,
 }
 
 impl Places {
-    /// Every one of `bytes` bytes stands for itself.
+    /// Starts a map in which each of `bytes` source bytes stands for itself.
     fn all(&mut self, bytes: usize) {
         let word = Word {
             bits: u64::MAX,
@@ -59,7 +58,7 @@ impl Places {
         self.0 = vec![word; bytes / BITS + 1];
     }
 
-    /// These bytes stand for nothing.
+    /// Marks source bytes that stand for no plain byte.
     fn skip(&mut self, bytes: Range<usize>) {
         for at in bytes {
             if let Some(word) = self.0.get_mut(at / BITS) {
@@ -68,7 +67,7 @@ impl Places {
         }
     }
 
-    /// Counts; nothing is skipped after that.
+    /// Counts the bits before each word. Call it after the last `skip`.
     fn count(&mut self) {
         let mut before = 0;
         for word in &mut self.0 {
@@ -77,7 +76,7 @@ impl Places {
         }
     }
 
-    /// The place in the source behind so many bytes of the plain text.
+    /// The position in the source after this many bytes of the plain text.
     fn behind(&self, plain: usize) -> usize {
         let passed = self.0.partition_point(|word| word.before < plain);
         let Some((at, word)) = passed
@@ -89,7 +88,7 @@ impl Places {
         let mut bits = word.bits;
         let mut left = (plain - word.before).saturating_sub(1);
         let mut passed = 0;
-        // Eight bytes at a time, then one.
+        // By eight bytes, then byte by byte.
         while bits != 0 && left >= (bits & 0xff).count_ones() as usize {
             left -= (bits & 0xff).count_ones() as usize;
             bits >>= 8;
@@ -104,7 +103,7 @@ impl Places {
 
 const BITS: usize = u64::BITS as usize;
 
-/// Returns the text between the quotes of a JSON string without its escapes, and where each part of it came from in `places`.
+/// Unescapes the text between the quotes of a JSON string; fills `places` with the map back to it.
 pub(super) fn unescaped<'a>(inner: &'a str, mut places: Option<&mut Places>) -> Cow<'a, str> {
     let mut next = find(inner, 0, b'\\');
     if next.is_none() {
@@ -126,7 +125,7 @@ pub(super) fn unescaped<'a>(inner: &'a str, mut places: Option<&mut Places>) -> 
         if let Some(places) = &mut places {
             places.skip(at..copied.saturating_sub(character.len_utf8()));
         }
-        // Escapes often stand side by side.
+        // Adjacent escapes are frequent.
         next = match after.as_bytes().first() {
             Some(b'\\') => Some(copied),
             _ => find(inner, copied, b'\\'),
@@ -139,7 +138,7 @@ pub(super) fn unescaped<'a>(inner: &'a str, mut places: Option<&mut Places>) -> 
     Cow::Owned(plain)
 }
 
-/// Iterates over the characters that a piece of a JSON string stands for, with the place of each in it.
+/// Iterates over the characters that a piece of a JSON string encodes, with the range of each.
 pub(super) fn characters(piece: &str) -> impl Iterator<Item = (char, Range<usize>)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -156,7 +155,7 @@ pub(super) fn characters(piece: &str) -> impl Iterator<Item = (char, Range<usize
     })
 }
 
-/// Returns the character that an escape stands for, and the text after it. `rest` begins after the backslash.
+/// Decodes an escape; `rest` begins after the backslash. Returns the character and the text after it.
 fn unescape(rest: &str) -> (char, &str) {
     let mut chars = rest.chars();
     let character = match chars.next() {
@@ -172,7 +171,7 @@ fn unescape(rest: &str) -> (char, &str) {
     (character, chars.as_str())
 }
 
-/// Does the same as [`unescape`], after `\u`.
+/// Like [`unescape`], after `\u`.
 fn unescape_unicode(rest: &str) -> (char, &str) {
     let unit = |text: &str| {
         text.get(..4)

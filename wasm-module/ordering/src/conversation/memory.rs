@@ -1,4 +1,4 @@
-//! The memory of messages of one tenant and model: a trie.
+//! The memory of the messages of one tenant and model: a trie.
 //!
 //! ```text
 //!   known by its chain          written into it
@@ -6,18 +6,18 @@
 //!   m1, the same words ─────── [b d]   └── m3'
 //! ```
 //!
-//! A message's chain hashes everything before it, so the deepest known message of a request determines how all of them
-//! were sent. It does not determine which documents were *written into* them from a `documents` array, which the
-//! client sends apart: two chats that open alike may differ in these. So one chain may have several nodes, which
-//! differ in their parents or in what was written into them. [`Memory::find`] returns the one that a request
-//! continues, and never guesses.
+//! A message's chain hashes everything before it, so the deepest known message of a request determines how all of them were
+//! forwarded. It does not determine which documents of a `documents` array the gateway *wrote into* them, since the client
+//! sends the array separately: two chats with equal beginnings may differ in it. So one chain may have several nodes, with
+//! different parents or different written documents. [`Memory::find`] returns the one that a request continues, and never
+//! guesses.
 //!
-//! Nodes stand in an arena and in one list ordered by last use. Using a node touches it and then its ancestors, so the
-//! list's oldest node has no children, and forgetting it is O(1).
+//! Nodes are in an arena and in one list ordered by last use. Using a node touches it and then its ancestors, so the oldest
+//! node of the list has no children, and evicting it is O(1).
 //!
-//! Where several nodes fit a request, it is treated as a chat without pinned documents: the other guess would show one
-//! user's documents to another. An arrangement takes two bytes a document, since the client sends the texts again; only
-//! documents of an array that were written into a message keep their text here.
+//! If several nodes fit a request, it is treated as a chat without pinned documents: a wrong guess would show one user's
+//! documents to another. An arrangement takes two bytes a document, since the client sends the texts again; only array
+//! documents that were written into a message keep their text here.
 
 pub(crate) use super::bounds::Bounds;
 use super::sent::{Kept, SentMessage};
@@ -34,10 +34,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MessageId(u32);
 
-/// Known messages of a request by their index, first to last.
+/// The known messages of a request, each by its index in the request, first to last.
 pub(crate) type Path = SmallVec<[(u32, MessageId); 8]>;
 
-/// A message to be remembered.
+/// A message to add to the memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AddedMessage {
     /// The message's index in the request.
@@ -54,22 +54,22 @@ pub(crate) struct MessageKey {
     pub(crate) lineage: u64,
 }
 
-/// The words of the head that a request would write into its newest user message.
+/// The volatile spans of the head that a request would write into its newest user message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moving<'s> {
-    /// The hash of the words, as [`SentMessage::kept_hash`] makes it; 0: there are none.
+    /// Hash of their text, as from [`SentMessage::kept_hash`]; 0 if there are none.
     pub(crate) hash: u64,
     /// A hash of each span.
     pub(crate) spans: &'s [u64],
 }
 
-/// The memory of messages of one tenant and model: how each was sent, found by the chat's own words.
+/// The memory of the messages of one tenant and model: how each was forwarded, found by the hash chain.
 #[derive(Debug)]
 pub(crate) struct Memory {
     bounds: Bounds,
     nodes: Vec<Node>,
     free: Vec<MessageId>,
-    /// Messages by chain, in the order in which they were recorded.
+    /// Messages by chain, oldest first.
     by_chain: FxHashMap<Chain, SmallVec<[MessageId; 2]>>,
     /// Sum of the messages' bytes.
     bytes: u64,
@@ -79,15 +79,15 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 struct Node {
     chain: Chain,
-    /// The known message before this one.
+    /// The previous known message of the chat.
     parent: Option<MessageId>,
     /// The message's index in its chat.
     message: u32,
-    /// Estimated tokens pinned in this message and before it.
+    /// Estimated tokens pinned in this message and its ancestors.
     pinned_tokens: u64,
-    /// A hash of the chain, the written list and the parent's lineage, which tells a chain's messages apart.
+    /// Hash of the chain, the written list and the parent's lineage. It distinguishes messages of one chain.
     lineage: u64,
-    /// The engine of the request that added the message, or last used it.
+    /// The engine of the request that added the message or used it last.
     engine: EngineId,
     sent: SentMessage,
 }
@@ -105,7 +105,7 @@ impl Memory {
         }
     }
 
-    /// Returns the number of messages remembered.
+    /// The number of messages.
     pub(crate) fn len(&self) -> usize {
         self.nodes.len() - self.free.len()
     }
@@ -126,17 +126,16 @@ impl Memory {
             .map_or(0, |node| node.pinned_tokens)
     }
 
-    /// Returns the known messages of a request with these `chains`. The request writes the documents of the list
-    /// `written` into the message of that index, or none into any.
+    /// Returns the known messages of a request with these `chains`. `written` is the list of documents that the gateway
+    /// would write into the message of that index, if any.
     ///
-    /// Documents that were written into an earlier message belong to its history. The message that the request writes
-    /// documents into, and the one that it ends with, are known only if they were sent with that same list. If several
-    /// messages of one chain fit and read differently, the chat could be any of them. It is then treated as one into
-    /// which nothing was written at that message.
+    /// Documents written into an earlier message belong to its history. The message that the request writes into, and its
+    /// last message, are known only with that same list. If several messages of one chain fit and their prompts differ, the
+    /// chat could be any of them; it then counts as one with nothing written at that message.
     ///
-    /// Words of the head that were written into a message are told apart in the same way. A request that ends with the
-    /// message is known only with these very words. Of several messages, the one with most of the spans that the head
-    /// holds now is taken, since a name or a session's id stays the same while a clock goes on.
+    /// Volatile spans written into a message are distinguished in the same way. A request whose last message holds such
+    /// spans is known only with exactly these. Among several candidates, the one that shares most spans with the current
+    /// head is used: a name or a session id stays the same while a clock changes.
     pub(crate) fn find(
         &self,
         chains: impl DoubleEndedIterator<Item = Chain> + ExactSizeIterator,
@@ -199,7 +198,7 @@ impl Memory {
         Some(self.node(*turn)?.engine)
     }
 
-    /// Returns the end of a path, for other memories.
+    /// Returns the key of the path's last message, for other memories.
     pub(crate) fn place(&self, path: &Path) -> Option<MessageKey> {
         let node = path.last().and_then(|(_, id)| self.node(*id))?;
         Some(MessageKey {
@@ -208,7 +207,7 @@ impl Memory {
         })
     }
 
-    /// Returns the path that ends at a message of another memory, if it is known here; only its last message.
+    /// Returns the path to a message of another memory, if it is known here. It holds only that last message.
     pub(crate) fn path_to(&self, place: MessageKey) -> Option<Path> {
         let turns = self.by_chain.get(&place.chain)?;
         turns.iter().find_map(|&id| {
@@ -217,9 +216,8 @@ impl Memory {
         })
     }
 
-    /// Records that a request was sent: it used `path`, as `find` returned it, and `added` (in the order of the
-    /// messages) continues it. Messages that are known already stay as they are. Then forgets down to the bounds.
-    /// O(path + added + forgotten).
+    /// Records a forwarded request: it used `path`, as `find` returned it, and `added` (in message order) continues it.
+    /// Known messages are not changed. Then evicts down to the bounds. O(path + added + evicted).
     pub(crate) fn record(&mut self, path: &Path, added: Vec<AddedMessage>, engine: EngineId) {
         let mut parent = path.last().map(|(_, id)| *id);
         for added in added {
@@ -254,7 +252,7 @@ impl Memory {
         }
     }
 
-    /// Returns whether a request may continue the message, as far as written documents tell.
+    /// Returns whether a request may continue the message, judged by the documents written into it.
     fn fits(
         &self,
         id: MessageId,
@@ -274,14 +272,13 @@ impl Memory {
         }
     }
 
-    /// Returns whether a request that ends with this message would be sent with what is written there.
+    /// Returns whether a request that ends with this message would write the same spans as it holds.
     fn is_sent_with(&self, id: MessageId, moving: Moving<'_>) -> bool {
         let node = self.node(id);
         node.is_none_or(|node| node.sent.kept_hash() == moving.hash)
     }
 
-    /// Returns, of several messages, the one whose chat has most of the spans that the head holds now, unless there is
-    /// a tie.
+    /// Returns the message whose chat shares most spans with the current head; `None` on a tie or if none shares any.
     fn alike(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
         if moving.spans.is_empty() {
             return None;
@@ -298,12 +295,12 @@ impl Memory {
         (most > 0 && rivals == 1).then_some(id)
     }
 
-    /// Returns whether a chat that continues either message reads alike so far.
+    /// Returns whether chats that continue either message have the same prompt so far.
     fn reads_like(&self, one: Option<MessageId>, other: Option<MessageId>) -> bool {
         self.history(one).eq(self.history(other))
     }
 
-    /// Returns what was done with the messages up to this one, upwards, as far as it shows in the prompt.
+    /// Iterates over the changes made to this message and its ancestors, upwards, as far as they are visible in the prompt.
     fn history(
         &self,
         turn: Option<MessageId>,
@@ -355,7 +352,7 @@ impl Memory {
             }
             id
         } else {
-            // Messages are bounded by a u32; a request adds fewer messages than the rest of its range.
+            // A u32 bounds the number of messages; a request adds fewer than the rest of its range.
             let id = MessageId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
             self.nodes.push(node);
             id
@@ -365,7 +362,7 @@ impl Memory {
         id
     }
 
-    /// Forgets a message that has no children.
+    /// Evicts a message that has no children.
     fn forget(&mut self, id: MessageId) {
         self.recency.remove(id.0);
         let Some(node) = self.node_mut(id) else {
@@ -393,7 +390,7 @@ impl Memory {
 }
 
 impl Node {
-    /// Returns the bytes that it takes to remember the message.
+    /// The message's estimated bytes.
     fn bytes(&self) -> u64 {
         MESSAGE_BYTES + self.sent.bytes()
     }
@@ -405,10 +402,10 @@ impl MessageId {
     }
 }
 
-/// Most messages of one chain. A chat with more is ambiguous anyhow, and the list is walked on every request.
+/// Most messages of one chain. A chat with more is ambiguous anyway, and every request walks the list.
 const MAX_VERSIONS: usize = 16;
 
-/// Estimate of a message's place in the arena and in the index; the same on every platform.
+/// Estimated bytes of a message in the arena and the index; the same on every platform.
 const MESSAGE_BYTES: u64 = 256;
 
 #[cfg(test)]
@@ -420,7 +417,7 @@ mod tests {
     use proptest::prelude::*;
 
     impl Memory {
-        /// The invariants that are too costly to check in use.
+        /// Checks the invariants that are too costly to check in use.
         fn check(&self) {
             let listed: Vec<_> = self.recency.iter().map(MessageId).collect();
             assert_eq!(listed.last().copied(), self.recency.newest().map(MessageId));
@@ -451,7 +448,7 @@ mod tests {
         })
     }
 
-    /// A turn into which `text` was written.
+    /// A message into which `text` was written.
     fn written(text: &str) -> SentMessage {
         SentMessage {
             groups: Box::new([]),
@@ -490,7 +487,7 @@ mod tests {
         chains.iter().map(|chain| Chain(*chain))
     }
 
-    /// What was written into the known messages.
+    /// The texts written into the known messages.
     fn texts(memory: &Memory, path: &Path) -> Vec<(u32, String)> {
         path.iter()
             .map(|(message, id)| {
@@ -548,7 +545,7 @@ mod tests {
             0
         );
         assert_eq!(memory.find(chains(&[1]), None, Moving::default()).len(), 0);
-        // An agent's request goes on after the question that the documents are for.
+        // An agent's request continues after the question that the documents are for.
         assert_eq!(
             memory
                 .find(chains(&[1, 2]), Some((0, list("b"))), Moving::default())
@@ -578,7 +575,7 @@ mod tests {
                 .find(chains(&[1, 2, 3]), None, Moving::default())
                 .is_empty()
         );
-        // How such a chat went on is remembered: nothing was written into its first message.
+        // The continuation of such a chat is recorded: nothing was written into its first message.
         memory.record(
             &Path::new(),
             vec![added(2, 3, SentMessage::default())],
@@ -586,7 +583,7 @@ mod tests {
         );
         let path = memory.find(chains(&[1, 2, 3, 4, 5]), None, Moving::default());
         assert_eq!(texts(&memory, &path), [(2, String::new())]);
-        // And one that began without documents is the plain one.
+        // A chat that began without documents is the plain one.
         memory.record(
             &Path::new(),
             vec![added(0, 1, SentMessage::default())],
@@ -647,8 +644,8 @@ mod tests {
     }
 
     proptest! {
-        /// Chats over few words, so that they fork, meet and are forgotten; every step keeps the invariants, and what
-        /// is found is a chat that was recorded.
+        /// Chats over few words, so that they fork, meet and are evicted. Every step keeps the invariants, and every chat
+        /// found was recorded.
         #[test]
         fn invariants_hold_whatever_is_recorded(
             requests in prop::collection::vec(
@@ -660,7 +657,7 @@ mod tests {
         ) {
             let mut memory = memory(max_entries, max_bytes);
             for (words, text) in requests {
-                // A chain holds all the words before it.
+                // A chain covers all words before it.
                 let chains_of: Vec<u128> = words
                     .iter()
                     .scan(1, |chain, word| {

@@ -1,23 +1,23 @@
-//! How the messages of a tenant's chats were sent, so that they are sent in the same way again.
+//! How the messages of a tenant's chats were forwarded, so that they can be forwarded in the same way again.
 //!
-//! A client sends the whole chat with every request, one turn longer each time. Whatever the earlier messages became
-//! the first time, they must become again, byte for byte, or the engine's KV state of the whole chat is lost. Nothing
-//! in the protocol names a chat, but its own words do: message after message is hashed into a
-//! [chain](crate::body::Chain), and what was done with a message is remembered under its chain.
+//! A client sends the whole chat with every request, one turn longer each time. The earlier messages must be forwarded byte
+//! for byte as before, or the engine's KV state of the whole chat is lost. The protocols have no chat id, but the chat's
+//! words identify it: messages are hashed into a [chain](crate::body::Chain), and the changes to a message are recorded
+//! under its chain.
 //!
 //! ```text
 //!   m0 ─ m1 ─ m2 ─ m3          a chat, as the client sends it
-//!        └ [b a]   └ [c, see a]        what was done: a memory of turns, a trie
+//!        └ [b a]   └ [c, see a]        the changes: a memory of messages, a trie
 //!                  └ [d]               the same words continued otherwise
 //! ```
 //!
-//! - [`sent`]: what is remembered of one message. It is small, since the client sends the texts again and the hash
-//!   proves that they are the same. Only documents that the filter itself wrote into a message are kept as text.
+//! - [`sent`]: the record of one message. It is small, since the client sends the texts again and the hash proves that they
+//!   are the same. Only documents that the filter itself wrote into a message are stored as text.
 //! - [`memory`]: the trie, bounded in messages and bytes.
-//! - [`prompt_documents`]: the documents that already stand in the prompt, which need not be sent again.
-//! - [`passages`]: the same for passages that their client joins into one text.
+//! - [`prompt_documents`]: the documents that the prompt already holds and that need not be sent again.
+//! - [`passages`]: the same for passages that the client joins into one text.
 //!
-//! This module decides no order, reads no body and knows no tenant.
+//! This module does not order documents, reads no body and knows no tenants.
 
 mod bounds;
 pub(crate) mod memory;

@@ -1,17 +1,17 @@
-//! Passages that nothing parts: contexts which their client joins into one text, as Dify does.
+//! Passages without separators: contexts that the client joins into one text, as Dify does.
 //!
 //! ```text
-//!   question 1, as it stands   A1 ⏎ A2 ⏎ B1 ⏎ C1 ⏎ C2
-//!   question 2, as it came     D1 ⏎ C1 ⏎ C2 ⏎ A1 ⏎ A2
-//!   as it is sent              D1 ⏎ see [C1… of question 1] ⏎ see [A1… of question 1]
+//!   question 1, in the prompt  A1 ⏎ A2 ⏎ B1 ⏎ C1 ⏎ C2
+//!   question 2, original       D1 ⏎ C1 ⏎ C2 ⏎ A1 ⏎ A2
+//!   question 2, forwarded      D1 ⏎ see [C1… of question 1] ⏎ see [A1… of question 1]
 //! ```
 //!
-//! Where one passage ends and the next begins is not marked, so nothing is put in another order. But a run of lines that
-//! an earlier question's contexts hold need not be sent again: a location hint names the question and the run's opening
-//! words, which stand there once.
+//! Boundaries between passages are unmarked, so nothing is reordered. But a run of lines that an earlier question's
+//! contexts contain need not be sent again: a location hint names the question and the run's opening words, which occur
+//! once there.
 //!
-//! A line is looked up where a chat has it first. There it was sent, since no earlier text has it; so a run whose lines
-//! all stand first in one text stands there in full.
+//! A line is looked up where it first occurs in the chat. It was sent there, since no earlier text has it; so a run of
+//! lines that all first occur in one text is complete in that text.
 
 use crate::body::unescaped;
 use crate::work::{hashed, looked};
@@ -19,11 +19,11 @@ use fxhash::FxHashMap;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The passages that a request's prompt holds so far, by their lines. It lives as long as one request.
+/// The passages in a request's prompt so far, indexed by line. Lives for one request.
 #[derive(Debug, Default)]
 pub(crate) struct Passages<'a> {
     texts: Vec<PassageText<'a>>,
-    /// Where a line stands first: the index of the text, and the line's index in it.
+    /// The first occurrence of each line, by hash: index of the text, and of the line in it.
     first: FxHashMap<u64, (usize, usize)>,
 }
 
@@ -33,12 +33,12 @@ struct PassageText<'a> {
     turn: u32,
     question: u32,
     lines: Vec<&'a str>,
-    /// The text without its escapes.
+    /// The text without escapes.
     plain: String,
 }
 
 impl<'a> Passages<'a> {
-    /// Adds a text, as between the quotes of a JSON string, that a chat's question of that number brings in `turn`.
+    /// Adds a text, escaped as in a JSON string, from the chat's question number `question` in `turn`.
     pub(crate) fn add(&mut self, turn: u32, question: u32, text: &'a str) {
         let lines: Vec<&str> = lines(text).collect();
         let at = self.texts.len();
@@ -55,9 +55,8 @@ impl<'a> Passages<'a> {
         });
     }
 
-    /// Returns a text of `turn` with the runs of lines that texts before `turn` hold replaced by what `refer` makes of
-    /// a run's name. Returns `None` if there is none, or none whose replacement is shorter. O(bytes), for a bounded
-    /// number of runs.
+    /// Returns a text of `turn` in which each run of lines from earlier turns' texts is replaced by `refer` of the run's
+    /// name. `None` if no replacement would be shorter. O(bytes), with a bounded number of runs.
     pub(crate) fn without_known(
         &self,
         turn: u32,
@@ -101,7 +100,7 @@ impl<'a> Passages<'a> {
         Some(out.join(BREAK))
     }
 
-    /// Returns the text before `turn` that holds the first of `lines`, and how many of them stand there side by side.
+    /// Returns the text before `turn` that holds the first of `lines`, and how many of them follow one another there.
     fn run(&self, turn: u32, lines: &[&str]) -> Option<(&PassageText<'a>, usize)> {
         let opening = lines.first().filter(|line| !is_blank(line))?;
         let &(at, nth) = self.first.get(&hash(opening))?;
@@ -119,8 +118,7 @@ impl<'a> Passages<'a> {
 }
 
 impl PassageText<'_> {
-    /// Returns what a run of lines of this text is called: the opening words of its first line that has any which stand
-    /// here once.
+    /// Returns a run's name: the opening words of its first line whose opening words occur exactly once in this text.
     fn name(&self, lines: &[&str]) -> Option<String> {
         lines.iter().take(MAX_OPENINGS).find_map(|line| {
             let line = unescaped(line);
@@ -133,8 +131,8 @@ impl PassageText<'_> {
     }
 }
 
-/// Returns what names a text, as between the quotes of a JSON string, by the opening words of its first line that has
-/// enough of them. O(opening lines).
+/// Returns a name for a text (escaped as in a JSON string): the opening words of its first line with enough of them.
+/// O(opening lines).
 pub(super) fn opening_words(text: &str) -> Option<String> {
     lines(text).take(MAX_OPENINGS).find_map(|line| {
         let line = unescaped(line);
@@ -147,7 +145,7 @@ fn is_long_enough(opening: &str) -> bool {
     opening.chars().count() >= MIN_OPENING_CHARACTERS
 }
 
-/// The opening words of a line that may stand in a hint.
+/// The opening words of a line that a hint may quote.
 fn opening(line: &str) -> Range<usize> {
     let start = line.find(char::is_alphanumeric).unwrap_or(line.len());
     let rest = line.get(start..).unwrap_or_default();
@@ -158,7 +156,7 @@ fn opening(line: &str) -> Range<usize> {
         end -= 1;
     }
     let words = rest.get(..end).unwrap_or_default();
-    // Half a word is no opening, where words are parted by spaces.
+    // Half a word is not quoted where spaces separate words.
     let is_cut = rest
         .get(end..)
         .is_some_and(|next| next.starts_with(char::is_alphanumeric));
@@ -169,7 +167,7 @@ fn opening(line: &str) -> Range<usize> {
     start..start + words.trim_end_matches(|c: char| !c.is_alphanumeric()).len()
 }
 
-/// The lines of a text as between the quotes of a JSON string, without their breaks.
+/// The lines of a text, escaped as in a JSON string, without their breaks.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     looked(text.len());
     let mut rest = Some(text);
@@ -210,16 +208,16 @@ fn hash(line: &str) -> u64 {
 /// A line break between the quotes of a JSON string.
 const BREAK: &str = r"\n";
 
-/// Most runs of one text that are replaced.
+/// Most replaced runs of one text.
 const MAX_REFERENCES: usize = 32;
 
-/// Most bytes of the words by which a run is named.
+/// Longest name of a run, in bytes.
 const MAX_OPENING_BYTES: usize = 40;
 
-/// Fewest characters of these.
+/// Shortest name of a run, in characters.
 const MIN_OPENING_CHARACTERS: usize = 6;
 
-/// Most lines of a run whose opening words are tried.
+/// Most lines of a run tried for a name.
 const MAX_OPENINGS: usize = 4;
 
 #[cfg(test)]
@@ -253,7 +251,7 @@ mod tests {
             passages.without_known(1, &text, refer).unwrap(),
             r"A cup holds less.\nsee [Teapot, blue… of question 1]\n\nsee [The kettle costs six crowns… of question 1]"
         );
-        // In its own turn, it is the first.
+        // In its own turn, the text is the first occurrence.
         assert_eq!(passages.without_known(0, &text, refer), None);
         assert_eq!(passages.without_known(1, "A cup holds less.", refer), None);
     }
@@ -303,8 +301,8 @@ mod tests {
         assert_eq!(all, [r"a\\nb", r#"c\"\\"#, ""]);
     }
 
-    /// Whether `pieces` are `all` lines, a reference standing for some of them side by side that stand so in the text that
-    /// it names.
+    /// Whether `pieces` are `all` lines, where a reference stands for consecutive lines that the text named by it contains
+    /// in that order.
     fn is_all(pieces: &[&str], all: &[&str], shown: &[String]) -> bool {
         let Some((piece, pieces)) = pieces.split_first() else {
             return all.is_empty();
@@ -327,8 +325,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that looks for lines in all texts: what is left out stands in an earlier text, side by side, in
-        /// a text that sent it in full; all else is there, in its order.
+        /// Against a model that searches all texts for lines: omitted lines occur consecutively in an earlier text that was
+        /// sent in full, and all others are present in order.
         #[test]
         fn what_is_left_out_stands_earlier(
             texts in prop::collection::vec(prop::collection::vec(0_u8..9, 1..14), 2..6),
@@ -340,7 +338,7 @@ mod tests {
             };
             let joined: Vec<String> = texts.iter().map(|text| text.iter().map(line).collect::<Vec<_>>().join(r"\n")).collect();
             let mut passages = Passages::default();
-            // What stands in full, by question.
+            // The lines sent in full, by question.
             let mut shown: Vec<String> = Vec::new();
             for (turn, text) in (0..).zip(&joined) {
                 let sent = passages.without_known(turn, text, refer);

@@ -1,32 +1,31 @@
-//! The documents that a request's prompt holds so far, and their labels.
+//! The documents in a request's prompt so far, and their labels.
 //!
-//! Identity is by bytes: a fingerprint only finds the block to compare with. So no collision, deliberate or not, can
-//! hide a document behind another one.
+//! Identity is by bytes: a fingerprint only selects the block to compare with. So no collision, deliberate or not, can hide
+//! a document.
 
 use super::passages::{Passages, opening_words};
 use crate::body::NumberedBlock;
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 
-/// The documents that a request's prompt holds so far. It lives as long as one request.
+/// The documents in a request's prompt so far. Lives for one request.
 #[derive(Debug, Default)]
 pub(crate) struct PromptDocuments<'a> {
-    /// The turn in which a document first stands, and its block.
+    /// The turn in which each document first occurs, and its block.
     blocks: FxHashMap<Fingerprint, (u32, &'a str)>,
     /// Documents by label; `None`: several documents have that label.
     labels: FxHashMap<&'a str, Option<Fingerprint>>,
-    /// Documents that their client numbers, by what they are without the number: the turn and the question with which one
-    /// first stands.
+    /// Numbered documents by identity without the number: the turn and the question of the first occurrence, and the block.
     numbered: FxHashMap<Fingerprint, (u32, u32, NumberedBlock<'a>)>,
-    /// Numbered documents by question and name; `None`: several documents of the question have that name, as all chunks of
-    /// an attached file do.
+    /// Numbered documents by question and name; `None` if several documents of the question share the name, as all chunks
+    /// of an attached file do.
     names: FxHashMap<(u32, String), Option<NumberedBlock<'a>>>,
-    /// Passages that nothing parts.
+    /// Passages that the client joined without separators.
     passages: Passages<'a>,
 }
 
 impl<'a> PromptDocuments<'a> {
-    /// Adds a document that is sent in `turn`, with its block if it may be referred to later.
+    /// Adds a document that is sent in `turn`; `block` is `None` if later turns must not refer to it.
     pub(crate) fn add(
         &mut self,
         turn: u32,
@@ -47,7 +46,7 @@ impl<'a> PromptDocuments<'a> {
             .or_insert(Some(fingerprint));
     }
 
-    /// Adds a document that its client numbers and that is sent in `turn`, with the chat's question of that number.
+    /// Adds a numbered document that is sent in `turn` with the chat's question number `question`.
     pub(crate) fn add_numbered(&mut self, turn: u32, question: u32, block: NumberedBlock<'a>) {
         if let Some(text) = block.passages() {
             self.passages.add(turn, question, text);
@@ -64,8 +63,8 @@ impl<'a> PromptDocuments<'a> {
         known.or_insert((turn, question, block));
     }
 
-    /// A block whose words are passages that nothing parts, with those that a turn before `turn` holds replaced by what
-    /// `refer` makes of their names; `None`: it would not be shorter.
+    /// Returns a block of joined passages in which those that an earlier turn holds are replaced by `refer` of their names;
+    /// `None` if it would not be shorter.
     pub(crate) fn without_known(
         &self,
         turn: u32,
@@ -78,8 +77,8 @@ impl<'a> PromptDocuments<'a> {
         block.with_words(&words)
     }
 
-    /// Returns the question with which a turn before `turn` holds the document, and what names the document and no other
-    /// one there: its number, or else its opening words. Returns `None` if no such turn holds it, or nothing names it.
+    /// Returns the question of an earlier turn that holds the document, and a unique name for it there: its number, or else
+    /// its opening words. `None` if no earlier turn holds it, or no name is unique.
     pub(crate) fn place_of(&self, turn: u32, block: &NumberedBlock<'_>) -> Option<(u32, String)> {
         let (shown, question, known) = self.numbered.get(&block.identity())?;
         if *shown >= turn || !known.is(block) {
@@ -93,14 +92,14 @@ impl<'a> PromptDocuments<'a> {
         Some((*question, name))
     }
 
-    /// Whether a turn before `turn` may hold the document; [`PromptDocuments::holds`] makes sure.
+    /// Whether an earlier turn may hold the document; [`PromptDocuments::holds`] compares the blocks.
     pub(crate) fn may_hold(&self, turn: u32, fingerprint: Fingerprint) -> bool {
         self.blocks
             .get(&fingerprint)
             .is_some_and(|(shown, _)| *shown < turn)
     }
 
-    /// Returns whether a turn before `turn` holds exactly this block.
+    /// Returns whether a turn before `turn` holds this exact block.
     pub(crate) fn holds(&self, turn: u32, fingerprint: Fingerprint, block: &str) -> bool {
         self.blocks
             .get(&fingerprint)

@@ -1,4 +1,4 @@
-//! What is remembered of one message: how its documents were arranged, and which ones the filter wrote into it.
+//! The record of one message: how its documents were arranged, and which documents the filter wrote into it.
 
 use crate::arrangement::Arrangement;
 use crate::body::Wrap;
@@ -6,40 +6,39 @@ use crate::document::Fingerprint;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What was done with a message; nothing, by default.
+/// The changes to one message; none by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SentMessage {
     /// The arrangements of the documents in the message's own texts, one for each group.
     pub(crate) groups: Box<[Arrangement]>,
     /// The documents of a `documents` array that were written into the message.
     pub(crate) written: Option<Written>,
-    /// The words of the head that were written into the message.
+    /// The volatile spans of the head that were written into the message.
     pub(crate) kept: Option<Box<Kept>>,
 }
 
-/// Volatile words of the head that stand in a message in every later request too. All of them are escaped as between
-/// the quotes of a JSON string.
+/// Volatile spans of the head that a message holds in every later request too. All strings are escaped as in a JSON string.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Kept {
-    /// The words that moved into a user message.
+    /// The text that moved into a user message.
     pub(crate) moved: Box<str>,
     /// A hash of each span that moved.
     pub(crate) spans: Box<[u64]>,
-    /// The first values of a system message's spans, in their order.
+    /// The first values of a system message's spans, in order.
     pub(crate) frozen: Box<[Box<str>]>,
 }
 
 /// Documents of a `documents` array that were written into a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
-    /// The fingerprint of the client's list.
+    /// Fingerprint of the client's list.
     pub(crate) list: Fingerprint,
     pub(crate) arrangement: Arrangement,
-    /// The text that was written, if it is to stand there in later requests too.
+    /// The inserted text, if later requests must hold it too; `None` if pinning is off.
     pub(crate) pin: Option<Pin>,
 }
 
-/// Documents that stay where they were first written although the client does not send them again.
+/// Documents that stay where they were first written even when the client no longer sends them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pin {
     /// The text that was inserted into the message, byte for byte.
@@ -65,23 +64,23 @@ pub(crate) struct Pinned {
 }
 
 impl SentMessage {
-    /// Returns the documents that are written into the message in every later request.
+    /// The documents that every later request writes into the message again.
     pub(crate) fn pin(&self) -> Option<&Pin> {
         self.written.as_ref()?.pin.as_ref()
     }
 
-    /// Returns the list of the documents that were written into the message.
+    /// Fingerprint of the list of documents that was written into the message.
     pub(crate) fn list(&self) -> Option<Fingerprint> {
         Some(self.written.as_ref()?.list)
     }
 
-    /// Returns a hash of the words of the head that stand in the message; 0 if there are none.
+    /// Hash of the head's spans in the message; 0 if there are none.
     pub(crate) fn kept_hash(&self) -> u64 {
         let kept = self.kept.as_ref();
         kept.map_or(0, |kept| kept_hash(&kept.moved, &kept.frozen))
     }
 
-    /// Returns an estimate of the bytes that it takes in memory, the same on every platform.
+    /// Estimated bytes in memory, the same on every platform.
     pub(crate) fn bytes(&self) -> u64 {
         let kept = self.kept.as_ref().map_or(0, |kept| {
             let frozen = kept.frozen.iter().map(|words| words.len() + KEPT_BYTES);
@@ -132,7 +131,7 @@ fn slice<'a>(text: &'a str, range: &Range<u32>) -> &'a str {
         .unwrap_or_default()
 }
 
-/// Returns a hash of words of the head; 0 if there are none.
+/// Hash of the head's spans in a message; 0 if there are none.
 pub(crate) fn kept_hash(moved: &str, frozen: &[Box<str>]) -> u64 {
     if moved.is_empty() && frozen.is_empty() {
         return 0;

@@ -1,4 +1,5 @@
-//! Which positions are marked: at most four, the client's included, where the expected saving exceeds what writing costs.
+//! Chooses the positions to mark: at most four, the client's included, where the expected saving exceeds the cost of
+//! writing.
 //!
 //! ```text
 //!   tokens      0 ─────── h ───── m ──────── L ──────── end          h: what the upstream holds, read at .1
@@ -6,45 +7,45 @@
 //!                                                                       their own
 //! ```
 //!
-//! Everything between what is read and the last marker is written once, at 1.25, whatever stands between. So the last
-//! marker decides the price, and the others are free: they stand where the next request that shares something is most
-//! likely to stop sharing. With `p` the probability that a position comes again, markers at m₁ < m₂ < … have the next
-//! such request read Σ (T(mᵢ) − T(mᵢ₋₁)) · p(mᵢ) tokens, and are worth that times what reading saves, less .25 for each
-//! token that they newly write. The best set for each last marker is found by dynamic programming over positions.
+//! Everything between the cached prefix and the last marker is written once, at 1.25. So the last marker determines the
+//! price, and the others are free: they are set where the next request that shares a prefix is most likely to stop sharing.
+//! With `p` the probability that a position recurs, markers at m₁ < m₂ < … let the next such request read Σ (T(mᵢ) −
+//! T(mᵢ₋₁)) · p(mᵢ) tokens. Their value is that sum times the saving per token read, less .25 for each token that they
+//! newly write. The best set for each last marker is found by dynamic programming over positions.
 
 use super::layout::{Layout, MarkTtl, Mode};
 use super::ledger::{Knowledge, Ledger};
 use super::rules::{CacheKind, CacheRules};
 
-/// What is marked, and what that is believed to do.
+/// The chosen markers and their expected effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// Positions to mark, in order, and for how long.
+    /// Positions to mark, in order, each with its lifetime.
     pub(super) markers: Vec<(usize, MarkTtl)>,
-    /// These, and those of the client, in order.
+    /// These markers and the client's, in order.
     pub(super) all: Vec<(usize, MarkTtl)>,
     /// The position up to which the upstream is believed to hold the prompt.
     pub(super) read: Option<usize>,
-    /// Estimated tokens that are read, and that are newly written.
+    /// Estimated tokens read from the cache, and newly written to it.
     pub(super) read_tokens: u64,
     pub(super) written_tokens: u64,
-    /// Whether OpenAI is told to mark nothing by itself.
+    /// Whether OpenAI's automatic marker is disabled.
     pub(super) is_explicit: bool,
 }
 
-/// A position that can be marked, or is.
+/// A position that can be marked or is marked.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     at: usize,
     step: u32,
     tokens: f64,
     again: f64,
-    /// Whether the upstream holds it, and for long enough that it needs no marker to be kept.
+    /// Whether the upstream holds it for long enough that no marker is needed to keep it.
     is_fresh: bool,
     is_live: bool,
-    /// Whether a marker of ours may stand here.
+    /// Whether we may set a marker here.
     is_free: bool,
-    /// Whether the client's stands here.
+    /// Whether the client set a marker here.
     is_clients: bool,
 }
 
@@ -55,13 +56,13 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     }
     let mut clients = layout.marks(rules.kind);
     if rules.kind == CacheKind::OpenAi && !layout.is_clients() {
-        // Its own marker at the end of each prompt costs 1.25 of all of it, and only a chat that goes on reads it.
+        // OpenAI's automatic marker at the end of a prompt costs 1.25 of all tokens, and only a continued chat reads it.
         choice.is_explicit = true;
         clients.clear();
     }
     let known = ledger.of(layout, rules, now_ms);
     let nodes = nodes(layout, rules, &known, &clients, now_ms);
-    // A marker that the provider sets by itself counts, even where one stands already.
+    // A provider's automatic marker counts towards the limit, even at a position that is already marked.
     let written = layout.positions.iter();
     let written = written.filter(|position| position.mark.is_some()).count();
     let by_itself = layout.automatic.is_some()
@@ -69,7 +70,7 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     let taken = written + usize::from(by_itself);
     let most = (rules.markers as usize).saturating_sub(taken);
     let best = Search::new(&nodes, rules, most).best();
-    // A marker for the longer time must precede those for the shorter one.
+    // Markers with the longer lifetime must precede those with the shorter one.
     let long_until = (clients.iter().rev())
         .find(|(_, ttl)| *ttl == MarkTtl::Long)
         .map_or(0, |(at, _)| *at);
@@ -88,7 +89,7 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     choice.all.extend(clients);
     choice.all.sort_unstable_by_key(|(at, _)| *at);
     let read = nodes.iter().rev().find(|node| {
-        // The next marker is the nearest by steps too.
+        // The next marker is also the nearest by steps.
         let next = choice.all.partition_point(|(mark, _)| *mark < node.at);
         let next = choice.all.get(next);
         node.is_live && next.is_some_and(|(mark, _)| reaches(layout, rules, *mark, node.at))
@@ -103,7 +104,7 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     choice
 }
 
-/// Whether a marker finds what is held at a position before it.
+/// Whether the look-back from a marker reaches a cached position before it.
 fn reaches(layout: &Layout, rules: &CacheRules, mark: usize, held: usize) -> bool {
     let step = |at: usize| layout.positions.get(at).map_or(0, |position| position.step);
     held <= mark
@@ -154,22 +155,22 @@ fn nodes(
 struct Search<'n> {
     nodes: &'n [Node],
     rules: &'n CacheRules,
-    /// Markers of ours, at most.
+    /// Most markers that we may set.
     most: usize,
-    /// For each node, the last one that is held and found by a marker there.
+    /// For each node, the last cached node that a marker there would find.
     found: Vec<Option<usize>>,
-    /// The last node that is held and found by the client's markers.
+    /// The last cached node that the client's markers find.
     found_by_client: Option<usize>,
     /// The client's last marker.
     clients_last: Option<usize>,
-    /// The last node that is held, and the first free one from there on whose marker finds it.
+    /// The last cached node, and the first free node from there on whose marker finds it.
     last_held: Option<(usize, Option<usize>)>,
 }
 
-/// The best way to come to a node with so many markers.
+/// The best path to a node with a given number of markers.
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    /// Tokens that the next request that shares something is expected to read.
+    /// Expected tokens read by the next request that shares a prefix.
     read: f64,
     before: Option<(usize, usize)>,
 }
@@ -204,13 +205,13 @@ impl<'n> Search<'n> {
         }
     }
 
-    /// The positions to mark.
+    /// Returns the nodes to mark; empty if no marker is worth its cost.
     fn best(&self) -> Vec<usize> {
         if self.most == 0 {
             return Vec::new();
         }
         let ways = self.ways();
-        // What the next request that shares something saves for each token that it reads instead of writing it.
+        // The saving of the next request that shares a prefix, for each token that it reads instead of writing it.
         let gain = self.rules.write - self.rules.read;
         let mut best = (-self.cost(&[]), Vec::new());
         for (last, here) in ways.iter().enumerate() {
@@ -233,7 +234,7 @@ impl<'n> Search<'n> {
         at
     }
 
-    /// What the prompt's beginning costs with these markers and the client's, less what it costs plain.
+    /// The cost of the prompt's beginning with these markers and the client's, relative to its cost uncached.
     fn cost(&self, markers: &[usize]) -> f64 {
         let last = markers.iter().copied().max();
         let written = self.tokens(last.max(self.clients_last));
@@ -246,7 +247,7 @@ impl<'n> Search<'n> {
             .map_or(0.0, |node| node.tokens)
     }
 
-    /// The markers with one more, by which the last node that is held is found; `None` if it is found without.
+    /// Adds the marker that finds the last cached node; `None` if it is found already or cannot be.
     fn anchored(&self, markers: &[usize]) -> Option<Vec<usize>> {
         let (live, anchor) = self.last_held?;
         if self.read(markers) == Some(live) {
@@ -257,18 +258,18 @@ impl<'n> Search<'n> {
         Some(anchored)
     }
 
-    /// The last node that is held and found by these markers and the client's.
+    /// The last cached node that these markers and the client's find.
     fn read(&self, markers: &[usize]) -> Option<usize> {
         let found = markers.iter().filter_map(|at| *self.found.get(*at)?);
         found.max().max(self.found_by_client)
     }
 
-    /// For each node, by the number of markers used, the best way to it.
+    /// The best path to each node, for each number of markers used.
     fn ways(&self) -> Vec<Vec<Option<Way>>> {
         let mut ways: Vec<Vec<Option<Way>>> = Vec::with_capacity(self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {
             let mut here: Vec<Option<Way>> = vec![None; self.most + 1];
-            // A node that is held for long enough, or marked by the client, takes no marker.
+            // A node that stays cached for long enough, or that the client marked, needs no marker.
             let costs = usize::from(!(node.is_fresh || node.is_clients));
             let can = node.is_free || costs == 0;
             for (used, way) in here.iter_mut().enumerate() {
@@ -299,7 +300,7 @@ impl<'n> Search<'n> {
         ways
     }
 
-    /// The nodes of a way that take markers of ours.
+    /// The nodes of a path that need markers of ours.
     fn path(&self, ways: &[Vec<Option<Way>>], last: usize, used: usize) -> Vec<usize> {
         let mut markers = Vec::new();
         let mut next = Some((last, used));
@@ -319,5 +320,5 @@ impl<'n> Search<'n> {
     }
 }
 
-/// Positions that are weighed, the last ones of a long prompt: the search takes their square.
+/// Most positions considered, the last ones of a long prompt. The search is quadratic in them.
 const MOST_NODES: usize = 96;

@@ -1,4 +1,4 @@
-//! A prompt as the positions that a provider's cache tells apart.
+//! A prompt as a list of positions at which a provider's cache can have a boundary.
 //!
 //! ```text
 //!   [tool] [tool] │ system │ user: text "Read:" │ <doc a> │ <doc b> │ "Why?" │ assistant … │ user …
@@ -6,10 +6,10 @@
 //!   hash of position n = everything up to its end, without markers
 //! ```
 //!
-//! A position is a tool, a block of a message's content, or, where texts are to be [split](Blocks::Split), a piece of a
-//! text: what precedes its documents, each document with the separator before it, and the rest. Markers do not count
-//! towards a position's hash, and neither do the spaces of JSON. A place that must not be marked (thinking, empty text,
-//! what an assistant said, blocks inside a tool's result) has none.
+//! A position is the end of a tool, of a block of a message's content, or, where texts are to be [split](Blocks::Split), of
+//! a piece of a text: the text before its documents, each document with the separator before it, and the rest. Markers and
+//! JSON white space do not count towards a position's hash. A place that must not be marked (thinking, empty text, an
+//! assistant's message, blocks inside a tool's result) has no place for a marker.
 
 use super::rules::CacheKind;
 use crate::body::scan::{self, Scan};
@@ -20,45 +20,45 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A prompt's positions, in order, and what the body says of caching beside them.
+/// A prompt's positions, in order, and the body's own caching fields.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
     /// The positions, in the order of the prompt.
     pub positions: Vec<Position>,
-    /// The lifetime that a top-level `cache_control` asks for the end of the prompt: Anthropic's automatic mode.
+    /// The lifetime of a top-level `cache_control`, which marks the end of the prompt: Anthropic's automatic mode.
     pub automatic: Option<MarkTtl>,
-    /// OpenAI's `prompt_cache_options`, as far as it matters.
+    /// The mode in OpenAI's `prompt_cache_options`.
     pub mode: Mode,
-    /// Hash of what separates prompts that never share: model, salt, realm.
+    /// Hash of everything that keeps prompts from sharing: model, salt, realm.
     pub(super) scope: u64,
     /// The client's `prompt_cache_key`, if it has one.
     pub(super) has_key: bool,
-    /// Texts that consist of pieces.
+    /// Texts that are split into pieces.
     pub(super) texts: Vec<SplitText>,
-    /// True if the prompt has more than [`MAX_MARKED_POSITIONS`] positions; those beyond are missing here.
+    /// True if the prompt has more than [`MAX_MARKED_POSITIONS`] positions; later ones are missing here.
     pub(super) is_cut_short: bool,
-    /// Offset behind the body's opening brace.
+    /// Offset after the body's opening brace.
     pub(super) inside: usize,
 }
 
 /// OpenAI's caching mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// The body says nothing, which means [`Mode::Implicit`].
+    /// The body does not set it, which means [`Mode::Implicit`].
     #[default]
     Unsaid,
-    /// The end of the latest message is marked by itself.
+    /// The provider marks the end of the latest message.
     Implicit,
-    /// Only marked places count.
+    /// Only explicit markers count.
     Explicit,
 }
 
 /// How texts become positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
-    /// A block is a position, as the body has it.
+    /// Each block of the body is one position.
     AsWritten,
-    /// A text with documents has a position for each of them.
+    /// In a text with documents, each document is a position.
     Split,
 }
 
@@ -71,11 +71,11 @@ pub struct Position {
     pub tokens: u64,
     /// The kind of text that ends here.
     pub part: Part,
-    /// Number of documents that stand side by side up to here; 0 where none ends.
+    /// Number of consecutive documents that end here; 0 if none ends here.
     pub depth: u32,
-    /// Number of the position as a look-back counts: a run of a tool's calls, or of their results, counts once.
+    /// Index of the position as a provider's look-back counts: a run of tool calls, or of their results, counts once.
     pub step: u32,
-    /// The marker that the body has here.
+    /// The marker that the body sets here.
     pub mark: Option<MarkTtl>,
     /// Whether a message of a user or a tool, or the opening system text, ends here.
     pub ends_message: bool,
@@ -105,10 +105,10 @@ pub enum Part {
     Last,
 }
 
-/// How long a marker asks for.
+/// A marker's lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkTtl {
-    /// The lifetime that needs no words: 5 minutes; 30 with OpenAI.
+    /// The lifetime without a `ttl` field: 5 minutes; 30 with OpenAI.
     Default,
     /// One hour; 12 with OpenAI.
     Long,
@@ -117,42 +117,42 @@ pub enum MarkTtl {
 /// Where a marker goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarkPlace {
-    /// A field behind a block's opening brace.
+    /// As a field, after a block's opening brace.
     Field(usize),
-    /// A block behind the one that ends here.
+    /// As a block after the one that ends here.
     Behind(usize),
-    /// On a piece of one of [`Layout::texts`], by their indexes.
+    /// On a piece of one of [`Layout::texts`]: indexes of text and piece.
     Piece(usize, usize),
 }
 
-/// A text that consists of pieces.
+/// A text that is split into pieces.
 #[derive(Clone, Debug)]
 pub(super) struct SplitText {
     pub(super) wrap: TextWrap,
-    /// The quotes included.
+    /// Its range in the body, quotes included.
     pub(super) raw: Range<usize>,
-    /// Where a piece ends and the next one begins.
+    /// Offsets at which a piece ends and the next one begins.
     pub(super) cuts: SmallVec<[usize; 8]>,
-    /// What the text's block is called.
+    /// The style of the text's block.
     pub(super) style: PartStyle,
 }
 
-/// What stands around a text.
+/// The JSON around a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextWrap {
-    /// A block, with this behind its opening brace and before its closing one.
+    /// A block; offsets in the body after its opening brace and of its closing one.
     Block { open: usize, close: usize },
-    /// Nothing: it is a whole content.
+    /// None: the text is a whole content.
     Content,
-    /// Nothing: it is a user's only message, Responses' `input`.
+    /// None: the text is the only user message, Responses' `input`.
     Input,
 }
 
 impl Layout {
-    /// Returns the positions of a body's prompt for a cache of that kind; prompts of two realms share nothing.
+    /// Returns the positions of a body's prompt for a cache of that kind. Prompts of different realms share nothing.
     ///
     /// # Errors
-    /// Returns [`Skip::InvalidJson`] if a block is not what it should be.
+    /// Returns [`Skip::InvalidJson`] if a block is malformed.
     pub fn of(
         parsed: &Parsed<'_>,
         kind: CacheKind,
@@ -207,7 +207,7 @@ impl Layout {
         for (at, message) in parsed.messages.iter().enumerate() {
             if is_head && message.role != Role::System {
                 is_head = false;
-                // These invalidate messages, but neither tools nor system text.
+                // These parameters invalidate messages, but neither tools nor system text.
                 for (name, value) in parsed.parameters() {
                     reading.fold(name.as_bytes());
                     reading.fold(value.as_bytes());
@@ -234,7 +234,7 @@ impl Layout {
         self.positions.last().map_or(0, |last| last.tokens)
     }
 
-    /// Returns the positions that are marked in the body, or by themselves, and for how long.
+    /// Returns the marked positions and their lifetimes, automatic ones included.
     #[must_use]
     pub fn marks(&self, kind: CacheKind) -> Vec<(usize, MarkTtl)> {
         let written = self.positions.iter().enumerate();
@@ -260,7 +260,7 @@ impl Layout {
         marks
     }
 
-    /// Returns whether the body says anything of caching itself.
+    /// Returns whether the body itself controls caching.
     #[must_use]
     pub fn is_clients(&self) -> bool {
         self.automatic.is_some()
@@ -272,17 +272,17 @@ impl Layout {
     }
 }
 
-/// Most positions of a prompt that is marked.
+/// Most positions of a prompt that can be marked.
 pub(super) const MAX_MARKED_POSITIONS: usize = 2_048;
 
-/// Which fields hold what.
+/// The API format, by its messages field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     /// `messages`: OpenAI chat, Anthropic, Converse.
     Messages,
     /// `input`: OpenAI Responses.
     Responses,
-    /// Others, which none of these caches serves.
+    /// Formats without a cache that has markers.
     Other,
 }
 
@@ -294,15 +294,15 @@ struct Reading<'a> {
     hash: u64,
     bytes: usize,
     step: u32,
-    /// The run of blocks that the last position belongs to.
+    /// The kind of run that the last position belongs to.
     run: Option<Run>,
     depth: u32,
-    /// Where the documents of the message stand, in order.
+    /// Ranges of the message's documents, in order.
     slots: Vec<Range<usize>>,
     layout: Layout,
 }
 
-/// Blocks that count once where they stand side by side.
+/// Runs of adjacent blocks that count as one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     Calls,
@@ -372,14 +372,14 @@ impl<'a> Reading<'a> {
     fn message(&mut self, message: &Message<'a>, next: Option<&Message<'a>>, is_head: bool) {
         self.fold(b"message");
         self.fold(message.role_name.as_bytes());
-        // A call's name and number stand beside its content.
+        // A tool call's name and id are outside its content.
         let (head, tail) = body::around(message.raw, message.content);
         self.fold(head.as_bytes());
         self.fold(tail.as_bytes());
         self.slots = documents_in(message);
         let before = self.layout.positions.len();
         let is_alone = message.raw.as_ptr() == message.content.as_ptr();
-        // A system text beside the messages is OpenAI's `instructions`, which takes no marker.
+        // A system text in a field of its own is OpenAI's `instructions`, which takes no marker.
         let can_mark = self.format != Format::Other
             && match message.role {
                 Role::System => !(is_alone && self.kind == CacheKind::OpenAi),
@@ -442,7 +442,7 @@ impl<'a> Reading<'a> {
                 open: range.start + 1,
                 close: range.end - 1,
             };
-            // A marker before the text would stay with its first piece.
+            // A marker before the text would stay on its first piece.
             let is_markable = is_markable && !(block.mark.is_some() && block.is_marked_early);
             let style = match block.kind {
                 None => PartStyle::Bare,
@@ -471,7 +471,7 @@ impl<'a> Reading<'a> {
         self.mark(block.mark);
     }
 
-    /// A text, in pieces if it is to be split and can be.
+    /// Adds a text: in pieces if it is to be split and can be, otherwise whole.
     fn text(&mut self, raw: &'a str, part: Part, wrap: Option<TextWrap>, style: PartStyle) {
         let range = range_in(self.body, raw);
         let inner = range.start + 1..(range.end - 1).max(range.start + 1);
@@ -505,7 +505,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Returns where the documents of a message stand, in order.
+/// Returns the ranges of a message's documents, in order.
 fn documents_in(message: &Message<'_>) -> Vec<Range<usize>> {
     let slots = message.groups.iter().flat_map(|group| match &group.place {
         GroupLayout::Slots { slots, .. } => slots.as_slice(),
@@ -516,14 +516,15 @@ fn documents_in(message: &Message<'_>) -> Vec<Range<usize>> {
     found
 }
 
-/// Returns those of the `slots`, which are in order and apart, that stand in a text.
+/// Returns those of `slots` (ordered, disjoint) that lie in a text.
 fn within<'s>(slots: &'s [Range<usize>], text: &Range<usize>) -> &'s [Range<usize>] {
     let start = slots.partition_point(|slot| slot.start < text.start);
     let end = slots.partition_point(|slot| slot.end <= text.end);
     slots.get(start..end).unwrap_or_default()
 }
 
-/// The pieces of a text with these documents, and whether each is a document. No piece is blank but a text that is.
+/// Divides a text with these documents into pieces, each with whether it is a document. No piece is blank unless the whole
+/// text is.
 fn pieces(
     body: &str,
     inner: &Range<usize>,
@@ -550,7 +551,7 @@ fn pieces(
     pieces
 }
 
-/// Whether a piece of a JSON string holds spaces alone.
+/// Whether a piece of a JSON string is only white space.
 fn is_blank(piece: &str) -> bool {
     let mut bytes = piece.bytes();
     while let Some(byte) = bytes.next() {
@@ -565,16 +566,16 @@ fn is_blank(piece: &str) -> bool {
     true
 }
 
-/// A block, or a tool.
+/// A block of a content, or a tool.
 #[derive(Default)]
 struct Block<'a> {
     kind: Option<&'a str>,
-    /// Its text, with quotes.
+    /// Its text, quotes included.
     text: Option<&'a str>,
     mark: Option<MarkTtl>,
-    /// Whether a marker stands before its text.
+    /// Whether a marker precedes its text.
     is_marked_early: bool,
-    /// Number of fields that are neither markers nor its type nor its text.
+    /// Number of fields other than markers, its type and its text.
     others: u32,
     /// Number of fields.
     fields: u32,
@@ -582,9 +583,9 @@ struct Block<'a> {
     is_point: bool,
     /// Whether it is Converse's document.
     is_converse_document: bool,
-    /// Hash without markers.
+    /// Hash of the block without markers.
     hash: u64,
-    /// Length without markers.
+    /// Length of the block without markers.
     bytes: usize,
 }
 
@@ -619,7 +620,7 @@ impl<'a> Block<'a> {
             Ok(())
         });
         if read.is_err() {
-            // It is no object.
+            // Not an object.
             block = Self {
                 hash: xxh3_64_with_seed(raw.as_bytes(), 0),
                 bytes: raw.len(),
@@ -629,7 +630,7 @@ impl<'a> Block<'a> {
         block
     }
 
-    /// Whether it may be marked in a cache of that kind.
+    /// Whether a cache of that kind allows a marker on this block.
     fn is_markable(&self, kind: CacheKind) -> bool {
         let is_kind = match (kind, self.kind) {
             (CacheKind::Anthropic, Some(name)) => matches!(
@@ -653,7 +654,7 @@ impl<'a> Block<'a> {
         is_kind && !is_empty
     }
 
-    /// Whether it is a text that consists of nothing else, so that it can become several.
+    /// Whether it is a text block without other fields, so that it can be split.
     fn is_plain_text(&self, kind: CacheKind) -> bool {
         let is_text = match self.kind {
             Some(name) => matches!(name, "text" | "input_text"),
@@ -663,7 +664,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// How long a marker asks for, if it is one.
+/// The lifetime of a marker; `None` if the value is not an object.
 fn ttl(marker: &str) -> Option<MarkTtl> {
     if !marker.starts_with('{') {
         return None;
@@ -675,7 +676,7 @@ fn ttl(marker: &str) -> Option<MarkTtl> {
     })
 }
 
-/// The mode that `prompt_cache_options` asks for.
+/// The mode in `prompt_cache_options`.
 fn mode(options: &str) -> Mode {
     let mode = scan::fields(options, ["mode"]);
     match mode.ok().and_then(|[mode]| inner_of(mode?)) {

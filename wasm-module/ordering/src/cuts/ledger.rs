@@ -1,5 +1,5 @@
-//! What is known of positions: how likely one of its kind comes again while it would be kept, and whether the upstream
-//! is believed to hold it.
+//! Tracks positions: the probability that a position of its class recurs during its cache lifetime, and whether the
+//! upstream is believed to hold it.
 //!
 //! ```text
 //!   position (hash) ── last seen, times seen, live until          bounded; the least recently seen is forgotten
@@ -9,12 +9,12 @@
 //!   visits   came again here: hits; grew older than this: passes
 //! ```
 //!
-//! Each visit of a position is a trial of its class, which hits if the position comes again before its lifetime is over.
-//! A young trial has had little time to, so hits are counted by age, and the probability is one less the product of the
-//! shares that passed each age (E. Kaplan, P. Meier: Nonparametric estimation from incomplete observations, 1958). The
-//! ages' shares are those of all positions of the part; a class has a factor of its own on them, its hits by those that
-//! were to be expected, since most classes are too small to fill every age. So no marker is needed to learn that one is worth its
-//! price, and a log that shares nothing is never marked: what is not known yet counts as improbable.
+//! Each visit of a position is a trial of its class. It is a hit if the position recurs within its lifetime. Recent trials
+//! have had little time, so hits are counted by age, and the probability is one minus the product of the shares that passed
+//! each age (E. Kaplan, P. Meier: Nonparametric estimation from incomplete observations, 1958). The shares by age are those
+//! of all positions of the part. A class scales them by the ratio of its hits to the expected hits, since most classes are
+//! too small to fill every age. So no marker is needed to learn that one is worth its price, and a log without sharing is
+//! never marked: unknown positions count as improbable.
 
 use super::layout::{Layout, MarkTtl, Part, Position};
 use super::rules::CacheRules;
@@ -22,7 +22,7 @@ use crate::recency::Recency;
 use fxhash::FxHashMap;
 use std::collections::VecDeque;
 
-/// What is known of positions.
+/// The record of the positions of one tenant and model.
 #[derive(Debug)]
 pub(super) struct Ledger {
     most: u32,
@@ -30,13 +30,13 @@ pub(super) struct Ledger {
     seen: Vec<Seen>,
     recency: Recency,
     classes: FxHashMap<Class, Trials>,
-    /// Visits that may still hit, oldest first.
+    /// Visits that may still be hit, oldest first.
     visits: VecDeque<Visit>,
     /// For each age, the number of visits at the front of the queue that have passed it.
     passed: [usize; AGES],
 }
 
-/// A position that came.
+/// A position that occurred in a prompt.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     hash: u64,
@@ -46,7 +46,7 @@ struct Seen {
     live_until_ms: u64,
 }
 
-/// A position's last visit, or one before it.
+/// One visit of a position, one of the last few.
 #[derive(Clone, Copy, Debug)]
 struct Visit {
     slot: u32,
@@ -55,7 +55,7 @@ struct Visit {
     times: u32,
 }
 
-/// Positions that are alike.
+/// A class of similar positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Class {
     part: Part,
@@ -63,19 +63,19 @@ struct Class {
     times: u8,
 }
 
-/// How often positions of a class came again, by age.
+/// How often positions of a class recurred, by age.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trials {
     hits: [f64; AGES],
     passes: [f64; AGES],
 }
 
-/// What is known of one position of a prompt.
+/// The estimates for one position of a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Knowledge {
-    /// The estimated probability that a later request comes by while it would be kept.
+    /// Estimated probability that a later request shares it during its cache lifetime.
     pub(super) again: f64,
-    /// Until when the upstream is believed to hold it; 0: it does not.
+    /// Time until which the upstream is believed to hold it; 0 if it does not.
     pub(super) live_until_ms: u64,
 }
 
@@ -99,8 +99,8 @@ impl Trials {
         }
     }
 
-    /// The share of those that reach each age that come again at it, with as much weight of [`FIRST_GUESS`] as
-    /// [`PRIOR_WEIGHT`] trials.
+    /// The probability of a hit at each age for trials that reach it, smoothed with [`PRIOR_WEIGHT`] trials of
+    /// [`FIRST_GUESS`].
     fn hazards(&self) -> [f64; AGES] {
         let mut hazards = [FIRST_GUESS; AGES];
         for ((hazard, hits), passes) in hazards.iter_mut().zip(self.hits).zip(self.passes) {
@@ -109,7 +109,7 @@ impl Trials {
         hazards
     }
 
-    /// How much more often these came again than at those hazards.
+    /// The ratio of hits to the hits that those hazards predict.
     fn ratio(&self, hazards: &[f64; AGES]) -> f64 {
         let at_risk = self
             .hits
@@ -163,7 +163,7 @@ impl Ledger {
         self.seen.get(*self.slots.get(&hash)? as usize)
     }
 
-    /// Returns what is known of each position of a prompt that comes now.
+    /// Returns the estimates for each position of a prompt at `now_ms`.
     pub(super) fn of(&self, layout: &Layout, rules: &CacheRules, now_ms: u64) -> Vec<Knowledge> {
         let mut least = 1.0_f64;
         let positions = layout.positions.iter();
@@ -172,7 +172,7 @@ impl Ledger {
                 let seen = self.seen(position.hash);
                 let recent = seen.filter(|seen| now_ms < seen.at_ms.saturating_add(rules.ttl_ms));
                 let times = recent.map_or(0, |seen| seen.times).saturating_add(1);
-                // What comes again has everything before it come again.
+                // If a position recurs, everything before it recurs.
                 least = least.min(self.again(position, times));
                 let live = seen.map(|seen| seen.live_until_ms);
                 Knowledge {
@@ -183,7 +183,7 @@ impl Ledger {
             .collect()
     }
 
-    /// The estimated probability that a position that has come so many times comes again.
+    /// Estimated probability that a position that occurred `times` times recurs.
     fn again(&self, position: &Position, times: u32) -> f64 {
         let trials = |class| self.classes.get(&class).copied().unwrap_or_default();
         let hazards = trials(Class::broad(position.part)).hazards();
@@ -192,7 +192,8 @@ impl Ledger {
         1.0 - hazards.iter().map(pass).product::<f64>()
     }
 
-    /// Records that a prompt was sent with these markers, and up to where the upstream is believed to have held it.
+    /// Records a forwarded prompt with these markers; `read` is the position up to which the upstream is believed to have
+    /// held it.
     pub(super) fn take(
         &mut self,
         layout: &Layout,
@@ -220,7 +221,7 @@ impl Ledger {
         }
     }
 
-    /// Counts the visits that have passed an age without a hit.
+    /// Counts visits that have passed an age without a hit.
     fn grow_older(&mut self, rules: &CacheRules, now_ms: u64) {
         for age in 0..AGES {
             let end = ends_at(age, rules);
@@ -241,7 +242,7 @@ impl Ledger {
                 *place = passed;
             }
         }
-        // Those that have passed the last age are over, and so are the oldest of too many.
+        // Visits past the last age are over; beyond the bound, so are the oldest.
         let over = self.passed.last().copied().unwrap_or_default();
         let most = self.most as usize * VISITS_EACH;
         let over = over.max(self.visits.len().saturating_sub(most));
@@ -289,7 +290,7 @@ impl Ledger {
         });
     }
 
-    /// A slot for a position that has none; the least recently seen one gives way if there are too many.
+    /// Returns a slot for a new position; evicts the least recently seen one if the ledger is full.
     fn room(&mut self, hash: u64) -> u32 {
         let oldest = self.recency.oldest();
         let slot = match oldest.filter(|_| self.seen.len() >= self.most as usize) {
@@ -322,29 +323,29 @@ fn ends_at(age: usize, rules: &CacheRules) -> u64 {
     rules.ttl_ms >> (AGES - 1).saturating_sub(age)
 }
 
-/// Number of ages; each is as long as all before it.
+/// Number of ages; each is as long as all earlier ones together.
 const AGES: usize = 8;
 
 /// Trials of a class after which older ones count half.
 const WINDOW: f64 = 1_024.0;
 
-/// Trials that a broader class weighs as much as.
+/// Weight of a broader class, in trials.
 const PRIOR_WEIGHT: f64 = 8.0;
 
-/// The share of hits at each age before anything is known: too low for any marker.
+/// Hit probability at each age before any trial: too low for any marker.
 const FIRST_GUESS: f64 = 0.01;
 
-/// The ratio of a class of which nothing is known, and the hits that it weighs as much as.
+/// The initial ratio of a class, and its weight in hits.
 const FIRST_RATIO: f64 = 0.25;
 const RATIO_WEIGHT: f64 = 2.0;
 
-/// Documents side by side beyond which depth makes no difference.
+/// Depth, in documents, beyond which classes do not differ.
 const MOST_DEPTH: u8 = 24;
 
-/// Visits beyond which their number makes no difference.
+/// Visits beyond which classes do not differ.
 const MOST_TIMES: u8 = 4;
 
-/// Visits that are followed for each position that is remembered.
+/// Visits tracked for each position.
 const VISITS_EACH: usize = 2;
 
 #[cfg(test)]
@@ -379,7 +380,7 @@ mod tests {
 
     #[test]
     fn the_estimate_is_the_share_that_comes_again_in_time_even_while_most_are_young() {
-        // Every third position comes again, ten seconds later; a new one each second.
+        // Every third position recurs ten seconds later; a new one every second.
         let mut ledger = Ledger::new(10_000);
         for second in 0..1_200_u64 {
             take(&mut ledger, second, second * 1_000);

@@ -1,4 +1,4 @@
-//! Cut points: where a prompt is marked for an upstream that caches only up to markers.
+//! Cut points: sets markers in prompts for an upstream that caches only up to markers.
 //!
 //! ```text
 //!   body as ordered ──▶ layout ──▶ ledger: seen before? live? ──▶ choice ──▶ edits: blocks and markers ──▶ body
@@ -7,18 +7,18 @@
 //!                   ▲                     ▲         ▲                                 markers, four at most
 //! ```
 //!
-//! Anthropic, OpenAI from GPT-5.6 on, and Bedrock match a prompt only up to a boundary that an earlier request marked,
-//! and a boundary is the end of a block. So an order of documents is worth nothing there unless each document is a block
-//! of its own and a marker stands where sharing ends. A marker costs money (1.25 of a token's price to write it, or 2,
-//! against .1 to read it), so it is written only where later requests are expected to share what precedes it.
+//! Anthropic, OpenAI from GPT-5.6 on, and Bedrock match a prompt only up to a boundary that an earlier request marked, and
+//! a boundary is the end of a block. So an order of documents helps there only if each document is a block of its own and a
+//! marker is set where sharing ends. Writing a marker costs money (1.25 or 2 of a token's price, against .1 to read), so
+//! one is set only where later requests are expected to share the prefix before it.
 //!
-//! - [`rules`]: what each kind of cache asks and charges, by model.
-//! - [`layout`]: a body's prompt as positions: what a provider sees as a block, and which of them may be marked.
-//! - `ledger`: which positions came again so far, and which are believed to be cached.
-//! - `choice`: at most four markers of the greatest expected saving.
+//! - [`rules`]: the requirements and prices of each kind of cache, by model.
+//! - [`layout`]: a body's prompt as positions: the provider's blocks, and which of them may be marked.
+//! - `ledger`: which positions recurred so far, and which are believed to be cached.
+//! - `choice`: at most four markers with the greatest expected saving.
 //! - `write`: the edits.
 //!
-//! This works on the body that is to be sent, after everything else was decided: without the markers it is that body.
+//! This step works on the final body, after all other decisions: without the markers it is that body.
 
 mod choice;
 pub mod layout;
@@ -36,14 +36,14 @@ use crate::tenant::Tenant;
 use fxhash::FxHashMap;
 use ledger::Ledger;
 
-/// Marks prompts; it remembers, for each tenant and model, which positions came again.
+/// Marks prompts. It tracks, for each tenant and model, which positions recurred.
 ///
-/// A tenant's markers depend on its own requests alone, as long as no more than `tree.max_trees` tenants and models are
-/// in use. Memory is bounded by that number times [`MAX_POSITIONS`] positions of some 60 bytes.
+/// A tenant's markers depend only on its own requests while at most `tree.max_trees` tenants and models are in use. Memory
+/// is bounded by that number times [`MAX_POSITIONS`] positions of about 60 bytes.
 #[derive(Debug, Default)]
 pub struct Cutter {
     ledgers: FxHashMap<String, Known>,
-    /// Number of requests so far.
+    /// Number of requests so far; the clock of eviction.
     now: u64,
 }
 
@@ -53,56 +53,56 @@ struct Known {
     last_used: u64,
 }
 
-/// Most positions that are remembered for a tenant and a model.
+/// Most positions tracked for a tenant and a model.
 pub const MAX_POSITIONS: u32 = 32_768;
 
-/// Whose request is marked, for which cache, and when.
+/// The options of one request: its upstream's cache, its tenant and its time.
 #[derive(Clone, Copy, Debug)]
 pub struct CutOptions<'a> {
     /// The rules of the upstream's cache.
     pub rules: CacheRules,
-    /// The tenant that sends the request.
+    /// The tenant of the request.
     pub tenant: Tenant<'a>,
-    /// The model that the request's path names; empty: the body names it.
+    /// The model in the request's path; empty if the body names it.
     pub model: &'a str,
-    /// The engine that the request goes to.
+    /// The engine that receives the request.
     pub engine: EngineId,
-    /// Time in milliseconds, on any clock that does not stop.
+    /// Time in milliseconds, on any clock that keeps running.
     pub now_ms: u64,
 }
 
-/// What was done with one body.
+/// The result for one body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
-    /// The body to send; `None`: the one that came.
+    /// The body to forward; `None` for the original body.
     pub body: Option<Vec<u8>>,
-    /// Number of markers that were written.
+    /// Number of markers written.
     pub markers: u32,
-    /// Number of markers that the client had set.
+    /// Number of markers that the client set.
     pub client_markers: u32,
-    /// Number of blocks that texts were split into, beyond one each.
+    /// Number of additional blocks that splitting texts created.
     pub splits: u32,
-    /// 1 if the prompt has too many blocks to be marked; its body stays as it is.
+    /// 1 if the prompt has too many blocks to be marked; its body is unchanged.
     pub unread: u32,
-    /// Estimated tokens of the prompt's beginning that the upstream is believed to hold.
+    /// Estimated tokens of the prefix that the upstream is believed to hold.
     pub read_tokens: u64,
-    /// Estimated tokens that the markers have the upstream write.
+    /// Estimated tokens that the upstream writes to its cache because of the markers.
     pub written_tokens: u64,
 }
 
 impl Cutter {
-    /// Returns a cutter that knows nothing yet.
+    /// Returns a cutter without any history.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Chooses markers for `body`, a chat request as it is to be sent, and writes them.
+    /// Chooses markers for `body`, a chat request ready to forward, and writes them.
     ///
-    /// A body that no cache of that kind understands, or that is shorter than the least that one keeps, stays as it is.
+    /// A body that no cache of that kind understands, or one shorter than the cache's minimum, is unchanged.
     ///
     /// # Errors
-    /// Returns the reason why the body cannot be read; it must be sent as it is then.
+    /// Returns the reason why the body cannot be read; it must then be forwarded unchanged.
     pub fn cut(
         &mut self,
         options: &CutOptions<'_>,
@@ -117,7 +117,7 @@ impl Cutter {
         self.cut_parsed(options, config, &parsed)
     }
 
-    /// Does the same as [`Cutter::cut`] for a body that was parsed already, for the model of the options.
+    /// Like [`Cutter::cut`] for a parsed body, for the model of the options.
     ///
     /// # Errors
     /// As [`Cutter::cut`].

@@ -1,4 +1,4 @@
-//! What each kind of cache asks and charges: Anthropic's, OpenAI's and Bedrock's published rules of November 2026.
+//! The requirements and prices of each kind of cache: Anthropic's, OpenAI's and Bedrock's published rules of November 2026.
 
 /// How an upstream's cache matches a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -44,7 +44,7 @@ impl CacheKind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Returns whether a cache of that kind knows markers.
+    /// Returns whether caches of that kind have markers.
     #[must_use]
     pub fn has_markers(self) -> bool {
         matches!(self, Self::Anthropic | Self::OpenAi | Self::Bedrock)
@@ -108,37 +108,37 @@ impl CacheKind {
 /// The rules and relative prices of one upstream's cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheRules {
-    /// How it matches.
+    /// The kind of cache.
     pub kind: CacheKind,
-    /// Fewest tokens up to a boundary that is kept; a shorter one is silently not.
+    /// Fewest tokens before a boundary; a shorter prefix is silently not cached.
     pub minimum_tokens: u32,
     /// Most markers in a request.
     pub markers: u32,
-    /// Positions that are looked at before a marker, itself counted. 1: only the marker's own.
+    /// Positions searched for a cached prefix before each marker, its own included. 1: only its own.
     pub look_back: u32,
-    /// Tokens in a stored unit; 1 where any prefix counts.
+    /// Tokens in a stored unit; 1 if any prefix is cached.
     pub unit_tokens: u32,
-    /// Price of a token that is written, by that of a plain one.
+    /// Price of a written token, relative to an uncached one.
     pub write: f64,
-    /// The same for the longer lifetime.
+    /// Price of a written token with the longer lifetime.
     pub write_long: f64,
-    /// Price of a token that is read.
+    /// Price of a token read from the cache, relative to an uncached one.
     pub read: f64,
-    /// Milliseconds that an unused boundary is kept.
+    /// Lifetime of an unused boundary, in milliseconds.
     pub ttl_ms: u64,
-    /// The same for the longer lifetime.
+    /// The longer lifetime, in milliseconds.
     pub long_ttl_ms: u64,
 }
 
-/// Most markers in a request, whoever set them: Anthropic's, OpenAI's and Bedrock's bound.
+/// Most markers in a request, the client's included: Anthropic's, OpenAI's and Bedrock's bound.
 pub const MAX_MARKERS: u32 = 4;
 
 const MINUTE_MS: u64 = 60_000;
 
-/// Tokens below which nothing is kept, for models that no table names.
+/// Minimum tokens for models that no table lists.
 const DEFAULT_MINIMUM: u32 = 1_024;
 
-/// Fewest tokens by parts of Anthropic's model names, the longer names first.
+/// Minimum tokens by parts of Anthropic's model names, longer names first.
 const MINIMA: &[(&[&str], u32)] = &[
     (
         &["mythos-preview", "opus-4-7", "haiku-3-5", "3-5-haiku"],
@@ -151,7 +151,7 @@ const MINIMA: &[(&[&str], u32)] = &[
     ),
 ];
 
-/// Prices of reading, by parts of Anthropic's model names.
+/// Read prices by parts of Anthropic's model names.
 const READS: &[(&[&str], f64)] = &[
     (&["opus-5-5", "sonnet-5-5"], 0.05),
     (&["fable-5-1", "mythos-5-1"], 0.025),

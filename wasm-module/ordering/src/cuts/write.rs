@@ -6,8 +6,8 @@
 //!              {"cache_control":{"type":"ephemeral"},"type":"text","text":"<doc b>"},{"type":"text","text":" Why?"}]
 //! ```
 //!
-//! A text's bytes stay as they are, escapes included. Texts behind the last marker stay whole: no boundary is looked for
-//! there. So a body in which nothing is marked, by us or the client, stays as it came, byte for byte.
+//! A text's bytes are unchanged, escapes included. Texts after the last marker stay whole, since no boundary is needed
+//! there. So a body without markers, ours or the client's, is unchanged byte for byte.
 
 use super::Cut;
 use super::choice::Choice;
@@ -35,7 +35,7 @@ pub(super) fn write(
         ..Cut::default()
     };
     let mut edits = Vec::new();
-    // By text: the pieces up to the last marker, behind which they stay together, and those that are marked.
+    // For each text: the number of pieces up to the last marker, after which they stay together, and the marked pieces.
     let mut pieces: Vec<(usize, TextMarks)> = vec![Default::default(); layout.texts.len()];
     for position in layout
         .positions
@@ -93,8 +93,8 @@ pub(super) fn write(
 /// The marked pieces of a text, at most four.
 type TextMarks = SmallVec<[(usize, MarkTtl); 1]>;
 
-/// Writes a text with `kept` pieces, of which these are marked; the others stand in the last one. Returns the number of
-/// blocks that it became, less one.
+/// Writes a text as `kept` pieces, with these markers; later pieces stay in the last one. Returns the number of blocks
+/// added.
 fn write_text(
     text: &SplitText,
     kept: usize,
@@ -102,7 +102,7 @@ fn write_text(
     kind: CacheKind,
     edits: &mut Vec<Edit<'_>>,
 ) -> u32 {
-    // Each piece that ends before the last marker has a cut behind it, the last one too if anything follows.
+    // Each piece before the last marker ends with a cut, the last one too if text follows.
     let cuts = text
         .cuts
         .get(..kept.min(text.cuts.len()))
@@ -157,7 +157,7 @@ fn write_text(
     u32::try_from(cuts.len()).unwrap_or(u32::MAX)
 }
 
-/// A marker as the first field of a block.
+/// Returns a marker as the first field of a block.
 fn field(kind: CacheKind, ttl: MarkTtl) -> String {
     let (name, words, long) = match kind {
         CacheKind::OpenAi => ("prompt_cache_breakpoint", r#""mode":"explicit""#, "12h"),
@@ -169,7 +169,7 @@ fn field(kind: CacheKind, ttl: MarkTtl) -> String {
     }
 }
 
-/// A marker as a block.
+/// Returns a marker as a block.
 fn point(ttl: MarkTtl) -> &'static str {
     match ttl {
         MarkTtl::Default => r#"{"cachePoint":{"type":"default"}}"#,
@@ -177,8 +177,8 @@ fn point(ttl: MarkTtl) -> &'static str {
     }
 }
 
-/// The key by which OpenAI routes the request to where its beginning is cached: that of the shortest beginning that is
-/// kept at all. Prompts that could share anything have one key, for those with different keys share nothing.
+/// Returns the `prompt_cache_key` by which OpenAI routes the request to where its prefix is cached: hash of the shortest
+/// prefix that is cached at all. Prompts that could share a prefix have one key, since different keys share nothing.
 fn key(layout: &Layout, rules: &CacheRules) -> String {
     let shortest = (layout.positions.iter())
         .find(|position| position.tokens >= u64::from(rules.minimum_tokens));

@@ -11,12 +11,12 @@
 //!   bytes of any length      tag of 128 bits over kind ‖ bytes; masked with SipHash-2-4-128(masks, kind ‖ tag ‖ 0, 1, 2, …)
 //! ```
 //!
-//! This is the synthetic-IV construction (Rogaway and Shrimpton, EUROCRYPT 2006) with SipHash as the pseudorandom
-//! function. Equal values of one tenant look equal, as a cache's events require. Everything else looks random without
-//! the key, and the same document looks different under another tenant. With the key the value can be recovered, so a
-//! follower keeps no table from what it reads to what it knows: opening takes two hashes and no memory. A value that
-//! was sealed with another key, or forged, does not open, except for one in 2⁶⁴. HMAC would do the same at some fifty
-//! times the price, which counts where 40,000 documents arrive at once on a proxy's worker.
+//! This is the synthetic-IV construction (Rogaway and Shrimpton, EUROCRYPT 2006) with SipHash as the pseudorandom function.
+//! Equal values of one tenant look equal, as a cache's events require. Without the key, everything else looks random, and
+//! the same document looks different under another tenant. With the key the value can be recovered, so a follower needs no
+//! table from sealed to known values: opening takes two hashes and no memory. A value that was sealed with another key, or
+//! forged, does not open, except with probability 2⁻⁶⁴. HMAC would do the same at some fifty times the cost, which matters
+//! when 40,000 documents arrive at once on a proxy's worker.
 
 use super::TenantKey;
 use crate::hexadecimal;
@@ -35,18 +35,18 @@ pub struct FeedKey {
     token: String,
 }
 
-/// 64 bits that tell one key from another and reveal nothing else about it.
+/// 64 bits that identify a key and reveal nothing else about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyCheck(pub u64);
 
-/// A tenant's key as a sealed feed writes it. The default stands for requests without a salt.
+/// A tenant's key in sealed form. The default stands for requests without a salt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SealedTenant {
     pub(super) tag: u64,
     pub(super) masked: u128,
 }
 
-/// The kind of a sealed value: a value of one kind is never taken for another's.
+/// The kind of a sealed value; a value of one kind does not open as another.
 #[derive(Clone, Copy)]
 enum Kind {
     Tenant = 1,
@@ -82,13 +82,13 @@ impl FeedKey {
         Some(Self::new(&key))
     }
 
-    /// Returns the value that tells this key from others.
+    /// Returns the value that identifies this key.
     #[must_use]
     pub fn check(&self) -> KeyCheck {
         self.check
     }
 
-    /// Returns the bearer token by which the host recognises a gateway that has the key.
+    /// Returns the bearer token by which the host recognises a gateway with the key.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.token
@@ -151,7 +151,7 @@ impl FeedKey {
         is_ours.then_some((fingerprint, tokens))
     }
 
-    /// Seals bytes of any length, which take [`SEAL_BYTES`] more. Equal bytes look equal.
+    /// Seals bytes of any length; the result is [`SEAL_BYTES`] longer. Equal bytes look equal.
     pub(super) fn seal_bytes(&self, bytes: &[u8]) -> Vec<u8> {
         let tag = self.tag_of_bytes(bytes);
         let mut sealed = Vec::with_capacity(bytes.len() + SEAL_BYTES);
@@ -163,7 +163,7 @@ impl FeedKey {
         sealed
     }
 
-    /// Opens sealed bytes; `None` if they were sealed with another key, or changed since.
+    /// Opens sealed bytes; `None` if they were sealed with another key or modified.
     pub(super) fn open_bytes(&self, sealed: &[u8]) -> Option<Vec<u8>> {
         let (tag, masked) = sealed.split_first_chunk::<SEAL_BYTES>()?;
         let tag = u128::from_le_bytes(*tag);
@@ -179,7 +179,7 @@ impl FeedKey {
         hasher.finish128().as_u128()
     }
 
-    /// Masks bytes, or takes the mask off again.
+    /// Applies or removes the mask (XOR).
     fn mask_bytes(&self, tag: u128, bytes: &mut [u8]) {
         for (number, block) in (0_u64..).zip(bytes.chunks_mut(SEAL_BYTES)) {
             let mut hasher = SipHasher24::new_with_key(&self.masks);
@@ -221,7 +221,7 @@ impl fmt::Debug for FeedKey {
     }
 }
 
-/// HMAC accepts keys of every length, so this cannot fail.
+/// Derives 32 bytes for a label. HMAC accepts keys of every length, so this cannot fail.
 fn derive(secret: &[u8], label: &[u8]) -> [u8; 32] {
     Hmac::<Sha256>::new_from_slice(secret)
         .map(|mut mac| {
@@ -252,7 +252,7 @@ fn high(bits: u128) -> u32 {
 
 const MIN_BYTES: usize = 32;
 const MAX_BYTES: usize = 128;
-/// Bytes by which sealed bytes are longer: their tag.
+/// Additional bytes of sealed bytes: their tag.
 pub(super) const SEAL_BYTES: usize = 16;
 
 #[cfg(test)]
@@ -270,7 +270,7 @@ mod tests {
             "2e2b0c3faaf3b29f246efc1d9a7406f34fe873e89d1fb76a3e3c0543d64f8528"
         );
         assert_eq!(key.check(), KeyCheck(0x9a07_52a0_fa3a_8deb));
-        // A second implementation, in Python, said the same of these.
+        // A second implementation, in Python, gave the same values.
         let (tag, fingerprint, tokens) = key.seal_document(TenantKey::of("salt"), 3, 117);
         assert_eq!(
             (tag, fingerprint, tokens),

@@ -8,21 +8,21 @@
 //!   ]}
 //! ```
 //!
-//! A reader asks for the events since `next` of its last [`Batch`], and names the epoch in which that number is valid.
-//! An engine that cannot answer that any more (the reader was slow, the engine was restarted) answers with `reset`:
-//! the events are then everything that it holds. [`Follower`] is the reader's part.
+//! A reader requests the events since `next` of its last [`Batch`], and names the epoch in which that number is valid. If
+//! the engine no longer has them (the reader was slow, the engine restarted), it answers with `reset`: the events are then
+//! a full snapshot. [`Follower`] is the reader's part.
 //!
-//! Hashes are strings of hexadecimal digits, since numbers of 64 bits do not survive every JSON parser. Unknown fields
-//! are ignored. There is no clock and no I/O here: fetching and serving batches happens elsewhere.
+//! Hashes are strings of hexadecimal digits, since numbers of 64 bits do not survive every JSON parser. Unknown fields are
+//! ignored. This module has no clock and no I/O: batches are fetched and served elsewhere.
 //!
-//! A fingerprint tells anyone who has the document that the engine holds it. So between hosts and gateways that share
-//! a [`FeedKey`], hashes and token counts are sealed on the wire ([`FeedKey`] says how). The batch names the key by
-//! its check value in `key`; `null` there means that the feed is not sealed. [`Batch::wire`] writes both forms, and
-//! [`Batch::read`] reads the one that its caller expects.
+//! A fingerprint reveals to anyone who has the document that the engine holds it. So between hosts and gateways that share
+//! a [`FeedKey`], hashes and token counts are sealed on the wire ([`FeedKey`] says how). The batch names the key by its
+//! check value in `key`; `null` means that the feed is not sealed. [`Batch::wire`] writes both forms, and [`Batch::read`]
+//! reads the one that its caller expects.
 //!
-//! What gateways tell each other through the feed's server is a [`Push`], sealed in the same way.
+//! Gateways exchange [`Push`]es through the feed's server, sealed in the same way.
 
-/// Writes and reads a newtype over `u64` as 16 hexadecimal digits, also in JSON. The words say what was expected.
+/// Writes and reads a newtype over `u64` as 16 hexadecimal digits, also in JSON. `$expected` is the text of the error.
 macro_rules! hexadecimal_id {
     ($id:ident, $expected:literal) => {
         impl std::fmt::Display for $id {
@@ -73,18 +73,17 @@ use crate::tree::{ResidencyEvent, Scope};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// A part of the events in an engine's cache, in order; or everything that it holds. Serde reads and writes the form
-/// that is not sealed.
+/// Consecutive events of an engine's cache, or a full snapshot of it. Serde reads and writes the unsealed form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Wire", into = "Wire")]
 pub struct Batch {
-    /// The life of the cache in which the positions are valid.
+    /// The epoch in which the positions are valid.
     pub epoch: Epoch,
     /// The position before the first event.
     pub from: u64,
-    /// The position after the last event, from which to ask next.
+    /// The position after the last event; the next request asks from here.
     pub next: u64,
-    /// Whether the events are everything that is held, so that all earlier knowledge must be forgotten.
+    /// True if the events are a full snapshot, so that all earlier knowledge must be dropped.
     pub reset: bool,
     /// The model's name.
     pub model: String,
@@ -94,10 +93,10 @@ pub struct Batch {
     pub events: Vec<Event>,
 }
 
-/// An event of the documents in a cache.
+/// A change of the documents in a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The cache holds the documents of this path, from the first on, with their tokens.
+    /// The cache holds the documents of this path from the first on, each with its tokens.
     Stored {
         /// The documents' tenant.
         tenant: TenantKey,
@@ -106,7 +105,7 @@ pub enum Event {
         /// The documents, at least one.
         path: Vec<(Fingerprint, u32)>,
     },
-    /// The cache no longer holds the last document of this path, nor what came after it.
+    /// The cache no longer holds the last document of this path, nor any document after it.
     Removed {
         /// The path's tenant.
         tenant: TenantKey,
@@ -119,33 +118,33 @@ pub enum Event {
     Cleared,
 }
 
-/// Numbers of pages by where they are.
+/// Numbers of pages by tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pages {
-    /// Pages in the memory in which the engine computes.
+    /// Pages in device memory.
     pub device: u64,
-    /// Pages in memory beside it.
+    /// Pages in host memory.
     pub host: u64,
-    /// Pages in a file.
+    /// Pages in the file.
     pub disk: u64,
 }
 
-/// One life of a cache; every restart begins another.
+/// An identifier of one lifetime of a cache; every restart begins a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Epoch(pub u64);
 
-/// The tenant of documents: a hash of the `cache_salt` that the requests were sent with, 128 bits of its SHA-256. From
-/// a salt anyone can compute its key; from a key nobody can compute the salt, as long as the salt cannot be guessed.
+/// The tenant of documents: a hash of the requests' `cache_salt`, 128 bits of its SHA-256. The key can be computed from a
+/// salt, but not the salt from a key unless the salt can be guessed.
 ///
 /// The default, written as an empty string, stands for requests without a salt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantKey(u128);
 
-/// What a reader does about an event.
+/// The reader's action for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change<'b> {
-    /// Everything known of this engine and model must be forgotten, for every tenant.
+    /// Everything known about this engine and model must be dropped, for every tenant.
     Forget,
     /// The documents of a tenant changed.
     Tenant(TenantKey, ResidencyEvent<'b>),
@@ -154,12 +153,12 @@ pub enum Change<'b> {
 /// A reader's position in a feed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Follower {
-    /// The epoch and the position; `None`: nothing was read yet.
+    /// The epoch and the position; `None` before the first batch.
     place: Option<(Epoch, u64)>,
 }
 
 impl TenantKey {
-    /// Returns the key of a salt.
+    /// Returns the key of a salt; the default for an empty salt.
     #[must_use]
     pub fn of(salt: &str) -> Self {
         if salt.is_empty() {
@@ -182,7 +181,7 @@ impl TenantKey {
 }
 
 impl Follower {
-    /// Returns the query of the next request; the first query is empty, which asks for everything that is held.
+    /// Returns the query of the next request; empty at first, which requests a full snapshot.
     #[must_use]
     pub fn query(&self) -> String {
         self.place.map_or_else(String::new, |(epoch, next)| {
@@ -190,8 +189,8 @@ impl Follower {
         })
     }
 
-    /// Reads a batch, and returns what must be done about it, in order. A batch that does not continue where the last
-    /// one ended cannot be relied on: everything is forgotten and asked for anew.
+    /// Reads a batch and returns the actions for its events, in order. After a batch that does not continue the last one,
+    /// everything is dropped and a full snapshot is requested next.
     pub fn follow<'b>(&mut self, batch: &'b Batch) -> impl Iterator<Item = Change<'b>> + use<'b> {
         let goes_on = batch.reset || self.place == Some((batch.epoch, batch.from));
         let forget = batch.reset || !goes_on;
@@ -203,7 +202,7 @@ impl Follower {
 }
 
 impl Event {
-    /// Returns what a reader does about the event.
+    /// Returns the reader's action for the event.
     #[must_use]
     pub fn change(&self) -> Change<'_> {
         match self {
@@ -233,7 +232,7 @@ impl Event {
         }
     }
 
-    /// Returns the event's tenant; `None`: it concerns everybody.
+    /// Returns the event's tenant; `None` if it concerns all tenants.
     #[must_use]
     pub fn tenant(&self) -> Option<TenantKey> {
         match self {
@@ -361,14 +360,14 @@ mod tests {
                 .map(|change| matches!(change, Change::Forget))
                 .collect::<Vec<_>>()
         };
-        // All that is held.
+        // A full snapshot.
         let all = batch(7, 10, true, &events);
         assert_eq!(kinds(&mut follower, &all), [true, false, false]);
         assert_eq!(follower.query(), "epoch=0000000000000007&since=12");
-        // It goes on.
+        // A continuation.
         let more = batch(7, 12, false, &events);
         assert_eq!(kinds(&mut follower, &more), [false, false]);
-        // The same again, and events of another life, are no continuation.
+        // The same batch again, and events of another epoch, do not continue it.
         for other in [more, batch(8, 14, false, &events)] {
             let mut follower = follower;
             assert_eq!(kinds(&mut follower, &other), [true]);

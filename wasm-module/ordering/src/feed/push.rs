@@ -1,15 +1,15 @@
-//! What gateways of different proxies tell each other through the server of an engine's feed.
+//! Messages between gateways of different proxies, exchanged through the server of an engine's feed.
 //!
 //! ```text
-//!   {"gateway": "1f0c…", "key": "9a3e…", "payload": "c0ffee…"}            a push, as a gateway sends it and others get it
-//!   {"epoch": "5c0f…", "next": 17, "others": 3, "pushes": [{…}, {…}]}    what a gateway has not heard yet
+//!   {"gateway": "1f0c…", "key": "9a3e…", "payload": "c0ffee…"}            a push, as a gateway sends and receives it
+//!   {"epoch": "5c0f…", "next": 17, "others": 3, "pushes": [{…}, {…}]}    pushes that a gateway has not received yet
 //! ```
 //!
 //! A [`Push`] holds updates ([`crate::PeerUpdate`]) and the tokens that the engine has yet to compute for the gateway's
-//! requests. The load is a state and no change: a push that is lost, or heard twice, leaves nothing wrong behind.
+//! requests. The load is a state, not a change: a push that is lost or received twice has no lasting effect.
 //!
-//! With a [`FeedKey`], all of `payload` is sealed: names, hashes, counts. Its server opens a push to check it, and passes it
-//! on as it came. Updates stay bytes here, since a server may be older than the gateways that it serves.
+//! With a [`FeedKey`], all of `payload` is sealed: names, hashes, counts. Its server opens a push to check it, and forwards
+//! it unchanged. Updates stay bytes here, since a server may be older than the gateways that it serves.
 
 use super::key::{FeedKey, KeyCheck};
 use super::{Epoch, ReadError};
@@ -17,18 +17,18 @@ use crate::bytes::{BadBytes, Reader, Writer};
 use crate::hexadecimal;
 use serde::{Deserialize, Serialize};
 
-/// A number that tells one gateway (all workers of one proxy) from others, chosen at random.
+/// A random number that identifies one gateway (all workers of one proxy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GatewayId(pub u64);
 
-/// What a gateway tells others of one engine.
+/// The state and the updates of a gateway for one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Push {
-    /// The gateway that pushes.
+    /// The gateway that sends the push.
     pub gateway: GatewayId,
-    /// A number that no other push of this gateway has, so that no two look equal when sealed.
+    /// A number unique among this gateway's pushes, so that no two look equal when sealed.
     pub number: u64,
-    /// A hash of what gateways must have in common to learn from each other's updates. The load concerns all.
+    /// Hash of the settings that gateways must share to use each other's updates. The load applies to all.
     pub audience: u64,
     /// Estimated tokens that the engine has yet to compute for this gateway's requests.
     pub outstanding: u64,
@@ -39,7 +39,7 @@ pub struct Push {
 /// A [`Push`] in JSON, sealed if there is a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealedPush {
-    /// The gateway that pushes.
+    /// The gateway that sends the push.
     pub gateway: GatewayId,
     #[serde(default)]
     key: Option<KeyCheck>,
@@ -47,44 +47,44 @@ pub struct SealedPush {
     payload: String,
 }
 
-/// The pushes of others that a gateway has not heard yet.
+/// The pushes of other gateways that a gateway has not received yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pushes {
-    /// The life of the server in which the position is valid.
+    /// The server's epoch, in which the position is valid.
     pub epoch: Epoch,
-    /// The position from which to ask next.
+    /// The position for the next request.
     pub next: u64,
-    /// Number of other gateways that listen now.
+    /// Number of other gateways connected now.
     pub others: u32,
     /// The pushes, oldest first.
     pub pushes: Vec<SealedPush>,
 }
 
-/// The error that a push cannot be used.
+/// Why a push cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
     /// The two sides disagree about the key.
     #[error(transparent)]
     Key(ReadError),
-    /// `payload` is not hexadecimal, or not what its key has sealed.
+    /// `payload` is not hexadecimal, or does not open with its key.
     #[error("payload: its key does not open it")]
     Seal,
-    /// `payload` is longer than may be.
+    /// `payload` exceeds [`MAX_PUSH_BYTES`].
     #[error("payload: {bytes} bytes, more than the limit of {limit}", limit = MAX_PUSH_BYTES)]
     TooLong {
-        /// Length of the payload that was refused, in bytes.
+        /// Length of the refused payload, in bytes.
         bytes: usize,
     },
-    /// There are too many updates.
+    /// More than [`MAX_PUSH_UPDATES`] updates.
     #[error("payload: {updates} updates, more than the limit of {limit}", limit = MAX_PUSH_UPDATES)]
     TooMany {
-        /// Number of updates in the push that was refused.
+        /// Number of updates in the refused push.
         updates: usize,
     },
-    /// The bytes are no push.
+    /// The bytes are not a push.
     #[error("payload: {0}")]
     Bytes(BadBytes),
-    /// The gateway that is named outside is not the one within.
+    /// The sealed gateway id differs from the one outside.
     #[error("gateway: another one than its push names")]
     OtherGateway,
 }
@@ -118,7 +118,7 @@ impl Push {
 }
 
 impl SealedPush {
-    /// Returns the length of `payload`, which is nearly all that the push takes.
+    /// Returns the length of `payload`, nearly all of the push.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         self.payload.len()
@@ -157,7 +157,7 @@ impl SealedPush {
 }
 
 impl PushError {
-    /// Returns whether the two sides disagree about the key.
+    /// Returns whether the error is a mismatch of the two sides' keys.
     #[must_use]
     pub fn is_about_the_key(self) -> bool {
         matches!(self, Self::Key(_))
@@ -184,7 +184,7 @@ super::hexadecimal_id!(GatewayId, "a gateway's id is 16 hexadecimal digits");
 
 const VERSION: u8 = 1;
 
-/// Most bytes of a push, with its seal.
+/// Longest push, with its seal, in bytes.
 pub const MAX_PUSH_BYTES: usize = 64 << 10;
 /// Most updates of a push.
 pub const MAX_PUSH_UPDATES: usize = 256;

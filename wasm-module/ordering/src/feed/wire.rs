@@ -16,7 +16,7 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
-/// A [`Batch`] in one of its two forms.
+/// A [`Batch`] in sealed or unsealed form.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Wire {
     epoch: Epoch,
@@ -32,10 +32,10 @@ pub struct Wire {
     events: Vec<WireEvent>,
 }
 
-/// The error that bytes are no batch that can be followed.
+/// Why bytes are not a batch that can be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The bytes are not this JSON.
+    /// The bytes are not JSON of this shape.
     #[error("no batch of events: line {line}, column {column}")]
     Json {
         /// Line of the error.
@@ -43,7 +43,7 @@ pub enum ReadError {
         /// Column of the error.
         column: usize,
     },
-    /// A hash is not written in this form, or was not sealed with the key that the batch names.
+    /// A hash is malformed, or was not sealed with the key that the batch names.
     #[error("no batch of events: a hash that its key does not open")]
     Hash,
     /// The feed is sealed, and the reader has no key.
@@ -58,7 +58,7 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// Returns whether the two sides disagree about the key.
+    /// Returns whether the error is a mismatch of the two sides' keys.
     #[must_use]
     pub fn is_about_the_key(self) -> bool {
         matches!(self, Self::Sealed | Self::NotSealed | Self::OtherKey)
@@ -480,7 +480,7 @@ mod tests {
             assert_eq!(Batch::read(&written(&batch, with), read), Err(error));
             assert!(error.is_about_the_key());
         }
-        // A hash of another key under this one's name.
+        // A hash sealed with another key under this key's name.
         let forged = String::from_utf8(written(&batch, Some(&other))).unwrap();
         let [ours, theirs] = [&key, &other].map(|key| format!("{:016x}", key.check().0));
         let forged = forged.replace(&theirs, &ours);

@@ -1,4 +1,4 @@
-//! The causes for which a prompt could not begin like an earlier one, by the names in reports, metrics and tables.
+//! The causes for which a prompt shares no longer prefix with an earlier one, as named in reports, metrics and tables.
 
 /// The cause of a miss. Names are public: they are used in JSON, in metrics and in the documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -9,7 +9,7 @@ pub enum Cause {
     FirstSeen,
     /// The same tools in another order.
     ToolOrder,
-    /// Other tools are offered.
+    /// Another set of tools.
     ToolSet,
     /// A tool of the same name has another description or parameters.
     ToolSchema,
@@ -23,11 +23,11 @@ pub enum Cause {
     Whitespace,
     /// An earlier message was changed, or another one was put before it.
     HistoryEdited,
-    /// Earlier messages are gone: a sliding window, or a summary in their place.
+    /// Earlier messages are missing: a sliding window, or a summary in their place.
     HistoryDropped,
-    /// Contexts are sent with one turn and are gone, or replaced, when the chat goes on.
+    /// Contexts that were sent with one turn are missing, or replaced, when the chat continues.
     ContextMoved,
-    /// A system message inside the history, which a template moves before it.
+    /// A system message inside the history, which a template renders before it.
     HoistedSystem,
     /// Other documents were retrieved.
     DocumentSet,
@@ -35,7 +35,7 @@ pub enum Cause {
     DocumentOrder,
     /// The same document with another score, rank, id or wording inside its block.
     DocumentText,
-    /// The question stands before the documents.
+    /// The question precedes the documents.
     QuestionFirst,
     /// The same prompt under another `cache_salt` or tenant.
     TenantSalt,
@@ -43,9 +43,9 @@ pub enum Cause {
     OtherEngine,
     /// The same prompt for another model.
     ModelChanged,
-    /// A field that a chat template renders, or that an engine keeps caches apart by.
+    /// A field that a chat template renders, or by which an engine separates caches.
     Parameters,
-    /// The engine computed what an earlier prompt held: it was evicted.
+    /// The engine evicted tokens that an earlier prompt held, and computed them again.
     Evicted,
     /// The shared prefix is shorter than a page of the engine's cache.
     BelowPage,
@@ -113,7 +113,7 @@ impl Cause {
         }
     }
 
-    /// Returns whether the request broke nothing: [`Cause::None`] or [`Cause::FirstSeen`].
+    /// Returns whether the request broke no prefix: [`Cause::None`] or [`Cause::FirstSeen`].
     #[must_use]
     pub fn is_none(self) -> bool {
         matches!(self, Self::None | Self::FirstSeen)

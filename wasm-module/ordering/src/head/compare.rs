@@ -1,10 +1,10 @@
-//! Compares two requests piece by piece: finds the first difference, and its kind.
+//! Compares two requests piece by piece: finds the first difference, and its cause.
 //!
 //! ```text
 //!   realm (salt, engine, model) ─▶ tools ─▶ hoisted system messages ─▶ system text ─▶ parameters ─▶ messages, documents
 //! ```
 //!
-//! The comparison follows the order of the prompt, and differences after the first one do not count.
+//! The comparison follows the order of the prompt, and later differences do not count.
 
 use super::cause::{Cause, Volatile};
 use super::entry::Entry;
@@ -21,7 +21,7 @@ pub(super) struct Flat {
     pub(super) kind: SegmentKind,
     pub(super) role: Role,
     pub(super) message: Option<u32>,
-    /// Index of its segment.
+    /// Index of the piece's segment.
     pub(super) segment: u32,
     /// Bytes of the segment's pieces before it.
     pub(super) offset: u32,
@@ -116,7 +116,7 @@ struct Regions<'f> {
     all: &'f [Flat],
 }
 
-/// The pieces of a message.
+/// The pieces of one message.
 #[derive(Clone, Copy)]
 struct Message<'f> {
     role: Role,
@@ -198,7 +198,7 @@ fn tools(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
     const KIND: SegmentKind = SegmentKind::Tool;
     let (new, old) = (new.tools, old.tools);
     let at = parting(new, old)?;
-    // The last tool stands for one that is missing after it.
+    // A tool missing at the end is reported at the last tool.
     let place = at.min(new.len().saturating_sub(1));
     let found = |cause| {
         let found = Difference::at(cause, KIND, place);
@@ -241,7 +241,7 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
     const KIND: SegmentKind = SegmentKind::System;
     let found = parting(new.system, old.system);
     let Some(at) = found else {
-        // System messages of the history follow, if a template puts them before it.
+        // Continue with the history's system messages, if a template renders them before it.
         if sides.new.inline == sides.old.inline {
             return None;
         }
@@ -285,7 +285,7 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
     Some(wording(&news, &olds, at, KIND, place))
 }
 
-/// Returns the kind of difference between two texts that part at `at`.
+/// Returns the kind of difference between two texts that first differ at `at`.
 fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usize) -> Difference {
     if solid(new) == solid(old) {
         return Difference::at(Cause::Whitespace, kind, place);
@@ -299,7 +299,7 @@ fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usiz
             .filter(|(one, other)| one.id != other.id)
             .all(|(one, other)| {
                 let kind = one.piece.marks.differ_by(&other.piece.marks);
-                // The first one counts.
+                // The first kind is reported.
                 found = found.or(kind);
                 kind.is_some()
             });
@@ -311,7 +311,7 @@ fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usiz
         list.iter()
             .fold(0_u32, |sum, flat| sum.wrapping_add(flat.piece.marks.bag))
     };
-    // These are units that were cut in another way because a value contains a sign that ends one.
+    // These units were cut differently because a value contains a sign that ends a unit.
     let joined = |list: &[Flat]| {
         list.iter().fold(0_u64, |sum, flat| {
             sum.wrapping_add(u64::from(flat.piece.marks.timeless))
@@ -336,7 +336,7 @@ fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usiz
     Difference::at(Cause::SystemText, kind, place)
 }
 
-/// Returns the parts in the middle of two lists that differ.
+/// Returns the middle parts of two lists, without the common beginning and end.
 fn middles<'f>(new: &'f [Flat], old: &'f [Flat], at: usize) -> (&'f [Flat], &'f [Flat]) {
     let ends = new.iter().rev().zip(old.iter().rev());
     let most = new.len().min(old.len()).saturating_sub(at);
@@ -369,8 +369,8 @@ fn parameters(sides: &Sides<'_>) -> Option<Difference> {
     })
 }
 
-/// Returns whether the new request is a later turn of the old one's chat: the user's first question is in both, and
-/// more follows.
+/// Returns whether the new request is a later turn of the old one's chat: the user's first question is in both, and more
+/// follows.
 fn goes_on(new: &Regions<'_>, old: &Regions<'_>) -> bool {
     let asked = |regions: &Regions<'_>| {
         let first = regions
@@ -406,13 +406,13 @@ fn history(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
             place,
         ));
     }
-    // This is the last message of both.
+    // Both messages are the last ones.
     if new_behind == 0 && old_behind == 0
         || one.role == other.role && new_behind == old_behind && piece > 0 && has_documents(one)
     {
         return last(one, other, piece, place);
     }
-    // The following messages stand in both, nearer to the beginning or farther from it.
+    // Both requests have the later messages, but at another distance from the beginning.
     let known: FxHashMap<u64, usize> = old
         .messages
         .iter()
@@ -460,10 +460,10 @@ fn identity(message: &Message<'_>) -> u64 {
     })
 }
 
-/// Returns whether one message is the other without its context: the words are the same, and only one has documents,
-/// or a template's words.
+/// Returns whether one message is the other without its contexts: the words are the same, and only one has documents or a
+/// template's words.
 fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: usize) -> bool {
-    // Only a chat that went on sends a message again.
+    // Only a continued chat sends a message again.
     if new_behind <= old_behind {
         return false;
     }
@@ -516,7 +516,7 @@ fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option
             .any(is_document)
     };
     if !rest(new) || !rest(old) {
-        // Only the question differs, which is new.
+        // Only the question differs, and it is new.
         return None;
     }
     let (one, other) = (one?, other?);
@@ -546,7 +546,7 @@ fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option
     ))
 }
 
-/// Compares messages at the same place after which nothing is in both.
+/// Compares messages at the same place when no later message is in both.
 fn branch(new: &Message<'_>, old: &Message<'_>, place: usize) -> Option<Difference> {
     if new.role != old.role {
         return None;
@@ -559,11 +559,11 @@ fn branch(new: &Message<'_>, old: &Message<'_>, place: usize) -> Option<Differen
             place,
         ));
     }
-    // Another question is another branch.
+    // Another question: the chats branch here.
     None
 }
 
-/// Compares a message that was changed while those after it stayed the same.
+/// Compares a message that was changed while later ones stayed the same.
 fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Difference {
     const KIND: SegmentKind = SegmentKind::Message;
     if solid(new.pieces) == solid(old.pieces) && new.role == old.role {
@@ -589,7 +589,7 @@ fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Diff
     Difference::at(Cause::HistoryEdited, KIND, place)
 }
 
-/// Compares documents that part at `at` among these pieces.
+/// Compares documents that first differ at `at` among these pieces.
 fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Difference> {
     const KIND: SegmentKind = SegmentKind::Document;
     let place = start + at.min(new.len().saturating_sub(1));
@@ -603,7 +603,7 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
     let (news, olds) = (of(new), of(old));
     let is_same = parting(&news, &olds).is_none();
     if is_same {
-        // The text between them differs: positional headings, say.
+        // The text between them differs, such as numbered headings.
         return found(Cause::DocumentText);
     }
     if are_permuted(&news, &olds, |flat| flat.id) {
@@ -619,7 +619,7 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
     let Some(one) = news.get(first) else {
         return found(Cause::DocumentSet);
     };
-    // The same document stands in the old request in another wording, and not here too.
+    // The old request holds the same document in another wording, and neither wording is in both.
     let is_rewritten = !old_ids.contains(&one.id)
         && olds
             .iter()
@@ -637,11 +637,11 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
             Cause::DocumentText
         });
     }
-    // The other side may have been rewritten where this one moved up.
+    // The old document here may have been rewritten while this one moved up; that counts as another set.
     found(Cause::DocumentSet)
 }
 
-/// Returns whether both are one document with another rank, id or wording.
+/// Returns whether both are the same document with another rank, id or wording.
 fn is_rewritten(one: &Piece, other: &Piece) -> bool {
     let are_apart_alike = one.apart != 0 && one.apart == other.apart;
     let has_same_name = one.name == other.name;

@@ -1,4 +1,4 @@
-//! What the operator may set about the head: as written ([`RawHead`]) and as checked ([`Head`]).
+//! Configuration of the head: as written ([`RawHead`]) and validated ([`Head`]).
 
 use super::patterns::{Class, Pattern};
 use crate::object;
@@ -7,22 +7,22 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
 object! {
-    /// What is done with the head, as written (`ordering.head`).
+    /// The configuration of the head, as written (`ordering.head`).
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawHead in "head." {
-        /// Whether the head is changed.
+        /// Whether the head is changed, only reported on, or ignored.
         pub mode: HeadMode = HeadMode::Report,
-        /// What is done with tools.
+        /// Configuration of tools.
         pub tools: RawHeadTools = RawHeadTools::default(),
-        /// What is done with words that change.
+        /// Configuration of volatile spans.
         pub volatile: RawVolatile = RawVolatile::default(),
-        /// Bytes that are moved in one request, as written in its body, 0 to 65,536; what is more stays where it is.
+        /// Most bytes moved in one request, as written in its body, 0 to 65,536; further spans stay in place.
         pub max_moved_bytes: u32 = 2_048; 0..=65_536,
-        /// What is done with contexts that a client writes into the newest request alone.
+        /// Configuration of contexts that a client writes into the newest request only.
         pub contexts: RawContexts = RawContexts::default(),
-        /// What is done with what documents say of one request.
+        /// Configuration of documents' numbers and scores.
         pub documents: RawHeadDocuments = RawHeadDocuments::default(),
-        /// What stands behind the gateway.
+        /// The kind of upstream behind the gateway.
         pub upstream: Upstream = Upstream::Tokens,
     }
 }
@@ -31,9 +31,9 @@ object! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeadMode {
-    /// The head is not looked at.
+    /// The head is ignored.
     Off,
-    /// What would be done is decided, counted and told; the body goes as it came.
+    /// Changes are decided, counted and reported; the original body is forwarded.
     #[default]
     Report,
     /// The body is changed.
@@ -47,56 +47,55 @@ pub enum Upstream {
     /// An engine that matches tokens: vLLM, SGLang, llama.cpp, our own.
     #[default]
     Tokens,
-    /// Anthropic's own API: a head with a billing line, which is a checksum of the body, is left alone.
+    /// Anthropic's own API: a head with a billing line, a checksum of the body, is not changed.
     Anthropic,
 }
 
 object! {
-    /// What is done with tools, as written.
+    /// The configuration of tools, as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawHeadTools in "head.tools." {
-        /// Whether tools are put in order: by name, and where requests offer different ones, so that those which most offer
-        /// come first.
+        /// Whether tools are sorted: by name, and where requests have different tools, the most frequent ones first.
         pub order: bool = true,
-        /// Whether a tool that equals an earlier one but for the order of its keys takes that one's order.
+        /// Whether a tool that equals an earlier one except for the order of its keys is forwarded with the earlier order.
         pub schemas: bool = true,
     }
 }
 
 object! {
-    /// What is done with contexts that a client writes into the newest request alone, as written. Both take
+    /// The configuration of contexts that a client writes into the newest request only, as written. Both require
     /// [`pin`](crate::config::RawConversation::pin).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawContexts in "head.contexts." {
-        /// Whether a chat's earlier user message that comes back without the contexts that it was sent with gets them back.
+        /// Whether an earlier user message that a client sends again without its contexts gets them back.
         pub restore: bool = true,
-        /// Whether contexts in the system text stand in the newest user message instead, the one that they were found for: in
-        /// front of the chat they would change at every turn.
+        /// Whether contexts in the system text move into the newest user message, for which they were found: in the system
+        /// text they would change at every turn.
         pub relocate: bool = true,
     }
 }
 
 object! {
-    /// What is done with what documents in a message say of one request, as written.
+    /// The configuration of documents' numbers and scores in a message, as written.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawHeadDocuments in "head.documents." {
-        /// Whether documents that are numbered by their places have a number that follows from their words instead; words
-        /// behind them say which number to cite each by.
+        /// Whether documents that are numbered by place get a number derived from their words instead; words after them say
+        /// which number to cite each by.
         pub numbers: bool = true,
-        /// Whether a score, rank or distance in a document stands behind the documents instead.
+        /// Whether a document's score, rank or distance moves behind the documents.
         pub scores: bool = true,
     }
 }
 
 object! {
-    /// What is done with words that change, as written.
+    /// The configuration of volatile spans, as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawVolatile in "head.volatile." {
-        /// The built-in table (`true`), no patterns (`false`), or a list in its place.
+        /// The built-in table (`true`), no patterns (`false`), or a list that replaces it.
         pub patterns: RawPatterns = RawPatterns::Table(true),
-        /// More patterns. One without a `pattern` gives the built-in one of its name another class.
+        /// More patterns. One without a `pattern` changes the class of the built-in pattern of its name.
         pub add: Vec<RawPattern> = Vec::new(),
-        /// Whether what changes is learned.
+        /// Whether volatile spans are learned.
         pub learn: bool = true,
     }
 }
@@ -126,17 +125,17 @@ object! {
     /// A pattern as the configuration writes it.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawPattern in "head.volatile.patterns." {
-        /// What it is called in reports: 1 to 64 ASCII letters, digits or dashes.
+        /// Its name in reports: 1 to 64 ASCII letters, digits or dashes.
         pub name: String = String::new(),
-        /// A regular expression, held against each line of a system text without its break.
+        /// A regular expression, matched against each line of a system text without its break.
         pub pattern: String = String::new(),
-        /// What is done with what it finds.
+        /// The action for its matches.
         pub class: Class = Class::Move,
     }
 }
 
 impl RawHead {
-    /// Every part that the documentation calls safe, applied: what a replay uses that is told nothing else.
+    /// The changes that the documentation calls safe, applied: a replay's default.
     #[must_use]
     pub fn safe() -> Self {
         Self {
@@ -146,7 +145,7 @@ impl RawHead {
     }
 }
 
-/// What is done with the head, checked.
+/// The configuration of the head, validated.
 #[derive(Clone, Debug)]
 pub struct Head {
     pub(crate) mode: HeadMode,
@@ -161,10 +160,10 @@ pub struct Head {
 }
 
 impl Head {
-    /// Checks it.
+    /// Validates the configuration.
     ///
     /// # Errors
-    /// The field, and what is wrong with its value.
+    /// The field, and the problem with its value.
     pub(crate) fn new(raw: &RawHead) -> Result<Self, BadValue> {
         raw.check()?;
         let mut patterns = Vec::new();
@@ -187,7 +186,7 @@ impl Head {
         })
     }
 
-    /// Whether contexts are put back.
+    /// Returns whether contexts are restored.
     pub(crate) fn keeps_contexts(&self) -> bool {
         self.mode == HeadMode::Apply && self.contexts.restore
     }

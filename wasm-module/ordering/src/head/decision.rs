@@ -1,47 +1,47 @@
-//! What is done with a head, as data: ranges of the client's body, and what stands there instead.
+//! The changes to a head, as data: ranges of the client's body and their replacements.
 
 use super::report::HeadReport;
 use crate::body::{Chain, Parsed, range_in};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// What is done with a head. Its ranges are of the client's body.
+/// The changes to a head. Its ranges are of the client's body.
 #[derive(Debug, Default)]
 pub(crate) struct Decision<'a> {
-    /// Tools in each other's places.
+    /// Tools with new bytes: the range of the slot and the tool to write there.
     pub(crate) tools: Vec<(Range<usize>, Cow<'a, str>)>,
-    /// What is taken out, side by side with nothing: in their order, none touches another.
+    /// Ranges to remove, in order; no two touch.
     pub(crate) removed: Vec<Range<usize>>,
-    /// Spans whose first value stays.
+    /// Spans that keep their first value.
     pub(crate) frozen: Vec<Frozen<'a>>,
-    /// What is written into the newest user message.
+    /// Words to write into the newest user message.
     pub(crate) moved: Option<Moved>,
     pub(crate) report: HeadReport,
 }
 
-/// A span whose first value stays.
+/// A span that keeps its first value.
 #[derive(Clone, Debug)]
 pub(crate) struct Frozen<'a> {
     pub(crate) range: Range<usize>,
-    /// As written.
+    /// The span's words in this request, as written.
     pub(crate) words: &'a str,
 }
 
-/// What is written into the newest user message.
+/// Words to write into the newest user message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Moved {
     /// The index of that message.
     pub(crate) message: u32,
-    /// As between the quotes of a JSON string: spans on lines of their own. Empty where spans are only frozen.
+    /// The words, escaped as in a JSON string, one span a line. Empty if spans are only frozen.
     pub(crate) words: Box<str>,
-    /// A hash of the words, and of the values of frozen spans.
+    /// Hash of the words and of the frozen spans' values.
     pub(crate) hash: u64,
-    /// A hash of each span, frozen ones too.
+    /// A hash of each span, frozen ones included.
     pub(crate) spans: Box<[u64]>,
 }
 
 impl Decision<'_> {
-    /// Whether anything of the body is written anew.
+    /// Returns whether the body changes.
     pub(crate) fn writes(&self) -> bool {
         !self.tools.is_empty()
             || !self.removed.is_empty()
@@ -49,7 +49,7 @@ impl Decision<'_> {
             || self.moved.is_some()
     }
 
-    /// The field of the tools as it is sent; `None`: as it came.
+    /// Returns the tools' field as forwarded; `None` for the original field.
     pub(crate) fn tools_field(&self, parsed: &Parsed<'_>) -> Option<String> {
         let field = parsed.start.field.filter(|_| !self.tools.is_empty())?;
         let start = range_in(parsed.text, field).start;
@@ -64,7 +64,7 @@ impl Decision<'_> {
         Some(out)
     }
 
-    /// What chats and scopes are not known by: what is taken out, and what is frozen.
+    /// The ranges excluded from the hashes of chats and scopes: removed and frozen ones.
     pub(crate) fn unknown(&self) -> Vec<Range<usize>> {
         let frozen = self.frozen.iter().map(|span| span.range.clone());
         merged(self.removed.iter().cloned().chain(frozen).collect())
@@ -74,34 +74,35 @@ impl Decision<'_> {
 /// The order of the members of each list of a tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Form {
-    /// Of the tool, whatever order its members stand in.
+    /// Hash of the tool, independent of the order of its members.
     pub(crate) canonical: u64,
-    /// For each list of two members or more, in the canonical order of lists, the ranks of its members as they stand.
+    /// For each list of two members or more, in the canonical order of lists: the ranks of its members in their current
+    /// order.
     pub(crate) order: Box<[u8]>,
 }
 
-/// A user message as it was sent to be ordered: with contexts that its client leaves out later.
+/// A forwarded user message with contexts that its client omits later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ContextMessage {
-    /// By what it is known without them.
+    /// The key of the message without its contexts.
     pub(crate) key: u128,
     /// Its content, as written.
     pub(crate) content: Box<str>,
-    /// The text in it that contexts and question stand in, without quotes.
+    /// The range in it of the text with contexts and question, without quotes.
     pub(crate) text: Range<u32>,
-    /// Its estimated tokens.
+    /// Estimated tokens of the message.
     pub(crate) tokens: u32,
 }
 
-/// How a chat went on behind a [`ContextMessage`].
+/// The continuation of a chat after a [`ContextMessage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) key: u128,
-    /// The chain of the message that follows it.
+    /// The chain of the message after it.
     pub(crate) next: Chain,
 }
 
-/// Ranges in their order, those that touch or overlap as one.
+/// Sorts ranges and merges those that touch or overlap.
 pub(crate) fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     crate::sort::sort_by_key(&mut ranges, |range| (range.start, range.end));
     let mut out: Vec<Range<usize>> = Vec::with_capacity(ranges.len());

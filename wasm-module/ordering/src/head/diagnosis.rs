@@ -1,14 +1,14 @@
-//! Diagnoses why a prompt could not begin like an earlier one, with an index of recent requests.
+//! Diagnoses why a prompt shares no longer prefix with an earlier one, with an index of recent requests.
 //!
 //! ```text
 //!   request ─▶ pieces ─▶ the earlier request that shares most ─▶ first difference ─▶ cause, place, tokens lost
 //!   (pending)     │                     ▲                            (compare)
-//!                 └──── kept as hashes ─┘
+//!                 └─ stored as hashes ──┘
 //! ```
 //!
-//! The index holds hashes, counts and marks, and no text. It is bounded in requests and in pieces; the oldest are
-//! evicted first. A request's work is bounded too: for each piece some of the newest requests that held it are looked
-//! at, and a few of those that share most are compared piece by piece (`Effort`).
+//! The index holds hashes, counts and marks, and no text. It is bounded in requests and in pieces; the oldest are evicted
+//! first. A request's work is bounded too: for each piece, some of the newest requests that held it are candidates, and a
+//! few of those that share most are compared piece by piece (`Effort`).
 
 use super::cause::{Cause, Volatile};
 use super::compare::{self, Difference, Flat, Sides};
@@ -28,21 +28,21 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The bounds of an [`Index`], and how closely it looks.
+/// The bounds of an [`Index`] and of its search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most requests that are kept.
+    /// Most requests stored.
     pub requests: u32,
-    /// Most distinct pieces that are kept, some 150 bytes each.
+    /// Most distinct pieces stored, about 150 bytes each.
     pub pieces: u32,
-    /// How much of a text is looked at.
+    /// How much of each text is read.
     pub depth: Depth,
-    /// Tokens in a page of the engine's cache: a shorter prefix is not reused. 1: any is.
+    /// Tokens in a page of the engine's cache: a shorter prefix is not reused. With 1, any is.
     pub page_tokens: u32,
 }
 
 impl Limits {
-    /// Limits for reading a log: some hundred megabytes at most.
+    /// Limits for reading a log: a few hundred megabytes at most.
     pub const LOG: Self = Self {
         requests: 16_384,
         pieces: 1 << 20,
@@ -59,12 +59,12 @@ impl Limits {
     };
 }
 
-/// The reason why a request could not begin like an earlier one.
+/// The reason why a request shares no longer prefix with an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
     /// The request's number in its index, from 1.
     pub request: u64,
-    /// The number of the earlier request that shares most with it.
+    /// The number of the earlier request that shares most with this one.
     pub earlier: Option<u64>,
     /// Estimated tokens of the prompt.
     pub prompt_tokens: u64,
@@ -74,7 +74,7 @@ pub struct Diagnosis {
     pub reused_tokens: u64,
     /// Tokens computed although the earlier prompt held them.
     pub lost_tokens: u64,
-    /// The cause that broke the prefix.
+    /// The cause of the first difference.
     pub cause: Cause,
     /// The kind of value, for [`Cause::VolatileValue`].
     pub volatile: Option<Volatile>,
@@ -83,18 +83,18 @@ pub struct Diagnosis {
     /// Name of the tool or the parameter, or role of the message's author. Like `shape`, it is empty at
     /// [`Depth::Light`].
     pub name: String,
-    /// Index of the tool, the document or the message among its like, from 0.
+    /// Index of the tool, the document or the message within its kind, from 0.
     pub index: u32,
-    /// Bytes from the beginning of the tool list's element, the text or the message to the piece that differs.
+    /// Bytes from the beginning of the tool, the text or the message to the first differing piece.
     pub offset: u32,
-    /// The form of the differing text, in classes of characters: see the module `marks`. It contains no word of it.
+    /// The form of the differing text, in classes of characters: see the module `marks`. It contains none of its words.
     pub shape: String,
-    /// Estimated tokens of the prompt up to the end of each kind of segment, in the order of their first.
+    /// Estimated tokens of the prompt up to the end of each run of one kind of segment, in order.
     pub extents: SmallVec<[(SegmentKind, u64); 6]>,
 }
 
 impl Diagnosis {
-    /// Returns the diagnosis of a request of which nothing but the cause is known.
+    /// Returns a diagnosis with only the cause.
     fn new(request: u64, cause: Cause) -> Self {
         Self {
             request,
@@ -114,10 +114,10 @@ impl Diagnosis {
         }
     }
 
-    /// Applies the engine's report on the prompt: its tokens, and how many of them it had cached.
+    /// Applies the engine's report on the prompt: its tokens, and how many of them were cached.
     ///
-    /// If the engine had much less than an earlier prompt shares, that was evicted. If it had more than expected, less
-    /// was lost, or nothing.
+    /// If the engine had cached much less than an earlier prompt shares, the rest was evicted. If it had cached more than
+    /// expected, less was lost, or nothing.
     pub fn told(&mut self, prompt: u64, cached: u64, page_tokens: u32) {
         if prompt == 0 || self.prompt_tokens == 0 {
             return;
@@ -153,7 +153,7 @@ impl Diagnosis {
         } else if cached > expected.saturating_add(slack) && self.lost_tokens > 0 {
             let lost = shared.saturating_sub(cached);
             self.lost_tokens = self.lost_tokens.min(lost);
-            // It was no obstacle to this engine.
+            // The difference did not prevent reuse in this engine.
             let is_assumed = matches!(
                 self.cause,
                 Cause::HoistedSystem | Cause::Parameters | Cause::TenantSalt | Cause::OtherEngine
@@ -167,7 +167,7 @@ impl Diagnosis {
     }
 }
 
-/// An index of recent requests, kept as hashes.
+/// An index of recent requests, as hashes.
 #[derive(Debug)]
 pub struct Index {
     limits: Limits,
@@ -176,34 +176,34 @@ pub struct Index {
     entries: VecDeque<Entry>,
     parts: FxHashMap<(u64, SegmentKind), Part>,
     pieces: Slab,
-    /// Holders of a piece, by the hash that identifies it.
+    /// Requests that hold a piece, by the hash of what it is the same as.
     holders: FxHashMap<u64, Holders>,
-    /// Values that a slot has held lately, by what stands before and behind it.
+    /// Recent values of a slot, by the units before and after it.
     slots: FxHashMap<u64, SmallVec<[u64; 3]>>,
 }
 
-/// The pieces of a segment, which requests share.
+/// The pieces of a segment, shared by requests.
 #[derive(Debug)]
 struct Part {
     pieces: Arc<[u32]>,
     requests: u32,
 }
 
-/// The requests that held a piece lately.
+/// The newest requests that held a piece.
 #[derive(Debug, Default)]
 struct Holders {
     newest: VecDeque<u64>,
     pieces: u32,
 }
 
-/// How many requests are looked at.
+/// The bounds of a search for the most similar request.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
-    /// Requests looked at for each piece that they held.
+    /// Requests considered for each of their pieces.
     holders: usize,
     /// Requests compared piece by piece.
     compared: usize,
-    /// Requests compared from the beginning on.
+    /// Requests whose prefixes are compared.
     beginnings: usize,
 }
 
@@ -224,10 +224,10 @@ impl Effort {
     }
 }
 
-/// Most slots whose values are remembered.
+/// Most slots with recorded values.
 const SLOTS: usize = 4_096;
 
-/// Pieces by number, each once.
+/// Pieces by number, each stored once.
 #[derive(Debug, Default)]
 struct Slab {
     by_hash: FxHashMap<u64, u32>,
@@ -286,7 +286,7 @@ impl Slab {
 }
 
 impl Index {
-    /// Returns an index that knows no request.
+    /// Returns an empty index.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -300,31 +300,31 @@ impl Index {
         }
     }
 
-    /// Returns the number of requests that are kept.
+    /// Returns the number of requests stored.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns whether no request is kept.
+    /// Returns whether no request is stored.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Returns the number of distinct pieces that are kept.
+    /// Returns the number of distinct pieces stored.
     #[must_use]
     pub fn pieces(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Diagnoses a request, and keeps it.
+    /// Diagnoses a request and stores it.
     pub fn explain(&mut self, asked: &Asked<'_, '_>) -> Diagnosis {
         let pending = self.read(asked);
         self.resolve(pending, Some(asked))
     }
 
-    /// Reads a request, for [`Index::diagnose`]. O(segments), besides the hashes and copies of texts that are not known.
+    /// Reads a request for [`Index::diagnose`]. O(segments), plus hashing and copying texts that are not stored yet.
     pub fn read(&mut self, asked: &Asked<'_, '_>) -> PendingPrompt {
         let Asked {
             parsed, segments, ..
@@ -344,7 +344,7 @@ impl Index {
             pending.is_unread = true;
             return pending;
         }
-        // Segments stand in the order of messages.
+        // Segments are in the order of messages.
         let mut holding: SmallVec<[u32; 8]> = (segments.list.iter())
             .filter(|segment| segment.kind == SegmentKind::Document)
             .filter_map(|segment| segment.message)
@@ -365,10 +365,9 @@ impl Index {
                 }
                 _ => segment.hash,
             };
-            // A segment that is cut in another way has other pieces.
+            // The same text cut differently has other pieces.
             let key = key ^ u64::from(whose && segment.kind != SegmentKind::Document);
-            // To copy the beginning of a document, which was just read, takes less than to look for it in memory that
-            // was not.
+            // Copying the beginning of a document that was just read costs less than looking it up in cold memory.
             let is_sought = segment.kind != SegmentKind::Document;
             let known = is_sought.then(|| self.hold_part(key, segment.kind));
             let pieces = match known.flatten() {
@@ -387,13 +386,13 @@ impl Index {
         pending
     }
 
-    /// Diagnoses a request that this index has read, and keeps it. The order of calls counts, not that of readings:
-    /// earlier requests are those that were diagnosed before.
+    /// Diagnoses a request that this index has read, and stores it. Earlier requests are those diagnosed before, whatever
+    /// the order of reading.
     pub fn diagnose(&mut self, pending: PendingPrompt) -> Diagnosis {
         self.resolve(pending, None)
     }
 
-    /// Diagnoses a request; names and shapes are told only of one that is still there.
+    /// Diagnoses a request. Names and shapes need `asked`, the request itself.
     fn resolve(&mut self, pending: PendingPrompt, asked: Option<&Asked<'_, '_>>) -> Diagnosis {
         if pending.is_unread {
             self.count += 1;
@@ -431,7 +430,7 @@ impl Index {
         diagnosis
     }
 
-    /// Diagnoses a ranking of documents that stand in no body, and keeps it.
+    /// Diagnoses a ranking of documents without a body, and stores it.
     pub fn explain_ranking(&mut self, documents: &[Retrieved]) -> Diagnosis {
         let realm = Realm {
             model: 0,
@@ -461,8 +460,7 @@ impl Index {
         diagnosis
     }
 
-    /// Returns the pieces of a segment, which are made only if they are not known, and counts the request that holds
-    /// them.
+    /// Returns the pieces of a segment, made only if they are not stored, and counts one more request that holds them.
     fn part(
         &mut self,
         key: u64,
@@ -494,7 +492,7 @@ impl Index {
         pieces
     }
 
-    /// Counts one more request that holds a segment, and returns its pieces; `None`: it is not known.
+    /// Counts one more request that holds a segment, and returns its pieces; `None` if they are not stored.
     fn hold_part(&mut self, key: u64, kind: SegmentKind) -> Option<Arc<[u32]>> {
         let part = self.parts.get_mut(&(key, class_of(kind)))?;
         part.requests = part.requests.saturating_add(1);
@@ -530,7 +528,7 @@ impl Index {
         }
     }
 
-    /// Returns the pieces of a request, one after another.
+    /// Returns the pieces of a request in one list.
     fn flat(&self, entry: &Entry) -> Vec<Flat> {
         let mut flat = Vec::with_capacity(entry.segments.len() * 2);
         let mut bytes = 0_u64;
@@ -559,7 +557,7 @@ impl Index {
         flat
     }
 
-    /// Returns what a request lost, and where, by its pieces.
+    /// Compares a request with the most similar earlier one: tokens lost, and the first difference.
     fn compare(&mut self, entry: &Entry) -> (Diagnosis, Option<(Difference, Flat)>) {
         let flat = self.flat(entry);
         let mut diagnosis = Diagnosis {
@@ -572,7 +570,7 @@ impl Index {
             return (diagnosis, None);
         };
         diagnosis.reused_tokens = best.reused;
-        // A word in common does not count.
+        // A few words in common do not count.
         if best.prefix == 0 && best.reused == 0 && best.shared.saturating_mul(20) < entry.tokens {
             return (diagnosis, None);
         }
@@ -618,7 +616,7 @@ impl Index {
         (diagnosis, at.map(|at| (found, at)))
     }
 
-    /// A slot that has held several short values lately holds a volatile one, whatever it looks like.
+    /// Reports a value in a slot that held several short values recently as volatile, whatever it looks like.
     fn slotted(&mut self, mut found: Difference, new: &[Flat], old: &[Flat]) -> Difference {
         let (Cause::SystemText | Cause::VolatileValue, Some(at)) = (found.cause, found.at) else {
             return found;
@@ -626,7 +624,7 @@ impl Index {
         let Some(value) = new.get(at).filter(|flat| flat.piece.bytes <= LONGEST_SLOT) else {
             return found;
         };
-        // One unit replaces another if its surroundings are the same.
+        // A slot is identified by its surrounding units.
         let hash = |list: &[Flat], at: Option<usize>| {
             let flat = at.and_then(|at| list.get(at));
             flat.map_or(0, |flat| flat.piece.hash)
@@ -653,13 +651,13 @@ impl Index {
         found
     }
 
-    /// Returns earlier requests with a rough score of what they share with these pieces, the highest first.
+    /// Returns earlier requests with a rough score of the tokens shared with these pieces, highest first.
     fn candidates(&self, flat: &[Flat]) -> SmallVec<[(u64, u64); 64]> {
         let mut found: SmallVec<[(u64, u64); 64]> = SmallVec::new();
         let Some(oldest) = self.entries.front().map(|entry| entry.number) else {
             return found;
         };
-        // Scores by a request's index among those that are kept; a log has too many for a list.
+        // Scores by a request's index among those stored; a log has too many for a list.
         let mut few: SmallVec<[u64; 128]> = SmallVec::new();
         let mut many: FxHashMap<u64, u64> = FxHashMap::default();
         if self.entries.len() <= FEW {
@@ -690,8 +688,8 @@ impl Index {
         found
     }
 
-    /// Returns the earlier request that shares most; among equals the one with the longest prefix, then the newest.
-    /// One of the same model, salt and engine is preferred if it shares about as much.
+    /// Returns the earlier request that shares most; on a tie the one with the longest prefix, then the newest. One of the
+    /// same model, salt and engine is preferred if it shares about as much.
     fn best(&self, entry: &Entry, flat: &[Flat], candidates: &[(u64, u64)]) -> Option<Best> {
         let effort = Effort::of(self.limits.depth);
         let mut new: SmallVec<[(u64, u32); 64]> = flat
@@ -741,7 +739,7 @@ impl Index {
     /// Returns the tokens of the prefix that both prompts share.
     fn prefix(&self, entry: &Entry, flat: &[Flat], earlier: &Entry) -> u64 {
         let mut pieces = earlier.pieces.iter();
-        // If a template puts system messages of the history first, everything after them moves.
+        // If a template renders system messages of the history first, everything after them moves.
         let is_hoisted = entry.inline != earlier.inline;
         let mut end = 0;
         for flat in flat {
@@ -760,7 +758,7 @@ impl Index {
         self.entries.get(at)
     }
 
-    /// Keeps a request; the oldest ones are evicted for it.
+    /// Stores a request, and evicts the oldest ones beyond the bounds.
     fn keep(&mut self, entry: Entry) {
         let most = Effort::of(self.limits.depth).holders;
         for placed in &entry.segments {
@@ -813,7 +811,7 @@ impl Index {
         }
     }
 
-    /// Describes where the difference is, in words that hold nothing of the text.
+    /// Fills in the place of the difference, without any words of the text.
     fn tell(
         &self,
         diagnosis: &mut Diagnosis,
@@ -833,7 +831,7 @@ impl Index {
             _ => placed.message.unwrap_or(0),
         };
         let Some(asked) = asked.filter(|_| self.limits.depth == Depth::Full) else {
-            // Names and forms are not reported.
+            // Names and shapes are not reported.
             return;
         };
         let Some(segment) = asked.segments.list.get(at.segment as usize) else {
@@ -854,7 +852,7 @@ impl Index {
         diagnosis.shape = shown.map(marks::shape).unwrap_or_default();
     }
 
-    /// Returns the unit of a segment's text that begins at that offset.
+    /// Returns the unit of a segment's text that begins at `offset`.
     fn words_at<'a>(
         &self,
         asked: &Asked<'_, 'a>,
@@ -877,17 +875,17 @@ impl Index {
     }
 }
 
-/// The best earlier request found.
+/// The most similar earlier request.
 #[derive(Clone, Copy, Debug)]
 struct Best {
     number: u64,
     shared: u64,
     prefix: u64,
-    /// The longest prefix of any earlier request that the engine may have kept.
+    /// The longest prefix shared with any earlier request to the same engine.
     reused: u64,
 }
 
-/// Returns the tokens of `new` that `old` holds too; both are sorted.
+/// Returns the tokens of `new` that are also in `old`; both are sorted.
 fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
     let mut old = old.iter().peekable();
     let mut shared = 0;
@@ -900,14 +898,14 @@ fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
     shared
 }
 
-/// Most requests whose scores stand in a list.
+/// Most requests whose scores are in a list.
 const FEW: usize = 1_024;
 
-/// Most bytes of a value that a slot may hold.
+/// Longest value of a slot, in bytes.
 const LONGEST_SLOT: u32 = 160;
 
-/// Returns the kind under which a segment's pieces are kept: a question becomes a message of the history in the next
-/// request.
+/// Returns the kind under which a segment's pieces are stored: the next request sends a question as a message of the
+/// history.
 fn class_of(kind: SegmentKind) -> SegmentKind {
     match kind {
         SegmentKind::Question | SegmentKind::Hint => SegmentKind::Message,
@@ -915,9 +913,9 @@ fn class_of(kind: SegmentKind) -> SegmentKind {
     }
 }
 
-/// Puts documents into the order in which they are sent, each within its group.
+/// Puts documents into the order sent, each within its group.
 fn arrange(placed: &mut [Placed], sent: &[Fingerprint]) {
-    // Of a document that is sent twice, the first place counts.
+    // For a document sent twice, the first place counts.
     let places = sent.iter().enumerate().rev();
     let ranks: FxHashMap<u64, usize> = places.map(|(rank, sent)| (sent.0, rank)).collect();
     let rank = |key: u64| ranks.get(&key).copied().unwrap_or(usize::MAX);
@@ -929,7 +927,7 @@ fn arrange(placed: &mut [Placed], sent: &[Fingerprint]) {
             break;
         };
         let message = placed.get(first).and_then(|placed| placed.message);
-        // The text between documents of one group stays where it is.
+        // Text between documents of one group stays in place.
         let mut group: Vec<usize> = Vec::new();
         for (at, placed) in placed.iter().enumerate().skip(first) {
             if placed.message != message {
@@ -978,13 +976,13 @@ fn role_name(role: Role) -> &'static str {
 }
 
 fn hash_of(text: &str) -> u64 {
-    // A model's name and a salt are hashed as they are written.
+    // A model's name and a salt are hashed without their quotes.
     xxh3_64_with_seed(inner_of(text).unwrap_or(text).as_bytes(), 0)
 }
 
 impl Diagnosis {
-    /// Applies the tokens of documents that the engine is believed to hold: if its feed has removed what an earlier
-    /// prompt shares, that was evicted.
+    /// Applies the document tokens that the engine is believed to hold: if its feed has removed tokens that an earlier
+    /// prompt shares, they were evicted.
     pub fn believed(&mut self, document_tokens: u64, page_tokens: u32) {
         let mut start = 0;
         let mut expected = 0_u64;
@@ -1008,10 +1006,10 @@ impl Diagnosis {
     }
 }
 
-/// The methods take the configuration by which bodies are read; see [`Parsed::segments`].
+/// Methods that take the configuration for parsing bodies; see [`Parsed::segments`].
 impl Index {
-    /// Reads a request that was parsed as `parsed` and `rewritten`, if it was: its prompt has the documents in the order in
-    /// which they are sent. If the rewrite changed the head, the prompt is its body's: see [`Index::explain_body`].
+    /// Reads a request `parsed`, as `rewritten` if it was: its prompt has the documents in the order sent. If the rewrite
+    /// changed the head, the prompt is that of the new body: see [`Index::explain_body`].
     pub fn read_sent(
         &mut self,
         parsed: &Parsed<'_>,
@@ -1035,7 +1033,7 @@ impl Index {
         })
     }
 
-    /// Reads, diagnoses and keeps the body of a request that is sent as it came.
+    /// Reads, diagnoses and stores a body that is forwarded unchanged.
     ///
     /// # Errors
     /// Returns a [`Skip`](crate::Skip) if the body cannot be read.

@@ -1,4 +1,4 @@
-//! A request, as it is asked about and as the index keeps it.
+//! A request to diagnose, and its entry in the index.
 
 use super::segments::{SegmentKind, Segments};
 use crate::body::{Parsed, Role};
@@ -13,15 +13,15 @@ pub struct Asked<'r, 'a> {
     pub parsed: &'r Parsed<'a>,
     /// The body's segments.
     pub segments: &'r Segments,
-    /// A tenant or salt by which an engine also keeps caches apart.
+    /// A tenant or salt by which an engine separates caches, in addition to the body's.
     pub tenant: &'r str,
-    /// Name of the engine that the request goes to; empty: there is one, or it is unknown.
+    /// Name of the engine that receives the request; empty if there is only one or it is unknown.
     pub engine: &'r str,
-    /// The documents in the order in which they are sent; `None`: as they stand in the body.
+    /// The documents in the order sent; `None` for their order in the body.
     pub sent: Option<&'r [Fingerprint]>,
 }
 
-/// A request in the index.
+/// A request stored in the index.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) number: u64,
@@ -31,14 +31,13 @@ pub(super) struct Entry {
     pub(super) inline: u64,
     pub(super) tokens: u64,
     pub(super) segments: Box<[Placed]>,
-    /// The pieces of all segments, by number. Beside the segments, so that a request is compared with many others
-    /// without a look at theirs.
+    /// The pieces of all segments, by number, in one list, so that requests are compared without reading their segments.
     pub(super) pieces: Box<[u32]>,
-    /// What these pieces are the same as, sorted.
+    /// What these pieces are the [same](super::outline::Piece::same) as, sorted.
     pub(super) same: Box<[u64]>,
 }
 
-/// What engines keep caches apart by, besides content.
+/// Everything except content by which engines separate caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Realm {
     pub(super) model: u64,
@@ -49,13 +48,13 @@ pub(super) struct Realm {
 /// Hashes of the parameters, each with its name.
 pub(super) type Parameters = SmallVec<[(&'static str, u64); 2]>;
 
-/// A segment of a request in the index.
+/// A segment of a stored request.
 #[derive(Clone, Debug)]
 pub(super) struct Placed {
     pub(super) kind: SegmentKind,
     pub(super) role: Role,
     pub(super) message: Option<u32>,
-    /// Index of the tool or the document among its like.
+    /// Index of the tool or the document within its kind.
     pub(super) index: u32,
     pub(super) key: u64,
     pub(super) pieces: Arc<[u32]>,

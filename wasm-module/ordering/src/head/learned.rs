@@ -1,14 +1,14 @@
-//! Volatile spans that no pattern knows, learned per tenant and model.
+//! Volatile spans that no pattern matches, learned per tenant and model.
 //!
 //! ```text
 //!   request 1   [You are Ada.] [Be brief.] [Desk 4, Ann.] [Cite.]
 //!   request 2   [You are Ada.] [Be brief.] [Desk 9, Bob.] [Cite.]
-//!   template    [You are Ada.] [Be brief.] <  slot: 2  >  [Cite.]       acts from here on
+//!   template    [You are Ada.] [Be brief.] <  slot: 2  >  [Cite.]       used from here on
 //! ```
 //!
-//! A **template** is a system text as its stable units and the slots between them. A text belongs to a template if it
-//! has all but few of its units, in their order; the text that it has instead stands in slots. A slot is volatile once
-//! it has held two different values, never before, since a constant does no harm. Only hashes of texts are kept.
+//! A **template** is a system text as its stable units and the slots between them. A text belongs to a template if it has
+//! all but a few of its units, in order; the other text is in slots. A slot is volatile once it has held two different
+//! values, not before, since a constant does no harm. Only hashes of texts are stored.
 
 use super::texts::{MAX_UNITS, Unit};
 use smallvec::SmallVec;
@@ -25,9 +25,9 @@ pub(super) struct Learned {
 
 #[derive(Debug)]
 struct Template {
-    /// Hash and bytes of each stable unit.
+    /// Hash and length of each stable unit.
     stable: Vec<(u64, u32)>,
-    /// The slots before, between and after them: one more than units.
+    /// The slots before, between and after the stable units: one more than these.
     slots: Vec<Slot>,
     last_used: u64,
 }
@@ -35,13 +35,13 @@ struct Template {
 /// The text between two stable units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Slot {
-    /// Hash of its first value; 0: none yet.
+    /// Hash of its first value; 0 if it has had none.
     first: u64,
     /// Whether it has held another value.
     is_volatile: bool,
 }
 
-/// A unit of a text as the learner sees it.
+/// A unit of a text, as the learner needs it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) hash: u64,
@@ -58,8 +58,8 @@ impl Seen {
 }
 
 impl Learned {
-    /// Learns from the units of a system text, and returns for each whether it stands in a volatile slot. O(units),
-    /// for a bounded number of templates.
+    /// Learns from the units of a system text, and returns for each whether it is in a volatile slot. O(units), for a
+    /// bounded number of templates.
     pub(super) fn learn(&mut self, units: &[Seen]) -> Vec<bool> {
         let mut volatile = vec![false; units.len()];
         if units.len() > MAX_UNITS {
@@ -68,7 +68,7 @@ impl Learned {
         self.now += 1;
         let found = (self.templates.iter().enumerate())
             .filter_map(|(at, template)| Some((at, template.fit(units)?)))
-            // The template that has most of the text; among equals the one used last.
+            // The template with most of the text; on a tie the one used last.
             .max_by_key(|(at, fit)| {
                 let last_used = self
                     .templates
@@ -195,9 +195,8 @@ fn hashed(hashes: impl Iterator<Item = u64>) -> u64 {
     hash.max(1)
 }
 
-/// Returns whether words look like data: a value, a name, a place, a time, or one element that holds such words. Text
-/// that reads like an instruction, or like the persona, is never data, since it would lose a system message's authority
-/// when it moves.
+/// Returns whether words look like data: a value, a name, a place, a time, or one element that holds such words. Text that
+/// reads like an instruction or a persona is never data, since moving it would take away a system message's authority.
 pub(super) fn looks_like_data(words: &str) -> bool {
     if words.len() > MAX_DATA_BYTES || words.contains("```") {
         return false;
@@ -211,7 +210,7 @@ pub(super) fn looks_like_data(words: &str) -> bool {
     !words.contains('<') && is_data(words)
 }
 
-/// The attributes and the text of an element that is all of `words`: `<now>12:03</now>`, `<session id="7"/>`.
+/// The attributes and the text of an element that spans all of `words`: `<now>12:03</now>`, `<session id="7"/>`.
 fn element(words: &str) -> Option<[&str; 2]> {
     let rest = words.trim().strip_prefix('<')?;
     let name = rest
@@ -247,7 +246,7 @@ fn is_data(words: &str) -> bool {
         [one, two, three] => *one == "you" && *two == "are" && !ADDRESSING.contains(three),
         _ => false,
     });
-    // This accepts a name, a number, a label with a value.
+    // A name, a number, or a label with a value.
     let mut chars = words.chars();
     chars.next();
     let tells = words.contains([':', '=', '@', '/'])
@@ -255,8 +254,8 @@ fn is_data(words: &str) -> bool {
     !(commands || opens || persona || is_prose(words)) && tells
 }
 
-/// Returns whether words tell of something at length. What a sentence of many plain words names on the way is no value: `The
-/// Order Desk is meant for …` describes a role as much as `You are …` does.
+/// Returns true if the text looks like prose rather than a value. A sentence of many plain words is prose even if it
+/// contains names: `The Order Desk is meant for …` describes a role as `You are …` does.
 fn is_prose(words: &str) -> bool {
     let (mut plain, mut telling) = (0, 0);
     for word in words.split(|c: char| !(c.is_alphanumeric() || c == '\'' || c == '_')) {
@@ -269,7 +268,7 @@ fn is_prose(words: &str) -> bool {
     plain > MAX_PLAIN_WORDS && plain > 5 * telling
 }
 
-/// Words that occur in instructions.
+/// Words typical of instructions.
 const COMMANDS: &[&str] = &[
     "must",
     "mustn't",
@@ -324,8 +323,8 @@ const COMMANDS: &[&str] = &[
     "without",
 ];
 
-/// The same in languages of other prompts: German, French, Spanish, Italian, Portuguese, Dutch, Russian. ASCII alone is
-/// lowercase where they are looked up, so Cyrillic words are here in both cases.
+/// The same in the languages of other prompts: German, French, Spanish, Italian, Portuguese, Dutch, Russian. The look-up
+/// lower-cases only ASCII, so Cyrillic words are listed in both cases.
 const FOREIGN: &[&str] = &[
     "antworte",
     "antworten",
@@ -410,7 +409,7 @@ const FOREIGN: &[&str] = &[
     "Используй",
 ];
 
-/// The same where no space parts words: Chinese and Japanese.
+/// The same for languages without spaces between words: Chinese and Japanese.
 const UNSPACED: &[&str] = &[
     "请",
     "必须",
@@ -430,7 +429,7 @@ const UNSPACED: &[&str] = &[
     "答え",
 ];
 
-/// Words with which instructions begin.
+/// First words of instructions.
 const OPENERS: &[&str] = &[
     "use",
     "be",
@@ -484,7 +483,7 @@ const OPENERS: &[&str] = &[
     "focus",
 ];
 
-/// Words after `you are` that describe no persona.
+/// Words after `you are` that do not describe a persona.
 const ADDRESSING: &[&str] = &[
     "talking",
     "speaking",
@@ -500,13 +499,13 @@ const ADDRESSING: &[&str] = &[
     "running",
 ];
 
-/// Most bytes of a unit that may be data.
+/// Longest unit that may be data, in bytes.
 const MAX_DATA_BYTES: usize = 240;
 
-/// Most words of a sentence that are neither names nor numbers, unless every sixth word is one.
+/// Most words of a sentence that are neither names nor numbers, unless at least every sixth word is one.
 const MAX_PLAIN_WORDS: u32 = 16;
 
-/// Most units that a text may have in a slot, and most that it may lack.
+/// Most units of a text in one slot, and most consecutive units of a template that a text may lack.
 const MAX_GAP: usize = 8;
 
 /// Most templates of one tenant and model.
@@ -516,7 +515,7 @@ const MAX_TEMPLATES: usize = 8;
 mod tests {
     use super::*;
 
-    /// Which of the words, one unit each, stand in a volatile slot.
+    /// The words (one unit each) that are in a volatile slot.
     fn learn(learned: &mut Learned, text: &str) -> Vec<String> {
         let words: Vec<&str> = text.split(' ').collect();
         let seen = |word: &&str| Seen {

@@ -1,8 +1,8 @@
-//! Identifies a text apart from what tends to change in it: hashes of the text without its white space, without its
-//! dates and ids, without its numbers, without its names.
+//! Hashes of a text that ignore its volatile parts: without its white space, without dates and ids, without numbers,
+//! without names.
 //!
-//! Two texts that differ, and whose hashes without dates agree, differ only in a date. So the index can tell without
-//! holding any text. The hashes take one pass over the bytes, which stand as between the quotes of a JSON string.
+//! Two different texts whose hashes without dates are equal differ only in a date. So the index can classify differences
+//! without storing text. The hashes take one pass over the bytes, escaped as in a JSON string.
 //!
 //! ```text
 //!   Current time: 2026-11-22 14:03:09, for Anna Berg at desk 12.
@@ -13,28 +13,28 @@ use super::cause::Volatile;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Hashes of a text.
+/// Hashes of a text that ignore different kinds of volatile parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks {
-    /// Hash of the bytes that are not white space. It [joins](Solid::then), so texts cut at different places can be
-    /// compared.
+    /// Hash of the bytes that are not white space. Hashes can be [joined](Solid::then), so texts cut at different places
+    /// can be compared.
     pub(super) solid: Solid,
-    /// Hash without dates and times, and without ids.
+    /// Hash without dates, times and ids.
     pub(super) timeless: u32,
     /// Hash without dates, ids and numbers.
     pub(super) numberless: u32,
-    /// Hash also without names and other values; behind a label, without any value.
+    /// Hash that also ignores names and other values; after a label, any value.
     pub(super) valueless: u32,
     /// Hash of the words, in any order.
     pub(super) bag: u32,
-    /// Whether dates or times were left out.
+    /// Whether the text has dates or times.
     pub(super) has_time: bool,
-    /// Whether ids were left out.
+    /// Whether the text has ids.
     pub(super) has_id: bool,
 }
 
 impl Marks {
-    /// Returns the marks of `text`.
+    /// Returns the hashes of `text`.
     pub(super) fn of(text: &str) -> Self {
         Self::of_words(text, &words(text))
     }
@@ -44,7 +44,7 @@ impl Marks {
             solid: Solid::of(text),
             ..Self::default()
         };
-        // The streams are one until a word is hidden in some of them.
+        // One stream serves all hashes until a word is hidden in some of them.
         let mut streams = [Stream::default(); 3];
         let mut running = 1;
         let label = label_end(text, words);
@@ -85,7 +85,7 @@ impl Marks {
         }
     }
 
-    /// Returns the kind of value in which alone `self` and `other` differ, if there is one.
+    /// Returns the kind of value that is the only difference between `self` and `other`, if there is one.
     pub(super) fn differ_by(&self, other: &Self) -> Option<Volatile> {
         if self.timeless == other.timeless {
             let is_time = self.has_time && (other.has_time || !self.has_id);
@@ -102,8 +102,8 @@ impl Marks {
     }
 }
 
-/// A hash of the bytes of a text that are not white space, and their number. It is a polynomial, so that the hash of
-/// two texts joined follows from theirs.
+/// A hash of a text's bytes other than white space, and their number. It is a polynomial, so the hash of two joined texts
+/// follows from theirs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Solid {
     hash: u64,
@@ -147,7 +147,7 @@ impl Solid {
     }
 }
 
-/// A hash of words and of the text between them. Hidden words leave one mark, however many stand side by side.
+/// A hash of words and of the text between them. Adjacent hidden words add one constant, however many they are.
 #[derive(Clone, Copy, Default)]
 struct Stream {
     hash: u64,
@@ -191,10 +191,10 @@ impl Stream {
     }
 }
 
-/// The mark that a hidden word leaves.
+/// The constant added for hidden words.
 const HIDDEN: u64 = 0x5851_f42d_4c95_7f2d;
 
-/// Returns whether the text between two values may belong to one: `Tue, Jun 16`, `12:03 / 13:04`.
+/// Returns whether the text between two words may join them into one value: `Tue, Jun 16`, `12:03 / 13:04`.
 fn is_joint(between: &str) -> bool {
     between.len() <= 3 && between.bytes().all(|byte| b" ,.-/|".contains(&byte))
 }
@@ -220,7 +220,7 @@ enum Class {
     Time,
     Id,
     Number,
-    /// A name, a mail address, a path: capital letters inside a sentence, signs that words do not have.
+    /// A name, a mail address, a path: capital letters inside a sentence, or characters that words do not have.
     Value,
 }
 
@@ -232,10 +232,10 @@ struct Word {
     class: Class,
 }
 
-/// The words of a text. The beginning of a document that a gateway looks at has some fifty.
+/// The words of a text. The part of a document that a gateway reads has about fifty.
 type Words = SmallVec<[Word; 64]>;
 
-/// Returns the words of a text. Numbers beside dates belong to them.
+/// Returns the words of a text. Numbers next to dates are part of them.
 fn words(text: &str) -> Words {
     let bytes = text.as_bytes();
     let mut words = Words::new();
@@ -261,7 +261,7 @@ fn words(text: &str) -> Words {
         while bytes.get(at).copied().is_some_and(is_of_word) {
             at += 1;
         }
-        // Signs around a word belong to the sentence.
+        // Punctuation around a word belongs to the sentence.
         let whole = bytes.get(start..at).unwrap_or_default();
         let is_start = |byte: &u8| matches!(byte, b'.' | b':' | b'-' | b'+' | b'\'');
         let is_end = |byte: &u8| is_start(byte) || matches!(byte, b'/' | b'%');
@@ -284,14 +284,14 @@ fn words(text: &str) -> Words {
 }
 
 fn is_of_word(byte: u8) -> bool {
-    /// One bit for each of ASCII's bytes: this is asked of each byte of a text.
+    /// One bit for each ASCII byte, since this runs for each byte of a text.
     const OF_WORD: [u64; 2] = [of_word(0), of_word(64)];
     let [low, high] = OF_WORD;
     let bits = if byte < 64 { low } else { high };
     byte >= 0x80 || bits >> (byte & 63) & 1 == 1
 }
 
-/// Returns which of the 64 bytes from `first` on are of a word, one bit for each.
+/// Returns one bit for each of the 64 bytes from `first` on: whether it may be part of a word.
 const fn of_word(first: u8) -> u64 {
     let mut bits = 0;
     let mut nth = 0;
@@ -460,7 +460,7 @@ fn is_calendar(word: &str) -> bool {
     })
 }
 
-/// Makes numbers beside words of the calendar part of the date; words of the calendar without a number are no date.
+/// Marks numbers next to a month or weekday as parts of the date; a month or weekday without a number is not a date.
 fn join_dates(text: &str, words: &mut [Word]) {
     let is_near = |left: &Word, right: &Word| {
         let between = text.get(left.range.end..right.range.start);
@@ -480,8 +480,8 @@ fn join_dates(text: &str, words: &mut [Word]) {
     }
 }
 
-/// Returns where the value of `label: value` begins, if the text has that form: a label of some words, and a value
-/// that is short and no instruction.
+/// Returns the start of the value of `label: value`, if the text has that form: a label of a few words, and a short value
+/// that is not an instruction.
 fn label_end(text: &str, words: &[Word]) -> Option<usize> {
     let colon = text.find(": ")?;
     let label = text.get(..colon)?;
@@ -505,15 +505,15 @@ fn label_end(text: &str, words: &[Word]) -> Option<usize> {
         .then_some(colon + 2)
 }
 
-/// Words of sentences that instruct a model.
+/// Words typical of instructions to a model.
 const INSTRUCTIONS: [&str; 32] = [
     "always", "never", "must", "should", "do", "don't", "not", "answer", "use", "reply", "respond",
     "write", "cite", "say", "tell", "ask", "give", "keep", "avoid", "only", "if", "when", "you",
     "be", "is", "are", "can", "may", "will", "please", "make", "ensure",
 ];
 
-/// Returns the form of a text, by which people recognise it without a word of it: classes of characters, so
-/// `2026-11-22 14:03` is `9999-99-99 99:99`. It shows what tends to change, or else the beginning; at most
+/// Returns the form of a text, by which a person can recognise it without seeing its words: classes of characters, so
+/// `2026-11-22 14:03` is `9999-99-99 99:99`. It shows the volatile part if there is one, or else the beginning; at most
 /// [`MAX_SHAPE`] characters.
 pub(super) fn shape(text: &str) -> String {
     let words = words(text);
@@ -552,27 +552,26 @@ pub(super) fn shape(text: &str) -> String {
         .collect()
 }
 
-/// Most characters of a [`shape`].
+/// Longest [`shape`], in characters.
 pub(super) const MAX_SHAPE: usize = 24;
 
-/// What a document's text is told apart and recognised by.
+/// Hashes that distinguish a document's text and recognise its variants.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DocumentMarks {
-    /// Hash of the text without what a retriever may write into it: the attributes of its tag, its number, its score,
-    /// rank, distance or id, and when it was found.
+    /// Hash of the text without a retriever's values: the attributes of its tag, its number, score, rank, distance or id,
+    /// and the time when it was found.
     pub(super) apart: u32,
-    /// The least hashes of the text's pairs of words, by eight functions: texts of which one was made from the other
-    /// share most of them.
+    /// The least hashes of the text's word pairs under eight functions: a text and its edited version share most of them.
     pub(super) sketch: [u8; 8],
     pub(super) marks: Marks,
 }
 
 impl DocumentMarks {
-    /// Returns the marks of a document's text.
+    /// Returns the hashes of a document's text.
     pub(super) fn of(text: &str) -> Self {
         let found = words(text);
-        // A tag ends with a sign that no word holds and that begins a sentence, so the words behind it are those of the
-        // text behind it.
+        // A tag ends with a character that is not part of a word and begins a sentence, so the words after it are those of
+        // the text after it.
         let inner = tag_end(text);
         let tag = found.iter().take_while(|word| word.range.start < inner);
         let behind = found.get(tag.count()..).unwrap_or_default();
@@ -584,7 +583,7 @@ impl DocumentMarks {
     }
 }
 
-/// Returns the hash of a text from `start` on, whose words are given, without what a retriever may write into it; see
+/// Returns the hash of a text from `start` on, whose `words` are given, without a retriever's values; see
 /// [`DocumentMarks::apart`].
 fn apart_from_rank(text: &str, start: usize, words: &[Word]) -> u32 {
     let mut stream = Stream::default();
@@ -595,7 +594,7 @@ fn apart_from_rank(text: &str, start: usize, words: &[Word]) -> u32 {
         let between = text.get(done..word.range.start).unwrap_or_default();
         done = word.range.end;
         let is_value = matches!(word.class, Class::Number | Class::Id | Class::Time);
-        // This is the first word, in brackets or before a sign: `[3] …`, `3. …`.
+        // The first word as a number in brackets or before punctuation: `[3] …`, `3. …`.
         let is_count = at == 0
             && word.class == Class::Number
             && text
@@ -616,7 +615,7 @@ fn apart_from_rank(text: &str, start: usize, words: &[Word]) -> u32 {
     folded(stream.hash)
 }
 
-/// Words before a number that states a document's place in a result, or when it was found.
+/// Words before a number that is a document's place in a result, or the time when it was found.
 const RANKS: [&str; 18] = [
     "score",
     "rank",
@@ -638,7 +637,7 @@ const RANKS: [&str; 18] = [
     "rerank_score",
 ];
 
-/// Returns where the tag ends that a text begins with; 0: it begins with none.
+/// Returns the end of the tag with which a text begins; 0 if it begins with none.
 fn tag_end(text: &str) -> usize {
     let is_tag =
         text.starts_with('<') && text.as_bytes().get(1).is_some_and(u8::is_ascii_alphabetic);

@@ -1,4 +1,4 @@
-//! The head: what stands in a prompt before the documents, as data.
+//! The head: the part of a prompt before the documents.
 //!
 //! ```text
 //!   tools            system text        history             documents      hint   question
@@ -6,12 +6,12 @@
 //!   └────────────────────── head ──────────────────────┘
 //! ```
 //!
-//! One byte that differs in the head costs the engine's KV state of everything behind it, documents included.
-//! [`segments`] says what a request is made of, in the order in which engines render it; [`diagnosis`] why one could not
-//! begin like an earlier one, and [`cause`] how that is called. `stabilise` decides what is
-//! done so that heads open alike: tools in one order and form, and words that change behind
-//! the documents, or as they first were. `contexts` puts documents back that a client takes out of its chat's history.
-//! [`config`] is what the operator says of it, [`HeadReport`] what is told.
+//! One byte that differs in the head costs the engine's KV state of everything after it, documents included. [`segments`]
+//! divides a request into the parts of its prompt, in the order in which engines render them; [`diagnosis`] finds why a
+//! request shares no longer prefix with an earlier one, and [`cause`] names the reasons. `stabilise` decides the changes
+//! that make heads open alike: one order and form of tools, and volatile spans moved behind the documents, frozen or
+//! dropped. `contexts` restores documents that a client removes from its chat's history. [`config`] is its configuration,
+//! [`HeadReport`] its report.
 
 pub mod cause;
 mod compare;

@@ -1,13 +1,12 @@
-//! What a request is made of, in pieces that an index can keep: hashes, counts and marks, and no text.
+//! A request in pieces that an index can store: hashes, counts and marks, and no text.
 //!
 //! ```text
 //!   segments   Tool  Tool  System              Message  Document  Document  Question
-//!   pieces      1     1    a line, a sentence     1        1         1      1, or lines where documents stand
+//!   pieces      1     1    a line, a sentence     1        1         1      1, or lines if there are documents
 //! ```
 //!
-//! A piece is the unit in which prompts are compared: what two prompts have in common is weighed in pieces. Its *hash*
-//! says what an engine would match; what it is the *same* as leaves out the order of keys in a tool and the score in a
-//! document.
+//! A piece is the unit in which prompts are compared. Its *hash* covers the bytes that an engine would match. The hash
+//! `same` ignores the order of keys in a tool and the score in a document.
 
 use super::marks::{DocumentMarks, Marks};
 use super::segments::{Segment, SegmentKind, Segments};
@@ -19,41 +18,41 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The least part of a prompt that is compared.
+/// The smallest part of a prompt that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Of what an engine would match.
+    /// Hash of the bytes that an engine would match.
     pub(super) hash: u64,
-    /// Of what it is, however it is written.
+    /// Hash of the content, however it is written.
     pub(super) same: u64,
-    /// Of the tool's name, or of the document's label; 0: it has none.
+    /// Hash of the tool's name or the document's label; 0 if it has none.
     pub(super) name: u64,
     pub(super) bytes: u32,
-    /// Of a document's text apart from rank and score; 0 for anything else.
+    /// Hash of a document's text without rank and score; 0 for other pieces.
     pub(super) apart: u32,
-    /// Of a document's text as it stands, as far as it is looked at, and of its length.
+    /// Hash of the part of a document's text that is read, and of its length.
     pub(super) exact: u32,
-    /// Of a document.
+    /// A document's [sketch](DocumentMarks::sketch).
     pub(super) sketch: [u8; 8],
     pub(super) marks: Marks,
 }
 
-/// How much of a text is looked at, beside its hash.
+/// How much of a text is read, in addition to hashing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// All of it: for whoever reads a log.
+    /// All of it: for reading logs.
     Full,
-    /// Beginnings and ends of long texts: for a gateway, where somebody waits.
+    /// Beginnings and ends of long texts: for a gateway, where a client waits.
     Light,
 }
 
 impl Depth {
     const FIRST: usize = 256;
     const LAST: usize = 64;
-    /// Bytes of a text that a gateway looks at, up to a character more or less.
+    /// Most bytes of a text that a gateway reads, to the next character boundary.
     pub(super) const LOOKED_AT: usize = Self::FIRST + Self::LAST;
 
-    /// What is looked at of `text`: all, or its beginning and its end.
+    /// The parts of `text` to read: all of it, or its beginning and its end.
     fn of(self, text: &str) -> [&str; 2] {
         if self == Self::Full || text.len() <= Self::LOOKED_AT {
             return [text, ""];
@@ -67,7 +66,7 @@ impl Depth {
     }
 }
 
-/// The next character boundary.
+/// Returns the next character boundary from `at` on.
 fn boundary(text: &str, mut at: usize) -> usize {
     while at < text.len() && !text.is_char_boundary(at) {
         at += 1;
@@ -75,24 +74,24 @@ fn boundary(text: &str, mut at: usize) -> usize {
     at
 }
 
-/// A piece that is known, by its hash: what was looked at once is not looked at again.
+/// Looks up a stored piece by its hash, so that no text is read twice.
 pub(super) type Known<'k> = dyn Fn(u64) -> Option<Piece> + 'k;
 
-/// A piece whose text may not be looked at yet: what is cheap is known, and the rest takes [`RawPiece::made`]. Ranges
-/// are those of a text that the caller keeps.
+/// A piece whose text may not be read yet: cheap parts are computed, and [`RawPiece::made`] does the rest. Ranges are those
+/// of a text that the caller stores.
 #[derive(Clone, Debug)]
 pub(super) enum RawPiece {
-    /// Boxed, because it is rare in a gateway and three times as large as the others.
+    /// A complete piece. Boxed, because it is rare in a gateway and three times as large as the others.
     Made(Box<Piece>),
     Tool(Range<usize>),
     Document {
         fingerprint: u64,
-        /// Of its label; 0: it has none.
+        /// Hash of its label; 0 if it has none.
         name: u64,
         tokens: u32,
         /// Bytes of its text.
         length: u32,
-        /// What is looked at of its text.
+        /// Ranges of its text to read.
         looked: [Range<usize>; 2],
     },
     /// A text of a message that is short enough for [`Marks`].
@@ -103,12 +102,12 @@ pub(super) enum RawPiece {
 }
 
 impl RawPiece {
-    /// Returns a tool, which `keep` keeps.
+    /// Returns a tool; `keep` stores its text.
     pub(super) fn tool(raw: &str, keep: impl FnOnce(&str) -> Range<usize>) -> Self {
         Self::Tool(keep(raw))
     }
 
-    /// Returns a document; `keep` keeps what is looked at.
+    /// Returns a document; `keep` stores the parts of its text to read.
     pub(super) fn document(
         fingerprint: u64,
         label: &str,
@@ -131,7 +130,7 @@ impl RawPiece {
         }
     }
 
-    /// Returns a text of a message, which `keep` keeps if it is to be looked at.
+    /// Returns a text of a message; `keep` stores it if it is short enough to be read.
     pub(super) fn text(
         text: &str,
         role: Role,
@@ -147,13 +146,13 @@ impl RawPiece {
         Self::Text { hash, range }
     }
 
-    /// Returns a value that is no text: a tool's call, an image.
+    /// Returns a value other than text: a tool's call, an image.
     pub(super) fn opaque(raw: &str, role: Role) -> Self {
         let hash = xxh3_64_with_seed(raw.as_bytes(), role as u64 + 13);
         Self::Made(Box::new(Piece::plain(hash, length(raw), Marks::default())))
     }
 
-    /// Returns the piece, from the text that its ranges are of. One that is known is not made again.
+    /// Completes the piece from `kept`, the text of its ranges; a stored piece is reused.
     pub(super) fn made(&self, kept: &str, depth: Depth, known: &Known<'_>) -> Piece {
         let of = |range: &Range<usize>| kept.get(range.clone()).unwrap_or_default();
         match self {
@@ -186,7 +185,7 @@ impl RawPiece {
 }
 
 impl Piece {
-    /// Returns the piece that a text of a message is.
+    /// Returns the piece of a message's text.
     fn plain(hash: u64, bytes: u32, marks: Marks) -> Self {
         Self {
             hash,
@@ -200,7 +199,7 @@ impl Piece {
         }
     }
 
-    /// Returns the piece of a document of `length` bytes, of which the beginning and the end are looked at.
+    /// Returns the piece of a document of `length` bytes, from its beginning and its end.
     fn of_document(self, [first, last]: [&str; 2], length: u32, depth: Depth) -> Self {
         let found = DocumentMarks::of(first);
         let mut apart = u64::from(found.apart);
@@ -226,7 +225,7 @@ impl Piece {
     }
 }
 
-/// Returns the piece that a tool is.
+/// Returns the piece of a tool.
 fn tool(raw: &str) -> Piece {
     let shape = Shape::of(raw);
     Piece {
@@ -236,7 +235,7 @@ fn tool(raw: &str) -> Piece {
     }
 }
 
-/// What a tool is called, as written.
+/// Returns a tool's name, as written.
 pub(super) fn tool_name(raw: &str) -> Option<&str> {
     let names = ["name", "function", "toolSpec", "type"];
     let [name, function, spec, kind] = scan::fields(raw, names).ok()?;
@@ -246,12 +245,12 @@ pub(super) fn tool_name(raw: &str) -> Option<&str> {
     inner_of(name.or(inner).or(kind)?)
 }
 
-/// Whether a label tells a place and nothing more.
+/// Returns whether a label is only a number.
 fn is_count(label: &str) -> bool {
     label.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Bytes of a text that a gateway makes marks of; a longer one has none, and differs or does not.
+/// Longest text for which a gateway computes marks, in bytes; a longer one is only equal or not.
 const LONGEST_MARKED: usize = 512;
 
 fn length(text: &str) -> u32 {
@@ -266,14 +265,14 @@ fn seeded(hash: u64, what: &[u8]) -> u64 {
 #[derive(Default)]
 pub(super) struct MessageTexts<'a> {
     message: Option<u32>,
-    /// In the order in which they stand, each with whether it is text or a value of another kind.
+    /// The texts in order, each with whether it is text or another value.
     all: Vec<(&'a str, bool)>,
 }
 
 impl<'a> MessageTexts<'a> {
-    /// Returns the texts of a segment that is no tool and no document, as they stand between quotes, each with whether
-    /// it is text (or a value of another kind). A message's other fields that a template renders come last, if the
-    /// segment is a whole message. O(texts of the segment), and the message's bytes for its first segment.
+    /// Returns the texts of a segment that is neither a tool nor a document, as between quotes, each with whether it is
+    /// text (or another value). If the segment is a whole message, the message's other rendered fields come last. O(texts
+    /// of the segment), plus the message's bytes for its first segment.
     pub(super) fn of(
         &mut self,
         body: &'a str,
@@ -286,7 +285,7 @@ impl<'a> MessageTexts<'a> {
             self.all.clear();
             match inner_of(content) {
                 Some(text) => self.all.push((text, true)),
-                // An item that is left alone.
+                // An item that is not parsed.
                 None if content.starts_with('{') => self.all.push((content, false)),
                 None => parts(content, &mut self.all),
             }
@@ -315,7 +314,7 @@ impl<'a> MessageTexts<'a> {
                 "name",
             ];
             let fields = scan::fields(message.raw, names).unwrap_or_default();
-            // A message's `name` says who speaks; beside a `call_id` it is what is called.
+            // A message's `name` is its speaker; with a `call_id` it is the called function, which is rendered.
             let [.., call_id, name] = fields;
             let rendered = fields.into_iter().take(names.len() - 2);
             let rendered = rendered.chain([name.filter(|_| call_id.is_some())]);
@@ -325,10 +324,10 @@ impl<'a> MessageTexts<'a> {
     }
 }
 
-/// Adds the texts in a list of parts or blocks to `all`. Behind [`MAX_PARTS`] of them, the rest of the list is one value.
+/// Adds the texts in a list of parts or blocks to `all`. After [`MAX_PARTS`] of them, the rest of the list is one value.
 fn parts<'a>(content: &'a str, all: &mut Vec<(&'a str, bool)>) {
     let mut rest = None;
-    // An error ends the list, as the bound does.
+    // An error ends the list, like the bound.
     let _ = Scan::new(content).list(|scan| {
         let start = scan.next();
         if all.len() >= MAX_PARTS {
@@ -341,7 +340,7 @@ fn parts<'a>(content: &'a str, all: &mut Vec<(&'a str, bool)>) {
             (Some(text), _) => all.push((text, true)),
             (None, Some(nested)) => match inner_of(nested) {
                 Some(text) => all.push((text, true)),
-                // One level deep, as documents are looked for.
+                // One level deep, like the search for documents.
                 None => {
                     for element in Scan::new(nested).elements().unwrap_or_default() {
                         let [text] = scan::fields(element, ["text"]).unwrap_or_default();
@@ -362,10 +361,10 @@ fn parts<'a>(content: &'a str, all: &mut Vec<(&'a str, bool)>) {
     all.extend(rest.map(|rest| (rest, false)));
 }
 
-/// Most texts of a message that become pieces of their own; the rest is one piece.
+/// Most texts of a message that become separate pieces; the rest is one piece.
 const MAX_PARTS: usize = 4_096;
 
-/// Returns the pieces of a prompt as an engine's cache tells them apart, in their order.
+/// Returns the pieces of a prompt that an engine's cache distinguishes, in order.
 #[must_use]
 pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retrieved)> {
     let body = parsed.text;
@@ -408,19 +407,19 @@ pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retri
     pieces
 }
 
-/// Where a text is cut.
+/// How a text is cut into units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
-    /// Nowhere.
+    /// Not at all.
     Whole,
-    /// Behind lines and sentences.
+    /// After lines and sentences.
     Sentences,
-    /// Behind labels too: what a template writes before a question is a piece of its own.
+    /// After labels too, so that a template's words before a question are a separate piece.
     Labels,
 }
 
-/// The ranges of a text's units, side by side: each ends behind a line, with the white space that follows, or behind a
-/// sentence. At most [`MAX_UNITS`], the last one holding the rest.
+/// The ranges of a text's units, adjacent to each other. Each ends after a line, with the following white space, or after a
+/// sentence. At most [`MAX_UNITS`]; the last one holds the rest.
 pub(super) fn units(text: &str, cut: Cut) -> SmallVec<[Range<usize>; 16]> {
     let bytes = text.as_bytes();
     let mut units = SmallVec::new();
@@ -450,7 +449,7 @@ pub(super) fn units(text: &str, cut: Cut) -> SmallVec<[Range<usize>; 16]> {
         if !is_break(at) {
             at += 1;
         }
-        // The white space behind it.
+        // The white space after it.
         loop {
             if is_break(at) {
                 at += if bytes.get(at) == Some(&b'\n') { 1 } else { 2 };
@@ -469,13 +468,13 @@ pub(super) fn units(text: &str, cut: Cut) -> SmallVec<[Range<usize>; 16]> {
     units
 }
 
-/// Units of one text.
+/// Most units of one text.
 const MAX_UNITS: usize = 256;
 
-/// Bytes before a full stop that ends a sentence: `e.g. this` is none.
+/// Fewest bytes before a full stop that ends a sentence, which excludes `e.g. this`.
 const SHORTEST_SENTENCE: usize = 12;
 
-/// The documents of a body in the order in which its segments count them.
+/// The documents of a body in the order in which its segments are numbered.
 pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p FoundDocument<'a>> {
     let mut found: Vec<&FoundDocument<'_>> = Vec::new();
     if let Some(front) = &parsed.front {
@@ -492,7 +491,7 @@ pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p FoundDocument
     found
 }
 
-/// A document's text, where it stands in the body.
+/// A document's text, as written in the body.
 pub(super) fn text_of<'f>(found: &'f FoundDocument<'_>) -> &'f str {
     match &found.source {
         Source::Whole(whole) => whole,
@@ -500,13 +499,13 @@ pub(super) fn text_of<'f>(found: &'f FoundDocument<'_>) -> &'f str {
     }
 }
 
-/// Tokens of a piece that ends so many bytes into its kind of text, and begins so many: rounding adds nothing up.
+/// Tokens of a piece from byte `start` to byte `end` of its kind of text, rounded so that sums are exact.
 pub(super) fn tokens_between(start: u64, end: u64) -> u32 {
     let upto = |bytes: u64| estimate_tokens(usize::try_from(bytes).unwrap_or(usize::MAX));
     upto(end).saturating_sub(upto(start))
 }
 
-/// Whether a segment's text is cut, and where.
+/// How a segment's text is cut.
 pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> Cut {
     if segment.kind == SegmentKind::System || segment.role == Role::System {
         Cut::Sentences
@@ -517,8 +516,8 @@ pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> Cut {
     }
 }
 
-/// Hashes of a JSON value as an engine renders it, whatever white space it was written with: with its keys in order, and
-/// without the order of keys and of the elements of sets.
+/// Hashes of a JSON value that ignore white space, since an engine renders it again: one with its keys in order, and one
+/// that also ignores the order of keys and of sets' elements.
 #[derive(Clone, Copy)]
 struct Shape {
     in_order: u64,
@@ -550,7 +549,7 @@ impl Shape {
             Some(b'{') => {
                 let mut sum = none(1);
                 let read = Scan::new(raw).object(|scan, name| {
-                    // The breakpoint of a cache is no content.
+                    // A cache marker is not content.
                     let held = scan.value()?;
                     if name == "cache_control" {
                         return Ok(());
@@ -589,7 +588,7 @@ fn beside(sum: u64, item: u64) -> u64 {
     sum.wrapping_add(xxh3_64_with_seed(&item.to_le_bytes(), 11))
 }
 
-/// Levels that are looked into; below, the bytes count.
+/// Levels that are parsed; deeper values are hashed as bytes.
 const MAX_DEPTH: u32 = 24;
 
 #[cfg(test)]

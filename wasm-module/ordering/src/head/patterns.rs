@@ -1,45 +1,46 @@
-//! The built-in patterns of words that change in system texts.
+//! The built-in patterns of volatile words in system texts.
 //!
-//! | class | what is done |
+//! | class | action |
 //! | --- | --- |
 //! | `move` | the line or sentence moves behind the documents of the newest user message, before its question |
-//! | `freeze` | the words of the conversation's first request stay |
-//! | `drop` | it is left out |
-//! | `leave` | nothing |
+//! | `freeze` | the words of the conversation's first request are kept |
+//! | `drop` | the match is removed |
+//! | `leave` | none |
 //!
-//! A pattern is a regular expression (the syntax of the crate `regex-lite`: linear time, no look-around) that is
-//! matched against each line, without its line break. Most lines are the same in every request, so the matches of a
-//! line are remembered by its hash. A built-in pattern is only tried on lines that contain a word that it needs.
+//! A pattern is a regular expression (the syntax of the crate `regex-lite`: linear time, no look-around) that is matched
+//! against each line, without its line break. Most lines recur in every request, so a line's matches are cached by its
+//! hash. A built-in pattern is only tried on lines that contain one of its words.
 
 use regex_lite::Regex;
 use serde::Deserialize;
 use std::ops::Range;
 
-/// What is done with a volatile span.
+/// The action for a volatile span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
     /// The span moves, word for word, behind the documents of the newest user message.
     Move,
-    /// The conversation's first value stays.
+    /// The conversation's first value is kept.
     Freeze,
-    /// The span is left out of the prompt.
+    /// The span is removed from the prompt.
     Drop,
-    /// The span stays as it is.
+    /// The span is not changed.
     Leave,
 }
 
-/// A pattern that has been checked and compiled.
+/// A validated and compiled pattern.
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern {
     pub(crate) name: Box<str>,
     pub(crate) class: Class,
     regex: Regex,
-    /// Words, one of which must occur in a line, each with its [`pairs`]; empty: the pattern is tried on every line.
+    /// Words with their [`pairs`]; the pattern is tried only on lines with one of them, or on every line if the list is
+    /// empty.
     words: Box<[(&'static str, u64)]>,
-    /// Text that must occur before the line.
+    /// Text that must precede the line.
     inside: &'static str,
-    /// Whether upstreams that match bytes of the client's own need the line as it is.
+    /// Whether it matches a billing line, which some upstreams compare with the client's own bytes.
     pub(crate) is_billing: bool,
 }
 
@@ -55,7 +56,7 @@ impl Pattern {
     /// Compiles a pattern.
     ///
     /// # Errors
-    /// Returns what is wrong with the expression.
+    /// Returns the problem with the expression.
     pub(crate) fn new(name: &str, class: Class, pattern: &str) -> Result<Self, String> {
         let regex = Regex::new(pattern).map_err(|error| error.to_string())?;
         Ok(Self {
@@ -81,8 +82,8 @@ impl Pattern {
     }
 }
 
-/// Returns the matches of `patterns` in a line, first to last; none lies in another, and earlier patterns win. Each
-/// pattern that is tried takes the line's bytes of the `budget`; `None` if that is too small.
+/// Returns the matches of `patterns` in a line, in order and not nested; earlier patterns take precedence. Each pattern
+/// tried takes the line's bytes from `budget`; `None` if too little is left.
 pub(super) fn matches(
     patterns: &[Pattern],
     before: &str,
@@ -113,7 +114,7 @@ pub(super) fn matches(
     Some(found)
 }
 
-/// A bit for each pair of neighbouring bytes, by a hash of the pair: a text that holds a word has all of the word's bits.
+/// A bit for each pair of adjacent bytes, by hash. A text that contains a word has all of the word's bits.
 fn pairs(text: &str) -> u64 {
     let bytes = text.as_bytes();
     let pairs = bytes.iter().zip(bytes.iter().skip(1));
@@ -147,7 +148,7 @@ const fn row(
 
 const BILLING: &str = "billing-line";
 
-/// The built-in patterns, whose literals come from the sources named in the documentation's table of clients.
+/// The built-in patterns. Their literals come from the sources named in the documentation's table of clients.
 const TABLE: &[Row] = &[
     row(
         BILLING,

@@ -1,14 +1,14 @@
-//! A prompt that is read and not yet diagnosed: what a gateway keeps of a request that goes on at once, until there is
-//! time to find out why it could not begin like an earlier one.
+//! A prompt that was read but not yet diagnosed: a gateway stores it while the request is forwarded at once, and diagnoses
+//! it later.
 //!
 //! ```text
-//!   request ─▶ Index::read ─▶ PendingPrompt ─────── the request goes on ───────▶ Index::diagnose ─▶ Diagnosis
-//!               hashes; texts that are not                                        pieces, comparison
-//!               known, as far as they are looked at
+//!   request ─▶ Index::read ─▶ PendingPrompt ───── the request is forwarded ─────▶ Index::diagnose ─▶ Diagnosis
+//!               hashes; texts that the index                                      pieces, comparison
+//!               does not store, in part
 //! ```
 //!
-//! Reading hashes and copies; it classifies no word. A tool or a message that the index knows costs one look-up. It is kept
-//! in the index until the prompt is diagnosed, so every prompt that was read must be.
+//! Reading only hashes and copies; it classifies no words. A tool or a message stored in the index costs one look-up and is
+//! held until the prompt is diagnosed, so every prompt that was read must be diagnosed.
 
 use super::entry::{Asked, Parameters, Realm};
 use super::outline::{self, Cut, Depth, Known, MessageTexts, Piece, RawPiece};
@@ -27,12 +27,12 @@ pub struct PendingPrompt {
     /// Sum of the hashes of the system messages in the history.
     pub(super) inline: u64,
     pub(super) segments: Vec<PendingSegment>,
-    /// True if the prompt has more than [`MAX_SEGMENTS`] segments, which are not compared then.
+    /// True if the prompt has more than [`MAX_SEGMENTS`] segments and is not compared.
     pub(super) is_unread: bool,
-    /// The documents in the order in which they are sent; empty: as they stand in the body.
+    /// The documents in the order sent; empty for their order in the body.
     pub(super) sent: SmallVec<[Fingerprint; 16]>,
     raw: Vec<RawPiece>,
-    /// The texts of `raw`.
+    /// The texts that the ranges of `raw` refer to.
     text: String,
 }
 
@@ -50,14 +50,14 @@ pub(super) struct PendingSegment {
 /// The pieces of a segment.
 #[derive(Debug)]
 pub(super) enum PendingPieces {
-    /// The index knows the segment, and keeps it.
+    /// Pieces stored in the index, which holds them.
     Known(Arc<[u32]>),
-    /// These of the prompt's raw pieces.
+    /// A range of the prompt's raw pieces.
     Raw(Range<usize>),
 }
 
 impl PendingPrompt {
-    /// Returns a prompt without segments, with room for those of the request, which has so many documents.
+    /// Returns a prompt without segments, with capacity for the request's.
     pub(super) fn new(
         asked: &Asked<'_, '_>,
         realm: Realm,
@@ -76,13 +76,13 @@ impl PendingPrompt {
         }
     }
 
-    /// Returns the bytes of text that the prompt keeps.
+    /// Returns the bytes of stored text.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.text.len()
     }
 
-    /// Adds the pieces of a segment, unread, and returns which they are. Behind [`MAX_PIECES`] a segment is one piece.
+    /// Adds the pieces of a segment, unread, and returns their range. Beyond [`MAX_PIECES`], a segment is one piece.
     pub(super) fn take<'a>(
         &mut self,
         asked: &Asked<'_, 'a>,
@@ -138,7 +138,7 @@ impl PendingPrompt {
         }
     }
 
-    /// Adds a piece, whose texts are kept. Beyond [`KEPT`] bytes of text a piece is made at once, and its texts go.
+    /// Adds a piece and stores its text. Beyond [`KEPT`] bytes of text, a piece is completed at once and its text dropped.
     fn add(
         &mut self,
         depth: Depth,
@@ -159,7 +159,7 @@ impl PendingPrompt {
         self.raw.push(piece);
     }
 
-    /// Iterates over pieces; one that is known is not made again.
+    /// Iterates over completed pieces; stored ones are reused.
     pub(super) fn made<'p>(
         &'p self,
         range: Range<usize>,
@@ -178,5 +178,5 @@ pub(super) const MAX_SEGMENTS: usize = 2_048;
 /// Most pieces that a gateway cuts a prompt into.
 const MAX_PIECES: usize = 512;
 
-/// Most bytes of text that a prompt keeps until it is diagnosed: tools of 64 KB that change with each request.
+/// Most bytes of text stored for a prompt until it is diagnosed: enough for tools of 64 KB that change with each request.
 const KEPT: usize = 128 << 10;

@@ -1,16 +1,16 @@
-//! Documents without what their blocks say of one request, and the words that say it behind them.
+//! Moves documents' numbers and scores out of their blocks into words after the documents.
 //!
 //! ```text
-//!   as it comes   <source id="1" score="0.9">A</source> <source id="2" score="0.7">B</source>
-//!   as it is read <source id="482137">A</source> <source id="118209">B</source>
+//!   original      <source id="1" score="0.9">A</source> <source id="2" score="0.7">B</source>
+//!   rebuilt       <source id="482137">A</source> <source id="118209">B</source>
 //!                 Cite documents by these numbers: 482137 as 1, 118209 as 2.
 //!                 Search results: 482137 score="0.9"; 118209 score="0.7".
 //! ```
 //!
-//! So the document that another question finds at another place, with another score, is the same bytes. A number is one
-//! where a group's documents are numbered in their order, from 0 or 1. Its place takes the document's **key**: six digits
-//! that follow from the rest of the block, which marks and templates that expect a number accept. What is made of a
-//! message depends on that message alone, so a chat's earlier messages stay as they were sent.
+//! So a document that another question finds at another place, with another score, has the same bytes. Numbers are replaced
+//! if a group's documents are numbered in order, from 0 or 1. Each becomes the document's **key**: six digits derived from
+//! the rest of the block, valid in marks and templates that expect a number. The result depends only on the message itself,
+//! so a chat's earlier messages are replayed as before.
 
 use super::config::RawHeadDocuments;
 use super::report::{Change, ChangeKind};
@@ -21,32 +21,32 @@ use std::fmt::Write;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A group's documents without what they say of one request. Ranges are of the client's body.
+/// A group's documents without numbers and scores. Ranges are of the client's body.
 #[derive(Debug, Default)]
 pub(super) struct Unranked<'a> {
-    /// What stands in whose place, in the order of the body.
+    /// Ranges and their replacements, in the order of the body.
     pub(super) edits: Vec<(Range<usize>, Cow<'a, str>)>,
-    /// What is said behind the documents instead, as between the quotes of a JSON string.
+    /// The words to write behind the documents, escaped as in a JSON string.
     pub(super) words: String,
-    /// Documents whose number is a key.
+    /// Documents whose number becomes a key.
     pub(super) numbered: u32,
-    /// Scores that stand behind the documents.
+    /// Scores that move behind the documents.
     pub(super) scored: u32,
     pub(super) changes: Vec<Change>,
 }
 
-/// A document of the group: where its block starts, and what it says.
+/// A document of the group: where its block starts, and its number and scores.
 struct Ranked<'a> {
     start: usize,
     block: &'a str,
     label: &'a str,
     ranks: Ranks<'a>,
-    /// Its key, if it takes one.
+    /// Its key, if it is numbered.
     key: Option<String>,
 }
 
-/// Returns what is done with a group of documents of a message of that role; `None`: nothing. O(documents · (opening tag +
-/// first lines)), and O(bytes) where they are numbered.
+/// Returns the changes for a group of documents in a message of that role; `None` for none. O(documents · (opening tag +
+/// first lines)), and O(bytes) if they are numbered.
 pub(super) fn unranked<'a>(
     wanted: RawHeadDocuments,
     max_bytes: usize,
@@ -54,7 +54,7 @@ pub(super) fn unranked<'a>(
     role: Role,
     group: &Group<'a>,
 ) -> Option<Unranked<'a>> {
-    // What a tool gave back stays as it is, and so does what has no place for words behind it.
+    // A tool's result is not changed, nor a group without a place for words after it.
     let GroupLayout::Slots {
         all_filled: false, ..
     } = group.place
@@ -64,7 +64,7 @@ pub(super) fn unranked<'a>(
     if !matches!(role, Role::User | Role::System) || group.hint.is_none() {
         return None;
     }
-    // Most documents say nothing of the kind.
+    // Most documents have neither numbers nor scores.
     if !group.found.iter().any(|found| Ranks::of(found).is_some()) {
         return None;
     }
@@ -129,7 +129,7 @@ impl<'a> Unranked<'a> {
         self.edits.push((range, with));
     }
 
-    /// A range of the body with what is done in it.
+    /// Returns a range of the body with the edits applied.
     pub(super) fn written(&self, body: &str, range: Range<usize>) -> String {
         let mut out = String::with_capacity(range.len());
         let mut done = range.start;
@@ -145,7 +145,7 @@ impl<'a> Unranked<'a> {
     }
 }
 
-/// Whether the documents are numbered in their order, from 0 or 1.
+/// Returns whether the documents are numbered in order, from 0 or 1.
 fn are_numbered(documents: &[Ranked<'_>]) -> bool {
     let numbers = documents
         .iter()
@@ -161,7 +161,7 @@ fn are_numbered(documents: &[Ranked<'_>]) -> bool {
             .all(|(at, number)| *number == first + at)
 }
 
-/// Gives each document its key; `false`: two would have one.
+/// Gives each document its key; returns false if two would share one.
 fn number(documents: &mut [Ranked<'_>]) -> bool {
     let mut keys: Vec<(u64, String)> = Vec::with_capacity(documents.len());
     for document in documents.iter_mut() {
@@ -179,7 +179,7 @@ fn number(documents: &mut [Ranked<'_>]) -> bool {
     })
 }
 
-/// A block without what it says of one request.
+/// A block without its numbers and scores.
 fn apart_from_ranks(document: &Ranked<'_>) -> String {
     let ranks = &document.ranks;
     let mut gone: Vec<Range<usize>> = ranks.numbers.to_vec();
@@ -195,7 +195,7 @@ fn apart_from_ranks(document: &Ranked<'_>) -> String {
     out
 }
 
-/// Says which number each key stands for.
+/// The sentence that maps keys to the original numbers.
 fn citations(documents: &[Ranked<'_>]) -> String {
     let mut words = String::from("Cite documents by these numbers: ");
     for (at, document) in documents.iter().enumerate() {
@@ -208,7 +208,7 @@ fn citations(documents: &[Ranked<'_>]) -> String {
     words
 }
 
-/// Says what the search said of each document; `None`: nothing, or there is one that cannot be called by a name.
+/// The sentence with all scores; `None` if there are none, or if a document has no name that a hint may use.
 fn scores(documents: &[Ranked<'_>]) -> Option<String> {
     let mut words = String::from("Search results: ");
     let mut count = 0;
@@ -231,5 +231,5 @@ fn scores(documents: &[Ranked<'_>]) -> Option<String> {
     (count > 0).then_some(words)
 }
 
-/// Keys: more digits than a client's own numbers have, and none that looks like a year.
+/// Range of keys: more digits than a client's own numbers have, and never like a year.
 const KEYS: Range<u64> = 100_000..1_000_000;

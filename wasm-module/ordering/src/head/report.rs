@@ -1,76 +1,76 @@
-//! What was done with a head, or would be.
+//! The report on a head: changes made, or only proposed.
 
 use std::ops::Range;
 
-/// What was done with a request's head; where it is only reported, what would be.
+/// The changes to a request's head; if not applied, those that would have been made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeadReport {
-    /// Whether the body was changed; else the changes would have been made in mode `apply`.
+    /// Whether the body was changed. If not, mode `apply` would have made the changes.
     pub applied: bool,
-    /// Tools that stand elsewhere than the client put them.
+    /// Tools that changed place.
     pub tools_moved: u32,
-    /// Tools whose keys stand in another order.
+    /// Tools whose keys changed order.
     pub tools_reformed: u32,
     /// Spans that moved behind the documents.
     pub moved: u32,
-    /// Those of them that no pattern knows.
+    /// Of these, spans that no pattern matched.
     pub learned: u32,
-    /// Spans that stand as in the conversation's first request.
+    /// Spans that have the value of the conversation's first request.
     pub frozen: u32,
-    /// Spans that were left out.
+    /// Spans that were removed.
     pub dropped: u32,
-    /// Earlier messages of the chat that got the contexts back that they were sent with.
+    /// Earlier messages of the chat whose contexts were restored.
     pub restored: u32,
-    /// Groups of contexts that moved out of the system text to the question that they were found for.
+    /// Groups of contexts that moved out of the system text into the newest question's message.
     pub relocated: u32,
-    /// Documents whose number follows from their words.
+    /// Documents whose number is derived from their words.
     pub numbered: u32,
-    /// Scores, ranks and distances of documents that stand behind them.
+    /// Scores, ranks and distances that moved behind their documents.
     pub scored: u32,
-    /// Earlier messages that go without contexts, for these may be another chat's.
+    /// Earlier messages left without contexts, since these might be another chat's.
     pub doubtful: u32,
-    /// Volatile spans that stay as they are: they look like instructions, or there is no room or place for them.
+    /// Volatile spans that were not changed: they look like instructions, or there is no room or place for them.
     pub left: u32,
-    /// Texts, lines and tools that were not looked at because the request has too many of them.
+    /// Texts, lines and tools that were not read because the request has too many of them.
     pub unread: u32,
-    /// Every message, span and tool of these, as ranges of the client's body.
+    /// Each changed message, span and tool, as a range of the client's body.
     pub changes: Vec<Change>,
 }
 
-/// One thing that was done with a head.
+/// One change to a head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The kind of change that was made, or would be.
+    /// The kind of change, made or proposed.
     pub kind: ChangeKind,
     /// The pattern's name, `learned`, or empty for tools.
     pub name: Box<str>,
-    /// The bytes of the client's body that it was done with: a whole tool, or what a span takes.
+    /// The range of the client's body that changed: a whole tool, or a span.
     pub range: Range<usize>,
 }
 
-/// What was done with a range of a head.
+/// The kind of change to a range of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// The tool stands elsewhere among the tools, or its keys do.
+    /// The tool changed place, or its keys changed order.
     Tool,
-    /// It moved behind the documents, with its words.
+    /// The span moved behind the documents, word for word.
     Moved,
-    /// The conversation's first value stands there.
+    /// The conversation's first value replaces the span.
     Frozen,
-    /// The span was left out of the prompt.
+    /// The span was removed from the prompt.
     Dropped,
     /// The contexts moved out of the system text, with their words, before the newest question.
     Context,
-    /// A message's content that stands there as it was sent before, contexts included.
+    /// A message's content was replaced by the forwarded one, contexts included.
     Restored,
-    /// A document's number: another one stands there, and words behind the documents say which it was.
+    /// A document's number was replaced; words after the documents give the original.
     Number,
-    /// A document's score, rank or distance, which stands behind the documents.
+    /// A document's score, rank or distance moved behind the documents.
     Score,
 }
 
 impl HeadReport {
-    /// Whether there is anything to be told.
+    /// Returns whether there is nothing to report.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.left + self.doubtful + self.unread == 0

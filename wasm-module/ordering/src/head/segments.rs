@@ -1,4 +1,4 @@
-//! A request as the segments of its prompt, in the order in which engines render them.
+//! Divides a request into the segments of its prompt, in the order in which engines render them.
 //!
 //! ```text
 //!   body       {"messages":[ system, user, assistant, user: "Read:\n<doc…>…</doc>\n<doc…>…</doc>\nWhy?" ], "tools":[…]}
@@ -6,10 +6,9 @@
 //!                                               "Read:"            "\n"               "Why?"
 //! ```
 //!
-//! Segments are ranges of the body, so they hold no text. The segments of one message tile it: they lie side by side
-//! and leave out no byte. Only documents of a `documents` array stand elsewhere in the body than in the prompt.
-//! Nothing is read twice: the ranges are those that the parser found, and a whole message's hash is made from the one
-//! by which its chat is known.
+//! Segments are ranges of the body, so they hold no text. The segments of one message tile it without gaps. Only documents
+//! of a `documents` array have another place in the body than in the prompt. Nothing is read twice: the ranges are those of
+//! the parser, and a whole message's hash derives from the one that identifies its chat.
 
 use crate::body::{Group, GroupLayout, Message, Parsed, Role, Source, offset_in, range_in};
 use crate::config::Config;
@@ -29,9 +28,9 @@ pub enum SegmentKind {
     Message,
     /// One document's block.
     Document,
-    /// The sentence that gives the retriever's ranking, if the body holds one already.
+    /// The sentence with the retriever's ranking, if the body already holds one.
     Hint,
-    /// The text of the last message after its documents, if a user wrote it.
+    /// The text after the documents in the last message, if a user wrote it.
     Question,
 }
 
@@ -65,15 +64,14 @@ impl SegmentKind {
 pub struct Segment {
     /// The kind of text that the segment holds.
     pub kind: SegmentKind,
-    /// Role of the message that it stands in; [`Role::Other`] for tools.
+    /// Role of the segment's message; [`Role::Other`] for tools.
     pub role: Role,
-    /// Index of the message that it stands in, with a `system` field counted as the first one; `None`: before all
-    /// messages.
+    /// Index of the segment's message, with a `system` field counted as the first one; `None` before all messages.
     pub message: Option<u32>,
-    /// The range of the body. A document that a retriever found stands in no body: its range is empty, at the place
+    /// The range of the body. A document that a retriever returned is not in the body: its range is empty, at the place
     /// where it would be written.
     pub range: Range<usize>,
-    /// Index of the tool or the document among its like in the request, from 0.
+    /// Index of the tool or the document within its kind in the request, from 0.
     pub index: u32,
     /// Hash of the bytes; for a document, its fingerprint. Equal bytes in two messages of one role have equal hashes
     /// if both are whole messages or neither is.
@@ -101,7 +99,7 @@ impl Segments {
         };
         reading.tools();
         if let Some(front) = &parsed.front {
-            // Where the template renders them is unknown; before every message is the usual place.
+            // It is unknown where the template renders them; before all messages is usual.
             let slots = slots_of(front);
             for (slot, found) in slots.iter().zip(&front.found) {
                 reading.document(None, slot.clone(), found.fingerprint.0, found.tokens);
@@ -144,9 +142,8 @@ impl<'a> Parsed<'a> {
         Segments::of(self, config)
     }
 
-    /// Iterates over the fields besides messages and tools that a chat template may render, by their names, as
-    /// written: `tool_choice`, `response_format`, `reasoning_effort`, `thinking`, `chat_template`,
-    /// `chat_template_kwargs`.
+    /// Iterates over the fields, other than messages and tools, that a chat template may render, by name and as written:
+    /// `tool_choice`, `response_format`, `reasoning_effort`, `thinking`, `chat_template`, `chat_template_kwargs`.
     pub fn parameters(&self) -> impl Iterator<Item = (&'static str, &'a str)> {
         let fields = crate::body::PARAMETERS.into_iter().zip(self.parameters);
         fields.filter_map(|(name, value)| Some((name, value?)))
@@ -172,7 +169,7 @@ impl<'a> Parsed<'a> {
         self.salt.given()
     }
 
-    /// Returns the model's name, empty when the body has none.
+    /// Returns the model's name; empty if the body has none.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.model
@@ -237,7 +234,7 @@ impl Reading<'_, '_> {
             done = start;
             for found in &group.found {
                 let range = match &found.source {
-                    // A retrieved document is no piece of the body.
+                    // A retrieved document is not part of the body.
                     Source::Parts { text: words, .. } if is_within(text, words) => {
                         range_in(text, words)
                     }
@@ -275,7 +272,7 @@ impl Reading<'_, '_> {
         self.words(kind, message, at, done..whole.end);
     }
 
-    /// Adds the words of a message in `range`, if there are any.
+    /// Adds the text of a message in `range`, unless it is empty.
     fn words(&mut self, kind: SegmentKind, message: &Message<'_>, at: u32, range: Range<usize>) {
         if range.is_empty() {
             return;

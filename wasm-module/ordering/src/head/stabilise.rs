@@ -1,15 +1,14 @@
-//! Decides what is done with a head.
+//! Decides the changes to a head.
 //!
 //! ```text
 //!   tools   ─▶ order, form ────────────▶ edits
-//!   system  ─▶ patterns, learned slots ─▶ spans ─▶ move ▶ taken out here, written behind the newest documents
-//!                                                  freeze ▶ the conversation's first value is written in its place
-//!                                                  drop ▶ taken out
+//!   system  ─▶ patterns, learned slots ─▶ spans ─▶ move ▶ removed here, written behind the newest documents
+//!                                                  freeze ▶ replaced by the conversation's first value
+//!                                                  drop ▶ removed
 //! ```
 //!
-//! The body is not written here: a [`Decision`] consists of ranges of it. The hashes by which chats and scopes are
-//! known are computed without the head's volatile spans ([`Parsed::rebase`]), so what follows them is recognised
-//! again.
+//! The body is not written here: a [`Decision`] consists of ranges of it. The hashes that identify chats and scopes are
+//! computed without the head's volatile spans ([`Parsed::rebase`]), so that later requests still match them.
 
 use super::config::{Head, HeadMode, Upstream};
 use super::decision::{Decision, Form, Frozen, Moved, merged};
@@ -23,19 +22,19 @@ use crate::conversation::sent::kept_hash;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What is known of the heads of one tenant and model. It is bounded.
+/// The state of the heads of one tenant and model. Bounded in size.
 #[derive(Debug, Default)]
 pub(crate) struct Heads {
     tools: Tools,
     learned: Learned,
-    /// Matches of patterns in a line, by the line's hash.
+    /// Matches of patterns in a line, cached by the line's hash.
     lines: Lru<Box<[Match]>>,
-    /// Heads with which nothing needs to be done, as long as nothing more is learned.
+    /// Heads that need no change, by key, each with the state's version at the time.
     settled: Lru<(u64, u64)>,
 }
 
 impl Heads {
-    /// Decides what is done with the head of `parsed`. O(new bytes) for tools, lines and templates.
+    /// Decides the changes to the head of `parsed`. O(new bytes) for tools, lines and templates.
     pub(crate) fn decide<'a>(&mut self, config: &Head, parsed: &Parsed<'a>) -> Decision<'a> {
         let mut decision = Decision::default();
         if config.mode == HeadMode::Off {
@@ -49,7 +48,7 @@ impl Heads {
             return decision;
         }
         if !self.system(config, parsed, &mut decision) {
-            // Nothing is changed in a head that the upstream checks.
+            // The upstream checks this head, so nothing is changed.
             decision.report.left += 1;
             return decision;
         }
@@ -81,7 +80,7 @@ impl Heads {
         decision
     }
 
-    /// Takes the forms of tools that were first seen here since the last call.
+    /// Takes the forms of tools first seen here since the last call, for other workers.
     pub(crate) fn take_told(&mut self) -> Vec<Form> {
         self.tools.take_told()
     }
@@ -91,7 +90,7 @@ impl Heads {
         self.tools.learn(form);
     }
 
-    /// Decides on the system text; `false`: nothing of the body may be touched.
+    /// Decides on the system text; false if the body must not be changed at all.
     fn system<'a>(
         &mut self,
         config: &Head,
@@ -103,7 +102,7 @@ impl Heads {
         }
         let SystemTexts { texts, unread } = SystemTexts::of(parsed);
         decision.report.unread += unread;
-        // What patterns may look at for the first time in this request.
+        // Bytes that patterns may be matched against for the first time in this request.
         let mut budget = LEAST_MATCHED_BYTES + parsed.text.len() / MATCHED_SHARE;
         let mut found: Vec<Vec<PatternMatch>> = Vec::with_capacity(texts.len());
         for text in &texts {
@@ -134,7 +133,7 @@ impl Heads {
             let report = &mut decision.report;
             let mut gone = vec![false; text.units.len()];
             let mut cut: Vec<Range<usize>> = Vec::new();
-            // The pattern that moves a unit, by the unit's place.
+            // The pattern that moves each unit, by the unit's index.
             let mut names: Vec<Option<&str>> = vec![None; text.units.len()];
             for found in found {
                 let Some(pattern) = config.patterns.get(found.pattern) else {
@@ -179,7 +178,7 @@ impl Heads {
             }
             let named = names.iter().enumerate();
             let named = named.filter_map(|(at, name)| Some((at, (*name)?)));
-            // A slot moves as a whole or not at all: the rest of it would still break the prefix.
+            // A slot moves as a whole or not at all: a remainder would still break the prefix.
             let mut is_data = |at: usize| {
                 let unit = text.units.get(at);
                 let words = unit.and_then(|unit| text.text.plain.get(unit.range.clone()));
@@ -222,7 +221,7 @@ impl Heads {
                 }
                 moved.push((words, unit.hash));
             }
-            // A line that is dropped completely takes its line break with it.
+            // A line that is removed completely takes its line break with it.
             for range in &mut cut {
                 let next = (text.units).partition_point(|unit| unit.line.end <= range.start);
                 let line = text.units.get(next).map(|unit| unit.line.clone());
@@ -270,8 +269,8 @@ impl Heads {
         true
     }
 
-    /// Returns the matches of the patterns in a text, in order. Lines that no request had before take of the `budget`
-    /// of bytes; a line for which too little is left is counted in `unread` and has no matches.
+    /// Returns the matches of the patterns in a text, in order. Lines that are not cached take their bytes from `budget`; a
+    /// line that exceeds it is counted in `unread` and has no matches.
     fn found(
         &mut self,
         config: &Head,
@@ -317,7 +316,7 @@ impl Heads {
                 .map(|found| &**found)
                 .unwrap_or_default();
             for found in found {
-                // After a collision of hashes, a match may be no range of this line.
+                // After a hash collision, a cached match may not be a range of this line.
                 let range = unit.line.start + found.range.start..unit.line.start + found.range.end;
                 if range.end <= unit.line.end && plain.get(range.clone()).is_some() {
                     all.push(PatternMatch {
@@ -330,7 +329,7 @@ impl Heads {
         all
     }
 
-    /// Returns for each text which of its units stand in a volatile slot.
+    /// Returns for each text which of its units are in a volatile slot.
     fn volatile(
         &mut self,
         config: &Head,
@@ -350,7 +349,7 @@ impl Heads {
                 let units = overlapping(&text.units, &hit.range);
                 covered.get_mut(units).unwrap_or_default().fill(true);
             }
-            // A span that a pattern covers is no slot.
+            // A span that a pattern matches is not a slot.
             let open = text
                 .units
                 .iter()
@@ -386,14 +385,14 @@ struct PatternMatch {
     pattern: usize,
 }
 
-/// Returns the places of the units that `range` overlaps. O(log units).
+/// Returns the indices of the units that `range` overlaps. O(log units).
 fn overlapping(units: &[Unit], range: &Range<usize>) -> Range<usize> {
     let start = units.partition_point(|unit| unit.range.end <= range.start);
     let end = units.partition_point(|unit| unit.range.start < range.end);
     start..end.max(start)
 }
 
-/// Returns the message into which moved words are written: the last one of a user's that is not a tool's result.
+/// Returns the message for moved words: the last user message that is not a tool's result.
 fn target(parsed: &Parsed<'_>) -> Option<u32> {
     let target = parsed.messages.iter().rposition(|message| {
         message.role == Role::User
@@ -403,8 +402,8 @@ fn target(parsed: &Parsed<'_>) -> Option<u32> {
     target.and_then(|at| u32::try_from(at).ok())
 }
 
-/// Returns a key of everything that the decision depends on, except what is learned; `None` if that is more than
-/// existing hashes.
+/// Returns a key of everything that the decision depends on, except learned state; `None` if existing hashes do not cover
+/// it.
 fn key_of(parsed: &Parsed<'_>) -> Option<u64> {
     let mut opening = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
     opening.try_fold(parsed.start.before, |key, message| {
@@ -415,25 +414,25 @@ fn key_of(parsed: &Parsed<'_>) -> Option<u64> {
     })
 }
 
-/// Name of a span that no pattern knows.
+/// The name of spans that no pattern matches.
 const LEARNED: &str = "learned";
 
 /// The tag in which Claude Code, opencode and Cline write the date.
 const ENVIRONMENT: &str = "<env>";
 
-/// Most bytes of a line that patterns are matched against.
+/// Longest line that patterns are matched against, in bytes.
 const MAX_LINE_BYTES: usize = 2_048;
 
-/// Patterns look at this share of a request's bytes anew, and at some more: a regular expression takes a hundred times as
-/// long for a byte as everything else. What is left for later requests stays in its place until then.
+/// Patterns are matched against at most this share of a request's bytes anew, plus a minimum: a regular expression takes a
+/// hundred times as long per byte as everything else. Spans in other lines stay in place until a later request.
 const MATCHED_SHARE: usize = 8;
 const LEAST_MATCHED_BYTES: usize = 1_024;
 
-/// Most units of a request whose words are judged, data or instruction; others stay.
+/// Most units of a request that are classified as data or instruction; others are not moved.
 const MAX_JUDGED: usize = 256;
 
-/// Most lines that are remembered.
+/// Most lines cached.
 const MAX_LINES: usize = 4_096;
 
-/// Most heads that are remembered as needing nothing.
+/// Most heads cached as needing no change.
 const MAX_SETTLED: usize = 256;

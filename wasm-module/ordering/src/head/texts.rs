@@ -1,12 +1,12 @@
 //! The system text as texts, lines and sentences.
 //!
 //! ```text
-//!   "You are Ada.\nBe brief. Today is Monday.\n"        a text, as it stands between quotes
+//!   "You are Ada.\nBe brief. Today is Monday.\n"        a text, as between quotes
 //!    └── unit ──┘  └ unit ─┘ └──── unit ────┘           a line, or the sentences of a line
 //! ```
 //!
-//! A unit can be taken out so that the rest reads as if it had never been there, whatever it said: a whole line goes with
-//! its line break, a sentence with the spaces before or behind it.
+//! A unit can be removed so that the rest reads as if it had never existed: a whole line goes with its line break, a
+//! sentence with the spaces before or after it.
 
 use super::decision::merged;
 use crate::body::scan::fields;
@@ -17,13 +17,13 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A text of the system messages that open a prompt.
 pub(super) struct SystemText<'a> {
-    /// Where it stands in the body, between its quotes.
+    /// Offset of the text in the body, after its opening quote.
     pub(super) start: usize,
     pub(super) source: &'a str,
-    /// The part of its message's content that it stands in, if that has parts.
+    /// The part of its message's content that holds it, if the content has parts.
     pub(super) part: Option<&'a str>,
     pub(super) text: Text<'a>,
-    /// Whether the client wants all up to here, or more, cached: nothing of it moves.
+    /// Whether the client marked this text, or a later one, as the end of a cached prefix: nothing in it moves.
     pub(super) is_marked: bool,
     pub(super) units: Vec<Unit>,
 }
@@ -31,20 +31,20 @@ pub(super) struct SystemText<'a> {
 /// A line, or a sentence of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
-    /// In the plain text, without the spaces around it.
+    /// Its range in the plain text, without surrounding spaces.
     pub(super) range: Range<usize>,
-    /// The line that it stands in, its break included.
+    /// The line that holds it, line break included.
     pub(super) line: Range<usize>,
     /// Hash of its words.
     pub(super) hash: u64,
-    /// Whether documents stand in it: then it stays, and what they say is nothing.
+    /// Whether it holds documents: then it stays and is not searched.
     pub(super) is_barrier: bool,
 }
 
 /// The texts of the system messages that open a prompt, as far as they are read.
 pub(super) struct SystemTexts<'a> {
     pub(super) texts: Vec<SystemText<'a>>,
-    /// Number of texts that are not read to their end because the request has too many texts or units.
+    /// Number of texts not read to their end because the request has too many texts or units.
     pub(super) unread: u32,
 }
 
@@ -57,7 +57,7 @@ impl<'a> SystemTexts<'a> {
             unread: 0,
         };
         let mut units = MAX_UNITS;
-        // The texts before the last marker.
+        // Number of texts up to the last cache marker.
         let mut marked = 0;
         for message in opening {
             let documents = documents_of(message);
@@ -112,18 +112,18 @@ impl<'a> SystemTexts<'a> {
 }
 
 impl<'a> SystemText<'a> {
-    /// A range of the plain text as a range of the body.
+    /// Converts a range of the plain text to a range of the body.
     pub(super) fn in_body(&self, range: &Range<usize>) -> Range<usize> {
         let source = self.text.source(range);
         self.start + source.start..self.start + source.end
     }
 
-    /// A range of the plain text as it is written in the body.
+    /// Returns a range of the plain text as written in the body.
     pub(super) fn raw(&self, range: &Range<usize>) -> &'a str {
         self.source.get(self.text.source(range)).unwrap_or_default()
     }
 
-    /// What is taken out of the plain text so that the units marked in `gone` are gone.
+    /// Returns the ranges of the plain text to remove so that the units marked in `gone` disappear.
     pub(super) fn without(&self, gone: &[bool]) -> Vec<Range<usize>> {
         let mut out: Vec<Range<usize>> = Vec::new();
         let is_gone = |at: usize| gone.get(at).copied().unwrap_or_default();
@@ -176,7 +176,7 @@ fn inner(raw: &str) -> Option<&str> {
     raw.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// Where the documents of a message stand in the body, what is between them included, in order.
+/// Ranges of a message's documents in the body, text between them included, in order.
 fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
     let groups = message.groups.iter();
     let ranges = groups.filter_map(|group| match &group.place {
@@ -202,7 +202,7 @@ fn units(
         for sentence in sentences(line) {
             let range = whole.start + sentence.start..whole.start + sentence.end;
             if units.len() >= most {
-                // A line that is not read to its end is not read at all: it could not be taken out as a whole.
+                // A line that is not read to its end is dropped, since it could not be removed as a whole.
                 let is_other = |unit: &Unit| unit.line != whole;
                 units.truncate(units.iter().rposition(is_other).map_or(0, |last| last + 1));
                 return (units, false);
@@ -242,7 +242,7 @@ fn sentences(line: &str) -> Vec<Range<usize>> {
     let byte = |at: usize| bytes.get(at).copied().unwrap_or_default();
     let first = start;
     for at in first..end {
-        // Behind these marks no space stands.
+        // No space follows these marks.
         let behind = at + IDEOGRAPHIC_BYTES;
         let mark = bytes.get(at..behind).unwrap_or_default();
         let is_lead = matches!(byte(at), 0xe3 | 0xef);
@@ -256,7 +256,7 @@ fn sentences(line: &str) -> Vec<Range<usize>> {
         if !ends {
             continue;
         }
-        // Behind an initial or an abbreviation, `J. Smith`, `Dr. Who`, no sentence begins.
+        // After an initial or an abbreviation (`J. Smith`, `Dr. Who`) no sentence begins.
         let word = (start..at).rev();
         let word = word.take_while(|at| byte(*at).is_ascii_alphanumeric());
         let next = byte(at + 2);
@@ -269,7 +269,8 @@ fn sentences(line: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// Where an element of an array stands in `body`, with the comma that would be left; `None`: it is the only one.
+/// Returns the range of an array's element in `body`, with the comma that would be left over; `None` if it is the only
+/// element.
 pub(super) fn element_in(body: &str, element: &str) -> Option<Range<usize>> {
     let range = range_in(body, element);
     let behind = body.get(range.end..)?.trim_ascii_start();
@@ -281,14 +282,14 @@ pub(super) fn element_in(body: &str, element: &str) -> Option<Range<usize>> {
     Some(start..range.end)
 }
 
-/// What ends a sentence in Chinese and Japanese.
+/// Sentence ends in Chinese and Japanese.
 const IDEOGRAPHIC: [&str; 3] = ["。", "！", "？"];
 const IDEOGRAPHIC_BYTES: usize = 3;
 
-/// Most units of a request that are read; what follows stays as it is.
+/// Most units read in a request; later text is not changed.
 pub(super) const MAX_UNITS: usize = 2_048;
 
-/// Most texts of a request that are read.
+/// Most texts read in a request.
 const MAX_TEXTS: usize = 256;
 
 #[cfg(test)]

@@ -1,23 +1,22 @@
-//! The tools of a request in an order and a form that do not depend on the client's mood.
+//! Puts the tools of a request into an order and a form that do not depend on the client.
 //!
 //! ```text
-//!   request 1   search {"name", "parameters"}   weather {…}      first seen: kept as the form
-//!   request 2   weather {…}   search {"parameters", "name"}      equal but for the order of keys
-//!   sent        search {"name", "parameters"}   weather {…}      by name, in the first form
+//!   request 1   search {"name", "parameters"}   weather {…}      first seen: recorded as the form
+//!   request 2   weather {…}   search {"parameters", "name"}      equal except for the order of keys
+//!   forwarded   search {"name", "parameters"}   weather {…}      by name, in the first form
 //! ```
 //!
-//! Where requests offer different tools, [`super::toolsets`] says which order is best.
+//! If requests have different tools, [`super::toolsets`] decides the order.
 //!
-//! A **layout** is what the parser finds in a tool: its objects and set-like arrays, their members as ranges, and the order
-//! in which these stand. Sorted by their keys, tools of equal content have equal layouts, so a **form** is nothing but the
-//! order of the members of each list, and taking it moves ranges of the client's own bytes: nothing is printed, and no
-//! collision of hashes can put another tool's words into a request.
+//! A **layout** is the result of parsing a tool: its objects and set-like arrays, their members as ranges, and the order of
+//! these. Sorted by key, tools of equal content have equal layouts. So a **form** is only the order of each list's members,
+//! and applying it moves ranges of the client's own bytes: nothing is printed, and no hash collision can put another tool's
+//! words into a request.
 //!
-//! What may be reordered: the keys of objects, and the arrays `required` and the members of `dependentRequired`. What may
-//! not: any other array (`enum`, `oneOf`, `anyOf`, `allOf`, `prefixItems`), and anything in `enum`, `const`, `default` and
-//! examples, which are values that the model may copy. A tool with a key that comes twice, or with an escape in a key, is
-//! left alone. Where a tool carries `cache_control`, or a `cachePoint` stands among them, all are: the client has said
-//! where its prefix ends.
+//! May be reordered: the keys of objects, the array `required`, and the members of `dependentRequired`. May not: any other
+//! array (`enum`, `oneOf`, `anyOf`, `allOf`, `prefixItems`), and anything in `enum`, `const`, `default` and examples, which
+//! are values that the model may copy. A tool with a duplicate key, or an escape in a key, is not changed. If a tool has
+//! `cache_control`, or a `cachePoint` is among them, no tool is changed: the client defined where its prefix ends.
 
 use super::decision::Form;
 use super::toolsets::{self, SetTool, ToolSets};
@@ -30,23 +29,23 @@ use std::borrow::Cow;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// What is known of one tenant's and model's tools.
+/// The state of one tenant's and model's tools.
 #[derive(Debug, Default)]
 pub(crate) struct Tools {
-    /// The form in which a tool was first seen, by its canonical hash; and the order of a set, by the set's.
+    /// The first form of each tool, by its canonical hash; and the order of each set, by the set's hash.
     forms: Forms,
-    /// Tools by the hash of their bytes.
+    /// Parsed tools, by the hash of their bytes.
     known: Lru<Known>,
     /// The orders of sets of tools.
     sets: ToolSets,
-    /// Forms that were made since they were last told to other workers.
+    /// Forms first seen here that other workers have not received yet.
     told: Vec<Form>,
-    /// Grows with every form.
+    /// Increases with every new form.
     pub(crate) version: u64,
 }
 
-/// Forms by hash. Most are a few dozen bytes, and products with many lists of tools have thousands of them; so large forms are
-/// bounded apart, and both take half a megabyte at most.
+/// Forms by hash. Most take a few dozen bytes, and products with many tool lists have thousands of them. So large forms
+/// have a bound of their own, and both together take half a megabyte at most.
 #[derive(Debug, Default)]
 struct Forms {
     small: Lru<Box<[u8]>>,
@@ -71,41 +70,41 @@ impl Forms {
     }
 }
 
-/// A tool that was looked at.
+/// A parsed tool.
 #[derive(Debug)]
 struct Known {
-    /// Where its name stands in it, between the quotes; empty if it has none.
+    /// Range of its name, between the quotes; empty if it has none.
     name: Range<usize>,
-    /// `None`: it is left alone.
+    /// Its canonical hash; `None` if the tool must not be changed.
     canonical: Option<u64>,
-    /// Hash of the order in which its members stand.
+    /// Hash of the current order of its members.
     order: u64,
     marked: bool,
 }
 
-/// What is sent instead of the tools.
+/// The tools to forward.
 #[derive(Debug, Default)]
 pub(crate) struct Arranged<'a> {
-    /// In the order sent: the index of the tool among the client's, and its bytes.
+    /// In the order sent: the tool's index in the client's list, and its bytes.
     pub(crate) tools: Vec<(usize, Cow<'a, str>)>,
-    /// Tools that stand elsewhere than the client put them.
+    /// Tools that changed place.
     pub(crate) moved: u32,
-    /// Tools whose keys stand in another order.
+    /// Tools whose keys changed order.
     pub(crate) reformed: u32,
 }
 
-/// What is to be done with tools.
+/// The enabled changes to tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// Whether they are put in order.
+    /// Whether tools are sorted.
     pub(crate) order: bool,
-    /// Whether an equal schema takes the form in which it was first seen.
+    /// Whether equal schemas take the form that was seen first.
     pub(crate) schemas: bool,
 }
 
 impl Tools {
-    /// Returns the tools as they are to be sent; `None`: as the client sent them, also if there are more than
-    /// [`MAX_TOOLS`]. O(bytes of the tools that are new) + O(tools log tools).
+    /// Returns the tools to forward; `None` for the client's tools, also if there are more than [`MAX_TOOLS`]. O(bytes of
+    /// the tools that are new) + O(tools log tools).
     pub(crate) fn arrange<'a>(
         &mut self,
         tools: &[&'a str],
@@ -156,7 +155,7 @@ impl Tools {
             if is_certain {
                 names = self.in_set_order(names, &ids);
             } else {
-                // A name that comes twice, or none: which of them is meant may depend on their order.
+                // With duplicate or missing names, the meaning may depend on the order.
                 sort_by_key(&mut names, |(_, at)| *at);
             }
         }
@@ -173,7 +172,7 @@ impl Tools {
         Some(arranged)
     }
 
-    /// Tools, given by name with their indices among `ids`, in the order of their set.
+    /// Returns tools, given by name with their indices in `ids`, in the order of their set.
     fn in_set_order<'a>(
         &mut self,
         names: Vec<(&'a str, usize)>,
@@ -197,7 +196,7 @@ impl Tools {
             .collect()
     }
 
-    /// Remembers a form that was first seen here, and that other workers are to be told.
+    /// Records a form first seen here, for other workers too.
     fn tell(&mut self, form: Form) {
         self.version += 1;
         self.forms.insert(form.canonical, form.order.clone());
@@ -205,13 +204,13 @@ impl Tools {
         self.told.push(form);
     }
 
-    /// The forms that were first seen here since this was last asked.
+    /// Takes the forms first seen here since the last call.
     pub(crate) fn take_told(&mut self) -> Vec<Form> {
         std::mem::take(&mut self.told)
     }
 
-    /// Takes a form that another worker has seen. Of two forms of one tool all workers take the same one, whichever each
-    /// saw first: the one whose order is the smaller.
+    /// Records a form that another worker has seen. Of two forms of one tool, all workers use the one whose order is
+    /// smaller, whichever they saw first.
     pub(crate) fn learn(&mut self, form: &Form) {
         if form.order.len() > MAX_FORM_BYTES {
             return;
@@ -223,7 +222,7 @@ impl Tools {
         }
     }
 
-    /// Returns what is known of a tool of that layout, whose form is the tool's if it is the first one.
+    /// Returns the record of a tool with that layout; the first tool of its kind defines the form.
     fn read(&mut self, tool: &str, layout: Option<&Layout>) -> Known {
         let marked = ["\"cache_control\"", "\"cachePoint\""];
         let marked = marked.into_iter().any(|mark| tool.contains(mark));
@@ -255,8 +254,8 @@ impl Tools {
     }
 }
 
-/// What a tool is called, as between quotes: `function.name` (OpenAI), `toolSpec.name` (Bedrock), `name` (Responses,
-/// Anthropic, Cohere, Gemini's functions), else its `type`, which names those that a provider brings.
+/// Returns a tool's name, as between quotes: `function.name` (OpenAI), `toolSpec.name` (Bedrock), `name` (Responses,
+/// Anthropic, Cohere, Gemini's functions), else its `type`, which names a provider's own tools.
 pub(crate) fn name_of(tool: &str) -> Option<&str> {
     let names = ["function", "toolSpec", "name", "type"];
     let [function, spec, name, kind] = fields(tool, names).ok()?;
@@ -268,24 +267,24 @@ pub(crate) fn name_of(tool: &str) -> Option<&str> {
     name.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// What a tool is made of.
+/// A parsed tool.
 struct Layout {
     canonical: u64,
-    /// Its objects and set-like arrays, in the order in which they open.
+    /// Its objects and set-like arrays, in the order of their opening brackets.
     lists: Vec<List>,
 }
 
 /// An object or a set-like array.
 struct List {
-    /// Each member, key and all, as it stands.
+    /// Each member, key included, in the current order.
     members: Vec<Member>,
-    /// The members' places, sorted by key.
+    /// The members' indices, sorted by key.
     sorted: SmallVec<[u8; 8]>,
 }
 
 struct Member {
     range: Range<usize>,
-    /// The lists that open in it.
+    /// The lists that open inside it.
     lists: Range<usize>,
 }
 
@@ -307,7 +306,7 @@ impl Layout {
         })
     }
 
-    /// A tool's text with the members of its lists in the order of `form`; `None` if it does not fit.
+    /// Returns a tool's text with the members of its lists in the order of `form`; `None` if the form does not fit.
     fn reformed(&self, tool: &str, form: &[u8]) -> Option<String> {
         let mut orders: Vec<&[u8]> = vec![&[]; self.lists.len()];
         let mut rest = form;
@@ -332,7 +331,7 @@ impl Layout {
         (out.len() == tool.len()).then_some(out)
     }
 
-    /// The lists of two members or more, each object's own before those in its members by their keys.
+    /// The lists of two members or more: each object before the lists in its members, these by key.
     fn canonical_lists(&self) -> Vec<usize> {
         let mut lists = Vec::with_capacity(self.lists.len());
         let mut waiting = Vec::with_capacity(self.lists.len());
@@ -344,7 +343,7 @@ impl Layout {
             if list.sorted.len() > 1 {
                 lists.push(range.start);
             }
-            // Behind this list's own members other lists of the same value may open: elements of an array.
+            // After this list's own members, other lists of the same value may open: elements of an array.
             let own_end = list.members.last().map_or(range.start + 1, |member| {
                 member.lists.end.max(range.start + 1)
             });
@@ -358,7 +357,7 @@ impl Layout {
         lists
     }
 
-    /// The order of the members of each list: for every member as it stands, its rank by key.
+    /// The current order of each list's members, as their ranks by key.
     fn order(&self) -> Vec<u8> {
         let mut order = Vec::new();
         for at in self.canonical_lists() {
@@ -376,7 +375,7 @@ impl Layout {
         order
     }
 
-    /// Writes `range` of the tool, in which `lists` open, with their members in these orders.
+    /// Writes `range` of the tool, which contains `lists`, with the lists' members in these orders.
     fn write(
         &self,
         tool: &str,
@@ -417,23 +416,23 @@ impl Layout {
     }
 }
 
-/// What an object's keys mean.
+/// The meaning of an object's keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Context {
     /// Keywords of JSON schema, or of a tool.
     Schema,
-    /// Names, whose values are schemas.
+    /// Names of schemas.
     Names,
-    /// Names, whose values are set-like arrays.
+    /// Names of set-like arrays.
     Sets,
 }
 
-/// How the value of a key is read.
+/// How a key's value is parsed.
 enum Reads {
     As(Context),
-    /// A set-like array, if it is an array.
+    /// As a set-like array, if it is an array.
     Set,
-    /// As it stands.
+    /// As bytes.
     Raw,
 }
 
@@ -467,7 +466,7 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// The canonical hash of the next value.
+    /// Parses the next value and returns its canonical hash; `None` if the tool must not be changed.
     fn value(&mut self, context: Context, depth: usize) -> Option<u64> {
         if depth > MAX_DEPTH {
             return None;
@@ -519,7 +518,7 @@ impl Reading<'_> {
         self.close(at, 2, members, &keys)
     }
 
-    /// An array whose elements keep their places.
+    /// Parses an array whose elements keep their places.
     fn array(&mut self, context: Context, depth: usize) -> Option<u64> {
         self.scan.expect(b'[').ok()?;
         let mut hash = 3;
@@ -535,13 +534,13 @@ impl Reading<'_> {
         Some(hash)
     }
 
-    /// An array whose order means nothing, if all of its elements are strings and none comes twice.
+    /// Parses an array whose order has no meaning, if all elements are distinct strings; any other value as usual.
     fn set(&mut self, depth: usize) -> Option<u64> {
         let start = self.scan.next();
         let mut ahead = Scan::new(self.text.get(start..)?);
         let is_array = self.text.as_bytes().get(start) == Some(&b'[');
         let elements = if is_array {
-            // The elements are few and short: a second look at them costs little.
+            // The elements are few and short, so scanning them twice costs little.
             ahead.elements().unwrap_or_default()
         } else {
             Vec::new()
@@ -580,7 +579,7 @@ impl Reading<'_> {
         self.lists.len() - 1
     }
 
-    /// The canonical hash of a list of these members, whose keys are these.
+    /// Adds the list and returns its canonical hash; `keys` are the members' keys.
     fn close(
         &mut self,
         at: usize,
@@ -588,7 +587,7 @@ impl Reading<'_> {
         members: Vec<Member>,
         keys: &[(&str, u64)],
     ) -> Option<u64> {
-        // A rank is a byte.
+        // A rank must fit into a byte.
         let count = u8::try_from(keys.len()).ok()?;
         let mut sorted: SmallVec<[u8; 8]> = (0..count).collect();
         let key = |place: &u8| keys.get(usize::from(*place)).map(|(key, _)| *key);
@@ -611,7 +610,7 @@ impl Reading<'_> {
     }
 }
 
-/// Values by hash, of which the least recently used go first.
+/// Values by hash; the least recently used are evicted.
 #[derive(Debug)]
 pub(crate) struct Lru<T> {
     places: FxHashMap<u64, u32>,
@@ -630,7 +629,7 @@ impl<T> Default for Lru<T> {
 }
 
 impl<T> Lru<T> {
-    /// The value of that hash, which is used by that.
+    /// Returns the value of that hash and marks it as used.
     pub(crate) fn get(&mut self, hash: u64) -> Option<&mut T> {
         let place = *self.places.get(&hash)?;
         self.recency.touch(place);
@@ -638,7 +637,7 @@ impl<T> Lru<T> {
         Some(value)
     }
 
-    /// Puts a value in the place of the one of that hash, or of the least recently used of `max`.
+    /// Sets the value of that hash; if there are `max` values, it replaces the least recently used one.
     pub(crate) fn insert(&mut self, hash: u64, value: T, max: usize) {
         if let Some(known) = self.get(hash) {
             *known = value;
@@ -664,33 +663,32 @@ impl<T> Lru<T> {
     }
 }
 
-/// Nesting of a tool that is looked into.
+/// Deepest nesting of a tool that is parsed.
 const MAX_DEPTH: usize = 48;
 
-/// Forms of one tenant and model that are known, and are no longer than [`MAX_SMALL_FORM_BYTES`]; the least recently used go
-/// first.
+/// Most forms of up to [`MAX_SMALL_FORM_BYTES`] for one tenant and model; the least recently used are evicted.
 const MAX_SMALL_FORMS: usize = 4_096;
 
-/// Bytes of a small form.
+/// Longest small form, in bytes.
 const MAX_SMALL_FORM_BYTES: usize = 128;
 
-/// The same of longer forms.
+/// Most longer forms.
 const MAX_LARGE_FORMS: usize = 256;
 
-/// Bytes of a form, a byte a key.
+/// Longest form, one byte for each key.
 const MAX_FORM_BYTES: usize = 2_048;
 
-/// Most tools of a request that is arranged.
+/// Most tools of a request; with more, the tools are not changed.
 pub(super) const MAX_TOOLS: usize = 1_024;
 
-/// Members of a list in a layout: a rank is a byte.
+/// Most members of a list in a layout: a rank is a byte.
 const MAX_MEMBERS: usize = 255;
 
-/// Tools of a set whose order is learned: a rank is a byte. Larger sets stand by name.
+/// Most tools of a set whose order is learned: a rank is a byte. Larger sets are sorted by name.
 const MAX_SET_TOOLS: usize = 255;
 
-/// Tools of one tenant and model that were looked at.
+/// Most parsed tools of one tenant and model.
 const MAX_KNOWN: usize = 2_048;
 
-/// Forms that wait to be told.
+/// Most forms that wait to be sent to other workers.
 const MAX_TOLD: usize = 63;

@@ -1,4 +1,4 @@
-//! The order of tools where requests offer different ones.
+//! Orders tools when requests have different ones.
 //!
 //! ```text
 //!   offered             by name                 learned
@@ -8,10 +8,10 @@
 //!   a core1 core2 e     a core1 core2 e         a core1 core2 e        begins like the first
 //! ```
 //!
-//! An engine shares tools only from the first one on. By name, one tool that few requests offer costs all behind it. So
-//! the first set stands by name, and a set that was never seen begins as the known one does with which it has the most
-//! bytes in common from the start; behind these stand the tools that most known sets have. A set keeps its order, or the
-//! chats that it was sent to would lose their prefixes.
+//! An engine shares tools only from the first one on. Sorted by name, one rare tool costs all tools after it. So the first
+//! set is sorted by name, and a new set begins like the known set with which it shares most bytes from the start; the
+//! remaining tools follow, those in most known sets first. A set keeps its order, since otherwise the chats that use it
+//! would lose their prefixes.
 
 use super::decision::Form;
 use crate::sort::sort_by_key;
@@ -20,12 +20,12 @@ use smallvec::SmallVec;
 use std::cmp::Reverse;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The orders of the sets of tools of one tenant and model. Of more than [`MAX_SETS`], or more than [`MAX_PLACES`] tools in all of
-/// them, the least recently used is forgotten.
+/// The orders of one tenant's and model's tool sets. Beyond [`MAX_SETS`], or [`MAX_PLACES`] tools in all of them, the least
+/// recently used is evicted.
 #[derive(Debug, Default)]
 pub(super) struct ToolSets {
     sets: Vec<ToolSet>,
-    /// In how many of the sets each tool is.
+    /// For each tool, the number of sets that contain it.
     offered: FxHashMap<u64, u32>,
     /// The sum of the sets' lengths.
     places: usize,
@@ -35,7 +35,7 @@ pub(super) struct ToolSets {
 #[derive(Debug)]
 struct ToolSet {
     key: u64,
-    /// The tools, in the order in which they are sent.
+    /// The tools in the order sent.
     sequence: Box<[u64]>,
     last_used: u64,
 }
@@ -43,12 +43,12 @@ struct ToolSet {
 /// A tool of a set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SetTool {
-    /// Hash of the tool, whatever form it comes in.
+    /// Hash of the tool, independent of its form.
     pub(super) id: u64,
     pub(super) bytes: usize,
 }
 
-/// The hash by which a set of tools is known, given in the order of their names.
+/// The key of a set of tools, which are given in the order of their names.
 pub(super) fn key_of(tools: &[SetTool]) -> u64 {
     let seed = 22;
     (tools.iter()).fold(seed, |hash, tool| {
@@ -57,9 +57,9 @@ pub(super) fn key_of(tools: &[SetTool]) -> u64 {
 }
 
 impl ToolSets {
-    /// Returns the order of a set of at most 255 tools, given in the order of their names: for each place, the tool's
-    /// rank by name. `told` is the order that this set has, if that is known. O(tools) for a known set, and
-    /// O(known sets + tools) for another, unless many begin alike.
+    /// Returns the order of a set of at most 255 tools, given in the order of their names: for each place, the tool's rank
+    /// by name. `told` is the set's order from another worker, if known. O(tools) for a known set, and O(known sets +
+    /// tools) for another, unless many begin alike.
     pub(super) fn order(
         &mut self,
         key: u64,
@@ -75,7 +75,7 @@ impl ToolSets {
         let ids = || (order.iter()).filter_map(|rank| Some(tools.get(usize::from(*rank))?.id));
         if let Some(set) = self.sets.iter_mut().find(|set| set.key == key) {
             set.last_used = self.now;
-            // Another worker's order may have taken the place of this one's.
+            // Another worker's order may have replaced this one's.
             if !set.sequence.iter().copied().eq(ids()) {
                 set.sequence = ids().collect();
             }
@@ -113,7 +113,7 @@ impl ToolSets {
         }
     }
 
-    /// Chooses the order of a set that has none.
+    /// Chooses the order of a new set.
     fn choose(&self, tools: &[SetTool]) -> SmallVec<[u8; 32]> {
         let ranks: FxHashMap<u64, u8> = tools.iter().map(|tool| tool.id).zip(0..).collect();
         let bytes = |rank: &u8| tools.get(usize::from(*rank)).map_or(0, |tool| tool.bytes);
@@ -139,7 +139,7 @@ impl ToolSets {
     }
 }
 
-/// The order of a set as other workers are told.
+/// Returns the order of a set in the form sent to other workers.
 pub(super) fn form_of(key: u64, order: &[u8]) -> Form {
     Form {
         canonical: key,
@@ -147,7 +147,7 @@ pub(super) fn form_of(key: u64, order: &[u8]) -> Form {
     }
 }
 
-/// Whether each of so many ranks stands in `order` once.
+/// Returns whether `order` contains each of `count` ranks once.
 fn is_permutation(order: &[u8], count: usize) -> bool {
     let mut seen = [false; 256];
     order.len() == count
@@ -158,10 +158,10 @@ fn is_permutation(order: &[u8], count: usize) -> bool {
         })
 }
 
-/// Most sets of one tenant and model whose order is known.
+/// Most sets of one tenant and model with a recorded order.
 const MAX_SETS: usize = 256;
 
-/// Most tools in all of these.
+/// Most tools in all recorded sets.
 const MAX_PLACES: usize = 8_192;
 
 #[cfg(test)]
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(order(&mut sets, "xyd"), "xyd");
         assert_eq!(order(&mut sets, "bxy"), "xyb");
         assert_eq!(order(&mut sets, "bdxy"), "xybd");
-        // A longer beginning is worth more than an order by use.
+        // A longer shared beginning counts more than an order by frequency.
         assert_eq!(order(&mut sets, "aexy"), "axye");
     }
 
@@ -225,7 +225,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every order is one of the set's tools, and what is remembered stays within its bound.
+        /// Every order is one of the set's tools, and the state stays within its bound.
         #[test]
         fn an_order_holds_each_tool_once(offered in prop::collection::vec(1_u16..1 << 10, 1..600)) {
             let mut sets = ToolSets::default();

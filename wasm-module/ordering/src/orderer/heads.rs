@@ -1,5 +1,5 @@
-//! What is known of heads, by tenant and model. It is kept apart from what is known of documents, since most chats
-//! with a head bring no documents, and so take no tree's place.
+//! The state of heads by tenant and model. It is separate from the state of documents: most chats with a head bring no
+//! documents and so must not take the place of a tree.
 
 use super::tenants::key_of;
 use crate::config::Config;
@@ -7,7 +7,7 @@ use crate::head::stabilise::Heads;
 use crate::tenant::Tenant;
 use fxhash::FxHashMap;
 
-/// What is known of the heads of at most `tree.max_trees` tenants and models.
+/// The state of the heads of at most `tree.max_trees` tenants and models.
 #[derive(Default)]
 pub(super) struct HeadKeep {
     all: FxHashMap<String, Entry>,
@@ -21,8 +21,8 @@ struct Entry {
 }
 
 impl HeadKeep {
-    /// Returns what is known of the heads of a tenant and model. If nothing is, it creates an entry, which replaces
-    /// the least recently used one of the tenant with the most entries.
+    /// Returns the state of a tenant's and model's heads. If there is none, creates one; when full, it replaces the least
+    /// recently used state of the tenant with the most.
     pub(super) fn of(
         &mut self,
         config: &Config,
@@ -46,7 +46,7 @@ impl HeadKeep {
         &mut entry.heads
     }
 
-    /// Returns what is known of the heads of a tenant and model, if anything is.
+    /// Returns the state of a tenant's and model's heads, if there is one.
     pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut Heads> {
         let entry = self.all.get_mut(&key_of(tenant, model))?;
         Some(&mut entry.heads)

@@ -1,5 +1,4 @@
-//! What an orderer learns from others: from the requests of other orderers, from an engine's feed, and from an
-//! engine's answers.
+//! Applies knowledge from others: the requests of other orderers, an engine's feed, and an engine's responses.
 
 use super::Orderer;
 use crate::conversation::memory::Path;
@@ -11,10 +10,10 @@ use crate::tenant::Tenant;
 use crate::tree::ResidencyEvent;
 
 impl Orderer {
-    /// Applies an update of another orderer, as if this one had sent the request or read the feed itself.
+    /// Applies another orderer's update, as if this one had forwarded the request or read the feed itself.
     ///
-    /// Known turns of a chat stay as they are. A continuation of an unknown turn is ignored. A [`RemoteRecord`] is learnt as
-    /// paths alone.
+    /// Known turns of a chat are not changed. A continuation of an unknown turn is ignored. A [`RemoteRecord`] adds only
+    /// paths.
     ///
     /// [`RemoteRecord`]: crate::RemoteRecord
     pub fn learn(&mut self, update: &PeerUpdate) {
@@ -71,12 +70,12 @@ impl Orderer {
 
     /// Applies an event of an engine's feed.
     ///
-    /// A feed names tenants by their keys, and a model by the engine's name for it. A request that leaves the model to
-    /// the engine need not use that name.
+    /// A feed identifies tenants by their keys, and the model by the engine's name for it. A request that leaves the model
+    /// to the engine need not use that name.
     ///
-    /// An empty cache that names no model is that of every model.
+    /// A cleared cache without a model name applies to every model.
     ///
-    /// A path stored without a key may belong to any tenant: where tenants have names, none of them learns of it.
+    /// A path stored without a key may belong to any tenant, so named tenants ignore it.
     fn learn_event(&mut self, engine: EngineId, model: &str, event: &Event) {
         let change = match event.change() {
             Change::Forget => ResidencyEvent::Cleared,

@@ -1,9 +1,9 @@
-//! The state of every tenant and model, and the one call that uses it: from a request's body to the body that is sent.
+//! The state of every tenant and model, and the call that uses it: from a request's body to the forwarded body.
 //!
 //! ```text
-//!   body ─▶ parse ─▶ kept: trees · policy · memory of chats ─▶ rewriting ─▶ body, report, record
-//!                      ▲                                                               │
-//!                      └──────────────── learning ◀─── other orderers, engines ◀───────┘
+//!   body ─▶ parse ─▶ state: trees · policy · memory of chats ─▶ rewriting ─▶ body, report, record
+//!                      ▲                                                                │
+//!                      └──────────────── learning ◀─── other orderers, engines ◀────────┘
 //! ```
 
 mod heads;
@@ -32,27 +32,26 @@ use crate::standalone::{self, StandaloneDocument, StandaloneOrder};
 use crate::tenant::Tenant;
 use crate::tree::ViewedNode;
 
-/// Orders requests; holds a policy, a memory of chats and a knowledge tree for each engine, for every tenant and model.
+/// Orders requests. Holds a policy, a memory of chats and a knowledge tree per engine, for every tenant and model.
 ///
-/// A tenant's decisions depend on its own requests alone, as long as no more than `tree.max_trees` tenants and models
-/// are in use. Beyond that they also depend on how many tenants there are, since each keeps its share of the trees.
-/// Memory is bounded by the configuration: at most `tree.max_trees` times `conversation.max_bytes`, and
-/// `tree.max_nodes` for each engine.
+/// A tenant's decisions depend only on its own requests while at most `tree.max_trees` tenants and models are in use.
+/// Beyond that they also depend on the number of tenants, since each keeps its share of the trees. Memory is bounded by the
+/// configuration: at most `tree.max_trees` times `conversation.max_bytes`, and `tree.max_nodes` for each engine.
 pub struct Orderer {
     config: Config,
     tenants: TenantStore,
-    /// What is known of heads, by tenant and model.
+    /// State of heads, by tenant and model.
     heads: HeadKeep,
     /// Questions that clients sent without contexts.
     bare: BareQuestions,
-    /// What was done with the head of the last request; see [`Orderer::last_head`].
+    /// The head report of the last request; see [`Orderer::last_head`].
     head: HeadReport,
-    /// Number of requests so far, which is the trees' time.
+    /// Number of requests so far; the trees' clock.
     now: u64,
 }
 
 impl Orderer {
-    /// Returns an orderer that knows nothing yet.
+    /// Returns an orderer without any history.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -67,21 +66,20 @@ impl Orderer {
 
     /// Orders the documents of `body`, a chat request of `tenant`, for a gateway with one engine.
     ///
-    /// Messages of a known chat are sent as they were sent before.
+    /// Messages of a known chat are replayed as they were forwarded before.
     ///
     /// # Errors
-    /// Returns [`Skip`], the reason why the body must be sent as it came. Nothing was remembered then, except with
-    /// [`Skip::NoDocuments`]: that a chat went on without documents.
+    /// Returns [`Skip`], the reason why the original body must be forwarded. Nothing is recorded then, except with
+    /// [`Skip::NoDocuments`]: that a chat continued without documents.
     pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
         self.rewrite_on(&RewriteOptions::default(), tenant, body)
     }
 
-    /// Does the same as [`Orderer::rewrite`], with options for this request. With a salt, [`Tenant::key`] is that
-    /// salt's key. Without a salt and without a key, it is the key of the salt that the client sent, if the options
-    /// say how to make it.
+    /// Like [`Orderer::rewrite`], with options for this request. With a salt, [`Tenant::key`] is that salt's key. Without a
+    /// salt and without a key, the key is derived from the client's salt if the options have a function for it.
     ///
     /// # Errors
-    /// Returns the errors of [`Orderer::rewrite`]. The body is not salted then: [`salted`](crate::salted) does that.
+    /// As [`Orderer::rewrite`]. The body is not salted then; use [`salted`](crate::salted).
     pub fn rewrite_on(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -92,7 +90,7 @@ impl Orderer {
         self.rewrite_parsed(options, tenant, &mut parsed)
     }
 
-    /// Does the same as [`Orderer::rewrite_on`] for a body that was read already, with this orderer's configuration.
+    /// Like [`Orderer::rewrite_on`] for a body that was parsed with this orderer's configuration.
     ///
     /// # Errors
     /// Returns [`Skip::NoDocuments`] if the body has none.
@@ -114,17 +112,18 @@ impl Orderer {
             let arm = self.settle(options, tenant, parsed, &decision);
             return self.rewrite_as(options, tenant, parsed, decision, arm);
         };
-        // Where the plan is only reported and nothing is remembered of it, the body that it would make is not read.
+        // If the plan is only reported and none of it recorded, the body that it would make is not parsed.
         let is_read = self.config.head.mode() == HeadMode::Apply || self.config.pin.is_some();
         let read_on = (is_read && !plan.is_empty()).then(|| plan.body(parsed.text));
         let read = read_on.as_ref();
         let read = read.map(|text| {
             let mut read = body::parse(text.as_bytes(), &self.config)?;
-            // The path may have named it.
+            // The path may have named the model.
             read.for_model(&parsed.model)?;
             Ok::<_, Skip>(read)
         });
-        // It may have more documents than a request may have, or a document that is none where it moved: then it goes as it came.
+        // It may exceed the limit of documents, or hold text that no longer parses as a document after the move: then the
+        // original body is forwarded.
         let read = read.transpose().ok();
         let read = read.filter(|read| read.as_ref().is_none_or(|read| plan.is_whole(read)));
         let Some(mut read) = read else {
@@ -145,7 +144,7 @@ impl Orderer {
             }
             Some(read) => {
                 plan.shift(&mut decision);
-                // How a chat begins in the body that is read on is the same at every turn.
+                // The chat's beginning in the rebuilt body is the same at every turn.
                 match self.settle(options, tenant, read, &decision) {
                     (arm, true) => self.rewrite_as(options, tenant, read, decision, (arm, true)),
                     settled => self.rewrite_as(options, tenant, parsed, decision, settled),
@@ -177,7 +176,7 @@ impl Orderer {
                     None
                 }
             };
-            // The chat's first messages are the last to be forgotten.
+            // In reverse, so that the chat's first messages are evicted last.
             for claim in plan.claims.iter().rev() {
                 state.contexts.claim(claim.key, claim.next);
             }
@@ -189,8 +188,8 @@ impl Orderer {
         rewrite
     }
 
-    /// The chat's arm, and whether the decision is applied. Then the hashes of `parsed` are those of the body without what
-    /// it takes out.
+    /// Returns the chat's arm, and whether the decision is applied. If it is, `parsed` is rehashed without the removed
+    /// bytes.
     fn settle(
         &self,
         options: &RewriteOptions<'_>,
@@ -198,7 +197,7 @@ impl Orderer {
         parsed: &mut Parsed<'_>,
         decision: &Decision<'_>,
     ) -> (Option<Arm>, bool) {
-        // In a dry run the body goes as it came, and that is what is learnt.
+        // In a dry run the original body is forwarded, and recorded as such.
         let is_dry = matches!(options.trial, Trial::DryRun);
         let mut applies = self.config.head.mode() == HeadMode::Apply && !is_dry;
         if applies {
@@ -213,7 +212,7 @@ impl Orderer {
         (arm, applies)
     }
 
-    /// Rewrites a body on which all is decided and settled; `decision` is of that body.
+    /// Rewrites a body after all decisions; `decision` belongs to that body.
     fn rewrite_as(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -242,7 +241,7 @@ impl Orderer {
         Ok(rewrite)
     }
 
-    /// What is done about contexts that wander; `None`: nothing.
+    /// Returns the plan for restoring earlier contexts; `None` if the configuration does not enable it or nothing applies.
     fn plan<'a>(
         &self,
         options: &RewriteOptions<'_>,
@@ -262,13 +261,14 @@ impl Orderer {
         )
     }
 
-    /// What was done with the head of the last request, or would be, whatever became of its documents.
+    /// Returns the report on the last request's head: changes made, or those that would be, whatever became of its
+    /// documents.
     #[must_use]
     pub fn last_head(&self) -> &HeadReport {
         &self.head
     }
 
-    /// Decides what is done with a head. A request without one leaves no state.
+    /// Decides the changes to a head. A request without a head leaves no state.
     fn decide<'a>(&mut self, tenant: Tenant<'_>, parsed: &Parsed<'a>) -> Decision<'a> {
         let config = &self.config.head;
         let opens = (parsed.messages.first()).is_some_and(|first| first.role == Role::System);
@@ -279,12 +279,11 @@ impl Orderer {
         heads.decide(config, parsed)
     }
 
-    /// Orders documents that stand in no body, for a caller that writes its prompts itself, and expects them to be
-    /// sent in that order behind `before`. For chats, location hints and bodies use [`Orderer::rewrite`].
+    /// Orders documents without a body, for a caller that writes its prompts itself. The caller is expected to send them in
+    /// that order after `before`. For chats, location hints and bodies use [`Orderer::rewrite`].
     ///
     /// # Errors
-    /// Returns [`Skip::TooManyDocuments`], [`Skip::LongModelName`] or [`Skip::NoDocuments`]; nothing was remembered
-    /// then.
+    /// Returns [`Skip::TooManyDocuments`], [`Skip::LongModelName`] or [`Skip::NoDocuments`]; nothing is recorded then.
     pub fn order(
         &mut self,
         tenant: Tenant<'_>,
@@ -318,7 +317,7 @@ impl Orderer {
         &self.config
     }
 
-    /// Forgets everything, as is right after a restart of the engine.
+    /// Drops all state, as is right after a restart of the engine.
     pub fn clear(&mut self) {
         self.tenants = TenantStore::default();
         self.heads = HeadKeep::default();
@@ -337,7 +336,7 @@ impl Orderer {
         self.tenants.iter().map(|state| state.trees.nodes()).sum()
     }
 
-    /// Returns how much is remembered of all chats.
+    /// Returns the size of the memory of all chats.
     #[must_use]
     pub fn remembered(&self) -> Remembered {
         let memories = || self.tenants.iter().map(|state| &state.memory);

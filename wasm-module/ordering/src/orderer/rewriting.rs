@@ -1,15 +1,15 @@
-//! Rewrites one request for the engine where it costs least.
+//! Rewrites one request for the engine with the lowest cost.
 //!
 //! ```text
-//!   recall ─▶ choose ─▶ write ─▶ remember
-//!     │         │         │         └─ the tree and the memory of chats learn what is sent, and nothing that was weighed
+//!   recall ─▶ choose ─▶ write ─▶ record
+//!     │         │         │         └─ the tree and the memory of chats record the forwarded request, and no alternatives
 //!     │         │         └─ edits and salt become a body
-//!     │         └─ sent to each engine for trial: the one with the lowest cost wins
-//!     └─ which messages of the chat are known, and where it was before
+//!     │         └─ arranged for each engine: the one with the lowest cost is chosen
+//!     └─ the known messages of the chat, and its previous engine
 //! ```
 //!
-//! Ordering returns a record, which is then applied: another worker, a dry run and an experiment's control arm differ
-//! in what is applied, not in how it is decided.
+//! Ordering returns a record, which is then applied: another worker, a dry run and an experiment's control arm differ in
+//! the record applied, not in the decision.
 
 use super::options::{Rewrite, RewriteOptions, Trial};
 use super::tenants::TenantState;
@@ -31,18 +31,18 @@ use crate::tenant::Tenant;
 use crate::trees::Trees;
 use smallvec::SmallVec;
 
-/// One request on its way to the engine where it costs least.
+/// One request during rewriting.
 pub(super) struct Rewriting<'r> {
     config: &'r Config,
     options: &'r RewriteOptions<'r>,
     tenant: Tenant<'r>,
     parsed: &'r Parsed<'r>,
-    /// What is done with the head; `None`: nothing.
+    /// The changes to the head; `None` for none.
     head: Option<&'r Decision<'r>>,
     arm: Option<Arm>,
 }
 
-/// The report and the documents of what a dry run would have sent.
+/// The report and the documents that a dry run would have forwarded.
 type DryRunResult = Option<(Report, Vec<SentRun>)>;
 
 impl<'r> Rewriting<'r> {
@@ -114,7 +114,7 @@ impl<'r> Rewriting<'r> {
         let body = self.write(edits);
 
         let chat = self.remember(&mut state.memory, &path, added, engine);
-        // Documents that were only weighed are in no path.
+        // Documents considered only for other engines are in no path.
         for other in choices.iter().filter(|other| other.engine != engine) {
             let documents = runs.iter().flat_map(|run| &run.documents);
             state.trees.of(other.engine).discard(documents);
@@ -153,10 +153,10 @@ impl<'r> Rewriting<'r> {
         })
     }
 
-    /// Returns the messages of the chat that are known.
+    /// Returns the chat's known messages.
     fn recall(&self, memory: &Memory) -> Path {
         if self.keeps_client_order() {
-            // The client's order does not include what earlier turns were sent as.
+            // The client's order excludes the way earlier turns were forwarded.
             return Path::default();
         }
         let written = self.parsed.rendered.as_ref().and_then(|(message, group)| {
@@ -168,7 +168,7 @@ impl<'r> Rewriting<'r> {
         let chains = self.parsed.messages.iter().map(|message| message.chain);
         let moved = self.head.and_then(|head| head.moved.as_ref());
         let moving = moved.map_or(Moving::default(), |moved| {
-            // Only a request that ends with its target determines what was written there.
+            // Only if the request ends with the target message do the spans determine what was written there.
             let is_last = moved.message as usize + 1 == self.parsed.messages.len();
             Moving {
                 hash: if is_last { moved.hash } else { 0 },
@@ -178,7 +178,7 @@ impl<'r> Rewriting<'r> {
         memory.find(chains, written, moving)
     }
 
-    /// Returns the engines that the request may go to; a request that continues a chat goes to that chat's engine.
+    /// Returns the engines that the request may go to; a continued chat stays with its engine.
     fn choices(&self, memory: &Memory, path: &Path) -> SmallVec<[EngineCandidate; 4]> {
         // The same question asked again does not continue a chat.
         let last = self.parsed.messages.len().saturating_sub(1);
@@ -186,7 +186,7 @@ impl<'r> Rewriting<'r> {
         engines::choices(self.options.choices, memory.engine(path, last))
     }
 
-    /// Returns how the request would be sent to an engine.
+    /// Returns the request as arranged for one engine.
     fn send<'a>(
         &'a self,
         trees: &mut Trees,
@@ -205,7 +205,7 @@ impl<'r> Rewriting<'r> {
         request::arrange(config, parsed, head, tree, policy, memory, path, mode)
     }
 
-    /// Returns the engine where the request costs least, the first of equals, and how the request is sent there.
+    /// Returns the engine with the lowest cost (the first on a tie), and the request as arranged for it.
     fn choose<'a>(
         &self,
         choices: &[EngineCandidate],
@@ -230,7 +230,7 @@ impl<'r> Rewriting<'r> {
         best.map(|(_, engine, sent)| (engine, sent))
     }
 
-    /// Returns the new body; `None`: the one that came.
+    /// Returns the new body; `None` for the original body.
     fn write<'e>(&'e self, mut edits: Vec<Edit<'e>>) -> Option<Vec<u8>> {
         let text = self.parsed.text;
         if self.parsed.has_documents() || !edits.is_empty() {
@@ -240,7 +240,7 @@ impl<'r> Rewriting<'r> {
         (!edits.is_empty()).then(|| edit::apply(text, edits))
     }
 
-    /// Remembers how the chat goes on, and returns it for other orderers.
+    /// Records the chat's continuation in the memory, and returns it for other orderers.
     fn remember(
         &self,
         memory: &mut Memory,
@@ -252,8 +252,8 @@ impl<'r> Rewriting<'r> {
             added.clear();
         }
         let chat = ChatContinuation::within_limit(memory.place(path), &added);
-        // A chat without documents is remembered if chats that open alike may have documents pinned: the one must not
-        // be taken for the other.
+        // A chat without documents is recorded if chats with the same beginning may have pinned documents: they must not be
+        // confused.
         let keeps = |added: &AddedMessage| added.sent.kept.is_some();
         let is_head_kept = added.iter().any(keeps) || !path.is_empty() && self.head.is_some();
         if !self.parsed.has_documents() && !self.config.pins() && !is_head_kept {

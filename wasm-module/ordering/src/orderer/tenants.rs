@@ -1,4 +1,4 @@
-//! The state of each tenant and model, and the rule that decides which one is evicted when there is no room for more.
+//! The state of each tenant and model, and which one is evicted when the store is full.
 
 use crate::config::Config;
 use crate::conversation::memory::Memory;
@@ -24,23 +24,24 @@ pub(super) struct TenantStore {
 
 /// The state of one tenant and model.
 pub(super) struct TenantState {
-    /// The tenant's name; empty where tenants are not told apart.
+    /// The tenant's name; empty if tenants are not distinguished.
     pub(super) tenant: Box<str>,
     pub(super) key: TenantKey,
     pub(super) model: Box<str>,
     pub(super) trees: Trees,
     pub(super) policy: Box<dyn Policy>,
     pub(super) memory: Memory,
-    /// Messages with contexts that their clients leave out later.
+    /// Messages with contexts that their clients omit later.
     pub(super) contexts: ContextMemory,
     last_used: u64,
-    /// Whether a request of this proxy used the state. If not, a feed or another gateway told of it, and it holds paths alone.
+    /// Whether a request of this proxy used the state. If not, it is known only from a feed or another gateway, and holds
+    /// only paths.
     is_own: bool,
 }
 
 impl TenantStore {
-    /// Returns the state of a tenant and model, and marks it as used at `now`. If there is none, it creates one, which
-    /// replaces another when there are too many.
+    /// Returns the state of a tenant and model, and marks it as used at `now`. If there is none, creates one; it replaces
+    /// another when the store is full.
     pub(super) fn of(
         &mut self,
         config: &Config,
@@ -62,9 +63,9 @@ impl TenantStore {
         state
     }
 
-    /// Returns the state of a tenant and model that a feed or another gateway tells of. If there is none, it creates one
-    /// where there is room or another such state can be evicted. What is told from outside evicts no state that requests
-    /// have used, now or later, since a chat's documents are remembered there.
+    /// Returns the state of a tenant and model known from a feed or another gateway. If there is none, creates one, unless
+    /// the store is full and has no other such state to evict. Such a state never evicts one that requests have used, since
+    /// chats' documents are recorded there.
     pub(super) fn heard(
         &mut self,
         config: &Config,
@@ -90,17 +91,17 @@ impl TenantStore {
         self.any(tenant, model).filter(|state| state.is_own)
     }
 
-    /// Returns the same as [`TenantStore::get`], mutable.
+    /// Like [`TenantStore::get`], mutable.
     pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut TenantState> {
         self.any_mut(tenant, model).filter(|state| state.is_own)
     }
 
-    /// Returns the state of a tenant and model, even if nothing but a feed or another gateway told of it.
+    /// Returns the state of a tenant and model, even if it is known only from a feed or another gateway.
     pub(super) fn any(&self, tenant: Tenant<'_>, model: &str) -> Option<&TenantState> {
         self.all.get(&key_of(tenant, model))
     }
 
-    /// Returns the same as [`TenantStore::any`], mutable.
+    /// Like [`TenantStore::any`], mutable.
     pub(super) fn any_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut TenantState> {
         self.all.get_mut(&key_of(tenant, model))
     }
@@ -121,17 +122,17 @@ impl TenantStore {
         self.all.len() >= config.max_trees as usize
     }
 
-    /// Returns the key of the state that was told of the longest ago, among those that no request has used.
+    /// Returns the key of the least recently updated state among those that no request has used.
     fn oldest_heard(&self) -> Option<String> {
         let heard = self.all.iter().filter(|(_, state)| !state.is_own);
         let oldest = heard.min_by_key(|(_, state)| state.last_used);
         oldest.map(|(key, _)| key.clone())
     }
 
-    /// Returns the key of the state to evict for a new one of `tenant`: the least recently used state of the tenant
-    /// that has the most. It is the tenant's own if no other has more than it would have then. So with n tenants in
-    /// use each keeps its share, an n-th of `tree.max_trees`, however many models another one names. O(trees), once
-    /// for each new tree.
+    /// Returns the key of the state to evict for a new one of `tenant`: the least recently used state of the tenant that
+    /// has the most. It is the tenant's own unless another has more than it would have then. So each of n tenants in use
+    /// keeps its share, an n-th of `tree.max_trees`, however many models another one names. O(trees), once for each new
+    /// tree.
     fn eviction_candidate(&self, tenant: &str) -> Option<String> {
         let mut counts: FxHashMap<&str, u32> = FxHashMap::default();
         for state in self.all.values() {
@@ -168,7 +169,8 @@ impl TenantState {
         }
     }
 
-    /// Records that a message was sent with contexts. They are nobody's where the same words may have been sent bare.
+    /// Records that a message was sent with contexts. If the same words may have been sent without contexts, they are
+    /// contested and belong to no chat.
     pub(super) fn record_contexts(&mut self, bare: &BareQuestions, message: ContextMessage) {
         let key = message.key;
         let owner = hash_of(self.tenant(), &self.model);
@@ -185,7 +187,7 @@ impl TenantState {
         }
     }
 
-    /// Records that these documents were sent: the engine is expected to hold them, and the policy learns their order.
+    /// Records forwarded documents: the engine is expected to hold them, and the policy learns their order.
     pub(super) fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {
@@ -203,7 +205,7 @@ impl TenantState {
         self.policy.evicted(tree.take_evicted());
     }
 
-    /// Applies what an engine tells of its cache, or what follows from its answer.
+    /// Applies a change of an engine's cache, reported by the engine or derived from its response.
     pub(super) fn apply(&mut self, engine: EngineId, event: ResidencyEvent<'_>) {
         let tree = self.trees.of(engine);
         tree.apply(event);

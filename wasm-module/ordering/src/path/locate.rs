@@ -6,9 +6,9 @@
 //!   prompt   <|user|>…<doc id="a">…</doc>…  the same blocks behind one another: their ends
 //! ```
 //!
-//! Nothing here is trusted: a fingerprint that no block has, or a block that is not in the prompt, ends its run. The
-//! documents found before that still form a path. So a gateway with another configuration, or a proxy that rewrites
-//! bodies, costs marks and nothing else.
+//! Nothing here is trusted: a fingerprint without a block, or a block that is not in the prompt, ends its run. The
+//! documents found before that still form a path. So a gateway with another configuration, or a proxy that rewrites bodies,
+//! costs marks and nothing else.
 
 use super::{Run, SentPath};
 use crate::body::{self, FoundDocument, Skip, Source};
@@ -22,12 +22,12 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Finds documents in prompts. Its tags must be those of the gateway. Documents that the gateway renders from a
-/// `documents` array are always found, as long as `document` is one of the tags.
+/// Finds documents in prompts. Its tags must be those of the gateway. Documents that the gateway renders from a `documents`
+/// array are always found if `document` is one of the tags.
 #[derive(Clone)]
 pub struct Locator(Config);
 
-/// Documents that stand together in a prompt, as far as they were found.
+/// Adjacent documents in a prompt, as far as they were found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
     /// Scope of the documents.
@@ -50,12 +50,12 @@ impl Locator {
         })
     }
 
-    /// Returns the ends of the documents of `path` in `prompt`, which was rendered from `body`. Runs of which nothing
-    /// was found are left out. O(bytes of body and prompt): a prompt that does not hold what the path names is
-    /// abandoned after `MAX_PASSES` passes over it.
+    /// Returns the ends of the documents of `path` in `prompt`, which was rendered from `body`. Runs without any document
+    /// found are left out. O(bytes of body and prompt): a prompt that does not match the path is abandoned after
+    /// `MAX_PASSES` passes over it.
     ///
     /// # Errors
-    /// Returns [`Skip`] when a gateway would not have looked into the body.
+    /// Returns [`Skip`] if a gateway would not have parsed the body.
     pub fn locate(&self, path: &SentPath, body: &[u8], prompt: &str) -> Result<Vec<Located>, Skip> {
         let parsed = body::parse(body, &self.0)?;
         let front = (parsed.front.iter()).flat_map(|group| &group.found);
@@ -69,7 +69,7 @@ impl Locator {
     }
 }
 
-/// Most passes over a prompt in search of one path's documents. If every block is found, it takes one, and one more
+/// Most passes over a prompt in search of one path's documents. If every block is found, one pass suffices, and one more
 /// for each run that the template puts before the messages.
 const MAX_PASSES: usize = 8;
 
@@ -81,16 +81,16 @@ enum PromptPart {
 }
 
 struct Search<'a, 'p> {
-    /// Blocks in the order of the prompt, the front's before all others.
+    /// Blocks in the order of the prompt, those of the front first.
     blocks: Vec<(PromptPart, &'p FoundDocument<'a>)>,
     /// Indices of the blocks by fingerprint, in their order.
     known: FxHashMap<Fingerprint, SmallVec<[usize; 1]>>,
     prompt: &'p str,
-    /// Index of the first block that was not taken yet.
+    /// Index of the first block that is not used yet.
     next: usize,
     /// The position in the prompt after the last block of a message.
     message_at: usize,
-    /// Number of bytes of the prompt that may still be looked at.
+    /// Bytes of the prompt that may still be searched.
     left: usize,
 }
 
@@ -147,7 +147,7 @@ impl<'a, 'p> Search<'a, 'p> {
         located
     }
 
-    /// Returns the first block of that fingerprint that was not taken yet.
+    /// Returns the first unused block of that fingerprint.
     fn block(
         &self,
         fingerprint: Fingerprint,
@@ -174,8 +174,8 @@ impl<'a, 'p> Search<'a, 'p> {
     }
 }
 
-/// Iterates over the gateway's fingerprints of this document: as it is, and as it was before it was rendered from a
-/// `documents` array.
+/// Iterates over the gateway's possible fingerprints of this document: as written, and as an element of a `documents` array
+/// before it was rendered.
 fn fingerprints(found: &FoundDocument<'_>) -> impl Iterator<Item = Fingerprint> {
     let parts = match found.source {
         Source::Whole(whole) => body::render::parts_of_block(whole),
@@ -188,7 +188,7 @@ fn fingerprints(found: &FoundDocument<'_>) -> impl Iterator<Item = Fingerprint> 
     std::iter::once(found.fingerprint).chain(parts)
 }
 
-/// Returns the text that the template prints of a document.
+/// Returns the document's text as a template prints it; `None` for a rendered document.
 fn plain<'a>(found: &FoundDocument<'a>) -> Option<Cow<'a, str>> {
     match found.source {
         Source::Whole(whole) if whole.starts_with(['{', '"']) => body::element_text(whole),

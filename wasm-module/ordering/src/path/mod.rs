@@ -1,18 +1,18 @@
-//! The path that was chosen for a request, as one header for the engine.
+//! The path chosen for a request, as one header for the engine.
 //!
 //! ```text
 //!   1;9f3c61d2a0b4e587=0a1b2c3d4e5f6071,77de…;51c0…=e3a9…
-//!   │ └ scope          └ documents that stand together, in the order sent
+//!   │ └ scope          └ adjacent documents, in the order sent
 //!   └ version
 //! ```
 //!
-//! An engine that knows the path can mark in its cache where each document ends. It can then report what it holds in
-//! the words of the knowledge tree ([`crate::feed`]) instead of in tokens.
+//! An engine that knows the path can mark in its cache where each document ends. It can then report residency as paths of
+//! the knowledge tree ([`crate::feed`]) instead of as tokens.
 //!
-//! The header holds hashes and no text of a document, but the hashes are not keyed: whoever has a document can tell
-//! that a header names it. That reveals nothing to the engine, which reads the documents themselves in the body. It
-//! would to a third party, so the header belongs on the way to the engine only, as the body does. The feed repeats the
-//! fingerprints to others, so it requires a token and tells tenants apart.
+//! The header holds hashes and no text of a document, but the hashes are not keyed: anyone who has a document can recognise
+//! it in a header. That reveals nothing to the engine, which reads the documents in the body. It would to a third party, so
+//! the header must go to the engine only, like the body. The feed repeats the fingerprints to others, so it requires a
+//! token and separates tenants.
 
 mod locate;
 
@@ -29,16 +29,16 @@ pub struct SentPath {
     pub runs: Vec<Run>,
 }
 
-/// Documents that stand together in a prompt.
+/// Adjacent documents in a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The scope of the documents, as the knowledge tree knows it.
+    /// The scope of the documents in the knowledge tree.
     pub scope: Scope,
     /// The documents, in the order sent.
     pub documents: Vec<Fingerprint>,
 }
 
-/// The error that a header is no path.
+/// Why a header is not a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPath {
     /// The header begins with another version than `1;`.
@@ -67,20 +67,20 @@ pub enum BadPath {
 /// Number of hexadecimal digits of a hash.
 const DIGITS: usize = 16;
 
-/// Most bytes of a header: 240 documents of one scope. Proxies and servers accept headers of 8 KiB or more.
+/// Longest header: 240 documents of one scope. Proxies and servers accept headers of 8 KiB or more.
 pub const MAX_PATH_BYTES: usize = 4096;
 
 const VERSION: &str = "1";
 
 impl SentPath {
-    /// Returns whether no document was sent.
+    /// Returns whether the path has no document.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// Returns the header's value; `None` without documents. What does not fit into [`MAX_PATH_BYTES`] is cut off at
-    /// the end: the beginning of a path is a path.
+    /// Returns the header's value; `None` without documents. It is truncated to [`MAX_PATH_BYTES`]: the beginning of a path
+    /// is a path.
     #[must_use]
     pub fn to_header(&self) -> Option<String> {
         let hashes = self.runs.iter().map(|run| 1 + run.documents.len());
@@ -109,7 +109,7 @@ impl SentPath {
     /// Reads the path in a header.
     ///
     /// # Errors
-    /// Returns [`BadPath`]; then nothing in the header can be relied on.
+    /// Returns [`BadPath`]; nothing in the header is usable then.
     pub fn from_header(header: &str) -> Result<Self, BadPath> {
         if header.len() > MAX_PATH_BYTES {
             return Err(BadPath::Long {

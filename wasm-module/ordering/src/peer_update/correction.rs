@@ -1,4 +1,4 @@
-//! What an engine's answer reveals about what it held.
+//! Derives from an engine's response how much less it held than was believed.
 
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::document::Fingerprint;
@@ -7,16 +7,16 @@ use crate::feed::TenantKey;
 use crate::tenant::Tenant;
 use crate::tree::{ResidencyEvent, Scope};
 
-/// An engine's count of a prompt, from `usage` in its answer.
+/// An engine's token counts for a prompt, from `usage` in its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the whole prompt.
     pub prompt_tokens: u64,
-    /// Prompt tokens that the engine already held.
+    /// Prompt tokens that were cached.
     pub cached_tokens: u64,
 }
 
-/// The news that an engine held less of a request's documents than was believed.
+/// The update that an engine held less of a request's documents than was believed.
 /// [`OrderingRecord::judged`](super::OrderingRecord::judged) creates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Correction {
@@ -27,7 +27,7 @@ pub struct Correction {
     pub(crate) runs: Vec<Corrected>,
 }
 
-/// One path of which the engine held less. Tokens are estimates, as everywhere.
+/// One path of which the engine held less. Token counts are estimates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Corrected {
     pub(crate) scope: Scope,

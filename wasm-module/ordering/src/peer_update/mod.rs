@@ -1,15 +1,15 @@
-//! Updates that orderers send to each other, so that each knows what all know.
+//! Updates that orderers send to each other, so that all share one state.
 //!
 //! ```text
 //!   worker A   rewrite(body) ──▶ new body, OrderingRecord ──▶ bytes ─┐
 //!   worker B                              learn(PeerUpdate) ◀────────┘  B orders the next request as if it had
-//!                                                                       sent this one
+//!                                                                       forwarded this one
 //! ```
 //!
-//! - [`OrderingRecord`]: what a request did. Its own orderer applies it in the same way as all others of its proxy.
-//! - [`RemoteRecord`]: what gateways of other proxies are told of it, without a word of the request.
-//! - [`Residency`]: what an engine's feed reports.
-//! - [`Correction`]: what an engine's answer reports, if it held less than was believed.
+//! - [`OrderingRecord`]: one request's record. Its own orderer applies it in the same way as all others of its proxy.
+//! - [`RemoteRecord`]: the part of it for gateways of other proxies, without any text of the request.
+//! - [`Residency`]: events of an engine's feed.
+//! - [`Correction`]: the difference, if an engine's response shows that it held less than was believed.
 
 mod correction;
 mod record;
@@ -29,18 +29,18 @@ use crate::feed::Event;
 /// An update for other orderers of the same requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerUpdate {
-    /// What a request did.
+    /// The record of a request of this proxy.
     OrderingRecord(OrderingRecord),
-    /// What a request of another proxy's gateway sent.
+    /// The documents of a request of another proxy's gateway.
     Remote(RemoteRecord),
-    /// What an engine's feed reports.
+    /// Events of an engine's feed.
     Residency(Residency),
-    /// What an engine's answer reports.
+    /// A correction from an engine's response.
     Correction(Correction),
 }
 
 impl PeerUpdate {
-    /// Returns the update as bytes, which [`PeerUpdate::decode`] reads.
+    /// Returns the update as bytes for [`PeerUpdate::decode`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -62,7 +62,7 @@ impl PeerUpdate {
         }
     }
 
-    /// Returns the update of an orderer that knows the engine under another id.
+    /// Returns the update with the id by which this orderer knows the engine.
     #[must_use]
     pub fn about(mut self, engine: EngineId) -> Self {
         match &mut self {
@@ -74,7 +74,7 @@ impl PeerUpdate {
         self
     }
 
-    /// Returns the update as bytes for gateways of other proxies, which [`PeerUpdate::decode_remote`] reads.
+    /// Returns the update as bytes for gateways of other proxies, for [`PeerUpdate::decode_remote`].
     #[must_use]
     pub fn encode_remote(&self) -> Vec<u8> {
         match self {
@@ -86,7 +86,7 @@ impl PeerUpdate {
     /// Reads an update from all of `bytes`.
     ///
     /// # Errors
-    /// Returns [`BadBytes`]; then nothing in the bytes can be relied on.
+    /// Returns [`BadBytes`]; nothing in the bytes is usable then.
     pub fn decode(bytes: &[u8]) -> Result<Self, BadBytes> {
         let mut from = Reader::new(bytes);
         if from.byte()? != VERSION {
@@ -103,11 +103,11 @@ impl PeerUpdate {
         Ok(update)
     }
 
-    /// Reads an update of another proxy's gateway from all of `bytes`. It is one of the kinds that gateways tell each other:
-    /// what a request sent, what its engine lacks, and what the engine's answer reports, all of them hashes and counts.
+    /// Reads another gateway's update from all of `bytes`. It must be of a kind that gateways exchange, with only hashes
+    /// and counts: a remote record, removals, or a correction.
     ///
     /// # Errors
-    /// Returns [`BadBytes`] for any other kind too, above all for an [`OrderingRecord`], which may hold texts.
+    /// Returns [`BadBytes`] for other kinds too, above all for an [`OrderingRecord`], which may hold texts.
     pub fn decode_remote(bytes: &[u8]) -> Result<Self, BadBytes> {
         let update = Self::decode(bytes)?;
         let is_removed = |event: &Event| matches!(event, Event::Removed { .. });
@@ -372,7 +372,7 @@ mod tests {
         ]
     }
 
-    /// A record of one run: documents of 100 estimated tokens behind 100 tokens, in a prompt of 1,000.
+    /// A record of one run: documents of 100 estimated tokens after 100 tokens, in a prompt of 1,000.
     fn sent(documents: u64, matched: u32) -> OrderingRecord {
         OrderingRecord {
             tenant: "t".into(),
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn the_bytes_are_fixed() {
-        // Modules of different builds meet in one ring while a gateway is updated.
+        // Modules of different builds share one ring while a gateway is updated.
         let mut bytes = vec![VERSION, RECORD, 1, b't'];
         bytes.extend([0; 16]);
         bytes.extend([1, b'm', 1, 0xe8, 7, 1]);
@@ -478,7 +478,7 @@ mod tests {
             (others(false), &part("a"), true),
             (others(false), &(part("a") + ","), false),
             (others(false), &part("\"}, {\""), false),
-            // It is JSON, and shows nobody the documents.
+            // It is JSON, and does not reveal the documents.
             (others(false), r#"{"type":"text","next":"a"}"#, false),
         ] {
             let pin = Pin {
@@ -546,12 +546,12 @@ mod tests {
             let correction = record.judged(usage(cached))?;
             Some(correction.runs[0].cached_tokens)
         };
-        // Its tokens are half as long as estimated: 1,200 of them are the 100 before and five documents.
+        // The engine's tokens are half as long as estimated: 1,200 of them cover the 100 before the run and five documents.
         let record = sent(8, 500);
         for held in [1_200, 2_000, 1_000, 900] {
             assert_eq!(record.judged(usage(held)), None, "{held}");
         }
-        // It held one document, or nothing: known by estimates, with what they may err by.
+        // It held one document, or none: estimates, with their tolerance.
         assert_eq!(cached(&record, 400), Some(265));
         assert_eq!(cached(&record, 0), Some(65));
         assert_eq!(sent(8, 0).judged(usage(0)), None);

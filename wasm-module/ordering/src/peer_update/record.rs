@@ -1,9 +1,9 @@
-//! The record of one request: the paths that it sent, and the messages that it added to its chat.
+//! The record of one request: the paths that it forwarded, and the messages that it added to its chat.
 //!
-//! A record holds hashes, counts and places, and the tenant's and the model's names. Of documents, questions and answers it
-//! holds no word, but for documents that the chat keeps though its client does not send them again: whoever goes on with
-//! the chat has them from here or not at all. A message that these stand in is told whole, question included. A record is as
-//! large as the request has documents: about eleven bytes each, and these texts.
+//! A record holds hashes, counts and places, and the tenant's and the model's names. It holds no text of documents,
+//! questions or answers, with one exception: documents that the chat keeps although its client does not send them again.
+//! Another worker can continue the chat only with these. A message that holds them is recorded whole, question included. A
+//! record takes about eleven bytes for each document, plus these texts.
 //!
 //! ```text
 //!   record     text tenant, key, text model, engine, tokens, list of runs, option of chat, list of forms, list of claims,
@@ -43,20 +43,20 @@ pub struct OrderingRecord {
     pub(crate) key: TenantKey,
     pub(crate) model: Box<str>,
     pub(crate) engine: EngineId,
-    /// Estimated tokens of the body that was sent.
+    /// Estimated tokens of the forwarded body.
     pub(crate) tokens: u32,
     pub(crate) runs: Vec<SentRun>,
-    /// How the chat went on; `None`: nothing is told of it.
+    /// The chat's continuation; `None` if it is not shared.
     pub(crate) chat: Option<ChatContinuation>,
-    /// The key orders of tools that this request was the first to use.
+    /// Key orders of tools that this request used first.
     pub(crate) forms: Vec<Form>,
-    /// The messages that contexts were put back into.
+    /// The messages whose earlier contexts were restored.
     pub(crate) claims: Vec<Claim>,
-    /// The newest message, if its client may leave its contexts out later.
+    /// The newest message, if its client may omit its contexts later.
     pub(crate) context: Option<ContextMessage>,
 }
 
-/// Documents that were sent one after another.
+/// Documents that were forwarded one after another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SentRun {
     /// Scope of the documents.
@@ -67,15 +67,14 @@ pub(crate) struct SentRun {
     pub(crate) matched: u32,
     /// The documents in the order sent, with their estimated tokens. Not empty.
     pub(crate) documents: Vec<(Fingerprint, u32)>,
-    /// The rank of each document, if the policy was asked for the order: a permutation. `None`: they were sent as
-    /// before.
+    /// The rank of each document, a permutation, if the policy decided the order. `None` if the order was replayed.
     pub(crate) order: Option<Vec<u16>>,
 }
 
-/// How a chat went on.
+/// The continuation of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChatContinuation {
-    /// The last message that was known before; `None`: no message was.
+    /// The last message that was known before; `None` if none was.
     pub(crate) after: Option<MessageKey>,
     pub(crate) added: Vec<AddedMessage>,
 }
@@ -96,8 +95,8 @@ impl OrderingRecord {
         self.engine
     }
 
-    /// Returns the update for a request that the engine did not take: it does not hold what only this request would
-    /// have brought.
+    /// Returns the update for a request that the engine did not take: it does not hold the documents that only this request
+    /// would have added.
     #[must_use]
     pub fn undone(&self) -> Residency {
         let events = self.runs.iter().filter_map(|run| {
@@ -124,7 +123,7 @@ impl OrderingRecord {
     /// Changes the record for a request that went to another engine than the chosen one.
     pub fn redirect(&mut self, engine: EngineId) {
         self.engine = engine;
-        // What that engine held is unknown, and nothing was decided anew.
+        // The match on that engine is unknown, and the order was not decided for it.
         for run in &mut self.runs {
             run.matched = 0;
             run.order = None;
@@ -138,12 +137,12 @@ impl OrderingRecord {
         u64::from(self.tokens).saturating_sub(matched.sum())
     }
 
-    /// Compares the engine's own count with what it was believed to hold; returns `None` if it held as much.
+    /// Compares the engine's own count with the expected match; `None` if it held as much.
     ///
-    /// The engine counts tokens of its own, over the whole prompt, while documents are known by estimates. So its
-    /// count is scaled by the ratio of the estimate of the whole prompt to the engine's count of it, and the tokens
-    /// before a run are subtracted. Engines hold whole pages and estimates err, so a run is corrected only when more
-    /// than 128 tokens and a sixteenth of everything up to its expected end are missing.
+    /// The engine counts its own tokens over the whole prompt, while documents have estimates. So its count is scaled by
+    /// the ratio of the prompt's estimate to the engine's count, and the tokens before a run are subtracted. Engines hold
+    /// whole pages and estimates err, so a run is corrected only if more than 128 tokens and a sixteenth of everything up
+    /// to its expected end are missing.
     #[must_use]
     pub fn judged(&self, usage: Usage) -> Option<Correction> {
         if usage.prompt_tokens == 0 {
@@ -257,7 +256,7 @@ impl SentRun {
         }
     }
 
-    /// Returns the run as policies know it.
+    /// Returns the run in the form that policies receive.
     pub(crate) fn sent(&self) -> SentDocuments<'_> {
         SentDocuments {
             scope: self.scope,
@@ -279,8 +278,9 @@ impl SentRun {
 }
 
 impl ChatContinuation {
-    /// Returns what is told of a chat: everything up to the first pinned text that does not fit. Later messages are
-    /// left out too, since a worker that knew them without the text would send the chat without it.
+    /// Returns the part of a chat's continuation that fits into an update: everything up to the first pinned text that does
+    /// not fit. Later messages are dropped too, since a worker that knew them without the text would forward the chat
+    /// without it.
     pub(crate) fn within_limit(after: Option<MessageKey>, added: &[AddedMessage]) -> Option<Self> {
         let mut room = PINNED_BYTES;
         let has_room = |added: &&AddedMessage| {
@@ -399,7 +399,7 @@ impl Reader<'_> {
                 },
             })
         })?;
-        // Messages are chained in their order.
+        // Messages are chained in order.
         if added.is_sorted_by(|one, next| one.message < next.message) {
             Ok(ChatContinuation { after, added })
         } else {
@@ -506,7 +506,7 @@ impl Reader<'_> {
 }
 
 impl OrderingRecord {
-    /// What the next request of the chat is to be known by; a text that there is no room for is not told.
+    /// Adds the contexts by which the chat's next request is recognised; a text that exceeds the limit is left out.
     pub(crate) fn tell_contexts(&mut self, claims: Vec<Claim>, context: Option<&ContextMessage>) {
         let added = self.chat.iter().flat_map(|chat| &chat.added);
         let pinned = added.filter(|added| holds_texts(added));
@@ -519,13 +519,14 @@ impl OrderingRecord {
     }
 }
 
-/// Whether texts are told of a message.
+/// Whether the update holds texts of a message.
 fn holds_texts(added: &AddedMessage) -> bool {
     added.sent.pin().is_some() || added.sent.kept.is_some()
 }
 
-/// Of the pinned turns of one record, or of its message with contexts: some five documents of 300 words, or a score of passages.
+/// Most bytes of texts in one record (pinned turns, or its message with contexts): about five documents of 300 words, or
+/// twenty passages.
 const PINNED_BYTES: u64 = 12 << 10;
 
-/// Tokens by which an engine may hold less than believed: one page, of the largest size.
+/// Tolerated missing tokens: one page, of the largest size.
 const SLACK: u64 = 128;

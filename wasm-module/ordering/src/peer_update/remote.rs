@@ -1,4 +1,4 @@
-//! What a request of another proxy's gateway sent.
+//! The record of a request of another proxy's gateway.
 //!
 //! ```text
 //!   remote   text tenant, key, text model, engine, list of runs
@@ -10,9 +10,8 @@ use crate::engines::EngineId;
 use crate::feed::TenantKey;
 use crate::tenant::Tenant;
 
-/// The documents that a request of another proxy's gateway sent, as hashes and counts. It has no field that could hold a
-/// word of a request, and an orderer that learns it changes nothing except the order of documents and the choice of an
-/// engine.
+/// The documents of a request of another proxy's gateway, as hashes and counts. No field can hold text of a request.
+/// Applying it affects only the order of documents and the choice of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteRecord {
     pub(crate) tenant: Box<str>,

@@ -1,4 +1,4 @@
-//! The report of an engine's feed, as far as it fits into one message.
+//! Events of an engine's feed, as an update of bounded size.
 
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::document::Fingerprint;
@@ -6,10 +6,10 @@ use crate::engines::EngineId;
 use crate::feed::{Event, TenantKey};
 use crate::tree::Scope;
 
-/// Events of an engine's cache, in order; or everything that it holds.
+/// Consecutive events of an engine's cache, or a full snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Residency {
-    /// The engine.
+    /// The engine that sent the events.
     pub engine: EngineId,
     /// Name of the engine's model.
     pub model: Box<str>,

@@ -1,18 +1,18 @@
-//! A policy within the constraints of the configuration: favoured documents keep their place, and nothing is moved for
-//! a match shorter than a block of the engine's cache (528 to 8,320 tokens for hybrid models).
+//! Constrains a policy by the configuration: favoured documents keep their place, and no document moves for a match shorter
+//! than a block of the engine's cache (528 to 8,320 tokens for hybrid models).
 
 use super::SentDocuments;
 use super::{Order, Placement, Policy, Start, match_of};
 use crate::document::{Candidate, Fingerprint};
 use crate::tree::{Bounds, KnowledgeTree};
 
-/// Asks another policy for the order of the shared part, behind the favoured documents that lead. If the match is
-/// shorter than a block, it asks again without the tree.
+/// Takes the order of the shared part from another policy, with the leading favoured documents before it. If the match is
+/// shorter than a block, it calls the policy again with an empty tree.
 pub(super) struct Constrained {
     policy: Box<dyn Policy>,
     placement: Placement,
     block_tokens: u64,
-    /// A tree that holds nothing.
+    /// An empty tree.
     empty: KnowledgeTree,
 }
 
@@ -72,7 +72,7 @@ impl Policy for Constrained {
         placed(policy, placement, candidates, start.in_empty(&self.empty))
     }
 
-    /// The policy learns of all documents: what was favoured in one request stands in the shared part of others.
+    /// The policy learns all documents: one that is favoured in one request is in the shared part of others.
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         self.policy.remember(ranked, order);
     }

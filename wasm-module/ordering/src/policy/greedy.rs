@@ -1,17 +1,17 @@
-//! RAGCache++ Algorithm 1: from the start, step to the best-ranked document that leads on, until none does.
+//! RAGCache++ Algorithm 1: from the start, step to the best-ranked candidate among the children, until there is none.
 
 use super::{Order, Policy, Start, followed_by_rank};
 use crate::document::Candidate;
 
-/// RAGCache++'s greedy policy. It needs O(k²) child look-ups at most and does not look ahead, so a well-ranked
-/// document that leads nowhere hides a longer path.
+/// RAGCache++'s greedy policy. It needs at most O(k²) child look-ups and does not look ahead, so a well-ranked document
+/// without children hides a longer path.
 pub(super) struct Greedy;
 
 impl Policy for Greedy {
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
         let mut path = Order::new();
         let mut at = start.node;
-        // A path holds a document once, so a document that was placed cannot lead on again.
+        // A path holds a document once, so a placed document cannot be a child again.
         while let Some((rank, child)) = at.and_then(|node| {
             (0_u16..)
                 .zip(candidates)

@@ -1,4 +1,4 @@
-//! Finds the heaviest live path inside the candidate set exactly, by walking the tree instead of trying permutations.
+//! Finds the heaviest resident path inside the candidate set exactly, by walking the tree instead of trying permutations.
 //!
 //! Only paths whose every document is a candidate are walked, and a tree of requests holds few of those. The walk is
 //! still bounded: after [`MAX_VISITS`] nodes it takes the best path found so far. It starts with the best-ranked
@@ -10,12 +10,11 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId};
 use smallvec::SmallVec;
 
-/// Puts the heaviest path in tokens first; among equals the one whose documents rank best, from the first on. The
-/// other documents follow in retrieval order.
+/// Puts the heaviest path in tokens first; on a tie the one whose documents rank best, from the first on. The other
+/// documents follow in rank order.
 pub(super) struct Longest;
 
-/// Most nodes walked, which takes some 50 to 80 µs natively. On the traces of the bench `policies`, four times as many
-/// change no figure.
+/// Most nodes walked; 50 to 80 µs natively. On the traces of the bench `policies`, four times as many change no result.
 pub(super) const MAX_VISITS: u32 = 2048;
 
 /// A node to walk. The path to it is the walk's current path, cut to `depth`, followed by `rank`.
@@ -23,7 +22,7 @@ struct Visit {
     node: NodeId,
     rank: u16,
     depth: u16,
-    /// Tokens of the path to the node and including it.
+    /// Tokens of the path up to and including the node.
     tokens: u64,
 }
 
@@ -34,7 +33,7 @@ impl Policy for Longest {
     }
 }
 
-/// Returns the ranks along the heaviest live path that moves no document farther than `allowed`.
+/// Returns the ranks along the heaviest resident path that moves no document farther than `allowed`.
 pub(super) fn heaviest_path(
     candidates: &[Candidate<'_>],
     start: Start<'_>,

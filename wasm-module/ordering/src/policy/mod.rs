@@ -1,5 +1,5 @@
-//! Policies, the rules that order documents: candidates of a request and the knowledge tree in, an order out. Each has
-//! a module.
+//! Policies, the rules that order documents: from a request's candidates and the knowledge tree to an order. Each policy
+//! has a module.
 
 mod constrained;
 pub mod context_index;
@@ -19,47 +19,46 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId, Scope};
 use smallvec::SmallVec;
 
-/// Positions in the candidates' slice (their retrieval ranks), in the order in which the documents are to stand.
+/// Positions in the candidates' slice (their ranks), in the order in which the documents are to be sent.
 pub type Order = SmallVec<[u16; 16]>;
 
-/// A rule that orders documents, together with what it has learnt. There is one value for every tenant and model.
+/// A rule that orders documents, with its learnt state. There is one value for every tenant and model.
 ///
-/// The order is a permutation of `0..candidates.len()`. A rule is deterministic: the same calls and the same tree
-/// give the same orders, on every platform.
+/// The order is a permutation of `0..candidates.len()`. A policy is deterministic: the same calls and the same tree give
+/// the same orders, on every platform.
 pub trait Policy: Send {
-    /// Orders `candidates`, which are distinct and stand in retrieval rank order (at most [`MAX_CANDIDATES`]).
+    /// Orders `candidates`, which are distinct and in rank order (at most [`MAX_CANDIDATES`]).
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order;
 
-    /// Learns that the documents `ranked` were sent in `order`. A rule that looks at the tree alone has nothing to
-    /// learn.
+    /// Learns that the documents `ranked` were sent in `order`. A policy that uses only the tree need not implement it.
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         let _ = (ranked, order);
     }
 
-    /// Learns all that one request sent: the documents that open it, then those of its chat's later turns. A rule that
-    /// remembers orders alone has nothing to learn.
+    /// Learns one request's documents: those that open it, then those of its chat's later turns. A policy that learns only
+    /// orders need not implement it.
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
         let _ = runs;
     }
 
-    /// Learns that the engine no longer holds `tokens` tokens of documents.
+    /// Learns that the engine evicted `tokens` tokens of documents.
     fn evicted(&mut self, tokens: u64) {
         let _ = tokens;
     }
 }
 
-/// Where documents will stand in the prompts of a tenant and model.
+/// The place in a tenant's and model's prompts where the documents will be.
 #[derive(Clone, Copy)]
 pub struct Start<'t> {
     tree: &'t KnowledgeTree,
     scope: Scope,
-    /// The node behind which they stand; `None`: the engine holds nothing that they could continue.
+    /// The node that they follow; `None` if the engine holds nothing that they could continue.
     node: Option<NodeId>,
     is_ranked: bool,
 }
 
 impl<'t> Start<'t> {
-    /// Returns the place behind `scope`.
+    /// Returns the place at the beginning of `scope`.
     #[must_use]
     pub fn behind(tree: &'t KnowledgeTree, scope: Scope) -> Self {
         Self {
@@ -70,7 +69,7 @@ impl<'t> Start<'t> {
         }
     }
 
-    /// Returns the same place for documents whose order says nothing of their ranks, so that none is favoured.
+    /// Returns the same place for documents whose order does not express ranks, so that none is favoured.
     #[must_use]
     pub fn unranked(self) -> Self {
         Self {
@@ -83,7 +82,7 @@ impl<'t> Start<'t> {
         self.is_ranked
     }
 
-    /// Returns the place behind `document`, which stands here.
+    /// Returns the place after `document`, which is sent here.
     fn after(self, document: DocumentId) -> Self {
         Self {
             node: self.node.and_then(|node| self.tree.child(node, document)),
@@ -91,7 +90,7 @@ impl<'t> Start<'t> {
         }
     }
 
-    /// Returns the same place in another tree, which holds nothing.
+    /// Returns the same place in another tree, which is empty.
     fn in_empty<'e>(self, tree: &'e KnowledgeTree) -> Start<'e> {
         Start {
             tree,
@@ -105,18 +104,18 @@ impl<'t> Start<'t> {
 /// Documents that a request sent one after another.
 #[derive(Clone, Copy, Debug)]
 pub struct SentDocuments<'a> {
-    /// What stands before them.
+    /// Scope of the documents.
     pub scope: Scope,
     /// The documents in the order sent, with their estimated tokens.
     pub documents: &'a [(Fingerprint, u32)],
-    /// The rank of each document, if a policy was asked for the order; `None`: they were sent as before.
+    /// The rank of each document, if a policy decided the order; `None` if the order was replayed.
     pub order: Option<&'a [u16]>,
 }
 
-/// Most documents that a policy is asked to order at once.
+/// Most documents that a policy orders at once.
 pub const MAX_CANDIDATES: u32 = 4096;
 
-/// A policy by its name.
+/// The policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
     /// The retriever's order.
@@ -129,15 +128,15 @@ pub enum PolicyKind {
     Recency,
     /// RAGCache++'s Algorithm 1.
     Greedy,
-    /// The heaviest live path first, found exactly.
+    /// The heaviest resident path first, found exactly.
     Longest,
     /// RAGBoost's context index.
     ContextIndex,
-    /// The heaviest live path first, then the documents that the next requests will likely open with.
+    /// The heaviest resident path first, then the documents that the next requests will likely open with.
     Foresight,
 }
 
-/// The options of policies, as checked; each policy uses those that concern it.
+/// Validated options; each policy uses those that concern it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyOptions {
     /// The seed of the `random` policy.
@@ -148,12 +147,12 @@ pub struct PolicyOptions {
     pub max_displacement: Option<u16>,
     /// Number of contexts that `context-index` keeps.
     pub max_contexts: u32,
-    /// Whether `context-index` forgets what the engine evicted, as RAGBoost does.
+    /// Whether `context-index` removes contexts that the engine evicted, as RAGBoost does.
     pub forget_evicted: bool,
-    /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` move nothing for a shorter match.
-    /// 1: any match counts.
+    /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` move no document for a shorter match.
+    /// With 1 any match counts.
     pub block_tokens: u32,
-    /// Which documents keep a place of their own, whatever the policy; `retrieval` moves none.
+    /// Which documents keep a fixed place, whatever the policy; `retrieval` moves none.
     pub placement: Placement,
 }
 
@@ -212,7 +211,7 @@ impl PolicyKind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Returns a policy that has learnt nothing yet.
+    /// Returns a policy without learnt state.
     #[must_use]
     pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
         let placed = |policy| options.place(policy);
@@ -241,8 +240,8 @@ struct Displacement(Option<u16>);
 impl Displacement {
     const ANY: Self = Self(None);
 
-    /// Returns whether `rank` may follow `path`, which was itself built by this rule. Some rank always may: every
-    /// place is the last allowed one of a single document, and the best-ranked document left may always be next.
+    /// Returns whether `rank` may follow `path`, which was built by this rule. At least one rank always may: each place is
+    /// the last allowed one of at most one document, and the best-ranked open document may always be next.
     fn next(self, path: &[u16], rank: u16) -> bool {
         let Self(Some(most)) = self else { return true };
         let (rank, place, most) = (usize::from(rank), path.len(), usize::from(most));
@@ -256,7 +255,7 @@ impl Displacement {
     }
 }
 
-/// The live beginning of an order.
+/// The resident prefix of an order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// Number of matched documents.
@@ -265,7 +264,7 @@ pub struct Match {
     pub tokens: u64,
 }
 
-/// Returns the match of `candidates` in `order`.
+/// Returns the resident prefix of `candidates` in `order`.
 #[must_use]
 pub fn match_of(candidates: &[Candidate<'_>], order: &Order, start: Start<'_>) -> Match {
     let mut found = Match::default();
@@ -293,12 +292,12 @@ pub fn fingerprints(candidates: &[Candidate<'_>]) -> SmallVec<[Fingerprint; 16]>
     fingerprints.collect()
 }
 
-/// Returns `0..count`: retrieval order.
+/// Returns `0..count`: rank order.
 fn ranks(count: usize) -> Order {
     (0..u16::try_from(count).unwrap_or(u16::MAX)).collect()
 }
 
-/// Returns `head`, followed by the other candidates in retrieval order (RAGCache++ Algorithm 1, line 12).
+/// Returns `head`, followed by the other candidates in rank order (RAGCache++ Algorithm 1, line 12).
 fn followed_by_rank(head: Order, count: usize) -> Order {
     let mut order = head;
     let mut placed: SmallVec<[bool; 32]> = SmallVec::from_elem(false, count);

@@ -1,16 +1,16 @@
-//! Rank-aware placement: the retriever's best documents keep a place where the model reads well, and a policy orders
-//! the others for reuse.
+//! Rank-aware placement: the retriever's best documents keep a place where the model reads well; a policy orders the others
+//! for reuse.
 
 use super::Order;
 use serde::{Deserialize, Serialize};
 
-/// The place of the favoured documents, which are the best by the retriever's rank.
+/// The place of the favoured documents, which are the retriever's best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
     /// No document is favoured.
     Free,
-    /// Behind all others, the best one last: next to a question that follows the documents.
+    /// After all others, the best one last: next to a question that follows the documents.
     Last,
     /// Before all others, the best one first.
     First,
@@ -40,17 +40,17 @@ impl Place {
     }
 }
 
-/// Which of the retriever's best documents keep a favoured place, and which place.
+/// How many of the retriever's best documents are favoured, and their place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
-    /// Where they stand.
+    /// The place of the favoured documents.
     pub place: Place,
     /// Number of favoured documents.
     pub documents: u16,
 }
 
 impl Placement {
-    /// Every document may stand anywhere.
+    /// No document is favoured.
     pub const FREE: Self = Self {
         place: Place::Free,
         documents: 0,
@@ -62,7 +62,7 @@ impl Placement {
         self.place == Place::Free || self.documents == 0
     }
 
-    /// Divides `count` documents.
+    /// Divides `count` documents into favoured and shared ones.
     #[must_use]
     pub fn split(self, count: usize) -> Split {
         let count = u16::try_from(count).unwrap_or(u16::MAX);
@@ -86,19 +86,19 @@ impl Placement {
     }
 }
 
-/// A request's documents, divided. Documents are named by their ranks.
+/// A request's documents, divided. Documents are given by rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// The favoured documents before the others, in the order in which they stand.
+    /// The favoured documents before the others, in order.
     pub leading: Order,
     /// The best rank that is not favoured: the shared part is `shared..count`.
     pub shared: u16,
-    /// The favoured documents behind the others, in the order in which they stand.
+    /// The favoured documents after the others, in order.
     pub trailing: Order,
 }
 
 impl Split {
-    /// Returns the whole order, given the order of the shared part, counted from its best.
+    /// Returns the whole order, given the shared part's order with ranks counted from its best.
     #[must_use]
     pub fn with(self, shared: &[u16]) -> Order {
         let mut order = self.leading;
@@ -134,9 +134,9 @@ mod tests {
         assert_eq!(order(Place::Ends, 2, &[&[2, 5, 4]]), [2, 5, 4, 3, 1]);
         assert_eq!(order(Place::Ends, 4, &[&[5]]), [2, 4, 5, 3, 1]);
         assert_eq!(order(Place::Free, 3, &[&[1, 5, 4]]), [1, 5, 4, 2, 3]);
-        // What is cached before a document that must lead is of no use.
+        // A cached document before one that must lead is of no use.
         assert_eq!(order(Place::First, 1, &[&[5, 4]]), [1, 2, 3, 4, 5]);
-        // The favoured document is matched where the path goes on with it.
+        // The favoured document is matched if the path continues with it.
         assert_eq!(order(Place::Last, 1, &[&[5, 4, 3, 2, 1]]), [5, 4, 3, 2, 1]);
     }
 

@@ -1,4 +1,4 @@
-//! A random order: a baseline that shows what ordering without any knowledge costs.
+//! A random order: a baseline for ordering without any knowledge.
 
 use super::{Order, Policy, Start, ranks};
 use crate::document::Candidate;

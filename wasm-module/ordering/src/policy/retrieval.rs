@@ -3,7 +3,7 @@
 use super::{Order, Policy, Start, ranks};
 use crate::document::Candidate;
 
-/// Leaves the documents as they came.
+/// Keeps the retriever's order.
 pub(super) struct Retrieval;
 
 impl Policy for Retrieval {

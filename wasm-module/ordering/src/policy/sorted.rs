@@ -30,7 +30,7 @@ mod tests {
 
     #[test]
     fn sorts_by_label_whatever_is_cached() {
-        // Labels run against the documents' numbers there.
+        // Labels there are in descending order of the documents' numbers.
         assert_eq!(ordered(&mut Sorted, &[&[1, 2, 3]], &[2, 1, 3]), [3, 2, 1]);
     }
 }

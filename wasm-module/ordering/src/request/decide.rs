@@ -1,8 +1,8 @@
-//! Decides how the documents of one group are sent when nothing is remembered of them: which ones are only referred
-//! to, in which order the others stand, and whether an order hint follows.
+//! Decides how to forward one group's documents when no arrangement is recorded: which ones become references, the order of
+//! the others, and whether an order hint follows.
 //!
-//! References stay at their ranks, and only new documents are ordered (RAGBoost's layout): nothing behind a chat's
-//! history is shared with other chats anyhow.
+//! References stay at their ranks, and only new documents are ordered (RAGBoost's layout): text after a chat's history is
+//! not shared with other chats anyway.
 
 use super::{OrderingMode, Request};
 use crate::arrangement::{Arrangement, DistinctDocuments, Slot, keeps_repeats, narrowed};
@@ -14,19 +14,19 @@ use crate::policy::{Order, Start};
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// How a group's documents are sent.
+/// How one group's documents are forwarded.
 pub(super) struct Decision {
     pub(super) arrangement: Arrangement,
-    /// The policy's order if it was asked, or the client's order if that is kept: a policy that learns from requests
-    /// learns from both.
+    /// The policy's order, or the client's if that is kept; `None` if neither was decided now. A policy that learns from
+    /// requests learns from both.
     pub(super) order: Option<Order>,
     /// The order hint, if there is one.
     pub(super) hint: Option<OrderHint>,
 }
 
 impl<'a> Request<'_, 'a> {
-    /// Returns the earlier decision. If another document has since taken a reference's name, because an array was
-    /// written into an earlier message, the document itself is sent in its place.
+    /// Replays a recorded arrangement. If another document has since taken a reference's name, because an array was written
+    /// into an earlier message, the document itself is sent.
     pub(super) fn again(
         &self,
         known: &Arrangement,
@@ -55,8 +55,8 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Returns whether a remembered arrangement sends exactly what the client sends now, and refers only to what is
-    /// there. It always does, unless hashes collided; a collision must lose no document.
+    /// Returns whether a recorded arrangement sends exactly the client's documents and refers only to documents in earlier
+    /// turns. It does unless hashes collided; a collision must not lose a document.
     pub(super) fn is_possible(
         &self,
         known: &Arrangement,
@@ -75,7 +75,7 @@ impl<'a> Request<'_, 'a> {
             })
     }
 
-    /// Decides how the documents of a group are sent.
+    /// Decides how to forward a group's documents.
     pub(super) fn decide(
         &mut self,
         group: &Group<'a>,
@@ -130,7 +130,7 @@ impl<'a> Request<'_, 'a> {
             false => start,
         };
         let order = self.policy.order(&candidates, start);
-        // References stay at their ranks; the documents between them change places.
+        // References stay at their ranks; the documents between them are reordered.
         let documents: SmallVec<[Slot; 16]> = arrangement
             .slots
             .iter()
@@ -158,7 +158,7 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Returns for every distinct document whether its location is sent instead of it.
+    /// Returns for each distinct document whether a location hint replaces it.
     fn references(
         &self,
         group: &Group<'a>,
@@ -172,7 +172,7 @@ impl<'a> Request<'_, 'a> {
         if turn == 0 || keeps_repeats(group) {
             return references;
         }
-        // The names of this group's documents, counted when the first one is found to be there already.
+        // The names of this group's documents, counted only when an earlier turn holds one of them.
         let mut names: Option<FxHashMap<&str, u32>> = None;
         for (is_reference, &(index, fingerprint)) in references.iter_mut().zip(&listed.distinct) {
             let Some(found) = group.found.get(usize::from(index)) else {
@@ -204,9 +204,9 @@ impl<'a> Request<'_, 'a> {
         references
     }
 
-    /// What is sent in the place of a document that its client numbers, where an earlier turn holds it under whatever number:
-    /// its block, under the number that it has now, with words that say where it stands. Of passages that nothing parts,
-    /// those that an earlier turn holds are replaced.
+    /// Returns the replacement of a numbered document that an earlier turn holds under any number: its block with its
+    /// current number, and words that say where the text is. In joined passages, those that an earlier turn holds are
+    /// replaced.
     pub(super) fn reference_by_number(
         &self,
         found: &FoundDocument<'a>,
@@ -223,7 +223,7 @@ impl<'a> Request<'_, 'a> {
         block.with_words(&words)
     }
 
-    /// The order hint for the documents of a group that are arranged so, if it can have one.
+    /// The order hint for a group with this arrangement, if it needs one and can have one.
     fn order_hint(
         &self,
         group: &Group<'a>,
@@ -231,7 +231,7 @@ impl<'a> Request<'_, 'a> {
         arrangement: &Arrangement,
     ) -> Option<OrderHint> {
         let template = self.config.hint.as_ref().filter(|_| group.hint.is_some())?;
-        // Places by index in the group; a reference's document stands elsewhere.
+        // Places by index in the group; a reference has none.
         let mut places: SmallVec<[Option<u32>; 16]> = SmallVec::from_elem(None, group.found.len());
         let documents = arrangement.slots.iter().filter(|slot| !slot.is_reference());
         for (slot, place) in documents.zip(1..) {

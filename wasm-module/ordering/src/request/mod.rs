@@ -1,8 +1,8 @@
-//! One request, from what was found in its body to the body that is sent.
+//! Arranges one request: from the messages and documents in its body to the edits that make the forwarded body.
 //!
-//! Messages are taken in the order of the prompt. A remembered message is sent as it was before. Any other message is
-//! decided now ([`decide`]), knowing what stands before it. This module remembers nothing and leaves the tree as it
-//! is: the caller gets what to remember.
+//! Messages are handled in the order of the prompt. A known message is replayed. Any other message is decided now
+//! ([`decide`]), given the prompt before it. This module records nothing and does not change the tree: it returns the
+//! records to its caller.
 
 mod decide;
 mod report;
@@ -27,40 +27,39 @@ use crate::policy::{Order, Policy, PolicyKind, Start, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
-/// Whose order the documents are sent in.
+/// The order of the documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrderingMode {
     /// The policy's order.
     Ordered,
-    /// The client's order: nothing is moved, left out, referred to or hinted at, and nothing of earlier turns is used.
-    /// Only an array is still written into its message.
+    /// The client's order: no document is moved, dropped, replaced by a reference or mentioned in a hint, and no earlier
+    /// turn is used. Only an array is still written into its message.
     ClientOrder,
-    /// The policy's order, only to report it.
+    /// The policy's order, only for a report.
     Trial,
 }
 
-/// What is sent for a request.
+/// The arranged request.
 pub(crate) struct ArrangedRequest<'a> {
-    /// Replacements of parts of the body; empty: the body is sent as it is.
+    /// The edits of the body; empty if it is forwarded unchanged.
     pub(crate) edits: Vec<Edit<'a>>,
     pub(crate) report: Report,
-    /// The documents sent, as the tree knows them.
+    /// The documents sent, as recorded in the tree.
     pub(crate) runs: Vec<SentRun>,
     /// The messages after the known ones; without pinning, only those that hold documents, and the last one.
     pub(crate) added: Vec<AddedMessage>,
 }
 
-/// The words of the head that are written into messages.
+/// Words of the head to write into messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeadWords<'a> {
-    /// Spans whose first value stays.
+    /// Spans that keep their first value.
     pub(crate) frozen: &'a [Frozen<'a>],
     /// The words that move into the newest user message.
     pub(crate) moved: Option<&'a Moved>,
 }
 
-/// Returns how `parsed` is sent in this mode; `path` holds its known messages. The tree learns only the documents'
-/// names.
+/// Arranges `parsed` in this mode; `path` holds its known messages. The tree only interns the documents.
 #[allow(
     clippy::too_many_arguments,
     reason = "one call, from the one place that has all of them"
@@ -112,10 +111,10 @@ pub(crate) fn arrange<'a>(
             _ => None,
         };
         let is_new = path.last().is_none_or(|(last, _)| *last < at);
-        // Words that moved are not added to a message that was sent already.
+        // Moved words are not added to a message that was already forwarded.
         let moved = head.moved.filter(|moved| is_new && moved.message == at);
         let made = request.message(message, written, turn, moved);
-        // With pinning every message counts: without a record, it would be unclear whether something was pinned.
+        // With pinning, every message is recorded: without a record, it would be unclear whether it has pinned documents.
         if is_new && (at as usize == last || config.pins() || made != SentMessage::default()) {
             added.push(AddedMessage {
                 message: at,
@@ -142,23 +141,23 @@ struct Request<'r, 'a> {
     mode: OrderingMode,
     tree: &'r mut KnowledgeTree,
     policy: &'r mut dyn Policy,
-    /// The user's messages so far.
+    /// Number of user messages so far.
     question: u32,
-    /// The chat's last turn: what stands in it is referred to by nothing.
+    /// The chat's last turn; no location hint may point into it.
     last_turn: u32,
     /// Estimated tokens pinned in the known messages.
     pinned_tokens: u64,
     shown: PromptDocuments<'a>,
-    /// Hash of what was sent so far instead of the client's documents; 0: nothing was.
+    /// Hash of all replacements of the client's documents so far; 0 if there are none.
     sent: u64,
     edits: Vec<Edit<'a>>,
     report: Report,
-    /// The documents walked so far.
+    /// The documents recorded so far.
     runs: Vec<SentRun>,
 }
 
 impl<'a> Request<'_, 'a> {
-    /// Sends a message, with the documents of an array `written` into it; if it is `known`, as it was sent before.
+    /// Arranges a message, with the documents of an array `written` into it; replays it if it is `known`.
     fn message(
         &mut self,
         message: &Message<'a>,
@@ -184,8 +183,7 @@ impl<'a> Request<'_, 'a> {
             })),
             _ => None,
         };
-        // The words stand once: behind the documents written here, behind the documents that stand here, or before the
-        // text.
+        // The words are written once: behind the array's documents, behind the message's own documents, or before the text.
         let mut unsaid = moved;
         if let Some(group) = written {
             let known = known.and_then(|turn| turn.written.as_ref());
@@ -197,7 +195,7 @@ impl<'a> Request<'_, 'a> {
             && place.0.wrap == pin.wrap
         {
             again = true;
-            // The words that moved were written with the documents.
+            // The moved words were written with the documents.
             unsaid = None;
             self.pin(pin, written.arrangement.hinted, place, message.turn);
         }
@@ -225,8 +223,8 @@ impl<'a> Request<'_, 'a> {
         turn
     }
 
-    /// Writes the first values of the head's spans, as the chat's first known message has them; those of this request
-    /// if nothing is known.
+    /// Writes the first values of the head's spans, from the chat's first known message; without one, this request's own
+    /// values.
     fn freeze(&mut self, memory: &'a Memory, path: &Path) {
         let spans = self.head.frozen;
         if spans.is_empty() {
@@ -235,7 +233,7 @@ impl<'a> Request<'_, 'a> {
         let mut kept = path
             .iter()
             .filter_map(|(_, id)| memory.sent(*id)?.kept.as_deref());
-        // If the number of spans has changed, it is unclear which value belongs to which.
+        // If the number of spans changed, values cannot be matched to spans.
         let first = kept.find(|kept| kept.frozen.len() == spans.len());
         let edits = spans
             .iter()
@@ -251,7 +249,7 @@ impl<'a> Request<'_, 'a> {
         self.then(digest);
     }
 
-    /// Sends the documents of an array, and `words` behind them.
+    /// Writes the documents of an array, followed by `words`.
     fn write(
         &mut self,
         group: &Group<'a>,
@@ -278,7 +276,7 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Sends the documents that were written into an earlier message again.
+    /// Writes the pinned documents of an earlier message again.
     fn pin(&mut self, pin: &'a Pin, is_hinted: bool, (entry, scope): (Entry, Scope), turn: u32) {
         self.edits.push(Edit::insert(entry.at, &*pin.text));
         let path = pin.documents.iter();
@@ -297,7 +295,7 @@ impl<'a> Request<'_, 'a> {
         self.then(pin.digest);
     }
 
-    /// Sends the documents of a group, arranged as `known` if that fits, and `words` behind them.
+    /// Arranges a group's documents, as `known` if that is possible, followed by `words`.
     fn group(
         &mut self,
         group: &Group<'a>,
@@ -380,8 +378,8 @@ impl<'a> Request<'_, 'a> {
         (arrangement, listed, rendering)
     }
 
-    /// Returns a hint, and words that moved behind it, as they stand behind a group's documents. An element says where
-    /// the words begin and end: they are part of no document, and not of the question that follows.
+    /// Returns a hint and the moved words, as written behind a group's documents. An element encloses the words: they are
+    /// part of no document, and not of the question that follows.
     fn behind(&self, group: &Group<'_>, hint: Option<String>, words: &str) -> String {
         let mut all = hint.map_or_else(String::new, |hint| hint + r"\n");
         for piece in [MOVED_OPEN, words, MOVED_CLOSE] {
@@ -399,7 +397,7 @@ impl<'a> Request<'_, 'a> {
         all
     }
 
-    /// Returns what is sent in the group's places.
+    /// Returns the replacement for each of the group's slots.
     fn sent_of<'g>(
         &mut self,
         group: &'g Group<'a>,
@@ -428,8 +426,8 @@ impl<'a> Request<'_, 'a> {
             .collect()
     }
 
-    /// Records that these documents stand in the prompt, in this order, from that byte of the body on; `references`
-    /// stand among them. `order` is the policy's, if it was asked.
+    /// Records a run of documents in the prompt, in this order, from byte `at` of the body on; `references` is the hash of
+    /// the references among them. `order` is the policy's, if it decided.
     fn walk(
         &mut self,
         at: usize,
@@ -469,36 +467,36 @@ impl<'a> Request<'_, 'a> {
         });
     }
 
-    /// Returns whether the group is sent byte for byte, repeats included.
+    /// Returns whether the group is forwarded byte for byte, repeats included.
     fn keeps_places(&self, group: &Group<'_>) -> bool {
         self.mode == OrderingMode::ClientOrder && !group.is_rendered()
     }
 
-    /// Returns the index of the first document that the tree cannot place: behind a repeat that is sent, everything
-    /// stands elsewhere than the path would have it.
+    /// Returns the index of the first document that the tree cannot represent: after a repeat that is sent, the prompt no
+    /// longer matches the path.
     fn end_of_path(&self, group: &Group<'_>, listed: &DistinctDocuments) -> u16 {
         let repeat = listed.repeats.first().filter(|_| self.keeps_places(group));
         repeat.copied().unwrap_or(u16::MAX)
     }
 
-    /// Records that what `digest` stands for was sent.
+    /// Adds `digest` to the hash of replacements.
     fn then(&mut self, digest: u64) {
         self.sent = narrowed(Scope(digest), self.sent).0;
     }
 }
 
-/// What stands around words that moved behind documents, as between the quotes of a JSON string.
+/// The element around words that moved behind documents, escaped as in a JSON string.
 const MOVED_OPEN: &str = r"<context>\n";
 const MOVED_CLOSE: &str = r"\n</context>";
 
-/// Returns words as they are inserted before a message's text.
+/// Returns words as inserted before a message's text.
 fn before_text(wrap: Wrap, words: &str) -> String {
     let [open, close] = render::wrapping(wrap);
     let end = if wrap == Wrap::None { r"\n\n" } else { close };
     [open, words, end].concat()
 }
 
-/// Returns what was rendered, for keeping; `None` if it is too large for that.
+/// Returns the rendered text for pinning; `None` if it is too large.
 fn pin_of(
     group: &Group<'_>,
     listed: &DistinctDocuments,

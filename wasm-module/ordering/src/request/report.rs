@@ -1,6 +1,6 @@
 //! The report on one request, for its sender.
 
-/// What was done with a request's documents.
+/// The changes to a request's documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Name of the policy.
@@ -9,19 +9,19 @@ pub struct Report {
     pub documents: u32,
     /// Documents at the prompt's beginning whose KV state the engine is believed to hold.
     pub matched: u32,
-    /// Documents that stand elsewhere than the client put them.
+    /// Documents that changed place.
     pub moved: u32,
-    /// Repeats that were left out because they equal another document of their group byte for byte.
+    /// Repeats that were dropped because they equal another document of their group byte for byte.
     pub dropped: u32,
     /// Documents replaced by a location hint, because an earlier turn of the chat holds them byte for byte.
     pub deduplicated: u32,
-    /// Documents of earlier requests that were written again where they first stood.
+    /// Documents of earlier requests that were written again at their first place.
     pub pinned: u32,
-    /// Messages with documents that were sent as they are remembered.
+    /// Messages with documents that were replayed.
     pub replayed: u32,
     /// Whether an order hint was written.
     pub hinted: bool,
-    /// Whether a hint calls documents by their places, because a label was not fit to stand outside its document.
+    /// Whether a hint uses places instead of labels, because a label is not allowed outside its document.
     pub numbered: bool,
     /// Estimated tokens of the documents sent, pinned ones included.
     pub document_tokens: u64,
@@ -30,7 +30,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the report of a request with which nothing was done yet.
+    /// Returns the report of a request before any change.
     pub(crate) fn new(policy: &'static str) -> Self {
         Self {
             policy,

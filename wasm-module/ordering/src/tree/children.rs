@@ -70,7 +70,7 @@ impl Children {
             Self::Few(few) => few.retain(|(d, _)| *d != document),
             Self::Many(many) => {
                 many.remove(&document);
-                // Half of FEW: a node at the boundary must not be rebuilt with every change.
+                // Half of FEW, so that a node at the boundary is not rebuilt with every change.
                 if many.len() <= FEW / 2 {
                     *self = Self::Few(
                         many.iter()

@@ -1,15 +1,15 @@
 //! The knowledge tree: a trie over paths of documents that the engine is believed to hold (RAGCache++ section 3.2).
 //!
 //! ```text
-//!   scope (hash of what precedes the documents)     one trie per scope: a document sequence after another
+//!   scope (hash of the prompt before the documents) one trie per scope: documents after another
 //!     └─ d7 ── d2 ── d9                             system prompt shares no KV state with this one
 //!         └──── d4
 //! ```
 //!
-//! A node is one document in a path. It is *live* as long as it is in the tree, since nodes that the engine drops are
-//! removed. Nodes stand in an arena and in one list ordered by last use. Using a path touches its nodes from the leaf
-//! up, so a parent is always more recent than its children. The list's oldest node is therefore a leaf, and evicting
-//! it is O(1). The tree knows nothing of texts, bodies or policies.
+//! A node is one document in a path. It is *resident* as long as it is in the tree, since nodes that the engine evicts are
+//! removed. Nodes are in an arena and in one list ordered by last use. Using a path touches its nodes from the leaf up, so
+//! a parent is always more recent than its children. The list's oldest node is therefore a leaf, and evicting it is O(1).
+//! The tree knows nothing of texts, bodies or policies.
 
 mod children;
 mod residency;
@@ -24,7 +24,7 @@ use children::Children;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// A hash of everything that precedes the documents in the prompt: paths of different scopes share nothing.
+/// Hash of the prompt before the documents. Paths of different scopes share nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scope(pub u64);
 
@@ -32,12 +32,12 @@ pub struct Scope(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeId(u32);
 
-/// The bounds of a tree; beyond them the least recently used leaves are evicted.
+/// The bounds of a tree. Beyond either, the least recently used leaves are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Most nodes, scopes included; at least 1.
     pub max_nodes: u32,
-    /// Largest sum of the nodes' tokens: the engine's KV capacity. `None`: bounded by `max_nodes` alone.
+    /// Most tokens in all nodes: the engine's KV capacity. `None`: only `max_nodes` is a bound.
     pub max_tokens: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ pub struct KnowledgeTree {
     /// Sum of the nodes' tokens.
     tokens: u64,
     recency: Recency,
-    /// Number of insertions so far, which is the tree's own time.
+    /// Number of insertions so far; the tree's clock.
     now: u64,
     /// Tokens of removed nodes, for [`KnowledgeTree::take_evicted`].
     evicted: u64,
@@ -98,7 +98,7 @@ impl KnowledgeTree {
         self.catalog.intern(fingerprint)
     }
 
-    /// Forgets those documents that were interned but are in no path.
+    /// Removes interned documents that are in no path.
     pub(crate) fn discard<'a>(
         &mut self,
         documents: impl IntoIterator<Item = &'a (Fingerprint, u32)>,
@@ -159,9 +159,9 @@ impl KnowledgeTree {
         self.tokens
     }
 
-    /// Records that `path` (distinct documents with their tokens) was sent to the engine under `scope`: its nodes
-    /// become the most recently used ones, and missing ones are created. Then evicts down to the bounds; a path longer
-    /// than the bounds loses its end. O(path length + evictions).
+    /// Records that `path` (distinct documents with their tokens) was sent to the engine under `scope`: its nodes become
+    /// the most recently used ones, and missing ones are created. Then evicts down to the bounds; a path longer than the
+    /// bounds loses its end. O(path length + evictions).
     pub fn insert(&mut self, scope: Scope, path: impl IntoIterator<Item = (DocumentId, u32)>) {
         self.now += 1;
         let mut nodes: SmallVec<[NodeId; 32]> = SmallVec::new();
@@ -184,7 +184,7 @@ impl KnowledgeTree {
         self.evict();
     }
 
-    /// Forgets every path.
+    /// Removes every path.
     pub fn clear(&mut self) {
         *self = Self {
             now: self.now,
@@ -193,7 +193,7 @@ impl KnowledgeTree {
         };
     }
 
-    /// Returns the tokens of the nodes that were removed, for whatever reason, since this was last asked.
+    /// Returns the tokens of nodes removed for any reason since the last call.
     pub fn take_evicted(&mut self) -> u64 {
         std::mem::take(&mut self.evicted)
     }
@@ -284,7 +284,7 @@ impl KnowledgeTree {
     /// Walks the whole tree and checks its invariants. For tests.
     ///
     /// # Errors
-    /// Returns the first broken invariant, in words.
+    /// Describes the first broken invariant.
     pub fn check(&self) -> Result<(), String> {
         let mut seen = 0_usize;
         let mut tokens = 0_u64;
@@ -426,7 +426,7 @@ mod tests {
         assert!(tree.is_empty());
     }
 
-    /// The slow obvious model: all prefixes that were used, each with the time of its last use.
+    /// The slow, obvious model: all prefixes used, each with the time of its last use.
     #[derive(Default)]
     struct Model(std::collections::HashMap<(Scope, Vec<u64>), (u64, usize)>);
 

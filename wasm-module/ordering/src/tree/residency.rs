@@ -1,16 +1,15 @@
-//! Events from the engine that make the knowledge tree agree with what the engine really holds.
+//! Applies the engine's events to the knowledge tree, so that it matches the engine's cache.
 //!
-//! An insertion is a belief, formed when a request is sent. A feed of the engine's cache (`Stored`, `Removed`,
-//! `Cleared`) and the `cached_tokens` of its responses (`Reported`) confirm or correct it. A node stays in the tree
-//! exactly as long as it is live. KV state depends on everything before it, so when a node is removed, everything
-//! below it is removed too. Events name documents by fingerprint, since ids do not outlive an insertion.
+//! An insertion is an assumption, made when a request is forwarded. A feed of the engine's cache (`Stored`, `Removed`,
+//! `Cleared`) and the `cached_tokens` of its responses (`Reported`) confirm or correct it. A node is in the tree exactly as
+//! long as it is resident. KV state depends on everything before it, so removing a node removes everything below it. Events
+//! name documents by fingerprint, since ids do not outlive an insertion.
 
 use super::{KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 
-/// An event that the engine reported. Documents that the tree does not know are no error: it has forgotten them, or
-/// never saw them.
+/// An event that the engine reported. Documents that the tree does not hold, or no longer holds, are not an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidencyEvent<'a> {
     /// The engine holds this path: documents with their tokens.
@@ -20,28 +19,29 @@ pub enum ResidencyEvent<'a> {
         /// The path, from its first document on.
         path: &'a [(Fingerprint, u32)],
     },
-    /// The engine dropped the last document of this path, and everything after it.
+    /// The engine evicted the last document of this path, and everything after it.
     Removed {
         /// Scope of the path.
         scope: Scope,
-        /// The path, from its first document on; empty: the whole scope.
+        /// The path, from its first document on; empty for the whole scope.
         path: &'a [Fingerprint],
     },
     /// The engine holds nothing.
     Cleared,
     /// The response to a request that was sent with `path`.
     ///
-    /// The engine has computed what it did not hold, so the path itself is live now. But where the engine held less
-    /// than expected, whatever else hung below was not live either, and is removed. (This also removes what a request
-    /// added there in the meantime: the tree then knows less than it might, never more.)
+    /// The engine has computed the tokens that it did not hold, so the path itself is resident now. But if the engine held
+    /// less than expected, other branches below the first missing node were not resident either, and are removed. (This
+    /// also removes branches that requests added there in the meantime: the tree then knows less than it might, never
+    /// more.)
     Reported {
         /// Scope of the path.
         scope: Scope,
         /// The path, in the order in which it was sent.
         path: &'a [Fingerprint],
-        /// Tokens of documents that were matched when the request was sent.
+        /// Document tokens expected to be cached when the request was sent.
         expected_tokens: u64,
-        /// Tokens of documents that came from the cache.
+        /// Document tokens that were cached.
         cached_tokens: u64,
     },
 }
@@ -79,7 +79,7 @@ impl KnowledgeTree {
         self.insert(scope, path);
     }
 
-    /// Removes branches of `path` at nodes that were expected to be cached and were not.
+    /// Removes branches off `path` at nodes that were expected to be cached and were not.
     fn correct(&mut self, scope: Scope, path: &[Fingerprint], expected: u64, cached: u64) {
         let Some(mut at) = self.root(scope) else {
             return;
@@ -223,7 +223,7 @@ mod tests {
         let before = paths(&tree);
         report(&mut tree, &[1, 2, 4], 20, 20);
         report(&mut tree, &[1, 2, 4], 20, 500);
-        // A request that expected nothing says nothing of what others added since.
+        // A request that expected nothing shows nothing about branches that others added since.
         report(&mut tree, &[1, 2, 3], 0, 0);
         assert_eq!(paths(&tree), before);
     }
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_response_with_less_than_expected_prunes_what_was_not_live() {
         let mut tree = tree_of(&[&[1, 2, 3], &[1, 2, 4], &[1, 5], &[6]]);
-        // 1 was cached, 2 was not: so neither was [1 2 3]. [1 2 4] has just been computed.
+        // 1 was cached, 2 was not, so [1 2 3] was not either. [1 2 4] has just been computed.
         report(&mut tree, &[1, 2, 4], 20, 10);
         tree.check().unwrap();
         assert_eq!(
@@ -245,7 +245,7 @@ mod tests {
                 vec![6]
             ])
         );
-        // Half of 1 is not 1.
+        // Half of document 1 does not count as document 1.
         report(&mut tree, &[1, 2, 4], 30, 5);
         assert!(!paths(&tree).contains(&vec![1, 5]));
     }
@@ -299,7 +299,7 @@ mod tests {
                     }
                     Step::Report(path, expected, cached) => {
                         report(&mut tree, &path, expected as u64 * 10, cached as u64 * 10);
-                        // Nodes of the path, cached + 1 ..= expected, were not live.
+                        // Nodes of the path, cached + 1 ..= expected, were not resident.
                         let held = (1..=path.len()).take_while(|&d| model.contains(&path[..d])).last().unwrap_or(0);
                         for depth in cached + 1..=expected.min(held) {
                             model.retain(|other| {

@@ -7,7 +7,7 @@ use fxhash::FxHashMap;
 /// A node of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ViewedNode {
-    /// The parent's index in the list, before this one; `None`: the node is the first of its scope.
+    /// The parent's index in the list, before this one; `None` for the first node of a scope.
     pub parent: Option<u32>,
     /// The edge that leads to the node.
     pub edge: ViewedEdge,

@@ -1,5 +1,5 @@
-//! The blocks that an engine holds: their tiers, their predecessors, and the documents that end in them. Which request
-//! may use a block is decided elsewhere.
+//! The blocks in an engine's cache: their tiers, their predecessors, and the documents that end in them. The parent module
+//! decides which request may use a block.
 
 use crate::kv::vllm::read::{BlockHash, Key};
 use foreword_engine::TokenId;
@@ -7,12 +7,11 @@ use foreword_engine::cache::{Document, Tier};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// The blocks that an engine holds.
+/// The blocks in an engine's cache.
 #[derive(Debug, Default)]
 pub(super) struct HeldBlocks {
     blocks: HashMap<BlockHash, Block>,
-    /// The blocks after each block. A block that is not held is included, since its children may be. `None`: first
-    /// blocks.
+    /// The blocks after each block, including blocks that are not held, since their children may be. `None`: first blocks.
     children: HashMap<Option<BlockHash>, HashSet<BlockHash>>,
 }
 
@@ -20,14 +19,14 @@ pub(super) struct HeldBlocks {
 struct Block {
     parent: Option<BlockHash>,
     tokens: Arc<[TokenId]>,
-    /// For a first block, the keys that distinguish it besides its tokens, such as a salt; `None`: unknown.
+    /// For a first block, keys in addition to its tokens, such as a salt; `None` if unknown.
     keys: Option<Vec<Key>>,
-    /// The tiers that hold it: the device, host memory, another one.
+    /// Whether each tier holds it: the device, host memory, others.
     places: [bool; 3],
     marks: Vec<DocumentEnd>,
 }
 
-/// The end of a path's last document, which lies in a block.
+/// A document's end within a block, with the path up to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DocumentEnd {
     pub(super) salt: Arc<str>,
@@ -40,19 +39,19 @@ impl HeldBlocks {
         self.blocks.len()
     }
 
-    /// Returns whether the block is in any tier.
+    /// Returns whether any tier holds the block.
     pub(super) fn contains(&self, hash: BlockHash) -> bool {
         let block = self.blocks.get(&hash);
         block.is_some_and(|block| block.places.contains(&true))
     }
 
-    /// Returns whether there is a first block of which only the tokens are known.
+    /// Returns whether there is a first block without known keys.
     pub(super) fn has_first_without_keys(&self) -> bool {
         let mut blocks = self.blocks.values();
         blocks.any(|block| block.parent.is_none() && block.keys.is_none())
     }
 
-    /// Records that a block is in `tier`. Returns its tokens; `None` if it was there before.
+    /// Records that `tier` holds a block. Returns its tokens; `None` if the tier held it already.
     pub(super) fn put(
         &mut self,
         hash: BlockHash,
@@ -72,20 +71,20 @@ impl HeldBlocks {
         if was_there {
             return None;
         }
-        // The first statement of its parent counts: with another one, nothing would remain to be forgotten.
+        // The first report of its parent counts: with another one, an old entry could not be removed.
         self.children.entry(block.parent).or_default().insert(hash);
         Some(block.tokens.clone())
     }
 
-    /// Records that a block left `tier`, and returns whether it was there. If the block is now
-    /// [nowhere](Self::contains), the caller must take its marks and those of the blocks [below](Self::below) it, and
-    /// then [`forget`](Self::forget) it.
+    /// Records that `tier` dropped a block; returns whether it held it. If no tier [holds](Self::contains) the block now,
+    /// the caller must take its marks and those of the blocks [below](Self::below) it, and then [`forget`](Self::forget)
+    /// it.
     pub(super) fn take(&mut self, hash: BlockHash, tier: Tier) -> bool {
         let block = self.blocks.get_mut(&hash);
         block.is_some_and(|block| std::mem::replace(&mut block.places[tier as usize], false))
     }
 
-    /// Forgets a block, but not what follows it.
+    /// Removes a block, but not those after it.
     pub(super) fn forget(&mut self, hash: BlockHash) {
         if let Some(block) = self.blocks.remove(&hash)
             && let Some(siblings) = self.children.get_mut(&block.parent)
@@ -97,10 +96,10 @@ impl HeldBlocks {
         }
     }
 
-    /// Returns a block and all that follow it, parents first.
+    /// Returns a block and all blocks after it, parents first.
     pub(super) fn below(&self, top: BlockHash) -> Vec<BlockHash> {
         let mut found = vec![top];
-        // An engine's statements could form a circle.
+        // An engine's reports could form a cycle.
         let mut seen = HashSet::from([top]);
         let mut at = 0;
         while let Some(hash) = found.get(at) {
@@ -111,8 +110,8 @@ impl HeldBlocks {
         found
     }
 
-    /// Returns the block after `at` that holds the first of `tokens`, and how many it holds. A first block must have
-    /// keys that `is_whose` accepts.
+    /// Returns the block after `at` that holds the first of `tokens`, and their number. A first block must have keys that
+    /// `is_whose` accepts.
     pub(super) fn behind(
         &self,
         at: Option<BlockHash>,
@@ -127,11 +126,11 @@ impl HeldBlocks {
                     && (at.is_some() || is_whose(block.keys.as_deref()));
                 fits.then_some((*hash, block.tokens.len()))
             })
-            // Of two blocks with the same tokens, always the same one is taken.
+            // Among blocks with the same tokens, always the same one is chosen.
             .min()
     }
 
-    /// Marks a block, and returns whether the mark is new and was kept.
+    /// Adds a mark to a block; returns whether it was new and there was room.
     pub(super) fn mark(&mut self, hash: BlockHash, mark: DocumentEnd) -> bool {
         let Some(block) = self.blocks.get_mut(&hash) else {
             return false;
@@ -143,14 +142,14 @@ impl HeldBlocks {
         is_kept
     }
 
-    /// Takes a block's marks, in the order in which they came.
+    /// Takes a block's marks, oldest first.
     pub(super) fn unmark(&mut self, hash: BlockHash) -> Vec<DocumentEnd> {
         let block = self.blocks.get_mut(&hash);
         block.map_or_else(Vec::new, |block| std::mem::take(&mut block.marks))
     }
 }
 
-/// Most marks of a block; further ones are not kept.
+/// Most marks of a block; further ones are ignored.
 const MAX_MARKS: usize = 8;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Finds out which documents an engine's blocks hold: from its events, which name blocks and tokens, and from prompts
-//! whose documents are known.
+//! Determines which documents an engine's blocks hold: from its events, which give blocks and tokens, and from prompts with
+//! known documents.
 //!
 //! ```text
 //!   prompt   |system      |document 1         |document 2     |question       tokens, and where documents end
@@ -7,19 +7,18 @@
 //!                               mark 1   mark 2                               on the last block wholly before an end
 //! ```
 //!
-//! Blocks and prompts are matched by their tokens, so nothing computes another engine's hashes. Either may come first:
-//! a prompt some of whose blocks are missing waits at the last one that is there. A document is held while its mark's
-//! block and all blocks before it are. An engine need not drop its last blocks first. When it drops one in the middle,
-//! the blocks after it lose their marks, which come back with the next prompt. So less may be known here than is held,
-//! never more.
+//! Blocks and prompts are matched by their tokens, so another engine's hashes need not be computed. Either may come first:
+//! a prompt with missing blocks waits at the last block found. A document is resident while its mark's block and all blocks
+//! before it are held. An engine may evict a block in the middle; the blocks after it then lose their marks, which the next
+//! prompt restores. So the feed may know less than is held, never more.
 //!
-//! Of an engine that reports no salts, nothing is reported about salted prompts. Once there are any, nothing is
-//! reported about the others either, since the blocks of one tenant would be taken for those of all.
+//! If an engine reports no salts, nothing is reported about salted prompts. Once there are any, nothing is reported about
+//! the others either, since one tenant's blocks would be attributed to all.
 //!
-//! Layers that keep only a window of a sequence, or a state of it, have blocks of their own, which are skipped. An
-//! engine may reuse less of a model with such layers than is reported.
+//! Layers with a sliding window or a state have blocks of their own, which are skipped. An engine may reuse less of a model
+//! with such layers than is reported.
 //!
-//! [`held`] keeps the blocks and [`waiting`] the prompts; this module matches the two and reports the result.
+//! [`held`] stores the blocks and [`waiting`] the prompts; this module matches the two and reports the result.
 
 mod held;
 mod waiting;
@@ -43,23 +42,23 @@ pub struct Blocks {
     next: u64,
     /// Groups of layers whose blocks are skipped.
     partial: HashSet<i64>,
-    /// Whether there ever was a prompt with a salt.
+    /// Whether any prompt had a salt.
     salted: bool,
     log: Vec<CacheEvent>,
 }
 
-/// The limits on what is remembered.
+/// The limits of the state.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most blocks; an engine that reports more is not believed, and everything is forgotten.
+    /// Most blocks. If an engine reports more, its reports are not trusted and the state is reset.
     pub blocks: usize,
-    /// Most prompts that wait for blocks; beyond it the oldest are forgotten.
+    /// Most waiting prompts; beyond it the oldest are dropped.
     pub prompts: usize,
-    /// Most tokens of the waiting prompts; beyond it the oldest are forgotten.
+    /// Most tokens of the waiting prompts; beyond it the oldest are dropped.
     pub prompt_tokens: usize,
 }
 
-/// The amounts that are remembered.
+/// The size of the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// Number of blocks that the engine holds.
@@ -69,7 +68,7 @@ pub struct Counts {
 }
 
 impl Blocks {
-    /// Returns the state of an engine that holds nothing.
+    /// Returns the state of an engine with an empty cache.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -83,7 +82,7 @@ impl Blocks {
         }
     }
 
-    /// Returns how much is remembered.
+    /// Returns the size of the state.
     pub fn counts(&self) -> Counts {
         Counts {
             blocks: self.held.len(),
@@ -96,7 +95,7 @@ impl Blocks {
         std::mem::take(&mut self.log)
     }
 
-    /// Records that the engine is sent, or was sent, this prompt.
+    /// Records a prompt that was or will be sent to the engine.
     pub fn prompt(&mut self, tokens: Vec<TokenId>, salt: Arc<str>, documents: DocumentPath) {
         let is_first_salt = !salt.is_empty() && !std::mem::replace(&mut self.salted, true);
         if is_first_salt && self.held.has_first_without_keys() {
@@ -128,7 +127,7 @@ impl Blocks {
                 let size = stored.block_tokens.max(1) as usize;
                 let tier = tier(stored.medium.as_deref());
                 let mut parent = stored.parent;
-                // If there are more blocks than tokens for them, the rest cannot be found.
+                // Blocks in excess of the tokens cannot be matched.
                 for (hash, tokens) in
                     (stored.blocks.into_iter()).zip(stored.tokens.chunks_exact(size))
                 {
@@ -155,7 +154,7 @@ impl Blocks {
         }
     }
 
-    /// Forgets everything, since events were lost or the engine was restarted.
+    /// Resets the state, since events were lost or the engine restarted.
     pub fn forget(&mut self) {
         self.begin_anew(vec![CacheEvent::Gap { events: 0 }]);
     }
@@ -166,7 +165,7 @@ impl Blocks {
         self.begin_anew(log);
     }
 
-    /// Begins anew with nothing held, and `log` to report.
+    /// Resets the state, with `log` to report.
     fn begin_anew(&mut self, log: Vec<CacheEvent>) {
         *self = Self {
             next: self.next,
@@ -197,7 +196,7 @@ impl Blocks {
             salt: "".into(),
             tier,
         });
-        // Prompts that waited for it, or for blocks that follow it, continue.
+        // Continue prompts that waited for it, or for blocks after it.
         for prompt in self.waiting.take_behind(parent) {
             self.walk(prompt);
         }
@@ -225,7 +224,7 @@ impl Blocks {
             self.log.extend(removed);
         }
         self.held.forget(hash);
-        // Prompts that had come past it begin anew.
+        // Restart prompts that had matched it.
         for hash in below {
             for mut prompt in self.waiting.take_behind(Some(hash)) {
                 (prompt.matched, prompt.at) = (0, None);
@@ -234,7 +233,7 @@ impl Blocks {
         }
     }
 
-    /// Follows a prompt along its blocks, marks where its documents end, and lets it wait for missing blocks.
+    /// Follows a prompt along its blocks, marks the ends of its documents, and lets it wait for missing blocks.
     fn walk(&mut self, mut prompt: Prompt) {
         let documents = &prompt.documents.documents;
         let ends = documents.iter().map(|document| document.end as usize);
@@ -244,7 +243,7 @@ impl Blocks {
             prompt.at = Some(hash);
             let sizes = prompt.documents.sizes();
             for (count, document) in (1..).zip(&prompt.documents.documents) {
-                // This is the last block wholly before the document's end.
+                // The last block that lies wholly before the document's end.
                 let end = document.end as usize;
                 if (prompt.matched..prompt.matched + size).contains(&end) {
                     let mark = DocumentEnd {
@@ -270,15 +269,15 @@ impl Blocks {
         }
     }
 
-    /// Returns the block that holds the prompt's next tokens, and how many it holds.
+    /// Returns the block with the prompt's next tokens, and their number.
     fn behind(&self, prompt: &Prompt) -> Option<(BlockHash, usize)> {
         let rest = prompt.tokens.get(prompt.matched..)?;
         let is_whose = |keys: Option<&[Key]>| self.is_whose(keys, &prompt.salt);
         self.held.behind(prompt.at, rest, is_whose)
     }
 
-    /// Returns whether a first block with these keys may belong to a request with this salt, and with nothing else
-    /// that distinguishes it (a LoRA, an image). vLLM reports the salt, our own engine its key.
+    /// Returns whether a first block with these keys may belong to a request with this salt and no other keys (a LoRA, an
+    /// image). vLLM reports the salt, our own engine the tenant key.
     fn is_whose(&self, keys: Option<&[Key]>, salt: &str) -> bool {
         match keys {
             None => salt.is_empty() && !self.salted,
@@ -291,7 +290,7 @@ impl Blocks {
     }
 }
 
-/// Most groups of layers that are skipped; models have a handful.
+/// Most groups of layers to skip; models have a handful.
 const MAX_GROUPS: usize = 64;
 
 fn tier(medium: Option<&str>) -> Tier {

@@ -16,7 +16,7 @@ fn hash(number: u64) -> BlockHash {
     BlockHash(number.into())
 }
 
-/// `numbers` follow each other behind `parent`.
+/// Returns the event of blocks `numbers`, one after another, with `parent` before the first.
 fn stored(numbers: &[u64], parent: Option<u64>, tokens: &[u32], keys: &[&str]) -> BlockEvent {
     BlockEvent::Stored(Stored {
         blocks: numbers.iter().copied().map(hash).collect(),
@@ -37,7 +37,7 @@ fn removed(numbers: &[u64]) -> BlockEvent {
     }
 }
 
-/// Returns the event as it would be in the medium `name`.
+/// Returns the event with the medium `name`.
 fn in_medium(name: &str, mut event: BlockEvent) -> BlockEvent {
     let (BlockEvent::Stored(Stored { medium, .. }) | BlockEvent::Removed { medium, .. }) =
         &mut event
@@ -48,7 +48,7 @@ fn in_medium(name: &str, mut event: BlockEvent) -> BlockEvent {
     event
 }
 
-/// Documents 1, 2, … that end there.
+/// Documents 1, 2, … with these ends.
 fn documents(ends: &[u32]) -> DocumentPath {
     let document = |(fingerprint, &end): (u64, &u32)| DocumentSpan { fingerprint, end };
     DocumentPath {
@@ -58,7 +58,7 @@ fn documents(ends: &[u32]) -> DocumentPath {
     }
 }
 
-/// The documents of what was stored and removed since the last call.
+/// The documents stored (true) and removed since the last call.
 fn told(blocks: &mut Blocks) -> Vec<(bool, Vec<u64>)> {
     let prints = |path: &[Document]| path.iter().map(|(document, _)| *document).collect();
     let events = blocks.take_events().into_iter();
@@ -104,7 +104,7 @@ fn a_block_that_goes_takes_the_marks_behind_it() {
         told(&mut blocks),
         [(false, vec![1, 2, 3]), (false, vec![1, 2])]
     );
-    // The block behind the gap is there still: with the next prompt all is known again.
+    // The block after the gap is still there: the next prompt restores its marks.
     blocks.event(stored(&[2], Some(1), &tokens[4..8], &[]));
     blocks.prompt(tokens, "".into(), documents(&[4, 8, 12]));
     assert_eq!(
@@ -139,7 +139,7 @@ fn tenants_find_their_own_blocks_only() {
     assert_eq!(told(&mut blocks), []);
     blocks.prompt(tokens.clone(), "a".into(), documents(&[4]));
     assert_eq!(told(&mut blocks).len(), 1);
-    // Our own engine tells the key, not the salt.
+    // Our own engine reports the tenant key, not the salt.
     blocks.event(stored(&[2], None, &tokens, &[&key]));
     assert_eq!(told(&mut blocks).len(), 1);
     blocks.event(stored(&[3], None, &tokens, &[]));
@@ -150,7 +150,7 @@ fn tenants_find_their_own_blocks_only() {
 fn a_blocks_hash_depends_on_nothing_that_the_request_has_not() {
     let tokens: Vec<u32> = (0..4).collect();
     let mut blocks = Blocks::new(LIMITS);
-    // A tenant's own LoRA or image beside its salt, or instead of one.
+    // A tenant's own LoRA or image in addition to its salt, or without one.
     blocks.event(stored(&[1], None, &tokens, &["lora", "a"]));
     blocks.event(stored(&[2], None, &tokens, &["lora"]));
     let mut image = stored(&[3], None, &tokens, &["a"]);
@@ -185,7 +185,7 @@ fn where_salts_are_not_told_a_salted_prompt_ends_what_was_believed() {
         blocks.prompt(tokens.clone(), salt.into(), documents(&[4]));
     }
     assert_eq!(told(&mut blocks), []);
-    // What is told, is told.
+    // Reported documents stay reported.
     blocks.event(stored(&[2], None, &tokens, &["a"]));
     assert_eq!(told(&mut blocks).len(), 1);
 }
@@ -206,7 +206,7 @@ fn blocks_of_layers_that_keep_a_window_are_passed_over() {
     assert_eq!(told(&mut blocks), []);
     blocks.event(stored(&[1], None, &tokens, &[]));
     assert_eq!(told(&mut blocks), [(true, vec![1])]);
-    // The window has moved on; the other layers' block of the same hash is there.
+    // The window has moved on; the other layers' block with the same hash is still there.
     blocks.event(BlockEvent::Removed {
         blocks: vec![hash(1)],
         medium: None,
@@ -256,8 +256,8 @@ fn a_circle_of_blocks_ends() {
     assert_eq!(told(&mut blocks), []);
 }
 
-/// Random blocks, dropped in any order, and prompts, against the obvious: a document is held when the blocks before
-/// its end are all there.
+/// Random blocks, evicted in any order, and prompts, against the obvious model: a document is resident while all blocks
+/// before its end are held.
 #[test]
 fn no_more_is_believed_than_is_there_and_all_of_it_once_it_is_asked_for() {
     let mut believed = 0;
@@ -265,7 +265,7 @@ fn no_more_is_believed_than_is_there_and_all_of_it_once_it_is_asked_for() {
         let mut random = Random::new(seed);
         let mut blocks = Blocks::new(LIMITS);
         let feed = Feed::new();
-        // Sequences of 5 blocks that share beginnings: a block is what leads to it.
+        // Sequences of 5 blocks with shared beginnings. A block is identified by the tokens up to its end.
         let prompts: Vec<Vec<u32>> = (0..6)
             .map(|_| {
                 let letters = (0..5).map(|_| random.below(2) as u32);
@@ -311,7 +311,7 @@ fn no_more_is_believed_than_is_there_and_all_of_it_once_it_is_asked_for() {
     );
 }
 
-/// A document in each block, called by all tokens up to its end.
+/// A document in each block, identified by all tokens up to its end.
 fn path_of(prompt: &[u32]) -> DocumentPath {
     let mut path = documents(&[4, 8, 12, 16, 20]);
     for document in &mut path.documents {
@@ -323,7 +323,7 @@ fn path_of(prompt: &[u32]) -> DocumentPath {
     path
 }
 
-/// How many documents are believed to be held; panics when one is not, or, if `all`, when one is missing.
+/// Returns the number of documents reported as resident; panics if one is not, or, if `all`, when one is missing.
 fn check(
     feed: &Feed,
     prompts: &[Vec<u32>],

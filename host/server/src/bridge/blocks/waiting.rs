@@ -1,4 +1,4 @@
-//! The prompts that wait for blocks: each waits after the last block that it found, and their number is bounded.
+//! The prompts that wait for blocks, each after the last block found for it. Their number is bounded.
 
 use super::Limits;
 use crate::kv::vllm::read::BlockHash;
@@ -14,13 +14,13 @@ pub(super) struct WaitingPrompts {
     prompts: HashMap<u64, Prompt>,
     /// Prompts by the block after which they wait.
     behind: HashMap<Option<BlockHash>, HashSet<u64>>,
-    /// Ids, the oldest first; some of the prompts may have been served since.
+    /// Ids, oldest first; may include prompts that no longer wait.
     ages: VecDeque<u64>,
     /// Sum of all prompts' tokens.
     tokens: usize,
 }
 
-/// A prompt some of whose blocks are missing.
+/// A prompt with missing blocks.
 #[derive(Debug)]
 pub(super) struct Prompt {
     /// Id of the prompt, which no other prompt has.
@@ -28,14 +28,14 @@ pub(super) struct Prompt {
     pub(super) tokens: Vec<TokenId>,
     pub(super) salt: Arc<str>,
     pub(super) documents: DocumentPath,
-    /// Number of its tokens that blocks hold.
+    /// Number of its tokens matched by blocks.
     pub(super) matched: usize,
-    /// The last of these blocks.
+    /// The last matched block.
     pub(super) at: Option<BlockHash>,
 }
 
 impl WaitingPrompts {
-    /// Returns an empty collection that never exceeds `limits`.
+    /// Returns an empty collection with these limits.
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -50,7 +50,7 @@ impl WaitingPrompts {
         self.prompts.len()
     }
 
-    /// Lets a prompt wait after its last block; if too many wait, the oldest are forgotten.
+    /// Adds a prompt after its last block; beyond the limits the oldest prompts are dropped.
     pub(super) fn push(&mut self, prompt: Prompt) {
         self.behind.entry(prompt.at).or_default().insert(prompt.id);
         self.tokens += prompt.tokens.len();
@@ -82,7 +82,7 @@ impl WaitingPrompts {
                 }
             }
         }
-        // This removes ids of prompts that no longer wait, or that wait elsewhere.
+        // Remove ids of prompts that no longer wait.
         if self.ages.len() > 2 * self.limits.prompts + 16 {
             let prompts = &self.prompts;
             let mut seen = HashSet::new();
@@ -121,7 +121,7 @@ mod tests {
             assert!(waiting.prompts.len() <= 5 && waiting.ages.len() <= 26);
             assert!(waiting.behind.values().map(HashSet::len).sum::<usize>() <= 5);
         }
-        // They come and go; their ages go too.
+        // Repeated waiting does not make the list of ages grow.
         for _ in 0..100 {
             for prompt in waiting.take_behind(None) {
                 waiting.push(prompt);

@@ -7,13 +7,12 @@
 //! ```
 //!
 //! vLLM has sent events as maps since the middle of 2026 (its pull request 42892) and as arrays before, and every few
-//! months it adds a field. [`mod@write`] writes both forms; [`read`] accepts both, whatever fields they have besides
-//! those it knows.
+//! months it adds a field. [`mod@write`] writes both forms; [`read`] accepts both and ignores unknown fields.
 
 pub mod read;
 pub mod write;
 
-/// The form of an event.
+/// The encoding of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encoding {
     /// Fields by name, in a map.

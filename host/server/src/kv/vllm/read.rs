@@ -1,5 +1,5 @@
-//! Reads vLLM's events of any version, and those of engines that copy it: maps or arrays, unknown fields, unknown
-//! events, and hashes that are numbers of either sign or bytes.
+//! Reads vLLM's events of any version, and those of compatible engines: maps or arrays, unknown fields, unknown events, and
+//! hashes as signed or unsigned numbers or bytes.
 
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -19,18 +19,18 @@ pub struct Batch {
 pub enum BlockEvent {
     /// Consecutive blocks were computed.
     Stored(Stored),
-    /// Blocks were dropped.
+    /// Blocks were evicted.
     Removed {
         /// Hashes of the blocks, in no particular order.
         blocks: Vec<BlockHash>,
-        /// The tier that the blocks were in.
+        /// The tier that held the blocks.
         medium: Option<String>,
-        /// Number of the group of layers that the blocks belong to; 0 if there is one group.
+        /// Number of the blocks' group of layers; 0 if there is one group.
         group: i64,
     },
-    /// All blocks were dropped.
+    /// All blocks were evicted.
     Cleared,
-    /// The event is of a later version.
+    /// An event of a later version.
     Unknown,
 }
 
@@ -39,7 +39,7 @@ pub enum BlockEvent {
 pub struct Stored {
     /// Hashes of the blocks, in order.
     pub blocks: Vec<BlockHash>,
-    /// The block before the first one; `None`: the first one begins a sequence.
+    /// The block before the first one; `None` if that begins a sequence.
     pub parent: Option<BlockHash>,
     /// Tokens of all blocks.
     pub tokens: Vec<u32>,
@@ -47,14 +47,14 @@ pub struct Stored {
     pub block_tokens: u32,
     /// The engine's name for the tier: `GPU`, `CPU`, …
     pub medium: Option<String>,
-    /// The keys that distinguish the first block besides its tokens: a LoRA's name, images, the salt; `None`: the
-    /// engine does not report them, although there may be some.
+    /// Keys of the first block in addition to its tokens: a LoRA's name, images, the salt; `None` if the engine does not
+    /// report them, although there may be some.
     pub keys: Option<Vec<Key>>,
-    /// The group of layers that the blocks belong to.
+    /// The blocks' group of layers.
     pub group: Group,
 }
 
-/// Something besides its tokens that a block's hash depends on.
+/// An input of a block's hash other than its tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key {
     /// A name or a salt.
@@ -63,32 +63,31 @@ pub enum Key {
     Other,
 }
 
-/// A group of layers whose KV state an engine keeps in blocks of its own: all layers of a model, unless some attend to
-/// a window.
+/// A group of layers whose KV state has blocks of its own: all layers of a model, unless some have a sliding window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     /// Number of the group.
     pub number: i64,
-    /// Whether it keeps less than the whole sequence: the last tokens, or a state.
+    /// Whether its layers store less than the whole sequence: the last tokens, or a state.
     pub is_partial: bool,
 }
 
-/// An engine's hash of a block: a number of 64 bits, or bytes of which 128 bits count.
+/// An engine's hash of a block: a 64-bit number, or bytes, of which 128 bits are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash(pub u128);
 
 /// Reads the batch in a message's last frame.
 ///
 /// # Errors
-/// Returns an error when it is not msgpack, or no batch.
+/// Returns an error if it is not msgpack, or not a batch.
 pub fn batch(bytes: &[u8]) -> Result<Batch, rmp_serde::decode::Error> {
     rmp_serde::from_slice(bytes)
 }
 
-/// Most events of a batch: an engine that drops the blocks of a million tokens reports 65,536.
+/// Most events of a batch: an engine that evicts the blocks of a million tokens reports 65,536.
 const MAX_EVENTS: usize = 1 << 18;
 
-/// Fields of each event that are read, in the order of vLLM's arrays.
+/// The fields read of each event, in the order of vLLM's arrays.
 const STORED: [&str; 10] = [
     "block_hashes",
     "parent_block_hash",
@@ -103,7 +102,7 @@ const STORED: [&str; 10] = [
 ];
 const REMOVED: [&str; 3] = ["block_hashes", "medium", "group_idx"];
 
-/// Kinds of layers, by vLLM's names, that keep the whole sequence.
+/// vLLM's names of layer kinds that store the whole sequence.
 const WHOLE: [&str; 4] = [
     "full_attention",
     "mla_attention",
@@ -111,12 +110,12 @@ const WHOLE: [&str; 4] = [
     "unknown",
 ];
 
-/// Returns whether the fields of events of this type have the meaning expected here.
+/// Returns whether the fields of events of this type are known.
 fn is_known(name: &str) -> bool {
     matches!(name, "BlockStored" | "BlockRemoved" | "AllBlocksCleared")
 }
 
-/// Returns the event of this name; each has some of the fields of `Stored`.
+/// Returns the event of this type, with the fields of `Stored` that it has.
 fn event_of(name: &str, fields: Stored) -> BlockEvent {
     match name {
         "BlockStored" => BlockEvent::Stored(fields),
@@ -183,7 +182,7 @@ impl<'de> Deserialize<'de> for Batch {
                 Ok(Batch { seconds, events })
             }
 
-            // Some engines name the batch's fields as well.
+            // Some engines also name the batch's fields.
             fn visit_map<A: MapAccess<'de>>(self, mut batch: A) -> Result<Batch, A::Error> {
                 let (mut seconds, mut events) = (0.0, None);
                 while let Some(name) = batch.next_key::<String>()? {
@@ -203,8 +202,7 @@ impl<'de> Deserialize<'de> for Batch {
     }
 }
 
-/// The events of a batch. An event takes a hundred times the bytes of the shortest one on the wire, so their
-/// number is bounded.
+/// The events of a batch. An event takes a hundred times the bytes of its shortest encoding, so their number is bounded.
 struct Events(Vec<BlockEvent>);
 
 impl<'de> Deserialize<'de> for Events {
@@ -355,7 +353,7 @@ mod tests {
         assert_eq!(batch_of(MAX_EVENTS).unwrap().events.len(), MAX_EVENTS);
         let error = batch_of(MAX_EVENTS + 1).unwrap_err().to_string();
         assert!(error.contains("more than 262144 events"), "{error}");
-        // A length that is announced and does not come.
+        // An announced length without content.
         let announced = [0x92, 0xca, 0, 0, 0, 0, 0xdd, 0xff, 0xff, 0xff, 0xff];
         assert!(batch(&announced).is_err());
     }
@@ -369,7 +367,7 @@ mod tests {
         })
     }
 
-    /// The same from an engine that tells no keys.
+    /// The same from an engine that reports no keys.
     fn untold(block: u64, parent: Option<u64>) -> BlockEvent {
         BlockEvent::Stored(Stored {
             parent: parent.map(|parent| BlockHash(parent.into())),
@@ -413,7 +411,7 @@ mod tests {
                     "group_idx": 0, "kv_cache_spec_kind": "full_attention"}),
                 stored(hash, None, &[]),
             ),
-            // Another order, and fields that are to come.
+            // Another order, and future fields.
             (
                 json!({"medium": "GPU", "future": {"a": [1]}, "block_size": 2, "token_ids": [5, 6],
                     "block_hashes": [7], "parent_block_hash": -1, "type": "BlockStored",
@@ -425,7 +423,7 @@ mod tests {
                     ..two_tokens(7)
                 }),
             ),
-            // Layers that attend to a window, in both forms.
+            // Layers with a sliding window, in both forms.
             (
                 json!({"type": "BlockStored", "block_hashes": [7], "parent_block_hash": null, "token_ids": [5, 6],
                     "block_size": 2, "group_idx": 1, "kv_cache_spec_kind": "sliding_window"}),

@@ -1,7 +1,7 @@
-//! Writes events of our cache in vLLM's format.
+//! Writes our cache's events in vLLM's format.
 //!
 //! A block is a page of our cache. Its hash is the lower half of the page's; readers compare hashes and compute none.
-//! Where vLLM's `extra_keys` hold a tenant's salt, ours hold its key.
+//! vLLM's `extra_keys` contain a tenant's salt; ours contain its key.
 
 use super::Encoding;
 use foreword_engine::cache::{CacheEvent, PageHash, Tier};
@@ -9,11 +9,10 @@ use foreword_ordering::feed::TenantKey;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Returns the batch of these events about pages, in msgpack; `None` if it would be empty. `seconds` is the time since
-/// 1970.
+/// Encodes the events about pages as a batch in msgpack; `None` if it would be empty. `seconds` is the time since 1970.
 ///
 /// # Errors
-/// This never fails in practice, since writing to memory does not fail.
+/// Never fails in practice, since writing to memory does not fail.
 pub fn batch(
     events: &[CacheEvent],
     seconds: f64,
@@ -34,7 +33,7 @@ pub fn batch(
     .map(Some)
 }
 
-/// An event, with vLLM's fields in vLLM's order.
+/// An event with vLLM's fields in vLLM's order.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "type")]
 #[expect(
@@ -50,7 +49,7 @@ enum Block {
         lora_id: Option<u32>,
         medium: &'static str,
         lora_name: Option<&'static str>,
-        /// For each block, what its hash depends on besides tokens and parent.
+        /// For each block, the inputs of its hash other than tokens and parent.
         extra_keys: Vec<Option<[String; 1]>>,
     },
     BlockRemoved {
@@ -111,7 +110,7 @@ impl Block {
     }
 }
 
-/// Returns the events in vLLM's format; consecutive pages become blocks of one event.
+/// Converts the events to vLLM's format; consecutive pages become blocks of one event.
 fn blocks(events: &[CacheEvent]) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     // The tenant of the last block stored.

@@ -1,10 +1,10 @@
-//! Exchanges whose engine is chosen, and whose answer says something, against the scripted host.
+//! Exchanges with a choice of engines and usage in responses, against the scripted host.
 
 use super::super::*;
 use super::{PATH, body, plugin};
 use crate::tests::scripted::ScriptedHost;
 
-/// A plugin before two engines that hold what they were sent.
+/// A plugin with two engines that cache what they receive.
 fn two_engines(host: &ScriptedHost) -> Arc<Plugin> {
     plugin(
         host,
@@ -12,7 +12,7 @@ fn two_engines(host: &ScriptedHost) -> Arc<Plugin> {
     )
 }
 
-/// Sends a request as far as its engine, and returns where it goes.
+/// Sends a request until it is forwarded, and returns its destination.
 fn depart(plugin: &Arc<Plugin>, host: &ScriptedHost, body: &str) -> (Exchange, String) {
     host.request(
         "POST",
@@ -27,7 +27,7 @@ fn depart(plugin: &Arc<Plugin>, host: &ScriptedHost, body: &str) -> (Exchange, S
     (exchange, destinations)
 }
 
-/// The answer comes from `address`, if anybody gave one, with that status.
+/// The response comes from `address` with that status.
 fn arrive(mut exchange: Exchange, host: &ScriptedHost, address: &str, status: &str) {
     host.set_property(&["upstream", "address"], address.as_bytes());
     host.respond_with(status, None);
@@ -51,7 +51,7 @@ fn requests_go_to_the_engine_that_holds_their_documents_and_new_ones_to_the_idle
     assert_eq!(to, engine);
     let (second, to) = depart(&plugin, &host, &body(&["c", "d"]));
     assert_eq!(to, other);
-    // Without documents, too.
+    // Also without documents.
     let (third, to) = depart(&plugin, &host, r#"{"messages": []}"#);
     assert!([TO_A, TO_B].contains(&&*to), "{to}");
     for (exchange, to) in [(first, engine), (second, other), (third, &*to)] {
@@ -102,7 +102,7 @@ fn an_engine_that_served_instead_of_another_holds_the_documents_now() {
         "10.0.0.1:80"
     };
     arrive(exchange, &host, other, "200");
-    // The failed one is out; and when it is back, the documents are elsewhere.
+    // The failed engine is out; when it is back, the documents are on the other one.
     for time in [1_000_100, 1_040_000, 1_080_000] {
         host.set_time(time);
         let (exchange, went) = depart(&plugin, &host, &body(&["b", "a"]));
@@ -134,7 +134,7 @@ fn with_one_engine_no_destination_is_named_and_a_clients_own_is_left_alone() {
     assert_eq!(to, "10.6.6.6:80");
 }
 
-/// Sends documents and lets the engine say what it had of a prompt of 1,000 tokens; what was believed before.
+/// Sends documents, with a response that reports the cached tokens of a prompt of 1,000; returns the match expected before.
 fn say(plugin: &Arc<Plugin>, host: &ScriptedHost, ids: &[&str], usage: &str) -> u64 {
     let before = host.counter("foreword_matched_documents_total");
     let words = "Words that make it long. ".repeat(30);
@@ -161,7 +161,7 @@ fn an_answer_that_counts_less_than_was_believed_corrects_it() {
     assert_eq!(say(&plugin, &host, &["a", "b"], NOTHING_CACHED), 0);
     assert_eq!(say(&plugin, &host, &["a", "c"], NOTHING_CACHED), 1);
     assert_eq!(host.counter("foreword_corrections_total"), 1);
-    // So [a b] is not held.
+    // So [a b] is not resident.
     assert_eq!(say(&plugin, &host, &["b", "a"], NOTHING_CACHED), 1);
     assert_eq!(host.counter("foreword_engine_prompt_tokens_total"), 3_000);
     assert_eq!(host.counter("foreword_engine_cached_tokens_total"), 0);
@@ -221,7 +221,7 @@ fn answers_that_say_nothing_readable_are_let_be() {
     host.refuse("response_body");
     exchange.on_response_body(&host, 10, true);
     assert_eq!(host.refused_calls(), 0);
-    // A refused call costs the count and nothing else.
+    // A refused call only loses the count.
     let (mut exchange, _) = depart(&plugin, &host, &body(&["a"]));
     host.respond_with("200", None);
     exchange.on_response_headers(&host);

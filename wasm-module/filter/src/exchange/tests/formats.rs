@@ -1,4 +1,4 @@
-//! Exchanges of every API but OpenAI's chat, against the scripted host.
+//! Exchanges of every API except OpenAI's chat, against the scripted host.
 
 use serde_json::{Value, json};
 
@@ -180,7 +180,7 @@ fn a_response_that_is_continued_goes_to_the_engine_that_keeps_it() {
         exchange.on_done(&host);
         to.to_owned()
     };
-    // Without documents, too.
+    // Also without documents.
     for number in 0..8 {
         let id = format!("resp_{number}");
         let answer = json!({"id": id, "usage": {"input_tokens": 9}}).to_string();
@@ -193,7 +193,7 @@ fn a_response_that_is_continued_goes_to_the_engine_that_keeps_it() {
             assert_eq!(ask(worker, "red", documents, "{}"), kept, "{id}");
         }
     }
-    // What another tenant knows of it, or nobody, binds no request.
+    // A response of another tenant, or an unknown one, does not restrict the choice.
     for (tenant, id) in [("blue", "resp_0"), ("red", "resp_99")] {
         let next = || json!({"input": "And?", "previous_response_id": id});
         let mut to: Vec<String> = (0..4).map(|_| ask(0, tenant, next(), "{}")).collect();

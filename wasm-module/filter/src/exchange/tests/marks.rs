@@ -1,4 +1,4 @@
-//! Markers for upstreams whose caches match only up to them.
+//! Markers for upstreams that cache only up to markers.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn marked(ids: &[&str], question: u32) -> String {
 
 const ANTHROPIC: &str = r#"{"engines": [{"name": "claude", "cache": "anthropic"}]}"#;
 
-/// Sends the body many times, and returns the last report.
+/// Sends the body 30 times, and returns the last report.
 fn often(plugin: &Arc<Plugin>, host: &ScriptedHost, body: impl Fn(u32) -> String) -> String {
     (0..30).fold(String::new(), |_, at| send(plugin, host, &body(at)))
 }

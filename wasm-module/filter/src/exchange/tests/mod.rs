@@ -26,7 +26,7 @@ pub(super) fn body(ids: &[&str]) -> String {
     )
 }
 
-/// The body that goes on has the documents in this order.
+/// Asserts that the forwarded body has the documents in this order.
 fn assert_in_order(host: &ScriptedHost, ids: &[&str]) {
     let sent = String::from_utf8(host.body()).unwrap();
     let places = ids.iter().map(|id| sent.find(&format!("text of {id}")));
@@ -339,7 +339,7 @@ fn the_engine_is_told_the_path_and_a_client_cannot_tell_one() {
     assert_eq!(path.runs.len(), 1);
     assert_eq!(path.runs[0].documents.len(), 2);
 
-    // The same two in the other order are sent as before, a third one behind them.
+    // The same two in the other order are replayed, with a third one after them.
     send(&plugin, &host, &body(&["c", "b", "a"]));
     let second = host.header("x-foreword-path").unwrap();
     assert!(second.starts_with(&first), "{second}");
@@ -372,7 +372,7 @@ fn a_proxy_that_refuses_a_call_lets_the_request_go_untouched() {
         ("request_body", ""),
         ("replace_request_body", ""),
         ("set_request_header", ""),
-        // The path is the first header that is written, `content-length` the second.
+        // The path is the first header written, `content-length` the second.
         ("set_request_header", r#"{"path_header": null}"#),
     ] {
         let host = ScriptedHost::default();
@@ -418,7 +418,7 @@ fn send_with(
     send_begun(plugin, host, body)
 }
 
-/// The same of a request that the host knows already.
+/// Like `send_with`, for a request that the host already has.
 fn send_begun(plugin: &Arc<Plugin>, host: &ScriptedHost, body: &[u8]) -> String {
     let mut exchange = Exchange::new(Arc::clone(plugin));
     if exchange.on_request_headers(host, body.is_empty()) == Flow::Hold
@@ -434,7 +434,7 @@ fn send_begun(plugin: &Arc<Plugin>, host: &ScriptedHost, body: &[u8]) -> String 
 
 const SALTED: &str = r#"{"tenant": {"header": "x-tenant"}, "salt": {"key_env": "SCRIPTED_KEY"}}"#;
 
-/// The salt that goes on.
+/// The forwarded salt.
 fn salt(host: &ScriptedHost) -> String {
     let sent: serde_json::Value = serde_json::from_slice(&host.body()).unwrap();
     sent["cache_salt"].as_str().unwrap().to_owned()
@@ -568,7 +568,7 @@ fn with_salts_a_proxy_that_refuses_a_call_stops_the_request() {
     }
 }
 
-/// What becomes of a request without a body of its own, by method and path: how it flows, and the answer.
+/// Sends only headers, by method and path, and returns the flow and the status of a local response.
 fn headers_alone(
     plugin: &Arc<Plugin>,
     host: &ScriptedHost,
@@ -724,7 +724,7 @@ fn with_salts_a_listed_path_goes_on_with_its_methods_and_without_a_body_that_nob
         ("OPTIONS", "/v1/models", &[], true, gone_on),
         ("OPTIONS", PATH, &[], true, gone_on),
         ("GET", "/v1/models", &[overridden], true, gone_on),
-        // A default that another list took the place of.
+        // A default path that the configured list replaces.
         ("GET", "/health", &[], true, refused(404)),
         ("GET", "/v1/models", &[], false, refused(400)),
         ("OPTIONS", PATH, &[], false, refused(400)),
@@ -735,7 +735,7 @@ fn with_salts_a_listed_path_goes_on_with_its_methods_and_without_a_body_that_nob
         ("GET", "/ping", &[websocket], true, refused(400)),
         ("GET", "/ping", &[websocket], false, refused(400)),
         ("POST", PATH, &[tenant, websocket], false, refused(400)),
-        // Watched, and so held or refused by what it says.
+        // Routes: the request is held, or refused by its headers.
         ("POST", PATH, &[tenant, json], false, (Flow::Hold, None)),
         ("POST", "/v1/messages?%0A#", &[tenant], false, refused(403)),
         ("POST", PATH, &[json], false, refused(403)),
@@ -797,7 +797,7 @@ fn a_claim_names_the_tenant_and_a_header_does_not() {
     assert!(send(Some(b"blue"), &["b", "a"]).contains("matched=0"));
     assert!(send(Some(b"red"), &["b", "a"]).contains("matched=2"));
     assert_eq!(send(None, &["a"]), "passed; reason=no-tenant");
-    // A number, as Envoy hands it over.
+    // A number, as Envoy encodes it.
     let number = 42.0_f64.to_le_bytes();
     assert_eq!(send(Some(&number), &["a"]), "passed; reason=bad-tenant");
     assert_eq!(send(Some(b"\xff"), &["a"]), "passed; reason=bad-tenant");
@@ -892,7 +892,7 @@ fn an_arm_is_told_in_header_counters_and_log() {
     assert_eq!(host.log_field("documents").as_deref(), Some("2"));
 }
 
-/// Each call into the proxy costs a VM about a microsecond. Counts are not among them: see [`crate::metric_buffer`].
+/// Each call into the proxy costs a VM about a microsecond. Counters are not included: see [`crate::metric_buffer`].
 #[test]
 fn a_client_waits_for_so_many_calls_into_the_proxy() {
     let host = ScriptedHost::default();

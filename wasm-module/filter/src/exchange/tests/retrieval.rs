@@ -1,4 +1,4 @@
-//! Exchanges whose documents are looked for, against the scripted host.
+//! Exchanges with a search for documents, against the scripted host.
 
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ fn retrieving(host: &ScriptedHost, more: &Value) -> Arc<Plugin> {
 const CHAT: &str =
     r#"{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "Why?"}]}"#;
 
-/// Begins a request and returns what is to happen with it.
+/// Begins a request and returns its flow.
 fn begin(plugin: &Arc<Plugin>, host: &ScriptedHost, body: &str) -> (Exchange, Flow) {
     host.request("POST", PATH, &[("content-length", &body.len().to_string())]);
     let mut exchange = Exchange::new(Arc::clone(plugin));
@@ -28,7 +28,7 @@ fn begin(plugin: &Arc<Plugin>, host: &ScriptedHost, body: &str) -> (Exchange, Fl
     (exchange, flow)
 }
 
-/// Answers the call made last.
+/// Responds to the last call.
 fn answer(exchange: &mut Exchange, host: &ScriptedHost, status: u16, body: &Value) {
     let call = host.asked().len() as u64 - 1;
     exchange.on_answer(host, call, Some(status), Some(body.to_string().as_bytes()));
@@ -57,7 +57,7 @@ fn a_chat_waits_for_vector_and_documents_and_goes_on_with_its_length() {
     assert_eq!(exchange.on_request_trailers(&host), Flow::Hold);
     answer(&mut exchange, &host, 200, &vector());
     assert!(!host.is_resumed());
-    // Somebody else's answer changes nothing.
+    // A response to another call changes nothing.
     exchange.on_answer(&host, 0, Some(200), Some(b"{}"));
     answer(&mut exchange, &host, 200, &found());
     assert!(host.is_resumed());
@@ -76,7 +76,7 @@ fn a_chat_waits_for_vector_and_documents_and_goes_on_with_its_length() {
     assert_eq!(host.log_field("retrieval").as_deref(), Some("miss"));
     assert!(host.log_field("retrieval_ms").is_some());
 
-    // The next one like it waits for the vector alone.
+    // The next similar one waits only for the vector.
     let (mut exchange, _) = begin(&plugin, &host, CHAT);
     answer(&mut exchange, &host, 200, &vector());
     assert!(host.is_resumed());
@@ -105,7 +105,7 @@ fn a_chat_that_brings_documents_is_read_once_and_ordered_at_once() {
     let repeated = own.replacen('{', r#"{"retrieval": 1, "retrieval": 2, "#, 1);
     for (body, sent, said) in [
         (&own, &own, "unchanged; policy=foresight; documents=2"),
-        // What is meant for the gateway goes no further.
+        // The `retrieval` field is not forwarded.
         (&told, &own, "unchanged; policy=foresight; documents=2"),
         (&repeated, &repeated, "passed; reason=invalid-json"),
     ] {

@@ -1,4 +1,4 @@
-//! What gateways tell each other, against the scripted host.
+//! The exchange between gateways, against the scripted host.
 
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::feed::{Event, FeedKey, SealedPush, TenantKey};
@@ -69,7 +69,7 @@ impl Side {
         self.with(|gateways, host, link| gateways.on_answer(host, now_ms, call, answer, link))
     }
 
-    /// Hears these pushes, in the response to a call that is made for it.
+    /// Receives these pushes in the response to a call made for it.
     fn hear(&mut self, now_ms: u64, others: u32, pushes: Vec<SealedPush>) -> ExchangeResult {
         self.listen(now_ms);
         let call = u32::try_from(self.host.calls().len()).unwrap() - 1;
@@ -107,7 +107,7 @@ impl Side {
             .collect()
     }
 
-    /// The push that was made last.
+    /// The last push.
     fn pushed(&self) -> Push {
         let body = self.host.call_bodies().pop().unwrap();
         let sealed: SealedPush = serde_json::from_slice(&body).unwrap();
@@ -137,7 +137,7 @@ fn push(gateway: u64, audience: u64, outstanding: u64, models: &[&str]) -> Push 
     }
 }
 
-/// Returns another gateway's push of this number, with a load alone.
+/// Returns another gateway's push of this number, with only a load.
 fn load_of_push(number: u64, outstanding: u64) -> SealedPush {
     let push = Push {
         number,
@@ -164,7 +164,7 @@ fn a_gateway_listens_from_where_it_was_and_tells_only_while_somebody_listens() {
     );
     side.hear(50, 2, Vec::new());
     assert!(side.gateways.may_push(50) && side.gateways.has_listeners());
-    // Who cannot be asked listens no more, after a while.
+    // If the server does not respond, gateways count as not listening after a while.
     side.listen(60);
     side.answer(60, 2, 503, b"").unwrap();
     side.look(6_050, true);
@@ -180,7 +180,7 @@ fn a_worker_that_does_not_lead_tells_those_that_the_leader_knows_of() {
     side.hear(10, 1, vec![push(2, 9, 70, &[]).sealed(None)]);
     other.look(&side.host, 100, false);
     assert!(other.may_push(100));
-    // Who leads no more has heard nothing, and still tells.
+    // A worker that no longer leads drops others' loads, and still pushes.
     assert_eq!(side.gateways.changed_load(20), Some(70));
     side.look(200, false);
     assert_eq!(side.gateways.changed_load(200), None);
@@ -209,7 +209,7 @@ fn one_push_is_under_way_at_a_time_and_says_what_is_new() {
     let heard = side.answer(30, 1, 200, b"{}").unwrap();
     assert_eq!((heard.sent, heard.lost), (2, 0));
 
-    // That there is no load is told once.
+    // A load of zero is pushed once.
     for (now, outstanding, pushes) in [(40, 700, 1), (1_020, 600, 1), (1_030, 0, 1), (9_000, 0, 0)]
     {
         assert_eq!(side.gateways.repeats_load(now, true), now == 9_000);
@@ -233,13 +233,13 @@ fn a_push_that_fails_is_lost_and_its_load_told_again_after_a_pause() {
     let heard = side.answer(10, 1, 429, b"{}").unwrap();
     assert_eq!((heard.sent, heard.lost), (0, 1));
     assert!(!side.gateways.may_push(509) && side.gateways.may_push(510));
-    // Whoever leads: it is this worker's push that nobody heard of. Even that there is no load any more is told.
+    // The worker repeats its own failed push, whether it leads or not, even for a load of zero.
     assert!(side.gateways.repeats_load(510, false));
     side.tell(510, &[], 0);
     assert_eq!(side.host.calls().len(), 3);
     side.answer(520, 2, 200, b"{}").unwrap();
     assert!(!side.gateways.repeats_load(530, false));
-    // A cluster that is not there.
+    // A cluster that does not exist.
     side.host.refuse("call");
     assert_eq!(side.tell(530, &[update("b")], 0), 1);
     assert!(side.gateways.repeats_load(530, false));
@@ -275,14 +275,14 @@ fn what_others_tell_is_heard_once_and_what_is_for_others_is_not() {
     garbled.updates.push(b"noise".to_vec());
     let pushes = [
         push(2, 9, 0, &["a", "b"]),
-        // Its own.
+        // Its own push.
         push(US.0, 9, 500, &["c"]),
-        // Of another audience.
+        // A push for another audience.
         push(3, 8, 70, &["d"]),
         garbled,
     ];
     let mut sealed: Vec<SealedPush> = pushes.iter().map(|push| push.sealed(Some(&key))).collect();
-    // Of another key, and of none.
+    // Pushes with another key, and without one.
     sealed.push(push(6, 9, 0, &["f"]).sealed(Some(&FeedKey::new(b"x"))));
     sealed.push(push(7, 9, 0, &["g"]).sealed(None));
     let heard = side.hear(0, 4, sealed);
@@ -332,7 +332,7 @@ fn the_load_of_others_is_what_each_told_last_for_as_long_as_it_is_repeated() {
     side.hear(0, 2, vec![load(2, 100), load(3, 50), load(2, 30)]);
     assert_eq!(side.gateways.changed_load(0), Some(80));
     assert_eq!(side.gateways.changed_load(10), None);
-    // Workers forget it too, so it is published again.
+    // Workers drop it too, so it is published again.
     assert_eq!(side.gateways.changed_load(REPEAT_MS), Some(80));
     side.hear(2_000, 2, vec![load(3, 0)]);
     assert_eq!(side.gateways.changed_load(2_000), Some(30));
@@ -358,7 +358,7 @@ fn a_push_that_was_overtaken_does_not_bring_an_old_load_back() {
     assert_eq!(side.gateways.changed_load(0), None);
     side.hear(10, 1, vec![load_of_push(13, 70), load_of_push(13, 70)]);
     assert_eq!(side.gateways.changed_load(10), Some(70));
-    // Its clock was set back, which is forgotten with the last load.
+    // Its clock was set back; that is forgotten when its last load expires.
     side.hear(20, 1, vec![load_of_push(5, 90)]);
     assert_eq!(side.gateways.changed_load(20), None);
     side.hear(10 + FORGET_MS, 1, vec![load_of_push(6, 90)]);
@@ -374,11 +374,11 @@ fn a_clock_that_was_set_back_keeps_no_load_and_stops_no_call() {
     side.tell(before, &[], 700);
     side.answer(before, 1, 200, b"{}").unwrap();
     assert!(side.gateways.repeats_load(after, true));
-    // Both clocks were, so the number is a lower one.
+    // Both clocks were set back, so the number is lower.
     side.hear(after, 1, vec![load_of_push(after, 30)]);
     assert_eq!(side.gateways.changed_load(after), Some(30));
     assert!(side.gateways.may_push(after));
-    // So it is while a call is under way, or after one that failed.
+    // The same during a call, and after one that failed.
     side.listen(after);
     side.listen(before);
     assert_eq!(side.host.calls().len(), 5);

@@ -1,4 +1,4 @@
-//! What reading a body costs, for bodies that are made to cost: counted, whatever they are.
+//! Counts the cost of reading bodies that are made to be expensive.
 
 #[path = "../../../tests/hostile/mod.rs"]
 mod shapes;
@@ -11,13 +11,13 @@ use crate::tree::Scope;
 use crate::work::{Work, counted};
 use proptest::prelude::*;
 
-/// Everything is looked for.
+/// A configuration that looks for every format.
 fn all() -> Config {
     let config = br#"{"documents": {"numbered": true, "rules": true, "headings": true}}"#;
     Config::from_json(config).unwrap()
 }
 
-/// What the readings of a body cost, each by itself.
+/// The cost of each reader of a body, by itself.
 fn costs(body: &str, config: &Config) -> [(&'static str, Work); 4] {
     let (parsed, reading) = counted(|| parse(body.as_bytes(), config));
     let asking = parsed.map_or(Work::default(), |parsed| {

@@ -1,3 +1,3 @@
-//! What the tests of several modules stand on.
+//! Fixtures that the tests of several modules share.
 
 pub(crate) mod hostile;

@@ -1,20 +1,20 @@
-//! What user messages of one tenant and model were sent like, with their contexts.
+//! The memory of one tenant's and model's user messages as they were forwarded, with their contexts.
 //!
-//! Nothing in a request names its chat; a chat's own words do. That is not enough to hand out a text: two chats that open
-//! alike may have been found other documents. So a text is put back only where it cannot be another chat's:
+//! Requests have no chat id; only a chat's own words identify it. That is not enough to hand out a text: chats with the
+//! same beginning may have received other documents. So a text is restored only where it cannot be another chat's:
 //!
-//! - Every time that a message was sent, one continuation may take it back. The first that comes is remembered, and keeps
-//!   it; another one with the same words needs another sending of the very same text.
-//! - When the same words were sent with other contexts, nobody knows whose are whose. Continuations that took theirs before
-//!   keep them, and no other one gets any. So it is when they were sent without contexts, or with more than a chat may keep.
-//! - What was forgotten for lack of room is remembered as that: it may have been anything.
-//! - A question without contexts is remembered even where a tenant has no state yet, or has it no longer ([`BareQuestions`]).
+//! - Each time a message is forwarded, one continuation may take its text. The first one to arrive is recorded and keeps
+//!   it; another continuation with the same words needs the same text to have been forwarded once more.
+//! - If the same words were forwarded with other contexts, without any, or with more than a chat may keep, the text's owner
+//!   is ambiguous. Continuations that took theirs before keep them, and no further one gets any.
+//! - The keys of evicted messages are recorded as ambiguous.
+//! - Questions without contexts are recorded even for tenants without a state ([`BareQuestions`]).
 //!
-//! Other workers are told of contexts, and not of questions without: one that hears of the contexts alone may give them to a chat
-//! whose bare question went elsewhere, if both chats have the same words up to there.
+//! Other workers receive contexts, but not questions without contexts. A worker that knows only the contexts may give them
+//! to a chat whose bare question went to another worker, if both chats have the same words up to there.
 //!
-//! Whoever may ask in a tenant's name, as the same user, and knows how a chat began may still be the first to go on with it.
-//! The tenant is the boundary, as for documents that are pinned.
+//! A client of the tenant that uses the same user id and knows a chat's beginning can be the first to continue it. The
+//! tenant is the boundary, as for pinned documents.
 
 use crate::body::Chain;
 use crate::conversation::memory::Bounds;
@@ -23,7 +23,8 @@ use crate::recency::Recency;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// See the module's text. Beyond its bounds the least recently used messages are forgotten, a chat's last ones first.
+/// The memory of messages with contexts; see the module's documentation. Beyond its bounds the least recently used messages
+/// are evicted, a chat's last ones first.
 #[derive(Debug)]
 pub(crate) struct ContextMemory {
     bounds: Bounds,
@@ -35,20 +36,20 @@ pub(crate) struct ContextMemory {
     forgotten: Forgotten,
 }
 
-/// A message as it was sent.
+/// A message as it was forwarded.
 #[derive(Debug)]
 pub(crate) struct SentContexts {
     pub(crate) message: ContextMessage,
-    /// How often it was sent, and no chat went on from there.
+    /// Number of times it was forwarded without a recorded continuation since.
     open: u16,
-    /// How chats went on that it was sent in.
+    /// The chains of its recorded continuations.
     next: SmallVec<[Chain; 1]>,
-    /// Whether the same words were sent with other contexts.
+    /// Whether the same words were forwarded with other contexts, or without.
     is_contested: bool,
 }
 
 impl SentContexts {
-    /// Whether a chat that goes on like that was sent this text.
+    /// Returns whether a chat that continues with `next` may take this text.
     pub(crate) fn continues(&self, next: Chain) -> bool {
         self.next.contains(&next) || self.open > 0 && !self.is_contested
     }
@@ -57,7 +58,7 @@ impl SentContexts {
         self.message.content.len() as u64 + ENTRY_BYTES
     }
 
-    /// The same words were sent otherwise. What nobody went on from is nobody's then; `bytes` are the memory's.
+    /// Marks the message as ambiguous. Its text is dropped if it has no continuation; `bytes` is the memory's total.
     fn contest(&mut self, bytes: &mut u64) {
         self.is_contested = true;
         if self.next.is_empty() {
@@ -67,12 +68,12 @@ impl SentContexts {
     }
 }
 
-/// Keys that were forgotten: the last thousands of them, and others by chance, as a Bloom filter in two generations.
+/// Evicted keys as a Bloom filter in two generations: contains the last thousands of them, with false positives.
 #[derive(Debug, Default)]
 struct Forgotten {
-    /// The newer one, and the older one; empty as long as nothing was forgotten.
+    /// The newer and the older generation; empty until the first eviction.
     generations: [Vec<u64>; 2],
-    /// In the newer one.
+    /// Number of keys in the newer generation.
     count: u32,
 }
 
@@ -103,25 +104,25 @@ impl Forgotten {
     }
 }
 
-/// Questions that were sent without contexts, of all tenants and models: the last thousands of them, and others by chance.
+/// Questions that were sent without contexts, of all tenants and models: the last thousands of them, with false positives.
 ///
-/// A tenant that has sent no documents has no state, and its state may have been evicted; its questions count all the same.
+/// It is independent of tenants' states: a tenant that has sent no documents has none, and states may be evicted.
 #[derive(Debug, Default)]
 pub(crate) struct BareQuestions(Forgotten);
 
 impl BareQuestions {
-    /// Remembers that the message known by `key` was sent without contexts; `owner` stands for its tenant and model.
+    /// Records that the message `key` was sent without contexts; `owner` is a hash of its tenant and model.
     pub(crate) fn add(&mut self, owner: u128, key: u128) {
         self.0.add(owner ^ key);
     }
 
-    /// Returns whether such a message may have been sent; it is certain for the last thousands.
+    /// Returns whether such a message may have been sent; always true for the last thousands.
     pub(crate) fn may_hold(&self, owner: u128, key: u128) -> bool {
         self.0.may_hold(owner ^ key)
     }
 }
 
-/// Where a key stands in a generation: words and bits.
+/// The words and bits of a key in a generation.
 fn places(key: u128) -> [(usize, u64); 3] {
     [key as u32, (key >> 32) as u32, (key >> 64) as u32].map(|hash| {
         let place = hash as usize % (GENERATION_WORDS * 64);
@@ -129,12 +130,12 @@ fn places(key: u128) -> [(usize, u64); 3] {
     })
 }
 
-/// Of a generation: 16 KiB, for so many keys that one in 40 of others seems to be there.
+/// Size of a generation: 16 KiB; at this many keys, one in 40 other keys is a false positive.
 const GENERATION_WORDS: usize = 2_048;
 const GENERATION_KEYS: u32 = 16_384;
 
 impl ContextMemory {
-    /// An empty memory.
+    /// Returns an empty memory.
     pub(crate) fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -147,25 +148,25 @@ impl ContextMemory {
         }
     }
 
-    /// Messages remembered.
+    /// Number of messages.
     pub(crate) fn len(&self) -> usize {
         self.by_key.len()
     }
 
-    /// Their bytes.
+    /// The messages' estimated bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What is known by `key`.
+    /// Returns the message with this key, unless its text was dropped.
     pub(crate) fn get(&self, key: u128) -> Option<&SentContexts> {
         let at = *self.by_key.get(&key)?;
         let known = self.messages.get(at as usize)?.as_ref()?;
-        // What nobody may have is nothing.
+        // A dropped text is empty.
         (!known.message.content.is_empty()).then_some(known)
     }
 
-    /// Remembers that a message was sent. Then forgets down to the bounds. O(1 + forgotten).
+    /// Records a forwarded message. Then evicts down to the bounds. O(1 + evicted).
     pub(crate) fn record(&mut self, message: ContextMessage) {
         let known = self.by_key.get(&message.key).copied();
         if let Some(at) = known
@@ -188,8 +189,7 @@ impl ContextMemory {
         });
     }
 
-    /// Remembers that what would be known by `key` was sent otherwise: whose it is cannot be told. Then forgets down to the
-    /// bounds.
+    /// Marks the message `key` as ambiguous, whether it is known or not. Then evicts down to the bounds.
     pub(crate) fn contest(&mut self, key: u128) {
         let known = self.by_key.get(&key).copied();
         if let Some(at) = known
@@ -235,7 +235,7 @@ impl ContextMemory {
         }
     }
 
-    /// A chat went on with `next` behind the message that is known by `key`.
+    /// Records that a chat continued with `next` after the message `key`.
     pub(crate) fn claim(&mut self, key: u128, next: Chain) {
         let Some(&at) = self.by_key.get(&key) else {
             return;
@@ -263,10 +263,10 @@ impl ContextMemory {
     }
 }
 
-/// Of a message, beside its text.
+/// Estimated bytes of a message, without its text.
 const ENTRY_BYTES: u64 = 160;
 
-/// Chats that may go on from one message; a further one is not told apart, and goes as it comes.
+/// Most continuations of one message; further ones are not restored.
 const MAX_CONTINUATIONS: usize = 16;
 
 #[cfg(test)]
@@ -334,8 +334,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that forgets nothing: what is handed out was sent under that key, to no more continuations than it
-        /// was sent times, and to none that came first when other words had been sent too; and the bounds hold.
+        /// Against a model without evictions: a text handed out was forwarded under that key, to at most as many
+        /// continuations as it was forwarded times, and to none that came first after other words had been forwarded too.
+        /// The bounds hold.
         #[test]
         fn what_is_handed_out_was_sent_and_is_nobody_elses(
             steps in prop::collection::vec((0_u128..6, 0_u8..3, 0_u128..4), 1..120),

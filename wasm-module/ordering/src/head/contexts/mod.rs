@@ -1,20 +1,20 @@
-//! Contexts that wander: documents which a client writes into the newest request alone, so that every turn of its chat
-//! takes them out of the prompt again, and with them the engine's KV state of all that follows.
+//! Contexts that wander: documents that a client writes only into the newest request, so that every turn removes them from
+//! the prompt again, and the engine's KV state of everything after them is lost.
 //!
 //! ```text
-//!   as it comes                                        as it is read on
+//!   original                                           rebuilt
 //!   turn 1   S            [a b] q1                     S  [a b] q1
-//!   turn 2   S            q1  answer  [a c] q2         S  [a b] q1  answer  [a c] q2       put back
-//!   turn 2   S [a c]      q1  answer  q2               S  [a b] q1  answer  [a c] q2       moved, and put back
+//!   turn 2   S            q1  answer  [a c] q2         S  [a b] q1  answer  [a c] q2       restored
+//!   turn 2   S [a c]      q1  answer  q2               S  [a b] q1  answer  [a c] q2       moved, and restored
 //! ```
 //!
-//! What is made here is the body that a client would send which keeps what it sent. All else happens to that body: its
-//! earlier messages are known by their chains and go as they went, its documents are ordered, and what stands in an earlier
-//! turn is referred to. Nothing is printed anew; a [`Plan`] is ranges of the client's body and what stands there instead.
-//! What documents say of one request, their numbers and scores, goes behind them on the way ([`ranks`](super::ranks)).
+//! This module rebuilds the body that a client which keeps earlier contexts would have sent. All later steps use that body:
+//! its earlier messages are identified by their chains and replayed, its documents are ordered, and documents of earlier
+//! turns become references. Nothing is printed again; a [`Plan`] consists of ranges of the client's body and their
+//! replacements. Documents' numbers and scores move behind them in the same step ([`ranks`](super::ranks)).
 //!
-//! A message is known without its contexts by the chain of the client's own messages before it and by a line of its question;
-//! the rest of its words must be those that were sent. [`memory`] says when that is not enough.
+//! A message without its contexts is identified by the chain of the client's earlier messages and by a line of its
+//! question; the rest of its words must equal those forwarded. [`memory`] says when that is not enough.
 
 pub(crate) mod memory;
 mod question;
@@ -31,33 +31,34 @@ use crate::document::estimate_tokens;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// How a body is read on.
+/// The plan for rebuilding a body.
 #[derive(Debug, Default)]
 pub(crate) struct Plan<'a> {
-    /// Ranges of the client's body and what stands there instead, in their order; none touches another.
+    /// Ranges of the client's body and their replacements, in order; no two touch.
     edits: Vec<(Range<usize>, Cow<'a, str>)>,
-    /// The messages that contexts were put back into, by what they are known by, and what followed each.
+    /// The restored messages: the key of each, and the chain of the message that followed.
     pub(crate) claims: Vec<Claim>,
-    /// Messages that may have had contexts which cannot be told from another chat's.
+    /// Messages that may have had contexts, but ambiguous ones.
     pub(crate) doubtful: u32,
-    /// Contexts that move out of the system text.
+    /// Groups of contexts that move out of the system text.
     pub(crate) moved: u32,
-    /// Documents whose number is a key.
+    /// Documents whose number becomes a key.
     pub(crate) numbered: u32,
-    /// Scores that stand behind their documents.
+    /// Scores that move behind their documents.
     pub(crate) scored: u32,
     /// Documents that move out of the system text.
     documents: usize,
     /// All documents in messages.
     all_documents: usize,
     changes: Vec<Change>,
-    /// The newest user message, if the body ends with it, and what it is known by.
+    /// The newest user message, if it ends the body, and the chain before it.
     target: Option<(usize, Chain)>,
-    /// Estimated tokens of what was put back.
+    /// Estimated tokens of the restored contexts.
     tokens: u64,
 }
 
-/// How `parsed` is read on; `None`: nobody asked. O(messages + documents + bytes of the messages concerned).
+/// The plan for rebuilding `parsed`; `None` if the configuration enables no change. O(messages + documents + bytes of the
+/// messages concerned).
 pub(crate) fn plan<'a>(
     config: &Config,
     parsed: &Parsed<'a>,
@@ -74,7 +75,7 @@ pub(crate) fn plan<'a>(
     if !is_asked || config.head.mode() == HeadMode::Off {
         return None;
     }
-    // An array's documents are written into their message, and stay there.
+    // An array's documents are written into their message and pinned there.
     let has_array = parsed.rendered.is_some();
     let target = parsed
         .messages
@@ -93,7 +94,7 @@ pub(crate) fn plan<'a>(
         if let Some(memory) = memory.filter(|_| !has_array) {
             plan.restore(parsed, target, memory, &chains);
         }
-        // Who goes on from here with a tool's result was known before.
+        // A request that continues with a tool result belongs to a known conversation.
         if target + 1 == parsed.messages.len() {
             plan.target = chains.get(target).map(|prior| (target, *prior));
         }
@@ -102,17 +103,17 @@ pub(crate) fn plan<'a>(
     Some(plan)
 }
 
-/// Documents without what their blocks say of one request, and where they stand.
+/// A group's documents without their numbers and scores, and their place.
 struct UnrankedGroup<'a> {
-    /// The byte of the body at which the first one begins.
+    /// Offset in the body of the first document.
     start: usize,
-    /// Where the words that say it stand.
+    /// Offset for the words with the numbers and scores.
     behind: usize,
     documents: Unranked<'a>,
 }
 
 impl<'a> Plan<'a> {
-    /// Takes out of documents what they say of one request.
+    /// Removes numbers and scores from documents' blocks.
     fn unrank(&mut self, config: &Config, parsed: &Parsed<'a>) -> Vec<UnrankedGroup<'a>> {
         let mut all = Vec::new();
         let wanted = config.head.documents;
@@ -142,7 +143,7 @@ impl<'a> Plan<'a> {
         all
     }
 
-    /// Writes what documents say of one request behind them.
+    /// Writes the removed numbers and scores behind the documents.
     fn write_behind(&mut self, parsed: &Parsed<'a>, unranked: UnrankedGroup<'a>) {
         let UnrankedGroup {
             behind, documents, ..
@@ -156,8 +157,7 @@ impl<'a> Plan<'a> {
         self.changes.extend(documents.changes);
     }
 
-    /// Moves contexts out of the system text into the message at `target`. What is taken out of their documents is gone
-    /// from `unranked`.
+    /// Moves contexts out of the system text into the message at `target`. Groups that move are taken from `unranked`.
     fn relocate(
         &mut self,
         parsed: &Parsed<'a>,
@@ -174,7 +174,7 @@ impl<'a> Plan<'a> {
         };
         let mut words = String::new();
         for message in parsed.messages.iter().take(target) {
-            // What the client wants cached ends where it says.
+            // A system text with a cache marker stays: the client defines where its prefix ends.
             if message.role != Role::System || message.raw.contains("\"cache_control\"") {
                 continue;
             }
@@ -222,7 +222,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Puts back what earlier user messages were sent with.
+    /// Restores the contexts of earlier user messages.
     fn restore(
         &mut self,
         parsed: &Parsed<'a>,
@@ -269,17 +269,17 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Whether the body is read on as it came.
+    /// Returns whether the plan changes nothing.
     pub(crate) fn is_empty(&self) -> bool {
         self.edits.is_empty()
     }
 
-    /// What was done, as ranges of the client's body.
+    /// Returns the changes, as ranges of the client's body.
     pub(crate) fn changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
 
-    /// The body that is read on.
+    /// Returns the rebuilt body.
     pub(crate) fn body(&self, text: &str) -> String {
         let added: usize = self.edits.iter().map(|(_, with)| with.len()).sum();
         let mut out = String::with_capacity(text.len() + added);
@@ -293,7 +293,7 @@ impl<'a> Plan<'a> {
         out
     }
 
-    /// Whether the body that is read on still has every document, and those that moved where they moved.
+    /// Returns whether the rebuilt body still has every document, and the moved ones in the newest user message.
     pub(crate) fn is_whole(&self, read: &Parsed<'_>) -> bool {
         let found = |message: &Message<'_>| -> usize {
             message.groups.iter().map(|group| group.found.len()).sum()
@@ -305,7 +305,7 @@ impl<'a> Plan<'a> {
             && read.messages.iter().map(found).sum::<usize>() >= self.all_documents
     }
 
-    /// Makes the ranges of a decision on the client's body those of the body that is read on.
+    /// Converts the ranges of a decision from the client's body to the rebuilt body.
     pub(crate) fn shift(&self, decision: &mut Decision<'_>) {
         let mut edits = self.edits.iter().peekable();
         let [mut added, mut removed] = [0, 0];
@@ -325,7 +325,7 @@ impl<'a> Plan<'a> {
         all.into_iter().for_each(&mut shifted);
     }
 
-    /// What is to be known of the newest message of the body `sent` that is read on.
+    /// The record for the newest message of the rebuilt body `sent`.
     pub(crate) fn newest(&self, config: &Config, sent: &Parsed<'_>) -> Newest {
         let Some((target, prior)) = self.target else {
             return Newest::Known;
@@ -344,7 +344,7 @@ impl<'a> Plan<'a> {
         Newest::Bare([end, start])
     }
 
-    /// The message, if contexts stand in it and a chat may keep as many.
+    /// The record of the message, if it holds contexts and a chat may keep as many.
     fn with_contexts(
         &self,
         config: &Config,
@@ -380,20 +380,20 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// What is to be known of a request's newest message.
+/// The record for a request's newest message.
 #[derive(Debug)]
 pub(crate) enum Newest {
-    /// Nothing: it was sent before.
+    /// None: the message was forwarded before.
     Known,
-    /// Contexts stand in it.
+    /// The message holds contexts.
     Contexts(ContextMessage),
-    /// It has none, or more than a chat may keep; what it may be taken for.
+    /// The message holds none, or more than a chat may keep; the keys of messages that it might be confused with.
     Bare([Option<u128>; 2]),
 }
 
 /// A message without contexts.
 struct Bare<'t> {
-    /// What stands before and behind its text, quotes included.
+    /// The JSON before and after its text, quotes included.
     around: [&'t str; 2],
     plain: Cow<'t, str>,
 }
@@ -412,7 +412,7 @@ impl<'t> Bare<'t> {
 }
 
 impl ContextMessage {
-    /// Whether it is that message with contexts in it.
+    /// Returns whether `bare` is this message without its contexts.
     fn is(&self, bare: &Bare<'_>) -> bool {
         let (start, end) = (self.text.start as usize, self.text.end as usize);
         let around = [self.content.get(..start), self.content.get(end..)];
@@ -422,8 +422,8 @@ impl ContextMessage {
     }
 }
 
-/// By what the chat is known before each message, and behind the last one: its own words, whatever the system text says, for
-/// that changes with what is found.
+/// The chat's chain before each message and after the last one. System messages are excluded, since they change with the
+/// contexts.
 fn chains(parsed: &Parsed<'_>) -> Vec<Chain> {
     let mut chain = parsed.start.chain;
     let mut chains = Vec::with_capacity(parsed.messages.len() + 1);

@@ -1,19 +1,19 @@
-//! A question among the contexts that a client wrote around it.
+//! Finds a question among the contexts that a client wrote around it.
 //!
 //! ```text
 //!   ### Task: …  <context> … </context>          What does it cost?
 //!   Question: What does it cost?                 <source id="1"> … </source>
 //! ```
 //!
-//! Where the words of a template end and the question begins nothing says. So a message is looked up by one line of its
-//! text: the last one where words stand behind the contexts, the first one otherwise, without what is before a colon. The
-//! question that came back must then be all of the text's end, or beginning, from the start of a line or from behind a colon.
+//! The boundary between a template's words and the question is not marked. So a message is looked up by one line of its
+//! text: the last one if words follow the contexts, the first one otherwise, without a label before a colon. The question
+//! in a later request must then be the whole end or beginning of the text, from the start of a line or after a colon.
 
 use crate::body::{Chain, unescaped};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// By what a text with contexts is known, of which `before` and `behind` stand around these, as between the quotes of a JSON
-/// string; `None`: nothing is asked.
+/// The key of a text with contexts; `before` and `behind` are the words around the contexts, escaped as in a JSON string.
+/// `None` if it holds no question.
 pub(super) fn key_of(before: &str, behind: &str, prior: Chain) -> Option<u128> {
     let behind = unescaped(behind);
     let behind = without_closing_tags(&behind);
@@ -24,7 +24,7 @@ pub(super) fn key_of(before: &str, behind: &str, prior: Chain) -> Option<u128> {
     first_line(&before).map(|line| hash(prior, AT_START, line))
 }
 
-/// By what a text without contexts may be known.
+/// The keys that a text without contexts may have.
 pub(super) fn keys(text: &str, prior: Chain) -> [Option<u128>; 2] {
     [
         last_line(text).map(|line| hash(prior, AT_END, line)),
@@ -32,7 +32,7 @@ pub(super) fn keys(text: &str, prior: Chain) -> [Option<u128>; 2] {
     ]
 }
 
-/// Whether `text` is more than `question`, and begins or ends with it.
+/// Returns whether `text` begins or ends with `question` and has more words.
 pub(super) fn asks(text: &str, question: &str) -> bool {
     let (text, question) = (text.trim(), question.trim());
     if question.is_empty() || text == question {
@@ -52,7 +52,7 @@ pub(super) fn asks(text: &str, question: &str) -> bool {
     is_at_end || is_at_start() == Some(true)
 }
 
-/// What stands behind the tags that close what the contexts stand in.
+/// Returns the text after the closing tags of the contexts' wrappers.
 fn without_closing_tags(text: &str) -> &str {
     let mut rest = text.trim_start();
     while let Some(tag) = rest.strip_prefix("</") {
@@ -75,11 +75,11 @@ fn first_line(text: &str) -> Option<&str> {
     unlabelled(text.trim_start().lines().next()?)
 }
 
-/// What stands behind the last colon of a line.
+/// Returns the text after the last colon of a line, without white space; `None` if it is empty.
 fn unlabelled(line: &str) -> Option<&str> {
     let line = line.trim();
     let words = line.rsplit_once(": ").map_or(line, |(_, words)| words);
-    // A tag that opens on the line of the question is none of its words.
+    // A tag that opens on the question's line is excluded.
     let words = words.rsplit_once('>').map_or(words, |(_, words)| words);
     Some(words.trim()).filter(|words| !words.is_empty())
 }
@@ -95,7 +95,7 @@ fn hash(prior: Chain, place: u8, line: &str) -> u128 {
 const AT_END: u8 = 1;
 const AT_START: u8 = 2;
 
-/// Of a tag's name.
+/// Longest tag name, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 #[cfg(test)]

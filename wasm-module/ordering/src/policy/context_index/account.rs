@@ -3,16 +3,16 @@
 //! ```text
 //!   sent     a new context ──▶ a leaf, with the tokens that it adds      known context ──▶ the most recently used leaf
 //!            later turns   ──▶ their tokens are added to the chat's leaf
-//!   evicted  n tokens      ──▶ taken from the least recently used leaf, then the next; a node without tokens goes
+//!   evicted  n tokens      ──▶ taken from the least recently used leaf, then the next; a node without tokens is removed
 //! ```
 //!
-//! A cache says how many tokens it evicted, not whose they were, so the index takes them where an engine would: a leaf
-//! before its parent, the least recently used leaf first. Tokens are those of documents, as in the knowledge tree, whose
-//! evictions these are.
+//! A cache reports how many tokens it evicted, not which, so the index removes them where an engine would: a leaf before
+//! its parent, the least recently used leaf first. Tokens are those of documents, as in the knowledge tree, whose evictions
+//! these are.
 //!
-//! The documents of a chat's later turns stand behind words that only this chat has, so nothing else begins with them:
-//! they are no contexts of their own. What an earlier turn holds is found by the memory of chats, byte for byte, before
-//! a policy is asked; the index does not repeat it.
+//! The documents of a chat's later turns follow words that only this chat has, so no other prompt shares that prefix: they
+//! are not contexts of their own. Documents that an earlier turn holds are found by the memory of chats, byte for byte,
+//! before a policy is called; the index does not repeat that.
 
 use super::tree::{NodeId, NodeKind, ROOT};
 use super::{ContextIndex, SentDocuments};
@@ -22,14 +22,14 @@ use smallvec::SmallVec;
 use std::hash::{Hash, Hasher};
 
 impl ContextIndex {
-    /// Records what one request sent: an opening context, and the documents of its chat's later turns.
+    /// Records a request: its opening context, and the documents of its chat's later turns.
     pub(super) fn record(&mut self, runs: &[SentDocuments<'_>]) {
         let Some((opening, later)) = runs.split_first() else {
             return;
         };
         let key = key_of(opening.scope, opening.documents);
         let leaf = self.add(key, opening.scope, opening.documents, &opening.ranked());
-        // Those without an order were counted when their turn was new.
+        // Runs without an order were counted when their turn was new.
         let new = later.iter().filter(|run| run.order.is_some());
         let tokens: u64 = new.flat_map(|run| run.documents).map(tokens).sum();
         if let Some(node) = self.tree.node_mut(leaf) {
@@ -37,8 +37,8 @@ impl ContextIndex {
         }
     }
 
-    /// Adds a context that was sent as `sent`, where the search for `ranked`, the same documents by rank, leads. One whose
-    /// key is known becomes the most recently used one. O(documents).
+    /// Adds a context that was forwarded as `sent`, at the place where the search for `ranked` (the same documents by rank)
+    /// ends. A known context becomes the most recently used one. O(documents).
     pub(super) fn add(
         &mut self,
         key: u64,
@@ -76,7 +76,7 @@ impl ContextIndex {
             ),
         };
         let above = self.context(parent);
-        // In the order sent: what is cached begins so.
+        // In the order sent, which is the order in the cache.
         let rest: SmallVec<[(Fingerprint, u32); 16]> = (sent.iter().copied())
             .filter(|(document, _)| !above.contains(document))
             .collect();
@@ -94,7 +94,7 @@ impl ContextIndex {
         leaf
     }
 
-    /// Takes `tokens` from the least recently used contexts, and removes those that have none left. O(contexts removed,
+    /// Removes `tokens` from the least recently used contexts, and removes contexts without tokens. O(contexts removed,
     /// times their documents).
     pub(super) fn evict(&mut self, mut tokens: u64) {
         while tokens > 0 {
@@ -109,8 +109,8 @@ impl ContextIndex {
         }
     }
 
-    /// Takes `tokens` from a node without children, then from parents that its removal leaves without children; returns
-    /// what is left to take.
+    /// Removes `tokens` from a node without children, then from parents that thereby have none; returns the tokens left to
+    /// remove.
     fn shrink(&mut self, node: NodeId, mut tokens: u64) -> u64 {
         let mut at = node;
         loop {
@@ -131,7 +131,7 @@ impl ContextIndex {
         }
     }
 
-    /// Forgets a context, and every inner node that is left without children.
+    /// Removes a context, and every inner node that has no children after that.
     pub(super) fn forget(&mut self, leaf: NodeId) {
         let mut at = self.unhang(leaf);
         while at != ROOT && self.tree.is_childless(at) {
@@ -160,7 +160,7 @@ impl ContextIndex {
         self.tree.remove(node)
     }
 
-    /// Records that the engine holds all of a node again: `sent` includes its documents.
+    /// Records that the engine again holds all of a node; `sent` includes its documents.
     fn refill(&mut self, node: NodeId, sent: &[(Fingerprint, u32)]) {
         if let Some(node) = self.tree.node_mut(node) {
             let tokens = tokens_of(sent, &node.added);
@@ -176,7 +176,7 @@ impl ContextIndex {
 }
 
 impl SentDocuments<'_> {
-    /// Returns the documents by rank; in the order sent, where no policy was asked.
+    /// Returns the documents by rank; in the order sent if no policy decided it.
     fn ranked(&self) -> SmallVec<[(Fingerprint, u32); 16]> {
         let mut ranked: SmallVec<[(Fingerprint, u32); 16]> =
             self.documents.iter().copied().collect();
@@ -189,7 +189,7 @@ impl SentDocuments<'_> {
     }
 }
 
-/// Returns the key of a context: what was sent, and where.
+/// Returns a context's key: hash of its scope and of the documents in the order sent.
 fn key_of(scope: Scope, sent: &[(Fingerprint, u32)]) -> u64 {
     let mut hasher = fxhash::FxHasher::default();
     scope.0.hash(&mut hasher);

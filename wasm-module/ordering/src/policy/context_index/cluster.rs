@@ -1,10 +1,10 @@
-//! Builds a context index at once: the nearest two clusters merge into one that holds what they share, until none
-//! share anything (RAGBoost section 4.1).
+//! Builds a context index in one pass: the nearest two clusters merge into one that holds their common documents, until no
+//! two share any (RAGBoost section 4.1).
 //!
-//! Only clusters that share a document can be near, and an inverted index finds those. Every cluster stands in a heap
-//! with its nearest neighbour at the time; a neighbour that has merged since is looked up again when its turn comes.
-//! An entry's distance is never more than the true one to clusters of its time, and younger clusters have entries of
-//! their own. So the heap's least entry whose clusters both remain is the nearest pair of all.
+//! Only clusters that share a document can be near, and an inverted index finds those. Every cluster is in a heap with its
+//! nearest neighbour at the time of its entry; a neighbour that has merged since is looked up again when the entry is
+//! popped. An entry's distance never exceeds the true one to clusters of its time, and later clusters have entries of their
+//! own. So the least entry whose two clusters both remain is the nearest pair of all.
 
 use super::ContextIndex;
 use super::tree::{NodeId, NodeKind, ROOT, count, distance};
@@ -17,7 +17,7 @@ use std::collections::BinaryHeap;
 struct Cluster {
     /// The documents that its contexts share, in the order of the first context.
     documents: Vec<Fingerprint>,
-    /// Clusters merged into this one; none: it is a context.
+    /// Clusters merged into this one; empty for a single context.
     parts: Vec<u32>,
     is_merged: bool,
 }
@@ -32,10 +32,10 @@ struct Pair {
 #[derive(Default)]
 struct Clusters {
     all: Vec<Cluster>,
-    /// Clusters by document, each with the document's position; merged clusters are removed when they are met.
+    /// Clusters by document, each with the document's position. Merged clusters are removed lazily.
     postings: FxHashMap<Fingerprint, Vec<(u32, u32)>>,
-    /// For each cluster, the number of documents shared with the one looked at, and the sum of their gaps; zero
-    /// between look-ups.
+    /// For each cluster, the number of documents shared with the current one and the sum of their gaps; zero between
+    /// look-ups.
     shares: Vec<(u32, u32)>,
     heap: BinaryHeap<Reverse<Pair>>,
 }
@@ -86,7 +86,7 @@ impl Clusters {
             .is_some_and(|cluster| !cluster.is_merged)
     }
 
-    /// Enters `cluster` and its nearest neighbour into the heap, if it has one.
+    /// Pushes `cluster` with its nearest neighbour onto the heap, if it has one.
     fn pair(&mut self, cluster: u32) {
         let Self {
             all,
@@ -141,7 +141,7 @@ impl Clusters {
     }
 
     fn merge(&mut self, a: u32, b: u32) {
-        // The order comes from the older cluster.
+        // The order is that of the older cluster.
         let (a, b) = (a.min(b), a.max(b));
         let (Some(first), Some(second)) = (self.all.get(a as usize), self.all.get(b as usize))
         else {
@@ -153,7 +153,7 @@ impl Clusters {
             .copied()
             .filter(|document| second.documents.contains(document))
             .collect();
-        // A cluster that adds nothing to what they share absorbs the other, or the other's parts beside its own.
+        // A cluster that consists of the shared documents only is replaced by its parts.
         let parts_of = |id: u32, cluster: &Cluster| {
             if cluster.documents.len() == shared.len() && !cluster.parts.is_empty() {
                 cluster.parts.clone()
@@ -172,7 +172,7 @@ impl Clusters {
         self.pair(cluster);
     }
 
-    /// Hangs the clusters that are left below the root of `index`, and their parts below them.
+    /// Attaches the remaining clusters to the root of `index`, and their parts below them.
     fn hang(self, index: &mut ContextIndex, contexts: usize) -> Vec<NodeId> {
         let mut leaves = vec![ROOT; contexts];
         let mut stack: Vec<(u32, NodeId)> = (0..count(self.all.len()))
@@ -211,7 +211,7 @@ impl Clusters {
 }
 
 impl Ord for Pair {
-    /// Compares by distance; among equals the older clusters come first.
+    /// Compares by distance; on a tie the older clusters come first.
     fn cmp(&self, other: &Self) -> Ordering {
         self.distance
             .total_cmp(&other.distance)
@@ -266,7 +266,7 @@ mod tests {
         }
     }
 
-    /// The nearest pair of all, by trying every pair.
+    /// The nearest pair, by trying every pair.
     fn nearest(clusters: &[Vec<Fingerprint>]) -> Option<(f64, usize, usize)> {
         let mut best: Option<(f64, usize, usize)> = None;
         for b in 0..clusters.len() {

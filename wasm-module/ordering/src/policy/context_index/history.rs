@@ -1,8 +1,8 @@
-//! The history of a context index in configuration: a text for each context, its documents' fingerprints one after
-//! another, best first, in 16 hexadecimal digits each.
+//! The history of a context index in configuration: one text for each context, the fingerprints of its documents, best
+//! first, in 16 hexadecimal digits each.
 //!
-//! A fingerprint is that of a document's block, so a history holds no text. It says which documents stand together, not
-//! behind which words: it serves every tenant, model and scope.
+//! A fingerprint is that of a document's block, so a history holds no text. It says which documents occur together, not
+//! after which words: it serves every tenant, model and scope.
 
 use super::ContextIndex;
 use crate::document::Fingerprint;
@@ -11,20 +11,20 @@ use crate::policy::MAX_CANDIDATES;
 use fxhash::FxHashSet;
 use std::sync::Arc;
 
-/// Most contexts of a history. As many of 15 documents take 1 MB of configuration, and half a second to read in a VM.
+/// Most contexts of a history. With 15 documents each they take 1 MB of configuration, and half a second to read in a VM.
 pub const MAX_CONTEXTS: usize = 4096;
 
-/// Returns contexts as a configuration has them.
+/// Returns contexts in the form that the configuration uses.
 #[must_use]
 pub fn write(contexts: &[Vec<Fingerprint>]) -> Vec<String> {
     let text = |context: &Vec<Fingerprint>| context.iter().map(|d| hash(d.0)).collect();
     contexts.iter().map(text).collect()
 }
 
-/// Builds the index of contexts as a configuration has them; `None` of none.
+/// Builds the index of contexts in the form that the configuration uses; `None` if there are none.
 ///
 /// # Errors
-/// Returns what is wrong: too many contexts, or one that is not fingerprints of distinct documents.
+/// Returns the problem: too many contexts, or one that is not fingerprints of distinct documents.
 pub(crate) fn read(texts: &[String]) -> Result<Option<Arc<ContextIndex>>, String> {
     if texts.len() > MAX_CONTEXTS {
         let found = texts.len();

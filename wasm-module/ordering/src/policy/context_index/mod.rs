@@ -7,23 +7,23 @@
 //!                                       └─ +{4 0}            a new one's is the path that it matches, then rank
 //! ```
 //!
-//! The tree is built at once by clustering ([`ContextIndex::build`]), or grows with every request. A request descends
-//! from the root of its scope to the child at the least distance (equation 1), as long as that child holds only
-//! documents of the request. Then it becomes a leaf there. If it shares something more with a child, a new inner node
-//! takes both. Children are found by document, so a step costs the postings of the request's documents at that node,
-//! not the number of children. A request that shares nothing with what was sent is ordered by the history, an index
-//! built from a log ([`ContextIndex::with_history`]).
+//! The tree is built at once by clustering ([`ContextIndex::build`]), or grows with every request. A request descends from
+//! the root of its scope to the child at the least distance (equation 1), as long as that child holds only documents of the
+//! request. Then it becomes a leaf there. If it shares more with a child, a new inner node is inserted above both. Children
+//! are found by document, so a step costs the postings of the request's documents at that node, not the number of children.
+//! A request that shares nothing with recorded contexts is ordered by the history, an index built from a log
+//! ([`ContextIndex::with_history`]).
 //!
-//! `account` can keep the index in step with the engine's cache (`forget_evicted`). By default a context stays until
-//! newer ones take its place: in a tight cache, what is forgotten comes back in another order, which halves the reuse.
+//! `account` can keep the index in step with the engine's cache (`forget_evicted`). By default a context stays until newer
+//! ones replace it: in a small cache, a removed context returns in another order, which halves the reuse.
 //!
-//! Without a history and without `forget_evicted`, no tokens are counted: all requests are taken for one scope, and each
-//! for a context of its own, a chat's later turns too.
+//! Without a history and without `forget_evicted`, no tokens are counted: all requests share one scope, and each is a
+//! context of its own, a chat's later turns too.
 //!
-//! It departs from the paper in four ways. Inner nodes hold
-//! shared documents in the order in which the older context was sent, not sorted, so that what is cached of it stays
-//! usable. An inner node is split as a leaf is. Each scope has a root of its own, since paths of different scopes share
-//! no KV state. A context is found again by what was sent, in O(1), where the paper walks its search path.
+//! It departs from the paper in four ways. Inner nodes hold shared documents in the order in which the older context was
+//! sent, not sorted, so that its cached prefix stays usable. An inner node is split as a leaf is. Each scope has a root of
+//! its own, since paths of different scopes share no KV state. A context is found again by a hash of its documents as sent,
+//! in O(1), where the paper walks its search path.
 
 mod account;
 mod cluster;
@@ -47,18 +47,18 @@ pub struct ContextIndex {
     tree: ContextTree,
     /// The leaves, by last use.
     recency: Recency,
-    /// The leaf of a context, by the [key](account::key_of) of what was sent.
+    /// The leaf of each context, by the [key](account::key_of) of its documents as sent.
     leaves: FxHashMap<u64, NodeId>,
     /// The root of each scope, a child of the root.
     scopes: FxHashMap<Scope, NodeId>,
-    /// An inner node without children, of which the engine still holds a part.
+    /// An inner node without children of which the engine still holds a part.
     remnant: Option<NodeId>,
-    /// The index of a log, for requests that share nothing with what was sent.
+    /// The index of a log, for requests that share nothing with recorded contexts.
     history: Option<Arc<ContextIndex>>,
     max_contexts: u32,
-    /// Whether contexts go when the engine evicts them.
+    /// Whether contexts are removed when the engine evicts them.
     forgets: bool,
-    /// Keys of contexts are their numbers, from here on; `None`: requests are told apart by scope and by what was sent.
+    /// The next context's key, if contexts are numbered; `None` if they are identified by scope and documents as sent.
     next_key: Option<u64>,
 }
 
@@ -89,7 +89,7 @@ impl ContextIndex {
         }
     }
 
-    /// Returns the index with `history`, which orders requests that share nothing with what was sent since.
+    /// Returns the index with `history`, which orders requests that share nothing with contexts recorded since.
     #[must_use]
     pub fn with_history(mut self, history: Arc<Self>) -> Self {
         self.history = (!history.is_empty()).then_some(history);
@@ -97,8 +97,8 @@ impl ContextIndex {
         self
     }
 
-    /// Builds an index of `contexts` (each of distinct documents, in rank order) by hierarchical clustering, and
-    /// returns the leaf of each. No context is forgotten until more are added.
+    /// Builds an index of `contexts` (each of distinct documents, in rank order) by hierarchical clustering, and returns
+    /// the leaf of each. No context is evicted until more are added.
     #[must_use]
     pub fn build(contexts: &[Vec<Fingerprint>]) -> (Self, Vec<NodeId>) {
         let mut index = Self::new(u32::try_from(contexts.len()).unwrap_or(u32::MAX));
@@ -118,7 +118,7 @@ impl ContextIndex {
         self.leaves.is_empty()
     }
 
-    /// Returns the documents of `node`'s path, in the order in which they are to stand.
+    /// Returns the documents of `node`'s path, in order.
     #[must_use]
     pub fn context(&self, node: NodeId) -> Vec<Fingerprint> {
         let path = self.path(node).into_iter().rev();
@@ -141,14 +141,14 @@ impl ContextIndex {
         path
     }
 
-    /// Returns the number of documents that `node` has from its ancestors.
+    /// Returns the number of documents in `node`'s ancestors.
     #[must_use]
     pub fn inherited(&self, node: NodeId) -> usize {
         let node = self.tree.node(node);
         node.map_or(0, |node| node.documents as usize - node.added.len())
     }
 
-    /// Returns the order of `request`, which is ranked, behind `scope`.
+    /// Returns the order of `request`, which is in rank order, after `scope`.
     fn ordered(&self, scope: Scope, request: &[Fingerprint]) -> Order {
         let root = self.scopes.get(&scope);
         let mut path = root.map_or_else(Order::new, |root| self.tree.find(*root, request).path);
@@ -161,7 +161,7 @@ impl ContextIndex {
     }
 }
 
-/// The scope of all requests where scopes are not told apart.
+/// The scope of all requests if scopes are not distinguished.
 const ANY_SCOPE: Scope = Scope(0);
 
 impl Policy for ContextIndex {
@@ -213,7 +213,7 @@ mod tests {
         documents.iter().map(|d| (Fingerprint(*d), 10)).collect()
     }
 
-    /// Sends `documents`, ranked so, in the order that the index gives them.
+    /// Sends `documents`, given by rank, in the order that the index returns.
     fn send(index: &mut ContextIndex, documents: &[u64]) -> Vec<u64> {
         let order = index.ordered(SCOPE, &prints(documents));
         let sent: Vec<u64> = order.iter().map(|&rank| documents[rank as usize]).collect();
@@ -304,11 +304,11 @@ mod tests {
         // Document 3's tokens, then half of document 4's.
         index.evict(15);
         assert_eq!((index.len(), index.tokens()), (2, 45));
-        // The rest of it, then half of what the two shared, which others may still open with.
+        // The rest of it, then half of the shared documents, which others may still open with.
         index.evict(15);
         assert_eq!((index.len(), index.tokens()), (1, 30));
         assert_eq!(index.ordered(SCOPE, &prints(&[2, 1]))[..], [1, 0]);
-        // What is left of it goes before documents 5 and 6.
+        // Its remnant is removed before documents 5 and 6.
         index.evict(10);
         assert_eq!(index.ordered(SCOPE, &prints(&[2, 1]))[..], [0, 1]);
         assert_eq!(index.ordered(SCOPE, &prints(&[6, 5]))[..], [1, 0]);
@@ -340,7 +340,7 @@ mod tests {
         // The third turn sends them again: they are counted once.
         index.record(&turn(None));
         assert_eq!((index.len(), index.tokens()), (1, 50));
-        // A new chat that opens with the turn's documents has nothing to begin like.
+        // A new chat that opens with the turn's documents shares no prefix.
         assert_eq!(index.ordered(Scope(9), &prints(&[4, 3]))[..], [0, 1]);
     }
 

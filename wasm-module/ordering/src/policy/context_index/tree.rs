@@ -1,7 +1,7 @@
-//! The tree under a context index: nodes that hold what the contexts below them share, found by document. The parent
-//! module describes the search, with a picture.
+//! The tree of a context index: nodes that hold the documents shared by the contexts below them, found by document. The
+//! parent module describes the search, with a picture.
 //!
-//! It does not know which contexts go, nor what an engine holds: that is the module `account`.
+//! It does not decide which contexts are removed, nor track the engine's cache: module `account` does.
 
 use crate::document::Fingerprint;
 use crate::policy::Order;
@@ -14,11 +14,11 @@ use smallvec::SmallVec;
 pub(super) struct ContextTree {
     nodes: Vec<Node>,
     free: Vec<NodeId>,
-    /// Children of a node by a document that they add.
+    /// Children of a node by the documents that they add.
     by_document: FxHashMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
 }
 
-/// Identifies a node of a context index; that of a leaf is valid until its context is forgotten.
+/// Identifies a node of a context index. A leaf's id is valid until its context is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(super) u32);
 
@@ -27,14 +27,14 @@ pub(super) const ROOT: NodeId = NodeId(0);
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) parent: NodeId,
-    /// Children, in the order in which they were added; the last one takes a removed child's place.
+    /// Children in insertion order, except that the last one takes a removed child's place.
     pub(super) children: Vec<NodeId>,
     /// Documents that the node adds to its parent's.
     pub(super) added: SmallVec<[Fingerprint; 8]>,
     /// Number of documents of the whole path.
     pub(super) documents: u32,
-    /// Tokens that the node adds to its parent's, as far as the engine is believed to hold them; of a leaf, with those
-    /// of its chat's later turns.
+    /// Tokens of the documents that the node adds, as far as the engine is believed to hold them; for a leaf, plus those of
+    /// its chat's later turns.
     pub(super) tokens: u64,
     pub(super) kind: NodeKind,
 }
@@ -44,9 +44,9 @@ pub(super) struct Node {
 pub(super) enum NodeKind {
     /// The root of all, or of a scope.
     Root(Option<Scope>),
-    /// The documents that the contexts below it share.
+    /// The common documents of the contexts below it.
     Shared,
-    /// The documents of one context, a leaf, with the [key](super::account) of what was sent.
+    /// The documents of one context, a leaf, with the [key](super::account) of the documents as sent.
     Context(u64),
 }
 
@@ -56,8 +56,8 @@ impl Node {
     }
 }
 
-/// Returns the distance of equation 1: the share of the larger context that is not common, plus a little for common
-/// documents that stand at different positions. `gaps` is the sum of their differences in position.
+/// Returns the distance of equation 1: the share of the larger context that is not common, plus a small term for common
+/// documents at different positions. `gaps` is the sum of their differences in position.
 pub(super) fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
     if shared == 0 {
         return 1.0;
@@ -82,7 +82,7 @@ pub(super) struct Insertion {
 }
 
 impl ContextTree {
-    /// Returns a tree of nothing but the root.
+    /// Returns a tree with only the root.
     pub(super) fn new() -> Self {
         let root = Node {
             parent: ROOT,
@@ -99,8 +99,8 @@ impl ContextTree {
         }
     }
 
-    /// Searches greedily from `start`: it descends to the child at the least distance. Among equals it prefers a child
-    /// that holds only documents of the request, then the older one.
+    /// Searches greedily from `start`: descends to the child at the least distance. On a tie it prefers a child that holds
+    /// only documents of the request, then the older one.
     pub(super) fn find(&self, start: NodeId, request: &[Fingerprint]) -> Insertion {
         let rank_of: FxHashMap<Fingerprint, u16> = request.iter().copied().zip(0..).collect();
         let mut place = Insertion {
@@ -110,7 +110,7 @@ impl ContextTree {
         };
         let mut gaps = 0_u32;
         loop {
-            // Shared documents, for each child that shares something more.
+            // Shared documents of each child that shares any more.
             let mut shares: FxHashMap<NodeId, (u32, u32)> = FxHashMap::default();
             for (&document, rank) in request.iter().zip(0_u32..) {
                 for &child in self
@@ -157,14 +157,14 @@ impl ContextTree {
         }
     }
 
-    /// Returns whether the child holds more than is shared.
+    /// Returns whether the child is a context or holds documents that are not shared.
     fn adds_more(&self, &(child, (shared, _)): &Share) -> bool {
         self.node(child)
             .is_some_and(|node| node.is_context() || node.added.len() > shared as usize)
     }
 
-    /// Inserts a node between `parent` and `child` that holds what `child` shares with a request, which holds the documents
-    /// for which `holds` is true. The new node takes of the child's tokens as many as `weigh` says of these documents.
+    /// Inserts a node between `parent` and `child` with the documents of `child` for which `holds` is true, that is, those
+    /// of a request. The new node takes `weigh` of these documents from the child's tokens.
     pub(super) fn split(
         &mut self,
         parent: NodeId,
@@ -278,14 +278,14 @@ impl ContextTree {
         self.nodes.get_mut(id.0 as usize)
     }
 
-    /// Iterates over the nodes that were not removed.
+    /// Iterates over the nodes that are not free.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &Node> {
         let nodes = (0..count(self.nodes.len())).map(NodeId);
         let nodes = nodes.filter(|node| !self.free.contains(node));
         nodes.filter_map(|node| self.node(node))
     }
 
-    /// Returns whether no document leads anywhere.
+    /// Returns whether the index of children by document is empty.
     #[cfg(test)]
     pub(super) fn has_no_documents(&self) -> bool {
         self.by_document.is_empty()

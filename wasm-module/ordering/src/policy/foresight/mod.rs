@@ -1,11 +1,10 @@
-//! Our own policy: after the heaviest live path, the other documents are ordered so that later requests can match
-//! them.
+//! Our own policy: after the heaviest resident path, the other documents are ordered so that later requests can match them.
 //!
-//! The path after the match is new to the engine, so its order is free: a later request can continue with whatever
-//! stands first there. Recent requests serve as the sample of later ones.
+//! The path after the match is new to the engine, so its order is free: a later request can match whatever comes first
+//! there. Recent requests serve as the sample of later ones.
 //!
 //! ```text
-//!   request {a b c d e}, live path [c]      recent requests with c: {c a b} {c a x} {c b a} {c e y}
+//!   request {a b c d e}, resident path [c]  recent requests with c: {c a b} {c a x} {c b a} {c e y}
 //!   gain of a: 3 x its tokens, weighed by what those three share further ──▶ [c a], then [c a b], …
 //! ```
 //!
@@ -15,17 +14,17 @@
 //! lead on to more; the tokens prefer long documents, which gain more when they match.
 //!
 //! **Even traffic** (documents of a topic are requested alike): counts differ by chance alone, and only show which
-//! combinations were cached lately, in one order or another. So the next document is the one seen *least* often with
-//! the path in the last [`EVEN_AGE`] requests, and the tree comes to hold more combinations.
+//! combinations were cached lately, in one order or another. So the next document is the one seen *least* often with the
+//! path in the last [`EVEN_AGE`] requests, and the tree collects more combinations.
 //!
-//! The kind of traffic is measured ([`Skew`]): documents that are requested more than others are so in the older half
-//! of the window and in the newer one. Chance does not repeat itself.
+//! The kind of traffic is measured ([`Skew`]): under skew, the same documents are frequent in the older and in the newer
+//! half of the window. Chance does not repeat itself.
 //!
-//! The cost is the postings of the candidates in the window, then each recent request that holds the path, once for
-//! every step that it goes along with. The bench `policies` has times and reuse.
+//! The cost is the postings of the candidates in the window, then each recent request that holds the path, once for every
+//! step that it shares. The bench `policies` has times and reuse.
 //!
 //! This is the default policy: it reuses a tenth to two thirds more than `longest` where topics recur, and as much
-//! elsewhere, for two more microseconds (`benches/results/ordering.md`). All workers learn from all that was sent.
+//! elsewhere, for two more microseconds (`benches/results/ordering.md`). All workers learn from all requests.
 
 mod window;
 
@@ -36,15 +35,15 @@ use crate::sort::sort_by_key;
 use smallvec::SmallVec;
 use window::{MAX_DOCUMENTS, Shared, Window};
 
-/// The policy `foresight`: the heaviest live path first, then the documents that later requests will likely share. It
-/// learns from requests, not from what is cached, so its knowledge holds across scopes and after an engine's restart.
+/// The policy `foresight`: the heaviest resident path first, then the documents that later requests will likely share. It
+/// learns from requests, not from the cache, so its state is valid across scopes and after an engine's restart.
 pub(super) struct Foresight {
     window: Window,
     skew: Skew,
     allowed: Displacement,
 }
 
-/// Number of requests after which a combination counts as no longer cached, in even traffic. From 20 to 300, reuse
+/// In even traffic, the number of requests after which a combination counts as no longer cached. From 20 to 300, reuse
 /// differs by less than 1 %.
 const EVEN_AGE: u16 = 100;
 
@@ -87,7 +86,7 @@ impl Policy for Foresight {
                 .iter()
                 .enumerate()
                 .filter(|(_, open)| self.allowed.next(&path, open.rank));
-            // The first of equals is the best-ranked one.
+            // On a tie the best-ranked one.
             let next = allowed.min_by_key(|(_, open)| {
                 let score = scores.get(open.bit as usize).copied().unwrap_or(0);
                 let gain = u128::from(score) * u128::from(open.tokens);
@@ -117,7 +116,7 @@ impl Policy for Foresight {
     }
 }
 
-/// A candidate that has no place yet.
+/// A candidate that is not placed yet.
 struct Open {
     fingerprint: Fingerprint,
     tokens: u32,
@@ -165,7 +164,7 @@ impl Evidence {
         }
     }
 
-    /// Continues along the path. Returns whether the request holds `next`, and more open candidates.
+    /// Extends the path by `next`. Returns whether the request holds it, and more open candidates.
     fn follow(&mut self, next: &Open) -> bool {
         let held = self.mask >> next.bit & 1 == 1;
         self.mask &= !(1 << next.bit);
@@ -174,8 +173,8 @@ impl Evidence {
     }
 }
 
-/// Returns a score for each bit: in skewed traffic the tokens shared by the requests that hold it, in even traffic the
-/// number of these requests.
+/// Returns a score for each bit. Skewed traffic: the tokens shared by the requests that hold it. Even traffic: the number
+/// of these requests.
 fn scores(recent: &[Evidence], skewed: bool) -> [u64; MAX_DOCUMENTS] {
     let mut scores = [0_u64; MAX_DOCUMENTS];
     for evidence in recent {
@@ -197,11 +196,11 @@ fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Measures whether documents that were requested more than others stay so: the correlation between their counts in
-/// the newer and in the older half of the window, over requests, with exponential decay.
+/// Measures whether frequently requested documents stay frequent: the correlation between documents' counts in the newer
+/// and in the older half of the window, over requests, with exponential decay.
 ///
-/// Within one half, bursts alone make counts differ, but they do not make the halves agree. It is measured where
-/// requests are remembered, not where they are ordered, since what other workers ordered counts as much.
+/// Within one half, bursts alone make counts differ, but they do not make the halves agree. It is measured where requests
+/// are recorded, not where they are ordered, since other workers' requests count equally.
 struct Skew {
     /// Sums of products of the counts' deviations from their mean.
     newer_older: f64,
@@ -220,7 +219,7 @@ const DECAY: f64 = 0.9993;
 const SKEWED: f64 = 0.1;
 
 impl Default for Skew {
-    /// Returns a measure that says skewed until shown otherwise, with the weight of some 50 counts.
+    /// Starts as skewed, with the weight of about 50 counts.
     fn default() -> Self {
         Self {
             newer_older: 10.0,
@@ -336,7 +335,7 @@ mod tests {
             policy.remember(&ranked, &super::super::ranks(documents.len()));
             policy.skew.is_skewed()
         };
-        // Bursts: whom half of the window asks for, the other half does not.
+        // Bursts: documents frequent in one half of the window are absent from the other.
         let even = (0..2_000).map(|at: u64| learn(&[at / 50 % 4, 10 + at / 50 % 4, 20 + at % 5]));
         assert_eq!(even.last(), Some(false));
         let skewed = (0..2_000).map(|at: u64| learn(&[at % 2, 2 + at % 10, 20 + at % 40]));

@@ -1,11 +1,11 @@
 //! The document sets of the most recent requests, indexed by document.
 //!
 //! ```text
-//!   slots    0: {a b c}   1: {b d}   2: {a b}        a ring: the next request takes the oldest one's slot
+//!   slots    0: {a b c}   1: {b d}   2: {a b}        a ring: the next request replaces the oldest one
 //!   postings a: 0 2       b: 0 1 2   c: 0   d: 1     oldest first
 //! ```
 //!
-//! A query names some documents, and only requests that share one of them are looked at: the work is the sum of the
+//! A query names some documents, and only requests that share one of them are visited: the cost is the sum of the
 //! documents' postings. The window knows nothing of trees, scopes or orders.
 
 use crate::document::Fingerprint;
@@ -13,7 +13,7 @@ use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// Most documents that are kept of a request: the first ones, as many as a mask has bits.
+/// Most documents stored for a request, the first ones: the bits of a mask.
 pub(super) const MAX_DOCUMENTS: usize = 64;
 
 /// The document sets of the most recent requests, indexed by document.
@@ -24,7 +24,7 @@ pub(super) struct Window {
     /// The slot that the next request takes.
     next: u16,
     size: u16,
-    /// For each slot, what a query has found there so far; blank between queries.
+    /// For each slot, the running result of the current query; blank between queries.
     marks: Vec<Mark>,
     /// Slots whose marks are not blank.
     marked: Vec<u16>,
@@ -58,7 +58,7 @@ impl Window {
         }
     }
 
-    /// Adds a request of distinct `documents`, in place of the oldest one when the window is full.
+    /// Adds a request of distinct `documents`; replaces the oldest one when the window is full.
     pub(super) fn push(&mut self, documents: impl Iterator<Item = Fingerprint>) {
         let documents: SmallVec<[Fingerprint; 8]> = documents.take(MAX_DOCUMENTS).collect();
         for &document in &documents {
@@ -70,7 +70,7 @@ impl Window {
         let slot = usize::from(self.next);
         if let Some(old) = self.slots.get_mut(slot) {
             for document in std::mem::replace(old, documents) {
-                // The window's own slot is the oldest in each of its postings.
+                // The replaced slot is the oldest in each of its postings.
                 if let Some(slots) = self.postings.get_mut(&document) {
                     slots.pop_front();
                     if slots.is_empty() {
@@ -90,7 +90,7 @@ impl Window {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
     }
 
-    /// Returns how many requests held a document: of the `newer` latest ones, and of all before them.
+    /// Returns how many requests held a document: of the `newer` latest ones, and of all earlier ones.
     pub(super) fn counts(&self, document: Fingerprint, newer: u16) -> [u32; 2] {
         let Some(slots) = self.postings.get(&document) else {
             return [0; 2];
@@ -107,7 +107,7 @@ impl Window {
         required: &[Fingerprint],
         optional: &[Fingerprint],
     ) -> Vec<Shared> {
-        // No request is kept with more documents than that.
+        // No stored request has more documents than that.
         if required.len() >= MAX_DOCUMENTS {
             return Vec::new();
         }
