@@ -9,7 +9,7 @@
 use anyhow::{Context, bail};
 use foreword_engine::backend::Backend;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
-use foreword_engine::backend::cuda::{self, CudaBackend, CudaConfig, PoolSize};
+use foreword_engine::backend::cuda::{self, CudaBackend, CudaConfig, PoolSize, Unavailable};
 use foreword_engine::models::{Checkpoint, Element, ModelConfig};
 use foreword_report::progress::bar;
 use std::path::Path;
@@ -126,12 +126,19 @@ impl DeviceConfig {
             Device::Cpu => Ok(None),
             Device::Cuda(ordinal) => match cuda::unavailable(ordinal) {
                 None => Ok(Some(ordinal)),
-                Some(reason) => bail!("--device cuda:{ordinal}: {reason}"),
+                Some(absent) => bail!("--device cuda:{ordinal}: {}", absent.reason),
             },
             Device::Auto => Ok(match cuda::unavailable(0) {
                 None => Some(0),
-                Some(reason) => {
-                    tracing::debug!(reason, "no CUDA device");
+                Some(Unavailable { has_driver, reason }) => {
+                    if has_driver {
+                        tracing::warn!(
+                            reason,
+                            "computing on the CPU, though there is a CUDA driver"
+                        );
+                    } else {
+                        tracing::info!(reason, "computing on the CPU");
+                    }
                     None
                 }
             }),

@@ -401,7 +401,7 @@ fn a_device_that_is_not_there_is_named_with_the_reason() {
         &["serve", "--model", "x", "--device", "cuda:99"],
         1,
         if foreword_engine::backend::cuda::unavailable(99)
-            .is_some_and(|reason| reason.starts_with("there is no CUDA"))
+            .is_some_and(|absent| absent.reason.starts_with("there is no CUDA"))
         {
             error
         } else {

@@ -100,17 +100,17 @@ inline bool within(u64 address, size_t bytes, const std::map<u64, size_t>& among
     return address + bytes <= start + length;
 }
 
-// Returns whether this launch breaks the device.
-inline bool breaks(const char* kernel) {
-    const char* told = getenv("FOREWORD_BREAKS");
+// Returns whether this launch is the one that a variable of the environment names, as KERNEL:NUMBER, or a later one.
+inline bool reaches(const char* variable, const char* kernel) {
+    const char* told = getenv(variable);
     const char* colon = told ? strchr(told, ':') : nullptr;
     size_t length = colon ? colon - told : 0;
-    return colon && strlen(kernel) == length && !strncmp(told, kernel, length) && ++process().launches == atoi(colon + 1);
+    return colon && strlen(kernel) == length && !strncmp(told, kernel, length) && ++process().launches >= atoi(colon + 1);
 }
 
 // Carries out a launch when the stream reaches it.
 inline void run(const emulator::Kernel& kernel, const u32* grid, u32 shared, const void* argument) {
-    if (!process().lost && breaks(kernel.name)) process().lost = ILLEGAL_ADDRESS;
+    if (!process().lost && reaches("FOREWORD_BREAKS", kernel.name)) process().lost = ILLEGAL_ADDRESS;
     if (process().lost) return;
     std::lock_guard<std::mutex> lock(emulator::only_one());
     emulator::launch(kernel, grid, kernel.threads, shared, argument, false);
@@ -169,7 +169,8 @@ int cuInit(u32) {
     return OK;
 }
 int cuDriverGetVersion(int* version) {
-    *version = 13000;
+    const char* told = getenv("FOREWORD_DRIVER");
+    *version = told ? atoi(told) : 13000;
     return OK;
 }
 int cuGetErrorName(int error, const char** name) {
@@ -415,6 +416,7 @@ int cuLaunchKernel(Function* function, u32 x, u32 y, u32 z, u32 threads, u32 thr
                    Stream* stream, void** arguments, void** extra) {
     IN_CONTEXT;
     const emulator::Kernel& kernel = *function->kernel;
+    if (reaches("FOREWORD_REFUSES", kernel.name)) return OUT_OF_MEMORY;
     if (!x || !y || !z || y > 65535 || z > 65535 || threads_y != 1 || threads_z != 1 || extra) return INVALID_VALUE;
     // A real driver refuses more threads than `__launch_bounds__` has. Fewer are refused too: the kernels are not made
     // for them.

@@ -32,7 +32,7 @@ mod tests;
 mod weights;
 
 pub use ceilings::{Ceilings, ceilings};
-pub use driver::unavailable;
+pub use driver::{Unavailable, unavailable};
 
 use super::check::Owners;
 use super::{Backend, BackendError, BackendShape, HostPageId, PageId, Step, Store, TokenId};
@@ -117,6 +117,8 @@ pub struct CudaBackend {
     max_step_tokens: u32,
     /// The tokens that the last step sampled.
     drawn: Vec<Result<TokenId, SamplingError>>,
+    /// Number of steps in a row, up to the last one, that the device refused.
+    refused: u32,
     identity: u128,
     /// The last field, so that the device is dropped after everything in its memory.
     device: Box<dyn Device>,
@@ -225,12 +227,54 @@ impl CudaBackend {
             capacity,
             max_step_tokens: config.max_step_tokens,
             drawn: Vec::new(),
+            refused: 0,
             identity: xxh3_128(identity.as_bytes()),
             pools,
             device,
         })
     }
+
+    /// Computes a step.
+    fn compute(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
+        logits.clear();
+        self.drawn.clear();
+        let device = &mut *self.device;
+        self.shape.check_loads(step, self.pools.loads())?;
+        self.shape
+            .check_segments(step, &mut self.owners, &mut self.writes)?;
+        let tokens: usize = step
+            .segments
+            .iter()
+            .map(|segment| segment.tokens.len())
+            .sum();
+        if tokens > self.max_step_tokens as usize {
+            return Err(BackendError::Malformed(format!(
+                "the step has {tokens} tokens, this backend was made for {}",
+                self.max_step_tokens
+            )));
+        }
+        self.pools.begin_step(device)?;
+        if tokens == 0 {
+            self.pools.load_all(device)?;
+            return Ok(());
+        }
+        let pad = device.can_record() && step.loads.is_empty();
+        self.plan
+            .make(step, self.model.heads(), &self.capacity, pad);
+        let mut pass = Pass {
+            device,
+            model: &self.model,
+            pools: &mut self.pools,
+            plan: &self.plan,
+        };
+        self.scratch.compute(&mut pass, logits, &mut self.drawn)?;
+        Ok(())
+    }
 }
+
+/// Number of steps in a row that a device may refuse before it counts as lost: health checks and the engine's restart
+/// follow from that alone.
+const MAX_REFUSED: u32 = 5;
 
 /// Most rows that decode in one step; further ones attend as prompts do.
 const DECODE_ROWS: usize = 256;
@@ -310,39 +354,21 @@ impl Backend for CudaBackend {
     }
 
     fn run(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
-        logits.clear();
-        self.drawn.clear();
-        let device = &mut *self.device;
-        self.shape.check_loads(step, self.pools.loads())?;
-        self.shape
-            .check_segments(step, &mut self.owners, &mut self.writes)?;
-        let tokens: usize = step
-            .segments
-            .iter()
-            .map(|segment| segment.tokens.len())
-            .sum();
-        if tokens > self.max_step_tokens as usize {
-            return Err(BackendError::Malformed(format!(
-                "the step has {tokens} tokens, this backend was made for {}",
-                self.max_step_tokens
-            )));
+        let result = self.compute(step, logits);
+        match result {
+            Ok(()) => self.refused = 0,
+            Err(BackendError::Device(reason)) => {
+                self.refused += 1;
+                return Err(if self.refused < MAX_REFUSED {
+                    BackendError::Device(reason)
+                } else {
+                    let steps = self.refused;
+                    BackendError::Lost(format!("it refused {steps} steps in a row: {reason}"))
+                });
+            }
+            Err(_) => {}
         }
-        self.pools.begin_step(device)?;
-        if tokens == 0 {
-            self.pools.load_all(device)?;
-            return Ok(());
-        }
-        let pad = device.can_record() && step.loads.is_empty();
-        self.plan
-            .make(step, self.model.heads(), &self.capacity, pad);
-        let mut pass = Pass {
-            device,
-            model: &self.model,
-            pools: &mut self.pools,
-            plan: &self.plan,
-        };
-        self.scratch.compute(&mut pass, logits, &mut self.drawn)?;
-        Ok(())
+        result
     }
 
     fn drawn(&mut self) -> Vec<Result<TokenId, SamplingError>> {

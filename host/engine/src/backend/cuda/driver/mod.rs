@@ -16,24 +16,54 @@ use products::Products;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Returns why device `ordinal` cannot be used, or `None` if nothing prevents it as far as can be seen.
-pub fn unavailable(ordinal: u32) -> Option<String> {
-    find(ordinal).err()
+/// Why a device cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unavailable {
+    /// Whether the machine has a CUDA driver, so that the user expects a device to be used.
+    pub has_driver: bool,
+    /// The reason: what was found and what is needed.
+    pub reason: String,
+}
+
+/// Returns why device `ordinal` cannot be used, or `None` if nothing prevents it as far as can be seen without opening it.
+pub fn unavailable(ordinal: u32) -> Option<Unavailable> {
+    let found = find(ordinal).and_then(|handle| match code_of(handle) {
+        Ok(_) => Ok(()),
+        Err(reason) => Err(Unavailable {
+            has_driver: true,
+            reason,
+        }),
+    });
+    found.err()
 }
 
 /// Returns the handle of device `ordinal`.
-fn find(ordinal: u32) -> Result<sys::CUdevice, String> {
+fn find(ordinal: u32) -> Result<sys::CUdevice, Unavailable> {
     // SAFETY: loads libraries by their names and nothing more.
-    let (cuda, cublas) = unsafe { (sys::is_culib_present(), blas::is_culib_present()) };
-    if !cuda {
-        return Err("there is no CUDA driver on this machine (libcuda)".to_owned());
-    }
-    if !cublas {
-        return Err("there is a CUDA driver, but no cuBLASLt (libcublasLt.so.13): install CUDA 13's libraries, or add \
-             their folder to LD_LIBRARY_PATH"
-            .to_owned());
+    let (has_driver, cublas) = unsafe { (sys::is_culib_present(), blas::is_culib_present()) };
+    let absent = |reason| Unavailable { has_driver, reason };
+    if !has_driver {
+        let reason = "there is no CUDA driver on this machine (libcuda)".to_owned();
+        return Err(absent(reason));
     }
     let found = catch_unwind(|| {
+        let mut version = 0;
+        // SAFETY: a number is written to, no more.
+        unsafe { sys::cuDriverGetVersion(&mut version) }
+            .result()
+            .map_err(words)?;
+        if version < NEEDED {
+            return Err(format!(
+                "the CUDA driver supports CUDA {}.{}, and CUDA 13.0 is needed: update the driver to 580 or later",
+                version / 1000,
+                version % 1000 / 10
+            ));
+        }
+        if !cublas {
+            return Err("there is a CUDA driver, but no cuBLASLt (libcublasLt.so.13): install CUDA 13's libraries, or \
+                 add their folder to LD_LIBRARY_PATH"
+                .to_owned());
+        }
         result::init().map_err(|error| format!("CUDA does not start: {}", words(error)))?;
         let count = result::device::get_count().map_err(words)?;
         if ordinal as i32 >= count {
@@ -43,9 +73,43 @@ fn find(ordinal: u32) -> Result<sys::CUdevice, String> {
         }
         result::device::get(ordinal as i32).map_err(words)
     });
-    found.unwrap_or_else(|_| {
-        Err("this machine's CUDA lacks functions of CUDA 13: its driver is too old".to_owned())
-    })
+    found
+        .unwrap_or_else(|_| Err(TOO_OLD.to_owned()))
+        .map_err(absent)
+}
+
+/// Least version of CUDA that the driver must support: the kernels' machine code has CUDA 13's ABI.
+const NEEDED: i32 = 13_000;
+
+const TOO_OLD: &str =
+    "this machine's CUDA lacks functions of CUDA 13: update the driver to 580 or later";
+
+/// Returns the compute capability of a device.
+fn capability(handle: sys::CUdevice) -> Result<(u32, u32), DriverError> {
+    use sys::CUdevice_attribute as Attribute;
+    let attribute = |attribute| {
+        // SAFETY: the handle is a device's.
+        unsafe { result::device::get_attribute(handle, attribute) }.map(|value| value as u32)
+    };
+    Ok((
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    ))
+}
+
+/// Returns the compute capability of a device for which there is code, or a compiler.
+fn code_of(handle: sys::CUdevice) -> Result<(u32, u32), String> {
+    let checked = catch_unwind(|| {
+        let (major, minor) = capability(handle).map_err(words)?;
+        if major < 8 {
+            return Err(format!(
+                "the device has compute capability {major}.{minor}, at least 8.0 is needed"
+            ));
+        }
+        modules::obtainable(major, minor)?;
+        Ok((major, minor))
+    });
+    checked.unwrap_or_else(|_| Err(TOO_OLD.to_owned()))
 }
 
 /// Returns whether compiled kernels for a compute capability are embedded.
@@ -72,7 +136,7 @@ impl From<DriverError> for Fault {
     fn from(error: DriverError) -> Self {
         // These errors make all of this process's memory on the device unusable.
         match error.0 as u32 {
-            46 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719 => Self::Lost(words(error)),
+            46 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719 | 999 => Self::Lost(words(error)),
             _ => Self::Refused(words(error)),
         }
     }
@@ -106,27 +170,21 @@ unsafe impl Send for Driver {}
 
 impl Driver {
     pub(super) fn open(ordinal: u32) -> Result<Self, CudaError> {
-        let handle = find(ordinal).map_err(CudaError::Unavailable)?;
-        catch_unwind(AssertUnwindSafe(|| Self::on(handle))).unwrap_or_else(|_| {
-            let reason = "this machine's CUDA lacks functions of CUDA 13: its driver is too old";
-            Err(CudaError::Unavailable(reason.to_owned()))
-        })
+        let unavailable = CudaError::Unavailable;
+        let handle = find(ordinal).map_err(|absent| unavailable(absent.reason))?;
+        let capability = code_of(handle).map_err(unavailable)?;
+        catch_unwind(AssertUnwindSafe(|| Self::on(handle, capability)))
+            .unwrap_or_else(|_| Err(CudaError::Unavailable(TOO_OLD.to_owned())))
     }
 
-    fn on(handle: sys::CUdevice) -> Result<Self, CudaError> {
+    /// Opens a device of this compute capability.
+    fn on(handle: sys::CUdevice, (major, minor): (u32, u32)) -> Result<Self, CudaError> {
         use sys::CUdevice_attribute as Attribute;
         let attribute = |attribute| {
             // SAFETY: the handle is a device's.
             unsafe { result::device::get_attribute(handle, attribute) }.map_err(Fault::from)
         };
-        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32;
-        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32;
         let name = result::device::get_name(handle).map_err(Fault::from)?;
-        if major < 8 {
-            return Err(CudaError::Unavailable(format!(
-                "{name} has compute capability {major}.{minor}, at least 8.0 is needed"
-            )));
-        }
         // SAFETY: each handle is used as the driver's documentation has it, after it was made without an error.
         unsafe {
             let context = result::primary_ctx::retain(handle).map_err(Fault::from)?;

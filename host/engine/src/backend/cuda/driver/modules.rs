@@ -113,14 +113,20 @@ pub(super) fn embedded_for(major: u32, minor: u32) -> Option<(&'static str, &'st
         .copied()
 }
 
+/// Returns an error when there is neither embedded code for a compute capability nor NVRTC to compile it.
+pub(super) fn obtainable(major: u32, minor: u32) -> Result<(), String> {
+    // SAFETY: looks for a library by its name.
+    if embedded_for(major, minor).is_some() || unsafe { nvrtc::is_culib_present() } {
+        return Ok(());
+    }
+    Err(format!(
+        "no kernels for {} are built in, and there is no NVRTC (libnvrtc.so.13) to compile them with",
+        own_architecture(major, minor)
+    ))
+}
+
 /// Returns code for an architecture from the disk cache, or compiles it and stores it there.
 fn compiled(architecture: &str) -> Result<Vec<u8>, String> {
-    // SAFETY: looks for a library by its name.
-    if !unsafe { nvrtc::is_culib_present() } {
-        return Err(format!(
-            "no kernels for {architecture} are built in, and there is no NVRTC (libnvrtc.so.13) to compile them with"
-        ));
-    }
     catch_unwind(|| {
         let kept = kept_at(architecture);
         if let Some(code) = kept.as_ref().and_then(|path| std::fs::read(path).ok()) {

@@ -8,7 +8,7 @@
 use super::{devices, is_emulated, standin};
 use crate::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use crate::backend::cuda::device::Device;
-use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize};
+use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize, Unavailable, unavailable};
 use crate::backend::tests::{self, check_the_host_pool, run, segment};
 use crate::backend::{
     Backend, BackendError, HostPageId, Output, PageId, Segment, Step, Store, TokenId,
@@ -386,9 +386,9 @@ fn a_pool_takes_its_part_of_the_memory_that_is_left() {
 
 #[test]
 fn without_a_device_the_reason_is_told() {
-    match super::super::unavailable(0) {
+    match unavailable(0) {
         None => eprintln!("SKIPPED: there is a device"),
-        Some(reason) => {
+        Some(Unavailable { reason, .. }) => {
             assert!(!reason.is_empty());
             let error = CudaBackend::new(&checkpoints()[0], &config(), &mut |_, _| {})
                 .err()

@@ -7,9 +7,10 @@
 
 use super::emulated::compile;
 use super::models::{checkpoints, config};
-use crate::backend::Backend;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::driver::{self, Driver};
+use crate::backend::tests::segment;
+use crate::backend::{Backend, BackendError, Output, Step};
 use crate::engine::{Engine, EngineConfig, Event, Failure, Health, Request};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -125,4 +126,42 @@ fn a_device_that_breaks_ends_the_engine_in_words() {
         panic!("{:?}", engine.health());
     };
     assert!(reason.contains("device lost: ILLEGAL_ADDRESS"), "{reason}");
+}
+
+#[test]
+fn a_driver_that_is_too_old_is_named_with_what_is_needed() {
+    if !is_loaded() {
+        let own = "standin::a_driver_that_is_too_old_is_named_with_what_is_needed";
+        return run(&[own], ("FOREWORD_DRIVER", "12040"));
+    }
+    let absent = driver::unavailable(0).unwrap();
+    assert!(absent.has_driver);
+    assert_eq!(
+        absent.reason,
+        "the CUDA driver supports CUDA 12.4, and CUDA 13.0 is needed: update the driver to 580 or later"
+    );
+}
+
+#[test]
+fn a_device_that_refuses_every_step_is_lost() {
+    if !is_loaded() {
+        let own = "standin::a_device_that_refuses_every_step_is_lost";
+        return run(&[own], ("FOREWORD_REFUSES", "norm_rows:1"));
+    }
+    let device = Box::new(Driver::open(0).unwrap());
+    let checkpoint = &checkpoints()[2];
+    let mut backend = CudaBackend::build(checkpoint, &config(), device, &mut |_, _| {}).unwrap();
+    let step = Step {
+        segments: vec![segment(&[1, 2, 3], 0, [0], Output::Last)],
+        ..Step::default()
+    };
+    for _ in 0..4 {
+        let error = backend.run(&step, &mut Vec::new()).unwrap_err();
+        assert!(matches!(error, BackendError::Device(_)), "{error}");
+    }
+    let error = backend.run(&step, &mut Vec::new()).unwrap_err();
+    assert!(
+        matches!(&error, BackendError::Lost(reason) if reason.contains("5 steps in a row: OUT_OF_MEMORY")),
+        "{error}"
+    );
 }
