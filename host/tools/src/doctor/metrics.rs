@@ -1,0 +1,143 @@
+//! Figures in Prometheus' text, of an engine or a gateway, and what a gateway's own say of its decisions.
+
+use super::client::{Client, refusal};
+use super::finding::{Finding, Status};
+
+/// The samples of one scrape.
+#[derive(Debug, Default)]
+pub(super) struct Metrics {
+    text: String,
+    /// What came instead of samples.
+    missing: Option<String>,
+}
+
+impl Metrics {
+    /// Asks the first of these addresses that answers.
+    pub(super) fn scrape(client: &Client, urls: &[String]) -> Self {
+        let mut missing = "no address is known".to_owned();
+        for url in urls {
+            let answer = client.get(url);
+            if let Ok(reply) = &answer
+                && reply.status == 200
+            {
+                let text = String::from_utf8_lossy(&reply.body).into_owned();
+                return Self {
+                    text,
+                    missing: None,
+                };
+            }
+            missing = format!("GET {url}: {}", refusal(&answer));
+        }
+        Self {
+            text: String::new(),
+            missing: Some(missing),
+        }
+    }
+
+    /// Returns names, labels and values. Prefixes that proxies put before our names are removed.
+    fn samples(&self) -> impl Iterator<Item = (&str, &str, f64)> {
+        let lines = self.text.lines().filter(|line| !line.starts_with('#'));
+        lines.filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+            let name = name.find("foreword_").map_or(name, |at| &name[at..]);
+            Some((name, labels.trim_end_matches('}'), value.parse().ok()?))
+        })
+    }
+
+    /// Returns the value of a label of the first sample with this name.
+    pub(super) fn label(&self, name: &str, label: &str) -> Option<&str> {
+        let (_, labels, _) = self.samples().find(|sample| sample.0 == name)?;
+        let mut pairs = labels.split(',').filter_map(|pair| pair.split_once('='));
+        let value = pairs.find_map(|(name, value)| (name == label).then_some(value))?;
+        Some(value.trim_matches('"'))
+    }
+
+    /// Returns the sum of all samples of this name; `None` if there is none.
+    fn sum(&self, name: &str) -> Option<f64> {
+        let mut values = self.samples().filter(|sample| sample.0 == name).peekable();
+        values.peek()?;
+        Some(values.map(|sample| sample.2).sum())
+    }
+
+    /// Returns how many decisions matched nothing, and how many there were.
+    fn decisions(&self) -> Option<(f64, f64)> {
+        let all = self.sum("foreword_matched_percent_count")?;
+        let is_lowest = |labels: &str| labels.contains("le=\"0.5\"");
+        let mut lowest = (self.samples())
+            .filter(|(name, labels, _)| {
+                *name == "foreword_matched_percent_bucket" && is_lowest(labels)
+            })
+            .peekable();
+        lowest.peek()?;
+        Some((lowest.map(|sample| sample.2).sum(), all))
+    }
+}
+
+/// What the gateway's counters say of decisions and of news that did not arrive.
+pub(super) fn decisions(metrics: &Metrics) -> Finding {
+    const CHECK: &str = "gateway-decisions";
+    if let Some(came) = &metrics.missing {
+        let remedy = "--gateway-metrics URL: Envoy's http://HOST:9901/stats/prometheus, or /metrics of foreword ext-proc";
+        return Finding::new(CHECK, Status::Skipped, came.clone(), remedy);
+    }
+    let Some(ordered) = metrics.sum("foreword_requests_total") else {
+        let detail = "the metrics have no foreword_requests_total";
+        let remedy = "--gateway-metrics with the URL of the gateway that runs the filter";
+        return Finding::new(CHECK, Status::Skipped, detail, remedy);
+    };
+    let lost = LOST
+        .iter()
+        .find(|(name, _)| metrics.sum(name).is_some_and(|count| count > 0.0));
+    if let Some((name, remedy)) = lost {
+        let detail = format!("{name} is {}", metrics.sum(name).unwrap_or_default());
+        return Finding::new(CHECK, Status::Fail, detail, *remedy);
+    }
+    let corrections = metrics
+        .sum("foreword_corrections_total")
+        .unwrap_or_default();
+    let corrected = format!("{corrections} answers of {ordered} said less than was believed");
+    if ordered >= ENOUGH && corrections > ordered * MAX_CORRECTED {
+        return Finding::new(CHECK, Status::Warn, corrected, FEED);
+    }
+    match metrics.decisions() {
+        Some((blind, all)) if all >= ENOUGH && blind > all * MAX_BLIND => {
+            let detail = format!("{blind} of {all} decisions saw no resident blocks; {corrected}");
+            Finding::new(CHECK, Status::Warn, detail, BLIND)
+        }
+        Some((blind, all)) => {
+            let detail = format!("{blind} of {all} decisions saw no resident blocks; {corrected}");
+            Finding::ok(CHECK, detail)
+        }
+        None => Finding::ok(CHECK, corrected),
+    }
+}
+
+/// Counters that stay 0 where workers, gateways and feeds agree.
+const LOST: [(&str, &str); 4] = [
+    (
+        "foreword_feed_key_mismatches_total",
+        "engines[].feed.key_env: \"FOREWORD_FEED_KEY\", with the key that foreword serve has in --feed-key-file",
+    ),
+    (
+        "foreword_lost_entries_total",
+        "\"agreement\": {\"entries\": N}, larger: workers overwrite updates before others read them",
+    ),
+    (
+        "foreword_lost_updates_total",
+        "the same key and \"agreement\": {\"ring\": NAME} in all gateways, and a feed server that is reachable",
+    ),
+    (
+        "foreword_untold_requests_total",
+        "fewer documents a request, or a larger shared-data quota: requests exceed 16 KiB of hashes",
+    ),
+];
+const BLIND: &str =
+    "foreword explain over a log of these requests names the first difference of each";
+/// The remedy of belief that outlives the cache.
+pub(super) const FEED: &str = "\"engines\": [{\"name\": \"a\", \"feed\": {\"cluster\": \"a-feed\"}}], from foreword serve's internal \
+                               listener or foreword kv-bridge beside vLLM";
+/// Decisions from which on a share means something.
+const ENOUGH: f64 = 20.0;
+const MAX_BLIND: f64 = 0.5;
+const MAX_CORRECTED: f64 = 0.05;
