@@ -52,13 +52,14 @@ pub(super) fn clear(
     if !is_done {
         return Cleared::Refused(came);
     }
+    // vLLM publishes what happened with its next step.
+    let after = route.map(|route| engine.ask(route.api, &route.text));
     let is_announced = before.and_then(|(source, before)| source.has_removed(client, &before));
     // The gateway's feed has the same news, at the latest with its next poll.
     std::thread::sleep(SETTLE);
     let decision = believer.map(|gateway| {
         (gateway.documents).ask(client, gateway.root, engine.model, AGAIN, Connection::Kept)
     });
-    let after = route.map(|route| engine.ask(route.api, &route.text));
     Cleared::Done {
         after,
         is_announced,
