@@ -217,7 +217,7 @@ impl Engine {
                 text += ["prompt", "input"]
                     .iter()
                     .find_map(|name| body[name].as_str())
-                    .unwrap()
+                    .unwrap();
             }
         }
         text

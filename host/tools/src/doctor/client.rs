@@ -195,6 +195,14 @@ pub(super) fn refusal(answer: &Answer) -> String {
     }
 }
 
+/// Returns the same behind the request; a missing response names its URL already.
+pub(super) fn refusal_of(request: &str, answer: &Answer) -> String {
+    match answer {
+        Ok(reply) => format!("{request}: {}", reply.words()),
+        Err(reason) => reason.clone(),
+    }
+}
+
 /// Most requests of one examination; a usual one needs a third.
 const MAX_REQUESTS: u64 = 160;
 /// Requests in a row without a response after which nothing more is asked.

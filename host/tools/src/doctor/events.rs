@@ -6,7 +6,7 @@
 //! | our feed over HTTP (`/v1/kv/events`) | a new prompt with documents, as the gateway would send it | the stored path holds these documents |
 
 use super::api::{APIS, Api, CHAT, Usage};
-use super::client::{Client, Connection, refusal};
+use super::client::{Client, Connection, refusal, refusal_of};
 use super::finding::{Finding, Status};
 use super::prompt::Words;
 use super::rendering;
@@ -67,6 +67,18 @@ pub(super) enum Heard {
     Sealed { stored: usize },
 }
 
+impl Heard {
+    /// Returns whether the source answers and no event came.
+    fn is_silent(&self) -> bool {
+        match self {
+            Self::Blocks { stored, .. } => stored.is_empty(),
+            Self::Documents { stored, .. } => stored.is_empty(),
+            Self::Sealed { stored } => *stored == 0,
+            Self::Nowhere(_) | Self::Failed(_) | Self::NotSent(_) => false,
+        }
+    }
+}
+
 /// A source of events.
 pub(super) enum Source {
     Socket(Subscription),
@@ -88,16 +100,18 @@ impl Source {
                 Ok(reply) if reply.status == 200 && reply.json()["epoch"].is_string() => {
                     return Self::Feed(url.clone());
                 }
-                _ => came = format!("GET {url}: {}", refusal(&answer)),
+                _ => came = refusal_of(&format!("GET {url}"), &answer),
             }
         }
         Self::Nowhere(came)
     }
 
-    /// Sends a prompt of `tokens` tokens, and returns what the events say of it.
+    /// Sends a prompt of `tokens` tokens, and returns what the events say of it. A bridge learns of documents from a gateway's
+    /// requests alone, so where our feed is silent they are sent through the gateway too.
     pub(super) fn hear(
         &self,
         engine: &Engine<'_>,
+        gateway: Option<&str>,
         api: &Api,
         words: &mut Words,
         tokens: u64,
@@ -105,8 +119,17 @@ impl Source {
         match self {
             Self::Nowhere(came) => Heard::Nowhere(came.clone()),
             Self::Socket(subscription) => subscription.hear(engine, api, &words.text(tokens)),
-            Self::Feed(url) => hear_documents(engine, url, words, tokens)
-                .unwrap_or_else(|came| Heard::Failed(format!("GET {url}: {came}"))),
+            Self::Feed(url) => {
+                let mut hear = |root: &str| {
+                    hear_documents(engine, root, url, words, tokens)
+                        .unwrap_or_else(|came| Heard::Failed(format!("GET {url}: {came}")))
+                };
+                let heard = hear(engine.root);
+                match gateway {
+                    Some(gateway) if heard.is_silent() => hear(gateway),
+                    _ => heard,
+                }
+            }
         }
     }
 
@@ -294,6 +317,7 @@ fn position(client: &Client, url: &str) -> Result<Position, String> {
 /// Sends a chat with documents as the gateway would, and reads the feed.
 fn hear_documents(
     engine: &Engine<'_>,
+    root: &str,
     url: &str,
     words: &mut Words,
     tokens: u64,
@@ -311,7 +335,7 @@ fn hear_documents(
     let headers: Vec<_> = (path.to_header().into_iter())
         .map(|path| (PATH_HEADER, path))
         .collect();
-    let chat = format!("{}{}", engine.root, CHAT.path);
+    let chat = format!("{root}{}", CHAT.path);
     let answer = engine
         .client
         .post_with(&chat, &body, &headers, Connection::Kept);
@@ -366,10 +390,14 @@ pub(super) fn api_for(served: &[&str]) -> &'static Api {
     api.unwrap_or(CHAT)
 }
 
-/// Whether events arrive.
-pub(super) fn arrive(heard: &Heard) -> Finding {
+/// Whether events arrive; `caching`: how the check of that name ended.
+pub(super) fn arrive(heard: &Heard, caching: Status) -> Finding {
     const CHECK: &str = "events";
     match heard {
+        _ if caching == Status::Fail && heard.is_silent() => {
+            let detail = "nothing is cached that could be told";
+            Finding::new(CHECK, Status::Skipped, detail, "")
+        }
         Heard::Nowhere(came) => Finding::new(CHECK, Status::Skipped, came.clone(), PUBLISH),
         Heard::Failed(came) => Finding::new(CHECK, Status::Fail, came.clone(), PUBLISH),
         Heard::NotSent(came) => Finding::new(CHECK, Status::Skipped, came.clone(), ""),
@@ -442,16 +470,14 @@ pub(super) fn agree(heard: &Heard) -> Finding {
             }
         }
         Heard::Documents { sent, stored } if !stored.is_empty() => {
-            let is_told = stored
-                .iter()
-                .any(|path| path.starts_with(sent) && !sent.is_empty());
-            let longest = stored.iter().map(|path| shared(path, sent)).max();
-            let longest = longest.unwrap_or_default();
+            let is_stored = |document: &&u64| stored.iter().any(|path| path.contains(document));
+            let told = sent.iter().filter(is_stored).count();
             let detail = format!(
-                "{longest} of the {} documents sent are in a stored path",
+                "{told} of the {} documents sent are in stored paths",
                 sent.len()
             );
-            if is_told || longest + 1 >= sent.len() {
+            // The last one may end within a page.
+            if told > 0 && told + 1 >= sent.len() {
                 Finding::ok(CHECK, detail)
             } else {
                 Finding::new(CHECK, Status::Fail, detail, DISAGREE)
@@ -482,10 +508,6 @@ fn covered(prompt: &[u64], stored: &[Stored]) -> u64 {
     places.iter().filter(|is_held| **is_held).count() as u64
 }
 
-fn shared(a: &[u64], b: &[u64]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}
-
 /// Longest wait for events.
 const PATIENCE: Duration = Duration::from_secs(3);
 const TICK: Duration = Duration::from_millis(100);
@@ -493,7 +515,50 @@ const TICK: Duration = Duration::from_millis(100);
 const MAX_STORED: usize = 1 << 14;
 /// The header in which a gateway names the documents of a request.
 const PATH_HEADER: &str = "x-foreword-path";
-const PUBLISH: &str = "vLLM (which connects to an address, and listens only on *): --kv-events-config '{\"enable_kv_cache_events\": true, \"publisher\": \"zmq\", \"endpoint\": \
-                       \"tcp://*:5557\"}', then --events tcp://HOST:5557; foreword serve: --internal with its internal listener";
-const LONGER: &str = "foreword serve: documents of at least a page, named in x-foreword-path; /metrics has foreword_placements_total";
+const PUBLISH: &str = "vLLM, which listens only on an address with * or ::: --kv-events-config '{\"enable_kv_cache_events\": true, \
+                       \"publisher\": \"zmq\", \"endpoint\": \"tcp://[::ffff:127.0.0.1]:5557\"}', then --events tcp://127.0.0.1:5557; \
+                       foreword serve: --internal with its internal listener";
+const LONGER: &str = "foreword serve: documents of at least a page, named in x-foreword-path; kv-bridge: --gateway, whose \
+                      requests it gets copies of";
 const DISAGREE: &str = "give the port of this very engine (each data-parallel rank has one), and the tokenizer of this model";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(tokens: &[u32]) -> Stored {
+        Stored {
+            tokens: tokens.to_vec(),
+            block_tokens: 2,
+            ..Stored::default()
+        }
+    }
+
+    #[test]
+    fn documents_of_others_do_not_agree_and_silence_is_no_failure_without_a_cache() {
+        let heard = |stored: &[&[u64]]| Heard::Documents {
+            sent: vec![1, 2, 3, 4],
+            stored: stored.iter().map(|path| path.to_vec()).collect(),
+        };
+        for (stored, expected) in [
+            (&[&[4, 2, 1][..], &[9]][..], Status::Ok),
+            (&[&[1, 2], &[9, 8, 7, 6]], Status::Fail),
+            (&[], Status::Skipped),
+        ] {
+            assert_eq!(agree(&heard(stored)).status, expected, "{stored:?}");
+        }
+        assert_eq!(arrive(&heard(&[]), Status::Ok).status, Status::Fail);
+        assert_eq!(arrive(&heard(&[]), Status::Fail).status, Status::Skipped);
+        assert_eq!(arrive(&heard(&[&[9]]), Status::Ok).status, Status::Ok);
+    }
+
+    #[test]
+    fn blocks_count_where_a_block_can_begin_and_once() {
+        let prompt = [1, 2, 3, 4, 5];
+        assert_eq!(covered(&prompt, &[block(&[3, 4]), block(&[1, 2])]), 4);
+        assert_eq!(covered(&prompt, &[block(&[1, 2, 3, 4]), block(&[1, 2])]), 4);
+        // Between two blocks, of another prompt, and of none.
+        let others = [block(&[2, 3]), block(&[4, 5]), block(&[9, 9]), block(&[])];
+        assert_eq!(covered(&prompt, &others), 0);
+    }
+}

@@ -1,6 +1,6 @@
 //! Figures in Prometheus' text, of an engine or a gateway, and what a gateway's own say of its decisions.
 
-use super::client::{Client, refusal};
+use super::client::{Client, refusal_of};
 use super::finding::{Finding, Status};
 
 /// The samples of one scrape.
@@ -26,7 +26,7 @@ impl Metrics {
                     missing: None,
                 };
             }
-            missing = format!("GET {url}: {}", refusal(&answer));
+            missing = refusal_of(&format!("GET {url}"), &answer);
         }
         Self {
             text: String::new(),
@@ -63,14 +63,20 @@ impl Metrics {
     /// Returns how many decisions matched nothing, and how many there were.
     fn decisions(&self) -> Option<(f64, f64)> {
         let all = self.sum("foreword_matched_percent_count")?;
-        let is_lowest = |labels: &str| labels.contains("le=\"0.5\"");
-        let mut lowest = (self.samples())
-            .filter(|(name, labels, _)| {
-                *name == "foreword_matched_percent_bucket" && is_lowest(labels)
-            })
-            .peekable();
-        lowest.peek()?;
-        Some((lowest.map(|sample| sample.2).sum(), all))
+        let buckets =
+            (self.samples()).filter(|sample| sample.0 == "foreword_matched_percent_bucket");
+        let buckets = buckets.filter_map(|(_, labels, count)| {
+            let (_, bound) = labels.split_once("le=\"")?;
+            Some((bound.split('"').next()?.parse::<f64>().ok()?, count))
+        });
+        let buckets: Vec<(f64, f64)> = buckets.collect();
+        // The lowest bucket holds what matched nothing: its bound is 1 in the shipped configurations, else 0.5.
+        let lowest = buckets
+            .iter()
+            .map(|bucket| bucket.0)
+            .fold(f64::INFINITY, f64::min);
+        let blind = buckets.iter().filter(|bucket| bucket.0 == lowest);
+        (lowest <= 1.0).then(|| (blind.map(|bucket| bucket.1).sum(), all))
     }
 }
 
@@ -141,3 +147,27 @@ pub(super) const FEED: &str = "\"engines\": [{\"name\": \"a\", \"feed\": {\"clus
 const ENOUGH: f64 = 20.0;
 const MAX_BLIND: f64 = 0.5;
 const MAX_CORRECTED: f64 = 0.05;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_found_behind_a_proxys_prefix_and_labels_by_their_whole_name() {
+        let metrics = Metrics {
+            text: "# HELP x 1\n\
+                   vllm:cache_config_info{mamba_block_size=\"8\",block_size=\"16\"} 1.0\n\
+                   envoy_dynamicmodulescustom_foreword_requests_total{} 7\n\
+                   foreword_matched_percent_bucket{le=\"10\"} 6\n\
+                   foreword_matched_percent_bucket{le=\"1\"} 5\n\
+                   foreword_matched_percent_count{} 7\nno number\n"
+                .to_owned(),
+            missing: None,
+        };
+        let label = metrics.label("vllm:cache_config_info", "block_size");
+        assert_eq!(label, Some("16"));
+        assert_eq!(metrics.sum("foreword_requests_total"), Some(7.0));
+        assert_eq!(metrics.sum("foreword_absent_total"), None);
+        assert_eq!(metrics.decisions(), Some((5.0, 7.0)));
+    }
+}

@@ -129,7 +129,13 @@ fn examine(options: &Options) -> Result<Examination> {
         .filter(|route| route.pair.is_ok())
         .map(|route| route.api.name)
         .collect();
-    let heard = source.hear(engine, events::api_for(&served), words, length);
+    let heard = source.hear(
+        engine,
+        gateway_root.as_deref(),
+        events::api_for(&served),
+        words,
+        length,
+    );
     let is_reported = survey
         .route(CHAT)
         .is_some_and(|route| route.warm().is_some());
@@ -153,7 +159,7 @@ fn examine(options: &Options) -> Result<Examination> {
     findings.extend(routes().map(|(route, salted)| salts::honoured(route, salted.as_ref(), &kept)));
     findings.push(rendering::template_date(&renderings, SystemTime::now()));
     findings.push(rendering::tool_order(&tools, survey.least()));
-    let arriving = events::arrive(&heard);
+    let arriving = events::arrive(&heard, status);
     // A source that said nothing before says nothing of a cleared cache either.
     let source = Some(&source).filter(|_| arriving.status == Status::Ok);
     findings.extend([arriving, events::agree(&heard)]);

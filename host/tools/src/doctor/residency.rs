@@ -2,7 +2,7 @@
 //! what is so.
 
 use super::api::Usage;
-use super::client::{Client, Connection, refusal};
+use super::client::{Client, Connection, refusal_of};
 use super::events::Source;
 use super::finding::{Finding, Status};
 use super::gateway::{AGAIN, Decision, Documents};
@@ -46,7 +46,7 @@ pub(super) fn clear(
     let urls = (roots.iter()).flat_map(|root| RESETS.map(|path| format!("{root}{path}")));
     let is_done = urls.into_iter().any(|url| {
         let answer = client.post(&url, &serde_json::Value::Null);
-        came = format!("POST {url}: {}", refusal(&answer));
+        came = refusal_of(&format!("POST {url}"), &answer);
         answer.is_ok_and(|reply| reply.status == 200)
     });
     if !is_done {

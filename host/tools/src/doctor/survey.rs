@@ -257,9 +257,9 @@ fn common(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { common(b, a % b) }
 }
 
-/// Returns the words of a prompt of `tokens` tokens; at first as if each were one.
+/// Returns the words of a prompt of `tokens` tokens; at first as if a word were one and a half.
 fn words_of(tokens: u64, per_word: Option<f64>) -> u64 {
-    (tokens as f64 / per_word.unwrap_or(1.0)).ceil() as u64
+    (tokens as f64 / per_word.unwrap_or(1.5)).ceil() as u64
 }
 
 /// Tokens of the prompt that is sent twice.
