@@ -1,6 +1,6 @@
 //! The four APIs: how each takes a prompt, and where each reports the tokens that it found cached.
 
-use super::client::{Answer, Client, Connection, refusal};
+use super::client::{Answer, Client, refusal};
 use serde_json::{Value, json};
 
 /// An API that takes prompts.
@@ -90,6 +90,10 @@ impl Usage {
 }
 
 impl Api {
+    pub(super) fn url(&self, root: &str) -> String {
+        format!("{root}{}", self.path)
+    }
+
     /// Returns a body that asks for one token after `text`.
     pub(super) fn body(&self, model: &str, text: &str) -> Value {
         let prompt = match self.field.1 {
@@ -97,6 +101,13 @@ impl Api {
             false => json!(text),
         };
         json!({"model": model, self.field.0: prompt, self.limit: 1})
+    }
+
+    /// Returns the same with a `cache_salt`.
+    pub(super) fn salted(&self, model: &str, text: &str, salt: &str) -> Value {
+        let mut body = self.body(model, text);
+        body["cache_salt"] = salt.repeat(32).into();
+        body
     }
 
     /// Reads what a response reports.
@@ -118,9 +129,8 @@ impl Api {
     /// # Errors
     /// Returns what came instead of a 200.
     pub(super) fn ask(&self, client: &Client, root: &str, body: &Value) -> Result<Usage, String> {
-        let url = format!("{root}{}", self.path);
-        self.told(client, client.post_with(&url, body, &[], Connection::Kept))
-            .map(|(usage, _)| usage)
+        let answer = client.post(&self.url(root), body);
+        self.told(client, answer).map(|(usage, _)| usage)
     }
 
     /// Reads an answer: what it reports, and the whole of it.
@@ -135,7 +145,7 @@ impl Api {
                 client.count(usage.prompt);
                 Ok((usage, response))
             }
-            _ => Err(refusal(&answer)),
+            _ => Err(refusal(&format!("POST {}", self.path), &answer)),
         }
     }
 }

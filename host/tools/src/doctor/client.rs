@@ -187,16 +187,8 @@ impl Reply {
     }
 }
 
-/// Returns what came instead of a 200: a refusal, or no response at all.
-pub(super) fn refusal(answer: &Answer) -> String {
-    match answer {
-        Ok(reply) => reply.words(),
-        Err(reason) => reason.clone(),
-    }
-}
-
-/// Returns the same behind the request; a missing response names its URL already.
-pub(super) fn refusal_of(request: &str, answer: &Answer) -> String {
+/// Returns what came of a request instead of a 200: a refusal behind the request, or why there is no response, which names its URL.
+pub(super) fn refusal(request: &str, answer: &Answer) -> String {
     match answer {
         Ok(reply) => format!("{request}: {}", reply.words()),
         Err(reason) => reason.clone(),

@@ -3,88 +3,61 @@
 //! | source | asked how | agrees if |
 //! | --- | --- | --- |
 //! | vLLM's ZeroMQ socket (`--events`) | a new prompt, and its tokens from `/tokenize` | stored blocks hold these tokens, at their places |
-//! | our feed over HTTP (`/v1/kv/events`) | a new prompt with documents, as the gateway would send it | the stored path holds these documents |
+//! | our feed over HTTP | a new prompt with documents, as the gateway would send it | stored paths hold these documents |
 
-use super::api::{APIS, Api, CHAT, Usage};
-use super::client::{Client, Connection, refusal, refusal_of};
-use super::finding::{Finding, Status};
-use super::prompt::Words;
+use super::api::{Api, CHAT};
+use super::client::{Client, Connection};
+use super::feed::{self, Position};
+use super::finding::{Outcome, Status};
+use super::prompt::{Documents, FIRST, Words};
 use super::rendering;
 use super::survey::Engine;
-use foreword_ordering::feed::{Batch, Event};
-use foreword_ordering::path::SentPath;
+use super::zmq::{PATIENCE, Subscription};
 use foreword_ordering::{Config, Orderer, Tenant};
-use foreword_server::bridge::subscription::{connect, numbered};
-use foreword_server::kv::vllm::read::{self, BlockEvent, Stored};
-use foreword_server::zmtp::{Received, Socket};
-use parking_lot::Mutex;
-use serde_json::{Value, json};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-
-/// A subscription to an engine's ZeroMQ events, read on a thread of its own until it is dropped.
-pub(super) struct Subscription {
-    seen: Arc<Mutex<Seen>>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// What a subscription has received.
-#[derive(Debug, Default)]
-struct Seen {
-    is_connected: bool,
-    stored: Vec<Stored>,
-    /// Removed blocks, and caches that were cleared.
-    removals: u64,
-    error: Option<String>,
-}
-
-/// What the events said of a prompt that was sent.
-#[derive(Debug)]
-pub(super) enum Heard {
-    /// There is no address to ask, or what came of those that were tried.
-    Nowhere(String),
-    /// The source failed.
-    Failed(String),
-    /// The prompt could not be sent.
-    NotSent(String),
-    /// Blocks of tokens, from ZeroMQ.
-    Blocks {
-        stored: Vec<Stored>,
-        /// The prompt's tokens, or why they are not known.
-        tokens: Result<Vec<u64>, String>,
-        usage: Usage,
-    },
-    /// Documents, from our feed.
-    Documents {
-        /// The documents that the prompt has.
-        sent: Vec<u64>,
-        stored: Vec<Vec<u64>>,
-    },
-    /// Our feed, sealed with a key: documents are counted and not read.
-    Sealed { stored: usize },
-}
-
-impl Heard {
-    /// Returns whether the source answers and no event came.
-    fn is_silent(&self) -> bool {
-        match self {
-            Self::Blocks { stored, .. } => stored.is_empty(),
-            Self::Documents { stored, .. } => stored.is_empty(),
-            Self::Sealed { stored } => *stored == 0,
-            Self::Nowhere(_) | Self::Failed(_) | Self::NotSent(_) => false,
-        }
-    }
-}
+use foreword_server::kv::vllm::read::Stored;
 
 /// A source of events.
 pub(super) enum Source {
     Socket(Subscription),
     /// The URL of our feed.
     Feed(String),
+    /// No address is known, or what came of those that were tried.
     Nowhere(String),
+}
+
+/// What a source said of a prompt.
+#[derive(Debug)]
+pub(super) struct Heard {
+    /// What was sent.
+    asked: String,
+    /// Blocks or paths that were stored.
+    stored: usize,
+    agreement: Result<Agreement, String>,
+}
+
+/// What was sent, compared with what is stored.
+#[derive(Debug)]
+struct Agreement {
+    detail: String,
+    /// Tokens or documents that are stored, those that could not be, and all.
+    told: u64,
+    excused: u64,
+    all: u64,
+}
+
+/// The reason why nothing was heard.
+#[derive(Debug)]
+pub(super) enum Silence {
+    /// The question could not be asked.
+    NotAsked(String),
+    /// The source failed.
+    Failed(String),
+}
+
+/// A moment in a source's events.
+pub(super) enum Mark {
+    Removals(u64),
+    Position(Position),
 }
 
 impl Source {
@@ -95,465 +68,253 @@ impl Source {
         }
         let mut came = "no address is known".to_owned();
         for url in feeds {
-            let answer = client.get(url);
-            match &answer {
-                Ok(reply) if reply.status == 200 && reply.json()["epoch"].is_string() => {
-                    return Self::Feed(url.clone());
-                }
-                _ => came = refusal_of(&format!("GET {url}"), &answer),
+            match feed::position(client, url) {
+                Ok(_) => return Self::Feed(url.clone()),
+                Err(other) => came = other,
             }
         }
         Self::Nowhere(came)
     }
 
-    /// Sends a prompt of `tokens` tokens, and returns what the events say of it. A bridge learns of documents from a gateway's
-    /// requests alone, so where our feed is silent they are sent through the gateway too.
+    /// Sends a prompt of some `length` words to `api`, and returns what the events say of it. A bridge learns of documents from a
+    /// gateway's requests alone, so where our feed is silent they are sent through the gateway too.
+    ///
+    /// # Errors
+    /// Returns why nothing can be said of it.
     pub(super) fn hear(
         &self,
         engine: &Engine<'_>,
         gateway: Option<&str>,
         api: &Api,
         words: &mut Words,
-        tokens: u64,
-    ) -> Heard {
+        length: u64,
+    ) -> Result<Heard, Silence> {
         match self {
-            Self::Nowhere(came) => Heard::Nowhere(came.clone()),
-            Self::Socket(subscription) => subscription.hear(engine, api, &words.text(tokens)),
+            Self::Nowhere(came) => Err(Silence::NotAsked(came.clone())),
+            Self::Socket(subscription) => {
+                hear_blocks(subscription, engine, api, &words.text(length))
+            }
             Self::Feed(url) => {
-                let mut hear = |root: &str| {
-                    hear_documents(engine, root, url, words, tokens)
-                        .unwrap_or_else(|came| Heard::Failed(format!("GET {url}: {came}")))
-                };
-                let heard = hear(engine.root);
+                let mut hear = |root| hear_documents(url, engine, root, words, length);
+                let heard = hear(engine.root)?;
                 match gateway {
-                    Some(gateway) if heard.is_silent() => hear(gateway),
-                    _ => heard,
+                    Some(gateway) if heard.stored == 0 => hear(gateway),
+                    _ => Ok(heard),
                 }
             }
         }
     }
 
     /// Marks this moment, for [`Source::has_removed`].
-    pub(super) fn mark(&self, client: &Client) -> Mark {
+    pub(super) fn mark(&self, client: &Client) -> Option<Mark> {
         match self {
-            Self::Socket(subscription) => Mark::Removals(subscription.seen.lock().removals),
-            Self::Feed(url) => Mark::Position(position(client, url).ok()),
-            Self::Nowhere(_) => Mark::None,
+            Self::Socket(subscription) => {
+                Some(Mark::Removals(subscription.seen(|seen| seen.removals)))
+            }
+            Self::Feed(url) => feed::position(client, url).ok().map(Mark::Position),
+            Self::Nowhere(_) => None,
         }
     }
 
-    /// Returns whether blocks were removed since, waiting a while for it; `None` if there is no source.
+    /// Returns whether something was removed since, waiting a while for it; `None` if the source does not say it.
     pub(super) fn has_removed(&self, client: &Client, since: &Mark) -> Option<bool> {
         match (self, since) {
             (Self::Socket(subscription), Mark::Removals(before)) => {
                 Some(subscription.wait(|seen| seen.removals > *before))
             }
-            (Self::Feed(url), Mark::Position(Some(since))) => {
-                // Types are readable in a sealed feed too.
-                let batch = client.get(&since.query(url)).ok()?.json();
-                let mut events = batch["events"].as_array()?.iter();
-                Some(batch["reset"] == true || events.any(|event| event["type"] != "stored"))
+            (Self::Feed(url), Mark::Position(since)) => {
+                Some(feed::news(client, url, since).ok()?.is_removal)
             }
             _ => None,
         }
     }
 }
 
-/// A moment in a source's events.
-pub(super) enum Mark {
-    None,
-    Removals(u64),
-    Position(Option<Position>),
-}
-
-/// A position in our feed.
-pub(super) struct Position {
-    epoch: String,
-    next: u64,
-}
-
-impl Position {
-    fn query(&self, url: &str) -> String {
-        let (epoch, next, wait) = (&self.epoch, self.next, PATIENCE.as_millis());
-        format!("{url}?epoch={epoch}&since={next}&wait_ms={wait}")
-    }
-}
-
-impl Subscription {
-    fn start(address: &str) -> Self {
-        let seen = Arc::new(Mutex::new(Seen::default()));
-        let stop = Arc::new(AtomicBool::new(false));
-        let follow = (address.to_owned(), Arc::clone(&seen), Arc::clone(&stop));
-        let thread = std::thread::spawn(move || {
-            let (address, seen, stop) = follow;
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build();
-            let followed = match runtime {
-                Ok(runtime) => runtime.block_on(Self::follow(&address, &seen, &stop)),
-                Err(error) => Err(error.into()),
-            };
-            if let Err(error) = followed {
-                seen.lock().error = Some(format!("{error:#}"));
-            }
-        });
-        let subscription = Self {
-            seen,
-            stop,
-            thread: Some(thread),
-        };
-        subscription.wait(|seen| seen.is_connected);
-        // A publisher reads a subscription some time after it was sent.
-        std::thread::sleep(Duration::from_millis(300));
-        subscription
-    }
-
-    async fn follow(address: &str, seen: &Mutex<Seen>, stop: &AtomicBool) -> anyhow::Result<()> {
-        let mut engine = connect(address, Socket::Sub).await?;
-        engine.subscribe(b"").await?;
-        seen.lock().is_connected = true;
-        while !stop.load(Ordering::Relaxed) {
-            // Nothing is lost when this wait ends.
-            let Ok(received) = tokio::time::timeout(TICK, engine.receive()).await else {
-                continue;
-            };
-            let Received::Message(frames) = received? else {
-                continue;
-            };
-            let (_, payload) = numbered(&frames)?;
-            let batch = read::batch(payload)?;
-            let mut seen = seen.lock();
-            for event in batch.events {
-                match event {
-                    BlockEvent::Stored(stored) => seen.stored.push(stored),
-                    BlockEvent::Removed { .. } | BlockEvent::Cleared => seen.removals += 1,
-                    BlockEvent::Unknown => {}
-                }
-            }
-            // On a busy engine the latest are enough.
-            let old = seen.stored.len().saturating_sub(MAX_STORED);
-            seen.stored.drain(..old);
-        }
-        Ok(())
-    }
-
-    /// Waits a while for a condition or an error, and returns whether the condition holds.
-    fn wait(&self, condition: impl Fn(&Seen) -> bool) -> bool {
-        let start = Instant::now();
-        loop {
-            {
-                let seen = self.seen.lock();
-                if condition(&seen) {
-                    return true;
-                }
-                if seen.error.is_some() || start.elapsed() > PATIENCE {
-                    return false;
-                }
-            }
-            std::thread::sleep(TICK / 10);
-        }
-    }
-
-    fn hear(&self, engine: &Engine<'_>, api: &Api, text: &str) -> Heard {
-        self.seen.lock().stored.clear();
-        let body = api.body(engine.model, text);
-        let usage = match api.ask(engine.client, engine.root, &body) {
-            Ok(usage) => usage,
-            Err(came) => return Heard::NotSent(format!("POST {}: {came}", api.path)),
-        };
-        let tokens = match body.get("input") {
-            None => rendering::render(engine, &body).map(|rendered| rendered.tokens),
-            Some(_) => Err(format!("/tokenize takes no body of {}", api.path)),
-        };
-        let count = tokens.as_ref().map_or(0, Vec::len);
-        let expected = usage.prompt.max(count as u64) - usage.cached_or_zero();
-        self.wait(|seen| {
-            seen.stored
-                .iter()
-                .any(|stored| tokens_of(&seen.stored) + u64::from(stored.block_tokens) > expected)
-        });
-        let seen = self.seen.lock();
-        match &seen.error {
-            Some(error) => Heard::Failed(error.clone()),
-            None => Heard::Blocks {
-                stored: seen.stored.clone(),
-                tokens,
-                usage,
-            },
-        }
-    }
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            // Its error is in what was seen.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn tokens_of(stored: &[Stored]) -> u64 {
-    stored.iter().map(|stored| stored.tokens.len() as u64).sum()
-}
-
-/// Returns the feed's position now.
-fn position(client: &Client, url: &str) -> Result<Position, String> {
-    let answer = client.get(url);
-    let Ok(reply) = &answer else {
-        return Err(refusal(&answer));
-    };
-    let batch = reply.json();
-    match (batch["epoch"].as_str(), batch["next"].as_u64()) {
-        (Some(epoch), Some(next)) => Ok(Position {
-            epoch: epoch.to_owned(),
-            next,
-        }),
-        _ => Err(refusal(&answer)),
-    }
-}
-
-/// Sends a chat with documents as the gateway would, and reads the feed.
-fn hear_documents(
+fn hear_blocks(
+    subscription: &Subscription,
     engine: &Engine<'_>,
-    root: &str,
-    url: &str,
-    words: &mut Words,
-    tokens: u64,
-) -> Result<Heard, String> {
-    let since = position(engine.client, url)?;
-    let body = documents(engine.model, words, tokens);
-    let ordered =
-        Orderer::new(Config::default()).rewrite(Tenant::default(), body.to_string().as_bytes());
-    let ordered = ordered.map_err(|skip| format!("the documents are not found: {skip:?}"))?;
-    let body = match &ordered.body {
-        Some(changed) => serde_json::from_slice(changed).unwrap_or_default(),
-        None => body,
-    };
-    let path: &SentPath = &ordered.path;
-    let headers: Vec<_> = (path.to_header().into_iter())
-        .map(|path| (PATH_HEADER, path))
-        .collect();
-    let chat = format!("{root}{}", CHAT.path);
-    let answer = engine
-        .client
-        .post_with(&chat, &body, &headers, Connection::Kept);
-    if let Err(came) = CHAT.told(engine.client, answer) {
-        return Ok(Heard::NotSent(format!("POST {}: {came}", CHAT.path)));
-    }
-    let answer = engine.client.get(&since.query(url))?;
-    let heard = answer.json();
-    let events = heard["events"].as_array().cloned().unwrap_or_default();
-    let stored = events.iter().filter(|event| event["type"] == "stored");
-    if heard["key"].is_string() {
-        return Ok(Heard::Sealed {
-            stored: stored.count(),
-        });
-    }
-    let batch = Batch::read(&answer.body, None).map_err(|error| error.to_string())?;
-    let paths = batch.events.iter().filter_map(|event| match event {
-        Event::Stored { path, .. } => Some(path.iter().map(|(document, _)| document.0).collect()),
-        Event::Removed { .. } | Event::Cleared => None,
+    api: &Api,
+    text: &str,
+) -> Result<Heard, Silence> {
+    subscription.seen(|seen| seen.stored.clear());
+    let body = api.body(engine.model, text);
+    let usage = api
+        .ask(engine.client, engine.root, &body)
+        .map_err(Silence::NotAsked)?;
+    let prompt = rendering::render(engine, &body).map(|rendered| rendered.tokens);
+    let count = prompt.as_ref().map_or(0, |tokens| tokens.len() as u64);
+    let (all, cached) = (count.max(usage.prompt), usage.cached_or_zero());
+    subscription.wait(|seen| {
+        let block = seen
+            .stored
+            .iter()
+            .map(|stored| u64::from(stored.block_tokens))
+            .max();
+        block.is_some_and(|block| seen.tokens() + cached + block > all)
     });
-    let sent = path.runs.iter().flat_map(|run| &run.documents);
-    Ok(Heard::Documents {
-        sent: sent.map(|document| document.0).collect(),
-        stored: paths.collect(),
+    subscription.seen(|seen| {
+        if let Some(error) = &seen.error {
+            return Err(Silence::Failed(error.clone()));
+        }
+        let block = seen.stored.iter().map(|stored| u64::from(stored.block_tokens)).max();
+        let block = block.unwrap_or_default();
+        let agreement = prompt.map(|tokens| {
+            let told = covered(&tokens, &seen.stored);
+            Agreement {
+                detail: format!(
+                    "{count} tokens by /tokenize, {cached} cached before: blocks of {block} with {told} of them stored"
+                ),
+                told,
+                // The last block is not full, and the answer's token is in none.
+                excused: cached + 2 * block,
+                all: count,
+            }
+        });
+        Ok(Heard {
+            asked: format!("a new prompt of {all} tokens"),
+            stored: seen.stored.len(),
+            agreement,
+        })
     })
 }
 
-/// Returns a chat with four documents that have `tokens` tokens together.
-pub(super) fn documents(model: &str, words: &mut Words, tokens: u64) -> Value {
-    let texts: Vec<String> = (0..4).map(|_| words.text((tokens / 4).max(8))).collect();
-    chat_of(model, &texts, &[0, 1, 2, 3], &words.text(8))
-}
-
-/// Returns a chat about these of the texts, in this order, the best first.
-pub(super) fn chat_of(model: &str, texts: &[String], ranks: &[usize], question: &str) -> Value {
-    let documents: Vec<String> = (ranks.iter())
-        .filter_map(|rank| {
-            let text = texts.get(*rank)?;
-            Some(format!("<document id=\"probe-{rank}\">{text}</document>"))
-        })
+/// Sends a chat with documents as a gateway would, and reads the feed.
+fn hear_documents(
+    url: &str,
+    engine: &Engine<'_>,
+    root: &str,
+    words: &mut Words,
+    length: u64,
+) -> Result<Heard, Silence> {
+    let client = engine.client;
+    let since = feed::position(client, url).map_err(Silence::Failed)?;
+    let body = Documents::new(words, (length / 4).max(8)).chat(engine.model, FIRST);
+    let mut orderer = Orderer::new(Config::default());
+    let ordered = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
+    let ordered = ordered.map_err(|skip| Silence::NotAsked(format!("no documents: {skip:?}")))?;
+    let changed = ordered
+        .body
+        .and_then(|body| serde_json::from_slice(&body).ok());
+    let path = ordered.path.to_header().map(|path| (PATH_HEADER, path));
+    let body = changed.unwrap_or(body);
+    let answer = client.post_with(&CHAT.url(root), &body, path.as_slice(), Connection::Kept);
+    CHAT.told(client, answer).map_err(Silence::NotAsked)?;
+    let news = feed::news(client, url, &since).map_err(Silence::Failed)?;
+    let runs = ordered.path.runs.iter();
+    let sent: Vec<u64> = runs
+        .flat_map(|run| &run.documents)
+        .map(|document| document.0)
         .collect();
-    let content = format!(
-        "<documents>\n{}\n</documents>\n\n{question}",
-        documents.join("\n")
-    );
-    json!({"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1})
+    Ok(Heard {
+        asked: format!("a new prompt with {} documents", sent.len()),
+        stored: news.stored,
+        agreement: news.documents.map(|stored| compared(&sent, &stored)),
+    })
 }
 
-/// Returns the API whose prompt's tokens `/tokenize` tells, of those that are served.
-pub(super) fn api_for(served: &[&str]) -> &'static Api {
-    let api = APIS.iter().find(|api| served.contains(&api.name));
-    api.unwrap_or(CHAT)
-}
-
-/// Whether events arrive; `caching`: how the check of that name ended.
-pub(super) fn arrive(heard: &Heard, caching: Status) -> Finding {
-    const CHECK: &str = "events";
-    match heard {
-        _ if caching == Status::Fail && heard.is_silent() => {
-            let detail = "nothing is cached that could be told";
-            Finding::new(CHECK, Status::Skipped, detail, "")
-        }
-        Heard::Nowhere(came) => Finding::new(CHECK, Status::Skipped, came.clone(), PUBLISH),
-        Heard::Failed(came) => Finding::new(CHECK, Status::Fail, came.clone(), PUBLISH),
-        Heard::NotSent(came) => Finding::new(CHECK, Status::Skipped, came.clone(), ""),
-        Heard::Blocks { stored, usage, .. } if stored.is_empty() => {
-            let detail = format!(
-                "a new prompt of {} tokens: no event in {PATIENCE:?}",
-                usage.prompt
-            );
-            Finding::new(CHECK, Status::Fail, detail, PUBLISH)
-        }
-        Heard::Blocks { stored, usage, .. } => Finding::ok(
-            CHECK,
-            format!(
-                "a new prompt of {} tokens: blocks of {} tokens stored",
-                usage.prompt,
-                tokens_of(stored)
-            ),
+fn compared(sent: &[u64], stored: &[u64]) -> Agreement {
+    let told = sent
+        .iter()
+        .filter(|document| stored.contains(document))
+        .count();
+    Agreement {
+        detail: format!(
+            "{told} of the {} documents sent are in stored paths",
+            sent.len()
         ),
-        Heard::Documents { sent, stored } if stored.is_empty() => {
-            let detail = format!(
-                "a new prompt with {} documents: no event in {PATIENCE:?}",
-                sent.len()
-            );
-            Finding::new(CHECK, Status::Fail, detail, LONGER)
-        }
-        Heard::Documents { stored, .. } => Finding::ok(
-            CHECK,
-            format!("a new prompt with documents: {} stored", stored.len()),
-        ),
-        Heard::Sealed { stored: 0 } => {
-            let detail = format!("a new prompt with documents: no event in {PATIENCE:?}");
-            Finding::new(CHECK, Status::Fail, detail, LONGER)
-        }
-        Heard::Sealed { stored } => Finding::ok(
-            CHECK,
-            format!("a new prompt with documents: {stored} stored, sealed"),
-        ),
-    }
-}
-
-/// Whether events agree with what was sent.
-pub(super) fn agree(heard: &Heard) -> Finding {
-    const CHECK: &str = "events-agree";
-    let skipped = |came: &str| Finding::new(CHECK, Status::Skipped, came, "");
-    match heard {
-        Heard::Blocks {
-            stored,
-            tokens,
-            usage,
-        } if !stored.is_empty() => {
-            let block = stored
-                .iter()
-                .map(|stored| u64::from(stored.block_tokens))
-                .max();
-            let block = block.unwrap_or_default().max(1);
-            let tokens = match tokens {
-                Ok(tokens) => tokens,
-                Err(came) => return skipped(came),
-            };
-            let (told, all) = (covered(tokens, stored), tokens.len() as u64);
-            let detail = format!(
-                "{all} tokens by /tokenize, {} cached before: blocks of {block} with {told} of them stored",
-                usage.cached_or_zero()
-            );
-            // The last block is not full, and the answer's token is in none.
-            if told > 0 && told + usage.cached_or_zero() + 2 * block > all {
-                Finding::ok(CHECK, detail)
-            } else {
-                Finding::new(CHECK, Status::Fail, detail, DISAGREE)
-            }
-        }
-        Heard::Documents { sent, stored } if !stored.is_empty() => {
-            let is_stored = |document: &&u64| stored.iter().any(|path| path.contains(document));
-            let told = sent.iter().filter(is_stored).count();
-            let detail = format!(
-                "{told} of the {} documents sent are in stored paths",
-                sent.len()
-            );
-            // The last one may end within a page.
-            if told > 0 && told + 1 >= sent.len() {
-                Finding::ok(CHECK, detail)
-            } else {
-                Finding::new(CHECK, Status::Fail, detail, DISAGREE)
-            }
-        }
-        Heard::Sealed { stored: 1.. } => skipped("the feed is sealed: its hashes are not read"),
-        _ => skipped("no event came"),
+        told: told as u64,
+        // The last one may end within a page.
+        excused: 2,
+        all: sent.len() as u64,
     }
 }
 
 /// Returns how many of the prompt's tokens stored blocks hold, at places where a block can begin.
 fn covered(prompt: &[u64], stored: &[Stored]) -> u64 {
-    let mut places = vec![false; prompt.len()];
-    for block in stored.iter().filter(|stored| !stored.tokens.is_empty()) {
-        let step = (block.block_tokens as usize).max(1);
-        for start in (0..prompt.len()).step_by(step) {
-            let here = prompt.get(start..start + block.tokens.len());
-            let is_here = here.is_some_and(|here| {
-                here.iter()
-                    .copied()
-                    .eq(block.tokens.iter().map(|token| u64::from(*token)))
-            });
-            if is_here {
-                places[start..start + block.tokens.len()].fill(true);
+    let mut is_held = vec![false; prompt.len()];
+    for block in stored {
+        let tokens: Vec<u64> = block.tokens.iter().copied().map(u64::from).collect();
+        for start in (0..prompt.len()).step_by((block.block_tokens as usize).max(1)) {
+            if prompt[start..].starts_with(&tokens) {
+                is_held[start..start + tokens.len()].fill(true);
             }
         }
     }
-    places.iter().filter(|is_held| **is_held).count() as u64
+    is_held.into_iter().filter(|is_held| *is_held).count() as u64
 }
 
-/// Longest wait for events.
-const PATIENCE: Duration = Duration::from_secs(3);
-const TICK: Duration = Duration::from_millis(100);
-/// Most stored blocks that are kept.
-const MAX_STORED: usize = 1 << 14;
+/// Whether events arrive; `caching`: how the check of that name ended.
+pub(super) fn arrive(heard: &Result<Heard, Silence>, caching: Status) -> Outcome {
+    match heard {
+        Err(Silence::NotAsked(came)) => Outcome::skipped(came, PUBLISH),
+        Err(Silence::Failed(came)) => Outcome::fail(came, PUBLISH),
+        Ok(heard) if heard.stored > 0 => Outcome::ok(format!(
+            "{}: {} events of stored blocks or paths",
+            heard.asked, heard.stored
+        )),
+        Ok(_) if caching == Status::Fail => {
+            Outcome::skipped("nothing is cached that could be told", "")
+        }
+        Ok(heard) => Outcome::fail(
+            format!("{}: no event in {PATIENCE:?}", heard.asked),
+            PUBLISH,
+        ),
+    }
+}
+
+/// Whether events agree with what was sent.
+pub(super) fn agree(heard: &Result<Heard, Silence>) -> Outcome {
+    match heard {
+        Ok(heard) if heard.stored > 0 => match &heard.agreement {
+            Ok(found) if found.told > 0 && found.told + found.excused > found.all => {
+                Outcome::ok(&found.detail)
+            }
+            Ok(found) => Outcome::fail(&found.detail, DISAGREE),
+            Err(came) => Outcome::skipped(came, ""),
+        },
+        _ => Outcome::skipped("no event came", ""),
+    }
+}
+
 /// The header in which a gateway names the documents of a request.
 const PATH_HEADER: &str = "x-foreword-path";
 const PUBLISH: &str = "vLLM, which listens only on an address with * or ::: --kv-events-config '{\"enable_kv_cache_events\": true, \
                        \"publisher\": \"zmq\", \"endpoint\": \"tcp://[::ffff:127.0.0.1]:5557\"}', then --events tcp://127.0.0.1:5557; \
-                       foreword serve: --internal with its internal listener";
-const LONGER: &str = "foreword serve: documents of at least a page, named in x-foreword-path; kv-bridge: --gateway, whose \
-                      requests it gets copies of";
-const DISAGREE: &str = "give the port of this very engine (each data-parallel rank has one), and the tokenizer of this model";
+                       foreword serve: --internal with its internal listener; kv-bridge: the same, and --gateway";
+const DISAGREE: &str = "give the port of this very engine (each data-parallel rank has one), and kv-bridge this model's tokenizer";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn block(tokens: &[u32]) -> Stored {
-        Stored {
-            tokens: tokens.to_vec(),
-            block_tokens: 2,
-            ..Stored::default()
-        }
-    }
-
     #[test]
     fn documents_of_others_do_not_agree_and_silence_is_no_failure_without_a_cache() {
-        let heard = |stored: &[&[u64]]| Heard::Documents {
-            sent: vec![1, 2, 3, 4],
-            stored: stored.iter().map(|path| path.to_vec()).collect(),
+        let heard = |stored: &[u64]| {
+            Ok(Heard {
+                asked: String::new(),
+                stored: stored.len(),
+                agreement: Ok(compared(&[1, 2, 3, 4], stored)),
+            })
         };
         for (stored, expected) in [
-            (&[&[4, 2, 1][..], &[9]][..], Status::Ok),
-            (&[&[1, 2], &[9, 8, 7, 6]], Status::Fail),
+            (&[4, 2, 1, 9][..], Status::Ok),
+            (&[1, 2, 9, 8, 7, 6], Status::Fail),
             (&[], Status::Skipped),
         ] {
             assert_eq!(agree(&heard(stored)).status, expected, "{stored:?}");
         }
         assert_eq!(arrive(&heard(&[]), Status::Ok).status, Status::Fail);
         assert_eq!(arrive(&heard(&[]), Status::Fail).status, Status::Skipped);
-        assert_eq!(arrive(&heard(&[&[9]]), Status::Ok).status, Status::Ok);
+        assert_eq!(arrive(&heard(&[9]), Status::Ok).status, Status::Ok);
     }
 
     #[test]
     fn blocks_count_where_a_block_can_begin_and_once() {
+        let block = |tokens: &[u32]| Stored {
+            tokens: tokens.to_vec(),
+            block_tokens: 2,
+            ..Stored::default()
+        };
         let prompt = [1, 2, 3, 4, 5];
         assert_eq!(covered(&prompt, &[block(&[3, 4]), block(&[1, 2])]), 4);
         assert_eq!(covered(&prompt, &[block(&[1, 2, 3, 4]), block(&[1, 2])]), 4);

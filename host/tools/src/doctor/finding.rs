@@ -43,22 +43,46 @@ pub struct Finding {
     pub remedy: String,
 }
 
-impl Finding {
-    pub(super) fn ok(check: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::new(check, Status::Ok, detail, "")
+/// What a check found, before it has its name.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    pub(super) status: Status,
+    detail: String,
+    remedy: String,
+}
+
+impl Outcome {
+    pub(super) fn ok(detail: impl Into<String>) -> Self {
+        Self::new(Status::Ok, detail, "")
     }
 
-    pub(super) fn new(
-        check: impl Into<String>,
-        status: Status,
-        detail: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Self {
+    pub(super) fn warn(detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(Status::Warn, detail, remedy)
+    }
+
+    pub(super) fn fail(detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(Status::Fail, detail, remedy)
+    }
+
+    pub(super) fn skipped(detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(Status::Skipped, detail, remedy)
+    }
+
+    fn new(status: Status, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let (detail, remedy) = (detail.into(), remedy.into());
         Self {
-            check: check.into(),
             status,
-            detail: detail.into(),
-            remedy: remedy.into(),
+            detail,
+            remedy,
+        }
+    }
+
+    pub(super) fn named(self, check: impl Into<String>) -> Finding {
+        Finding {
+            check: check.into(),
+            status: self.status,
+            detail: self.detail,
+            remedy: self.remedy,
         }
     }
 }

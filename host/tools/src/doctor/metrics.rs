@@ -1,7 +1,7 @@
 //! Figures in Prometheus' text, of an engine or a gateway, and what a gateway's own say of its decisions.
 
-use super::client::{Client, refusal_of};
-use super::finding::{Finding, Status};
+use super::client::{Client, refusal};
+use super::finding::Outcome;
 
 /// The samples of one scrape.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ impl Metrics {
                     missing: None,
                 };
             }
-            missing = refusal_of(&format!("GET {url}"), &answer);
+            missing = refusal(&format!("GET {url}"), &answer);
         }
         Self {
             text: String::new(),
@@ -81,41 +81,34 @@ impl Metrics {
 }
 
 /// What the gateway's counters say of decisions and of news that did not arrive.
-pub(super) fn decisions(metrics: &Metrics) -> Finding {
-    const CHECK: &str = "gateway-decisions";
+pub(super) fn decisions(metrics: &Metrics) -> Outcome {
     if let Some(came) = &metrics.missing {
-        let remedy = "--gateway-metrics URL: Envoy's http://HOST:9901/stats/prometheus, or /metrics of foreword ext-proc";
-        return Finding::new(CHECK, Status::Skipped, came.clone(), remedy);
+        return Outcome::skipped(came, SCRAPE);
     }
-    let Some(ordered) = metrics.sum("foreword_requests_total") else {
-        let detail = "the metrics have no foreword_requests_total";
-        let remedy = "--gateway-metrics with the URL of the gateway that runs the filter";
-        return Finding::new(CHECK, Status::Skipped, detail, remedy);
+    let Some(requests) = metrics.sum("foreword_requests_total") else {
+        return Outcome::skipped("the metrics have no foreword_requests_total", SCRAPE);
     };
-    let lost = LOST
-        .iter()
-        .find(|(name, _)| metrics.sum(name).is_some_and(|count| count > 0.0));
-    if let Some((name, remedy)) = lost {
-        let detail = format!("{name} is {}", metrics.sum(name).unwrap_or_default());
-        return Finding::new(CHECK, Status::Fail, detail, *remedy);
+    for (name, remedy) in LOST {
+        if let Some(count) = metrics.sum(name).filter(|count| *count > 0.0) {
+            return Outcome::fail(format!("{name} is {count}"), remedy);
+        }
     }
     let corrections = metrics
         .sum("foreword_corrections_total")
         .unwrap_or_default();
-    let corrected = format!("{corrections} answers of {ordered} said less than was believed");
-    if ordered >= ENOUGH && corrections > ordered * MAX_CORRECTED {
-        return Finding::new(CHECK, Status::Warn, corrected, FEED);
-    }
-    match metrics.decisions() {
-        Some((blind, all)) if all >= ENOUGH && blind > all * MAX_BLIND => {
-            let detail = format!("{blind} of {all} decisions saw no resident blocks; {corrected}");
-            Finding::new(CHECK, Status::Warn, detail, BLIND)
-        }
-        Some((blind, all)) => {
-            let detail = format!("{blind} of {all} decisions saw no resident blocks; {corrected}");
-            Finding::ok(CHECK, detail)
-        }
-        None => Finding::ok(CHECK, corrected),
+    let (blind, all) = metrics.decisions().unwrap_or_default();
+    let detail = format!(
+        "{blind} of {all} decisions saw no resident blocks; {corrections} answers of {requests} said less than was believed"
+    );
+    if requests >= ENOUGH && corrections > requests * MAX_CORRECTED {
+        Outcome::warn(detail, FEED)
+    } else if all >= ENOUGH && blind > all * MAX_BLIND {
+        Outcome::warn(
+            detail,
+            "foreword explain over a log of these requests names the first difference of each",
+        )
+    } else {
+        Outcome::ok(detail)
     }
 }
 
@@ -138,8 +131,7 @@ const LOST: [(&str, &str); 4] = [
         "fewer documents a request, or a larger shared-data quota: requests exceed 16 KiB of hashes",
     ),
 ];
-const BLIND: &str =
-    "foreword explain over a log of these requests names the first difference of each";
+const SCRAPE: &str = "--gateway-metrics URL: Envoy's http://HOST:9901/stats/prometheus, or /metrics of foreword ext-proc";
 /// The remedy of belief that outlives the cache.
 pub(super) const FEED: &str = "\"engines\": [{\"name\": \"a\", \"feed\": {\"cluster\": \"a-feed\"}}], from foreword serve's internal \
                                listener or foreword kv-bridge beside vLLM";

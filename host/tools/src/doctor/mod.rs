@@ -15,6 +15,7 @@
 mod api;
 mod client;
 mod events;
+mod feed;
 mod finding;
 mod gateway;
 mod metrics;
@@ -23,6 +24,7 @@ mod rendering;
 mod residency;
 mod salts;
 mod survey;
+mod zmq;
 
 pub use finding::{Examination, Finding, Status};
 
@@ -31,10 +33,9 @@ use anyhow::{Context, Result, bail, ensure};
 use api::CHAT;
 use client::{Client, refusal};
 use events::Source;
-use gateway::Documents;
 use metrics::Metrics;
-use prompt::Words;
-use residency::{Believer, Cleared};
+use prompt::{Documents, Words};
+use residency::Cleared;
 use serde_json::Value;
 use std::io::Write;
 use std::time::{Duration, Instant, SystemTime};
@@ -115,27 +116,18 @@ fn examine(options: &Options) -> Result<Examination> {
     let rendered = rendering::render(engine, &chat);
     let survey = Survey::take(engine, words);
     let scraped = Metrics::scrape(client, &at("/metrics"));
-    let salted: Vec<_> = survey
+    let salted = survey.routes.iter().map(|route| salts::ask(engine, route));
+    let routes: Vec<_> = survey
         .routes
         .iter()
-        .map(|route| salts::ask(engine, route))
+        .zip(salted.collect::<Vec<_>>())
         .collect();
-    let length = survey
-        .reusing()
-        .map_or(400, |(route, _)| route.text.split(' ').count() as u64);
-    let served: Vec<&str> = survey
-        .routes
-        .iter()
-        .filter(|route| route.pair.is_ok())
-        .map(|route| route.api.name)
-        .collect();
-    let heard = source.hear(
-        engine,
-        gateway_root.as_deref(),
-        events::api_for(&served),
-        words,
-        length,
-    );
+    // Where no prompt is reused, its length does not matter.
+    let reusing = survey.reusing().map(|(route, _)| route);
+    let length = reusing.map_or(400, |route| route.text.split(' ').count() as u64);
+    let served = survey.routes.iter().find(|route| route.pair.is_ok());
+    let api = served.map_or(CHAT, |route| route.api);
+    let heard = source.hear(engine, gateway_root.as_deref(), api, words, length);
     let is_reported = survey
         .route(CHAT)
         .is_some_and(|route| route.warm().is_some());
@@ -144,58 +136,61 @@ fn examine(options: &Options) -> Result<Examination> {
 
     let caching = survey::caching(&survey, &scraped);
     let status = caching.status;
-    let mut findings = vec![caching, survey::least_reusable(&survey, &scraped)];
-    findings.extend(
-        survey
-            .routes
-            .iter()
-            .map(|route| survey::cached_tokens(route, &survey, status)),
-    );
-    let routes = || survey.routes.iter().zip(&salted);
-    let kept: Vec<&str> = routes()
-        .filter(|(route, salted)| salts::is_kept(route, salted.as_ref()))
-        .map(|(route, _)| route.api.path)
-        .collect();
-    findings.extend(routes().map(|(route, salted)| salts::honoured(route, salted.as_ref(), &kept)));
-    findings.push(rendering::template_date(&renderings, SystemTime::now()));
-    findings.push(rendering::tool_order(&tools, survey.least()));
+    let mut findings = vec![
+        caching.named("caching"),
+        survey::least_reusable(&survey, &scraped).named("least-reusable"),
+    ];
+    for route in &survey.routes {
+        let check = format!("cached-tokens/{}", route.api.name);
+        findings.push(survey::cached_tokens(route, &survey, status).named(check));
+    }
+    let is_kept = |route, salted: &Option<_>| {
+        salts::honoured(route, salted.as_ref(), &[]).status == Status::Ok
+    };
+    let kept = routes
+        .iter()
+        .filter(|(route, salted)| is_kept(route, salted));
+    let kept: Vec<&str> = kept.map(|(route, _)| route.api.path).collect();
+    for (route, salted) in &routes {
+        let check = format!("salts/{}", route.api.name);
+        findings.push(salts::honoured(route, salted.as_ref(), &kept).named(check));
+    }
     let arriving = events::arrive(&heard, status);
     // A source that said nothing before says nothing of a cleared cache either.
     let source = Some(&source).filter(|_| arriving.status == Status::Ok);
-    findings.extend([arriving, events::agree(&heard)]);
+    findings.extend([
+        rendering::template_date(&renderings, SystemTime::now()).named("template-date"),
+        rendering::tool_order(&tools, survey.least()).named("tool-order"),
+        arriving.named("events"),
+        events::agree(&heard).named("events-agree"),
+    ]);
 
-    let documents = Documents::new(words, survey.least().unwrap_or_default().clamp(100, length));
+    let documents = &Documents::new(words, survey.least().unwrap_or_default().clamp(100, length));
     let mut believer = None;
-    if let Some(gateway_root) = &gateway_root {
-        let answer = client.get(&format!("{gateway_root}/v1/models"));
-        findings.push(gateway::reachable(&answer));
+    if let Some(root) = gateway_root.as_deref() {
+        let answer = client.get(&format!("{root}/v1/models"));
+        findings.push(gateway::reachable(&answer).named("gateway"));
         if answer.is_ok() {
             let is_salted = kept.contains(&CHAT.path);
-            let seen = gateway::ask(engine, gateway_root, words, &documents, is_salted);
+            let seen = gateway::ask(engine, root, words, documents, is_salted);
+            let scraped = Metrics::scrape(client, options.gateway_metrics.as_slice());
             findings.extend([
-                gateway::forwards(&seen),
-                gateway::streams(&seen, is_reported),
-                gateway::orders(&seen, is_reported),
-                gateway::agree(&seen),
-                gateway::salts(&seen),
+                gateway::forwards(&seen).named("gateway-forwards"),
+                gateway::streams(&seen, is_reported).named("gateway-streams"),
+                gateway::orders(&seen, is_reported).named("gateway-orders"),
+                gateway::agree(&seen).named("gateway-agree"),
+                gateway::salts(&seen).named("gateway-salts"),
+                metrics::decisions(&scraped).named("gateway-decisions"),
             ]);
-            believer = Some(Believer {
-                root: gateway_root,
-                documents: &documents,
-            });
-            let urls: Vec<String> = options.gateway_metrics.iter().cloned().collect();
-            findings.push(metrics::decisions(&Metrics::scrape(client, &urls)));
+            believer = Some((root, documents));
         }
     }
+    let roots = [&internal[..], std::slice::from_ref(&root)].concat();
     let cleared = match options.allow_reset {
-        true => {
-            let route = survey.reusing().map(|(route, _)| route);
-            let roots = [&internal[..], std::slice::from_ref(&root)].concat();
-            residency::clear(engine, &roots, route, source, believer.as_ref())
-        }
+        true => residency::clear(engine, &roots, reusing, source, believer),
         false => Cleared::NotAllowed,
     };
-    findings.push(residency::believed(&cleared));
+    findings.push(residency::believed(&cleared).named("residency"));
     let (requests, prompt_tokens) = client.spent();
     Ok(Examination {
         url: root.clone(),
@@ -212,8 +207,13 @@ fn model(client: &Client, root: &str, wanted: Option<&str>) -> Result<(String, O
     let url = format!("{root}/v1/models");
     let answer = client.get(&url);
     let Ok(reply) = &answer else {
-        bail!("the engine does not answer: {}", refusal(&answer));
+        bail!("the engine does not answer: {}", refusal(&url, &answer));
     };
+    ensure!(
+        !matches!(reply.status, 401 | 403),
+        "{url}: {}; --api-key-env names the key's variable",
+        reply.words()
+    );
     let listed = reply.json();
     let models = listed["data"].as_array().map_or(&[][..], Vec::as_slice);
     let named = |model: &&Value| wanted.is_none_or(|wanted| model["id"] == wanted);
@@ -226,11 +226,6 @@ fn model(client: &Client, root: &str, wanted: Option<&str>) -> Result<(String, O
             reply.words()
         )
     })?;
-    ensure!(
-        !matches!(reply.status, 401 | 403),
-        "{url}: {}; --api-key-env names the key's variable",
-        reply.words()
-    );
     Ok((name.to_owned(), max_tokens))
 }
 

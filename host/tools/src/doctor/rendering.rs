@@ -5,29 +5,30 @@
 
 use super::api::{CHAT, Usage};
 use super::client::refusal;
-use super::finding::{Finding, Status};
+use super::finding::Outcome;
 use super::prompt::Words;
 use super::survey::Engine;
 use serde_json::{Value, json};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// The rendered prompt of a chat.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct Rendered {
     pub(super) tokens: Vec<u64>,
+    /// `None`: the engine does not detokenize.
     text: Option<String>,
 }
 
-/// One chat rendered twice, or what came instead.
+/// One body rendered twice, or what came instead.
 pub(super) type Renderings = Result<[Rendered; 2], String>;
 
-/// One chat with tools: rendered twice, and asked twice.
+/// One chat with tools: rendered twice, and sent twice where the chat API reports reuse.
 pub(super) struct Tools {
     rendered: Renderings,
     asked: Option<[Usage; 2]>,
 }
 
-/// Renders a body of the chat API, or of completions.
+/// Renders a body of chat or completions.
 ///
 /// # Errors
 /// Returns what came instead of tokens.
@@ -36,7 +37,7 @@ pub(super) fn render(engine: &Engine<'_>, body: &Value) -> Result<Rendered, Stri
         let answer = engine.client.post(&format!("{}{path}", engine.root), body);
         match &answer {
             Ok(reply) if reply.status == 200 => Ok(reply.json()),
-            _ => Err(format!("POST {path}: {}", refusal(&answer))),
+            _ => Err(refusal(&format!("POST {path}"), &answer)),
         }
     };
     let mut asked = json!({"model": engine.model});
@@ -46,8 +47,8 @@ pub(super) fn render(engine: &Engine<'_>, body: &Value) -> Result<Rendered, Stri
         }
     }
     let tokens = post("/tokenize", &asked)?;
-    let tokens = tokens["tokens"].as_array().cloned().unwrap_or_default();
-    let tokens: Vec<u64> = tokens.iter().filter_map(Value::as_u64).collect();
+    let tokens = tokens["tokens"].as_array().into_iter().flatten();
+    let tokens: Vec<u64> = tokens.filter_map(Value::as_u64).collect();
     if tokens.is_empty() {
         return Err("POST /tokenize: no tokens".to_owned());
     }
@@ -61,99 +62,78 @@ pub(super) fn render(engine: &Engine<'_>, body: &Value) -> Result<Rendered, Stri
     Ok(Rendered { tokens, text })
 }
 
-/// Asks for two renderings of a chat with tools, and sends it twice where the chat API reports reuse.
+/// Renders and sends a chat with tools; `is_reported`: the chat API reports reuse.
 pub(super) fn ask_tools(engine: &Engine<'_>, words: &mut Words, is_reported: bool) -> Tools {
-    let tools: Vec<Value> = (TOOLS.iter())
-        .map(|name| {
-            let function = json!({"name": name, "description": words.text(40),
-                "parameters": {"type": "object", "properties": {"subject": {"type": "string"}}}});
-            json!({"type": "function", "function": function})
-        })
-        .collect();
     let mut body = CHAT.body(engine.model, &words.text(16));
-    body["tools"] = tools.into();
+    body["tools"] = Value::from_iter(TOOLS.map(|name| {
+        json!({"type": "function", "function": {"name": name, "description": words.text(40),
+            "parameters": {"type": "object", "properties": {"subject": {"type": "string"}}}}})
+    }));
     let rendered = || Ok([render(engine, &body)?, render(engine, &body)?]);
     let ask = || CHAT.ask(engine.client, engine.root, &body).ok();
-    let asked = is_reported.then(|| Some([ask()?, ask()?])).flatten();
     Tools {
         rendered: rendered(),
-        asked,
+        asked: is_reported.then(|| Some([ask()?, ask()?])).flatten(),
     }
 }
 
 /// Whether the template writes something that changes.
-pub(super) fn template_date(renderings: &Renderings, now: SystemTime) -> Finding {
-    const CHECK: &str = "template-date";
+pub(super) fn template_date(renderings: &Renderings, now: SystemTime) -> Outcome {
     let [first, second] = match renderings {
         Ok(renderings) => renderings,
         Err(came) => {
-            let remedy =
-                "look for strftime_now, date_string or a clock in the model's chat_template.jinja";
-            return Finding::new(CHECK, Status::Skipped, came.clone(), remedy);
+            return Outcome::skipped(
+                came,
+                "look for strftime_now, date_string or a clock in the model's chat_template.jinja",
+            );
         }
     };
     let asked = "one chat rendered twice by /tokenize";
     if first.tokens != second.tokens {
-        let detail = format!("{asked}: two different prompts");
-        return Finding::new(CHECK, Status::Fail, detail, PIN);
+        return Outcome::fail(format!("{asked}: two different prompts"), PIN);
     }
     let Some(text) = &first.text else {
-        let detail = format!(
-            "{asked}: the same tokens; POST /detokenize gave no text to look for a date in"
+        return Outcome::skipped(
+            format!("{asked}: the same; /detokenize gave no text to look for a date in"),
+            "",
         );
-        return Finding::new(CHECK, Status::Skipped, detail, "");
     };
     match today(text, now) {
-        Some(date) => {
-            let detail =
-                format!("{asked}: the template writes {date:?}, which changes at midnight");
-            Finding::new(CHECK, Status::Warn, detail, PIN)
-        }
-        None => Finding::ok(CHECK, format!("{asked}: the same, without today's date")),
+        Some(date) => Outcome::warn(
+            format!("{asked}: the template writes {date:?}, which changes at midnight"),
+            PIN,
+        ),
+        None => Outcome::ok(format!("{asked}: the same, without today's date")),
     }
 }
 
-/// Whether equal tools make equal prompts.
-pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Finding {
-    const CHECK: &str = "tool-order";
-    let shuffled =
+/// Whether equal tools make equal prompts; `least`: tokens of the shortest prompt that is reused.
+pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Outcome {
+    let remedy =
         "render tools in the order of the request, from a list and not from a map or a set";
+    let asked = "one chat with five tools twice";
     if let Ok([first, second]) = &tools.rendered
         && first.tokens != second.tokens
     {
-        let detail = format!(
-            "one chat with {} tools rendered twice: two different prompts",
-            TOOLS.len()
+        return Outcome::fail(
+            format!("{asked}: /tokenize gives two different prompts"),
+            remedy,
         );
-        return Finding::new(CHECK, Status::Fail, detail, shuffled);
     }
-    let least = least.unwrap_or(u64::MAX);
-    let told = tools
-        .asked
-        .as_ref()
-        .filter(|[_, warm]| warm.prompt / 2 > least);
-    if let Some([_, warm]) = told {
-        let detail = format!(
-            "one chat with {} tools twice: {} of {} tokens cached",
-            TOOLS.len(),
-            warm.shown(),
-            warm.prompt
-        );
-        if !warm.is_cached(warm.prompt) {
-            return Finding::new(CHECK, Status::Fail, detail, shuffled);
+    let is_long = |[_, warm]: &&[Usage; 2]| least.is_some_and(|least| warm.prompt > 2 * least);
+    match (tools.asked.as_ref().filter(is_long), &tools.rendered) {
+        (Some([_, warm]), _) => {
+            let detail = format!("{asked}: {} of {} tokens cached", warm.shown(), warm.prompt);
+            match warm.is_cached(warm.prompt) {
+                true => Outcome::ok(format!("{detail}{}", tools.order())),
+                false => Outcome::fail(detail, remedy),
+            }
         }
-        return Finding::ok(CHECK, format!("{detail}{}", tools.order()));
-    }
-    match &tools.rendered {
-        Ok(_) => {
-            let detail = format!(
-                "one chat with {} tools rendered twice: the same{}",
-                TOOLS.len(),
-                tools.order()
-            );
-            Finding::ok(CHECK, detail)
-        }
-        Err(came) => Finding::new(CHECK, Status::Skipped, came.clone(), ""),
+        (None, Ok(_)) => Outcome::ok(format!(
+            "{asked}: /tokenize gives the same{}",
+            tools.order()
+        )),
+        (None, Err(came)) => Outcome::skipped(came, ""),
     }
 }
 
@@ -182,65 +162,41 @@ impl Tools {
 
 /// Returns the words of `text` that say today's date, or yesterday's or tomorrow's: day, month and year, in any order and form.
 fn today(text: &str, now: SystemTime) -> Option<String> {
-    let is_break = |character: char| !character.is_ascii_alphanumeric();
-    let words: Vec<&str> = text
-        .split(is_break)
-        .filter(|word| !word.is_empty())
-        .collect();
-    let days = [-DAY, 0, DAY].map(|seconds| {
-        let time = match u64::try_from(seconds) {
-            Ok(seconds) => now + std::time::Duration::from_secs(seconds),
-            Err(_) => now - std::time::Duration::from_secs(seconds.unsigned_abs()),
-        };
+    let words = text.split(|character: char| !character.is_ascii_alphanumeric());
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    let day = Duration::from_secs(86_400);
+    [now - day, now, now + day].into_iter().find_map(|time| {
         // "Wed, 25 Nov 2026 14:28:51 GMT"
-        httpdate::fmt_http_date(time)
-    });
-    for date in &days {
-        let mut parts = date.split_whitespace().skip(1);
-        let (Some(day), Some(month), Some(year)) = (parts.next(), parts.next(), parts.next())
-        else {
-            continue;
+        let date = httpdate::fmt_http_date(time);
+        let mut date: Vec<String> = date.split(' ').skip(1).take(3).map(plain).collect();
+        let compact = format!("{}{:0>2}{:0>2}", date[2], date[1], date[0]);
+        date.sort_unstable();
+        let is_date = |window: &&[&str]| {
+            let mut parts: Vec<String> = window.iter().copied().map(plain).collect();
+            parts.sort_unstable();
+            parts == date
         };
-        let number = MONTHS
-            .iter()
-            .position(|name| name.eq_ignore_ascii_case(month));
-        let number = number.unwrap_or_default() as u32 + 1;
-        let compact = format!("{year}{number:02}{day}");
-        if words.contains(&compact.as_str()) {
-            return Some(compact);
-        }
-        let says = |word: &str, wanted: u32| word.len() <= 2 && word.parse() == Ok(wanted);
-        let is_year = |word: &&str| **word == *year;
-        let is_day = |word: &&str| {
-            says(
-                word.trim_end_matches(char::is_alphabetic),
-                day.parse().unwrap_or(0),
-            )
-        };
-        let is_month = |word: &&str| {
-            says(word, number)
-                || word
-                    .get(..3)
-                    .is_some_and(|start| start.eq_ignore_ascii_case(month))
-        };
-        let found = words.windows(3).find(|window| {
-            let [a, b, c] = window else { return false };
-            let orders = [
-                [a, b, c],
-                [a, c, b],
-                [b, a, c],
-                [b, c, a],
-                [c, a, b],
-                [c, b, a],
-            ];
-            (orders.iter())
-                .any(|[day, month, year]| is_day(day) && is_month(month) && is_year(year))
-        });
-        if let Some(window) = found {
-            return Some(window.join(" "));
+        let found = words
+            .windows(3)
+            .find(is_date)
+            .map(|window| window.join(" "));
+        found.or_else(|| words.contains(&&*compact).then_some(compact))
+    })
+}
+
+/// Returns a part of a date as a number without zeros before it: `November` is 11, `25th` is 25.
+fn plain(word: &str) -> String {
+    let starts = |name: &&str| {
+        word.get(..3)
+            .is_some_and(|start| start.eq_ignore_ascii_case(name))
+    };
+    match MONTHS.iter().position(starts) {
+        Some(month) => (month + 1).to_string(),
+        None => {
+            let digits = word.trim_end_matches(|character: char| character.is_ascii_alphabetic());
+            digits.trim_start_matches('0').to_owned()
         }
     }
-    None
 }
 
 /// Names in an order that no sorting yields.
@@ -254,18 +210,15 @@ const TOOLS: [&str; 5] = [
 const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
 ];
-const DAY: i64 = 86_400;
 const PIN: &str = "\"chat_template_kwargs\": {\"date_string\": \"26 Jul 2024\"} in each request, or vLLM's --chat-template with a copy \
                    that writes no date";
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn a_date_is_todays_in_any_form_and_an_old_one_is_none() {
-        // 25 November 2026, 14:28:51.
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_616_931);
         assert_eq!(
             httpdate::fmt_http_date(now),

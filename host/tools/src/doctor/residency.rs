@@ -2,83 +2,74 @@
 //! what is so.
 
 use super::api::Usage;
-use super::client::{Client, Connection, refusal_of};
+use super::client::{Connection, refusal};
 use super::events::Source;
-use super::finding::{Finding, Status};
-use super::gateway::{AGAIN, Decision, Documents};
+use super::finding::Outcome;
+use super::gateway::{self, Decision};
 use super::metrics::FEED;
+use super::prompt::{AGAIN, Documents};
 use super::survey::{Engine, Route};
+use serde_json::Value;
 use std::time::Duration;
 
 /// What came of emptying the cache.
 pub(super) enum Cleared {
-    /// Nobody allowed it.
     NotAllowed,
     /// Every route refused.
     Refused(String),
     Done {
         /// The prompt that was cached before.
-        after: Option<Result<Usage, String>>,
-        /// Whether the events say that something was removed; `None`: there are none.
+        after: Option<Usage>,
+        /// Whether the events say that something was removed; `None`: they do not arrive.
         is_announced: Option<bool>,
         /// The gateway's decision about documents that were cached before.
         decision: Option<Decision>,
     },
 }
 
-/// The gateway, and the documents that it was asked about before.
-pub(super) struct Believer<'a> {
-    pub(super) root: &'a str,
-    pub(super) documents: &'a Documents,
-}
-
-/// Empties the engine's cache, and asks again for what it held.
+/// Empties the engine's cache at one of `roots`, and asks again for what it held: the prompt of `route`, the documents that the
+/// gateway ordered.
 pub(super) fn clear(
     engine: &Engine<'_>,
     roots: &[String],
     route: Option<&Route>,
     source: Option<&Source>,
-    believer: Option<&Believer<'_>>,
+    gateway: Option<(&str, &Documents)>,
 ) -> Cleared {
-    let client: &Client = engine.client;
-    let before = source.map(|source| (source, source.mark(client)));
+    let client = engine.client;
+    let before = source.and_then(|source| Some((source, source.mark(client)?)));
     let mut came = String::new();
-    let urls = (roots.iter()).flat_map(|root| RESETS.map(|path| format!("{root}{path}")));
-    let is_done = urls.into_iter().any(|url| {
-        let answer = client.post(&url, &serde_json::Value::Null);
-        came = refusal_of(&format!("POST {url}"), &answer);
+    let mut urls = roots
+        .iter()
+        .flat_map(|root| RESETS.map(|path| format!("{root}{path}")));
+    let is_done = urls.any(|url| {
+        let answer = client.post(&url, &Value::Null);
+        came = refusal(&format!("POST {url}"), &answer);
         answer.is_ok_and(|reply| reply.status == 200)
     });
     if !is_done {
         return Cleared::Refused(came);
     }
     // vLLM publishes what happened with its next step.
-    let after = route.map(|route| engine.ask(route.api, &route.text));
+    let after = route.and_then(|route| engine.ask(route.api, &route.text).ok());
     let is_announced = before.and_then(|(source, before)| source.has_removed(client, &before));
     // The gateway's feed has the same news, at the latest with its next poll.
     std::thread::sleep(SETTLE);
-    let decision = believer.map(|gateway| {
-        (gateway.documents).ask(client, gateway.root, engine.model, AGAIN, Connection::Kept)
-    });
+    let decide = |(root, documents): (&str, &Documents)| {
+        gateway::decide(engine, root, documents, AGAIN, Connection::Kept)
+    };
     Cleared::Done {
         after,
         is_announced,
-        decision,
+        decision: gateway.map(decide),
     }
 }
 
 /// Whether what is believed resident is resident.
-pub(super) fn believed(cleared: &Cleared) -> Finding {
-    const CHECK: &str = "residency";
+pub(super) fn believed(cleared: &Cleared) -> Outcome {
     let (after, is_announced, decision) = match cleared {
-        Cleared::NotAllowed => {
-            let remedy = "--allow-reset, when the engine's cache may be emptied: every prompt is then computed once more";
-            return Finding::new(CHECK, Status::Skipped, "the cache was not emptied", remedy);
-        }
-        Cleared::Refused(came) => {
-            let remedy = "vLLM: VLLM_SERVER_DEV_MODE=1 serves /reset_prefix_cache; foreword serve: --internal with its internal listener";
-            return Finding::new(CHECK, Status::Skipped, came.clone(), remedy);
-        }
+        Cleared::NotAllowed => return Outcome::skipped("the cache was not emptied", ALLOW),
+        Cleared::Refused(came) => return Outcome::skipped(came, RESET),
         Cleared::Done {
             after,
             is_announced,
@@ -86,41 +77,40 @@ pub(super) fn believed(cleared: &Cleared) -> Finding {
         } => (after, is_announced, decision),
     };
     let mut detail = "the cache was emptied".to_owned();
-    if let Some(Ok(after)) = after {
+    if let Some(after) = after {
         detail = format!(
             "{detail}: {} of {} tokens cached",
             after.shown(),
             after.prompt
         );
         if after.is_cached(after.prompt) {
-            let remedy = "ask again when nothing runs: an engine empties no cache in use";
-            return Finding::new(CHECK, Status::Warn, detail, remedy);
+            return Outcome::warn(
+                detail,
+                "ask again when nothing runs: an engine empties no cache in use",
+            );
         }
     }
-    if *is_announced == Some(false) {
-        let detail = format!("{detail}; no event says so");
-        let remedy = "an engine that publishes AllBlocksCleared (vLLM 0.9 and later); until then restart gateways after a reset";
-        return Finding::new(CHECK, Status::Fail, detail, remedy);
-    }
-    match decision {
-        Some(decision) if decision.matched() > 0 => {
+    match (is_announced, decision) {
+        (Some(false), _) => Outcome::fail(format!("{detail}; no event says so"), UNTOLD),
+        (_, Some(decision)) if decision.matched() > 0 => {
             let matched = decision.matched();
-            let detail =
-                format!("{detail}; the gateway still believed {matched} documents resident");
-            Finding::new(CHECK, Status::Fail, detail, FEED)
+            Outcome::fail(
+                format!("{detail}; the gateway still believed {matched} documents resident"),
+                FEED,
+            )
         }
-        Some(_) => Finding::ok(CHECK, format!("{detail}; the gateway knew it")),
-        None if *is_announced == Some(true) => {
-            Finding::ok(CHECK, format!("{detail}; events say so"))
-        }
-        None => {
-            let remedy =
-                "--events or --gateway: nobody was asked who believes something of this cache";
-            Finding::new(CHECK, Status::Skipped, detail, remedy)
-        }
+        (_, Some(_)) => Outcome::ok(format!("{detail}; the gateway knew it")),
+        (Some(true), None) => Outcome::ok(format!("{detail}; events say so")),
+        (None, None) => Outcome::skipped(
+            detail,
+            "--events or --gateway: nothing else believes anything of this cache",
+        ),
     }
 }
 
+const ALLOW: &str = "--allow-reset, when the engine's cache may be emptied: every prompt is then computed once more";
+const RESET: &str = "vLLM: VLLM_SERVER_DEV_MODE=1 serves /reset_prefix_cache; foreword serve: --internal with its internal listener";
+const UNTOLD: &str = "an engine that publishes AllBlocksCleared, as vLLM does; until then restart gateways after a reset";
 /// Routes that empty an engine's cache: vLLM's and SGLang's.
 const RESETS: [&str; 2] = ["/reset_prefix_cache", "/flush_cache"];
 const SETTLE: Duration = Duration::from_millis(500);

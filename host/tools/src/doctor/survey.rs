@@ -8,7 +8,7 @@
 
 use super::api::{APIS, Api, Usage};
 use super::client::Client;
-use super::finding::{Finding, Status};
+use super::finding::{Outcome, Status};
 use super::metrics::Metrics;
 use super::prompt::Words;
 
@@ -68,32 +68,28 @@ impl Route {
 impl Survey {
     pub(super) fn take(engine: &Engine<'_>, words: &mut Words) -> Self {
         let mut survey = Self::default();
-        let mut rate = None;
+        let mut per_word = WORD_TOKENS;
         for api in &APIS {
-            let count = words_of(LENGTHS[0], rate);
-            let route = Route::ask(engine, api, words.text(count));
-            rate = rate.or_else(|| route.tokens_per_word());
+            let route = Route::ask(engine, api, words.text(count(LENGTHS[0], per_word)));
+            per_word = route.tokens_per_word().unwrap_or(per_word);
             survey.routes.push(route);
         }
-        let served = (survey.routes.iter()).position(|route| route.pair.is_ok());
-        for length in &LENGTHS[1..] {
-            let Some(first) = served.filter(|_| survey.reusing().is_none()) else {
+        let first = survey.routes.iter().position(|route| route.pair.is_ok());
+        let is_possible =
+            |length: &&u64| engine.max_tokens.is_none_or(|most| **length + 64 <= most);
+        for length in LENGTHS[1..].iter().filter(is_possible) {
+            let Some(first) = first.filter(|_| survey.reusing().is_none()) else {
                 break;
             };
-            if engine.max_tokens.is_some_and(|most| *length + 64 > most) {
-                break;
-            }
-            let count = words_of(*length, rate);
-            let longer = |api| Route::ask(engine, api, words.text(count));
-            let mut longer = longer;
-            let route = longer(survey.routes[first].api);
-            if route.warm().is_none() {
-                continue;
-            }
-            survey.routes[first] = route;
-            let others = survey.routes.iter_mut().skip(first + 1);
-            for other in others.filter(|route| route.pair.is_ok()) {
-                *other = longer(other.api);
+            let mut longer =
+                |route: &Route| Route::ask(engine, route.api, words.text(count(*length, per_word)));
+            let route = longer(&survey.routes[first]);
+            if route.warm().is_some() {
+                survey.routes[first] = route;
+                let others = survey.routes.iter_mut().skip(first + 1);
+                others
+                    .filter(|other| other.pair.is_ok())
+                    .for_each(|other| *other = longer(other));
             }
         }
         survey.beginnings = survey.ask_beginnings(engine);
@@ -104,16 +100,16 @@ impl Survey {
         let Some((route, warm)) = self.reusing() else {
             return Vec::new();
         };
-        let per_word = route.tokens_per_word().unwrap_or(1.0);
+        let per_word = route.tokens_per_word().unwrap_or(WORD_TOKENS);
         let words: Vec<&str> = route.text.split(' ').collect();
-        let lengths = (0..).map(|power| LEAST << power);
-        let lengths = lengths.take_while(|length| *length < warm.prompt);
-        let beginning = |length: u64| {
-            let count = (length as f64 / per_word).ceil() as usize;
-            let text = words.get(..count)?.join(" ");
+        let lengths = (0..)
+            .map(|power| LEAST << power)
+            .take_while(|length| *length < warm.prompt);
+        let ask = |length| {
+            let text = words.get(..count(length, per_word) as usize)?.join(" ");
             engine.ask(route.api, &text).ok()
         };
-        lengths.filter_map(beginning).collect()
+        lengths.filter_map(ask).collect()
     }
 
     /// Returns a route that found its second prompt cached.
@@ -127,141 +123,123 @@ impl Survey {
 
     /// Returns the tokens of the shortest prompt that was reused in part.
     pub(super) fn least(&self) -> Option<u64> {
-        let reused = self.beginnings.iter().chain(self.reusing().map(|of| of.1));
-        let reused = reused.filter(|usage| usage.cached_or_zero() > 0);
+        let reused = self.counted().filter(|usage| usage.cached_or_zero() > 0);
         reused.map(|usage| usage.prompt).min()
     }
 
     /// Returns what all counts of cached tokens are multiples of.
     fn step(&self) -> u64 {
-        let counts = (self.beginnings.iter()).chain(self.reusing().map(|of| of.1));
-        counts.fold(0, |step, usage| common(step, usage.cached_or_zero()))
+        self.counted()
+            .fold(0, |step, usage| common(step, usage.cached_or_zero()))
+    }
+
+    fn counted(&self) -> impl Iterator<Item = &Usage> {
+        self.beginnings
+            .iter()
+            .chain(self.reusing().map(|(_, warm)| warm))
     }
 }
 
 /// Whether the second time finds the first.
-pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Finding {
-    const CHECK: &str = "caching";
+pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Outcome {
     if let Some((route, warm)) = survey.reusing() {
         let (name, cached) = (route.api.name, warm.shown());
-        let detail = format!(
+        return Outcome::ok(format!(
             "one {name} prompt twice: {cached} of {} tokens cached",
             warm.prompt
-        );
-        return Finding::ok(CHECK, detail);
+        ));
     }
-    let asked: Vec<_> = (survey.routes.iter())
-        .filter_map(|route| Some((route.api.name, route.pair.as_ref().ok()?)))
-        .collect();
-    let Some((name, [_, warm])) = asked.first() else {
-        let came: Vec<String> = (survey.routes.iter())
-            .filter_map(|route| {
-                Some(format!(
-                    "{}: {}",
-                    route.api.path,
-                    route.pair.as_ref().err()?
-                ))
-            })
-            .collect();
-        return Finding::new(CHECK, Status::Fail, came.join("; "), SERVED);
+    let served = || {
+        survey
+            .routes
+            .iter()
+            .filter_map(|route| Some((route, route.pair.as_ref().ok()?)))
     };
+    let Some((route, [_, warm])) = served().next() else {
+        let came = survey
+            .routes
+            .iter()
+            .filter_map(|route| route.pair.as_ref().err());
+        return Outcome::fail(came.cloned().collect::<Vec<_>>().join("; "), SERVED);
+    };
+    let (name, prompt) = (route.api.name, warm.prompt);
     let detail = format!(
-        "one {name} prompt twice: cached tokens {} of {}",
-        warm.shown(),
-        warm.prompt
+        "one {name} prompt twice: cached tokens {} of {prompt}",
+        warm.shown()
     );
-    let said = metrics.label("vllm:cache_config_info", "enable_prefix_caching");
-    match said {
-        Some("True" | "true" | "1") => Finding::ok(
-            CHECK,
-            format!("{detail}; /metrics: enable_prefix_caching is on"),
-        ),
-        None if asked.iter().all(|(_, [_, warm])| warm.cached.is_none()) => Finding::new(
-            CHECK,
-            Status::Skipped,
-            format!("{detail}, on every API: it cannot be told whether anything is reused"),
-            REPORT,
-        ),
-        _ => Finding::new(CHECK, Status::Fail, detail, CACHING),
+    match metrics.label("vllm:cache_config_info", "enable_prefix_caching") {
+        Some("True" | "true" | "1") => {
+            Outcome::ok(format!("{detail}; /metrics: enable_prefix_caching is on"))
+        }
+        None if served().all(|(_, [_, warm])| warm.cached.is_none()) => {
+            let detail =
+                format!("{detail}, on every API: it cannot be told whether anything is reused");
+            Outcome::skipped(detail, REPORT)
+        }
+        _ => Outcome::fail(detail, CACHING),
     }
 }
 
 /// Whether an API reports what was reused.
-pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> Finding {
-    let check = format!("cached-tokens/{}", route.api.name);
-    let path = route.api.path;
-    let [_, warm] = match &route.pair {
-        Ok(pair) => pair,
-        Err(came) => {
-            let detail = format!("POST {path}: {came}");
-            return Finding::new(check, Status::Skipped, detail, "");
-        }
+pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> Outcome {
+    let warm = match &route.pair {
+        Ok([_, warm]) => warm,
+        Err(came) => return Outcome::skipped(came, ""),
     };
-    let detail = format!(
-        "POST {path}, one prompt twice: cached tokens {} of {}",
-        warm.shown(),
-        warm.prompt
-    );
-    match (warm.cached, survey.reusing()) {
-        (Some(_), None) => Finding::ok(check, detail),
-        (Some(_), Some(_)) if route.warm().is_some() => Finding::ok(check, detail),
-        (None, None) if caching == Status::Fail => {
-            let detail = format!("{detail}; nothing is cached that could be reported");
-            Finding::new(check, Status::Skipped, detail, "")
+    let (path, cached, prompt) = (route.api.path, warm.shown(), warm.prompt);
+    let detail = format!("POST {path}, one prompt twice: cached tokens {cached} of {prompt}");
+    match survey.reusing() {
+        Some((other, reused)) if route.warm().is_none() => {
+            let (name, cached) = (other.api.name, reused.shown());
+            let detail = format!("{detail}; {name} says {cached} of {}", reused.prompt);
+            Outcome::fail(detail, REPORT)
         }
-        (_, Some((other, cached))) => {
-            let other = other.api.name;
-            let detail = format!(
-                "{detail}; {other} says {} of {}",
-                cached.shown(),
-                cached.prompt
-            );
-            Finding::new(check, Status::Fail, detail, REPORT)
-        }
-        (None, None) => Finding::new(check, Status::Fail, detail, REPORT),
+        None if warm.cached.is_none() && caching == Status::Fail => Outcome::skipped(
+            format!("{detail}; nothing is cached that could be reported"),
+            "",
+        ),
+        None if warm.cached.is_none() => Outcome::fail(detail, REPORT),
+        _ => Outcome::ok(detail),
     }
 }
 
 /// How short a prompt may be and still be reused.
-pub(super) fn least_reusable(survey: &Survey, metrics: &Metrics) -> Finding {
-    const CHECK: &str = "least-reusable";
+pub(super) fn least_reusable(survey: &Survey, metrics: &Metrics) -> Outcome {
     let (Some((route, _)), Some(least)) = (survey.reusing(), survey.least()) else {
-        let detail = "no prompt was reported as reused";
-        return Finding::new(CHECK, Status::Skipped, detail, "");
+        return Outcome::skipped("no prompt was reported as reused", "");
     };
-    let counts: Vec<String> = (survey.beginnings.iter())
-        .map(|usage| format!("{} of {}", usage.cached_or_zero(), usage.prompt))
-        .collect();
+    let counts = survey.beginnings.iter();
+    let counts = counts.map(|usage| format!("{} of {}", usage.cached_or_zero(), usage.prompt));
+    let (counts, step) = (counts.collect::<Vec<_>>().join(", "), survey.step());
     let block = metrics.label("vllm:cache_config_info", "block_size");
     let block = block.map_or_else(String::new, |block| {
         format!(", block_size {block} (/metrics)")
     });
     let detail = format!(
-        "beginnings of one {} prompt: cached {}; reused from {least} tokens on, in multiples of {}{block}",
+        "beginnings of one {} prompt: cached {counts}; reused from {least} tokens on, in multiples of {step}{block}",
         route.api.name,
-        counts.join(", "),
-        survey.step(),
     );
     if least <= MAX_LEAST {
-        return Finding::ok(CHECK, detail);
+        return Outcome::ok(detail);
     }
     let remedy = format!(
         "engine: a smaller --block-size (vLLM) or --page-size (SGLang); gateway: \"engines\": [{{\"name\": \"a\", \
-         \"block_tokens\": {}}}], so that nothing is moved for less",
-        survey.step()
+         \"block_tokens\": {step}}}], so that nothing is moved for less"
     );
-    Finding::new(CHECK, Status::Warn, detail, remedy)
+    Outcome::warn(detail, remedy)
 }
 
 fn common(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { common(b, a % b) }
 }
 
-/// Returns the words of a prompt of `tokens` tokens; at first as if a word were one and a half.
-fn words_of(tokens: u64, per_word: Option<f64>) -> u64 {
-    (tokens as f64 / per_word.unwrap_or(1.5)).ceil() as u64
+/// Returns the words of a prompt of `tokens` tokens.
+fn count(tokens: u64, per_word: f64) -> u64 {
+    (tokens as f64 / per_word).ceil() as u64
 }
 
+/// Tokens of a word, before the engine has counted some.
+const WORD_TOKENS: f64 = 1.5;
 /// Tokens of the prompt that is sent twice.
 const LENGTHS: [u64; 3] = [400, 2_300, 9_200];
 /// Tokens of its shortest beginning.
