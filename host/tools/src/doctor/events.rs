@@ -66,7 +66,7 @@ impl Source {
         if let Some(address) = socket {
             return Self::Socket(Subscription::start(address));
         }
-        let mut came = "no address is known".to_owned();
+        let mut came = "no address was given".to_owned();
         for url in feeds {
             match feed::position(client, url) {
                 Ok(_) => return Self::Feed(url.clone()),

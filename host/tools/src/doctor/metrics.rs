@@ -14,7 +14,7 @@ pub(super) struct Metrics {
 impl Metrics {
     /// Asks the first of these addresses that answers.
     pub(super) fn scrape(client: &Client, urls: &[String]) -> Self {
-        let mut missing = "no address is known".to_owned();
+        let mut missing = "no address was given".to_owned();
         for url in urls {
             let answer = client.get(url);
             if let Ok(reply) = &answer
