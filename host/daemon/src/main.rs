@@ -7,8 +7,8 @@ mod cli;
 
 use clap::{Parser, Subcommand};
 use cli::{
-    batch, check_config, evaluate, explain, index, ingest, kv_bridge, measure, program, replay,
-    serve,
+    batch, check_config, doctor, evaluate, explain, index, ingest, kv_bridge, measure, program,
+    replay, serve,
 };
 use std::process::ExitCode;
 
@@ -49,6 +49,9 @@ enum Command {
     /// Check whether the gateway's filter would accept a configuration
     #[command(after_help = check_config::HELP)]
     CheckConfig(check_config::Arguments),
+    /// Examine a running engine and gateway, and report what keeps prefixes from being reused
+    #[command(after_help = doctor::HELP)]
+    Doctor(Box<doctor::Arguments>),
     /// Play a log of requests through the filter's module under wasmtime, and tell what it would do
     Rehearse(program::Arguments),
     /// Serve the gateway's filter over Envoy's external-processing protocol
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Command::Ingest(arguments) => ingest::run(&arguments),
         Command::Measure(arguments) => measure::run(&arguments),
         Command::CheckConfig(arguments) => check_config::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(*arguments),
         Command::Rehearse(arguments) => program::REHEARSE.run(arguments),
         Command::ExtProc(arguments) => program::EXT_PROC.run(arguments),
     }

@@ -46,15 +46,20 @@ pub(crate) fn post(
     if let Some(key) = key {
         request = request.header("authorization", format!("Bearer {key}"));
     }
-    request.send(body).map_err(|error| {
-        if matches!(error, ureq::Error::BadUri(_) | ureq::Error::Http(_)) {
-            return NotAnswered::Denied(format!("{url}: {error}"));
-        }
-        match tls::mistrust(&error) {
-            Some(words) => NotAnswered::Denied(format!("{url}: {words}")),
-            None => NotAnswered::Unreachable(format!("{url}: {error}")),
-        }
-    })
+    request
+        .send(body)
+        .map_err(|error| not_answered(url, &error))
+}
+
+/// Returns why a request to `url` got no response.
+pub(crate) fn not_answered(url: &str, error: &ureq::Error) -> NotAnswered {
+    if matches!(error, ureq::Error::BadUri(_) | ureq::Error::Http(_)) {
+        return NotAnswered::Denied(format!("{url}: {error}"));
+    }
+    match tls::mistrust(error) {
+        Some(words) => NotAnswered::Denied(format!("{url}: {words}")),
+        None => NotAnswered::Unreachable(format!("{url}: {error}")),
+    }
 }
 
 /// Checks what an `endpoint` was read as: a plain URL of HTTP or HTTPS.

@@ -2,6 +2,7 @@
 //!
 //! - [`batch`]: asks an endpoint the requests of a file, in the order in which they share most.
 //! - [`check`]: checks whether the gateway's filter would accept a configuration.
+//! - [`doctor`]: examines a running engine and gateway, and reports what keeps prefixes from being reused.
 //! - [`evaluate`]: tests whether any engine's answers are as good when documents stand in another order.
 //! - [`explain`]: reports why the prompts of a log share less than they could.
 //! - [`index`]: makes a context index of a log, for the policy `context-index`.
@@ -9,6 +10,7 @@
 
 pub mod batch;
 pub mod check;
+pub mod doctor;
 mod endpoint;
 pub mod evaluate;
 pub mod explain;

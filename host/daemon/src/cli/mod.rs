@@ -3,6 +3,7 @@
 pub(crate) mod batch;
 pub(crate) mod check_config;
 pub(crate) mod device;
+pub(crate) mod doctor;
 pub(crate) mod evaluate;
 pub(crate) mod explain;
 pub(crate) mod index;

@@ -9,6 +9,7 @@ mod chat;
 mod choices;
 mod completions;
 mod dashboard;
+mod doctor;
 mod drop_in;
 mod format;
 mod hostile;

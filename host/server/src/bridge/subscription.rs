@@ -253,8 +253,11 @@ impl Subscription {
     }
 }
 
-/// Connects to one of the engine's sockets.
-async fn connect(endpoint: &str, socket: Socket) -> anyhow::Result<Peer<TcpStream>> {
+/// Connects to one of the engine's sockets, `tcp://HOST:PORT`, as `socket`.
+///
+/// # Errors
+/// Returns an error if there is no such peer within ten seconds.
+pub async fn connect(endpoint: &str, socket: Socket) -> anyhow::Result<Peer<TcpStream>> {
     let address = endpoint.strip_prefix("tcp://").unwrap_or(endpoint);
     let connecting = async {
         let stream = TcpStream::connect(address).await?;
@@ -268,7 +271,10 @@ async fn connect(endpoint: &str, socket: Socket) -> anyhow::Result<Peer<TcpStrea
 
 /// Returns number and batch of a message: its last two frames. Before them are a topic, an empty frame, or both, depending
 /// on the socket and on vLLM's version.
-fn numbered(frames: &[Bytes]) -> anyhow::Result<(u64, &Bytes)> {
+///
+/// # Errors
+/// Returns an error for any other message.
+pub fn numbered(frames: &[Bytes]) -> anyhow::Result<(u64, &Bytes)> {
     let [.., number, payload] = frames else {
         let frames = frames.len();
         bail!("a message of the engine's has {frames} frames, not at least 2");

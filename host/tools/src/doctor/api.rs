@@ -1,0 +1,151 @@
+//! The four APIs: how each takes a prompt, and where each reports the tokens that it found cached.
+
+use super::client::{Answer, Client, refusal};
+use serde_json::{Value, json};
+
+/// An API that takes prompts.
+#[derive(Debug)]
+pub(super) struct Api {
+    pub(super) name: &'static str,
+    pub(super) path: &'static str,
+    /// The field of the prompt, and whether it holds messages.
+    field: (&'static str, bool),
+    /// The field that bounds the answer.
+    limit: &'static str,
+    /// Where the response has the prompt's tokens and, of these, the cached ones.
+    prompt: &'static str,
+    cached: &'static str,
+    /// Whether the cached tokens are left out of the prompt's.
+    is_apart: bool,
+}
+
+pub(super) const APIS: [Api; 4] = [
+    Api {
+        name: "chat",
+        path: "/v1/chat/completions",
+        field: ("messages", true),
+        limit: "max_tokens",
+        prompt: "/usage/prompt_tokens",
+        cached: "/usage/prompt_tokens_details/cached_tokens",
+        is_apart: false,
+    },
+    Api {
+        name: "completions",
+        path: "/v1/completions",
+        field: ("prompt", false),
+        limit: "max_tokens",
+        prompt: "/usage/prompt_tokens",
+        cached: "/usage/prompt_tokens_details/cached_tokens",
+        is_apart: false,
+    },
+    Api {
+        name: "responses",
+        path: "/v1/responses",
+        field: ("input", false),
+        limit: "max_output_tokens",
+        prompt: "/usage/input_tokens",
+        cached: "/usage/input_tokens_details/cached_tokens",
+        is_apart: false,
+    },
+    Api {
+        name: "messages",
+        path: "/v1/messages",
+        field: ("messages", true),
+        limit: "max_tokens",
+        prompt: "/usage/input_tokens",
+        cached: "/usage/cache_read_input_tokens",
+        is_apart: true,
+    },
+];
+
+/// The API of chats.
+pub(super) const CHAT: &Api = &APIS[0];
+
+/// What an API reported of one prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Usage {
+    /// Tokens of the prompt; 0 where they were not reported.
+    pub(super) prompt: u64,
+    /// Of these, the cached ones; `None`: the response has no such field.
+    pub(super) cached: Option<u64>,
+}
+
+impl Usage {
+    /// Returns whether at least half of `tokens` were cached.
+    pub(super) fn is_cached(&self, tokens: u64) -> bool {
+        tokens > 0 && 2 * self.cached.unwrap_or_default() >= tokens
+    }
+
+    pub(super) fn cached_or_zero(&self) -> u64 {
+        self.cached.unwrap_or_default()
+    }
+
+    /// Returns the cached tokens as a finding shows them.
+    pub(super) fn shown(&self) -> String {
+        match self.cached {
+            Some(cached) => cached.to_string(),
+            None => "no field".to_owned(),
+        }
+    }
+}
+
+impl Api {
+    pub(super) fn url(&self, root: &str) -> String {
+        format!("{root}{}", self.path)
+    }
+
+    /// Returns a body that asks for one token after `text`.
+    pub(super) fn body(&self, model: &str, text: &str) -> Value {
+        let prompt = match self.field.1 {
+            true => json!([{"role": "user", "content": text}]),
+            false => json!(text),
+        };
+        json!({"model": model, self.field.0: prompt, self.limit: 1})
+    }
+
+    /// Returns the same with a `cache_salt`.
+    pub(super) fn salted(&self, model: &str, text: &str, salt: &str) -> Value {
+        let mut body = self.body(model, text);
+        body["cache_salt"] = salt.repeat(32).into();
+        body
+    }
+
+    /// Reads what a response reports.
+    pub(super) fn usage(&self, response: &Value) -> Usage {
+        let cached = response.pointer(self.cached).and_then(Value::as_u64);
+        let prompt = response.pointer(self.prompt).and_then(Value::as_u64);
+        let apart = match self.is_apart {
+            true => cached.unwrap_or_default(),
+            false => 0,
+        };
+        Usage {
+            prompt: prompt.unwrap_or_default() + apart,
+            cached,
+        }
+    }
+
+    /// Sends a body, and returns what the answer reports.
+    ///
+    /// # Errors
+    /// Returns what came instead of a 200.
+    pub(super) fn ask(&self, client: &Client, root: &str, body: &Value) -> Result<Usage, String> {
+        let answer = client.post(&self.url(root), body);
+        self.told(client, answer).map(|(usage, _)| usage)
+    }
+
+    /// Reads an answer: what it reports, and the whole of it.
+    ///
+    /// # Errors
+    /// Returns what came instead of a 200.
+    pub(super) fn told(&self, client: &Client, answer: Answer) -> Result<(Usage, Value), String> {
+        match &answer {
+            Ok(reply) if reply.status == 200 => {
+                let response = reply.json();
+                let usage = self.usage(&response);
+                client.count(usage.prompt);
+                Ok((usage, response))
+            }
+            _ => Err(refusal(&format!("POST {}", self.path), &answer)),
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! KV events: whether they arrive, and whether they agree with what was sent.
+//!
+//! | source | asked how | agrees if |
+//! | --- | --- | --- |
+//! | vLLM's ZeroMQ socket (`--events`) | a new prompt, and its tokens from `/tokenize` | stored blocks hold these tokens, at their places |
+//! | our feed over HTTP | a new prompt with documents, as the gateway would send it | stored paths hold these documents |
+
+use super::api::{Api, CHAT};
+use super::client::{Client, Connection};
+use super::feed::{self, Position};
+use super::finding::{Outcome, Status};
+use super::prompt::{Documents, FIRST, Words};
+use super::rendering;
+use super::survey::Engine;
+use super::zmq::{PATIENCE, Subscription};
+use foreword_ordering::{Config, Orderer, Tenant};
+use foreword_server::kv::vllm::read::Stored;
+
+/// A source of events.
+pub(super) enum Source {
+    Socket(Subscription),
+    /// The URL of our feed.
+    Feed(String),
+    /// No address is known, or what came of those that were tried.
+    Nowhere(String),
+}
+
+/// What a source said of a prompt.
+#[derive(Debug)]
+pub(super) struct Heard {
+    /// What was sent.
+    asked: String,
+    /// Blocks or paths that were stored.
+    stored: usize,
+    agreement: Result<Agreement, String>,
+}
+
+/// What was sent, compared with what is stored.
+#[derive(Debug)]
+struct Agreement {
+    detail: String,
+    /// Tokens or documents that are stored, those that could not be, and all.
+    told: u64,
+    excused: u64,
+    all: u64,
+}
+
+/// The reason why nothing was heard.
+#[derive(Debug)]
+pub(super) enum Silence {
+    /// The question could not be asked.
+    NotAsked(String),
+    /// The source failed.
+    Failed(String),
+}
+
+/// A moment in a source's events.
+pub(super) enum Mark {
+    Removals(u64),
+    Position(Position),
+}
+
+impl Source {
+    /// Finds the source: the socket if one is named, else the first of `feeds` that answers.
+    pub(super) fn find(client: &Client, socket: Option<&str>, feeds: &[String]) -> Self {
+        if let Some(address) = socket {
+            return Self::Socket(Subscription::start(address));
+        }
+        let mut came = "no address was given".to_owned();
+        for url in feeds {
+            match feed::position(client, url) {
+                Ok(_) => return Self::Feed(url.clone()),
+                Err(other) => came = other,
+            }
+        }
+        Self::Nowhere(came)
+    }
+
+    /// Sends a prompt of some `length` words to `api`, and returns what the events say of it. A bridge learns of documents from a
+    /// gateway's requests alone, so where our feed is silent they are sent through the gateway too.
+    ///
+    /// # Errors
+    /// Returns why nothing can be said of it.
+    pub(super) fn hear(
+        &self,
+        engine: &Engine<'_>,
+        gateway: Option<&str>,
+        api: &Api,
+        words: &mut Words,
+        length: u64,
+    ) -> Result<Heard, Silence> {
+        match self {
+            Self::Nowhere(came) => Err(Silence::NotAsked(came.clone())),
+            Self::Socket(subscription) => {
+                hear_blocks(subscription, engine, api, &words.text(length))
+            }
+            Self::Feed(url) => {
+                let mut hear = |root| hear_documents(url, engine, root, words, length);
+                let heard = hear(engine.root)?;
+                match gateway {
+                    Some(gateway) if heard.stored == 0 => hear(gateway),
+                    _ => Ok(heard),
+                }
+            }
+        }
+    }
+
+    /// Marks this moment, for [`Source::has_removed`].
+    pub(super) fn mark(&self, client: &Client) -> Option<Mark> {
+        match self {
+            Self::Socket(subscription) => {
+                Some(Mark::Removals(subscription.seen(|seen| seen.removals)))
+            }
+            Self::Feed(url) => feed::position(client, url).ok().map(Mark::Position),
+            Self::Nowhere(_) => None,
+        }
+    }
+
+    /// Returns whether something was removed since, waiting a while for it; `None` if the source does not say it.
+    pub(super) fn has_removed(&self, client: &Client, since: &Mark) -> Option<bool> {
+        match (self, since) {
+            (Self::Socket(subscription), Mark::Removals(before)) => {
+                Some(subscription.wait(|seen| seen.removals > *before))
+            }
+            (Self::Feed(url), Mark::Position(since)) => {
+                Some(feed::news(client, url, since).ok()?.is_removal)
+            }
+            _ => None,
+        }
+    }
+}
+
+fn hear_blocks(
+    subscription: &Subscription,
+    engine: &Engine<'_>,
+    api: &Api,
+    text: &str,
+) -> Result<Heard, Silence> {
+    subscription.seen(|seen| seen.stored.clear());
+    let body = api.body(engine.model, text);
+    let usage = api
+        .ask(engine.client, engine.root, &body)
+        .map_err(Silence::NotAsked)?;
+    let prompt = rendering::render(engine, &body).map(|rendered| rendered.tokens);
+    let count = prompt.as_ref().map_or(0, |tokens| tokens.len() as u64);
+    let (all, cached) = (count.max(usage.prompt), usage.cached_or_zero());
+    subscription.wait(|seen| {
+        let block = seen
+            .stored
+            .iter()
+            .map(|stored| u64::from(stored.block_tokens))
+            .max();
+        block.is_some_and(|block| seen.tokens() + cached + block > all)
+    });
+    subscription.seen(|seen| {
+        if let Some(error) = &seen.error {
+            return Err(Silence::Failed(error.clone()));
+        }
+        let block = seen.stored.iter().map(|stored| u64::from(stored.block_tokens)).max();
+        let block = block.unwrap_or_default();
+        let agreement = prompt.map(|tokens| {
+            let told = covered(&tokens, &seen.stored);
+            Agreement {
+                detail: format!(
+                    "{count} tokens by /tokenize, {cached} cached before: blocks of {block} with {told} of them stored"
+                ),
+                told,
+                // The last block is not full, and the answer's token is in none.
+                excused: cached + 2 * block,
+                all: count,
+            }
+        });
+        Ok(Heard {
+            asked: format!("a new prompt of {all} tokens"),
+            stored: seen.stored.len(),
+            agreement,
+        })
+    })
+}
+
+/// Sends a chat with documents as a gateway would, and reads the feed.
+fn hear_documents(
+    url: &str,
+    engine: &Engine<'_>,
+    root: &str,
+    words: &mut Words,
+    length: u64,
+) -> Result<Heard, Silence> {
+    let client = engine.client;
+    let since = feed::position(client, url).map_err(Silence::Failed)?;
+    let body = Documents::new(words, (length / 4).max(8)).chat(engine.model, FIRST);
+    let mut orderer = Orderer::new(Config::default());
+    let ordered = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
+    let ordered = ordered.map_err(|skip| Silence::NotAsked(format!("no documents: {skip:?}")))?;
+    let changed = ordered
+        .body
+        .and_then(|body| serde_json::from_slice(&body).ok());
+    let path = ordered.path.to_header().map(|path| (PATH_HEADER, path));
+    let body = changed.unwrap_or(body);
+    let answer = client.post_with(&CHAT.url(root), &body, path.as_slice(), Connection::Kept);
+    CHAT.told(client, answer).map_err(Silence::NotAsked)?;
+    let news = feed::news(client, url, &since).map_err(Silence::Failed)?;
+    let runs = ordered.path.runs.iter();
+    let sent: Vec<u64> = runs
+        .flat_map(|run| &run.documents)
+        .map(|document| document.0)
+        .collect();
+    Ok(Heard {
+        asked: format!("a new prompt with {} documents", sent.len()),
+        stored: news.stored,
+        agreement: news.documents.map(|stored| compared(&sent, &stored)),
+    })
+}
+
+fn compared(sent: &[u64], stored: &[u64]) -> Agreement {
+    let told = sent
+        .iter()
+        .filter(|document| stored.contains(document))
+        .count();
+    Agreement {
+        detail: format!(
+            "{told} of the {} documents sent are in stored paths",
+            sent.len()
+        ),
+        told: told as u64,
+        // The last one may end within a page.
+        excused: 2,
+        all: sent.len() as u64,
+    }
+}
+
+/// Returns how many of the prompt's tokens stored blocks hold, at places where a block can begin.
+fn covered(prompt: &[u64], stored: &[Stored]) -> u64 {
+    let mut is_held = vec![false; prompt.len()];
+    for block in stored {
+        let tokens: Vec<u64> = block.tokens.iter().copied().map(u64::from).collect();
+        for start in (0..prompt.len()).step_by((block.block_tokens as usize).max(1)) {
+            if prompt[start..].starts_with(&tokens) {
+                is_held[start..start + tokens.len()].fill(true);
+            }
+        }
+    }
+    is_held.into_iter().filter(|is_held| *is_held).count() as u64
+}
+
+/// Whether events arrive; `caching`: how the check of that name ended.
+pub(super) fn arrive(heard: &Result<Heard, Silence>, caching: Status) -> Outcome {
+    match heard {
+        Err(Silence::NotAsked(came)) => Outcome::skipped(came, PUBLISH),
+        Err(Silence::Failed(came)) => Outcome::fail(came, PUBLISH),
+        Ok(heard) if heard.stored > 0 => Outcome::ok(format!(
+            "{}: {} events of stored blocks or paths",
+            heard.asked, heard.stored
+        )),
+        Ok(_) if caching == Status::Fail => {
+            Outcome::skipped("nothing is cached that could be told", "")
+        }
+        Ok(heard) => Outcome::fail(
+            format!("{}: no event in {PATIENCE:?}", heard.asked),
+            PUBLISH,
+        ),
+    }
+}
+
+/// Whether events agree with what was sent.
+pub(super) fn agree(heard: &Result<Heard, Silence>) -> Outcome {
+    match heard {
+        Ok(heard) if heard.stored > 0 => match &heard.agreement {
+            Ok(found) if found.told > 0 && found.told + found.excused > found.all => {
+                Outcome::ok(&found.detail)
+            }
+            Ok(found) => Outcome::fail(&found.detail, DISAGREE),
+            Err(came) => Outcome::skipped(came, ""),
+        },
+        _ => Outcome::skipped("no event came", ""),
+    }
+}
+
+/// The header in which a gateway names the documents of a request.
+const PATH_HEADER: &str = "x-foreword-path";
+const PUBLISH: &str = "vLLM, which listens only on an address with * or ::: --kv-events-config '{\"enable_kv_cache_events\": true, \
+                       \"publisher\": \"zmq\", \"endpoint\": \"tcp://[::ffff:127.0.0.1]:5557\"}', then --events tcp://127.0.0.1:5557; \
+                       foreword serve: --internal with its internal listener; kv-bridge: the same, and --gateway";
+const DISAGREE: &str = "give the port of this very engine (each data-parallel rank has one), and kv-bridge this model's tokenizer";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_of_others_do_not_agree_and_silence_is_no_failure_without_a_cache() {
+        let heard = |stored: &[u64]| {
+            Ok(Heard {
+                asked: String::new(),
+                stored: stored.len(),
+                agreement: Ok(compared(&[1, 2, 3, 4], stored)),
+            })
+        };
+        for (stored, expected) in [
+            (&[4, 2, 1, 9][..], Status::Ok),
+            (&[1, 2, 9, 8, 7, 6], Status::Fail),
+            (&[], Status::Skipped),
+        ] {
+            assert_eq!(agree(&heard(stored)).status, expected, "{stored:?}");
+        }
+        assert_eq!(arrive(&heard(&[]), Status::Ok).status, Status::Fail);
+        assert_eq!(arrive(&heard(&[]), Status::Fail).status, Status::Skipped);
+        assert_eq!(arrive(&heard(&[9]), Status::Ok).status, Status::Ok);
+    }
+
+    #[test]
+    fn blocks_count_where_a_block_can_begin_and_once() {
+        let block = |tokens: &[u32]| Stored {
+            tokens: tokens.to_vec(),
+            block_tokens: 2,
+            ..Stored::default()
+        };
+        let prompt = [1, 2, 3, 4, 5];
+        assert_eq!(covered(&prompt, &[block(&[3, 4]), block(&[1, 2])]), 4);
+        assert_eq!(covered(&prompt, &[block(&[1, 2, 3, 4]), block(&[1, 2])]), 4);
+        // Between two blocks, of another prompt, and of none.
+        let others = [block(&[2, 3]), block(&[4, 5]), block(&[9, 9]), block(&[])];
+        assert_eq!(covered(&prompt, &others), 0);
+    }
+}

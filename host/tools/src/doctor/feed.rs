@@ -1,0 +1,70 @@
+//! Our KV feed over HTTP (`/v1/kv/events`), of `foreword serve` or `foreword kv-bridge`: the documents that the engine holds.
+
+use super::client::{Client, refusal};
+use super::zmq::PATIENCE;
+use foreword_ordering::feed::{Batch, Event};
+use serde_json::Value;
+
+/// A position in the feed.
+pub(super) struct Position {
+    epoch: String,
+    next: u64,
+}
+
+/// What happened since a position.
+pub(super) struct News {
+    /// Documents of the paths that were stored, or why they cannot be read.
+    pub(super) documents: Result<Vec<u64>, String>,
+    /// Paths that were stored.
+    pub(super) stored: usize,
+    /// Whether something was removed, or everything begins anew.
+    pub(super) is_removal: bool,
+}
+
+/// Returns the feed's position now.
+///
+/// # Errors
+/// Returns what came if it is no feed.
+pub(super) fn position(client: &Client, url: &str) -> Result<Position, String> {
+    let answer = client.get(url);
+    let batch = answer
+        .as_ref()
+        .map_or(Value::Null, super::client::Reply::json);
+    match (batch["epoch"].as_str(), batch["next"].as_u64()) {
+        (Some(epoch), Some(next)) => Ok(Position {
+            epoch: epoch.to_owned(),
+            next,
+        }),
+        _ => Err(refusal(&format!("GET {url}"), &answer)),
+    }
+}
+
+/// Returns what happened since, waiting a while for something to happen.
+///
+/// # Errors
+/// Returns what came if it is no feed.
+pub(super) fn news(client: &Client, url: &str, since: &Position) -> Result<News, String> {
+    let (epoch, next, wait) = (&since.epoch, since.next, PATIENCE.as_millis());
+    let answer = client.get(&format!("{url}?epoch={epoch}&since={next}&wait_ms={wait}"));
+    let reply = answer.as_ref().map_err(Clone::clone)?;
+    // Types are readable in a sealed feed too.
+    let batch = reply.json();
+    let Some(events) = batch["events"].as_array() else {
+        return Err(refusal(&format!("GET {url}"), &answer));
+    };
+    let stored = events
+        .iter()
+        .filter(|event| event["type"] == "stored")
+        .count();
+    let is_removal = batch["reset"] == true || stored < events.len();
+    let read = Batch::read(&reply.body, None).map_err(|error| error.to_string());
+    let documents = |event: &Event| match event {
+        Event::Stored { path, .. } => path.iter().map(|(document, _)| document.0).collect(),
+        Event::Removed { .. } | Event::Cleared => Vec::new(),
+    };
+    Ok(News {
+        documents: read.map(|batch| batch.events.iter().flat_map(documents).collect()),
+        stored,
+        is_removal,
+    })
+}

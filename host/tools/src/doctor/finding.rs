@@ -1,0 +1,163 @@
+//! What a check found: a status, what was asked and what came, and the line that mends it.
+
+use foreword_report::words::grouped;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Nothing keeps prefixes from being reused here.
+    Ok,
+    /// Reuse works and is less than it could be, or a promise holds only under a condition.
+    Warn,
+    /// Prefixes are not reused, or something that others rely on is not so.
+    Fail,
+    /// The question could not be asked; the detail says what came instead.
+    Skipped,
+}
+
+impl Status {
+    /// Returns the status as the JSON has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Fail => "fail",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+/// The result of one check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Name of the check, with the route behind a slash where there is one check for each.
+    pub check: String,
+    /// How it ended.
+    pub status: Status,
+    /// What was asked and what came.
+    pub detail: String,
+    /// The line that mends it; empty where nothing is to be mended.
+    pub remedy: String,
+}
+
+/// What a check found, before it has its name.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    pub(super) status: Status,
+    detail: String,
+    remedy: String,
+}
+
+impl Outcome {
+    pub(super) fn ok(detail: impl Into<String>) -> Self {
+        Self::new(Status::Ok, detail, "")
+    }
+
+    pub(super) fn warn(detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(Status::Warn, detail, remedy)
+    }
+
+    pub(super) fn fail(detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(Status::Fail, detail, remedy)
+    }
+
+    pub(super) fn skipped(detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(Status::Skipped, detail, remedy)
+    }
+
+    fn new(status: Status, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let (detail, remedy) = (detail.into(), remedy.into());
+        Self {
+            status,
+            detail,
+            remedy,
+        }
+    }
+
+    pub(super) fn named(self, check: impl Into<String>) -> Finding {
+        Finding {
+            check: check.into(),
+            status: self.status,
+            detail: self.detail,
+            remedy: self.remedy,
+        }
+    }
+}
+
+/// All findings, and what they cost.
+#[derive(Clone, Debug)]
+pub struct Examination {
+    /// The engine's URL.
+    pub url: String,
+    /// The model that was asked.
+    pub model: String,
+    /// Requests sent.
+    pub requests: u64,
+    /// Tokens of the prompts sent, as the engine counts them.
+    pub prompt_tokens: u64,
+    /// Seconds from the first request to the last answer.
+    pub seconds: f64,
+    /// One finding for each check, in the order in which they depend on each other.
+    pub findings: Vec<Finding>,
+}
+
+impl Examination {
+    /// Returns whether a check failed.
+    #[must_use]
+    pub fn has_failure(&self) -> bool {
+        (self.findings.iter()).any(|finding| finding.status == Status::Fail)
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        let findings: Vec<Value> = (self.findings.iter())
+            .map(|finding| {
+                json!({
+                    "check": finding.check,
+                    "status": finding.status.name(),
+                    "detail": finding.detail,
+                    "remedy": finding.remedy,
+                })
+            })
+            .collect();
+        json!({
+            "url": self.url,
+            "model": self.model,
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "seconds": (self.seconds * 1e3).round() / 1e3,
+            "findings": findings,
+        })
+    }
+
+    pub(super) fn to_table(&self) -> String {
+        let width = self.findings.iter().map(|finding| finding.check.len());
+        let width = width.max().unwrap_or_default();
+        let mut table = String::new();
+        for finding in &self.findings {
+            let (check, status) = (&finding.check, finding.status.name());
+            let _ = writeln!(table, "{status:<7}  {check:<width$}  {}", finding.detail);
+            if !finding.remedy.is_empty() {
+                let _ = writeln!(table, "{:<7}  {:<width$}  -> {}", "", "", finding.remedy);
+            }
+        }
+        let count = |status| {
+            let of_it = (self.findings.iter()).filter(|finding| finding.status == status);
+            of_it.count()
+        };
+        let _ = writeln!(
+            table,
+            "\n{} ok, {} to look at, {} failed, {} skipped; {} requests, {} prompt tokens, {:.1} s",
+            count(Status::Ok),
+            count(Status::Warn),
+            count(Status::Fail),
+            count(Status::Skipped),
+            grouped(self.requests),
+            grouped(self.prompt_tokens),
+            self.seconds,
+        );
+        table
+    }
+}

@@ -1,0 +1,297 @@
+//! The gateway in front of the engine: what it forwards, what it decides, and whether its workers decide alike.
+//!
+//! ```text
+//!   one body ──▶ engine                  prompt, answer and counts must be the same
+//!       └──────▶ gateway ──▶ engine
+//!   documents a b c d ──▶ gateway        then a d c b, four times, three of them on new connections: each decision
+//!                                        must see what the first one sent
+//! ```
+
+use super::api::{CHAT, Usage};
+use super::client::{Answer, Connection, Reply};
+use super::finding::Outcome;
+use super::prompt::{AGAIN, Documents, FIRST, Words};
+use super::survey::Engine;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// What came through the gateway.
+pub(super) struct Gateway {
+    /// The same body, sent to the engine and through the gateway.
+    pair: [Result<(Usage, Value), String>; 2],
+    stream: Answer,
+    /// The same documents, first in one order, then in another.
+    decisions: Vec<Decision>,
+    /// One prompt with two salts of the client's through the gateway, then without any to the engine.
+    salted: Option<Result<[Usage; 3], String>>,
+}
+
+/// A request with documents: what the gateway did with it, and what the engine reported.
+#[derive(Clone, Debug)]
+pub(super) struct Decision {
+    /// The report header.
+    report: Option<String>,
+    usage: Result<Usage, String>,
+}
+
+impl Gateway {
+    /// Returns whether the engine's cached tokens do not pass the gateway.
+    fn loses_counts(&self) -> bool {
+        let cached = |answer: &Result<(Usage, Value), String>| {
+            answer
+                .as_ref()
+                .is_ok_and(|(usage, _)| usage.cached.is_some())
+        };
+        cached(&self.pair[0]) && !cached(&self.pair[1])
+    }
+}
+
+impl Decision {
+    /// Returns the value of a field of the report.
+    fn field(&self, name: &str) -> Option<u64> {
+        let mut fields = self.report.as_deref()?.split("; ");
+        let value = fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='))?;
+        value.parse().ok()
+    }
+
+    pub(super) fn matched(&self) -> u64 {
+        self.field("matched").unwrap_or_default()
+    }
+}
+
+/// Sends a chat about the documents through the gateway.
+pub(super) fn decide(
+    engine: &Engine<'_>,
+    root: &str,
+    documents: &Documents,
+    ranks: [usize; 4],
+    connection: Connection,
+) -> Decision {
+    let (url, body) = (CHAT.url(root), documents.chat(engine.model, ranks));
+    let answer = engine.client.post_with(&url, &body, &[], connection);
+    let report = answer
+        .as_ref()
+        .ok()
+        .and_then(|reply| reply.header(REPORT_HEADER));
+    Decision {
+        report: report.map(str::to_owned),
+        usage: CHAT.told(engine.client, answer).map(|(usage, _)| usage),
+    }
+}
+
+/// Asks the engine and the gateway; `is_salted`: the engine keeps salts apart on the chat route.
+pub(super) fn ask(
+    engine: &Engine<'_>,
+    root: &str,
+    words: &mut Words,
+    documents: &Documents,
+    is_salted: bool,
+) -> Gateway {
+    let (client, model) = (engine.client, engine.model);
+    let post = |root, body: &Value| CHAT.told(client, client.post(&CHAT.url(root), body));
+    let text = words.text(documents.words * 2);
+    let plain = json!({"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": MAX_TOKENS, "temperature": 0});
+    let mut body = plain.clone();
+    body["logprobs"] = true.into();
+    body["tools"] = json!([{"type": "function", "function": {"name": "ask_tide", "description": words.text(32),
+        "parameters": {"type": "object", "properties": {}}}}]);
+    // Engines may have tools and log-probabilities switched off.
+    if post(engine.root, &body).is_err() {
+        body = plain.clone();
+    }
+    // Once more: engines may have no field where nothing was cached.
+    let pair = [post(engine.root, &body), post(root, &body)];
+    let mut streaming = plain;
+    streaming["stream"] = true.into();
+    streaming["stream_options"] = json!({"include_usage": true});
+    let stream = client.post(&CHAT.url(root), &streaming);
+    let decide = |ranks, connection| decide(engine, root, documents, ranks, connection);
+    let mut decisions = vec![decide(FIRST, Connection::Kept)];
+    // Workers tell each other within a tick, 100 ms.
+    std::thread::sleep(SETTLE);
+    decisions.push(decide(AGAIN, Connection::Kept));
+    decisions.extend((0..3).map(|_| decide(AGAIN, Connection::Fresh)));
+    let salted = is_salted.then(|| {
+        let text = words.text(documents.words * 2);
+        let through = |salt| CHAT.ask(client, root, &CHAT.salted(model, &text, salt));
+        Ok([through("c")?, through("d")?, engine.ask(CHAT, &text)?])
+    });
+    Gateway {
+        pair,
+        stream,
+        decisions,
+        salted,
+    }
+}
+
+/// Whether anything answers at the gateway's address.
+pub(super) fn reachable(answer: &Answer) -> Outcome {
+    match answer {
+        Ok(reply) => Outcome::ok(format!("GET /v1/models: {}", reply.status)),
+        Err(came) => Outcome::fail(
+            came,
+            "--gateway with the address of the listener that clients use, and that listener running",
+        ),
+    }
+}
+
+/// Whether body and answer pass the gateway whole.
+pub(super) fn forwards(gateway: &Gateway) -> Outcome {
+    let ((direct, answer), (through, passed)) = match &gateway.pair {
+        [Ok(direct), Ok(through)] => (direct, through),
+        [Err(came), _] => return Outcome::skipped(format!("to the engine, {came}"), ""),
+        [_, Err(came)] => {
+            return Outcome::fail(
+                format!("through the gateway, {came}; to the engine: 200"),
+                ROUTE,
+            );
+        }
+    };
+    let has_logprobs = |answer: &Value| !answer["choices"][0]["logprobs"].is_null();
+    let is_short =
+        |answer: &Value| answer["usage"]["completion_tokens"].as_u64() <= Some(MAX_TOKENS);
+    let (count, expected) = (through.prompt, direct.prompt);
+    let lost: Vec<&str> = [
+        (
+            count.abs_diff(expected) * 50 > expected,
+            "messages or tools (other prompt tokens)",
+        ),
+        (
+            is_short(answer) && !is_short(passed),
+            "max_tokens (a longer answer)",
+        ),
+        (
+            has_logprobs(answer) && !has_logprobs(passed),
+            "logprobs (none in the answer)",
+        ),
+        (gateway.loses_counts(), "cached_tokens of the answer"),
+    ]
+    .into_iter()
+    .filter_map(|(is_lost, what)| is_lost.then_some(what))
+    .collect();
+    let detail = format!(
+        "one body to the engine and through the gateway: {expected} and {count} prompt tokens"
+    );
+    match lost.is_empty() {
+        true => Outcome::ok(detail),
+        false => Outcome::fail(
+            format!("{detail}; lost: {}", lost.join(", ")),
+            "a gateway that passes bodies and answers on byte for byte where it changes nothing",
+        ),
+    }
+}
+
+/// Whether a stream passes the gateway, with its counts.
+pub(super) fn streams(gateway: &Gateway, is_reported: bool) -> Outcome {
+    let reply: &Reply = match &gateway.stream {
+        Ok(reply) => reply,
+        Err(came) => return Outcome::fail(came, ROUTE),
+    };
+    let text = String::from_utf8_lossy(&reply.body);
+    let events = text.lines().filter_map(|line| line.strip_prefix("data:"));
+    let events: Vec<&str> = events.map(str::trim).collect();
+    let kind = reply.header("content-type").unwrap_or_default();
+    let detail = format!(
+        "a streamed chat with stream_options.include_usage: {} {kind}, {} events",
+        reply.status,
+        events.len()
+    );
+    if !kind.starts_with("text/event-stream") || events.last() != Some(&"[DONE]") {
+        return Outcome::fail(format!("{detail}, not ended by [DONE]"), ROUTE);
+    }
+    if is_reported && !text.contains("\"prompt_tokens\"") {
+        let remedy = "vLLM: --enable-force-include-usage; a gateway that passes stream_options and the last event on";
+        return Outcome::warn(format!("{detail}, none with usage"), remedy);
+    }
+    Outcome::ok(detail)
+}
+
+/// Whether a decision sees what an earlier one sent, and the engine then finds it.
+pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Outcome {
+    let second = &gateway.decisions[1];
+    let usage = match &second.usage {
+        Ok(usage) => usage,
+        Err(came) => return Outcome::fail(format!("with documents, {came}"), ROUTE),
+    };
+    let Some(report) = &second.report else {
+        let detail = format!("a chat with documents: the answer has no {REPORT_HEADER} header");
+        return Outcome::skipped(
+            detail,
+            "\"report_header\": \"x-foreword\", if Foreword's filter is to run at this gateway",
+        );
+    };
+    let detail = format!(
+        "four documents, then the same in another order: {report}; {} of {} tokens cached",
+        usage.shown(),
+        usage.prompt
+    );
+    let is_computed = is_reported && !gateway.loses_counts() && !usage.is_cached(usage.prompt / 2);
+    match report.split(';').next().unwrap_or_default() {
+        "dry-run" => Outcome::ok(detail),
+        "ordered" | "unchanged" if second.field("documents") == Some(0) => Outcome::fail(
+            detail,
+            "\"ordering\": {\"documents\": …}: the format in which your clients write documents",
+        ),
+        "ordered" | "unchanged" if second.matched() == 0 => Outcome::fail(detail, BLIND),
+        "ordered" | "unchanged" if is_computed => Outcome::fail(detail, COMPUTED),
+        "ordered" | "unchanged" => Outcome::ok(detail),
+        _ => Outcome::fail(
+            detail,
+            "gateway-config/envoy/README.md has a line for each reason",
+        ),
+    }
+}
+
+/// Whether all of the gateway's workers see what one of them sent.
+pub(super) fn agree(gateway: &Gateway) -> Outcome {
+    let matched: Vec<u64> = gateway.decisions[1..]
+        .iter()
+        .map(Decision::matched)
+        .collect();
+    let detail =
+        format!("the same documents again, three times on new connections: matched {matched:?}");
+    match matched.iter().filter(|matched| **matched > 0).count() {
+        0 => Outcome::skipped("no decision saw resident documents", ""),
+        seeing if seeing < matched.len() => Outcome::fail(detail, AGREEMENT),
+        _ => Outcome::ok(detail),
+    }
+}
+
+/// Whose salts reach the engine.
+pub(super) fn salts(gateway: &Gateway) -> Outcome {
+    let [_, other, bare] = match &gateway.salted {
+        Some(Ok(answers)) => answers,
+        Some(Err(came)) => {
+            return Outcome::skipped(format!("with the client's cache_salt, {came}"), "");
+        }
+        None => {
+            return Outcome::skipped("the engine was not found to keep salts of chats apart", "");
+        }
+    };
+    let detail = format!(
+        "one prompt with two salts of the client's, then to the engine without: cached {}, {} of {}",
+        other.shown(),
+        bare.shown(),
+        bare.prompt
+    );
+    if bare.is_cached(bare.prompt) {
+        let remedy = "\"salt\": {\"key_env\": \"FOREWORD_SALT_KEY\"} with \"tenant\", or a gateway that passes cache_salt on";
+        return Outcome::fail(format!("{detail}: no salt reaches the engine"), remedy);
+    }
+    Outcome::ok(match other.is_cached(other.prompt) {
+        true => format!("{detail}: the gateway writes its own"),
+        false => format!("{detail}: the client's reaches the engine"),
+    })
+}
+
+const MAX_TOKENS: u64 = 3;
+const SETTLE: Duration = Duration::from_millis(300);
+/// The filter's default `report_header`.
+const REPORT_HEADER: &str = "x-foreword";
+const ROUTE: &str = "a route for POST /v1/chat/completions at the gateway, with the engine's model";
+const BLIND: &str = "leave \"ordering\": {\"tree\": …} room (max_tokens: the engine's KV capacity), and engines[].block_tokens no larger than \
+                     the engine's blocks";
+const COMPUTED: &str = "the gateway believes resident what the engine computed: send these requests to the engine that was examined, with one \
+                        salt and one template for all";
+const AGREEMENT: &str = "\"agreement\" on in every worker and gateway, with one plugin name, vm_id and \"ring\"; engines[].feed where several \
+                         gateways stand before an engine";

@@ -1,0 +1,165 @@
+//! Figures in Prometheus' text, of an engine or a gateway, and what a gateway's own say of its decisions.
+
+use super::client::{Client, refusal};
+use super::finding::Outcome;
+
+/// The samples of one scrape.
+#[derive(Debug, Default)]
+pub(super) struct Metrics {
+    text: String,
+    /// What came instead of samples.
+    missing: Option<String>,
+}
+
+impl Metrics {
+    /// Asks the first of these addresses that answers.
+    pub(super) fn scrape(client: &Client, urls: &[String]) -> Self {
+        let mut missing = "no address was given".to_owned();
+        for url in urls {
+            let answer = client.get(url);
+            if let Ok(reply) = &answer
+                && reply.status == 200
+            {
+                let text = String::from_utf8_lossy(&reply.body).into_owned();
+                return Self {
+                    text,
+                    missing: None,
+                };
+            }
+            missing = refusal(&format!("GET {url}"), &answer);
+        }
+        Self {
+            text: String::new(),
+            missing: Some(missing),
+        }
+    }
+
+    /// Returns names, labels and values. Prefixes that proxies put before our names are removed.
+    fn samples(&self) -> impl Iterator<Item = (&str, &str, f64)> {
+        let lines = self.text.lines().filter(|line| !line.starts_with('#'));
+        lines.filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+            let name = name.find("foreword_").map_or(name, |at| &name[at..]);
+            Some((name, labels.trim_end_matches('}'), value.parse().ok()?))
+        })
+    }
+
+    /// Returns the value of a label of the first sample with this name.
+    pub(super) fn label(&self, name: &str, label: &str) -> Option<&str> {
+        let (_, labels, _) = self.samples().find(|sample| sample.0 == name)?;
+        let mut pairs = labels.split(',').filter_map(|pair| pair.split_once('='));
+        let value = pairs.find_map(|(name, value)| (name == label).then_some(value))?;
+        Some(value.trim_matches('"'))
+    }
+
+    /// Returns the sum of all samples of this name; `None` if there is none.
+    fn sum(&self, name: &str) -> Option<f64> {
+        let mut values = self.samples().filter(|sample| sample.0 == name).peekable();
+        values.peek()?;
+        Some(values.map(|sample| sample.2).sum())
+    }
+
+    /// Returns how many decisions matched nothing, and how many there were.
+    fn decisions(&self) -> Option<(f64, f64)> {
+        let all = self.sum("foreword_matched_percent_count")?;
+        let buckets =
+            (self.samples()).filter(|sample| sample.0 == "foreword_matched_percent_bucket");
+        let buckets = buckets.filter_map(|(_, labels, count)| {
+            let (_, bound) = labels.split_once("le=\"")?;
+            Some((bound.split('"').next()?.parse::<f64>().ok()?, count))
+        });
+        let buckets: Vec<(f64, f64)> = buckets.collect();
+        // The lowest bucket holds what matched nothing: its bound is 1 in the shipped configurations, else 0.5.
+        let lowest = buckets
+            .iter()
+            .map(|bucket| bucket.0)
+            .fold(f64::INFINITY, f64::min);
+        let blind = buckets.iter().filter(|bucket| bucket.0 == lowest);
+        (lowest <= 1.0).then(|| (blind.map(|bucket| bucket.1).sum(), all))
+    }
+}
+
+/// What the gateway's counters say of decisions and of news that did not arrive.
+pub(super) fn decisions(metrics: &Metrics) -> Outcome {
+    if let Some(came) = &metrics.missing {
+        return Outcome::skipped(came, SCRAPE);
+    }
+    let Some(requests) = metrics.sum("foreword_requests_total") else {
+        return Outcome::skipped("the metrics have no foreword_requests_total", SCRAPE);
+    };
+    for (name, remedy) in LOST {
+        if let Some(count) = metrics.sum(name).filter(|count| *count > 0.0) {
+            return Outcome::fail(format!("{name} is {count}"), remedy);
+        }
+    }
+    let corrections = metrics
+        .sum("foreword_corrections_total")
+        .unwrap_or_default();
+    let (blind, all) = metrics.decisions().unwrap_or_default();
+    let detail = format!(
+        "{blind} of {all} decisions saw no resident blocks; {corrections} answers of {requests} said less than was believed"
+    );
+    if requests >= ENOUGH && corrections > requests * MAX_CORRECTED {
+        Outcome::warn(detail, FEED)
+    } else if all >= ENOUGH && blind > all * MAX_BLIND {
+        Outcome::warn(
+            detail,
+            "foreword explain over a log of these requests names the first difference of each",
+        )
+    } else {
+        Outcome::ok(detail)
+    }
+}
+
+/// Counters that stay 0 where workers, gateways and feeds agree.
+const LOST: [(&str, &str); 4] = [
+    (
+        "foreword_feed_key_mismatches_total",
+        "engines[].feed.key_env: \"FOREWORD_FEED_KEY\", with the key that foreword serve has in --feed-key-file",
+    ),
+    (
+        "foreword_lost_entries_total",
+        "\"agreement\": {\"entries\": N}, larger: workers overwrite updates before others read them",
+    ),
+    (
+        "foreword_lost_updates_total",
+        "the same key and \"agreement\": {\"ring\": NAME} in all gateways, and a feed server that is reachable",
+    ),
+    (
+        "foreword_untold_requests_total",
+        "fewer documents a request, or a larger shared-data quota: requests exceed 16 KiB of hashes",
+    ),
+];
+const SCRAPE: &str = "--gateway-metrics URL: Envoy's http://HOST:9901/stats/prometheus, or /metrics of foreword ext-proc";
+/// The remedy of belief that outlives the cache.
+pub(super) const FEED: &str = "\"engines\": [{\"name\": \"a\", \"feed\": {\"cluster\": \"a-feed\"}}], from foreword serve's internal \
+                               listener or foreword kv-bridge beside vLLM";
+/// Decisions from which on a share means something.
+const ENOUGH: f64 = 20.0;
+const MAX_BLIND: f64 = 0.5;
+const MAX_CORRECTED: f64 = 0.05;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_found_behind_a_proxys_prefix_and_labels_by_their_whole_name() {
+        let metrics = Metrics {
+            text: "# HELP x 1\n\
+                   vllm:cache_config_info{mamba_block_size=\"8\",block_size=\"16\"} 1.0\n\
+                   envoy_dynamicmodulescustom_foreword_requests_total{} 7\n\
+                   foreword_matched_percent_bucket{le=\"10\"} 6\n\
+                   foreword_matched_percent_bucket{le=\"1\"} 5\n\
+                   foreword_matched_percent_count{} 7\nno number\n"
+                .to_owned(),
+            missing: None,
+        };
+        let label = metrics.label("vllm:cache_config_info", "block_size");
+        assert_eq!(label, Some("16"));
+        assert_eq!(metrics.sum("foreword_requests_total"), Some(7.0));
+        assert_eq!(metrics.sum("foreword_absent_total"), None);
+        assert_eq!(metrics.decisions(), Some((5.0, 7.0)));
+    }
+}

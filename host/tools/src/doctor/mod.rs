@@ -1,0 +1,245 @@
+//! `foreword doctor`: examines a running engine, and the gateway in front of it, and reports what keeps prefixes from being reused.
+//!
+//! ```text
+//!   /v1/models ─▶ survey: each API twice ─▶ salts ─▶ events ─▶ rendering, tools ─▶ gateway ─▶ --allow-reset: residency
+//!                     │                       │         │             │               │                │
+//!                     └───────────────────────┴── observations: what was asked and what came ──────────┘
+//!                                                          ▼
+//!                                   checks: functions from observations to a finding each
+//! ```
+//!
+//! A few requests answer several questions: the prompt that shows whether anything is cached is the one whose beginnings show the
+//! least reusable length, and which is sent again with salts. Prompts are random words, so nothing of them is cached before. The
+//! engine is believed in what it counts; what it announces and what a gateway believes are compared with that.
+
+mod api;
+mod client;
+mod events;
+mod feed;
+mod finding;
+mod gateway;
+mod metrics;
+mod prompt;
+mod rendering;
+mod residency;
+mod salts;
+mod survey;
+mod zmq;
+
+pub use finding::{Examination, Finding, Status};
+
+use crate::endpoint::check_url;
+use anyhow::{Context, Result, bail, ensure};
+use api::CHAT;
+use client::{Client, refusal};
+use events::Source;
+use metrics::Metrics;
+use prompt::{Documents, Words};
+use residency::Cleared;
+use serde_json::Value;
+use std::io::Write;
+use std::time::{Duration, Instant, SystemTime};
+use survey::{Engine, Survey};
+
+/// The options of an examination.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The engine's URL: its root, or its `/v1`.
+    pub url: String,
+    /// The URL of the gateway in front of it.
+    pub gateway: Option<String>,
+    /// The model to ask; `None`: the first that the engine lists.
+    pub model: Option<String>,
+    /// The key of the API.
+    pub api_key: Option<String>,
+    /// Address of the engine's ZeroMQ events, `tcp://HOST:PORT`.
+    pub events: Option<String>,
+    /// URL of the engine's metrics and of our feed, where it differs from `url`.
+    pub internal: Option<String>,
+    /// URL of the gateway's metrics.
+    pub gateway_metrics: Option<String>,
+    /// Whether the engine's cache may be emptied.
+    pub allow_reset: bool,
+    /// Time limit of each request.
+    pub timeout: Duration,
+    /// Whether to print JSON instead of a table.
+    pub json: bool,
+}
+
+/// Examines, and prints what was found.
+///
+/// # Errors
+/// Returns an error if the engine does not answer, or the output cannot be written.
+pub fn run(options: &Options) -> Result<Examination> {
+    let examination = examine(options)?;
+    let text = match options.json {
+        true => format!("{}\n", examination.to_json()),
+        false => examination.to_table(),
+    };
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .context("cannot write to standard output")?;
+    Ok(examination)
+}
+
+fn examine(options: &Options) -> Result<Examination> {
+    let root = root_of(&options.url)?;
+    let gateway_root = options.gateway.as_deref().map(root_of).transpose()?;
+    let internal = match &options.internal {
+        Some(url) => vec![root_of(url)?],
+        None => [Some(root.clone()), a_thousand_above(&root)]
+            .into_iter()
+            .flatten()
+            .collect(),
+    };
+    let at = |path: &str| {
+        internal
+            .iter()
+            .map(|root| format!("{root}{path}"))
+            .collect::<Vec<_>>()
+    };
+    let client = &Client::new(options.api_key.clone(), options.timeout);
+    let start = Instant::now();
+    let (model, max_tokens) = model(client, &root, options.model.as_deref())?;
+    let engine = &Engine {
+        client,
+        root: &root,
+        model: &model,
+        max_tokens,
+    };
+    let mut words = Words::new();
+    let words = &mut words;
+
+    let source = Source::find(client, options.events.as_deref(), &at("/v1/kv/events"));
+    let chat = CHAT.body(&model, &words.text(16));
+    let rendered = rendering::render(engine, &chat);
+    let survey = Survey::take(engine, words);
+    let scraped = Metrics::scrape(client, &at("/metrics"));
+    let salted = survey.routes.iter().map(|route| salts::ask(engine, route));
+    let routes: Vec<_> = survey
+        .routes
+        .iter()
+        .zip(salted.collect::<Vec<_>>())
+        .collect();
+    // Where no prompt is reused, its length does not matter.
+    let reusing = survey.reusing().map(|(route, _)| route);
+    let length = reusing.map_or(400, |route| route.text.split(' ').count() as u64);
+    let served = survey.routes.iter().find(|route| route.pair.is_ok());
+    let api = served.map_or(CHAT, |route| route.api);
+    let heard = source.hear(engine, gateway_root.as_deref(), api, words, length);
+    let is_reported = survey
+        .route(CHAT)
+        .is_some_and(|route| route.warm().is_some());
+    let tools = rendering::ask_tools(engine, words, is_reported);
+    let renderings = rendered.and_then(|first| Ok([first, rendering::render(engine, &chat)?]));
+
+    let caching = survey::caching(&survey, &scraped);
+    let status = caching.status;
+    let mut findings = vec![
+        caching.named("caching"),
+        survey::least_reusable(&survey, &scraped).named("least-reusable"),
+    ];
+    for route in &survey.routes {
+        let check = format!("cached-tokens/{}", route.api.name);
+        findings.push(survey::cached_tokens(route, &survey, status).named(check));
+    }
+    let is_kept = |route, salted: &Option<_>| {
+        salts::honoured(route, salted.as_ref(), &[]).status == Status::Ok
+    };
+    let kept = routes
+        .iter()
+        .filter(|(route, salted)| is_kept(route, salted));
+    let kept: Vec<&str> = kept.map(|(route, _)| route.api.path).collect();
+    for (route, salted) in &routes {
+        let check = format!("salts/{}", route.api.name);
+        findings.push(salts::honoured(route, salted.as_ref(), &kept).named(check));
+    }
+    let arriving = events::arrive(&heard, status);
+    // A source that said nothing before says nothing of a cleared cache either.
+    let source = Some(&source).filter(|_| arriving.status == Status::Ok);
+    findings.extend([
+        rendering::template_date(&renderings, SystemTime::now()).named("template-date"),
+        rendering::tool_order(&tools, survey.least()).named("tool-order"),
+        arriving.named("events"),
+        events::agree(&heard).named("events-agree"),
+    ]);
+
+    let documents = &Documents::new(words, survey.least().unwrap_or_default().clamp(100, length));
+    let mut believer = None;
+    if let Some(root) = gateway_root.as_deref() {
+        let answer = client.get(&format!("{root}/v1/models"));
+        findings.push(gateway::reachable(&answer).named("gateway"));
+        if answer.is_ok() {
+            let is_salted = kept.contains(&CHAT.path);
+            let seen = gateway::ask(engine, root, words, documents, is_salted);
+            let scraped = Metrics::scrape(client, options.gateway_metrics.as_slice());
+            findings.extend([
+                gateway::forwards(&seen).named("gateway-forwards"),
+                gateway::streams(&seen, is_reported).named("gateway-streams"),
+                gateway::orders(&seen, is_reported).named("gateway-orders"),
+                gateway::agree(&seen).named("gateway-agree"),
+                gateway::salts(&seen).named("gateway-salts"),
+                metrics::decisions(&scraped).named("gateway-decisions"),
+            ]);
+            believer = Some((root, documents));
+        }
+    }
+    let roots = [&internal[..], std::slice::from_ref(&root)].concat();
+    let cleared = match options.allow_reset {
+        true => residency::clear(engine, &roots, reusing, source, believer),
+        false => Cleared::NotAllowed,
+    };
+    findings.push(residency::believed(&cleared).named("residency"));
+    let (requests, prompt_tokens) = client.spent();
+    Ok(Examination {
+        url: root.clone(),
+        model: model.clone(),
+        requests,
+        prompt_tokens,
+        seconds: start.elapsed().as_secs_f64(),
+        findings,
+    })
+}
+
+/// Returns the model to ask, and the tokens that its prompts may have.
+fn model(client: &Client, root: &str, wanted: Option<&str>) -> Result<(String, Option<u64>)> {
+    let url = format!("{root}/v1/models");
+    let answer = client.get(&url);
+    let Ok(reply) = &answer else {
+        bail!("the engine does not answer: {}", refusal(&url, &answer));
+    };
+    ensure!(
+        !matches!(reply.status, 401 | 403),
+        "{url}: {}; --api-key-env names the key's variable",
+        reply.words()
+    );
+    let listed = reply.json();
+    let models = listed["data"].as_array().map_or(&[][..], Vec::as_slice);
+    let named = |model: &&Value| wanted.is_none_or(|wanted| model["id"] == wanted);
+    let found = models.iter().find(named);
+    let max_tokens = found.and_then(|model| model["max_model_len"].as_u64());
+    let name = wanted.or_else(|| found?["id"].as_str());
+    let name = name.with_context(|| {
+        format!(
+            "{url} lists no model: {}; name one with --model, or the engine's own URL",
+            reply.words()
+        )
+    })?;
+    Ok((name.to_owned(), max_tokens))
+}
+
+/// Returns a URL without its `/v1`.
+fn root_of(url: &str) -> Result<String> {
+    let root = url.trim_end_matches('/');
+    let root = root.strip_suffix("/v1").unwrap_or(root);
+    check_url(root, url).map_err(anyhow::Error::msg)?;
+    Ok(root.to_owned())
+}
+
+/// Returns the URL of a `foreword serve`'s internal listener, by its default.
+fn a_thousand_above(root: &str) -> Option<String> {
+    let (start, port) = root.rsplit_once(':')?;
+    let port: u16 = port.parse().ok()?;
+    Some(format!("{start}:{}", port.checked_add(1000)?))
+}

@@ -1,0 +1,64 @@
+//! Prompts that no cache has seen.
+
+use foreword_ordering::random::Random;
+use serde_json::{Value, json};
+use std::hash::{BuildHasher, RandomState};
+
+/// Makes texts of random words. They have no digit and no colon, so a date or a clock in a rendered prompt is the template's.
+pub(super) struct Words(Random);
+
+impl Words {
+    /// Returns a source that no other run has.
+    pub(super) fn new() -> Self {
+        Self(Random::new(RandomState::new().hash_one(())))
+    }
+
+    /// Returns a text of so many words. Two texts share their first eight words once in 2^40 times.
+    pub(super) fn text(&mut self, words: u64) -> String {
+        let word = |_| WORDS[self.0.below(WORDS.len() as u64) as usize];
+        (0..words).map(word).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Four documents, and a question about them.
+pub(super) struct Documents {
+    texts: Vec<String>,
+    question: String,
+    /// Words of each document.
+    pub(super) words: u64,
+}
+
+impl Documents {
+    pub(super) fn new(source: &mut Words, words: u64) -> Self {
+        Self {
+            texts: (0..4).map(|_| source.text(words)).collect(),
+            question: source.text(8),
+            words,
+        }
+    }
+
+    /// Returns a chat about the documents, in this order, the best first.
+    pub(super) fn chat(&self, model: &str, ranks: [usize; 4]) -> Value {
+        let document = |rank: usize| {
+            format!(
+                "<document id=\"probe-{rank}\">{}</document>\n",
+                self.texts[rank]
+            )
+        };
+        let documents = ranks.map(document).concat();
+        let content = format!("<documents>\n{documents}</documents>\n\n{}", self.question);
+        json!({"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1})
+    }
+}
+
+/// Ranks as the retriever may give them, and others with the same best document, which keeps its place.
+pub(super) const FIRST: [usize; 4] = [0, 1, 2, 3];
+pub(super) const AGAIN: [usize; 4] = [0, 3, 2, 1];
+
+/// Short, common words: about a token each in most vocabularies.
+const WORDS: [&str; 32] = [
+    "apple", "bread", "chair", "door", "earth", "field", "glass", "house", "iron", "jacket",
+    "king", "lake", "moon", "north", "ocean", "paper", "queen", "river", "stone", "table", "under",
+    "voice", "water", "yellow", "bridge", "cloud", "dream", "flower", "garden", "horse", "island",
+    "letter",
+];

@@ -1,0 +1,246 @@
+//! What the chat template writes: a date or a clock, and tools in an order of their own.
+//!
+//! `/tokenize` renders the same chat before and after the other probes, and `/detokenize` returns its text. The chat's own
+//! words have no digit and no colon.
+
+use super::api::{CHAT, Usage};
+use super::client::refusal;
+use super::finding::Outcome;
+use super::prompt::Words;
+use super::survey::Engine;
+use serde_json::{Value, json};
+use std::time::{Duration, SystemTime};
+
+/// The rendered prompt of a chat.
+#[derive(Clone, Debug)]
+pub(super) struct Rendered {
+    pub(super) tokens: Vec<u64>,
+    /// `None`: the engine does not detokenize.
+    text: Option<String>,
+}
+
+/// One body rendered twice, or what came instead.
+pub(super) type Renderings = Result<[Rendered; 2], String>;
+
+/// One chat with tools: rendered twice, and sent twice where the chat API reports reuse.
+pub(super) struct Tools {
+    rendered: Renderings,
+    asked: Option<[Usage; 2]>,
+}
+
+/// Renders a body of chat or completions.
+///
+/// # Errors
+/// Returns what came instead of tokens.
+pub(super) fn render(engine: &Engine<'_>, body: &Value) -> Result<Rendered, String> {
+    let post = |path: &str, body: &Value| {
+        let answer = engine.client.post(&format!("{}{path}", engine.root), body);
+        match &answer {
+            Ok(reply) if reply.status == 200 => Ok(reply.json()),
+            _ => Err(refusal(&format!("POST {path}"), &answer)),
+        }
+    };
+    let mut asked = json!({"model": engine.model});
+    for name in ["messages", "prompt", "tools"] {
+        if let Some(value) = body.get(name) {
+            asked[name] = value.clone();
+        }
+    }
+    let tokens = post("/tokenize", &asked)?;
+    let tokens = tokens["tokens"].as_array().into_iter().flatten();
+    let tokens: Vec<u64> = tokens.filter_map(Value::as_u64).collect();
+    if tokens.is_empty() {
+        return Err("POST /tokenize: no tokens".to_owned());
+    }
+    let text = post(
+        "/detokenize",
+        &json!({"model": engine.model, "tokens": tokens}),
+    );
+    let text = text
+        .ok()
+        .and_then(|text| Some(text["prompt"].as_str()?.to_owned()));
+    Ok(Rendered { tokens, text })
+}
+
+/// Renders and sends a chat with tools; `is_reported`: the chat API reports reuse.
+pub(super) fn ask_tools(engine: &Engine<'_>, words: &mut Words, is_reported: bool) -> Tools {
+    let mut body = CHAT.body(engine.model, &words.text(16));
+    body["tools"] = Value::from_iter(TOOLS.map(|name| {
+        json!({"type": "function", "function": {"name": name, "description": words.text(40),
+            "parameters": {"type": "object", "properties": {"subject": {"type": "string"}}}}})
+    }));
+    let rendered = || Ok([render(engine, &body)?, render(engine, &body)?]);
+    let ask = || CHAT.ask(engine.client, engine.root, &body).ok();
+    Tools {
+        rendered: rendered(),
+        asked: is_reported.then(|| Some([ask()?, ask()?])).flatten(),
+    }
+}
+
+/// Whether the template writes something that changes.
+pub(super) fn template_date(renderings: &Renderings, now: SystemTime) -> Outcome {
+    let [first, second] = match renderings {
+        Ok(renderings) => renderings,
+        Err(came) => {
+            return Outcome::skipped(
+                came,
+                "look for strftime_now, date_string or a clock in the model's chat_template.jinja",
+            );
+        }
+    };
+    let asked = "one chat rendered twice by /tokenize";
+    if first.tokens != second.tokens {
+        return Outcome::fail(format!("{asked}: two different prompts"), PIN);
+    }
+    let Some(text) = &first.text else {
+        return Outcome::skipped(
+            format!("{asked}: the same; /detokenize gave no text to look for a date in"),
+            "",
+        );
+    };
+    match today(text, now) {
+        Some(date) => Outcome::warn(
+            format!("{asked}: the template writes {date:?}, which changes at midnight"),
+            PIN,
+        ),
+        None => Outcome::ok(format!("{asked}: the same, without today's date")),
+    }
+}
+
+/// Whether equal tools make equal prompts; `least`: tokens of the shortest prompt that is reused.
+pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Outcome {
+    let remedy =
+        "render tools in the order of the request, from a list and not from a map or a set";
+    let asked = "one chat with five tools twice";
+    if let Ok([first, second]) = &tools.rendered
+        && first.tokens != second.tokens
+    {
+        return Outcome::fail(
+            format!("{asked}: /tokenize gives two different prompts"),
+            remedy,
+        );
+    }
+    let is_long = |[_, warm]: &&[Usage; 2]| least.is_some_and(|least| warm.prompt > 2 * least);
+    match (tools.asked.as_ref().filter(is_long), &tools.rendered) {
+        (Some([_, warm]), _) => {
+            let detail = format!("{asked}: {} of {} tokens cached", warm.shown(), warm.prompt);
+            match warm.is_cached(warm.prompt) {
+                true => Outcome::ok(format!("{detail}{}", tools.order())),
+                false => Outcome::fail(detail, remedy),
+            }
+        }
+        (None, Ok(_)) => Outcome::ok(format!(
+            "{asked}: /tokenize gives the same{}",
+            tools.order()
+        )),
+        (None, Err(came)) => Outcome::skipped(came, ""),
+    }
+}
+
+impl Tools {
+    /// Returns in which order the template writes the tools, as an addition to a finding.
+    fn order(&self) -> &'static str {
+        let Ok(
+            [
+                Rendered {
+                    text: Some(text), ..
+                },
+                _,
+            ],
+        ) = &self.rendered
+        else {
+            return "";
+        };
+        let places: Option<Vec<usize>> = TOOLS.iter().map(|name| text.find(name)).collect();
+        match places {
+            Some(places) if places.is_sorted() => ", in the order of the request",
+            Some(_) => ", in another order than the request's",
+            None => ", and the template does not write them",
+        }
+    }
+}
+
+/// Returns the words of `text` that say today's date, or yesterday's or tomorrow's: day, month and year, in any order and form.
+fn today(text: &str, now: SystemTime) -> Option<String> {
+    let words = text.split(|character: char| !character.is_ascii_alphanumeric());
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    let day = Duration::from_secs(86_400);
+    [now - day, now, now + day].into_iter().find_map(|time| {
+        // "Wed, 25 Nov 2026 14:28:51 GMT"
+        let date = httpdate::fmt_http_date(time);
+        let mut date: Vec<String> = date.split(' ').skip(1).take(3).map(plain).collect();
+        let compact = format!("{}{:0>2}{:0>2}", date[2], date[1], date[0]);
+        date.sort_unstable();
+        let is_date = |window: &&[&str]| {
+            let mut parts: Vec<String> = window.iter().copied().map(plain).collect();
+            parts.sort_unstable();
+            parts == date
+        };
+        let found = words
+            .windows(3)
+            .find(is_date)
+            .map(|window| window.join(" "));
+        found.or_else(|| words.contains(&&*compact).then_some(compact))
+    })
+}
+
+/// Returns a part of a date as a number without zeros before it: `November` is 11, `25th` is 25.
+fn plain(word: &str) -> String {
+    let starts = |name: &&str| {
+        word.get(..3)
+            .is_some_and(|start| start.eq_ignore_ascii_case(name))
+    };
+    match MONTHS.iter().position(starts) {
+        Some(month) => (month + 1).to_string(),
+        None => {
+            let digits = word.trim_end_matches(|character: char| character.is_ascii_alphabetic());
+            digits.trim_start_matches('0').to_owned()
+        }
+    }
+}
+
+/// Names in an order that no sorting yields.
+const TOOLS: [&str; 5] = [
+    "mend_roof",
+    "ask_tide",
+    "weigh_coal",
+    "call_ferry",
+    "read_lamp",
+];
+const MONTHS: [&str; 12] = [
+    "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+];
+const PIN: &str = "\"chat_template_kwargs\": {\"date_string\": \"26 Jul 2024\"} in each request, or vLLM's --chat-template with a copy \
+                   that writes no date";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_date_is_todays_in_any_form_and_an_old_one_is_none() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_616_931);
+        assert_eq!(
+            httpdate::fmt_http_date(now),
+            "Wed, 25 Nov 2026 14:28:51 GMT"
+        );
+        for text in [
+            "Today Date: 25 Nov 2026",
+            "Current date: 2026-11-25\n",
+            "It is November 25th, 2026.",
+            "today is 11/25/2026.",
+            "<date>20261125</date>",
+            "currentDate: 26 November 2026",
+        ] {
+            assert!(today(text, now).is_some(), "{text}");
+        }
+        for text in [
+            "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024",
+            "25 lamps of 2026",
+            "",
+            "version 2026.1.25",
+        ] {
+            assert_eq!(today(text, now), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Whether a cleared cache is noticed: the engine's cache is emptied (`--allow-reset`), and what is then believed is compared with
+//! what is so.
+
+use super::api::Usage;
+use super::client::{Connection, refusal};
+use super::events::Source;
+use super::finding::Outcome;
+use super::gateway::{self, Decision};
+use super::metrics::FEED;
+use super::prompt::{AGAIN, Documents};
+use super::survey::{Engine, Route};
+use serde_json::Value;
+use std::time::Duration;
+
+/// What came of emptying the cache.
+pub(super) enum Cleared {
+    NotAllowed,
+    /// Every route refused.
+    Refused(String),
+    Done {
+        /// The prompt that was cached before.
+        after: Option<Usage>,
+        /// Whether the events say that something was removed; `None`: they do not arrive.
+        is_announced: Option<bool>,
+        /// The gateway's decision about documents that were cached before.
+        decision: Option<Decision>,
+    },
+}
+
+/// Empties the engine's cache at one of `roots`, and asks again for what it held: the prompt of `route`, the documents that the
+/// gateway ordered.
+pub(super) fn clear(
+    engine: &Engine<'_>,
+    roots: &[String],
+    route: Option<&Route>,
+    source: Option<&Source>,
+    gateway: Option<(&str, &Documents)>,
+) -> Cleared {
+    let client = engine.client;
+    let before = source.and_then(|source| Some((source, source.mark(client)?)));
+    let mut came = String::new();
+    let mut urls = roots
+        .iter()
+        .flat_map(|root| RESETS.map(|path| format!("{root}{path}")));
+    let is_done = urls.any(|url| {
+        let answer = client.post(&url, &Value::Null);
+        came = refusal(&format!("POST {url}"), &answer);
+        answer.is_ok_and(|reply| reply.status == 200)
+    });
+    if !is_done {
+        return Cleared::Refused(came);
+    }
+    // vLLM publishes what happened with its next step.
+    let after = route.and_then(|route| engine.ask(route.api, &route.text).ok());
+    let is_announced = before.and_then(|(source, before)| source.has_removed(client, &before));
+    // The gateway's feed has the same news, at the latest with its next poll.
+    std::thread::sleep(SETTLE);
+    let decide = |(root, documents): (&str, &Documents)| {
+        gateway::decide(engine, root, documents, AGAIN, Connection::Kept)
+    };
+    Cleared::Done {
+        after,
+        is_announced,
+        decision: gateway.map(decide),
+    }
+}
+
+/// Whether what is believed resident is resident.
+pub(super) fn believed(cleared: &Cleared) -> Outcome {
+    let (after, is_announced, decision) = match cleared {
+        Cleared::NotAllowed => return Outcome::skipped("the cache was not emptied", ALLOW),
+        Cleared::Refused(came) => return Outcome::skipped(came, RESET),
+        Cleared::Done {
+            after,
+            is_announced,
+            decision,
+        } => (after, is_announced, decision),
+    };
+    let mut detail = "the cache was emptied".to_owned();
+    if let Some(after) = after {
+        detail = format!(
+            "{detail}: {} of {} tokens cached",
+            after.shown(),
+            after.prompt
+        );
+        if after.is_cached(after.prompt) {
+            return Outcome::warn(
+                detail,
+                "ask again when nothing runs: an engine empties no cache in use",
+            );
+        }
+    }
+    match (is_announced, decision) {
+        (Some(false), _) => Outcome::fail(format!("{detail}; no event says so"), UNTOLD),
+        (_, Some(decision)) if decision.matched() > 0 => {
+            let matched = decision.matched();
+            Outcome::fail(
+                format!("{detail}; the gateway still believed {matched} documents resident"),
+                FEED,
+            )
+        }
+        (_, Some(_)) => Outcome::ok(format!("{detail}; the gateway knew it")),
+        (Some(true), None) => Outcome::ok(format!("{detail}; events say so")),
+        (None, None) => Outcome::skipped(
+            detail,
+            "--events or --gateway: nothing else believes anything of this cache",
+        ),
+    }
+}
+
+const ALLOW: &str = "--allow-reset, when the engine's cache may be emptied: every prompt is then computed once more";
+const RESET: &str = "vLLM: VLLM_SERVER_DEV_MODE=1 serves /reset_prefix_cache; foreword serve: --internal with its internal listener";
+const UNTOLD: &str = "an engine that publishes AllBlocksCleared, as vLLM does; until then restart gateways after a reset";
+/// Routes that empty an engine's cache: vLLM's and SGLang's.
+const RESETS: [&str; 2] = ["/reset_prefix_cache", "/flush_cache"];
+const SETTLE: Duration = Duration::from_millis(500);

@@ -1,0 +1,254 @@
+//! The survey: a new prompt twice on each API, then shorter beginnings of it. Three checks read it: `caching`,
+//! `cached-tokens/<api>` and `least-reusable`.
+//!
+//! ```text
+//!   no API caches 400 tokens ─▶ 2,300 ─▶ 9,200 on one API (hybrid models share blocks of up to 8,320) ─▶ off
+//!   one does ─▶ that length on every API ─▶ its beginnings, doubling from 24 tokens: the shortest that is reused
+//! ```
+
+use super::api::{APIS, Api, Usage};
+use super::client::Client;
+use super::finding::{Outcome, Status};
+use super::metrics::Metrics;
+use super::prompt::Words;
+
+/// What every API answered.
+#[derive(Debug, Default)]
+pub(super) struct Survey {
+    pub(super) routes: Vec<Route>,
+    /// Beginnings of the prompt that was sent whole, the shortest first.
+    beginnings: Vec<Usage>,
+}
+
+/// One API's answers.
+#[derive(Debug)]
+pub(super) struct Route {
+    pub(super) api: &'static Api,
+    pub(super) text: String,
+    /// The same prompt for the first and the second time, or what came instead.
+    pub(super) pair: Result<[Usage; 2], String>,
+}
+
+/// The engine, as every probe needs it.
+pub(super) struct Engine<'a> {
+    pub(super) client: &'a Client,
+    pub(super) root: &'a str,
+    pub(super) model: &'a str,
+    /// Most tokens of a prompt, where the engine says it.
+    pub(super) max_tokens: Option<u64>,
+}
+
+impl Engine<'_> {
+    pub(super) fn ask(&self, api: &Api, text: &str) -> Result<Usage, String> {
+        api.ask(self.client, self.root, &api.body(self.model, text))
+    }
+}
+
+impl Route {
+    fn ask(engine: &Engine<'_>, api: &'static Api, text: String) -> Self {
+        let first = engine.ask(api, &text);
+        let pair = first.and_then(|first| Ok([first, engine.ask(api, &text)?]));
+        Self { api, text, pair }
+    }
+
+    /// Returns the second answer's report if it found cached tokens.
+    pub(super) fn warm(&self) -> Option<&Usage> {
+        let [_, warm] = self.pair.as_ref().ok()?;
+        Some(warm).filter(|warm| warm.cached_or_zero() > 0 && warm.is_cached(warm.prompt))
+    }
+
+    /// Returns the tokens of a word in this engine's vocabulary.
+    fn tokens_per_word(&self) -> Option<f64> {
+        let [first, _] = self.pair.as_ref().ok()?;
+        let words = self.text.split(' ').count();
+        (first.prompt > 0).then(|| first.prompt as f64 / words as f64)
+    }
+}
+
+impl Survey {
+    pub(super) fn take(engine: &Engine<'_>, words: &mut Words) -> Self {
+        let mut survey = Self::default();
+        let mut per_word = WORD_TOKENS;
+        for api in &APIS {
+            let route = Route::ask(engine, api, words.text(count(LENGTHS[0], per_word)));
+            per_word = route.tokens_per_word().unwrap_or(per_word);
+            survey.routes.push(route);
+        }
+        let first = survey.routes.iter().position(|route| route.pair.is_ok());
+        let is_possible =
+            |length: &&u64| engine.max_tokens.is_none_or(|most| **length + 64 <= most);
+        for length in LENGTHS[1..].iter().filter(is_possible) {
+            let Some(first) = first.filter(|_| survey.reusing().is_none()) else {
+                break;
+            };
+            let mut longer =
+                |route: &Route| Route::ask(engine, route.api, words.text(count(*length, per_word)));
+            let route = longer(&survey.routes[first]);
+            if route.warm().is_some() {
+                survey.routes[first] = route;
+                let others = survey.routes.iter_mut().skip(first + 1);
+                others
+                    .filter(|other| other.pair.is_ok())
+                    .for_each(|other| *other = longer(other));
+            }
+        }
+        survey.beginnings = survey.ask_beginnings(engine);
+        survey
+    }
+
+    fn ask_beginnings(&self, engine: &Engine<'_>) -> Vec<Usage> {
+        let Some((route, warm)) = self.reusing() else {
+            return Vec::new();
+        };
+        let per_word = route.tokens_per_word().unwrap_or(WORD_TOKENS);
+        let words: Vec<&str> = route.text.split(' ').collect();
+        let lengths = (0..)
+            .map(|power| LEAST << power)
+            .take_while(|length| *length < warm.prompt);
+        let ask = |length| {
+            let text = words.get(..count(length, per_word) as usize)?.join(" ");
+            engine.ask(route.api, &text).ok()
+        };
+        lengths.filter_map(ask).collect()
+    }
+
+    /// Returns a route that found its second prompt cached.
+    pub(super) fn reusing(&self) -> Option<(&Route, &Usage)> {
+        (self.routes.iter()).find_map(|route| Some((route, route.warm()?)))
+    }
+
+    pub(super) fn route(&self, api: &Api) -> Option<&Route> {
+        (self.routes.iter()).find(|route| route.api.name == api.name)
+    }
+
+    /// Returns the tokens of the shortest prompt that was reused in part.
+    pub(super) fn least(&self) -> Option<u64> {
+        let reused = self.counted().filter(|usage| usage.cached_or_zero() > 0);
+        reused.map(|usage| usage.prompt).min()
+    }
+
+    /// Returns what all counts of cached tokens are multiples of.
+    fn step(&self) -> u64 {
+        self.counted()
+            .fold(0, |step, usage| common(step, usage.cached_or_zero()))
+    }
+
+    fn counted(&self) -> impl Iterator<Item = &Usage> {
+        self.beginnings
+            .iter()
+            .chain(self.reusing().map(|(_, warm)| warm))
+    }
+}
+
+/// Whether the second time finds the first.
+pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Outcome {
+    if let Some((route, warm)) = survey.reusing() {
+        let (name, cached) = (route.api.name, warm.shown());
+        return Outcome::ok(format!(
+            "one {name} prompt twice: {cached} of {} tokens cached",
+            warm.prompt
+        ));
+    }
+    let served = || {
+        survey
+            .routes
+            .iter()
+            .filter_map(|route| Some((route, route.pair.as_ref().ok()?)))
+    };
+    let Some((route, [_, warm])) = served().next() else {
+        let came = survey
+            .routes
+            .iter()
+            .filter_map(|route| route.pair.as_ref().err());
+        return Outcome::fail(came.cloned().collect::<Vec<_>>().join("; "), SERVED);
+    };
+    let (name, prompt) = (route.api.name, warm.prompt);
+    let detail = format!(
+        "one {name} prompt twice: cached tokens {} of {prompt}",
+        warm.shown()
+    );
+    match metrics.label("vllm:cache_config_info", "enable_prefix_caching") {
+        Some("True" | "true" | "1") => {
+            Outcome::ok(format!("{detail}; /metrics: enable_prefix_caching is on"))
+        }
+        None if served().all(|(_, [_, warm])| warm.cached.is_none()) => {
+            let detail =
+                format!("{detail}, on every API: it cannot be told whether anything is reused");
+            Outcome::skipped(detail, REPORT)
+        }
+        _ => Outcome::fail(detail, CACHING),
+    }
+}
+
+/// Whether an API reports what was reused.
+pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> Outcome {
+    let warm = match &route.pair {
+        Ok([_, warm]) => warm,
+        Err(came) => return Outcome::skipped(came, ""),
+    };
+    let (path, cached, prompt) = (route.api.path, warm.shown(), warm.prompt);
+    let detail = format!("POST {path}, one prompt twice: cached tokens {cached} of {prompt}");
+    match survey.reusing() {
+        Some((other, reused)) if route.warm().is_none() => {
+            let (name, cached) = (other.api.name, reused.shown());
+            let detail = format!("{detail}; {name} says {cached} of {}", reused.prompt);
+            Outcome::fail(detail, REPORT)
+        }
+        None if warm.cached.is_none() && caching == Status::Fail => Outcome::skipped(
+            format!("{detail}; nothing is cached that could be reported"),
+            "",
+        ),
+        None if warm.cached.is_none() => Outcome::fail(detail, REPORT),
+        _ => Outcome::ok(detail),
+    }
+}
+
+/// How short a prompt may be and still be reused.
+pub(super) fn least_reusable(survey: &Survey, metrics: &Metrics) -> Outcome {
+    let (Some((route, _)), Some(least)) = (survey.reusing(), survey.least()) else {
+        return Outcome::skipped("no prompt was reported as reused", "");
+    };
+    let counts = survey.beginnings.iter();
+    let counts = counts.map(|usage| format!("{} of {}", usage.cached_or_zero(), usage.prompt));
+    let (counts, step) = (counts.collect::<Vec<_>>().join(", "), survey.step());
+    let block = metrics.label("vllm:cache_config_info", "block_size");
+    let block = block.map_or_else(String::new, |block| {
+        format!(", block_size {block} (/metrics)")
+    });
+    let detail = format!(
+        "beginnings of one {} prompt: cached {counts}; reused from {least} tokens on, in multiples of {step}{block}",
+        route.api.name,
+    );
+    if least <= MAX_LEAST {
+        return Outcome::ok(detail);
+    }
+    let remedy = format!(
+        "engine: a smaller --block-size (vLLM) or --page-size (SGLang); gateway: \"engines\": [{{\"name\": \"a\", \
+         \"block_tokens\": {step}}}], so that nothing is moved for less"
+    );
+    Outcome::warn(detail, remedy)
+}
+
+fn common(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { common(b, a % b) }
+}
+
+/// Returns the words of a prompt of `tokens` tokens.
+fn count(tokens: u64, per_word: f64) -> u64 {
+    (tokens as f64 / per_word).ceil() as u64
+}
+
+/// Tokens of a word, before the engine has counted some.
+const WORD_TOKENS: f64 = 1.5;
+/// Tokens of the prompt that is sent twice.
+const LENGTHS: [u64; 3] = [400, 2_300, 9_200];
+/// Tokens of its shortest beginning.
+const LEAST: u64 = 24;
+/// Longest least reusable length that is usual: two blocks of 128 tokens, as vLLM has on CPUs.
+const MAX_LEAST: u64 = 288;
+
+const SERVED: &str = "name the engine itself, and with --model a model that it serves: foreword doctor http://HOST:8000 --model NAME";
+const CACHING: &str = "vLLM: --enable-prefix-caching; SGLang: without --disable-radix-cache; foreword serve: without \
+                       --no-enable-prefix-caching";
+const REPORT: &str = "vLLM: --enable-prompt-tokens-details; SGLang: --enable-cache-report; a gateway believes what it sent \
+                      until answers say otherwise";
