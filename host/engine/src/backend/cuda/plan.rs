@@ -226,7 +226,7 @@ impl Plan {
         self.last = self.put_cut(last, heads, capacity);
     }
 
-    /// Records what is asked of the segment's wanted rows, from `first` on.
+    /// Records which results the segment asks for, with the index `first` of the first of its `rows` wanted rows.
     fn want(&mut self, segment: &Segment, first: u32, rows: u32) {
         match segment.output {
             Output::Token(draw) => self.draws.push((first, draw)),

@@ -39,7 +39,7 @@ pub(super) fn item_rows(kv_type: KvType) -> usize {
 /// The part of attention that all items of a layer share.
 pub(super) struct Attention<'a> {
     pub(super) kernels: Kernels,
-    /// What multiplies pairs, if the pool consists of them.
+    /// The machine for products of pairs, if the pool stores pairs.
     pub(super) machine: Option<Machine>,
     pub(super) queries: Heads<'a>,
     pub(super) rotary: &'a Rotary,

@@ -202,7 +202,7 @@ impl Device for Driver {
 
     fn allocate(&mut self, bytes: usize) -> Result<u64, Fault> {
         self.enter()?;
-        // SAFETY: what stands there is not read before it is written.
+        // SAFETY: the memory is not read before it is written.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| {
             Fault::Refused(format!("{} MiB of memory: {}", bytes >> 20, words(error)))
         })?;
