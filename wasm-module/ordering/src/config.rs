@@ -83,7 +83,7 @@ pub enum DocumentFormat {
     Blocks,
     /// In a tool's results in JSON.
     Results,
-    /// As well-known clients write them.
+    /// In the formats of well-known clients.
     Clients,
     /// In a numbered list.
     Numbered,

@@ -12,7 +12,7 @@ pub(super) struct EngineHealth {
     changed_ms: u64,
     /// Number of failures since its last response.
     failures: u64,
-    /// It receives no requests before this time.
+    /// Time until which the engine receives no requests.
     out_until_ms: u64,
     /// Tokens that it has yet to compute for requests of other proxies, as these report.
     elsewhere: u64,

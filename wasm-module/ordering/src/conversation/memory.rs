@@ -57,7 +57,7 @@ pub(crate) struct MessageKey {
 /// The volatile spans of the head that a request would write into its newest user message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moving<'s> {
-    /// Hash of their text, as from [`SentMessage::kept_hash`]; 0 if there are none.
+    /// Hash of the spans' text, as from [`SentMessage::kept_hash`]; 0 if there are none.
     pub(crate) hash: u64,
     /// A hash of each span.
     pub(crate) spans: &'s [u64],

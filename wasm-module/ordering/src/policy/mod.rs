@@ -52,7 +52,7 @@ pub trait Policy: Send {
 pub struct Start<'t> {
     tree: &'t KnowledgeTree,
     scope: Scope,
-    /// The node that they follow; `None` if the engine holds nothing that they could continue.
+    /// The node that the documents follow; `None` if the engine holds nothing that they could continue.
     node: Option<NodeId>,
     is_ranked: bool,
 }

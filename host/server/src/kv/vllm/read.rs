@@ -367,7 +367,7 @@ mod tests {
         })
     }
 
-    /// The same from an engine that reports no keys.
+    /// Returns a `Stored` event as of an engine that reports no keys.
     fn untold(block: u64, parent: Option<u64>) -> BlockEvent {
         BlockEvent::Stored(Stored {
             parent: parent.map(|parent| BlockHash(parent.into())),

@@ -40,9 +40,9 @@ pub(crate) struct ContextMemory {
 #[derive(Debug)]
 pub(crate) struct SentContexts {
     pub(crate) message: ContextMessage,
-    /// Number of times it was forwarded without a recorded continuation since.
+    /// Number of times that the message was forwarded without a recorded continuation since.
     open: u16,
-    /// The chains of its recorded continuations.
+    /// The chains of the message's recorded continuations.
     next: SmallVec<[Chain; 1]>,
     /// Whether the same words were forwarded with other contexts, or without.
     is_contested: bool,

@@ -383,17 +383,18 @@ impl<'a> Plan<'a> {
 /// The record for a request's newest message.
 #[derive(Debug)]
 pub(crate) enum Newest {
-    /// None: the message was forwarded before.
+    /// The message was forwarded before, so it is not new.
     Known,
     /// The message holds contexts.
     Contexts(ContextMessage),
-    /// The message holds none, or more than a chat may keep; the keys of messages that it might be confused with.
+    /// The message holds no contexts, or more than a chat may keep. The keys are those of messages that it might be
+    /// confused with.
     Bare([Option<u128>; 2]),
 }
 
 /// A message without contexts.
 struct Bare<'t> {
-    /// The JSON before and after its text, quotes included.
+    /// The JSON before and after the message's text, quotes included.
     around: [&'t str; 2],
     plain: Cow<'t, str>,
 }
