@@ -143,13 +143,13 @@ struct AnthropicError<'a> {
     message: &'a str,
 }
 
-/// <https://docs.cohere.com/reference/errors>
+/// Body of an error in Cohere's shape: <https://docs.cohere.com/reference/errors>
 #[derive(Serialize)]
 struct Cohere<'a> {
     message: &'a str,
 }
 
-/// <https://docs.cloud.google.com/apis/design/errors#http_mapping>
+/// Body of an error in Gemini's shape: <https://docs.cloud.google.com/apis/design/errors#http_mapping>
 #[derive(Serialize)]
 struct Gemini<'a> {
     error: GeminiError<'a>,

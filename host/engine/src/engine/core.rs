@@ -86,7 +86,7 @@ pub(super) struct Sequence {
     pub(super) faults: u32,
     /// The sequence's place in the waiting room, until it runs.
     pub(super) place: Option<WaitingSlot>,
-    /// The result of its last cache lookup.
+    /// The result of the sequence's last cache lookup.
     pub(super) lookup: Option<CachedLookup>,
 }
 

@@ -46,9 +46,9 @@ pub struct Bounds {
 pub struct FileRecord {
     /// Id of the file.
     pub id: String,
-    /// Hash of its owner's key; empty if no keys are configured.
+    /// Hash of the owner's key; empty if no keys are configured.
     pub owner: String,
-    /// The client's name for it.
+    /// The client's name for the file.
     pub filename: String,
     /// `batch`, or `batch_output`.
     pub purpose: String,
@@ -147,29 +147,29 @@ pub struct RequestCounts {
 pub struct BatchRecord {
     /// Id of the batch.
     pub id: String,
-    /// Hash of its owner's key; empty if no keys are configured.
+    /// Hash of the owner's key; empty if no keys are configured.
     pub owner: String,
-    /// The route of all its requests.
+    /// The route of all requests of the batch.
     pub endpoint: String,
-    /// The file of its requests.
+    /// Id of the file with the requests.
     pub input_file_id: String,
     /// Status of the batch.
     pub status: Status,
     /// Errors of the batch.
     pub errors: Vec<Fault>,
-    /// The file of its successful answers.
+    /// Id of the file with the successful answers.
     pub output_file_id: Option<String>,
-    /// The file of its other answers.
+    /// Id of the file with the other answers.
     pub error_file_id: Option<String>,
     /// Time of creation.
     pub created_at: u64,
-    /// Latest time of its end.
+    /// Latest time at which the batch ends.
     pub expires_at: u64,
-    /// The times at which it reached its statuses, by the status's name.
+    /// The times at which the batch reached its statuses, by the status's name.
     pub times: BTreeMap<String, u64>,
-    /// Counts of its requests.
+    /// Counts of the batch's requests.
     pub counts: RequestCounts,
-    /// Token counts of its answers: prompt, cached, completion.
+    /// Token counts of the answers: prompt, cached, completion.
     pub tokens: [u64; 3],
     /// Metadata from the batch's owner.
     pub metadata: Option<Map<String, Value>>,

@@ -466,7 +466,8 @@ const DEFAULT_ROUTES: [&str; 3] = ["/v1/chat/completions", "/v1/messages", "/v1/
 const DEFAULT_REPORT_HEADER: &str = "x-foreword";
 const DEFAULT_PATH_HEADER: &str = "x-foreword-path";
 const DEFAULT_MAX_BODY_BYTES: u32 = 4 << 20;
-/// A worker's Wasm memory never shrinks and aborts near 1 GiB; a body needs a few times its own size there.
+/// Largest value of `max_body_bytes`. A worker's Wasm memory never shrinks and aborts near 1 GiB; a body needs a few times
+/// its own size there.
 const LIMIT_MAX_BODY_BYTES: u32 = 32 << 20;
 const DEFAULT_EXPERIMENT: &str = "default";
 /// Default number of a tenant's recent requests that a request is compared with.

@@ -108,9 +108,9 @@ pub enum Part {
 /// A marker's lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkTtl {
-    /// The lifetime without a `ttl` field: 5 minutes; 30 with OpenAI.
+    /// Default lifetime, without a `ttl` field: 5 minutes, or 30 minutes with OpenAI.
     Default,
-    /// One hour; 12 with OpenAI.
+    /// Long lifetime: one hour, or 12 hours with OpenAI.
     Long,
 }
 

@@ -44,7 +44,7 @@ pub(super) struct Plan {
     pub(super) wanted: Range<usize>,
     /// Attention of the rows that do not decode.
     pub(super) all: Cut,
-    /// Attention of those among them that are wanted.
+    /// Attention of the wanted rows among those in `all`.
     pub(super) last: Cut,
     pub(super) table_stride: usize,
     /// Upper bound of the positions that a decoding row sees.

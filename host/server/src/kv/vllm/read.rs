@@ -68,7 +68,7 @@ pub enum Key {
 pub struct Group {
     /// Number of the group.
     pub number: i64,
-    /// Whether its layers store less than the whole sequence: the last tokens, or a state.
+    /// Whether the group's layers store less than the whole sequence: the last tokens, or a state.
     pub is_partial: bool,
 }
 

@@ -125,7 +125,7 @@ pub(super) fn compile(source: &str) -> Result<PathBuf, String> {
 /// A device that runs kernels on the CPU.
 pub(in crate::backend::cuda) struct Emulated {
     emulator: &'static Emulator,
-    /// Whether it emulates a device with warpgroups.
+    /// Whether the emulated device has warpgroups.
     warpgroups: bool,
     /// Sizes of allocations by address.
     memory: BTreeMap<u64, usize>,
