@@ -51,7 +51,7 @@ pub struct EmptyLog {
 pub(crate) struct Counts {
     /// Number of lines that are not blank.
     pub(crate) lines: u64,
-    /// Number of these that could not be parsed.
+    /// Number of lines in `lines` that could not be parsed.
     pub(crate) bad: u64,
 }
 

@@ -190,7 +190,7 @@ fn pause_of(value: &str, now: SystemTime) -> Option<Duration> {
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Longest `Retry-After` that is respected.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
-/// Most bytes of an answer: its line must fit when the run is resumed.
+/// Most bytes of an answer, so that its line can be read again when the run is resumed.
 const MAX_ANSWER: u64 = 32 << 20;
 
 #[cfg(test)]

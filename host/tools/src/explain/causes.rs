@@ -9,9 +9,9 @@ use std::fmt::Write;
 /// Sums of causes: how often each occurred, and what it cost.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Causes {
-    /// Requests whose prefix broke for this cause.
+    /// Number of diagnosed requests.
     pub(crate) requests: u64,
-    /// Estimated tokens of these requests' prompts.
+    /// Estimated tokens of all prompts.
     pub(crate) prompt_tokens: u64,
     /// Tokens that prefixes of earlier prompts saved.
     pub(crate) reused_tokens: u64,
