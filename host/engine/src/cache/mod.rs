@@ -370,7 +370,7 @@ impl PrefixCache {
         self.touch(node);
     }
 
-    /// Restores the remembered usage of a new node's page, if there is any.
+    /// Restores the recorded usage of a new node's page, if there is any.
     fn recall(&mut self, node: NodeId) {
         if let Some(hash) = self.tree[node].hash {
             self.tree[node].at.usage = self.history.take(hash);

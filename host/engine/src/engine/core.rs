@@ -691,10 +691,10 @@ impl Sequence {
     }
 }
 
-/// Waiting requests whose remembered lookup is checked in one step.
+/// Most waiting requests whose recorded lookup is checked in one step.
 const SWEPT: usize = 64;
 
-/// Waiting requests that are looked up again in one step; a lookup follows a prompt's pages through memory.
+/// Most waiting requests that are looked up again in one step; a lookup follows a prompt's pages through memory.
 const LOOKS: u32 = 8;
 
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {

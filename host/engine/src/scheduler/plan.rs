@@ -66,7 +66,7 @@ pub struct Waiting {
     pub idle_pages: u32,
 }
 
-/// What the engine does next: a preemption or a step.
+/// The engine's next action: a preemption or a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Release the pages of the running sequence with this index, put it at the head of the queue, and plan again.

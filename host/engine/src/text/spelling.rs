@@ -19,9 +19,9 @@ pub(super) struct Spelling {
     replace: Vec<(String, String)>,
     /// Whether tokens like `<0xE4>` are bytes (Llama 2, Mistral).
     pub(super) byte_fallback: bool,
-    /// A character, and how many of it to strip from the beginning of the text.
+    /// A character, and the number of its occurrences to strip from the beginning of the text.
     pub(super) strip: Option<(char, usize)>,
-    /// A character that stands for a space, but for nothing in the first token.
+    /// A character that is decoded to a space, and to nothing in the first token.
     metaspace: Option<char>,
 }
 

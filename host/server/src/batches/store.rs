@@ -292,7 +292,7 @@ struct State {
     ended: HashMap<Status, u64>,
 }
 
-/// The numbers of a store, for metrics.
+/// Gauges and counters of a store, for metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreNumbers {
     /// Stored batches, by status.

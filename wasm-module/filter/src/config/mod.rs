@@ -66,7 +66,7 @@ pub struct Config {
     pub open_paths: Vec<String>,
     /// With salts: routes whose requests are refused, since an engine may not separate salts there.
     pub unsalted_routes: Vec<String>,
-    /// What happens to a request that cannot be ordered because of the client.
+    /// The treatment of a request that cannot be ordered because of the client.
     pub on_failure: OnFailure,
     /// Lower-case name of the response header with the report.
     pub report_header: Option<String>,
@@ -121,7 +121,7 @@ pub struct PathHeader {
     pub enabled: bool,
 }
 
-/// What happens to a request that cannot be ordered because of the client.
+/// The treatment of a request that cannot be ordered because of the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
     /// The original body is forwarded.

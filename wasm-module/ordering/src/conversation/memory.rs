@@ -272,7 +272,7 @@ impl Memory {
         }
     }
 
-    /// Returns whether a request that ends with this message would write the same spans as it holds.
+    /// Returns whether message `id` holds the spans in `moving`, or is not recorded.
     fn is_sent_with(&self, id: MessageId, moving: Moving<'_>) -> bool {
         let node = self.node(id);
         node.is_none_or(|node| node.sent.kept_hash() == moving.hash)

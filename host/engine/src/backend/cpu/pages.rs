@@ -97,7 +97,7 @@ impl Layout {
         }
     }
 
-    /// Returns the elements of a row that are one part of its numbers.
+    /// Returns the padded width of a head: the number of elements in each part of its numbers.
     pub(super) fn part_width(&self) -> usize {
         self.head_dim.next_multiple_of(pairs::DEPTH)
     }

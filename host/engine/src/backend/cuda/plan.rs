@@ -15,7 +15,7 @@ use crate::backend::{Output, Segment, Step};
 use crate::sampling::Draw;
 use std::ops::Range;
 
-/// Upper bounds of the device's buffers, and what occupies it.
+/// Upper bounds of the device's buffers, and the number of blocks that occupy it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capacity {
     /// Most rows that decode.
@@ -66,7 +66,7 @@ pub(super) struct Cut {
     pub(super) splits: Range<usize>,
 }
 
-/// What decode-only steps must have in common to share a recording.
+/// The bucket of a decode-only step. Steps of one bucket share a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Bucket {
     pub(super) rows: usize,

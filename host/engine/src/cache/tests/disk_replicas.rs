@@ -120,7 +120,7 @@ fn a_copy_that_a_failed_step_was_to_make_is_not_written() {
     device.cache.check([]);
     replicate(&mut device, 8);
     assert!(disk.pages.lock().unwrap().is_empty());
-    // The same holds for the copies of a device that is lost.
+    // Neither are the copies of a device that is lost.
     device.run("", &prompt);
     device.cache.replicate_to_disk(8);
     device.lose();

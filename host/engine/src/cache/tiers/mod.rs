@@ -1,4 +1,4 @@
-//! Which tier a page is in, and how it moves between device, host memory and disk.
+//! The tiers of the cache, and the moves of pages between device, host memory and disk.
 //!
 //! | file | subject |
 //! | --- | --- |

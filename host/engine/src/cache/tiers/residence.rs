@@ -24,7 +24,7 @@ use crate::cache::tree::{self, NodeId};
 /// A node of the tree, with the tiers that hold its page.
 pub(in crate::cache) type Node = tree::Node<Residence>;
 
-/// Which tiers hold a node's page, and how the page is used.
+/// The tiers that hold a node's page, and the page's usage.
 #[derive(Default)]
 pub(in crate::cache) struct Residence {
     pub(in crate::cache) device: Option<Copy<PageId>>,
@@ -259,7 +259,7 @@ impl PrefixCache {
     }
 }
 
-/// Which tiers may evict a node, as [`PrefixCache::evictable`] finds.
+/// The tiers that may evict a node, see [`PrefixCache::evictable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cache) struct Evictable {
     pub(in crate::cache) device: bool,

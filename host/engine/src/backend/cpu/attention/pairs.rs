@@ -56,7 +56,7 @@ struct Buffers {
 struct Gathered {
     /// Keys `[position][part][part_width / 2]`.
     keys: [Pair; PARTS * SPAN * MAX_HEAD / 2],
-    /// Values `[part][padded_head][position / 2]`, with zeroes behind the item: a weight of zero does not hide a NaN.
+    /// Values `[part][padded_head][position / 2]`, with zeroes after the item: a weight of zero does not hide a NaN.
     values: [[Pair; SPAN / 2]; PARTS * MAX_HEAD],
 }
 

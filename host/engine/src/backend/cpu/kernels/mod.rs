@@ -92,12 +92,12 @@ impl Scalar for f16 {
     }
 }
 
-/// What the output contains before the product is added.
+/// The initial value of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// Nothing: the output is overwritten.
+    /// Zero: the product overwrites the output.
     Zero,
-    /// Earlier products along `k`, to which this one is added.
+    /// The sum of earlier products along `k`, to which this product is added.
     Sum,
 }
 
@@ -186,7 +186,7 @@ impl<'a, E> Product<'a, E> {
     }
 }
 
-/// Returns the index after the last of `width` values behind `count` strides. Saturates, so it is never too small.
+/// Returns the index after the last of `width` values after `count` strides. Saturates, so it is never too small.
 fn extent(count: usize, stride: usize, width: usize) -> usize {
     count.saturating_mul(stride).saturating_add(width)
 }

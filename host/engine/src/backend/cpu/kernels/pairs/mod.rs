@@ -163,7 +163,7 @@ impl<'a> PairProduct<'a> {
     }
 }
 
-/// How many bf16 stand for a number.
+/// The number of bf16 whose sum represents a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Parts {
     One,
