@@ -7,7 +7,7 @@
 //! ```
 //!
 //! It knows neither locks nor threads: [`Shared`](super::worker::Shared) has it under its mutex, and the models below let
-//! [`loom`] try every order of operations of thread and watchdog.
+//! `loom` try every order of operations of thread and watchdog.
 
 use super::Failure;
 use std::time::{Duration, Instant};

@@ -59,7 +59,7 @@ pub(super) fn order(queue: &[Queued], rule: Rule) -> Vec<usize> {
     first(queue, rule, queue.len())
 }
 
-/// Returns the first `most` positions of [`order`], for callers that admit a few requests at a time. O(n + most log n).
+/// Returns the first `most` positions of `order`, for callers that admit a few requests at a time. O(n + most log n).
 pub(super) fn first(queue: &[Queued], rule: Rule, most: usize) -> Vec<usize> {
     let most = most.min(queue.len());
     match rule {

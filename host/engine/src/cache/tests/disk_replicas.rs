@@ -120,7 +120,7 @@ fn a_copy_that_a_failed_step_was_to_make_is_not_written() {
     device.cache.check([]);
     replicate(&mut device, 8);
     assert!(disk.pages.lock().unwrap().is_empty());
-    // Neither are the copies of a device that is lost.
+    // The copies of a lost device are not written either.
     device.run("", &prompt);
     device.cache.replicate_to_disk(8);
     device.lose();

@@ -11,7 +11,7 @@
 //! This module rebuilds the body that a client which keeps earlier contexts would have sent. All later steps use that body:
 //! its earlier messages are identified by their chains and replayed, its documents are ordered, and documents of earlier
 //! turns become references. Nothing is printed again; a [`Plan`] consists of ranges of the client's body and their
-//! replacements. Documents' numbers and scores move behind them in the same step ([`ranks`](super::ranks)).
+//! replacements. Documents' numbers and scores move behind them in the same step ([`ranks`]).
 //!
 //! A message without its contexts is identified by the chain of the client's earlier messages and by a line of its
 //! question; the rest of its words must equal those forwarded. [`memory`] says when that is not enough.
