@@ -116,7 +116,7 @@ impl BareQuestions {
         self.0.add(owner ^ key);
     }
 
-    /// Returns whether such a message may have been sent; always true for the last thousands.
+    /// Returns whether the message `key` may have been sent without contexts: true for the last thousands of those added.
     pub(crate) fn may_hold(&self, owner: u128, key: u128) -> bool {
         self.0.may_hold(owner ^ key)
     }

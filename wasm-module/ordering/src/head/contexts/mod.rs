@@ -42,11 +42,11 @@ pub(crate) struct Plan<'a> {
     pub(crate) doubtful: u32,
     /// Groups of contexts that move out of the system text.
     pub(crate) moved: u32,
-    /// Documents whose number becomes a key.
+    /// Number of documents whose number becomes a key.
     pub(crate) numbered: u32,
-    /// Scores that move behind their documents.
+    /// Number of scores that move behind their documents.
     pub(crate) scored: u32,
-    /// Documents that move out of the system text.
+    /// Number of documents that move out of the system text.
     documents: usize,
     /// All documents in messages.
     all_documents: usize,
