@@ -32,19 +32,19 @@ struct Table {
     seconds: Vec<f64>,
 }
 
-/// Says which value makes a table unusable as a cost profile.
+/// The value that makes a table unusable as a cost profile, as a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unusable cost profile: {0}")]
 pub struct CostError(String);
 
 impl CostProfile {
-    /// Builds a profile from measurements: `seconds` is `[cached, new]`, row-major. More tokens are assumed to cost no
-    /// less. Disturbances only ever add to a measurement, so each point is lowered to the least of the points beyond
-    /// it.
+    /// Builds a profile from measurements: `seconds` is `[cached, new]`, row-major. More tokens are assumed to cost at
+    /// least as much. Disturbances only ever add to a measurement, so each point is lowered to the least of the points with
+    /// more tokens.
     ///
     /// # Errors
-    /// [`CostError`] when an axis is empty or does not ascend, `new` begins with 0, or there is not one finite and
-    /// positive value for each point.
+    /// [`CostError`] when an axis is empty or does not ascend, `new` begins with 0, or there is not one finite and positive
+    /// value for each point.
     pub fn new(cached: Vec<u32>, new: Vec<u32>, seconds: Vec<f64>) -> Result<Self, CostError> {
         let wrong = |what: String| Err(CostError(what));
         for (name, axis) in [("cached", &cached), ("new", &new)] {
@@ -165,7 +165,7 @@ impl CostProfile {
         self.seconds[row * self.new.len() + column]
     }
 
-    /// Lowers each point to the least of those beyond it, so that no axis falls.
+    /// Lowers each point to the least of the points with more tokens, so that seconds decrease along no axis.
     fn level(&mut self) {
         let width = self.new.len();
         for index in (0..self.seconds.len()).rev() {

@@ -62,9 +62,9 @@ pub struct App {
 pub struct Limits {
     /// Longest body, in bytes.
     pub max_body_bytes: u64,
-    /// Time limit for its body.
+    /// Time limit for receiving the body.
     pub body_time: Duration,
-    /// Time limit from its arrival to the end of its answer.
+    /// Time limit from the request's arrival to the end of its answer.
     pub request_timeout: Duration,
 }
 

@@ -38,7 +38,7 @@ pub struct DiskFile {
     pub capacity: u64,
     /// Bytes of the file for copies of pages that are still in memory; 0 for none.
     pub replica_bytes: u64,
-    /// Bytes of such copies written in a second, on average.
+    /// Average bytes written in a second for `replica_bytes`.
     pub replica_bytes_per_second: u64,
 }
 

@@ -1,10 +1,10 @@
-//! Requests to an endpoint that serves models: its URL, a client that keeps connections, and what its refusals say.
+//! Requests to an endpoint that serves models: its URL, a client that reuses connections, and texts of its refusals.
 
 use crate::tls;
 use std::time::Duration;
 use ureq::http::Response;
 
-/// The reason why a request could not be sent, or no response came.
+/// The reason why a request could not be sent, or received no response.
 pub(crate) enum NotAnswered {
     /// The URL or a header is wrong, or the endpoint's certificate is not trusted: no attempt will succeed.
     Denied(String),
@@ -12,8 +12,8 @@ pub(crate) enum NotAnswered {
     Unreachable(String),
 }
 
-/// Returns a client that follows no redirections and returns refusals as responses. Each request may take `timeout`. It keeps
-/// as many idle connections as `connections` says; `None`: as many as are usual.
+/// Returns a client that follows no redirections and returns refusals as responses. `timeout` limits each request. It keeps
+/// at most `connections` idle connections; `None` for `ureq`'s default.
 pub(crate) fn agent(timeout: Duration, connections: Option<usize>) -> ureq::Agent {
     let mut config = ureq::Agent::config_builder()
         .http_status_as_error(false)
@@ -28,10 +28,10 @@ pub(crate) fn agent(timeout: Duration, connections: Option<usize>) -> ureq::Agen
     config.build().into()
 }
 
-/// Sends JSON to `url`, and asks for a response of the type `accept`.
+/// Posts JSON to `url`, accepting a response of the type `accept`.
 ///
 /// # Errors
-/// Returns [`NotAnswered`] if no response came.
+/// Returns [`NotAnswered`] if there was no response.
 pub(crate) fn post(
     agent: &ureq::Agent,
     url: &str,
@@ -62,10 +62,10 @@ pub(crate) fn not_answered(url: &str, error: &ureq::Error) -> NotAnswered {
     }
 }
 
-/// Checks what an `endpoint` was read as: a plain URL of HTTP or HTTPS.
+/// Checks that `url`, parsed from the option `endpoint`, is a plain URL of HTTP or HTTPS.
 ///
 /// # Errors
-/// Returns what is wrong, with the endpoint as it was given.
+/// Returns what is wrong, with `endpoint` as written.
 pub(crate) fn check_url(url: &str, endpoint: &str) -> Result<(), String> {
     let host = ["http://", "https://"]
         .iter()
@@ -79,7 +79,7 @@ pub(crate) fn check_url(url: &str, endpoint: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the beginning of a refusal's body, on one line.
+/// Returns the first [`MAX_SHOWN`] bytes of a refusal's body, on one line.
 pub(crate) fn on_one_line(body: &[u8]) -> String {
     let body = String::from_utf8_lossy(body.get(..MAX_SHOWN).unwrap_or(body));
     body.split_whitespace().collect::<Vec<_>>().join(" ")

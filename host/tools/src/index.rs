@@ -1,12 +1,12 @@
-//! `foreword index`: makes a context index of a log of requests (RAGBoost section 4), for a gateway that orders by
+//! `foreword index`: builds a context index from a log of requests (RAGBoost section 4), for a gateway with the policy
 //! `context-index`.
 //!
 //! ```text
 //!  FILE… ──lines──▶ newest distinct contexts ──cluster──▶ index ──▶ FILE: the gateway's `ordering`, with a history
 //! ```
 //!
-//! The file is a configuration that `--ordering` takes wherever it is asked for, and that the gateway takes as its
-//! `ordering`. It holds documents' fingerprints, and no text.
+//! The file is a configuration for every `--ordering` option, and for the gateway's `ordering`. It contains documents'
+//! fingerprints, and no text.
 
 use crate::log::{self, OnBad};
 use anyhow::{Context, Result};
@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Most contexts that an index may be asked to keep.
+/// The largest allowed [`Options::contexts`].
 pub const MOST_CONTEXTS: u32 = MAX_CONTEXTS as u32;
 
 /// The options of an index.
@@ -38,19 +38,19 @@ pub struct Options {
     pub json: bool,
 }
 
-/// Reads the log, writes the configuration, and prints what the index is like to standard output.
+/// Reads the log, writes the configuration, and prints the figures of the index to standard output.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written, for a bad line when strict, or [`EmptyLog`](crate::EmptyLog).
 pub fn run(options: &Options) -> Result<()> {
     let mut newest = Newest::new(options.contexts.clamp(1, MOST_CONTEXTS) as usize);
-    // Tokens are not needed: an index is of documents.
+    // Tokens are not needed, because an index consists of documents.
     let reader = LogReader::new(1);
     let on_bad = OnBad::when(options.strict);
     let (mut requests, mut rankings) = (0_u64, 0_u64);
     let counts = log::read(&options.files, "reading", on_bad, |_, line| {
         let logged = Logged::read(line)?;
-        // Documents of later turns stand behind words of their chat alone, and open nothing.
+        // Documents of later turns follow text of their chat, so they cannot be at the beginning of another prompt.
         let opening = reader.requests(logged.body.as_bytes())?.into_iter().next();
         if let Some(opening) = opening.filter(|opening| !opening.documents.is_empty()) {
             requests += 1;
@@ -90,7 +90,7 @@ pub fn run(options: &Options) -> Result<()> {
         .context("cannot write to standard output")
 }
 
-/// The newest distinct contexts, each as it was ranked first.
+/// The newest distinct contexts, at most `most`, each in the order in which its documents were ranked.
 struct Newest {
     most: usize,
     /// Contexts in the order of their last use, with the number of that use.
@@ -114,7 +114,7 @@ impl Newest {
         self.uses += 1;
         self.used.insert(context.clone(), self.uses);
         self.queue.push_back((context, self.uses));
-        // What was used again since is not the oldest one.
+        // Drops outdated entries (contexts used again later), and the oldest context if there are too many.
         while let Some((context, at)) = self.queue.front()
             && (self.used.get(context) != Some(at) || self.used.len() > self.most)
         {
@@ -134,16 +134,16 @@ impl Newest {
     }
 }
 
-/// What an index is like.
+/// The figures of an index.
 struct Figures {
     requests: u64,
     contexts: usize,
     documents: usize,
-    /// Contexts that open with documents which another context opens with too.
+    /// Contexts whose first documents are also the first of another context.
     sharing: usize,
-    /// Documents in these openings, over those of all contexts.
+    /// Documents in these common beginnings, divided by those of all contexts.
     shared_documents: f64,
-    /// Contexts by the length of their search path.
+    /// Numbers of contexts by the length of their search path.
     depths: Vec<usize>,
 }
 
@@ -235,7 +235,7 @@ mod tests {
         let (index, leaves) = ContextIndex::build(&contexts);
         let figures = Figures::of(5, &contexts, &index, &leaves);
         assert_eq!((figures.documents, figures.sharing), (9, 3));
-        // 1 and 2 twice, 1 alone once, of twelve.
+        // 1 and 2 twice, 1 alone once, of twelve documents.
         assert_eq!(figures.shared_documents, 5.0 / 12.0);
         assert_eq!(figures.depths, [1, 1, 2]);
     }

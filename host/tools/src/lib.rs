@@ -1,11 +1,11 @@
-//! Foreword's tools, which need no server and no engine of ours.
+//! Foreword's tools, which need neither our server nor our engine.
 //!
-//! - [`batch`]: asks an endpoint the requests of a file, in the order in which they share most.
+//! - [`batch`]: sends the requests of a file to an endpoint, in the order in which they share most.
 //! - [`check`]: checks whether the gateway's filter would accept a configuration.
 //! - [`doctor`]: examines a running engine and gateway, and reports what keeps prefixes from being reused.
-//! - [`evaluate`]: tests whether any engine's answers are as good when documents stand in another order.
+//! - [`evaluate`]: tests whether an engine's answers stay as good when documents are in another order.
 //! - [`explain`]: reports why the prompts of a log share less than they could.
-//! - [`index`]: makes a context index of a log, for the policy `context-index`.
+//! - [`index`]: builds a context index from a log, for the policy `context-index`.
 //! - [`replay`]: reports what ordering would save on a log of requests, computed without any engine.
 
 pub mod batch;

@@ -1,5 +1,5 @@
-//! Reads logs of requests line by line, for `replay` and `explain`. Bad lines are named by file, number and reason,
-//! and counted. A line is held only while it is read.
+//! Reads logs of requests line by line, for `replay` and `explain`. Bad lines are reported by file, number and reason, and
+//! counted. A line is in memory only while it is processed.
 
 use anyhow::{Context, Result};
 use foreword_report::progress;
@@ -9,40 +9,40 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-/// Bad lines that are named; the others are only counted.
+/// Most bad lines that are reported one by one; further ones are only counted.
 const NAMED: u64 = 20;
 
-/// What happens at a bad line.
+/// The effect of a bad line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnBad {
     /// The first bad line ends the reading.
     Stop,
-    /// Bad lines are named and counted.
+    /// Bad lines are reported and counted.
     Tell,
-    /// Bad lines are only counted, since they were named when the log was read before.
+    /// Bad lines are only counted, since an earlier pass has reported them.
     Count,
 }
 
 impl OnBad {
-    /// Returns what a command does that may be told to be `strict`.
+    /// Returns the effect for a command with the option `strict`.
     pub(crate) fn when(strict: bool) -> Self {
         if strict { Self::Stop } else { Self::Tell }
     }
 }
 
-/// The files hold no request with documents.
+/// The files contain no request with documents.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the {what} is empty: no line of {files} has documents ({lines} lines read, {bad} of them bad)"
 )]
 pub struct EmptyLog {
-    /// What the command calls the files together.
+    /// The command's word for the files together.
     pub what: &'static str,
     /// Names of the files.
     pub files: String,
     /// Number of lines read.
     pub lines: u64,
-    /// Number of lines that could not be understood.
+    /// Number of lines that could not be parsed.
     pub bad: u64,
 }
 
@@ -51,7 +51,7 @@ pub struct EmptyLog {
 pub(crate) struct Counts {
     /// Number of lines that are not blank.
     pub(crate) lines: u64,
-    /// Number of these that were not understood.
+    /// Number of lines in `lines` that could not be parsed.
     pub(crate) bad: u64,
 }
 
@@ -74,7 +74,7 @@ struct Named {
     reason: BadLine,
 }
 
-/// Passes every line of the files to `each`, one file after another; `name` is printed before the progress.
+/// Passes every line of the files to `each`, one file after another. `name` is the label of the progress bar.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or for a bad line on [`OnBad::Stop`].
@@ -146,7 +146,7 @@ impl Counts {
         Ok(())
     }
 
-    /// Returns the error that no line of the files has documents; `what` is what the command calls them together.
+    /// Returns the error that no line of the files has documents. `what` is the command's word for the files together.
     pub(crate) fn empty(self, what: &'static str, paths: &[PathBuf]) -> EmptyLog {
         EmptyLog {
             what,
@@ -156,7 +156,7 @@ impl Counts {
         }
     }
 
-    /// Prints to standard error which lines were left out; nothing if none were.
+    /// Prints to standard error how many lines were skipped, if any were.
     pub(crate) fn tell(self) {
         if self.bad > NAMED {
             eprintln!("skipped: … and {} more", self.bad - NAMED);

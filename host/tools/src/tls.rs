@@ -1,4 +1,4 @@
-//! HTTPS: which certificates the client trusts, and its errors when it does not.
+//! HTTPS: the certificates that the client trusts, and its errors for others.
 //!
 //! The roots are the machine's own, so that a company's authority needs no option here; on Linux `SSL_CERT_FILE` names
 //! others. Verification cannot be switched off, since a party that can read the answers can read the key.
@@ -15,12 +15,12 @@ pub(crate) fn config() -> TlsConfig {
         .build()
 }
 
-/// Returns why no connection was made, if another attempt would end the same way: the certificate, the protocol, the
-/// roots. `None`: it was something else.
+/// Returns why TLS failed, if another attempt would fail the same way: the certificate, the protocol, the roots. Returns
+/// `None` for other errors.
 pub(crate) fn mistrust(error: &ureq::Error) -> Option<String> {
     let error = match error {
         ureq::Error::Rustls(error) => error,
-        // Errors of the handshake come wrapped.
+        // Errors of the handshake are wrapped.
         ureq::Error::Io(error) => error.get_ref()?.downcast_ref()?,
         ureq::Error::Tls(words) => return Some((*words).to_owned()),
         _ => return None,
@@ -29,7 +29,7 @@ pub(crate) fn mistrust(error: &ureq::Error) -> Option<String> {
         Error::InvalidCertificate(wrong) => {
             format!("its certificate is refused: {}", words_for(wrong))
         }
-        // A plain HTTP server answers a handshake with words.
+        // A plain HTTP server answers a handshake with text.
         Error::InvalidMessage(_) => format!("it does not speak TLS ({error}); is it http://?"),
         error => format!("no TLS connection: {error}"),
     })
@@ -40,7 +40,7 @@ fn words_for(wrong: &CertificateError) -> String {
         CertificateError::UnknownIssuer => "this machine does not know who issued it \
             (add the authority to the machine's roots, or name its file in SSL_CERT_FILE)"
             .to_owned(),
-        // rustls states the times, and the names for which the certificate is valid.
+        // rustls states the times, and the certificate's names.
         wrong => wrong.to_string(),
     }
 }

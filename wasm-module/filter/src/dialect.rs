@@ -116,7 +116,7 @@ impl Dialect {
     }
 }
 
-/// <https://platform.openai.com/docs/guides/error-codes>
+/// Body of an error in OpenAI's shape: <https://platform.openai.com/docs/guides/error-codes>
 #[derive(Serialize)]
 struct OpenAi<'a> {
     error: OpenAiError<'a>,
@@ -130,7 +130,7 @@ struct OpenAiError<'a> {
     code: &'a str,
 }
 
-/// <https://docs.anthropic.com/en/api/errors>
+/// Body of an error in Anthropic's shape: <https://docs.anthropic.com/en/api/errors>
 #[derive(Serialize)]
 struct Anthropic<'a> {
     r#type: &'a str,
@@ -143,13 +143,13 @@ struct AnthropicError<'a> {
     message: &'a str,
 }
 
-/// <https://docs.cohere.com/reference/errors>
+/// Body of an error in Cohere's shape: <https://docs.cohere.com/reference/errors>
 #[derive(Serialize)]
 struct Cohere<'a> {
     message: &'a str,
 }
 
-/// <https://docs.cloud.google.com/apis/design/errors#http_mapping>
+/// Body of an error in Gemini's shape: <https://docs.cloud.google.com/apis/design/errors#http_mapping>
 #[derive(Serialize)]
 struct Gemini<'a> {
     error: GeminiError<'a>,

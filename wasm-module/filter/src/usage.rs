@@ -163,9 +163,9 @@ const GEMINIS: &[u8] = b"Metadata";
 
 /// Longest response id, in bytes.
 const MAX_ID_BYTES: usize = 256;
-/// Anthropic's first event is some 500 bytes long.
+/// Number of first bytes that are kept: Anthropic's first event is some 500 bytes long.
 const FIRST_BYTES: usize = 2048;
-/// Number of last bytes: OpenAI's last event, or the fields after a response's text.
+/// Number of last bytes that are kept: OpenAI's last event, or the fields after a response's text.
 const LAST_BYTES: usize = 4096;
 
 #[cfg(test)]

@@ -83,7 +83,7 @@ pub enum DocumentFormat {
     Blocks,
     /// In a tool's results in JSON.
     Results,
-    /// As well-known clients write them.
+    /// In the formats of well-known clients.
     Clients,
     /// In a numbered list.
     Numbered,
@@ -120,7 +120,7 @@ object! {
     /// How documents are found in a body, as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawDocuments in "documents." {
-        /// What happens to a `documents` array in the body.
+        /// The treatment of a `documents` array in the body.
         pub field: DocumentsField = DocumentsField::Render,
         /// Names of the tags that hold a document in a message.
         pub tags: Vec<String> = ["document", "doc", "passage", "source", "contextItem"]
@@ -153,7 +153,7 @@ object! {
     }
 }
 
-/// What happens to a `documents` array in the body.
+/// The treatment of a `documents` array in the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DocumentsField {

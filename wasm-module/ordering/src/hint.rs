@@ -163,7 +163,7 @@ impl HintTemplate {
     }
 }
 
-/// Returns the short hint with these names, unmarked.
+/// Returns the short hint with these names, without the template's marks around each.
 fn brief([before, after]: &[String; 2], names: impl Iterator<Item = impl AsRef<str>>) -> String {
     let mut hint = before.clone();
     for (at, name) in names.enumerate() {

@@ -184,7 +184,7 @@ impl BackendShape {
     }
 }
 
-/// The writer of each page: a segment's number, or [`NOBODY`], which all entries are between two checks.
+/// The segment that writes each page, by its number, or [`NOBODY`]. Between two checks every entry is [`NOBODY`].
 #[derive(Default)]
 pub(super) struct Owners(Vec<u32>);
 

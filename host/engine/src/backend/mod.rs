@@ -33,7 +33,7 @@ use crate::sampling::{Draw, SamplingError};
 pub struct PageId(pub u32);
 
 /// Identifies a page of the backend's host pool, which holds the same KV state but is not computed on. The host pool is
-/// pinned memory beside a device, or a second pool on the CPU.
+/// pinned memory for a device, or a second pool on the CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostPageId(pub u32);
 
@@ -65,11 +65,11 @@ pub struct Segment {
     /// The sequence's page table: position `p` lives in `pages[p / page_tokens]`, slot `p % page_tokens`. It covers at
     /// least `start + tokens.len()` positions. A page that is written in a step belongs to one segment alone.
     pub pages: Vec<PageId>,
-    /// Which of the tokens' logits are wanted.
+    /// The result that the segment asks for.
     pub output: Output,
 }
 
-/// What a segment returns: rows of logits, or a sampled token.
+/// The result of a segment: rows of logits, or a sampled token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Output {
     /// Nothing, for a prefill chunk that is not the prompt's last.

@@ -33,7 +33,7 @@ struct DocumentBoundary {
     documents: usize,
 }
 
-/// A page's marks. There is more than one where documents are short, or where several paths end on the page.
+/// A page's marks. A page has several if documents are short or several paths end on it.
 #[derive(Default)]
 pub(super) struct DocumentBoundaries(SmallVec<[DocumentBoundary; 1]>);
 
@@ -82,7 +82,7 @@ impl Route {
     }
 }
 
-/// A document whose pages have been passed, and which is to be marked.
+/// A document whose pages the lease has passed, ready to be marked.
 pub(super) struct PassedDocument(DocumentBoundary);
 
 impl DocumentBoundaries {

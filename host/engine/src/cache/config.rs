@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// Seconds of prefill as a function of `(cached tokens, new tokens)`.
 pub type Cost = dyn Fn(u32, u32) -> f64 + Send + Sync;
 
-/// How the cache keeps pages that no lease holds.
+/// How the cache keeps idle pages, which no lease holds.
 #[derive(Clone)]
 pub struct CacheConfig {
     /// Ranks pages for eviction, on the device and in host memory.
@@ -18,12 +18,12 @@ pub struct CacheConfig {
     /// Share of the host's pages, 0 to 1, that may hold replicas: copies of the most used pages that are still on the
     /// device, so that they survive the loss of its memory.
     pub replicated_share: f64,
-    /// Receives the pages that host memory has no room for.
+    /// Receives the pages that are evicted from host memory; `None` drops them.
     pub disk: Option<Arc<dyn DiskTier>>,
-    /// How many pages in memory are copied to `disk` before they are evicted, in case the process ends.
+    /// Bounds of copies on `disk` of pages that are still in memory, in case the process ends.
     pub disk_replicas: DiskReplicaBounds,
-    /// Documents of a prompt that are kept, its first ones; `None` keeps all. Of a prompt with more, nothing is kept from
-    /// the next document on (RAGCache §5.4).
+    /// Number of a prompt's leading documents that are kept; `None` keeps all. A prompt with more documents is kept up to
+    /// the end of the last of these (RAGCache §5.4).
     pub max_documents: Option<u32>,
     /// Distinguishes this model's pages from those of all other models, see [`PageHash::root`](super::PageHash::root).
     pub identity: u64,

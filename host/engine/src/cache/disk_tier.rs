@@ -26,12 +26,12 @@ pub trait DiskTier: Send + Sync {
     /// Registers `wake`, which another thread calls whenever reads have completed. Only the first call has an effect.
     fn on_completion(&self, wake: Box<dyn Fn() + Send + Sync>);
 
-    /// Stores a page, if there is room or room can be made. A page that is already stored is only marked as used.
-    /// `parent` is the page before it or the tenant's [root](PageHash::root): a page is evicted before the one that it
-    /// follows. When pages are written faster than the disk takes them, some are dropped.
+    /// Stores a page, evicting others if the tier is full. A page that is already stored is only marked as used. `parent`
+    /// is the page before it or the tenant's [root](PageHash::root): a page is evicted before the one that it follows.
+    /// Pages are dropped when they are written faster than the disk takes them.
     fn write(&self, page: PageHash, parent: PageHash, bytes: &[u8]);
 
-    /// Marks the leading ones of `pages` that are stored as used, and returns how many those are.
+    /// Marks the leading ones of `pages` that are stored as used, and returns their number.
     fn touch(&self, pages: &[PageHash]) -> usize {
         pages
             .iter()
@@ -44,7 +44,7 @@ pub trait DiskTier: Send + Sync {
         0
     }
 
-    /// Returns what became of the pages so far.
+    /// Returns the tier's counters.
     fn counts(&self) -> DiskCounts {
         DiskCounts::default()
     }
@@ -60,15 +60,15 @@ pub trait DiskTier: Send + Sync {
     fn clear(&self);
 }
 
-/// What became of the pages that a tier was given, so far.
+/// Counters of the pages that a tier was given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCounts {
     /// Number of pages written.
     pub written: u64,
-    /// Pages not written because too many were waiting.
+    /// Pages dropped because too many waited to be written.
     pub dropped: u64,
-    /// Pages that did not fit their sum when they were read.
+    /// Pages that did not match their sum when they were read.
     pub damaged: u64,
-    /// Calls that the disk refused, because it is full, say: each cost one page its place.
+    /// System calls that failed, for instance because the disk is full. Each lost one page.
     pub failed: u64,
 }

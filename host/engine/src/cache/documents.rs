@@ -1,7 +1,7 @@
 //! The documents of a prompt, as announced by the gateway.
 //!
-//! The cache itself works on tokens and needs none of this. But a gateway that orders documents needs to hear which
-//! *documents* are still held, and an eviction policy judges better when it knows which pages belong together.
+//! The cache itself works on tokens and does not need documents. But a gateway that orders documents must hear which
+//! *documents* are still cached, and an eviction policy judges better when it knows which pages belong together.
 
 use std::sync::Arc;
 
@@ -29,11 +29,11 @@ pub struct DocumentSpan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("document {index} ends at token {end}, not between {least} and {most}")]
 pub struct DocumentPathError {
-    /// Place of the document in the path.
+    /// Index of the document in the path.
     pub index: usize,
-    /// Token index at which it is said to end.
+    /// Token index at which the document is announced to end.
     pub end: u32,
-    /// Where the previous document ends.
+    /// Token index at which the previous document ends.
     pub least: u32,
     /// Number of tokens in the prompt.
     pub most: u32,

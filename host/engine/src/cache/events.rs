@@ -1,7 +1,7 @@
 //! Events about cached pages, for components that route requests or order documents.
 //!
-//! Events gather in a bounded log until they are taken. When nobody takes them, the oldest are dropped and a
-//! [`CacheEvent::Gap`] reports it: a reader that finds a gap asks for a full snapshot.
+//! Events gather in a bounded log until they are taken. When it is full, the oldest are dropped and a [`CacheEvent::Gap`]
+//! reports it: a reader that finds a gap requests a full snapshot.
 
 use super::documents::Document;
 use super::hash::PageHash;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub enum Tier {
     /// The backend's own memory, which it computes on.
     Device,
-    /// Host memory beside the device.
+    /// Host memory.
     Host,
     /// A file. The cache reports no events for this tier, because a page that is written there may be dropped silently.
     Disk,
@@ -31,7 +31,7 @@ pub enum CacheEvent {
         parent: Option<PageHash>,
         /// Tokens of the page.
         tokens: Arc<[TokenId]>,
-        /// Cache salt of the tenant; empty where tenants are not told apart.
+        /// Cache salt of the tenant; empty if tenants are not isolated.
         salt: Arc<str>,
         /// The tier that holds the page now.
         tier: Tier,
@@ -63,7 +63,7 @@ pub enum CacheEvent {
         /// The documents from the first one on, each with its number of tokens.
         path: Arc<[Document]>,
     },
-    /// Events were dropped at this point because nobody took them in time.
+    /// Events were dropped at this point because they were not taken in time.
     Gap {
         /// How many events were dropped.
         events: u64,

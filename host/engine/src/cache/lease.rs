@@ -1,4 +1,4 @@
-//! Leases: what a sequence gets from the cache.
+//! Leases: a sequence's pages in the cache.
 
 use super::boundaries::Route;
 use super::tree::NodeId;
@@ -17,9 +17,9 @@ pub struct Lease {
     /// The nodes of the leading pages, which are full and shared; the remaining pages are private to this lease.
     pub(super) nodes: Vec<NodeId>,
     pub(super) route: Option<Route>,
-    /// Tokens of the sequence, from its beginning, that are kept for others at most.
+    /// Number of leading tokens of the sequence that may stay in the cache for others.
     pub(super) kept_tokens: u32,
-    /// Cost per token of what the cache did not have when the lease was opened.
+    /// Cost per token of the part of the prompt that was not cached when the lease was opened.
     pub(super) seconds_per_token: f64,
 }
 
@@ -35,7 +35,7 @@ impl Lease {
 pub struct CacheUse {
     /// Whether the sequence starts from a cached prefix.
     pub reads: bool,
-    /// Whether what is computed for the sequence stays in the cache for others.
+    /// Whether the pages computed for the sequence stay in the cache for others.
     pub keeps: bool,
 }
 
@@ -57,13 +57,13 @@ pub struct Match {
     pub host_tokens: u32,
     /// Tokens after `tokens` that could be [fetched](super::PrefixCache::fetch) from disk.
     pub disk_tokens: u32,
-    /// Full pages on the device that a lease would share, and for which it takes no new pages.
+    /// Full pages on the device that a lease would share, so that it needs no new ones for them.
     pub pages: u32,
-    /// The part of `pages` that is idle: those count as available until the lease holds them.
+    /// The idle ones of `pages`, which count as available until a lease holds them.
     pub idle_pages: u32,
 }
 
-/// A new lease with what was found for it in the cache.
+/// A new lease, with the part of the sequence that was found in the cache.
 #[derive(Debug)]
 #[must_use = "a dropped lease leaks its pages"]
 pub struct Opening {
@@ -79,8 +79,8 @@ pub struct Opening {
     pub copy: Option<SlotCopy>,
 }
 
-/// Copies the first `tokens` slots of page `from` to page `to`. Carried out before anything that is asked of the cache
-/// later, it gives the sequence that many more cached tokens. If it is left undone, those tokens must be computed.
+/// Copies the first `tokens` slots of page `from` to page `to`. Carried out before any later work of the cache, it gives
+/// the sequence that many more cached tokens. If it is left undone, those tokens must be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotCopy {
     /// A page of the tree, to read.

@@ -25,8 +25,8 @@ pub struct CachedLookup {
 }
 
 impl PrefixCache {
-    /// Looks up the cached prefix of `tokens` as [`PrefixCache::lookup`] does, but without what cannot be remembered:
-    /// who holds the pages, and what is on disk.
+    /// Looks up the cached prefix of `tokens` as [`PrefixCache::lookup`] does, but without the parts that cannot be
+    /// remembered: the holders of pages, and the pages on disk.
     pub fn remember_lookup(&self, salt: &Arc<str>, tokens: &[TokenId]) -> CachedLookup {
         let walk = self.tree.walk(salt, all_but_last(tokens));
         let near = self.on_device(&walk);
@@ -39,7 +39,7 @@ impl PrefixCache {
         }
     }
 
-    /// Returns whether another lookup would find the same. Costs `O(1)`.
+    /// Returns whether another lookup would have the same result. Costs `O(1)`.
     pub fn is_current(&self, lookup: &CachedLookup) -> bool {
         let CachedLookup {
             salt, ends, seen, ..

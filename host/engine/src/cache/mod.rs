@@ -86,7 +86,7 @@ pub struct PrefixCache {
     max_replicas: u32,
     /// Whether all pages of a document are evicted together.
     evicts_documents: bool,
-    /// Most documents of a prompt whose pages are kept, as [`CacheConfig::max_documents`] says.
+    /// Most documents of a prompt whose pages are kept, see [`CacheConfig::max_documents`].
     max_documents: Option<u32>,
     history: History,
     cost: Option<Arc<Cost>>,
@@ -101,7 +101,7 @@ pub struct PrefixCache {
     counts: Counts,
 }
 
-/// Counters and gauges, of which [`CacheStats`] is the public form.
+/// Counters and gauges; [`CacheStats`] is their public form.
 #[derive(Default)]
 struct Counts {
     device: u32,
@@ -137,7 +137,7 @@ pub struct CacheStats {
     pub disk_replicated: u64,
     /// Pages read back from disk so far.
     pub fetched: u64,
-    /// What became of the pages that were given to the disk.
+    /// Counters of the pages that were given to the disk.
     pub disk: DiskCounts,
 }
 
@@ -178,7 +178,7 @@ impl PrefixCache {
         }
     }
 
-    /// Starts again with empty pools of these sizes. Every lease is void: drop it, do not give it back.
+    /// Starts again with empty pools of these sizes. Every lease is void: drop it, do not close it.
     pub fn start_over(&mut self, pages: Pages, config: &CacheConfig) {
         let mut events = std::mem::take(&mut self.events);
         events.push(CacheEvent::Cleared);
@@ -265,7 +265,7 @@ impl PrefixCache {
         self.mark(lease);
     }
 
-    /// Ends a lease and keeps the KV state of the first `computed` tokens for other sequences.
+    /// Ends a lease. The KV state of the first `computed` tokens stays cached for other sequences.
     pub fn close(&mut self, mut lease: Lease, tokens: &[TokenId], computed: u32) {
         self.commit(&mut lease, tokens, computed);
         let shared = lease.nodes.len();
@@ -300,8 +300,8 @@ impl PrefixCache {
         }
     }
 
-    /// Ends a lease whose pages cannot be trusted, those that it committed included. They leave the cache unless
-    /// another lease holds them or other prefixes continue them.
+    /// Ends a lease whose pages cannot be trusted, including those that it committed. They leave the cache unless another
+    /// lease holds them or other prefixes continue them.
     pub fn forget(&mut self, lease: Lease) {
         let nodes = lease.nodes.clone();
         self.abandon(lease);
@@ -370,7 +370,7 @@ impl PrefixCache {
         self.touch(node);
     }
 
-    /// Restores the remembered usage of a new node's page, if there is any.
+    /// Restores the recorded usage of a new node's page, if there is any.
     fn recall(&mut self, node: NodeId) {
         if let Some(hash) = self.tree[node].hash {
             self.tree[node].at.usage = self.history.take(hash);
@@ -388,7 +388,7 @@ impl PrefixCache {
         }
     }
 
-    /// Releases what a partial page that has left the tree held.
+    /// Releases the page of a partial node that has left the tree.
     fn drop_superseded(&mut self, superseded: Option<Box<Node>>) {
         let Some(node) = superseded else { return };
         let Some(copy) = node.at.device else { return };
@@ -403,7 +403,7 @@ impl PrefixCache {
         }
     }
 
-    /// Removes a leaf that nobody holds from the tree.
+    /// Removes a leaf that no lease holds from the tree.
     fn drop_leaf(&mut self, id: NodeId) {
         self.leave_host(id);
         let page = self.leave_device(id);

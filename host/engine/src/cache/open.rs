@@ -30,8 +30,8 @@ impl PrefixCache {
     }
 
     /// Opens a lease with pages for all of `tokens`, sharing those of the longest cached prefix (see
-    /// [`PrefixCache::lookup`]). Returns `None` when there is no room; then only the order of eviction and what was
-    /// evicted have changed.
+    /// [`PrefixCache::lookup`]). Returns `None` if there is no room; pages may then have been evicted, and the order of
+    /// eviction changed.
     pub fn open(
         &mut self,
         salt: &Arc<str>,
@@ -41,7 +41,8 @@ impl PrefixCache {
         self.open_as(salt, tokens, documents, CacheUse::default())
     }
 
-    /// Opens a lease as [`PrefixCache::open`] does, for a sequence that may not read the cache or not be kept in it.
+    /// Opens a lease as [`PrefixCache::open`] does, for a sequence that may be excluded from reading the cache or staying
+    /// in it.
     pub fn open_as(
         &mut self,
         salt: &Arc<str>,
@@ -55,7 +56,7 @@ impl PrefixCache {
         };
         let near = self.on_device(&walk);
         let needed = self.pages_for(tokens.len()) - near as u32;
-        // The pages that were found must survive the evictions that make room for the rest.
+        // The pages that were found must not be evicted to make room for the rest.
         walk.full.iter().for_each(|&node| self.keep(node));
         if let Some((node, _)) = walk.tail {
             self.keep(node);
@@ -110,7 +111,7 @@ impl PrefixCache {
         Some(opening)
     }
 
-    /// Returns how many tokens of a prompt with these documents are kept at most.
+    /// Returns the most leading tokens of a prompt with these documents that are kept.
     fn kept_tokens(&self, documents: Option<&DocumentPath>) -> u32 {
         let path = documents.map(|documents| &documents.documents[..]);
         match (self.max_documents, path) {
@@ -170,7 +171,7 @@ impl PrefixCache {
         }
     }
 
-    /// Protects a node from eviction where it is: on the device if it is there, else in host memory.
+    /// Protects a node from eviction in the nearest tier that has it: the device, else host memory.
     fn keep(&mut self, node: NodeId) {
         match self.tree[node].device_page() {
             Some(page) => self.pool.hold(page),

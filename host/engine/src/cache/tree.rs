@@ -475,7 +475,7 @@ mod tests {
         ] {
             assert_eq!(tree.walk("", tokens), (full, tail), "{tokens:?}");
         }
-        // Where two siblings match equally well, either is right.
+        // If two siblings match equally well, either is right.
         for (tokens, common) in [(&[1][..], 1), (&[1, 2, 8, 4], 2)] {
             let (full, tail) = tree.walk("", tokens);
             assert_eq!(

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) struct Admission {
-    /// Valid after each line that changes it, so a panic under the lock spoils nothing.
+    /// Consistent after each line that changes it, so a panic under the lock does no harm.
     counts: Mutex<WaitingCounts>,
     max_waiting: u32,
     max_waiting_per_tenant: u32,
@@ -21,7 +21,7 @@ pub(super) struct Admission {
 #[derive(Default)]
 struct WaitingCounts {
     waiting: u32,
-    /// Number of waiting requests by tenant; none is 0.
+    /// Number of waiting requests by tenant; tenants without any have no entry.
     tenants: HashMap<Arc<str>, u32>,
     /// Speculative requests refused so far because too many waited.
     refused_guesses: u64,
@@ -54,7 +54,8 @@ impl Admission {
         })
     }
 
-    /// Returns whether speculative work would be accepted now. A refusal counts as one of [`Admission::enter`] does.
+    /// Returns whether speculative work would be accepted now. A `false` counts as a refusal, as one of
+    /// [`Admission::enter`] does.
     pub(super) fn takes_guesses(&self) -> bool {
         let mut counts = self.counts.lock();
         let takes = counts.waiting < self.max_prefill_batch;
@@ -108,8 +109,8 @@ impl Admission {
 }
 
 impl WaitingCounts {
-    /// Returns how long it takes, at the recent pace, until half of a full queue has left. If every client were told to
-    /// return when the first place is free, all would return for that one place.
+    /// Returns the expected time until half of a full queue has left, at the recent pace. If it were the time until the
+    /// first place is free, all refused clients would return for that one place.
     fn wait(&self, full: u32, now: Instant) -> Duration {
         let Some(oldest) = self.left.front() else {
             return UNKNOWN_WAIT;
@@ -120,7 +121,7 @@ impl WaitingCounts {
 }
 
 impl WaitingSlot {
-    /// Records that the request has begun to run at `now`, and gives the place back.
+    /// Records that the request began to run at `now`, and frees its place.
     pub(super) fn leave(self, now: Instant) {
         let mut counts = self.admission.counts.lock();
         if counts.left.len() == PACE {

@@ -2,9 +2,9 @@
 //! transitions.
 //!
 //! [`Core::prepare`] drops cancelled requests, asks the [scheduler](crate::scheduler) for a plan, carries out all of it
-//! except the device's part, and returns that part as [`Work`]. The holder of the core has the work computed and passes
-//! the outcome to [`Core::complete`]. In between, another thread may hold the core: it is all that is needed to
-//! continue on another device. Events and counters accumulate in the core until they are fetched.
+//! except the device's part, and returns that part as [`Work`]. The holder of the core has the work computed and passes the
+//! outcome to [`Core::complete`]. In between, another thread may take the core and continue with it on another device.
+//! Events and counters accumulate in the core until they are fetched.
 
 use self::tiers::{Fetching, Replication, pools};
 use super::admission::WaitingSlot;
@@ -37,7 +37,7 @@ pub(super) struct Core {
     fetching: Vec<Fetching>,
     replication: Replication,
     limits: Limits,
-    /// Most tokens of a step in which no answer is generated and nothing is speculative.
+    /// Most tokens of a step in which no answer's token is generated and no request is speculative.
     max_prefill_step_tokens: u32,
     bounds: Bounds,
     /// Most tokens of a step's scored segments, see [`max_scored_tokens`].
@@ -52,9 +52,9 @@ pub(super) struct Core {
     next_deadline: Option<Instant>,
     /// Running sequences in the order of their admission.
     running: Vec<Active>,
-    /// Counts the generations that callers have dropped before their end.
+    /// Counts the generations that callers have dropped before their end; shared with all generations.
     bell: Arc<AtomicU64>,
-    /// The bell's count at the last search for cancelled requests.
+    /// The value of `bell` at the last search for cancelled requests.
     rung: u64,
     /// Events that have not been sent yet.
     outbox: Vec<(mpsc::Sender<Event>, Event)>,
@@ -78,7 +78,7 @@ pub(super) struct Sequence {
     pub(super) salt: Arc<str>,
     pub(super) documents: Option<Arc<DocumentPath>>,
     pub(super) cache_use: CacheUse,
-    /// Channel with room for every event to come; closed when the caller has dropped its generation.
+    /// Channel with room for all of the request's events; closed when the caller has dropped its generation.
     pub(super) events: mpsc::Sender<Event>,
     /// Whether the sequence has ever run.
     pub(super) started: bool,
@@ -86,7 +86,7 @@ pub(super) struct Sequence {
     pub(super) faults: u32,
     /// The sequence's place in the waiting room, until it runs.
     pub(super) place: Option<WaitingSlot>,
-    /// The result of its last cache lookup.
+    /// The result of the sequence's last cache lookup.
     pub(super) lookup: Option<CachedLookup>,
 }
 
@@ -95,7 +95,7 @@ struct Active {
     lease: Lease,
     /// Tokens whose KV state the lease's pages hold; fewer than the sequence has.
     computed: u32,
-    /// Tokens of this sequence in the prepared work.
+    /// Number of this sequence's tokens in the prepared work.
     share: u32,
     /// Whether the prepared work writes to the sequence's pages, or the sequence was admitted with that work: the pages
     /// that it shares may be loaded for another sequence.
@@ -103,8 +103,7 @@ struct Active {
 }
 
 impl Core {
-    /// Returns a core for a device like `backend`. It looks for cancelled requests whenever the bell's count has
-    /// changed.
+    /// Returns a core for a device like `backend`. It searches for cancelled requests whenever `bell` has changed.
     pub(super) fn new(backend: &dyn Backend, config: &EngineConfig, bell: Arc<AtomicU64>) -> Self {
         Self {
             cache: PrefixCache::new(pools(backend), &config.cache),
@@ -200,7 +199,7 @@ impl Core {
     /// Sends the accumulated events to their callers, in order.
     pub(super) fn send_events(&mut self) {
         for (receiver, event) in self.outbox.drain(..) {
-            // The channel has room. The caller may have gone, which the next step notices.
+            // The channel has room. If the caller has dropped its end, the next step notices.
             let _ = receiver.try_send(event);
         }
     }
@@ -267,7 +266,7 @@ impl Core {
                 active.computed += share;
                 let segment = segments.next();
                 let asked = segment.map(|segment| segment.output);
-                // The last row chooses the next token.
+                // The last row is the distribution of the next token.
                 let others = segment.map_or(0, rows).checked_sub(1);
                 let row = others.and_then(|others| logits.nth(others));
                 if asked == Some(Output::All)
@@ -309,7 +308,7 @@ impl Core {
         let slots = (self.limits.max_running as usize).saturating_sub(running.len());
         let busy: u32 = running.iter().map(|one| one.tokens - one.computed).sum();
         let speculates = |sequence: &Sequence| sequence.kind == Kind::Prefill;
-        // A long step would delay the next token of an answer, or what comes behind a speculation.
+        // A long step would delay the next token of an answer, or the request that a speculation is for.
         let mut short = running.iter().any(Running::decodes)
             || (self.running.iter()).any(|active| speculates(&active.sequence));
         let mut limits = self.limits;
@@ -376,7 +375,7 @@ impl Core {
         });
     }
 
-    /// Ends the requests whose callers have gone. What was computed for them stays cached.
+    /// Ends the requests whose callers have dropped their generations. What was computed for them stays cached.
     fn drop_cancelled(&mut self) {
         let rung = self.bell.load(Ordering::Acquire);
         if std::mem::replace(&mut self.rung, rung) == rung {
@@ -420,7 +419,7 @@ impl Core {
         }
     }
 
-    /// Preempts a running sequence: returns its pages and puts it at the head of the queue.
+    /// Preempts a running sequence: releases its pages and puts it at the head of the queue.
     fn preempt(&mut self, index: usize) {
         let active = self.running.remove(index);
         let sequence = self.close(active);
@@ -434,7 +433,7 @@ impl Core {
         self.waiting.put_back(sequence);
     }
 
-    /// Returns a running sequence's pages. What was computed stays cached.
+    /// Closes the lease of a running sequence. What was computed stays cached.
     fn close(&mut self, active: Active) -> Sequence {
         self.cache
             .close(active.lease, &active.sequence.tokens, active.computed);
@@ -503,8 +502,8 @@ impl Core {
         );
     }
 
-    /// Adds `share` tokens of a running sequence to the step, or fewer if the step would yield too many logits. If there
-    /// is no page for them, the sequence sits the step out.
+    /// Adds `share` tokens of a running sequence to the step, or fewer if the step would yield too many logits. If there is
+    /// no page for them, the sequence is not part of this step.
     fn schedule(&mut self, index: usize, share: u32, work: &mut Work) {
         let Active {
             sequence,
@@ -562,7 +561,7 @@ impl Core {
 
     /// Samples a sequence's next token from the logits of its last one.
     fn advance(&mut self, mut active: Active, logits: Option<&mut [f32]>) {
-        // There is a row for every segment that asked for one.
+        // Every segment that asks for logits has a row.
         let logits = logits.unwrap_or_default();
         let sequence = &mut active.sequence;
         let position = sequence.length();
@@ -570,9 +569,9 @@ impl Core {
         self.go_on(active, choice);
     }
 
-    /// Takes a sequence's next token from the device, which sampled it.
+    /// Continues a sequence with its next token, which the device sampled.
     fn follow(&mut self, mut active: Active, drawn: Option<Result<TokenId, SamplingError>>) {
-        // There is a token for every segment that asked for one.
+        // Every segment that asks for a token has one.
         let tokens = self.bounds.vocabulary;
         let drawn = drawn.unwrap_or(Err(SamplingError::NothingLeft { tokens }));
         let choice = drawn.map(|id| active.sequence.sampler.accept(id));
@@ -612,7 +611,7 @@ impl Core {
         }
     }
 
-    /// Keeps a sequence running and lets others share the pages that it has filled.
+    /// Returns a sequence to the running ones and shares its full pages with other sequences.
     fn keep(&mut self, mut active: Active) {
         self.cache
             .commit(&mut active.lease, &active.sequence.tokens, active.computed);
@@ -676,7 +675,7 @@ impl Sequence {
     /// Returns what the queue needs to know about the sequence.
     fn entry(&self) -> Entry {
         let documents = self.documents.iter().flat_map(|path| {
-            // The same documents after a different scope share nothing. Mixing the scope into the first one's name
+            // The same documents after a different scope share nothing. Mixing the scope into the first fingerprint
             // separates them.
             let mut salt = path.scope.rotate_left(32);
             path.documents.iter().map(move |document| {
@@ -692,10 +691,10 @@ impl Sequence {
     }
 }
 
-/// Waiting requests whose remembered lookup is checked in one step.
+/// Most waiting requests whose recorded lookup is checked in one step.
 const SWEPT: usize = 64;
 
-/// Waiting requests that are looked up again in one step; a lookup follows a prompt's pages through memory.
+/// Most waiting requests that are looked up again in one step; a lookup follows a prompt's pages through memory.
 const LOOKS: u32 = 8;
 
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {

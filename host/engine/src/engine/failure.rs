@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Why a request failed. The messages contain nothing of its content.
+/// Why a request failed. The messages contain nothing of the request's content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The request's [`deadline`](super::Request) passed.
@@ -15,13 +15,13 @@ pub enum Failure {
     /// was given a step that it cannot compute, or is lost without a replacement.
     #[error("{0}")]
     Device(String),
-    /// The device did not return from a step, and fresh devices were stuck as well or there was none.
+    /// The device did not return from a step, and there was no other device or the others were stuck too.
     #[error("the device has not returned from a step for {} s", patience.as_secs_f32())]
     Stuck {
         /// The [`EngineConfig::watchdog`](super::EngineConfig) that was exceeded.
         patience: Duration,
     },
-    /// No token can be chosen from the model's output, for instance because it is not numbers.
+    /// No token can be chosen from the model's output, for instance because it contains NaN.
     #[error("{0}")]
     Sampling(String),
     /// The grammar that the answer must follow costs more than the bound on one step: the request asked for too much.

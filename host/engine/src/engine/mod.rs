@@ -1,4 +1,4 @@
-//! The running engine: a handle, and behind it one thread that owns cache, scheduler and backend.
+//! The running engine: a handle, and a thread that owns cache, scheduler and backend.
 //!
 //! This module knows requests and their events. Arithmetic, pages and plans belong to the other modules.
 //!
@@ -10,8 +10,8 @@
 //!   Generation ◀── its own channel, room for every event ◀── events, after the counters are published
 //! ```
 //!
-//! * A caller that never reads stalls nobody: its channel has room for all events that its request can cause.
-//! * When an event has been received, [`Engine::stats`] already counts what led to it.
+//! * A caller that never reads delays no other: its channel has room for all events that its request can cause.
+//! * When an event has been received, [`Engine::stats`] already counts it.
 //! * Waiting requests are ordered by fair shares between tenants, then by what is cached ([`crate::scheduler`]).
 //! * When the device fails or panics, the requests of that step are computed again, a bounded number of times, and the
 //!   engine continues. When the device does not return at all, a watchdog takes the core from the waiting thread and
@@ -64,21 +64,20 @@ pub struct EngineConfig {
     pub order: Rule,
     /// Most requests that are computed concurrently.
     pub max_running: u32,
-    /// Most tokens computed in one step, over all its segments; long prompts are prefilled in chunks of this size.
-    /// Should be at least `max_running`, or the youngest sequences wait while the others decode.
+    /// Most tokens computed in one step, over all its segments; long prompts are prefilled in chunks of this size. Should
+    /// be at least `max_running`: otherwise the youngest sequences wait while the others decode.
     pub max_step_tokens: u32,
-    /// Most tokens of a step in which no answer is generated and nothing is speculative, if more than `max_step_tokens`.
-    /// Such a step delays no answer's next token, and fewer steps read the weights less often.
+    /// Most tokens of a step in which no answer's token is generated and no request is speculative, if more than
+    /// `max_step_tokens`. Such a step delays no answer's next token, and fewer steps read the weights less often.
     pub max_prefill_step_tokens: Option<u32>,
-    /// How often a request is computed again after the device failed under it; after one more failure it fails.
+    /// How often a request is retried after the device failed during it; after one more failure it fails.
     pub max_retries: u32,
     /// Speculative work is accepted only while fewer requests than this wait (RAGCache, algorithm 2). 0 accepts none.
     pub max_prefill_batch: u32,
     /// How long a step may take before the device counts as stuck; `None` sets no limit. Choose it longer than the
     /// longest step of a working device.
     pub watchdog: Option<Duration>,
-    /// Whether requests start from cached prefixes and leave theirs in the cache. Without it every prompt is computed
-    /// whole.
+    /// Whether requests start from cached prefixes and leave theirs in the cache. If not, every prompt is computed whole.
     pub prefix_caching: bool,
     /// How pages are cached after their use.
     pub cache: CacheConfig,
@@ -111,7 +110,7 @@ pub struct Request {
     pub kind: Kind,
     /// The prompt, at least one token.
     pub prompt: Vec<TokenId>,
-    /// Most tokens to generate: at least one for an answer, unless the prompt's log-probabilities are asked for.
+    /// Most tokens to generate. At least one for an answer, unless `prompt_logprobs` is requested.
     pub max_tokens: u32,
     /// How tokens are sampled.
     pub sampling: Sampling,
@@ -119,10 +118,10 @@ pub struct Request {
     pub stop_tokens: Vec<TokenId>,
     /// Grammar that the answer must follow; `None` allows any text.
     pub constraint: Option<Constraint>,
-    /// Whether each token comes with its log-probability, and with those of how many alternatives.
+    /// Number of alternatives whose log-probabilities are reported with each token; `None` for no log-probabilities.
     pub top_logprobs: Option<u32>,
-    /// Whether the prompt's own tokens are reported with their log-probabilities, and with those of how many
-    /// alternatives. Such a request computes its whole prompt, whatever `caching` says, and is no speculation.
+    /// Number of alternatives whose log-probabilities are reported with each token of the prompt; `None` for no
+    /// log-probabilities. Such a request computes its whole prompt, whatever `caching` says, and must not be speculative.
     pub prompt_logprobs: Option<u32>,
     /// Isolates tenants: requests with different salts share no KV state. At most [`MAX_SALT_BYTES`].
     pub cache_salt: String,
@@ -132,22 +131,22 @@ pub struct Request {
     pub caching: PrefixCaching,
     /// The unit of fairness: all tenants with waiting requests get equal shares of the device.
     pub tenant: Arc<str>,
-    /// Time after which the answer is useless: waiting or running, the request then ends with [`Failure::Expired`].
+    /// Time at which the answer becomes useless: the request then ends with [`Failure::Expired`], waiting or running.
     pub deadline: Option<Instant>,
-    /// The later request that this one is a guess at, or is itself. Of all requests with one id and one salt, only the
-    /// last is computed: a later one supersedes an earlier one once the current step is done, or joins it if its prompt
+    /// The later request that this one is a guess at, or that this one is. Of all requests with one id and one salt, only
+    /// the last is computed: a later one supersedes an earlier one once the current step is done, or joins it if its prompt
     /// is the same.
     pub speculation: Option<SpeculationId>,
 }
 
-/// How a request uses the prefix cache (ADR-011, `GenerateParams`). The default reads it and is kept in it.
+/// How a request uses the prefix cache (ADR-011, `GenerateParams`). By default it reads the cache and stays in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixCaching {
     /// Whether the request starts from a cached prefix.
     pub reads: bool,
     /// Whether what is computed for the request stays in the cache for others.
     pub keeps: bool,
-    /// Tokens that a prompt must have for anything of it to be kept.
+    /// Least number of tokens of a prompt that stays in the cache.
     pub min_tokens: u32,
 }
 
@@ -172,7 +171,7 @@ pub enum Kind {
     Prefill,
 }
 
-/// Identifies a later request; chosen by the sender of guesses at it.
+/// Identifies a later request; chosen by the sender of the guesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpeculationId(pub u64);
 
@@ -184,8 +183,8 @@ pub enum Event {
         /// Prompt tokens served from the cache, at most the prompt's length less one.
         cached_tokens: u32,
     },
-    /// The prompt was computed, and [`Request::prompt_logprobs`] asked for its log-probabilities: one for each of its
-    /// tokens except the first.
+    /// The log-probabilities of the prompt's tokens, one entry for each except the first, if [`Request::prompt_logprobs`]
+    /// is set.
     Prompt(Vec<Logprobs>),
     /// The next token was generated.
     Token {
@@ -207,7 +206,7 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` were generated, or the sequence is as long as the model allows.
     Length,
-    /// The prompt was computed, and nothing more was asked for.
+    /// The prompt was computed, and no answer was requested.
     Prefilled,
 }
 
@@ -219,7 +218,7 @@ pub enum SubmitError {
     QueueFull {
         /// The configured [`EngineConfig::max_waiting`].
         limit: u32,
-        /// Estimated time until there is room, by the recent pace.
+        /// Estimated time until a place is free, by the recent pace.
         retry_after: Duration,
     },
     /// Too many requests of this tenant wait; try again later.
@@ -227,17 +226,16 @@ pub enum SubmitError {
     TenantQueueFull {
         /// The configured [`EngineConfig::max_waiting_per_tenant`].
         limit: u32,
-        /// Estimated time until there is room, by the recent pace.
+        /// Estimated time until a place is free, by the recent pace.
         retry_after: Duration,
     },
-    /// Too many requests wait for speculative work to be accepted. The request that it was a guess at can be sent all
-    /// the same.
+    /// Too many requests wait for speculative work to be accepted. The later request itself can be submitted all the same.
     #[error("too busy for speculative work: {limit} requests or more are waiting")]
     Busy {
         /// The configured [`EngineConfig::max_prefill_batch`].
         limit: u32,
     },
-    /// The prompt is too long ever to be served.
+    /// The prompt is too long to be served at any time.
     #[error("the prompt has {tokens} tokens, more than the {limit} that fit")]
     TooLong {
         /// Tokens in the prompt.
@@ -245,7 +243,7 @@ pub enum SubmitError {
         /// The smaller of the model's positions and the pool's slots, less one for the answer.
         limit: u32,
     },
-    /// A field has a value that no request may have.
+    /// A field has an invalid value; the message names it.
     #[error("{0}")]
     Invalid(String),
     /// The engine is stopping or has stopped.
@@ -262,16 +260,16 @@ pub struct Stats {
     pub waiting: u32,
     /// Number of requests that are running now.
     pub running: u32,
-    /// Prompt tokens admitted so far.
+    /// Tokens of admitted prompts so far.
     pub prompt_tokens: u64,
     /// The part of `prompt_tokens` that was served from the cache.
     pub cached_tokens: u64,
-    /// The part of `cached_tokens` that was loaded from host memory, where it may have come from disk.
+    /// The part of `cached_tokens` that was loaded from host memory, possibly after a read from disk.
     pub host_tokens: u64,
     /// Tokens generated so far.
     pub generated_tokens: u64,
-    /// Prefix lookups so far, one per request. Those that matched a part of the prompt, and those that matched all but
-    /// its last token, are counted below; the others matched nothing.
+    /// Prefix lookups so far, one per admitted request. `partial_hits` and `full_hits` count those that matched; the others
+    /// matched nothing.
     pub lookups: u64,
     /// Lookups that matched a part of the prompt.
     pub partial_hits: u64,
@@ -297,7 +295,7 @@ pub struct Stats {
     pub disk_replicas: u32,
     /// Pages written to disk as replicas so far.
     pub disk_replicated_pages: u64,
-    /// What became of the pages that were given to the disk.
+    /// Counters of the pages that were given to the disk.
     pub disk: DiskCounts,
     /// Whether prefixes are cached at all, see [`EngineConfig::prefix_caching`].
     pub prefix_caching: bool,
@@ -305,7 +303,7 @@ pub struct Stats {
     pub steps: u64,
     /// Histogram of how many sequences each step computed.
     pub step_sizes: StepSizes,
-    /// Preemptions so far: a running request returned its pages, to be computed again later.
+    /// Preemptions so far: a running request lost its pages and was queued again.
     pub preemptions: u64,
     /// Retries so far: a request was queued again because the device failed under it.
     pub retries: u64,
@@ -317,11 +315,11 @@ pub struct Stats {
     pub speculations_started: u64,
     /// Speculative prefills refused because too many requests waited, so far.
     pub speculations_refused: u64,
-    /// Requests that took an earlier one's place and progress, so far.
+    /// Requests that took over an earlier one's place and progress, so far.
     pub speculations_joined: u64,
-    /// Requests ended in favour of a later one with another prompt, so far.
+    /// Requests superseded by a later one with another prompt, so far.
     pub speculations_superseded: u64,
-    /// Speculative prefills that their callers ended before they were complete, so far.
+    /// Speculative prefills that their callers cancelled, so far.
     pub speculations_cancelled: u64,
 }
 
@@ -356,13 +354,13 @@ struct Handle {
     shared: Arc<Shared>,
 }
 
-/// The limits that a request is validated against.
+/// The bounds that a request is validated against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bounds {
     vocabulary: u32,
     /// Tokens in the longest sequence: the smaller of the model's positions and the pool's slots.
     capacity: u32,
-    /// Whether the device samples tokens.
+    /// Whether the device can sample tokens.
     draws: bool,
 }
 
@@ -384,10 +382,10 @@ impl Engine {
         Self::launch(backend, None, &config, Arc::new(Instant::now))
     }
 
-    /// Starts an engine as [`Engine::start`] does, with a `factory` of replacement devices. When the watchdog of
-    /// `config` finds a step stuck, or the device is lost twice without a step in between, the engine continues on a
-    /// fresh device. Waiting requests keep waiting, and running ones continue from their tokens. A stuck thread keeps
-    /// its device and is abandoned.
+    /// Starts an engine as [`Engine::start`] does, with a `factory` of replacement devices. When the watchdog of `config`
+    /// finds a step stuck, or the device is lost twice without a computed step in between, the engine continues on a fresh
+    /// device. Waiting requests keep waiting, and running ones continue from their tokens. A stuck thread keeps its device
+    /// and is abandoned.
     pub fn guarded(
         backend: Box<dyn Backend>,
         factory: BackendFactory,
@@ -422,7 +420,7 @@ impl Engine {
     /// Queues a request.
     ///
     /// # Errors
-    /// A [`SubmitError`] says why the request was refused; nothing is queued then.
+    /// A [`SubmitError`] says why the request was refused; it is not queued.
     pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
         self.handle.shared.submit(request)
     }
@@ -469,7 +467,7 @@ impl Drop for Handle {
 }
 
 impl Request {
-    /// Accepts the request, which arrives at `now`, and takes a place in `admission` for it.
+    /// Validates the request, which arrives at `now`, and takes a place in `admission` for it.
     fn admit(
         self,
         admission: &Arc<Admission>,
@@ -571,14 +569,14 @@ impl Request {
 pub struct Generation {
     events: mpsc::Receiver<Event>,
     ended: bool,
-    /// Counts the generations that were dropped before their end.
+    /// Counts the generations that were dropped before their end; shared with the core.
     bell: Arc<AtomicU64>,
 }
 
 impl Drop for Generation {
     fn drop(&mut self) {
         if !self.ended {
-            // The channel is closed before the bell is rung, so the engine finds it closed.
+            // The channel is closed before the counter grows, so the engine finds it closed.
             self.events.close();
             self.bell.fetch_add(1, Ordering::Release);
         }

@@ -1,4 +1,4 @@
-//! The place where the engine's thread leaves the core while the device computes, and who may take it from there.
+//! The place where the engine's thread leaves the core while the device computes, and the rules for taking it from there.
 //!
 //! ```text
 //!   thread    park ──────────────▶ take back            only the core that it parked itself
@@ -6,8 +6,8 @@
 //!   watchdog         └ too long ago ───┴▶ take given up  the core of any owner
 //! ```
 //!
-//! It knows neither locks nor threads: [`Shared`](super::worker::Shared) has it behind its mutex, and the models below let
-//! [`loom`] try every order in which thread and watchdog can come.
+//! It knows neither locks nor threads: [`Shared`](super::worker::Shared) has it under its mutex, and the models below let
+//! `loom` try every order of operations of thread and watchdog.
 
 use super::Failure;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ struct Parked<Core, Owner> {
 enum State<Owner> {
     /// The owner's device has been computing since `since`; only the owner may take the core back.
     Computing { owner: Owner, since: Instant },
-    /// The owner has given its device up, and does not come back.
+    /// The owner has abandoned its device and does not return.
     GivenUp(Failure),
 }
 
@@ -43,20 +43,21 @@ impl<Core, Owner: PartialEq> Parking<Core, Owner> {
         self.0 = Some(Parked { core, state });
     }
 
-    /// Parks a core whose owner has given its device up, for the watchdog to take.
+    /// Parks a core whose owner has abandoned its device, for the watchdog to take.
     pub(super) fn give_up(&mut self, core: Core, failure: Failure) {
         let state = State::GivenUp(failure);
         self.0 = Some(Parked { core, state });
     }
 
-    /// Returns the core that this owner parked; `None` if another has taken it, even if it is parked again.
+    /// Returns the core that this owner parked; `None` if it was taken meanwhile, even if another owner has parked it
+    /// since.
     pub(super) fn take_back(&mut self, own: &Owner) -> Option<Core> {
         let is_own = |parked: &mut Parked<Core, Owner>| matches!(&parked.state, State::Computing { owner, .. } if owner == own);
         self.0.take_if(is_own).map(|parked| parked.core)
     }
 
-    /// Takes the core if its owner has given its device up or has been computing for longer than `patience`, and returns it with
-    /// the reason.
+    /// Takes the core if its owner has abandoned its device or has been computing for longer than `patience`. Returns it
+    /// with the reason.
     pub(super) fn take_given_up(
         &mut self,
         now: Instant,
@@ -91,7 +92,7 @@ mod tests {
     /// How a thread takes its core back.
     type TakeBack = fn(&mut Place, &u32) -> Option<u32>;
 
-    /// A step of the device of `own`: the core behind it, if it is still that owner's.
+    /// Simulates a step of `own`'s device. Returns the core after the step, if it is still that owner's.
     fn step(place: &Mutex<Place>, core: u32, own: u32, take_back: TakeBack) -> Option<u32> {
         let begun = Instant::now();
         place.lock().unwrap().park(core, own, begun);
@@ -104,8 +105,9 @@ mod tests {
         static IS_QUIET: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// Runs `model`, whose panic the test expects and says nothing of. A modelled thread has a small stack: a backtrace that is
-    /// printed there overflows it, and the locks of the printing thread, which all tests share, stay locked for ever.
+    /// Runs `model`, whose panic the test expects, without printing the panic. A modelled thread has a small stack:
+    /// printing a backtrace there overflows it, and the locks of the printing thread, which all tests share, stay locked
+    /// for ever.
     fn quietly(model: impl FnOnce()) {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
@@ -127,7 +129,7 @@ mod tests {
         model();
     }
 
-    /// A thread whose step may be stuck, and a watchdog that goes on with the core and a fresh device.
+    /// Models a thread whose step may be stuck, and a watchdog that continues with the core and a fresh device.
     fn a_step_is_given_up(take_back: TakeBack) {
         loom::model(move || {
             let place = Arc::new(Mutex::new(Place::default()));
@@ -143,7 +145,7 @@ mod tests {
                     .expect("another thread took the fresh device's core")
             });
             let first = first.join().unwrap();
-            // One of them has the core, whose step was computed once.
+            // One of them has the core, and its step was computed once.
             assert_eq!([first, second].iter().flatten().sum::<u32>(), 1);
             assert!(first.is_none() || second.is_none(), "both have the core");
             assert!(place.lock().unwrap().0.is_none());
@@ -161,7 +163,7 @@ mod tests {
         quietly(|| a_step_is_given_up(|place, _| place.0.take().map(|parked| parked.core)));
     }
 
-    /// A thread that gives its core up, and a watchdog that waits for that. `tell`: how it does.
+    /// Models a thread that gives its core up by `tell`, and a watchdog that waits for that.
     fn a_device_is_given_up(tell: fn(&Mutex<Place>, &Condvar)) {
         loom::model(move || {
             let shared = Arc::new((Mutex::new(Place::default()), Condvar::new()));

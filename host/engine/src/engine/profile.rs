@@ -1,8 +1,8 @@
 //! Measurement of a backend's prefill cost, taken once and stored in a file.
 //!
 //! The backend is measured before the engine starts on it; its pages are overwritten. The table grows by a column or a
-//! row, whichever is expected to be cheaper, for as long as the time budget allows. A slow machine thus gets a smaller
-//! table rather than a later start:
+//! row, whichever is expected to be cheaper, for as long as the time budget allows. So a slow machine gets a smaller
+//! table, not a later start:
 //!
 //! ```text
 //!             1  16  64  256 …  new tokens, up to twice a step
@@ -24,18 +24,18 @@ use std::time::{Duration, Instant};
 /// Options of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct ProfileOptions {
-    /// Time to spend. It can be exceeded where a cost was underestimated, and two points are always measured.
+    /// Time to spend. It can be exceeded if a cost was underestimated, and two points are always measured.
     pub budget: Duration,
     /// Most tokens computed in one step.
     pub max_step_tokens: u32,
 }
 
-/// What a stored profile is valid for.
+/// The model and machine that a stored profile is valid for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfileKey {
     /// Identity of the model, as the disk tier uses it.
     pub identity: u128,
-    /// Describes what computes: kind of backend, threads, sizes of steps.
+    /// Description of the machine: kind of backend, threads, sizes of steps.
     pub machine: String,
 }
 
@@ -127,7 +127,7 @@ pub fn measure(
         let spent = (bench.now)().saturating_sub(begin).as_secs_f64();
         let left = options.budget.as_secs_f64() - spent;
         let last_new = new[new.len() - 1];
-        // Assuming twice the work for the same tokens leaves a margin for what attention adds.
+        // Assumes twice the work for the same tokens, which leaves a margin for attention.
         let column = next_new.map(|next| {
             let last: f64 = table.iter().filter_map(|row| row.last()).sum();
             (2.0 * last * f64::from(next) / f64::from(last_new), next)
@@ -180,7 +180,7 @@ impl Bench<'_> {
         new.iter().map(|&new| self.seconds(cached, new)).collect()
     }
 
-    /// Returns the seconds that one prompt takes. They do not depend on which tokens precede it.
+    /// Returns the seconds that one prompt takes. They do not depend on the content of earlier tokens.
     fn seconds(&mut self, cached: u32, new: u32) -> Result<f64, BackendError> {
         let vocabulary = self.backend.shape().vocabulary.max(1);
         let page_tokens = self.backend.shape().page_tokens.max(1);
@@ -385,8 +385,8 @@ mod tests {
                 "{cached} {new}: {found}, not {exact}"
             );
         }
-        // The new tokens are 1, 16, 64 and 256; the cached ones are 0, 256, 1,024 and what leaves room for two steps in
-        // a pool of 4,096.
+        // The new tokens are 1, 16, 64 and 256; the cached ones are 0, 256, 1,024 and the most that leave room for two
+        // steps in a pool of 4,096.
         assert_eq!(profile.points(), 16);
     }
 

@@ -1,21 +1,21 @@
-//! Log-probabilities of a prompt's own tokens, for clients that score a text or force an answer on the model.
+//! Log-probabilities of a prompt's own tokens, for clients that score a text or compare given answers.
 //!
 //! ```text
 //!   position    0    1    2    3
 //!   token       t0   t1   t2   t3
-//!   row         r0   r1   r2   r3        r0 scores t1, r1 scores t2, r2 scores t3; r3 chooses the first token behind
+//!   row         r0   r1   r2   r3        r0 scores t1, r1 scores t2, r2 scores t3; r3 chooses the first token after t3
 //! ```
 //!
-//! A cached position has no row, so such a request computes its whole prompt. A row is as wide as the vocabulary:
-//! a step computes at most [`MAX_SCORED_LOGITS`] for all its scored segments, and the rows are reduced to
-//! log-probabilities before the next step. What is kept of a position is a [`Logprobs`].
+//! A cached position has no row, so such a request computes its whole prompt. A row is as wide as the vocabulary: a step
+//! computes at most [`MAX_SCORED_LOGITS`] for all its scored segments, and the rows are reduced to log-probabilities before
+//! the next step. Only a [`Logprobs`] per position is stored.
 
 use crate::TokenId;
 use crate::sampling::{Logprobs, SamplingError};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The log-probabilities of a sequence's prompt, as far as they are computed.
+/// The log-probabilities of a sequence's prompt that have been computed so far.
 pub(super) struct PromptScores {
     /// Number of alternatives for each token.
     top: u32,
@@ -44,8 +44,8 @@ impl PromptScores {
         }
     }
 
-    /// Returns the rows that computing `positions` must yield, or `None` if it need not yield any. After a preemption,
-    /// positions that have been scored are computed again but not scored again.
+    /// Returns the rows that computing `positions` must yield, or `None` if it yields none. After a preemption, positions
+    /// that have been scored are computed again but not scored again.
     pub(super) fn rows(&self, tokens: &[TokenId], positions: Range<u32>) -> Option<ScoredRows> {
         let first = positions.start.max(self.found.len() as u32);
         let end = positions.end.min(self.tokens - 1);

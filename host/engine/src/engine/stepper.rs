@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 /// An [`Engine`](super::Engine) that computes one step per call, for simulations with their own clock and for measuring
-/// steps. There is no watchdog, so a stuck step blocks the caller.
+/// steps. It has no watchdog, so a stuck step blocks the caller.
 pub struct Stepper {
     core: Core,
     backend: Box<dyn Backend>,
@@ -37,7 +37,7 @@ impl Stepper {
     /// Queues a request that arrives at `now`.
     ///
     /// # Errors
-    /// Refuses what [`Engine::submit`](super::Engine::submit) refuses.
+    /// The errors of [`Engine::submit`](super::Engine::submit).
     pub fn submit(&mut self, request: Request, now: Instant) -> Result<Generation, SubmitError> {
         let (sequence, generation) =
             request.admit(&self.admission, self.bounds, &self.bell, now)?;
@@ -52,11 +52,11 @@ impl Stepper {
         self.core
             .complete(&work, outcome.map(|()| &mut self.answers));
         self.core.send_events();
-        // Nobody follows this engine's cache.
+        // No reader follows this engine's cache.
         let _ = self.core.take_cache_events();
     }
 
-    /// Returns whether nothing waits and nothing runs.
+    /// Returns whether no request waits or runs.
     pub fn is_idle(&self) -> bool {
         self.core.is_idle()
     }

@@ -1,4 +1,4 @@
-//! Tests of the core under random loads on small pools: whatever happens around a request, its tokens are the same.
+//! Tests of the core under random loads on small pools: a request's tokens do not depend on the load.
 
 use super::work::Answers;
 use super::*;
@@ -53,8 +53,7 @@ impl Seeded {
         }
     }
 
-    /// Returns a request as [`Seeded::request`] does that may be a guess or the target of guesses, and may have a
-    /// deadline.
+    /// Returns a request as [`Seeded::request`] does that may be a guess or its target, and may have a deadline.
     fn speculation(&mut self, longest_prompt: u32, now: Instant) -> Request {
         let id = self.below(3);
         let kind = [Kind::Answer, Kind::Prefill][self.below(2) as usize];
@@ -173,7 +172,7 @@ impl Load {
         self.callers.retain(|_, caller| caller.listen(failed));
     }
 
-    /// Steps until nothing is left to do, and asserts that nothing is left behind.
+    /// Steps until every request has ended, and asserts that no caller and no page is left.
     fn drain(&mut self) -> Stats {
         let mut steps = 0;
         while !self.core.is_idle() {
@@ -365,7 +364,7 @@ fn repeated_faults_end_the_requests_of_their_steps_and_harm_no_other() {
 
 #[test]
 fn a_pool_of_one_sequence_serves_many_by_turns() {
-    // Every answer outgrows the pages of its admission, and any two outgrow the pool.
+    // Every answer needs more pages than at its admission, and any two exceed the pool.
     let mut load = Load::new(FakeBackend::new(8, 4), 8, 64);
     for first in 0..6 {
         let prompt = (0..8)
@@ -441,7 +440,7 @@ fn a_step_takes_more_tokens_while_nobody_waits_for_one() {
     load.submit(request(0, Kind::Answer));
     assert_eq!(steps(&mut load), 1 + 4, "the prompt in one step");
 
-    // Beside an answer, and as a speculation, a prompt is computed eight tokens at a time.
+    // In a step with an answer or a speculation, a prompt is computed eight tokens at a time.
     load.submit(request(1, Kind::Answer));
     load.step();
     load.submit(request(2, Kind::Answer));

@@ -21,11 +21,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Makes a device like the first one, or returns a message that says why not. The stuck device still holds its memory.
+/// Returns a device like the first one, or a message that says why there is none. The stuck device still holds its memory.
 pub type BackendFactory = Box<dyn FnMut() -> Result<Box<dyn Backend>, String> + Send>;
 
-/// Most restarts without a computed step in between, after which the engine ends. Every stuck device still holds
-/// memory.
+/// Most restarts without a computed step in between; after them the engine ends. Every stuck device still holds memory.
 const MAX_RESTARTS: u32 = 3;
 
 /// Starts the watchdog, which looks for stuck steps if there is a `patience`. The engine ends if the system cannot

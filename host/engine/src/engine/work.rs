@@ -1,6 +1,6 @@
-//! The device's work between two decisions, and how the backend is called for it.
+//! The device's work between two decisions, and the backend calls that compute it.
 //!
-//! Work is plain data, so a thread that holds nothing but the device can compute it.
+//! Work is plain data, so a thread that holds only the device can compute it.
 
 use super::prompt_scores::ScoredRows;
 use crate::TokenId;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// The results of a step; reused to keep its allocations.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// Logits `[rows, vocabulary] f32`, the rows of each segment that asks for logits.
+    /// Logits `[rows, vocabulary] f32`: the rows of each segment that asks for logits, in order.
     pub(super) logits: Vec<f32>,
     /// Sampled tokens, one for each segment that asks for a token.
     pub(super) drawn: Vec<Result<TokenId, SamplingError>>,
@@ -45,7 +45,7 @@ impl Work {
     }
 
     /// Computes the work; the answers are then those of [`Backend::run`]. A panic of the backend counts as an error,
-    /// because it leaves what a failed device leaves: undefined pages, which return to the pool.
+    /// because it has the same effect as a failed device: undefined pages, which return to the pool.
     ///
     /// # Errors
     /// Returns the backend's error. Only pages that the work writes are affected, unless the device is lost.
@@ -100,7 +100,7 @@ impl Work {
         let mut stores: Vec<Store> = Vec::new();
         for transfer in &self.transfers {
             if let Transfer::Store(store) = transfer {
-                // A host page that is stored to again was saved or given up in between.
+                // A host page that is stored to twice was saved or released in between.
                 if stores.iter().any(|earlier| earlier.to == store.to) {
                     backend.store(&std::mem::take(&mut stores))?;
                 }

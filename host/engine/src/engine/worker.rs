@@ -7,9 +7,9 @@
 //!   core      ▓▓▓▓▓▓▓▓▓▓    ▒▒▒▒▒▒▒▒▒ in `Shared` ▒▒▒▒▒▒▒▒▒       ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
 //! ```
 //!
-//! The holder of the core is the engine. A thread that returns and does not find the core that it parked has been given
-//! up by the [watchdog](super::watchdog): it ends, and the results of its device are discarded. A thread whose device
-//! is lost for good gives up the core to the watchdog itself, and ends.
+//! The holder of the core is the engine. If a thread returns and does not find the core that it parked, the
+//! [watchdog](super::watchdog) has abandoned the thread: it ends, and the results of its device are discarded. A thread
+//! whose device is lost for good gives up the core to the watchdog itself, and ends.
 
 use super::admission::Admission;
 use super::core::{Core, Sequence};
@@ -45,7 +45,7 @@ pub enum Health {
 
 /// State that handles, thread and watchdog share.
 pub(super) struct Shared {
-    /// Valid after each line that changes it, so a panic under the lock spoils nothing.
+    /// Consistent after each line that changes it, so a panic under the lock does no harm.
     inbox: Mutex<Inbox>,
     /// Signalled when the inbox has something for the thread.
     wake: Condvar,
@@ -61,7 +61,7 @@ pub(super) struct Shared {
 struct Inbox {
     /// Submitted requests, bounded by the waiting room, see [`Shared::submit`].
     submitted: VecDeque<Sequence>,
-    /// Where to send the number of freed pages, for each request to clear the cache.
+    /// Channels for the number of freed pages, one for each request to clear the cache.
     clears: Vec<SyncSender<u32>>,
     /// Whether further requests are refused.
     stopping: bool,
@@ -74,11 +74,11 @@ struct Inbox {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Losses without a computed step in between after which the device is given up. The first call after a loss either
-/// finds a device that works, or there is none to be found.
+/// Losses without a computed step in between after which the device is abandoned. The first call after a loss either finds
+/// a working device, or there is none.
 const MAX_LOSSES: u32 = 2;
 
-/// Polling interval of a thread that has work which cannot run yet.
+/// Polling interval of a thread whose work cannot run yet.
 const NOTHING_TO_DO: Duration = Duration::from_millis(1);
 
 /// Polling interval of a watchdog without a time limit, which is notified anyway.
@@ -171,7 +171,7 @@ impl Shared {
         receiver.recv().unwrap_or(0)
     }
 
-    /// Wakes the thread, so that it looks for work again.
+    /// Wakes the thread to look for work again.
     pub(super) fn wake(&self) {
         self.wake.notify_one();
     }
@@ -195,8 +195,8 @@ impl Shared {
         }
     }
 
-    /// Waits until a device is given up, by its own thread or because a step took longer than `patience`. Takes the
-    /// core and returns it with the reason; `None` when the engine has ended.
+    /// Waits until a device is given up, by its own thread or because a step took longer than `patience`. Takes the core
+    /// and returns it with the reason, or returns `None` when the engine has ended.
     pub(super) fn take_given_up(&self, patience: Option<Duration>) -> Option<(Box<Core>, Failure)> {
         let mut inbox = self.inbox.lock();
         loop {
@@ -209,7 +209,7 @@ impl Shared {
                 inbox.thread = None;
                 return Some(given_up);
             }
-            // A quarter of `patience` notices in time. The upper bound keeps tests with their own clock from waiting.
+            // A quarter of `patience` is soon enough. The upper bound keeps tests with their own clock from waiting.
             let look_again = patience.map_or(LONG, |patience| {
                 (patience / 4).clamp(NOTHING_TO_DO, Duration::from_millis(100))
             });
@@ -241,15 +241,15 @@ impl Shared {
         self.inbox.lock().parking.take_back(&own)
     }
 
-    /// Refuses further requests, and returns those that the thread has not taken in yet.
+    /// Refuses further requests, and returns those that the thread has not received yet.
     pub(super) fn close(&self) -> VecDeque<Sequence> {
         let mut inbox = self.inbox.lock();
         inbox.stopping = true;
         std::mem::take(&mut inbox.submitted)
     }
 
-    /// Ends the engine, also after a panic, and wakes everyone who waits for it. Requests that were not taken in are
-    /// dropped, which their callers see as the end.
+    /// Ends the engine, also after a panic, and wakes all threads that wait for it. Requests that the thread had not
+    /// received are dropped, which their callers see as the end.
     pub(super) fn end(&self, reason: &str) {
         let mut inbox = self.inbox.lock();
         inbox.stopping = true;
@@ -287,14 +287,14 @@ pub(super) fn start(shared: &Arc<Shared>, core: Box<Core>, backend: Box<dyn Back
 /// Runs until the engine is stopping and idle, or until the core is taken away.
 fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     let mut guard = EndOnExit(Some(shared));
-    // Kept across steps for its allocation.
+    // Reused across steps for its allocation.
     let mut answers = Answers::default();
     let mut losses = 0;
     while let Some(clears) = receive(shared, &mut core) {
         for reply in clears {
             let freed = core.clear_cache();
             shared.publish(&mut core);
-            // The caller may have gone.
+            // The caller may no longer wait.
             let _ = reply.send(freed);
         }
         let work = core.prepare(shared.now());
@@ -338,8 +338,8 @@ fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     core.save_all(&mut *backend);
 }
 
-/// Waits for something to do and takes in new requests. Returns the requests to clear the cache, or `None` when nothing
-/// more will come.
+/// Waits for work and receives new requests. Returns the requests to clear the cache, or `None` when the engine is stopping
+/// and idle.
 fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
     let mut inbox = shared.inbox.lock();
     loop {
@@ -356,7 +356,7 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
             continue;
         };
         if shared.wake.wait_for(&mut inbox, wait).timed_out() {
-            // Nothing else is to be done: a round of copies alone.
+            // There is no other work: a round of copies to disk only.
             return Some(Vec::new());
         }
     }

@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
-/// The tensors of a decoder layer. A matrix is `[outputs, inputs]`; a bias is the `Option` beside it.
+/// The tensors of a decoder layer. A matrix is `[outputs, inputs]`; its bias, if any, follows as an `Option`.
 pub(crate) struct LayerWeights<'a> {
     pub(crate) input_norm: Tensor<'a>,
     /// Query, key and value matrices.
@@ -139,7 +139,7 @@ impl Checkpoint {
         })
     }
 
-    /// Returns the number type of the first layer's key projection, which stands for all that attention reads.
+    /// Returns the number type of the first layer's key projection, taken as that of all operands of attention.
     pub(crate) fn attention_element(&self) -> Result<Element, CheckpointError> {
         let (c, name) = (&self.config, "model.layers.0.self_attn.k_proj.weight");
         match &self.source {

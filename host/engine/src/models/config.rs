@@ -58,7 +58,7 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads `config.json` and, where present, `generation_config.json` in `folder`, or what a GGUF file has instead.
+    /// Reads `config.json` and, if present, `generation_config.json` in `folder`, or their equivalent in a GGUF file.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when a file cannot be read or the architecture is unsupported.
@@ -90,7 +90,7 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Reads the architecture that a GGUF file states.
+    /// Reads the architecture in a GGUF file's metadata.
     pub(super) fn of_gguf(file: &Gguf) -> Result<Self, CheckpointError> {
         let config = file.config()?.to_string();
         Self::parse(&config).map_err(|error| file.wrong(error.reason))
@@ -171,14 +171,14 @@ struct RawGeneration {
     eos_token_id: Option<Value>,
 }
 
-/// What a `model_type` decides.
+/// The rules that a `model_type` implies.
 struct Family {
     model_type: &'static str,
     architecture: &'static str,
     /// Whether queries, keys and values have biases; `None` if `attention_bias` decides, for the output too.
     qkv_bias: Option<bool>,
     qk_norm: bool,
-    /// Width of a head where the file does not say; `None` for hidden size by heads.
+    /// Width of a head if the file does not state it; `None` for hidden size divided by heads.
     head_dim: Option<u64>,
     /// Whether `sliding_window` has an effect only where `use_sliding_window` is true.
     window_is_opt_in: bool,
@@ -219,7 +219,7 @@ const FAMILIES: [Family; 4] = [
     },
 ];
 
-/// Largest size in a configuration: far above real models, and far below what overflows in a product of three.
+/// Largest size in a configuration: far above real models, and far below an overflow of a product of three.
 const MAX_SIZE: u64 = 1 << 20;
 /// Largest number of positions.
 const MAX_POSITIONS: u64 = 1 << 27;

@@ -1,8 +1,8 @@
 //! GGUF files (llama.cpp): one file with a model's architecture, tokenizer, chat template and weights.
 //!
-//! Everything is handed on in the shapes of a Hugging Face folder: `config.json`, `tokenizer.json` and
-//! `tokenizer_config.json` as JSON, and tensors under their names there. So the rest of the crate knows one kind of
-//! checkpoint. Packed weights are widened when a tensor is asked for, and rounded to bf16.
+//! Its content is returned in the shapes of a Hugging Face folder: `config.json`, `tokenizer.json` and
+//! `tokenizer_config.json` as JSON, and tensors under their Hugging Face names. So the rest of the crate knows one kind of
+//! checkpoint. Packed weights are widened when a tensor is requested, and rounded to bf16.
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>; packed blocks: `ggml-quants.c`.
 
@@ -34,7 +34,7 @@ pub(crate) struct Gguf {
     tensors: HashMap<String, Info>,
 }
 
-/// Where a metadata value stands.
+/// The place of a metadata value in the file.
 #[derive(Clone, Copy)]
 struct Field {
     kind: u32,
@@ -45,7 +45,7 @@ struct Field {
 
 struct Info {
     packing: Packing,
-    /// Rows and columns; a vector is one row.
+    /// Sizes of the tensor's dimensions, the innermost last.
     shape: Vec<u64>,
     bytes: Range<usize>,
 }
@@ -70,7 +70,7 @@ impl Gguf {
         })
     }
 
-    /// Returns the architecture as a `config.json` has it.
+    /// Returns the architecture in the form of a `config.json`.
     pub(crate) fn config(&self) -> Result<Json, CheckpointError> {
         let architecture = self.architecture()?;
         let field = |name: &str| format!("{architecture}.{name}");
@@ -112,7 +112,7 @@ impl Gguf {
         Ok(config)
     }
 
-    /// Returns the tokenizer as a `tokenizer.json`.
+    /// Returns the tokenizer in the form of a `tokenizer.json`.
     pub(crate) fn tokenizer(&self) -> Result<Json, CheckpointError> {
         let model = self.text("tokenizer.ggml.model").unwrap_or_default();
         if model != "gpt2" {
@@ -185,7 +185,7 @@ impl Gguf {
         }))
     }
 
-    /// Returns the special tokens' names and the chat template as a `tokenizer_config.json`.
+    /// Returns the special tokens' names and the chat template in the form of a `tokenizer_config.json`.
     pub(crate) fn tokenizer_config(&self) -> Json {
         let mut config = serde_json::Map::new();
         for (field, name) in [
@@ -203,7 +203,7 @@ impl Gguf {
         config.into()
     }
 
-    /// Returns the tensor that a Hugging Face folder calls `name`, checked for shape.
+    /// Returns the tensor with the Hugging Face name `name`, checked for shape.
     pub(super) fn tensor(
         &self,
         name: &str,
@@ -257,7 +257,7 @@ impl Gguf {
         })
     }
 
-    /// Adds what tells this file from others to `hash`.
+    /// Adds to `hash` samples that distinguish this file from others.
     pub(super) fn sample(&self, hash: &mut Xxh3) {
         let mut names: Vec<_> = self.tensors.keys().collect();
         names.sort_unstable();
@@ -281,7 +281,7 @@ impl Gguf {
             .ok_or_else(|| self.wrong("general.architecture is missing"))
     }
 
-    /// The tokens that end an answer.
+    /// Returns the tokens that end an answer.
     fn endings(&self) -> Vec<u64> {
         let ids =
             ["eos", "eot"].map(|name| self.number(&format!("tokenizer.ggml.{name}_token_id")));
@@ -348,8 +348,8 @@ impl Gguf {
     }
 }
 
-/// The regular expression by which Qwen 2 and Llama 3 split a text before byte pairs are merged. `{digits}` stands for a
-/// run of digits, in which the two differ.
+/// The regular expression by which Qwen 2 and Llama 3 split a text before byte pairs are merged. `{digits}` is replaced by
+/// the expression for a run of digits, in which the two differ.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Kinds of tokens (`llama_token_type`).
@@ -361,7 +361,7 @@ const USER_DEFINED: u64 = 4;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// Returns GGUF's name of a tensor that a Hugging Face folder calls `name`.
+/// Returns GGUF's name of the tensor with the Hugging Face name `name`.
 fn own_name(name: &str) -> Option<String> {
     Some(match name {
         "model.embed_tokens.weight" => "token_embd.weight".to_owned(),
@@ -444,7 +444,7 @@ impl Packing {
         })
     }
 
-    /// Numbers in a block, and its bytes.
+    /// Returns the numbers in a block, and its bytes.
     fn block(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),
@@ -457,7 +457,7 @@ impl Packing {
         }
     }
 
-    /// The number type if nothing is packed.
+    /// Returns the number type if nothing is packed.
     fn element(self) -> Option<Element> {
         match self {
             Self::F32 => Some(Element::F32),
@@ -553,10 +553,10 @@ impl Packing {
     }
 }
 
-/// A file's fields and tensors.
+/// Fields and tensors of a file by name.
 type Contents = (HashMap<String, Field>, HashMap<String, Info>);
 
-/// Reads what stands before the weights.
+/// Reads everything before the weights.
 fn read(bytes: &[u8]) -> Result<Contents, String> {
     let mut reader = Reader { bytes, at: 0 };
     if reader.take(4)? != b"GGUF" {
@@ -707,7 +707,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Passes over a value.
+    /// Skips a value.
     fn skip(&mut self, kind: u32, (element, count): (u32, u64)) -> Result<(), String> {
         let width = |kind: u32| match kind {
             0 | 1 | 7 => Some(1),
@@ -739,7 +739,7 @@ mod tests {
     use crate::models::Checkpoint;
     use crate::text::{ChatTemplate, Tokenizer};
 
-    /// A file in the making.
+    /// Builds a GGUF file for tests.
     #[derive(Default)]
     struct Writer {
         fields: Vec<(String, Vec<u8>)>,
@@ -806,7 +806,7 @@ mod tests {
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
     }
 
-    /// Returns the file that llama.cpp's converter makes of a fixture.
+    /// Returns the file that llama.cpp's converter produces for a fixture.
     fn converted(name: &str, architecture: &str) -> Vec<u8> {
         let folder = fixture(name);
         let config = json(&folder.join("config.json"));
@@ -940,7 +940,7 @@ mod tests {
         file.write()
     }
 
-    /// The rows of each head as llama.cpp has them.
+    /// Returns the rows of each head in llama.cpp's order.
     fn interleaved(data: &[u8], rows: usize, heads: usize) -> Vec<u8> {
         let (width, each) = (data.len() / rows, rows / heads);
         let row = |row: usize| {
@@ -1009,7 +1009,7 @@ mod tests {
         }
     }
 
-    /// Values and weighted sums are those of llama.cpp's Python package, `gguf` 0.17, for the same bytes.
+    /// The values and weighted sums are those of llama.cpp's Python package, `gguf` 0.17, for the same bytes.
     #[test]
     fn packed_blocks_are_widened_as_llama_cpp_does() {
         let block = |packing: Packing| {

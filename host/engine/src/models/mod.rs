@@ -10,7 +10,7 @@
 //! This module owns which checkpoints are supported, how their files are read and what their tensors are called. It
 //! does not know how a backend lays weights out or computes with them, and knows nothing of text.
 //!
-//! Whatever these files contain, reading them ends in a value or in a [`CheckpointError`], never in a panic.
+//! For any content of these files, reading them ends in a value or in a [`CheckpointError`], never in a panic.
 
 mod checkpoint;
 mod config;
@@ -29,7 +29,7 @@ pub(crate) use tensor::Tensor;
 use std::fmt::Display;
 use std::path::Path;
 
-/// What is wrong with a checkpoint.
+/// Why a checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {reason}")]
 pub struct CheckpointError {

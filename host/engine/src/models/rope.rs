@@ -18,7 +18,7 @@ pub(crate) struct Rope {
     pub(crate) frequencies: Vec<f64>,
     /// Factor on sines and cosines (YaRN's attention temperature; 1 otherwise).
     pub(crate) magnitude: f64,
-    /// Number of positions that the scaling extends the model to, where it says so.
+    /// Number of positions that the scaling extends the model to, if it states one.
     extended: Option<u64>,
 }
 

@@ -18,7 +18,7 @@ impl Constraint {
         Self(matcher)
     }
 
-    /// Excludes every token that cannot come next. Stop tokens are allowed only where the answer is complete.
+    /// Excludes every token that the grammar does not allow next. Stop tokens are allowed only if the answer is complete.
     pub(super) fn mask(
         &mut self,
         logits: &mut [f32],
@@ -41,7 +41,7 @@ impl Constraint {
         Ok(())
     }
 
-    /// Advances by `token`. Returns whether the answer is complete and nothing can follow.
+    /// Advances by `token`. Returns whether the answer is complete and no token can follow.
     pub(super) fn push(&mut self, token: TokenId) -> Result<bool, SamplingError> {
         self.0.consume_token(token).map_err(failed)?;
         Ok(self.0.is_stopped())

@@ -1,4 +1,4 @@
-//! Log-probabilities of a row, for clients that ask how certain the model was.
+//! Log-probabilities of a row, for clients that need the model's confidence.
 
 use super::{SamplingError, most_likely};
 use crate::TokenId;

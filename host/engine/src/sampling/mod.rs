@@ -72,7 +72,7 @@ pub enum SamplingError {
         /// The first such token.
         token: TokenId,
     },
-    /// Every logit is minus infinity, or there are none.
+    /// Every logit is minus infinity, or the row is empty.
     #[error("the model's logits exclude all {tokens} tokens")]
     NothingLeft {
         /// Width of the row.
@@ -108,7 +108,7 @@ impl Sampling {
     /// Returns sampling with OpenAI's meaning of the values. Temperature 0 is greedy, and `top_k` 0 means no limit.
     ///
     /// # Errors
-    /// Returns [`OutOfRange`] for the first parameter that is.
+    /// Returns [`OutOfRange`] for the first parameter out of its range.
     pub fn new(temperature: f32, top_p: f32, top_k: u32, seed: u64) -> Result<Self, OutOfRange> {
         let within = (0.0..=2.0).contains(&temperature);
         OutOfRange::check("temperature", temperature, within, "within 0 to 2")?;
@@ -127,7 +127,7 @@ impl Sampling {
     /// Also excludes tokens less likely than `min_p` times the most likely one; 0 excludes none.
     ///
     /// # Errors
-    /// Returns [`OutOfRange`] if it is.
+    /// Returns [`OutOfRange`] if `min_p` is not within 0 to 1.
     pub fn with_min_p(self, min_p: f32) -> Result<Self, OutOfRange> {
         let within = (0.0..=1.0).contains(&min_p);
         OutOfRange::check("min_p", min_p, within, "within 0 to 1")?;
@@ -136,11 +136,11 @@ impl Sampling {
 
     /// Also makes tokens less likely that already occur. `frequency` (-2 to 2) is subtracted from a logit for each time
     /// that the token was generated, and `presence` (-2 to 2) once if it was, as OpenAI defines them. Before that,
-    /// `repetition` (above 0 to 2; 1 has no effect) divides positive logits and multiplies negative ones of all tokens
-    /// in the prompt or the answer, as Hugging Face and vLLM define it.
+    /// `repetition` (above 0 to 2; 1 has no effect) divides positive logits and multiplies negative ones of all tokens in
+    /// the prompt or the answer, as Hugging Face and vLLM define it.
     ///
     /// # Errors
-    /// Returns [`OutOfRange`] for the first penalty that is.
+    /// Returns [`OutOfRange`] for the first penalty out of its range.
     pub fn with_penalties(
         self,
         frequency: f32,
@@ -196,7 +196,7 @@ impl Sampling {
         Ok(pick(kept.into_iter(), point * total).unwrap_or(best))
     }
 
-    /// Returns everything, besides the logits, that determines the token at `position`, for a device that samples as
+    /// Returns the parameters that, with the logits, determine the token at `position`, for a device that samples as
     /// [`Sampling::choose`] does. Penalties are not included.
     pub fn draw(&self, position: u32) -> Draw {
         Draw {
@@ -259,7 +259,7 @@ impl Sampling {
     }
 }
 
-/// The parameters of one choice, as [`Sampling`] defines them: everything besides the logits that determines the token.
+/// The parameters of one choice, as [`Sampling`] defines them. With the logits they determine the token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// The point in the cumulative weights that selects the token, in `[0, 1)`.

@@ -12,7 +12,7 @@ pub struct Sampler {
     history: History,
     constraint: Option<Constraint>,
     stop_tokens: SmallVec<[TokenId; 4]>,
-    /// How many alternatives' log-probabilities are wanted; `None` for no log-probabilities at all.
+    /// Number of alternatives with log-probabilities; `None` for no log-probabilities at all.
     top_logprobs: Option<u32>,
 }
 
@@ -25,7 +25,7 @@ pub enum NextToken {
         id: TokenId,
         /// Log-probabilities, if they were requested.
         logprobs: Option<Box<Logprobs>>,
-        /// Whether the constraint allows nothing to follow.
+        /// Whether the constraint allows no further token.
         last: bool,
     },
     /// The answer has ended before this position, with a stop token.
@@ -50,14 +50,14 @@ impl Sampler {
         }
     }
 
-    /// Returns the parameters that choose the token at `position`, if its logits are all that is needed besides.
-    /// Returns `None` if the host needs the row itself, for penalties, a constraint or log-probabilities.
+    /// Returns the parameters that choose the token at `position`, if they and its logits suffice. Returns `None` if the
+    /// host needs the row itself, for penalties, a constraint or log-probabilities.
     pub fn draw(&self, position: u32) -> Option<Draw> {
         let needs_row = self.history.is_active() || self.constraint.is_some();
         (!needs_row && self.top_logprobs.is_none()).then(|| self.sampling.draw(position))
     }
 
-    /// Accepts the token that was chosen elsewhere with [`Sampler::draw`]'s parameters.
+    /// Accepts a token that the device chose with the parameters of [`Sampler::draw`].
     pub fn accept(&mut self, id: TokenId) -> NextToken {
         if self.stop_tokens.contains(&id) {
             return NextToken::Stop;
@@ -77,7 +77,7 @@ impl Sampler {
     /// Returns a [`SamplingError`] when the sequence cannot continue.
     pub fn next(&mut self, logits: &mut [f32], position: u32) -> Result<NextToken, SamplingError> {
         let changes = self.history.is_active() || self.constraint.is_some();
-        // Log-probabilities are the model's own, so they need the row before changes.
+        // Log-probabilities are the model's own, so they are computed from the row before changes.
         let original = (changes && self.top_logprobs.is_some()).then(|| logits.to_vec());
         if self.history.is_active() {
             self.history.penalise(logits);

@@ -1,5 +1,4 @@
-//! Rules for a queue in front of an engine: which of the waiting requests goes first, so that what is cached is used
-//! before it is evicted.
+//! Rules that order the waiting requests of an engine, so that cached prefixes are used before they are evicted.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,16 +6,16 @@ use std::collections::BinaryHeap;
 /// A waiting request whose documents have been ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Queued {
-    /// Tokens of its prompt that the engine holds.
+    /// Tokens of the prompt that are cached.
     pub(super) cached_tokens: u64,
-    /// Tokens of its prompt that the engine has to compute.
+    /// Tokens of the prompt that must be computed.
     pub(super) computed_tokens: u64,
-    /// How many other waiting requests open with the same documents as far as this one is cached, and one document
-    /// further: those that gain if this one goes first.
+    /// Number of other waiting requests that begin with the same documents, up to the first one that is not fully cached
+    /// for this request. They benefit if this one is served first.
     pub(super) mates: u32,
-    /// Later requests that went before it so far. Whoever serves a request adds one to each that came before it and
-    /// still waits; so an earlier request never has fewer than a later one. Where that does not hold, a request
-    /// counts as overtaken as often as any behind it.
+    /// Number of later requests that were served before this one so far. The caller adds one for each, to every earlier
+    /// request that still waits, so an earlier request never has fewer than a later one. If it has, the largest number of
+    /// the later ones counts.
     pub(super) overtaken: u32,
 }
 
@@ -25,22 +24,21 @@ pub(super) struct Queued {
 pub enum Rule {
     /// First come, first served.
     Arrival,
-    /// RAGBoost, section 5.2: requests whose documents open alike run one after another, cached or not, so that what
-    /// they share is computed once and used before anything evicts it. The largest cached share goes first, as in
+    /// RAGBoost, section 5.2: requests that begin with the same documents run one after another, cached or not, so that the
+    /// shared documents are computed once and used before they are evicted. The largest cached share is served first, as in
     /// [`Rule::CachedFirst`]; this drains the group that has begun, longest match first. Among equals, and so when a new
-    /// group is begun, the one with the most waiting requests goes first (the paper leaves this open; its code takes the
+    /// group begins, the one with the most waiting requests is served first (the paper leaves this open; its code takes the
     /// largest group too), then first come, first served. While a group waits, it grows. Without a window the largest
     /// groups would starve the others. O(n log n).
     Grouped {
-        /// No request is overtaken by more later ones than this.
+        /// Most later requests that may overtake a request.
         window: u32,
     },
-    /// RAGCache, section 5.2: the largest ratio of cached to computed tokens first, among equals first come, first
-    /// served. Shares of a prompt are equal here when they are in sixteenths: the paper compares them exactly, and then
-    /// the few tokens that all prompts begin with order them by length. No request is overtaken by more than `window`
-    /// later ones. O(n log n).
+    /// RAGCache, section 5.2: the largest ratio of cached to computed tokens first, among equals first come, first served.
+    /// Shares of a prompt are compared in sixteenths: the paper compares them exactly, and then the few tokens that all
+    /// prompts begin with order them by length. O(n log n).
     CachedFirst {
-        /// See above; the paper's is [`Rule::WINDOW`], and 0 is first come, first served.
+        /// Most later requests that may overtake a request. The paper's is [`Rule::WINDOW`]; 0 is first come, first served.
         window: u32,
     },
 }
@@ -48,19 +46,20 @@ pub enum Rule {
 impl Rule {
     /// RAGCache's starvation window (section 7.3).
     pub const WINDOW: u32 = 32;
-    /// A window for [`Rule::Grouped`]: with 32 most requests of a long queue go because they were overtaken often enough,
-    /// whatever their group. With 256 even the 99th percentile is lower, since so much more is cached (benches/results/cache.md).
+    /// A window for [`Rule::Grouped`]. With 32, most requests of a long queue are served because they were overtaken often
+    /// enough, whatever their group. With 256 even the 99th percentile is lower, since much more is cached
+    /// (benches/results/cache.md).
     pub const GROUP_WINDOW: u32 = 256;
 }
 
-/// The positions of `queue`, which stands in order of arrival, in the order in which to serve them: a permutation of
+/// Returns the positions of `queue`, which is in order of arrival, in the order in which to serve them: a permutation of
 /// `0..queue.len()`.
 #[cfg(test)]
 pub(super) fn order(queue: &[Queued], rule: Rule) -> Vec<usize> {
     first(queue, rule, queue.len())
 }
 
-/// The first `most` positions of [`order`]: whoever admits a few requests at a time needs no more. O(n + most log n).
+/// Returns the first `most` positions of `order`, for callers that admit a few requests at a time. O(n + most log n).
 pub(super) fn first(queue: &[Queued], rule: Rule, most: usize) -> Vec<usize> {
     let most = most.min(queue.len());
     match rule {
@@ -72,11 +71,11 @@ pub(super) fn first(queue: &[Queued], rule: Rule, most: usize) -> Vec<usize> {
     }
 }
 
-/// Parts of a prompt that its cached share is counted in.
+/// Number of equal parts in which a prompt's cached share is counted.
 const PARTS: u128 = 16;
 
 impl Queued {
-    /// Whole parts of its prompt that are cached. A request that is cached as a whole counts as one token computed.
+    /// Returns the number of cached parts, rounded down. A fully cached request counts as one token computed.
     fn cached_parts(&self) -> u128 {
         let cached = u128::from(self.cached_tokens);
         let computed = u128::from(self.computed_tokens.max(1));
@@ -84,15 +83,16 @@ impl Queued {
     }
 }
 
-/// The highest rank first, among equals first come, first served, except for requests that were overtaken `window` times.
+/// Returns the first `most` positions by descending rank, among equals first come, first served. A request that was
+/// overtaken `window` times is served next.
 fn by_rank<R: Ord>(
     queue: &[Queued],
     window: u32,
     most: usize,
     rank: impl Fn(&Queued) -> R,
 ) -> Vec<usize> {
-    // An earlier request is overtaken by whatever overtakes a later one, so the oldest is always the first to have
-    // been overtaken enough: it alone need be watched.
+    // Each overtaking of a later request also overtakes the earlier ones, so the oldest waiting request always reaches the
+    // window first. Only it is checked.
     let mut overtaken: Vec<u32> = queue.iter().map(|queued| queued.overtaken).collect();
     let mut behind = 0;
     for overtaken in overtaken.iter_mut().rev() {
@@ -106,7 +106,7 @@ fn by_rank<R: Ord>(
         .collect();
     let mut served = vec![false; queue.len()];
     let mut order = Vec::with_capacity(most);
-    // Everything before the oldest is served, so of what is served, all but `oldest` requests overtook it.
+    // All requests before the oldest have been served; every other served request overtook it.
     let mut oldest = 0;
     while order.len() < most
         && let Some(&overtaken) = overtaken.get(oldest)
@@ -199,7 +199,7 @@ mod tests {
         );
     }
 
-    /// What the rules say, without a thought for cost; `mates`: they decide among equal shares.
+    /// The rules in the simplest form, at any cost. `mates`: whether they decide among equal shares.
     fn model(queue: &[Queued], window: u32, mates: bool) -> Vec<usize> {
         let mut waiting: Vec<(usize, u32)> = (0..queue.len())
             .map(|at| {
@@ -257,7 +257,7 @@ mod tests {
             prop_assert_eq!(order(&queue, Rule::Grouped { window }), model(&queue, window, true));
         }
 
-        /// A queue that lives on: requests arrive while others are served, a few of each order at a time.
+        /// Simulates a queue to which requests arrive while others are served, a few of each order at a time.
         #[test]
         fn nothing_is_overtaken_more_often_than_the_window_says(seed: u64, window in 0..5_u32, grouped: bool) {
             let rule = if grouped { Rule::Grouped { window } } else { Rule::CachedFirst { window } };

@@ -1,4 +1,4 @@
-//! What fits into one step.
+//! Decides the content of one step.
 //!
 //! [`plan()`] holds the rules of continuous batching (Orca, OSDI '22 §3.2) with chunked prefill (Sarathi-Serve, OSDI
 //! '24 §4.2) as one pure function. It knows counts of tokens and pages, but no tokens, prefixes or arithmetic. The
@@ -7,18 +7,18 @@
 //! The rules, in order:
 //!
 //! 1. **Decodes first.** Each sequence that needs only its next token gets it in every step, so a long prompt never
-//!    stalls the answers that are generated beside it.
+//!    delays the answers that are generated at the same time.
 //! 2. **Pages before everything.** When the decodes of a step need more pages than are available, the youngest sequence
-//!    is preempted ([`Plan::Preempt`]): it returns its pages and is computed again later, from what the cache still
-//!    holds. No request fails for want of pages. The last running sequence always has room, because a prompt that could
-//!    not fit alone is refused on submission and an answer ends where the pool does.
-//! 3. **Chunked prefill.** The remaining tokens of the step go to running prompts, oldest first.
+//!    is preempted ([`Plan::Preempt`]): it releases its pages and is computed again later, from what is still cached. No
+//!    request fails for want of pages. The last running sequence always has room, because a prompt that does not fit
+//!    alone is refused on submission and an answer ends where the pool does.
+//! 3. **Chunked prefill.** The remaining tokens of the step are given to running prompts, oldest first.
 //! 4. **Admission in the queue's order.** Waiting requests are admitted in order while there are tokens left in the
 //!    step, a free slot, pages for all of the request's tokens, and one more page for each running sequence to grow
 //!    into. Without that margin the newcomer would be preempted as soon as any page is full. The first request that
-//!    does not fit ends admission, because letting smaller ones pass would starve it.
+//!    does not fit ends admission, because admitting smaller ones after it would starve it.
 
-/// Everything that [`plan()`] decides from.
+/// The input of [`plan()`].
 #[derive(Clone, Debug, Default)]
 pub struct SchedulerState {
     /// Bounds of a step.
@@ -62,11 +62,11 @@ pub struct Waiting {
     pub cached: u32,
     /// Full cached pages on the device, which the sequence would share.
     pub shared_pages: u32,
-    /// Shared pages that no lease holds, and that therefore count as available now.
+    /// The part of `shared_pages` that no lease holds, and that therefore counts as available now.
     pub idle_pages: u32,
 }
 
-/// What the engine does next: a preemption or a step.
+/// The engine's next action: a preemption or a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Release the pages of the running sequence with this index, put it at the head of the queue, and plan again.

@@ -12,10 +12,10 @@
 //! window allows.
 //!
 //! A rule ranks requests by how much of each prompt is cached. That amount changes with every step, and looking up a
-//! thousand prompts in every step would cost more than the step. So each entry remembers the result of its last lookup.
-//! [`Queue::sweep`] looks up a few entries a step, one after another, and [`Queue::head`] looks up each request that it
-//! is about to propose. A request is thus admitted for what is cached now, and ranked by what was cached at most a few
-//! dozen steps ago.
+//! thousand prompts in every step would cost more than the step. So each entry stores the result of its last lookup.
+//! [`Queue::sweep`] looks up a few entries a step, one after another, and [`Queue::head`] looks up each request that it is
+//! about to propose. A request is thus admitted by its present cached prefix, and ranked by one that is at most a few dozen
+//! steps old.
 //!
 //! Tenants come first because they share no pages: an order across them gains nothing.
 
@@ -34,7 +34,7 @@ use std::sync::Arc;
 /// The queue of waiting requests; each carries a `T` that the queue stores for its caller.
 pub struct Queue<T> {
     rule: Rule,
-    /// Requests that were put back, in the order in which they resume.
+    /// Requests that were put back, in the order in which they are admitted again.
     returned: VecDeque<T>,
     /// Waiting requests by tenant, each lane in order of arrival; no lane is empty.
     lanes: BTreeMap<Arc<str>, Lane<T>>,
@@ -47,7 +47,7 @@ pub struct Queue<T> {
     swept: (Arc<str>, u64),
 }
 
-/// What the queue needs to know about a request to rank it.
+/// The properties of a request by which the queue ranks it.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
     /// The tenant that sent the request.
@@ -61,18 +61,18 @@ pub struct Entry {
 /// The waiting requests of one tenant.
 struct Lane<T> {
     waiting: VecDeque<Waiter<T>>,
-    /// How many of them open with the documents of a prefix; kept for [`Rule::Grouped`] alone.
+    /// Number of waiting requests that begin with each prefix of documents; used for [`Rule::Grouped`] only.
     opening_with: FxHashMap<PrefixHash, u32>,
     begun: Begun,
 }
 
-/// Prefixes of requests that were taken last: computed by now, or in the step that takes them. A request that opens
+/// Prefixes of the requests that were taken last: computed by now, or in the step that takes them. A request that begins
 /// with one is ranked as if it were cached, until a lookup shows that it is not. Without this, a group would be drained
-/// only as fast as sweeps come to its members. Kept for [`Rule::Grouped`] alone.
+/// only as fast as sweeps reach its members. Used for [`Rule::Grouped`] only.
 #[derive(Default)]
 struct Begun {
     known: FxHashSet<PrefixHash>,
-    /// The same, oldest first.
+    /// The prefixes in `known`, oldest first.
     listed: VecDeque<PrefixHash>,
 }
 
@@ -88,14 +88,14 @@ impl Begun {
         }
     }
 
-    /// Forgets a prefix that the cache has lost.
+    /// Removes a prefix that is no longer cached.
     fn forget(&mut self, prefix: PrefixHash) {
         if self.known.remove(&prefix) {
             self.listed.retain(|listed| *listed != prefix);
         }
     }
 
-    /// Returns the tokens of a request that are cached as far as is known.
+    /// Returns the number of a request's tokens that are presumably cached: by its last lookup, or by a known prefix.
     fn cached<T>(&self, waiter: &Waiter<T>) -> u32 {
         let mut prefixes = waiter.prefixes.iter().rev();
         let begun = prefixes.find(|(prefix, _)| self.known.contains(prefix));
@@ -104,20 +104,20 @@ impl Begun {
     }
 }
 
-/// Prefixes that [`Begun`] holds: those of a dozen requests. With 4,096 a small cache has lost most of them, and finding
-/// that out takes the rankings that a step has.
+/// Most prefixes in [`Begun`], about those of a dozen requests. With 4,096, a small cache has evicted most of them, and
+/// finding that out uses up the rankings of a step.
 const MOST_BEGUN: usize = 64;
 
-/// A hash of the documents that a prompt opens with, in their order, as far as one of them. Two prefixes that share it by
-/// chance are ranked wrongly and nothing else.
+/// Hash of the documents that a prompt begins with, in order, up to one of them. A collision leads to a wrong rank and has
+/// no other effect.
 type PrefixHash = u64;
 
 struct Waiter<T> {
     arrival: u64,
-    /// Boxed, so that a lane's entries lie close together in memory: ranking reads all of them.
+    /// Boxed, so that a lane's entries are close together in memory: ranking reads all of them.
     item: Box<T>,
     tokens: u32,
-    /// The documents that the prompt opens with: the prefix as far as each, with the token index after it.
+    /// The prefixes of documents that the prompt begins with, each with the token index after it.
     prefixes: Box<[(PrefixHash, u32)]>,
     /// Tokens found in the cache by the last lookup.
     cached: u32,
@@ -125,13 +125,13 @@ struct Waiter<T> {
     overtaken: u32,
 }
 
-/// Names a request in the queue until the queue changes. Take the tickets of one [`Queue::head`] in their order.
+/// Identifies a request in the queue until the queue changes. Take the tickets of one [`Queue::head`] in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ticket(QueuePosition);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum QueuePosition {
-    /// The first of the requests that were put back, once those before it have been taken.
+    /// The first of the requests that were put back, once its predecessors have been taken.
     Returned,
     Arrived {
         tenant: Arc<str>,
@@ -139,8 +139,8 @@ enum QueuePosition {
     },
 }
 
-/// How often [`Queue::head`] may rank a tenant's requests in one call, because the cache lost what the first was ranked
-/// by.
+/// Most rankings of a tenant's requests in one call of [`Queue::head`]. Each follows a first request whose cached prefix
+/// turned out to be evicted.
 const RANKINGS: u32 = 4;
 
 impl<T> Queue<T> {
@@ -211,7 +211,7 @@ impl<T> Queue<T> {
     /// Returns tickets for up to `most` requests in the order of admission, those that were put back first.
     ///
     /// `look` returns how many tokens of a request are cached, and a detail that is returned with its ticket. `more`
-    /// decides after each ticket whether to go on. Costs `O(waiting + most · log waiting)`, and hardly more than one
+    /// decides after each ticket whether to continue. Costs `O(waiting + most · log waiting)`, and hardly more than one
     /// look a ticket.
     pub fn head<D>(
         &mut self,
@@ -231,8 +231,7 @@ impl<T> Queue<T> {
         if tickets.len() == most {
             return tickets;
         }
-        // The lane with the smallest counter is on top. The counters are copies, which grow here as tickets are given
-        // out.
+        // The lane with the smallest counter is on top. The counters are copies, which grow here as tickets are created.
         let mut turns: BinaryHeap<Reverse<(u64, u64, usize)>> = BinaryHeap::new();
         let mut lanes: Vec<RankedLane<'_, T>> = Vec::new();
         for (tenant, lane) in &mut self.lanes {
@@ -296,9 +295,9 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Looks up the next `most` arrived requests and remembers how many tokens `look` finds cached. Successive calls go
-    /// round the lanes, so `len / most` calls look at each request once. Where `look` returns `None`, the remembered
-    /// number stays. Requests that were put back are skipped.
+    /// Looks up the next `most` arrived requests and stores how many tokens `look` finds cached; `None` leaves the stored
+    /// number. Successive calls visit the lanes in turn, so `len / most` calls look at each request once. Requests that
+    /// were put back are skipped.
     pub fn sweep(&mut self, most: usize, mut look: impl FnMut(&mut T) -> Option<u32>) {
         for _ in 0..most.min(self.arrived) {
             let (tenant, after) = &self.swept;
@@ -386,7 +385,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// A tenant's lane while [`Queue::head`] gives out tickets.
+/// A tenant's lane while [`Queue::head`] creates tickets.
 struct RankedLane<'q, T> {
     tenant: &'q Arc<str>,
     lane: &'q mut Lane<T>,
@@ -463,7 +462,7 @@ impl<T> Lane<T> {
         Some(waiter)
     }
 
-    /// Forgets the prefixes of a request that waits no longer.
+    /// Removes the prefixes of a request that has left the queue.
     fn forget(&mut self, waiter: &Waiter<T>) {
         for (prefix, _) in &waiter.prefixes {
             if let MapEntry::Occupied(mut count) = self.opening_with.entry(*prefix) {
@@ -499,7 +498,7 @@ impl<T> Lane<T> {
         order::first(&queue, rule, most)
     }
 
-    /// Returns how many others open with the same documents, the first one that is not cached to its last token included.
+    /// Returns how many other requests begin with the same documents, up to the first one that is not fully cached.
     fn mates(&self, waiter: &Waiter<T>, cached: u32) -> u32 {
         let prefixes = &waiter.prefixes;
         let cached = prefixes.partition_point(|(_, end)| *end <= cached);
@@ -509,7 +508,7 @@ impl<T> Lane<T> {
     }
 }
 
-/// The hash of a prefix and the document after it.
+/// Returns the hash of a prefix followed by a document.
 fn extended(prefix: PrefixHash, document: Fingerprint) -> PrefixHash {
     let mut hasher = FxHasher::default();
     (prefix, document.0).hash(&mut hasher);

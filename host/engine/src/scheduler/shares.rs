@@ -14,8 +14,8 @@
 //! tokens waits until the others had as many each, and no longer.
 //!
 //! This module knows names and counts, but no requests. Its memory is bounded: of the tenants with nothing waiting it
-//! remembers the [`REMEMBERED`] with the highest counters. Forgetting one with a lower counter favours that tenant by
-//! less than it lags behind.
+//! stores the [`REMEMBERED`] with the highest counters. Dropping one with a lower counter favours that tenant by less than
+//! it lags behind.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// Cost of a generated token, where a prompt token costs 1 (the paper's weights, which follow common prices).
 pub const GENERATED_COST: u64 = 2;
 
-/// How many tenants with nothing waiting are remembered.
+/// Number of tenants with nothing waiting whose counters are stored.
 pub const REMEMBERED: usize = 1024;
 
 /// The service counters of all known tenants.
@@ -147,7 +147,7 @@ mod tests {
         for tenant in &waiting {
             shares.arrive(tenant);
         }
-        // The first tenant was served and waits again. Whenever another is served, a tenant that is new arrives.
+        // The first tenant was served and waits again. Whenever another is served, a new tenant arrives.
         shares.charge(&first, COST);
         let mut overtaken = 0;
         while waiting
@@ -173,7 +173,7 @@ mod tests {
             let mut random = Random::new(seed);
             let mut shares = Shares::default();
             let tenants: Vec<Arc<str>> = (0..2 + random.below(4)).map(name).collect();
-            // Every tenant has more requests waiting than are ever served.
+            // Every tenant has more requests waiting than are served in the whole test.
             for tenant in &tenants {
                 shares.arrive(tenant);
             }

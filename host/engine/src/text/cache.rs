@@ -1,10 +1,10 @@
-//! The token cache: tokens of texts that were tokenised before, piece by piece.
+//! The token cache: tokens of pieces of text that were tokenised before.
 //!
-//! A prompt consists mostly of what other prompts consisted of: instructions, documents, earlier messages. Its pieces
-//! ([`super::pieces`], usually lines) are looked up, and only new ones are tokenised. The result equals that of
-//! tokenising the whole text. A piece is found by a hash and then compared, byte for byte.
+//! Most of a prompt also occurred in earlier prompts: instructions, documents, messages. Its pieces ([`super::pieces`],
+//! usually lines) are looked up, and only new ones are tokenised. The result equals that of tokenising the whole text. A
+//! piece is found by a hash and then compared, byte for byte.
 //!
-//! A tenant finds only its own pieces, because otherwise response times would reveal what others asked.
+//! A tenant finds only its own pieces, because otherwise response times would reveal other tenants' prompts.
 
 use super::pieces::{Cuts, PROBES};
 use super::{TextError, Tokenizer};
@@ -19,12 +19,12 @@ use std::sync::Arc;
 pub struct TokenCache {
     /// How texts are cut into pieces; `None` if this tokenizer's texts cannot be cut.
     cuts: Option<Cuts>,
-    /// Tokens that the tokenizer puts before a raw prompt; `None` if it does anything else to it.
+    /// Tokens that the tokenizer puts before a raw prompt; `None` if it changes the prompt in any other way.
     opening: Option<Vec<TokenId>>,
-    /// Hashes pieces with keys that differ in every process, so that nobody can prepare colliding pieces.
+    /// Hashes pieces with keys that differ in every process, so that a client cannot prepare colliding pieces.
     keys: RandomState,
     limit_bytes: usize,
-    /// Valid after each line that changes it, so a panic under the lock spoils nothing.
+    /// Consistent after each line that changes it, so a panic under the lock does no harm.
     pieces: Mutex<Pieces>,
 }
 
@@ -52,8 +52,8 @@ struct Entry {
 }
 
 impl TokenCache {
-    /// Returns a cache of at most `limit_bytes` for `tokenizer`. The cache is off (everything is tokenised) where the
-    /// tokenizer's texts cannot be cut, or where cutting the probes changed their tokens.
+    /// Returns a cache of at most `limit_bytes` for `tokenizer`. The cache is off (everything is tokenised) if the
+    /// tokenizer's texts cannot be cut, or if cutting the probes changed their tokens.
     pub fn new(tokenizer: &Tokenizer, limit_bytes: usize) -> Self {
         let cuts = tokenizer.cuts().filter(|cuts| holds(tokenizer, *cuts));
         Self {
@@ -166,7 +166,7 @@ impl TokenCache {
                 };
                 (key, entry)
             })
-            // No single piece may displace all others.
+            // A single piece must not displace all others.
             .filter(|(_, entry)| entry.bytes() <= self.limit_bytes / 8)
             .collect();
         let mut dropped = Vec::new();
@@ -184,7 +184,7 @@ impl TokenCache {
                 pieces.drop_entry(Some(oldest), &mut dropped);
             }
         }
-        // The memory is freed here, while nobody waits for the lock.
+        // The memory is freed after the lock is released.
         drop(dropped);
     }
 }
@@ -213,13 +213,13 @@ impl Pieces {
 
 impl Entry {
     fn bytes(&self) -> usize {
-        // The entry, its place in table and list, and the overhead of three allocations.
+        // The entry, its slot in table and list, and the overhead of three allocations.
         const OVERHEAD: usize = 192;
         self.text.len() + size_of_val(&*self.tokens) + OVERHEAD
     }
 }
 
-/// Returns whether the probes' pieces have the probes' tokens.
+/// Returns whether the probes have the same tokens when they are tokenised piece by piece.
 fn holds(tokenizer: &Tokenizer, cuts: Cuts) -> bool {
     PROBES.iter().all(|probe| {
         let whole = tokenizer.encode(probe, false);
@@ -231,7 +231,8 @@ fn holds(tokenizer: &Tokenizer, cuts: Cuts) -> bool {
     })
 }
 
-/// Returns the tokens that precede every raw prompt, if that is all that distinguishes one.
+/// Returns the tokens before every raw prompt, or `None` if the tokenizer does more to a raw prompt than put tokens before
+/// it.
 fn opening(tokenizer: &Tokenizer) -> Option<Vec<TokenId>> {
     let opening = tokenizer.encode("", true).ok()?;
     let only = |probe: &&str| {
@@ -255,7 +256,7 @@ mod tests {
     fn tokenizer(change: impl FnOnce(&mut Json)) -> Tokenizer {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen2/tokenizer.json");
         let mut file: Json = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
-        // Tokens over newlines, as in large vocabularies: without them a wrong cut would not show.
+        // Adds tokens that span newlines, as in large vocabularies. Without them a wrong cut would have no effect.
         let model = file["model"].as_object_mut().unwrap();
         for (left, right) in [("Ċ", "Ċ"), ("/", "Ċ"), ("/Ċ", "/"), ("/Ċ", "Ċ"), ("Ċ", "Ġ")]
         {
@@ -437,7 +438,7 @@ mod tests {
             .unwrap();
         let found = cache.stats().found_bytes - before.found_bytes;
         assert_eq!(found, kept.len() as u64);
-        // A text that would fill the cache is not kept at all.
+        // A text that would fill the cache is not stored at all.
         let long = "x ".repeat(4000);
         for _ in 0..2 {
             cache.encode(&tokenizer, &long, false, "").unwrap();

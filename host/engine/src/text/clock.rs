@@ -1,9 +1,11 @@
-//! The date for templates that ask for it: Python's `strftime`, for a moment that is an argument.
+//! The date for templates that ask for it: Python's `strftime`, for a time passed as an argument.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Formats `time`, in UTC, by `format`. Supports the directives that need only the C locale and no time zone except
-/// UTC; the error names any other directive.
+/// Formats `time`, in UTC, by `format`. Supports the directives that depend only on the C locale and UTC.
+///
+/// # Errors
+/// Names the first other directive.
 pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, String> {
     // A time before 1970 means that the clock was never set.
     let seconds = time

@@ -2,10 +2,10 @@
 //!
 //! Hugging Face's decoders take all tokens at once. Decoding everything again for each token would cost time in the
 //! square of the answer, and a window of recent tokens shows spurious spaces and replacement characters at its edges.
-//! Here each token is converted once to *bytes*, by the rules of its tokenizer. Only bytes of an incomplete character
-//! are held back, at most three. The pieces together are the text that `tokenizers` decodes from the whole, with one
-//! exception. Where a byte-fallback tokenizer spells valid characters and then an invalid byte in one run of byte
-//! tokens, `tokenizers` replaces the whole run, valid characters included; here those have already been shown and stay.
+//! Here each token is converted once to *bytes*, by the rules of its tokenizer. Only bytes of an incomplete character are
+//! held back, at most three. The concatenated pieces equal the text that `tokenizers` decodes from all tokens, with one
+//! exception. If a byte-fallback tokenizer spells valid characters and then an invalid byte in one run of byte tokens,
+//! `tokenizers` replaces the whole run, including the valid characters. Here those have already been returned and stay.
 
 use super::tokenizer::Tokenizer;
 use crate::TokenId;
@@ -18,7 +18,7 @@ pub struct Decoder<'a> {
     held: Vec<u8>,
     /// Number of spaces that may still be stripped from the beginning of the text.
     strip: usize,
-    /// Whether no token has arrived yet, and the beginning of the text is treated specially.
+    /// Whether no token has arrived yet: the beginning of the text is treated specially.
     first: bool,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Decoder<'a> {
         self.strip(text)
     }
 
-    /// Takes all held bytes except those that begin a character; invalid ones are replaced.
+    /// Removes and returns all held bytes except those that begin a character. Invalid bytes are replaced.
     fn take_complete(&mut self) -> String {
         let mut text = String::new();
         let mut rest = &self.held[..];
@@ -83,8 +83,8 @@ impl<'a> Decoder<'a> {
         text
     }
 
-    /// Returns the replacement for `bytes` bytes that are not a character: one U+FFFD for each sequence, or one for
-    /// each byte where bytes are tokens.
+    /// Returns the replacement for `bytes` bytes that are not a character: one U+FFFD for the sequence, or one for each
+    /// byte of a byte-fallback tokenizer.
     fn replacement(&self, bytes: usize) -> String {
         let count = if self.tokenizer.spelling().byte_fallback {
             bytes
@@ -111,8 +111,8 @@ impl<'a> Decoder<'a> {
 }
 
 impl Tokenizer {
-    /// Returns a decoder for a generation that is a text of its own, such as an answer in a chat. A space that only
-    /// marks the beginning of the text is omitted.
+    /// Returns a decoder for a generation that is a separate text, such as an answer in a chat. A space that only marks the
+    /// beginning of the text is omitted.
     pub fn decoder(&self) -> Decoder<'_> {
         Decoder::new(self, true)
     }
@@ -261,7 +261,7 @@ mod tests {
         }
         assert_eq!(shown, ["a", "", "", "", "😀", "", "é"]);
         assert_eq!(decoder.finish(), "");
-        // An incomplete sequence is replaced as soon as it is certain to be one.
+        // An incomplete sequence is replaced as soon as no byte can complete it.
         let shown: Vec<String> = spelt(&[0xf0, 0x9f, b'x', 0x80])
             .iter()
             .map(|&token| decoder.push(token))
@@ -300,7 +300,7 @@ mod tests {
         let mut random = Random::new(2);
         let mut compared = 0;
         for _ in 0..5000 {
-            // No byte tokens above ASCII, because they are the one exception.
+            // No byte tokens above ASCII: they are the exception in the module documentation.
             let tokens: Vec<TokenId> = random_tokens(&mut random, 40)
                 .into_iter()
                 .map(|token| if token < 28 { token + 230 } else { token + 4 })

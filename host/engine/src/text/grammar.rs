@@ -1,8 +1,7 @@
 //! Grammars over a checkpoint's vocabulary: from a JSON schema to a [`Constraint`].
 //!
-//! The compiler and the machine are `llguidance`'s. Here stand what it is given (every token's bytes, as the decoder
-//! spells them, so that a mask speaks of the text that a client gets), what it is asked for, and the bounds: a schema
-//! comes from a client.
+//! `llguidance` provides the compiler and the machine. This module provides every token's bytes, as the decoder spells them
+//! (so that a mask describes the text that a client receives), the options, and the bounds: a schema comes from a client.
 
 use super::schema::{self, SchemaError};
 use super::{TextError, Tokenizer};
@@ -21,14 +20,14 @@ use std::sync::Arc;
 pub struct Grammars(ParserFactory);
 
 impl Grammars {
-    /// Spells the vocabulary of a model whose rows of logits are `vocabulary` wide. Takes some tenths of a second for
-    /// a large one.
+    /// Spells the vocabulary of a model whose rows of logits are `vocabulary` wide. Takes some tenths of a second for a
+    /// large one.
     ///
     /// # Errors
     /// [`TextError::Grammar`] when the vocabulary cannot be used.
     pub fn new(tokenizer: &Tokenizer, vocabulary: u32) -> Result<Self, TextError> {
-        // Special tokens are never part of the text, so they have no bytes and are never allowed. The end of the
-        // answer gets an id beyond the row: which of the model's tokens end it is the sampler's business.
+        // Special tokens are never part of the text, so they have no bytes and are never allowed. The end of the answer
+        // gets an id beyond the row: the sampler decides which of the model's tokens end it.
         let mut words: Vec<Vec<u8>> = (0..vocabulary as TokenId)
             .map(|token| tokenizer.bytes(token).unwrap_or_default())
             .collect();
@@ -41,7 +40,7 @@ impl Grammars {
             &llguidance::earley::SlicedBiasComputer::json_slices(),
         )
         .map_err(|error| TextError::Grammar(error.to_string()))?;
-        // Neither standard error nor an error's words shall hold the answer's text.
+        // Neither standard error nor an error's message may contain the answer's text.
         factory.quiet();
         let limits = factory.limits_mut();
         limits.verbose_errors = false;
@@ -54,7 +53,7 @@ impl Grammars {
         Ok(Self(factory))
     }
 
-    /// Any JSON object.
+    /// Returns the constraint for any JSON object.
     ///
     /// # Errors
     /// Never in practice.
@@ -62,16 +61,16 @@ impl Grammars {
         self.json_schema(&json!({"type": "object"}))
     }
 
-    /// JSON that `schema` describes: its properties in the schema's order, with one space after each `:` and `,`
-    /// between its tokens and no other white space. Takes milliseconds; not for the engine's thread.
+    /// Returns the constraint for JSON that `schema` describes: its properties in the schema's order, with one space after
+    /// each `:` and `,` between its tokens and no other white space. Takes milliseconds; not for the engine's thread.
     ///
     /// # Errors
-    /// [`SchemaError`] names the part of the schema that is not supported or over a bound.
+    /// [`SchemaError`] names the part of the schema that is unsupported or exceeds a bound.
     pub fn json_schema(&self, schema: &Json) -> Result<Constraint, SchemaError> {
         self.prepare(schema, &Cancel::default()).0
     }
 
-    /// As [`Grammars::json_schema`], until it is cancelled, with what it cost, which is counted whatever comes of it.
+    /// Compiles like [`Grammars::json_schema`], unless `cancel` ends it. Also returns the work done, whatever the outcome.
     pub fn prepare(
         &self,
         schema: &Json,
@@ -79,16 +78,16 @@ impl Grammars {
     ) -> (Result<Constraint, SchemaError>, GrammarWork) {
         let mut work = GrammarWork::default();
         let outcome = schema::check(schema).and_then(|()| {
-            // The compiler's own faults are errors as well, and cost their request alone.
+            // A panic of the compiler becomes an error of this request alone.
             let compile = || Ok(self.compile(schema.clone(), cancel, &mut work));
             catch_unwind(AssertUnwindSafe(compile)).unwrap_or_else(|error| Err(refused(&error)))
         });
         (outcome, work)
     }
 
-    /// The compiler counts its steps and gives up beyond a limit, except in one place: the first transition of the
-    /// lexer, by each of 256 bytes, has no limit, and looks for a match through every remainder of a `multipleOf`. So
-    /// these transitions are made once before, under one.
+    /// Compiles a schema within the bounds. The compiler counts its steps and gives up beyond a limit, with one exception:
+    /// the first transition of the lexer, by each of 256 bytes, has no limit, and tries every remainder of a `multipleOf`.
+    /// Therefore these transitions are made here first, under a limit.
     fn compile(
         &self,
         mut schema: Json,
@@ -142,7 +141,7 @@ impl Grammars {
             .0
             .create_parser_from_init_default(GrammarInit::Internal(grammar, lexer));
         let mut matcher = Matcher::new(parser).into_cancellable();
-        // Some of the cost only shows when the first mask is computed.
+        // Some of the cost only occurs when the first mask is computed.
         cancel.attach(matcher.cancellation_handle())?;
         let outcome = matcher.compute_mask();
         cancel.attach(None)?;
@@ -153,7 +152,7 @@ impl Grammars {
     }
 }
 
-/// What preparing a grammar cost, in counts that are the same everywhere.
+/// The work of preparing a grammar, in counts that do not depend on the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrammarWork {
     /// The compiler's own units of work.
@@ -164,19 +163,19 @@ pub struct GrammarWork {
     pub bytes: usize,
 }
 
-/// Ends the preparation of a grammar that nobody waits for any more. Clones are one.
+/// Cancels the preparation of a grammar whose result is no longer needed. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<Mutex<Cancelling>>);
 
 #[derive(Debug, Default)]
 struct Cancelling {
     cancelled: bool,
-    /// Of the work that can be interrupted from within.
+    /// Cancels the part of the work that can be interrupted from within, while that runs.
     inner: Option<CancellationHandle>,
 }
 
 impl Cancel {
-    /// The preparation ends at its next check, with [`SchemaError::Cancelled`]. One that is complete stays so.
+    /// Ends the preparation at its next check, with [`SchemaError::Cancelled`]. A completed preparation is unaffected.
     pub fn cancel(&self) {
         let mut state = self.0.lock();
         state.cancelled = true;
@@ -185,7 +184,7 @@ impl Cancel {
         }
     }
 
-    /// Returns whether it was cancelled.
+    /// Returns whether [`Cancel::cancel`] was called.
     pub fn is_cancelled(&self) -> bool {
         let state = self.0.lock();
         state.cancelled
@@ -198,7 +197,8 @@ impl Cancel {
         Ok(())
     }
 
-    /// From now on [`Cancel::cancel`] also cancels `inner`.
+    /// Makes [`Cancel::cancel`] also cancel `inner` from now on; `None` detaches it. [`SchemaError::Cancelled`] if already
+    /// cancelled.
     fn attach(&self, inner: Option<CancellationHandle>) -> Result<(), SchemaError> {
         let mut state = self.0.lock();
         state.inner = inner;
@@ -213,7 +213,7 @@ fn refused(error: &impl ToString) -> SchemaError {
     SchemaError::Refused(first_line(&error.to_string()))
 }
 
-/// The compiler's words without the backtrace that it appends to some.
+/// Returns the first line of the compiler's message, without a backtrace.
 fn first_line(reason: &str) -> String {
     match reason.lines().next() {
         Some(line) if !line.starts_with("panic") => line.to_owned(),
@@ -221,24 +221,24 @@ fn first_line(reason: &str) -> String {
     }
 }
 
-/// The end of the answer in the trie: the byte that no text has, and a name.
+/// The end of the answer in the trie: a byte that no text has, and a name.
 const END: &[u8] = b"\xff<end>";
 
-/// Units of the compiler's work for one grammar, some 50,000 a millisecond.
+/// Most units of the compiler's work for one grammar; it does some 50,000 a millisecond.
 const INITIAL_FUEL: u64 = 1_000_000;
 
-/// Units of work for one mask, some 14,000 a millisecond.
+/// Most units of work for one mask; some 14,000 take a millisecond.
 const STEP_FUEL: u64 = 200_000;
 
-/// Items of the Earley parser for one mask.
+/// Most items of the Earley parser for one mask.
 const STEP_ITEMS: usize = 50_000;
 
-/// Items of the Earley parser at one place.
+/// Most items of the Earley parser at one position.
 const ROW_ITEMS: usize = 2_000;
 
-/// Symbols in the productions of a grammar: a megabyte or so.
+/// Most symbols in the productions of a grammar: about a megabyte.
 const MAX_GRAMMAR: usize = 100_000;
 
-/// States of the lexer, which grows with the answer: some 700 bytes each, so at most about 70 MB for an answer. A
-/// character that is counted takes some ten ([`schema`] bounds how many there are).
+/// Most states of the lexer, which grows with the answer: some 700 bytes each, so at most about 70 MB for an answer. A
+/// counted character takes some ten states ([`schema`] bounds their number).
 const MAX_LEXER_STATES: usize = 100_000;

@@ -1,4 +1,4 @@
-//! JSON as templates write it: Python's `json.dumps`, which is what Hugging Face's `tojson` is.
+//! JSON as templates write it: Python's `json.dumps`, which Hugging Face uses as `tojson`.
 //!
 //! This departs from Jinja's own `tojson`, which escapes `<`, `>`, `&` and `'` for HTML and would change a prompt. Here
 //! keys keep their order, only what JSON requires is escaped, and numbers look as Python prints them.

@@ -2,7 +2,7 @@
 
 use minijinja::{Error, ErrorKind};
 
-/// Most levels of lists and maps within each other in a value that is printed.
+/// Most levels of nested lists and maps in a value that is printed.
 pub(super) const MAX_NESTING: usize = 512;
 
 /// Most bytes that a rendering may yield.

@@ -7,8 +7,8 @@
 //!   answer ◀─ToolCalls── ◀─StopStrings── text ◀─Decoder───────────────────────────────┘
 //! ```
 //!
-//! This module reads the files of a Hugging Face checkpoint and yields what `transformers` yields, byte for byte where
-//! that is possible; each submodule names its exceptions. It knows neither HTTP nor the engine.
+//! This module reads the files of a Hugging Face checkpoint and has the same results as `transformers`, byte for byte if
+//! possible; each submodule names its exceptions. It knows neither HTTP nor the engine.
 
 mod cache;
 mod clock;
@@ -36,7 +36,7 @@ pub use tool_calls::{OPEN as OPEN_TOOL_CALL, Part, ToolCall, ToolCalls};
 
 use std::path::Path;
 
-/// What is wrong with a tokenizer, a template or a text.
+/// An error in a tokenizer, a template or a text.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// A file of the checkpoint is missing or malformed.

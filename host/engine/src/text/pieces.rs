@@ -5,12 +5,12 @@
 //!                      └ a token ends here whatever is around it
 //! ```
 //!
-//! Tokenizers of the GPT-2 kind first split a text by a regular expression, and then merge bytes within each part. In
-//! the expressions known here, no part extends over a newline into a character that is not white space, and none looks
-//! back. So tokens end there. The expressions differ in what looks *ahead*. GPT-2's own expression leaves the last
-//! character of a run of white space to what follows (`\s+(?!\S)`), so a run of several would be split differently at
-//! the end of a piece; there only a lone newline is a cut. The later ones (cl100k's descendants: Llama 3, Qwen) match a
-//! run that ends with a newline whole (`\s*[\r\n]+`) before they look ahead.
+//! Tokenizers of the GPT-2 kind first split a text by a regular expression, and then merge bytes within each part. In the
+//! expressions known here, no part extends over a newline into a character that is not white space, and none looks back. So
+//! tokens end there. The expressions differ in their look *ahead*. GPT-2's own expression leaves the last character of a
+//! run of white space to the next part (`\s+(?!\S)`), so a run of several would be split differently at the end of a piece;
+//! there only a lone newline is a cut. The later ones (cl100k's descendants: Llama 3, Qwen) match a run that ends with a
+//! newline whole (`\s*[\r\n]+`) before they look ahead.
 //!
 //! Added tokens are found before the expression is applied. They must not contain a newline, nor extend over the white
 //! space around them. Of the normalisers, only NFC is known not to look over a newline.
@@ -21,7 +21,7 @@
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-/// Which newlines are cuts, where a character that is not white space follows.
+/// The newlines that are cuts, if a character that is not white space follows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cuts {
     /// Every such newline.
@@ -31,7 +31,7 @@ pub(super) enum Cuts {
 }
 
 impl Cuts {
-    /// Recognises the tokenizer in `file`, a `tokenizer.json`. Returns `None` if nothing is known about its cuts.
+    /// Recognises the tokenizer in `file`, a `tokenizer.json`. Returns `None` if its cuts are not known.
     pub(super) fn recognise(file: &[u8]) -> Option<Self> {
         let file: File = serde_json::from_slice(file).ok()?;
         let plain = |token: &AddedToken| {
@@ -73,7 +73,7 @@ impl Cuts {
         }
     }
 
-    /// Iterates over the pieces of `text`, in order; together they are the text.
+    /// Iterates over the pieces of `text`, in order; concatenated they equal the text.
     pub(super) fn pieces(self, text: &str) -> impl Iterator<Item = &str> {
         let mut start = 0;
         let mut newlines = text.match_indices('\n');
@@ -140,7 +140,8 @@ const EXPRESSIONS: [&str; 3] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// Texts on which a cut in the wrong place shows: runs of white space before it, and all kinds of characters around it.
+/// Texts whose tokens change with a cut in the wrong place: runs of white space before it, and all kinds of characters
+/// around it.
 pub(super) const PROBES: &[&str] = &[
     "a\nb",
     "a\n\nb\n\n\nc",

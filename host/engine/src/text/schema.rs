@@ -1,9 +1,9 @@
-//! What a JSON schema may hold: the keywords that answers can be constrained by, and bounds on their number.
+//! Checks of a JSON schema: the supported keywords, and bounds on their number.
 //!
-//! Checked before anything is compiled, so that a refusal can name the place.
+//! The schema is checked before anything is compiled, so that an error can name the place.
 //!
-//! `llguidance` bounds its steps except in one place, and multiplies out schemas that meet, so the bounds here keep a
-//! schema from making other requests wait.
+//! `llguidance` bounds its steps with one exception: it multiplies out schemas that apply to the same value. The bounds
+//! here keep such a schema from making other requests wait.
 
 use llguidance::derivre::{RegexAst, RegexBuilder};
 use llguidance::panic_utils::catch_unwind;
@@ -12,44 +12,44 @@ use serde_json::Value as Json;
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 
-/// Why answers cannot be constrained by a schema.
+/// Why a schema cannot constrain answers.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SchemaError {
-    /// A keyword that is not among those understood.
+    /// A keyword is not supported.
     #[error("`{keyword}` at {place} is not supported")]
     Unsupported {
         /// The keyword, clipped.
         keyword: String,
-        /// The schema that holds it, as a path: `#/properties/name`.
+        /// The schema that has it, as a path: `#/properties/name`.
         place: String,
     },
-    /// A part that is no schema.
+    /// A part is not a valid schema.
     #[error("{place} must be {wanted}")]
     Malformed {
         /// Path of the part in the schema.
         place: String,
-        /// What should stand there.
+        /// The expected content of the part.
         wanted: &'static str,
     },
     /// The schema exceeds a bound.
     #[error("the schema has {found} {what}, more than {limit}")]
     TooLarge {
-        /// What is counted, in words.
+        /// The counted parts, in words.
         what: &'static str,
-        /// How many there are.
+        /// Number of them in the schema.
         found: usize,
-        /// How many there may be.
+        /// Largest number allowed.
         limit: usize,
     },
-    /// What only the compiler sees: contradictions, patterns too costly to match.
+    /// The compiler refused the schema, for instance for a contradiction or a costly pattern.
     #[error("{0}")]
     Refused(String),
-    /// Nobody waits for it any more.
+    /// The preparation was cancelled.
     #[error("its request is gone")]
     Cancelled,
 }
 
-/// Holds a schema against what is understood and against the bounds.
+/// Checks a schema for unsupported keywords and for the bounds.
 pub(super) fn check(schema: &Json) -> Result<(), SchemaError> {
     if !schema.is_object() {
         return Err(SchemaError::Malformed {
@@ -68,16 +68,16 @@ pub(super) fn check(schema: &Json) -> Result<(), SchemaError> {
     Loads::of(&check, schema)
 }
 
-/// Reads every schema once, and counts.
+/// Visits every schema within the schema once, and counts.
 #[derive(Default)]
 struct Check<'a> {
     /// Every schema by its place, a JSON pointer that begins with `#`.
     places: HashMap<String, &'a Json>,
-    /// Places of the schemas that have an `$anchor`, by `#` and its name.
+    /// Paths of the schemas that have an `$anchor`, by `#` and its name.
     anchors: HashMap<String, String>,
-    /// `$ref`s: where, and to what.
+    /// Each `$ref`: its path, and its target.
     references: Vec<(String, String)>,
-    /// The first schema within the schema that has an id of its own: references start there anew.
+    /// The first nested schema that has an id: references within it would be relative to that id.
     inner_id: Option<String>,
     patterns: Patterns,
     values: usize,
@@ -85,7 +85,7 @@ struct Check<'a> {
     properties: usize,
     counts_properties: bool,
     pattern_properties: usize,
-    /// Bounds of strings, each different pair once: equal ones share their states.
+    /// Distinct bounds of strings. Equal ones share their states, so each pair counts once.
     lengths: HashSet<(usize, usize)>,
     counted: usize,
 }
@@ -205,7 +205,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Counts a value of `enum` or `const` with all that is in it. Its depth is bounded by whoever read it as JSON.
+    /// Counts a value of `enum` or `const` with all values in it. The JSON parser has bounded its depth.
     fn values(&mut self, value: &Json) -> Result<(), SchemaError> {
         self.values += 1;
         within("values in enums and consts", self.values, MAX_VALUES)?;
@@ -220,7 +220,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Counts the characters that the lexer must count: each has some ten states.
+    /// Adds the characters that the lexer must count: each takes some ten states.
     fn lengths(&mut self, fields: &serde_json::Map<String, Json>) -> Result<(), SchemaError> {
         let bound = |name| fields.get(name).and_then(count);
         let (least, most) = (bound("minLength"), bound("maxLength"));
@@ -235,7 +235,7 @@ impl<'a> Check<'a> {
         within(what, self.counted, MAX_COUNTED)
     }
 
-    /// Every reference must lead to a schema that was read here, not to what only looks like one.
+    /// Checks that every reference leads to a schema that was counted here.
     fn references(&self) -> Result<(), SchemaError> {
         if let (Some(place), Some(_)) = (&self.inner_id, self.references.first()) {
             return Err(SchemaError::Unsupported {
@@ -244,7 +244,7 @@ impl<'a> Check<'a> {
             });
         }
         for (place, target) in &self.references {
-            // The compiler takes these as they stand, so what it finds would not be what was counted.
+            // The compiler does not decode these characters, so it could find another schema than the one counted.
             if target.contains(['%', '~']) {
                 return Err(malformed(place, "a reference without `%` and `~`"));
             }
@@ -258,7 +258,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// The schema that a reference leads to, and its place.
+    /// Returns the path of the schema that a reference leads to, and the schema.
     fn target(&self, reference: &str) -> Option<(&str, &'a Json)> {
         let anchored = self.anchors.get(reference);
         let pointer = anchored.map_or(reference, String::as_str);
@@ -268,7 +268,7 @@ impl<'a> Check<'a> {
     }
 }
 
-/// What all patterns of a schema cost to build, in the compiler's own units.
+/// The cost of building all patterns of a schema, in the compiler's own units.
 #[derive(Default)]
 struct Patterns(Option<RegexBuilder>);
 
@@ -277,31 +277,32 @@ impl Patterns {
         within("bytes in a pattern", pattern.len(), MAX_PATTERN)?;
         let builder = self.0.get_or_insert_with(RegexBuilder::new);
         let search = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
-        // What is no regular expression is refused, with its reason, when it is compiled.
+        // An invalid regular expression is refused later, with the reason, when it is compiled.
         let _ = catch_unwind(AssertUnwindSafe(|| builder.mk(&search)));
         let cost = usize::try_from(builder.exprset().cost()).unwrap_or(usize::MAX);
         within("steps to read its patterns", cost, MAX_PATTERN_COST)
     }
 }
 
-/// What of a schema must hold together. The compiler multiplies alternatives out where schemas meet (`allOf`, siblings
-/// of `$ref` and `anyOf`), within one step of its own counting; so what may meet is bounded here.
+/// Counts of the parts of a schema that must hold for one value. Where schemas meet (`allOf`, siblings of `$ref` and
+/// `anyOf`), the compiler multiplies alternatives out within one step of its own counting, so these counts are bounded
+/// here.
 #[derive(Clone, Copy, Debug, Default)]
 struct Load {
-    /// Patterns and formats, with those that come of combining.
+    /// Patterns and formats, including combinations of them.
     patterns: usize,
-    /// Alternatives that such a pattern may be combined with, patterns included.
+    /// Alternatives that a pattern may be combined with, including patterns.
     strings: usize,
-    /// The most patterns and formats that one string must match.
+    /// Most patterns and formats that one string must match.
     meeting: usize,
-    /// The most `multipleOf` that one number must match.
+    /// Most `multipleOf` that one number must match.
     multiples: usize,
-    /// Schemas and values, with references written out where they meet something.
+    /// Schemas and values, with references expanded where they meet another schema.
     width: usize,
 }
 
 impl Load {
-    /// Either the one or the other, or in different places.
+    /// Returns the counts of two schemas that are alternatives or apply to different values.
     fn beside(self, other: Self) -> Self {
         Self {
             patterns: self.patterns.saturating_add(other.patterns),
@@ -312,7 +313,7 @@ impl Load {
         }
     }
 
-    /// Both in one place.
+    /// Returns the counts of two schemas that both apply to one value.
     fn and(self, other: Self) -> Self {
         let pairs = self
             .patterns
@@ -331,7 +332,7 @@ impl Load {
 
 struct Loads<'a, 'b> {
     check: &'b Check<'a>,
-    /// By place; `None` while it is being found out: what contains itself is not written out for ever.
+    /// Counts by path; `None` while they are being computed, so that a recursive reference is not expanded for ever.
     known: HashMap<&'b str, Option<Load>>,
 }
 
@@ -341,7 +342,7 @@ impl<'a, 'b> Loads<'a, 'b> {
         Self { check, known }.schema(schema, false).map(|_| ())
     }
 
-    /// `meets`: whether something else must hold in the same place.
+    /// Returns the counts of a schema. `meets`: whether another schema applies to the same value.
     fn schema(&mut self, schema: &'a Json, meets: bool) -> Result<Load, SchemaError> {
         let Some(fields) = schema.as_object() else {
             return Ok(Load {
@@ -409,7 +410,7 @@ impl<'a, 'b> Loads<'a, 'b> {
         Ok(all)
     }
 
-    /// What the schema says beside the keywords that combine schemas.
+    /// Returns the counts of a schema's keywords except those that combine schemas.
     fn own(
         &mut self,
         fields: &'a serde_json::Map<String, Json>,
@@ -467,7 +468,7 @@ impl<'a, 'b> Loads<'a, 'b> {
     }
 }
 
-/// A divisor's states are as many as it has units of its last decimal.
+/// Checks a `multipleOf`. The lexer has as many states for it as it has units of its last decimal.
 fn multiple_of(value: &Json, place: &str) -> Result<(), SchemaError> {
     let bounded = value.as_f64().is_some_and(|mut value| {
         let mut decimals = 0;
@@ -486,7 +487,7 @@ fn multiple_of(value: &Json, place: &str) -> Result<(), SchemaError> {
     ))
 }
 
-/// A whole number, which may be written 2.0.
+/// Returns a whole number, which may be written 2.0.
 fn count(value: &Json) -> Option<usize> {
     match (value.as_u64(), value.as_f64()) {
         (Some(count), _) => Some(usize::try_from(count).unwrap_or(usize::MAX)),
@@ -509,7 +510,7 @@ fn malformed(place: &str, wanted: &'static str) -> SchemaError {
     }
 }
 
-/// The end of a long path or name, where it differs from others.
+/// Returns the end of a long path or name, which distinguishes it from others, on one line.
 fn clip(text: &str) -> String {
     const CHARACTERS: usize = 120;
     let (mark, end) = match text.char_indices().rev().nth(CHARACTERS - 1) {
@@ -518,7 +519,7 @@ fn clip(text: &str) -> String {
     };
     let mut line = String::from(mark);
     for character in end.chars() {
-        // A reason is one line.
+        // Control characters would break the line.
         if character.is_control() {
             line.extend(character.escape_default());
         } else {
@@ -528,7 +529,7 @@ fn clip(text: &str) -> String {
     line
 }
 
-/// Keywords that hold plain values, restrict the answer and have no bound of their own.
+/// Keywords with plain values that restrict the answer and have no bound of their own.
 const VALUES: [&str; 6] = [
     "type",
     "format",
@@ -538,7 +539,7 @@ const VALUES: [&str; 6] = [
     "exclusiveMaximum",
 ];
 
-/// Keywords that hold schemas which count only where a reference leads to them.
+/// Keywords whose schemas apply only where a reference leads to them.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
 /// Keywords that restrict nothing.
@@ -559,39 +560,39 @@ const ANNOTATIONS: [&str; 14] = [
     "deprecated",
 ];
 
-/// Bytes of the schema as compact JSON.
+/// Most bytes of the schema as compact JSON.
 const MAX_BYTES: usize = 128 << 10;
-/// Schemas within schemas, all together.
+/// Most schemas, including nested ones.
 const MAX_SCHEMAS: usize = 2_000;
-/// Schemas within each other.
+/// Deepest nesting of schemas.
 const MAX_DEPTH: usize = 32;
-/// Values of one enum.
+/// Most values of one enum.
 const MAX_ENUM: usize = 1_000;
-/// Values of all enums and consts, with what is in them.
+/// Most values of all enums and consts, including nested ones.
 const MAX_VALUES: usize = 4_000;
-/// Bytes of one such value.
+/// Most bytes of one such value.
 const MAX_LITERAL: usize = 4_096;
-/// Bytes of a property's name.
+/// Most bytes of a property's name.
 const MAX_NAME: usize = 512;
-/// Bytes of one pattern.
+/// Most bytes of one pattern.
 const MAX_PATTERN: usize = 1_024;
-/// The compiler's units for building all patterns: some milliseconds.
+/// Most of the compiler's units for building all patterns: some milliseconds.
 const MAX_PATTERN_COST: usize = 200_000;
-/// Patterns and formats with their combinations: each is checked to match something, within 10,000 units.
+/// Most patterns and formats, including their combinations. The compiler checks each for a match, within 10,000 units.
 const MAX_PATTERNS: usize = 256;
-/// Patterns and formats that one string must match.
+/// Most patterns and formats that one string must match.
 const MAX_MEETING: usize = 2;
-/// Each is compared with every other one.
+/// Most `patternProperties`: each pattern is compared with every other one.
 const MAX_PATTERN_PROPERTIES: usize = 8;
-/// Properties of a schema that also counts them: its grammar grows by the square.
+/// Most properties of a schema that also counts them: its grammar grows with their square.
 const MAX_COUNTED_PROPERTIES: usize = 128;
-/// Schemas and values within a `oneOf`: each is compared with every other one.
+/// Most schemas and values within a `oneOf`: each is compared with every other one.
 const MAX_ONE_OF: usize = 2_000;
-/// Characters that are counted. A lexer has some ten states for each.
+/// Most characters that are counted. A lexer has some ten states for each.
 const MAX_COUNTED: usize = 8_192;
-/// Decimals of a `multipleOf`.
+/// Most decimals of a `multipleOf`.
 const MAX_DECIMALS: u32 = 6;
-/// A `multipleOf` in units of its last decimal.
+/// Largest `multipleOf` in units of its last decimal.
 const MAX_DIVISOR: f64 = 10_000.0;
 
 #[cfg(test)]

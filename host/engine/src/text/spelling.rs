@@ -15,13 +15,13 @@ use serde::Deserialize;
 pub(super) struct Spelling {
     /// Whether each byte is one printable character (GPT-2, Llama 3, Qwen).
     byte_level: bool,
-    /// Strings to replace in every token (SentencePiece's `▁` by a space).
+    /// Strings to replace in every token, each with its replacement (SentencePiece's `▁` by a space).
     replace: Vec<(String, String)>,
     /// Whether tokens like `<0xE4>` are bytes (Llama 2, Mistral).
     pub(super) byte_fallback: bool,
-    /// A character, and how many of it to strip from the beginning of the text.
+    /// A character, and the number of its occurrences to strip from the beginning of the text.
     pub(super) strip: Option<(char, usize)>,
-    /// A character that stands for a space, but for nothing in the first token.
+    /// A character that is decoded to a space, and to nothing in the first token.
     metaspace: Option<char>,
 }
 
@@ -78,7 +78,7 @@ impl Spelling {
                 }
             }
             Step::Fuse => *fused = true,
-            // Only at the front, and only of the text as a whole: stripping at the end would need all tokens at once.
+            // Stripping is supported only at the beginning of the whole text: at the end it would need all tokens at once.
             Step::Strip {
                 content,
                 start,
@@ -158,14 +158,14 @@ impl Step {
     }
 }
 
-/// Returns the byte that `<0x..>` means.
+/// Returns the byte that a token `<0x..>` stands for.
 fn fallback_byte(piece: &str) -> Option<u8> {
     let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     let hexadecimal = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     u8::from_str_radix(digits, 16).ok().filter(|_| hexadecimal)
 }
 
-/// Returns the byte that a character of a byte-level vocabulary means, by GPT-2's table: printable Latin-1 bytes are
+/// Returns the byte that a character of a byte-level vocabulary stands for, by GPT-2's table: printable Latin-1 bytes are
 /// themselves, and the 68 others are the characters from U+0100 on, in order.
 pub(super) fn byte_of(character: char) -> Option<u8> {
     match character {

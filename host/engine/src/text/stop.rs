@@ -2,13 +2,13 @@
 
 /// Watches a stream of text for stop strings.
 ///
-/// The answer ends before the stop string that is complete first; if several end at the same place, before the longest.
+/// The answer ends before the stop string that is complete first; if several end at the same position, before the longest.
 /// The result does not depend on how the text is cut into pieces.
 pub struct StopStrings {
     stops: Vec<String>,
     /// The longest suffix of the text so far that begins a stop string.
     held: String,
-    /// The stop string that was met.
+    /// Index of the stop string that was found.
     met: Option<usize>,
 }
 
@@ -23,8 +23,8 @@ impl StopStrings {
         }
     }
 
-    /// Takes the next piece of text. Returns the text that may be shown now, and whether a stop string was met; after
-    /// one, no more text is to be shown. Text that may begin a stop string is held back.
+    /// Takes the next piece of text. Returns the text that can be shown now, and whether a stop string was found; after
+    /// one, no more text is returned. Text that may begin a stop string is held back.
     pub fn push(&mut self, text: &str) -> (String, bool) {
         if self.met.is_some() {
             return (String::new(), true);
@@ -111,7 +111,7 @@ mod tests {
         }
     }
 
-    /// The slow, obvious way: character by character over the whole text.
+    /// The simplest model: checks the whole text after each character.
     fn model(stops: &[&str], text: &str) -> (String, bool) {
         for end in (1..=text.len()).filter(|&end| text.is_char_boundary(end)) {
             let met = stops

@@ -1,15 +1,15 @@
 //! A checkpoint's chat template: from messages to a prompt.
 //!
 //! Templates are Jinja programs written for `transformers`, which runs them with `trim_blocks`, `lstrip_blocks`, loop
-//! controls, a few functions and Python's methods on strings and maps. Here minijinja runs them with the same. `{%
-//! generation %}` blocks, which only training uses, are treated as plain blocks. Known departure: dates are in UTC, not
-//! in the machine's time zone.
+//! controls, a few functions and Python's methods on strings and maps. Here minijinja provides the same. `{% generation %}`
+//! blocks, which only training uses, are treated as plain blocks. Known departure: dates are in UTC, not in the machine's
+//! time zone.
 //!
-//! A template comes with the checkpoint and is not trusted. It can read only what it is given, takes a bounded number
-//! of steps and yields a bounded number of bytes. Depth is bounded as well: minijinja drops, prints and compares nested
-//! values by recursion, with some 400 bytes of stack a level, and a step nests by at most one level. So templates are
-//! compiled and run on a thread whose stack has room for as many levels as there are steps, and a printed value may be
-//! at most [`MAX_NESTING`] levels deep, which no real value is.
+//! A template comes with the checkpoint and is not trusted. It can read only its variables, takes a bounded number of steps
+//! and yields a bounded number of bytes. Depth is bounded as well: minijinja drops, prints and compares nested values by
+//! recursion, with some 400 bytes of stack a level, and a step nests by at most one level. So templates are compiled and
+//! run on a thread whose stack has room for as many levels as there are steps. A printed value may be at most
+//! [`MAX_NESTING`] levels deep, which no real value is.
 
 use super::TextError;
 use super::clock::strftime;
@@ -32,11 +32,11 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// Special tokens such as `bos_token`, as `tokenizer_config.json` names them.
     special_tokens: Vec<(&'static str, String)>,
-    /// Whether the template itself reads a `content` that is a list of parts.
+    /// Whether the template accepts a `content` that is a list of parts.
     reads_parts: bool,
     /// Whether the template shows the model tool calls in the format of [`super::ToolCalls`].
     tags_tool_calls: bool,
-    /// Whether the template has a word for the role `developer`.
+    /// Whether the template handles the role `developer`.
     knows_developer: bool,
 }
 
@@ -51,7 +51,7 @@ const MAX_SOURCE: usize = 256 << 10;
 /// source. Only the part that is used becomes memory.
 const STACK: usize = 512 << 20;
 
-/// Most values that are looked at to find out how deep a printed value is.
+/// Most values that are examined to find the depth of a printed value.
 const MAX_LOOKED_AT: usize = 1 << 20;
 
 /// Names of the templates, as in `transformers`.
@@ -68,24 +68,24 @@ const SPECIAL_TOKENS: [&str; 7] = [
     "mask_token",
 ];
 
-/// Where a rendered prompt ends.
+/// The position at which a rendered prompt ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ending {
-    /// Where the model's answer begins.
+    /// At the beginning of the model's answer.
     #[default]
     Answer,
-    /// Behind the last message (`add_generation_prompt` is false).
+    /// After the last message (`add_generation_prompt` is false).
     Messages,
-    /// Behind the last message's text, so that the model continues that message (`continue_final_message`).
+    /// After the last message's text, so that the model continues that message (`continue_final_message`).
     FinalMessage,
 }
 
 impl ChatTemplate {
-    /// Reads the template in `folder`, or that of a GGUF file. Functions that ask for the time get the system's, in UTC; see
-    /// [`ChatTemplate::with_clock`].
+    /// Reads the template in `folder`, or that of a GGUF file. Functions that ask for the time get the system's, in UTC;
+    /// see [`ChatTemplate::with_clock`]. Returns `None` for a checkpoint without a template.
     ///
     /// # Errors
-    /// Returns [`TextError::Checkpoint`] when a file is malformed. A checkpoint without a template is `Ok(None)`.
+    /// Returns [`TextError::Checkpoint`] when a file is malformed.
     pub fn load(folder: &Path) -> Result<Option<Self>, TextError> {
         if is_gguf(folder) {
             let config = Gguf::open(folder)?.tokenizer_config();
@@ -104,7 +104,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Compiles the templates found in `file`; `None` if the default one is not among them.
+    /// Compiles the templates found in `file`. Returns `None` if the default one is not among them.
     fn of(
         file: &Path,
         templates: Result<Vec<(&'static str, String)>, String>,
@@ -128,11 +128,11 @@ impl ChatTemplate {
         self
     }
 
-    /// Renders the prompt for an OpenAI `messages` array, with `tools` and `documents` as the client sent them, if it
-    /// did. The prompt ends where the answer begins.
+    /// Renders the prompt for an OpenAI `messages` array, with the client's `tools` and `documents`, if any. The prompt
+    /// ends at the beginning of the answer.
     ///
-    /// A `content` that is an array of text parts is passed on where the template reads such arrays, and joined by
-    /// newlines where it expects a string.
+    /// A `content` that is an array of text parts is passed to a template that accepts arrays. For others the parts are
+    /// joined by newlines.
     ///
     /// # Errors
     /// Returns [`TextError::Template`] when the messages do not fit the template.
@@ -195,8 +195,8 @@ impl ChatTemplate {
         self.tags_tool_calls
     }
 
-    /// Returns whether the template knows the role `developer`: one that does not name it drops its messages, refuses
-    /// them, or writes a role that the model never saw.
+    /// Returns whether the template handles the role `developer`. A template that does not name it drops its messages,
+    /// refuses them, or writes a role that is unknown to the model.
     pub fn knows_developer(&self) -> bool {
         self.knows_developer
     }
@@ -211,7 +211,7 @@ impl ChatTemplate {
             nesting(value)?;
             escape_formatter(out, state, value)
         });
-        // It indents what it prints by its depth, so that a deep value fills the memory. `transformers` has none.
+        // `pprint` indents by depth, so a deep value would fill the memory. `transformers` has no such filter.
         environment.remove_filter("pprint");
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -260,8 +260,8 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Returns whether the template reads lists of parts. It is tried with one: a template that expects a string fails
-    /// or prints the list.
+    /// Returns whether the template accepts lists of parts, by rendering one: a template that expects a string fails or
+    /// prints the list.
     fn probe(&self) -> bool {
         const TEXT: &str = "pinpoint";
         let messages =
@@ -296,7 +296,7 @@ impl ChatTemplate {
             .special_tokens
             .iter()
             .map(|(name, token)| (*name, Value::from(token.as_str())));
-        // Of two variables with one name, the later one counts.
+        // Of two variables with one name, the later one is used.
         let more = more.and_then(Json::as_object).into_iter().flatten();
         let more = more.map(|(name, value)| (name.as_str(), to_value(value)));
         let variables = Value::from_pairs(more.chain(tokens).chain(variables));
@@ -309,7 +309,7 @@ impl ChatTemplate {
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
-    /// Checks what every template takes for granted, and joins text parts for templates that expect strings.
+    /// Checks the assumptions of every template, and joins text parts for templates that expect strings.
     fn messages<'a>(&self, messages: &'a Json) -> Result<Cow<'a, Json>, String> {
         let list = messages.as_array().ok_or("messages is not an array")?;
         let mut joined: Option<Vec<Json>> = None;
@@ -340,7 +340,7 @@ impl ChatTemplate {
 }
 
 /// Cuts a prompt at the end of its last message's text, by the rule of `transformers` (`apply_chat_template` with
-/// `continue_final_message`): templates may strip the text, and write behind it what ends a message.
+/// `continue_final_message`). Templates may strip the text, and write the end of the message after it.
 fn within_final_message(mut rendered: String, messages: &Json) -> Result<String, String> {
     let content = messages.as_array().and_then(|list| list.last());
     let content = content.map_or(&Json::Null, |message| &message["content"]);
@@ -368,7 +368,7 @@ fn within_final_message(mut rendered: String, messages: &Json) -> Result<String,
     Ok(rendered)
 }
 
-/// What `work` comes to on a thread of its own, with [`STACK`].
+/// Returns the result of `work` on a thread with a stack of [`STACK`] bytes.
 fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
@@ -438,7 +438,7 @@ fn templates_in(config: &Json) -> Result<Vec<(&'static str, String)>, String> {
                         "chat_template has an entry without a name or a template".to_owned()
                     );
                 };
-                // Other templates are chosen by name, for which the OpenAI API has no field.
+                // Other templates are chosen by name, and the OpenAI API has no field for it.
                 let known = [DEFAULT, TOOL_USE].into_iter().find(|known| *known == name);
                 templates.extend(known.map(|name| (name, source.to_owned())));
             }
@@ -460,8 +460,8 @@ fn kind(json: &Json) -> &'static str {
     }
 }
 
-/// Turns `{% generation %}` … `{% endgeneration %}`, a tag of `transformers` that marks the text to train on, into a
-/// block without effect.
+/// Replaces the tags of `{% generation %}` … `{% endgeneration %}`, which mark the text to train on in `transformers`, by
+/// tags of a block without effect.
 fn plain_blocks(source: &str) -> Cow<'_, str> {
     if !source.contains("generation") {
         return Cow::Borrowed(source);
@@ -491,7 +491,7 @@ fn plain_blocks(source: &str) -> Cow<'_, str> {
 #[error("{0}")]
 struct Raised(String);
 
-/// Returns the template's own message if it raised an exception, else what was wrong with it and where.
+/// Returns the template's own message if it raised an exception, else the error and its position.
 fn reason(error: &Error) -> String {
     let mut source = error.source();
     while let Some(inner) = source {

@@ -54,9 +54,9 @@ impl Tokenizer {
         })
     }
 
-    /// Returns the tokens of `text`. `special` says whether the tokenizer adds what it adds to a raw prompt, such as a
-    /// BOS token; a rendered chat template already contains it. The names of special tokens in the text become those
-    /// tokens, as in `transformers`.
+    /// Returns the tokens of `text`. `special`: whether the tokenizer adds its special tokens for a raw prompt, such as a
+    /// BOS token; a rendered chat template already contains them. Names of special tokens in the text become those tokens,
+    /// as in `transformers`.
     ///
     /// # Errors
     /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
@@ -68,8 +68,8 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Returns the tokens as [`Tokenizer::encode`] does and, for each of `at` (byte offsets in the text, ascending),
-    /// how many tokens lie wholly before it. A token that stands for part of a character lies where the character does.
+    /// Returns the tokens as [`Tokenizer::encode`] does and, for each of `at` (byte offsets in the text, ascending), how
+    /// many tokens are wholly before it. A token that encodes part of a character counts as the whole character.
     ///
     /// # Errors
     /// Returns [`TextError::Encode`] when the tokenizer refuses the text.
@@ -114,8 +114,8 @@ impl Tokenizer {
         &self.spelling
     }
 
-    /// Returns the vocabulary's spelling of `token`, or `None` for special tokens and for ids that the vocabulary does
-    /// not have (models round its size up).
+    /// Returns the vocabulary's spelling of `token`. Returns `None` for special tokens and for ids beyond the vocabulary
+    /// (models round its size up).
     pub(super) fn piece(&self, token: TokenId) -> Option<String> {
         let added = self.inner.get_added_vocabulary();
         let piece = added
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn tokens_are_counted_up_to_any_byte() {
-        // Once unchanged, and once as in vocabularies that trim their tokens' offsets (such as Llama 3's).
+        // Unchanged, and as in vocabularies that trim their tokens' offsets (such as Llama 3's).
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/qwen2/tokenizer.json");
         let json = std::fs::read_to_string(file).unwrap();
         let mut trimming: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -179,8 +179,8 @@ mod tests {
                         .get(..at)
                         .is_some_and(|text| text.ends_with(char::is_whitespace))
                 {
-                    // Trimmed white space cannot be told from absent white space: one token less may be counted, but
-                    // none more.
+                    // Trimmed and absent white space cannot be distinguished: the count may be one too low, but never too
+                    // high.
                     assert!(
                         ends[count as usize].is_some_and(|end| end <= at),
                         "at byte {at}"

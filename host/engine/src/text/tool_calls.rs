@@ -6,14 +6,14 @@ use serde_json::value::RawValue;
 
 /// Watches a stream of text for tool calls.
 ///
-/// Text outside calls passes byte for byte, except white space that only separates calls or stands between them and an
-/// end of the answer. Text that looks like a call but is none (no JSON, no name) passes unchanged.
+/// Text outside calls is returned byte for byte, except white space that only separates calls or is between them and an end
+/// of the answer. Text that resembles a call but is not one (no JSON, no name) is returned unchanged.
 pub struct ToolCalls {
     held: String,
     place: ParserState,
-    /// Whether a call was found, after which white space alone has no meaning.
+    /// Whether a call was found: after it, text of white space only is dropped.
     found: bool,
-    /// Whether text other than white space was shown since the last call or the beginning.
+    /// Whether text other than white space was returned since the last call or the beginning.
     shown: bool,
 }
 
@@ -26,7 +26,7 @@ pub enum Part {
     Call(ToolCall),
 }
 
-/// A call of a tool by the model.
+/// A tool call by the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
     /// Name of the tool.
@@ -70,7 +70,7 @@ impl ToolCalls {
         }
     }
 
-    /// Takes the next piece of text. Returns the parts that are now certain.
+    /// Takes the next piece of text. Returns the parts that are now complete.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
         self.held.push_str(text);
         let mut parts = Vec::new();
@@ -84,14 +84,14 @@ impl ToolCalls {
                         return parts;
                     };
                     self.show(start, &mut parts);
-                    // White space that was not shown until here only preceded the call.
+                    // White space held until here only preceded the call, so it is dropped.
                     let begin = self.held.find(OPEN).unwrap_or(0) + OPEN.len();
                     self.held.drain(..begin);
                     self.place = ParserState::Inside { seen: 0 };
                 }
                 ParserState::Inside { seen } => {
                     let Some(end) = self.held[seen..].find(CLOSE).map(|end| seen + end) else {
-                        // The closing tag may have begun.
+                        // The held text may end with the beginning of the closing tag.
                         let seen = self.held.len().saturating_sub(CLOSE.len() - 1).max(seen);
                         let seen = (0..=seen).rev().find(|at| self.held.is_char_boundary(*at));
                         self.place = ParserState::Inside {
@@ -148,7 +148,7 @@ impl ToolCalls {
         }
     }
 
-    /// Shows the held text up to `end`, unless it is white space that may turn out to have no meaning.
+    /// Returns the held text up to `end` as a part, unless it is white space that may have no meaning.
     fn show(&mut self, end: usize, parts: &mut Vec<Part>) {
         if end == 0 || (!self.shown && self.held[..end].trim().is_empty()) {
             return;

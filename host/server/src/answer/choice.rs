@@ -17,7 +17,7 @@ pub struct Piece {
     pub logprobs: Vec<Scored>,
     /// Why the choice ended; `None` while it continues.
     pub end: Option<End>,
-    /// The stop string that ended it, if any.
+    /// The stop string that ended the choice, if any.
     pub stopped_by: Option<String>,
 }
 
@@ -26,7 +26,7 @@ pub struct Piece {
 pub enum End {
     /// The model ended it, a stop string occurred, or its format was complete.
     Stop,
-    /// It reached its maximum length.
+    /// The choice reached its maximum length.
     Length,
     /// Like `Stop`, with tool calls.
     Calls,

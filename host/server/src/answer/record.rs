@@ -33,7 +33,7 @@ pub struct Record {
     last_tokens: Vec<Option<Instant>>,
     /// Number of choices that have ended.
     ended: usize,
-    /// Whether one of them reached its maximum length.
+    /// Whether a choice ended at its maximum length.
     cut: bool,
     outcome: GenerationOutcome,
 }

@@ -156,7 +156,7 @@ struct Pace {
     rate: u32,
     /// Most bytes of all bodies together.
     memory: u64,
-    /// Fewest bytes in a window, and its length; `None` if any rate is accepted.
+    /// Fewest bytes in a window, and the window's length; `None` if any rate is accepted.
     least: Option<(u64, Duration)>,
     window_ends: Pin<Box<Sleep>>,
     in_window: u64,

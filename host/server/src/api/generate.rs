@@ -343,7 +343,7 @@ struct Asked {
     api: Api,
     /// The request's id.
     id: String,
-    /// The number of its API key.
+    /// The number of the API key in the request.
     key: Option<usize>,
     body: Bytes,
     path: Option<HeaderValue>,

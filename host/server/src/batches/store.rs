@@ -44,15 +44,15 @@ pub struct Bounds {
 /// The record of a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileRecord {
-    /// Its id.
+    /// Id of the file.
     pub id: String,
-    /// Hash of its owner's key; empty if no keys are configured.
+    /// Hash of the owner's key; empty if no keys are configured.
     pub owner: String,
-    /// The client's name for it.
+    /// The client's name for the file.
     pub filename: String,
     /// `batch`, or `batch_output`.
     pub purpose: String,
-    /// Its length.
+    /// Length of the file in bytes.
     pub bytes: u64,
     /// Time of creation.
     pub created_at: u64,
@@ -64,21 +64,21 @@ pub struct FileRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// Its file is being read.
+    /// The batch's file is being read.
     Validating,
-    /// Its file is invalid, or its answers could not be written.
+    /// The batch's file is invalid, or its answers could not be written.
     Failed,
-    /// Its requests are being sent.
+    /// The batch's requests are being sent.
     InProgress,
-    /// Its answers are being made into files.
+    /// The batch's answers are being written into files.
     Finalizing,
     /// Every request has an answer.
     Completed,
-    /// Its time ran out.
+    /// The batch's completion window has ended.
     Expired,
-    /// It is being cancelled; requests in flight are still answered.
+    /// The batch is being cancelled; requests in flight are still answered.
     Cancelling,
-    /// Its owner cancelled it.
+    /// The batch was cancelled by its owner.
     Cancelled,
 }
 
@@ -145,35 +145,35 @@ pub struct RequestCounts {
 /// The record of a batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BatchRecord {
-    /// Its id.
+    /// Id of the batch.
     pub id: String,
-    /// Hash of its owner's key; empty if no keys are configured.
+    /// Hash of the owner's key; empty if no keys are configured.
     pub owner: String,
-    /// The route of all its requests.
+    /// The route of all requests of the batch.
     pub endpoint: String,
-    /// The file of its requests.
+    /// Id of the file with the requests.
     pub input_file_id: String,
-    /// Its status.
+    /// Status of the batch.
     pub status: Status,
-    /// Its errors.
+    /// Errors of the batch.
     pub errors: Vec<Fault>,
-    /// The file of its successful answers.
+    /// Id of the file with the successful answers.
     pub output_file_id: Option<String>,
-    /// The file of its other answers.
+    /// Id of the file with the other answers.
     pub error_file_id: Option<String>,
     /// Time of creation.
     pub created_at: u64,
-    /// Latest time of its end.
+    /// Latest time at which the batch ends.
     pub expires_at: u64,
-    /// The times at which it reached its statuses, by the status's name.
+    /// The times at which the batch reached its statuses, by the status's name.
     pub times: BTreeMap<String, u64>,
-    /// Counts of its requests.
+    /// Counts of the batch's requests.
     pub counts: RequestCounts,
-    /// Token counts of its answers: prompt, cached, completion.
+    /// Token counts of the answers: prompt, cached, completion.
     pub tokens: [u64; 3],
-    /// Its owner's metadata.
+    /// Metadata from the batch's owner.
     pub metadata: Option<Map<String, Value>>,
-    /// Its final status, set from `finalizing` on.
+    /// Final status of the batch, set from `finalizing` on.
     #[serde(default)]
     pub ends_as: Option<Status>,
 }
@@ -251,7 +251,7 @@ impl BatchRecord {
 
 /// OpenAI's completion window.
 pub const WINDOW: &str = "24h";
-/// The same window in seconds.
+/// [`WINDOW`] in seconds.
 pub const WINDOW_SECONDS: u64 = 86_400;
 
 const TIMES: [&str; 7] = [
@@ -292,7 +292,7 @@ struct State {
     ended: HashMap<Status, u64>,
 }
 
-/// The numbers of a store, for metrics.
+/// Gauges and counters of a store, for metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreNumbers {
     /// Stored batches, by status.

@@ -45,11 +45,11 @@ pub(super) struct Prompts {
 pub(super) enum Reading {
     /// A prompt with documents.
     Prompt(Prompt),
-    /// It has no documents; [`Placements`] counts the reasons.
+    /// The request has no documents; [`Placements`] counts the reasons.
     NoDocuments,
     /// The request is for another model.
     OtherModel,
-    /// It cannot be rendered here.
+    /// The request cannot be rendered here.
     Unreadable(Failure),
 }
 

@@ -29,7 +29,7 @@ pub(super) enum BatchKind {
     Next,
     /// The batch was received before.
     Known,
-    /// Batches between it and the last one received are missing.
+    /// Batches between the last one received and this one are missing.
     Gap,
     /// The engine restarted: the known state is invalid.
     Restart,

@@ -32,7 +32,7 @@ use tokio::time::{sleep, timeout};
 pub struct Config {
     /// Address of the engine's PUB socket, `tcp://HOST:PORT`.
     pub events: String,
-    /// Address of its ROUTER socket; `None` if it has no replay.
+    /// Address of the engine's ROUTER socket for replays; `None` if it has none.
     pub replay: Option<String>,
     /// Prefix of the topics to subscribe to; empty for all.
     pub topic: String,

@@ -17,7 +17,7 @@ pub struct Readers {
     pub(super) gate: Arc<Gate>,
     /// Permits by key; one set for all if no key is required.
     pub(super) places: Vec<Arc<Semaphore>>,
-    /// The same for gateways that listen to pushes.
+    /// Permits by key for gateways that listen to pushes; one set for all if no key is required.
     pub(super) listening: Vec<Arc<Semaphore>>,
     /// The pushes of gateways.
     pub(super) records: Records,

@@ -56,9 +56,9 @@ impl Placements {
 /// The outcome of locating a chat request's path in its prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// All of its documents were found in the prompt.
+    /// All documents of the path were found in the prompt.
     Placed,
-    /// Some of its documents were found.
+    /// Some documents of the path were found.
     Partial,
     /// None were found: the header is for another body, or the gateway uses other tags.
     NotFound,

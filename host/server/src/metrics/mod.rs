@@ -99,9 +99,9 @@ pub struct Metrics {
 /// The outcome of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GenerationOutcome {
-    /// It ended with a stop token or a stop string.
+    /// A stop token or a stop string ended it.
     Stop,
-    /// It reached its maximum length.
+    /// It reached the maximum length.
     Length,
     /// The engine failed.
     Failed,

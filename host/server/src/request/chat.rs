@@ -64,7 +64,7 @@ impl Chat {
     }
 }
 
-/// Takes vLLM's `add_generation_prompt` and `continue_final_message`.
+/// Removes `add_generation_prompt` and `continue_final_message`, vLLM's fields, and returns the ending that they request.
 fn take_ending(fields: &mut Fields) -> Result<Ending, Failure> {
     let continues = fields.boolean("continue_final_message")?;
     let opens = fields.boolean_or("add_generation_prompt", !continues)?;

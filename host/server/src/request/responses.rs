@@ -26,7 +26,7 @@ pub struct ResponsesRequest {
     pub store: bool,
     /// The salt of the KV state and of stored responses.
     pub cache_salt: String,
-    /// Its input items, in OpenAI's format.
+    /// The request's input items, in OpenAI's format.
     pub input: Vec<Value>,
     /// The fields that the response repeats.
     pub told: Map<String, Value>,

@@ -27,7 +27,7 @@ pub enum Tokenized {
     Chat(Box<Chat>),
 }
 
-/// A request for a text.
+/// A request for the text of tokens.
 #[derive(Debug)]
 pub struct Detokenize {
     /// The requested model; `None` for the served one.

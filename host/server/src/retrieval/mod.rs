@@ -40,7 +40,7 @@ pub struct Config {
     pub store: Option<Arc<dyn Store>>,
     /// The gateway's ordering configuration, which also orders documents here.
     pub ordering: OrderingConfig,
-    /// The same configuration, for an orderer that only writes documents: see [`prompt::config`].
+    /// The variant of `ordering` for an orderer that only writes documents; see [`prompt::config`].
     pub writing: OrderingConfig,
     /// Which change of the documents ends a guess.
     pub compared: pipeline::Compared,

@@ -59,7 +59,7 @@ pub struct Ordered {
     pub order: Vec<u16>,
     /// Number of documents at the beginning of the order that are cached.
     pub matched: u32,
-    /// Estimated tokens of these documents.
+    /// Estimated tokens of the documents in `matched`.
     pub matched_tokens: u64,
 }
 

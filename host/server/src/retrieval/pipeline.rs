@@ -97,8 +97,7 @@ impl Speculation {
         begun.then_some(self.documents)
     }
 
-    /// Leaves the guess to the engine: the chat itself, submitted under its id, joins or supersedes it, and either way it
-    /// ends.
+    /// Waits for the guess to end in the engine: the chat itself, submitted under the same id, joins or supersedes it.
     pub async fn handed_over(mut self) {
         while self.generation.next().await.is_some() {}
     }

@@ -1,4 +1,4 @@
-//! Asks what is not answered yet, several requests at a time, and writes the answers.
+//! Sends the unanswered requests, several at a time, and writes the answers.
 //!
 //! ```text
 //!   schedule ─▶ line ─▶ the core orders its documents ─▶ endpoint ─▶ output
@@ -25,10 +25,10 @@ pub(super) struct Batch<'a> {
     pub(super) index: &'a BatchIndex,
     pub(super) client: &'a Client,
     pub(super) pace: &'a Pace,
-    /// The endpoint; a line's `url` goes behind it.
+    /// Root of the endpoint's URL; a line's `url` is appended.
     pub(super) root: &'a str,
     pub(super) workers: usize,
-    /// Begins the ids of answers; it is this run's own.
+    /// Prefix of the answers' ids, unique to this run.
     pub(super) run: &'a str,
     pub(super) bar: &'a ProgressBar,
 }
@@ -39,12 +39,12 @@ pub(super) struct Progress {
     pub(super) orderer: BatchOrderer,
     pub(super) output: Output,
     pub(super) answers: BatchAnswers,
-    /// Requests that were sent again.
+    /// Number of retries.
     pub(super) repeated: u64,
-    /// Requests whose documents were ordered.
+    /// Number of requests whose documents were ordered.
     pub(super) ordered: u64,
-    /// Requests that failed: they are written as soon as another is answered, or at the end if the endpoint said so
-    /// itself. Until then it may be the endpoint that fails, not they.
+    /// Failed requests. They are written once another request is answered, or at the end if the endpoint's response is
+    /// known. Until then the endpoint may have failed, and not these requests.
     unanswered: Vec<Unanswered>,
     /// The error that ends the run.
     stop: Option<anyhow::Error>,
@@ -54,11 +54,11 @@ struct Unanswered {
     line: u32,
     text: Vec<u8>,
     reason: String,
-    /// Whether the endpoint said so itself.
+    /// Whether the endpoint sent a response, rather than none.
     is_response: bool,
 }
 
-/// A request that is ready to be sent.
+/// A request that is ready to be forwarded.
 struct Request {
     line: u32,
     custom_id: String,
@@ -87,11 +87,11 @@ impl Progress {
 }
 
 impl Batch<'_> {
-    /// Asks everything that is scheduled.
+    /// Sends everything that is scheduled.
     ///
     /// # Errors
     /// Returns an error if the endpoint serves nothing or fails again and again, or if the output cannot be written.
-    /// What was answered until then is in the output.
+    /// Answers received until then are in the output.
     pub(super) fn ask(&self, progress: Progress) -> Result<Progress> {
         let progress = Mutex::new(progress);
         std::thread::scope(|scope| {
@@ -178,7 +178,7 @@ impl Batch<'_> {
         }))
     }
 
-    /// Writes what became of a request.
+    /// Records a request's outcome: writes the answer, or holds a failure back (see [`Progress::unanswered`]).
     fn keep(&self, progress: &mut Progress, request: &Request, outcome: Outcome) -> Result<()> {
         let text = |answer: BatchAnswer<'_>| {
             let id = format!("batch_req_{}{:08x}", self.run, request.line);
@@ -262,5 +262,5 @@ fn response(answered: &Answered) -> BatchAnswer<'_> {
     }
 }
 
-/// Failures in a row, each after several attempts, that end a run, since the endpoint is gone.
+/// Failures in a row, each after several attempts, after which the endpoint counts as unreachable and the run ends.
 const MAX_FAILED: usize = 3;

@@ -1,20 +1,20 @@
 //! Sends a request until it is answered or further attempts are useless.
 //!
-//! | what happens | what it means |
+//! | response | meaning |
 //! | --- | --- |
 //! | 2xx with a JSON body | the request is served |
 //! | 401, 403; a redirection; a certificate that is not trusted | the endpoint serves nothing to this client: the run ends |
-//! | another 4xx | the request is refused, and its refusal is the answer |
-//! | 408, 425, 429, 5xx; refused, broken or slow connections; a body that is no JSON | the request is retried, after a wait that doubles |
+//! | another 4xx | the request is refused, and the refusal is the answer |
+//! | 408, 425, 429, 5xx; refused, broken or slow connections; a body that is not JSON | the request is retried, after a wait that doubles |
 //!
-//! `Retry-After`, in seconds or as a date, holds back all requests of the run, up to [`MAX_PAUSE`].
+//! `Retry-After`, in seconds or as a date, delays all requests of the run, by at most [`MAX_PAUSE`].
 
 use super::pace::Pace;
 use crate::endpoint::{self, NotAnswered, check_url, on_one_line};
 use std::io::Read;
 use std::time::{Duration, Instant, SystemTime};
 
-/// A client that keeps connections.
+/// A client that reuses connections.
 pub(super) struct Client {
     agent: ureq::Agent,
     key: Option<String>,
@@ -26,17 +26,17 @@ pub(super) struct Client {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Answered {
     pub(super) status: u16,
-    /// The endpoint's `x-request-id`; empty where it has none.
+    /// The endpoint's `x-request-id`; empty if it sent none.
     pub(super) request_id: String,
     pub(super) body: Vec<u8>,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// The endpoint answered, with an answer or a refusal.
     Answered(Answered),
-    /// Every attempt failed; the last response where there was one.
+    /// Every attempt failed. `last` is the response to the last attempt, if there was one.
     Failed {
         reason: String,
         last: Option<Answered>,
@@ -50,7 +50,7 @@ pub(super) enum Outcome {
 /// The result of one attempt.
 enum Attempt {
     Final(Outcome),
-    /// The attempt failed and may be repeated, after the pause that the endpoint asks for.
+    /// The attempt failed and may be repeated, after the endpoint's `Retry-After`.
     Again {
         reason: String,
         last: Option<Answered>,
@@ -59,7 +59,7 @@ enum Attempt {
 }
 
 impl Client {
-    /// Returns a client. Every attempt may take `timeout`; the first wait between two is `backoff`.
+    /// Returns a client. `timeout` limits each attempt; `backoff` is the first wait between two.
     pub(super) fn new(
         key: Option<String>,
         timeout: Duration,
@@ -75,7 +75,7 @@ impl Client {
         }
     }
 
-    /// Sends `body` to `url` at the run's pace; `repeated` is called for each further attempt.
+    /// Sends `body` to `url` at the run's pace. Calls `repeated` before each retry.
     pub(super) fn ask(
         &self,
         url: &str,
@@ -166,10 +166,10 @@ impl Client {
     }
 }
 
-/// Returns the root of an endpoint that is given as its root or its `/v1`: a line's `url` goes behind it.
+/// Returns the root of an endpoint whose URL is its root or its `/v1`. A line's `url` is appended to the root.
 ///
 /// # Errors
-/// Returns what is wrong if it is no URL of HTTP or HTTPS.
+/// Returns what is wrong if it is not a URL of HTTP or HTTPS.
 pub(super) fn root(endpoint: &str) -> Result<String, String> {
     let root = endpoint.trim_end_matches('/');
     let root = root.strip_suffix("/v1").unwrap_or(root);
@@ -177,7 +177,7 @@ pub(super) fn root(endpoint: &str) -> Result<String, String> {
     Ok(root.to_owned())
 }
 
-/// Returns the time that a `Retry-After` asks for.
+/// Returns the wait that a `Retry-After` header states.
 fn pause_of(value: &str, now: SystemTime) -> Option<Duration> {
     if let Ok(seconds) = value.trim().parse() {
         return Some(Duration::from_secs(seconds));
@@ -186,11 +186,11 @@ fn pause_of(value: &str, now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// Longest wait between two attempts, unless the endpoint asks for more.
+/// Longest wait between two attempts, unless the endpoint states a longer one.
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Longest pause that an endpoint may ask for.
+/// Longest `Retry-After` that is respected.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
-/// Most bytes of an answer: its line must be read again when the run is resumed.
+/// Most bytes of an answer, so that its line can be read again when the run is resumed.
 const MAX_ANSWER: u64 = 32 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `foreword batch`: asks an endpoint the requests of a file, in OpenAI's batch format, in the order in which they share
+//! `foreword batch`: sends the requests of a file in OpenAI's batch format to an endpoint, in the order in which they share
 //! most.
 //!
 //! ```text
@@ -7,10 +7,10 @@
 //!                                      documents ordered by the core ◀───┘   └── pace (rate, Retry-After), client
 //! ```
 //!
-//! All requests are known before the first is sent. So those that share documents can follow each other, with the
-//! shared documents first (RAGBoost, section 5.2; `foreword_simulation::batch`). The endpoint may be any that speaks
-//! OpenAI's protocol, over HTTP or HTTPS. A run that was stopped, however, is resumed by the same command: the output
-//! says what is answered.
+//! All requests are known before the first is sent. So requests that share documents can follow each other, with the shared
+//! documents first (RAGBoost, section 5.2; `foreword_simulation::batch`). Any endpoint with OpenAI's protocol will do, over
+//! HTTP or HTTPS. A run that was stopped, by whatever cause, is resumed by the same command: the output records the
+//! answered requests.
 
 mod ask;
 mod client;
@@ -39,7 +39,7 @@ use std::io::{BufReader, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The options of a batch.
+/// Options of a batch.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// File with the requests.
@@ -54,25 +54,25 @@ pub struct Options {
     pub ordering: RawConfig,
     /// Most requests in flight.
     pub concurrency: usize,
-    /// Most requests a second; `None`: any number.
+    /// Most requests a second; `None` for no limit.
     pub rate: Option<f64>,
     /// Bearer token for the endpoint.
     pub api_key: Option<String>,
     /// Time limit of one attempt.
     pub timeout: Duration,
-    /// Further attempts after the first.
+    /// Most retries of a request.
     pub retries: u32,
     /// The first wait between two attempts; it doubles.
     pub backoff: Duration,
-    /// Whether requests that an earlier run could not get served are asked again.
+    /// Whether requests that failed in an earlier run are sent again.
     pub retry_failed: bool,
-    /// Whether the file is only checked.
+    /// Whether the file is only checked, and nothing is sent.
     pub check: bool,
     /// Whether standard output gets JSON instead of a table.
     pub json: bool,
 }
 
-/// What a run did.
+/// Summary of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Requests of the batch.
@@ -83,11 +83,11 @@ pub struct Summary {
     pub served: u64,
     /// Requests that were refused, or failed after all attempts.
     pub failed: u64,
-    /// Further attempts of this run.
+    /// Retries in this run.
     pub repeated: u64,
     /// Requests of this run whose documents the core ordered.
     pub ordered: u64,
-    /// Distinct documents that stand first in some request.
+    /// Number of distinct documents that are first in some request.
     pub documents: u64,
     /// Tokens of all answers, as the endpoint counts them.
     pub usage: BatchUsage,
@@ -95,18 +95,18 @@ pub struct Summary {
     pub seconds: f64,
 }
 
-/// The error that a file is no batch.
+/// The file is not a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file_errors} lines are wrong; nothing was asked")]
 pub struct NoBatch {
-    /// Number of wrong lines.
+    /// Number of bad lines.
     pub file_errors: u64,
 }
 
-/// Asks what is not answered yet, and prints the summary to standard output.
+/// Sends the unanswered requests, and prints the summary to standard output.
 ///
 /// # Errors
-/// Returns an error for an unsuitable argument, a wrong line ([`NoBatch`]), a file that cannot be read or written, or an
+/// Returns an error for an invalid argument, a bad line ([`NoBatch`]), a file that cannot be read or written, or an
 /// endpoint that does not answer.
 pub fn run(options: &Options) -> Result<Summary> {
     let root = client::root(&options.endpoint).map_err(|wrong| anyhow!("--endpoint: {wrong}"));
@@ -172,7 +172,7 @@ pub fn run(options: &Options) -> Result<Summary> {
     Ok(summary)
 }
 
-/// Reads the file; every wrong line is named, up to a number.
+/// Reads the file and prints its bad lines, at most [`NAMED`] of them.
 fn read(options: &Options, input: &File, orderer: &mut BatchOrderer) -> Result<BatchIndex> {
     let file = &options.file;
     let failed = || format!("cannot read {}", file.display());
@@ -284,7 +284,7 @@ fn show(summary: &Summary, options: &Options) -> Result<()> {
         .context("cannot write to standard output")
 }
 
-/// Wrong lines that are named; the others are only counted.
+/// Most bad lines that are printed; further ones are only counted.
 const NAMED: u64 = 20;
-/// Most requests of a file: places are numbers of 32 bits.
+/// Most requests of a file: line numbers have 32 bits.
 const MAX_REQUESTS: u32 = 100_000_000;

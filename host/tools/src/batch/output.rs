@@ -1,7 +1,7 @@
-//! The file of answers, which is also the run's memory: a run that was stopped goes on from it.
+//! The file of answers, which also records the run's progress: a stopped run continues from it.
 //!
-//! A line is appended when its answer has come, in one call. A line that was cut short, by a kill or a full disk, is
-//! removed, and its request asked again. The answers may be as confidential as the questions: only its owner may read a
+//! A line is appended in one call when its answer has arrived. An incomplete line, left by a kill or a full disk, is
+//! removed, and its request is sent again. The answers may be as confidential as the questions: only its owner may read a
 //! file that is created here. The process that writes it holds a lock on it.
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -21,11 +21,11 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Opens the output, creates it if needed, and reads what it answers. With `retry_failed`, the lines of requests
-    /// that were not served are removed.
+    /// Opens or creates the output, and reads which requests it answers. With `retry_failed`, the lines of requests that
+    /// were not served are removed.
     ///
     /// # Errors
-    /// Returns an error if it cannot be read or written, another run writes it, it is the input, or it belongs to
+    /// Returns an error if the file cannot be read or written, another run writes it, it is the input, or it belongs to
     /// another batch.
     pub(super) fn open(
         path: &Path,
@@ -62,7 +62,7 @@ impl Output {
     pub(super) fn append(&mut self, line: &[u8]) -> Result<()> {
         let written = self.file.write_all(line);
         if written.is_err() {
-            // Half a line would be removed by the next run anyway.
+            // If this fails, the next run removes the incomplete line.
             let _ = self.file.set_len(self.bytes);
         }
         written.with_context(|| format!("cannot write {}", self.path.display()))?;
@@ -108,7 +108,7 @@ fn read(mut file: &File, path: &Path, index: &BatchIndex) -> Result<BatchAnswers
     Ok(answers)
 }
 
-/// Replaces the output by one without the lines of requests that were not served.
+/// Replaces the output by a file without the lines of requests that were not served.
 fn without_failed(mut file: &File, path: &Path, whole_bytes: u64) -> Result<File> {
     file.seek(SeekFrom::Start(0))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -133,7 +133,7 @@ fn copy_served(file: &File, whole_bytes: u64, beside: &Path) -> Result<()> {
     let mut new = BufWriter::new(new);
     let mut lines = BufReader::new(std::io::Read::take(file, whole_bytes));
     let mut line = Vec::new();
-    // Its lines were read before: each is an answer within its bound.
+    // The lines have been parsed before, and each is within its bound.
     while lines.read_until(b'\n', &mut line)? > 0 {
         if AnswerLine::parse(&line).is_ok_and(|answer| answer.is_served()) {
             new.write_all(&line)?;

@@ -1,4 +1,5 @@
-//! When a request may be sent: not more often than the rate allows, and not while the endpoint asked for a pause.
+//! The time at which a request may be sent: at most at the configured rate, and not during a pause that the endpoint
+//! requested.
 
 use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -9,14 +10,14 @@ pub(super) struct Pace {
     changed: Condvar,
 }
 
-/// The times at which requests may be sent. It reads no clock.
+/// The times at which requests may be sent, computed without a clock.
 #[derive(Clone, Copy, Debug)]
 struct Slots {
     /// Time between two requests.
     interval: Duration,
     /// Earliest time of the next request.
     next: Instant,
-    /// End of the pause that the endpoint asked for.
+    /// End of the pause that the endpoint requested.
     pause_ends: Instant,
     is_over: bool,
 }
@@ -29,14 +30,14 @@ impl Slots {
         at
     }
 
-    /// Returns how long a request that may be sent at `at` has still to wait.
+    /// Returns how much longer a request that may be sent at `at` must wait.
     fn wait(&self, at: Instant, now: Instant) -> Duration {
         at.max(self.pause_ends).saturating_duration_since(now)
     }
 }
 
 impl Pace {
-    /// Returns a pace of `rate` requests a second at most; `None`: any number.
+    /// Returns a pace of at most `rate` requests a second; `None` for no limit.
     pub(super) fn new(rate: Option<f64>, now: Instant) -> Self {
         let interval = rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(1.0 / rate));
         Self {
@@ -50,13 +51,13 @@ impl Pace {
         }
     }
 
-    /// Waits until the next request may be sent; `false`: the run is over.
+    /// Waits until the next request may be sent. Returns `false` if the run is over.
     pub(super) fn wait(&self) -> bool {
         let at = self.slots.lock().take(Instant::now());
         self.wait_until(at)
     }
 
-    /// Waits until `at`, and until no pause is asked for; `false`: the run is over.
+    /// Waits until `at` and until the end of any pause. Returns `false` if the run is over.
     pub(super) fn wait_until(&self, at: Instant) -> bool {
         let mut slots = self.slots.lock();
         loop {
@@ -68,7 +69,7 @@ impl Pace {
         }
     }
 
-    /// Sends nothing for `time`: the endpoint asked for it.
+    /// Pauses all requests for `time`, as the endpoint requested.
     pub(super) fn pause(&self, time: Duration) {
         let mut slots = self.slots.lock();
         slots.pause_ends = slots.pause_ends.max(Instant::now() + time);

@@ -1,18 +1,19 @@
-//! Warns of a chain of filters that some releases of Envoy lose bytes in, whatever the configurations of its filters say.
+//! Warns of a chain of filters in which some releases of Envoy lose bytes, whatever the configurations of its filters.
 //!
 //! ```text
 //!   http_filters: Foreword, Wasm (holds headers) ─▶ … ─▶ ext_proc with request_body_mode FULL_DUPLEX_STREAMED
 //! ```
 //!
-//! Envoy 1.35 to 1.37 lose a chunk of 16 KiB of bodies over 1 MB behind a Wasm filter that resumes a request while its body
-//! comes (Kuadrant/wasm-shim#388). Foreword resumes later, and with Envoy 1.40 no byte is lost (`tests/tests/ext_proc/picker.rs`),
-//! but other releases are not tested. An endpoint picker of the Gateway API's inference extension is such an ext_proc. Foreword as
-//! a dynamic module, or as an external processor itself, is not affected, nor is a picker that buffers.
+//! Envoy 1.35 to 1.37 lose a chunk of 16 KiB of bodies over 1 MB after a Wasm filter that resumes a request while its body
+//! arrives (Kuadrant/wasm-shim#388). Foreword resumes later, and with Envoy 1.40 no byte is lost
+//! (`tests/tests/ext_proc/picker.rs`), but other releases are not tested. An endpoint picker of the Gateway API's inference
+//! extension is such an ext_proc. Foreword as a dynamic module, or as an external processor itself, is not affected, nor is
+//! a picker that buffers.
 
 use serde_json::Value;
 
-/// Returns a warning for each chain in the text, Envoy's YAML or JSON, in which Foreword's Wasm filter stands before an
-/// external processor with bodies that are streamed both ways.
+/// Returns a warning for each chain in the text, Envoy's YAML or JSON, in which Foreword's Wasm filter precedes an external
+/// processor that streams bodies in both directions.
 pub(super) fn warnings(text: &str) -> Vec<String> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_default();
     let mut found = Vec::new();
@@ -41,7 +42,7 @@ fn search(value: &Value, found: &mut Vec<String>) {
             }
             fields.values().for_each(|value| search(value, found));
         }
-        // A ConfigMap's files.
+        // A file in a ConfigMap.
         Value::String(text) if text.contains("http_filters") => found.extend(warnings(text)),
         _ => {}
     }

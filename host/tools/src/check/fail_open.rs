@@ -1,9 +1,9 @@
-//! Finds what lets requests past Foreword when it is away: an external processor, picker or module that fails open. With salts such a
-//! request reaches the engine with a salt of the client's own, or none.
+//! Finds settings that let requests bypass Foreword when it fails: an external processor, picker or module that fails open.
+//! With salts, such a request reaches the engine with a salt of the client's own, or none.
 //!
-//! | in | fails open |
+//! | resource | setting that fails open |
 //! | --- | --- |
-//! | Envoy's ext_proc filter, in whatever resource | `failure_mode_allow: true` |
+//! | Envoy's ext_proc filter, in any resource | `failure_mode_allow: true` |
 //! | Envoy's Wasm filter | `failure_policy: FAIL_OPEN`, `fail_open: true` |
 //! | `EnvoyExtensionPolicy` | `failOpen: true` |
 //! | `WasmPlugin`, `TrafficExtension` | `failStrategy: FAIL_OPEN` |
@@ -11,10 +11,10 @@
 
 use serde_json::Value;
 
-/// How a text treats requests while Foreword is away.
+/// A text's settings for requests while Foreword is unavailable.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Failures {
-    /// Whether the text has any of the settings, open or closed. Such a file need not hold a plugin configuration.
+    /// Whether the text has any of the settings, open or closed. Such a file need not contain a plugin configuration.
     pub(super) is_told: bool,
     /// The settings that fail open, as `path: value`.
     pub(super) open: Vec<String>,
@@ -58,7 +58,7 @@ fn search(place: &str, value: &Value, found: &mut Failures) {
                 }
             }
         }
-        // A ConfigMap's files.
+        // A file in a ConfigMap.
         Value::String(text) if text.contains("http_filters") => {
             let inside = failures(text);
             found.is_told |= inside.is_told;
@@ -71,7 +71,8 @@ fn search(place: &str, value: &Value, found: &mut Failures) {
     }
 }
 
-/// Returns whether a field fails open; `None` if it says nothing of it. Other filters have a `failure_mode_allow` of their own.
+/// Returns whether a field fails open; `None` if it is not such a setting. `is_processor`: other filters'
+/// `failure_mode_allow` does not count.
 fn is_open(name: &str, value: &Value, is_processor: bool) -> Option<bool> {
     match name {
         "failure_mode_allow" if is_processor => value.as_bool(),

@@ -1,15 +1,15 @@
-//! Finds the plugin's configuration: in a file of its own, or inside the configuration of Envoy, Istio or Envoy
+//! Finds the plugin's configuration: in a file that contains only it, or inside the configuration of Envoy, Istio or Envoy
 //! Gateway, or inside a ConfigMap.
 //!
-//! | in | the configuration is |
+//! | document | the configuration is |
 //! | --- | --- |
-//! | a document of none of the following kinds | the document |
-//! | Envoy's Wasm or dynamic-module filter, in whatever resource or `EnvoyFilter` | its `configuration` or `filter_config`, JSON in a string or an object |
+//! | of none of the following kinds | the document |
+//! | Envoy's Wasm or dynamic-module filter, in any resource or `EnvoyFilter` | its `configuration` or `filter_config`, JSON in a string or an object |
 //! | `WasmPlugin`, `TrafficExtension` | `pluginConfig` |
 //! | `EnvoyExtensionPolicy` | `config` of one of `wasm` |
-//! | a ConfigMap | in a document that one of its texts holds |
+//! | a ConfigMap | in a document within one of its texts |
 //!
-//! Other filters of these kinds are skipped: our filter is one that is named Foreword, or whose module is.
+//! Other filters of these kinds are skipped: our filter is one whose name or module contains Foreword.
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value};
@@ -17,9 +17,9 @@ use serde_json::{Map, Value};
 /// A plugin configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FoundConfig {
-    /// The path of the configuration in the document; empty: it is the document.
+    /// The path of the configuration in the document; empty if it is the document.
     pub(super) place: String,
-    /// The configuration as JSON, as the filter gets it.
+    /// The configuration as JSON, as the filter receives it.
     pub(super) configuration: String,
 }
 
@@ -28,8 +28,7 @@ pub(super) struct FoundConfig {
 /// # Errors
 /// Returns an error if the text is not YAML, or contains no plugin configuration.
 pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<FoundConfig>> {
-    // A plugin's configuration is passed to the filter as it is written: only the JSON text shows a field that is
-    // there twice.
+    // The original JSON text is passed to the filter: only the text shows a duplicate field.
     if serde_json::from_str::<Value>(text).is_ok_and(|value| !is_resource(&value))
         || text.trim().is_empty()
     {
@@ -63,7 +62,7 @@ pub(super) fn configurations(text: &str) -> anyhow::Result<Vec<FoundConfig>> {
     Ok(found)
 }
 
-/// Returns whether the document is a resource to search, rather than a plugin configuration, right or wrong.
+/// Returns whether the document is a resource to search, rather than a plugin configuration, valid or not.
 fn is_resource(document: &Value) -> bool {
     [
         "kind",
@@ -97,7 +96,7 @@ fn search(place: &str, value: &Value, found: &mut Vec<FoundConfig>) {
                 search(&below(place, key), value, found);
             }
         }
-        // A ConfigMap's files.
+        // A file in a ConfigMap.
         Value::String(text) if text.contains('\n') => {
             let documents: Result<Vec<Value>, _> = serde_saphyr::from_multiple(text);
             for document in documents.unwrap_or_default() {
@@ -118,7 +117,7 @@ fn below(place: &str, key: &str) -> String {
     }
 }
 
-/// Returns the plugin configuration that the object holds, if it is our filter's.
+/// Returns the plugin configuration in the object with its field's name, if the object configures our filter.
 fn held(fields: &Map<String, Value>) -> Option<(&'static str, &Value)> {
     const HOLDERS: [(&str, &str); 4] = [
         // Envoy's PluginConfig, whose module is in `vm_config`; its dynamic module; Istio; Envoy Gateway.
@@ -136,7 +135,7 @@ fn held(fields: &Map<String, Value>) -> Option<(&'static str, &Value)> {
     })
 }
 
-/// Returns the configuration as the filter gets it: a string's text, an object's JSON.
+/// Returns the configuration as the filter receives it: a string's text, or an object's JSON.
 fn text_of(configuration: &Value) -> String {
     let packed = configuration
         .get("@type")

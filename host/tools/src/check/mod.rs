@@ -1,16 +1,15 @@
-//! `foreword check-config`: checks whether the gateway's filter would accept its configuration, before a gateway reads
-//! it.
+//! `foreword check-config`: checks whether the gateway's filter would accept its configuration, before a gateway reads it.
 //!
 //! ```text
-//!   file ──► YAML or JSON documents ──► find: where plugin configurations stand in them
+//!   file ──► YAML or JSON documents ──► find: the plugin configurations in them
 //!                                             │
-//!            schema, every error ◄────────────┤
-//!            the filter itself, what a schema cannot say ◄┘
+//!            schema: every error ◄────────────┤
+//!            the filter itself: the rest ◄────┘
 //! ```
 //!
-//! It also warns of a chain of filters in which Envoy loses bytes (`chain`), and refuses gateways that fail open beside a
-//! configuration with salts (`fail_open`). It reports every error, with path, value and limit; of what may be a secret it shows only the path. It reads no
-//! environment, so it cannot tell whether a key is there.
+//! It also warns of a chain of filters in which Envoy loses bytes (`chain`), and refuses gateways that fail open if a
+//! configuration has salts (`fail_open`). It reports every error, with path, value and limit; for a possible secret it
+//! shows only the path. It reads no environment, so it cannot check that a key is set.
 
 mod chain;
 mod fail_open;
@@ -35,8 +34,8 @@ pub enum Verdict {
     Refused,
 }
 
-/// Checks the configurations in `files` (`-`: standard input) and prints what is wrong with them. A gateway that fails open beside
-/// a configuration with salts is refused, wherever either stands in the files, unless `accepts_fail_open`.
+/// Checks the configurations in `files` (`-`: standard input) and prints their errors. A gateway that fails open is refused
+/// if any configuration in the files has salts, unless `accepts_fail_open`.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or contains no configuration.
@@ -51,7 +50,7 @@ pub fn run(files: &[PathBuf], accepts_fail_open: bool) -> anyhow::Result<Verdict
         let settings = failures.open.into_iter();
         open.extend(settings.map(|setting| format!("{}: {setting}", file.display())));
         let configurations = match find::configurations(&text) {
-            // The configuration of an external processor stands in a file of its own.
+            // The configuration of an external processor is in a separate file.
             Err(_) if failures.is_told => Vec::new(),
             configurations => {
                 configurations.with_context(|| format!("cannot read {}", file.display()))?
@@ -124,7 +123,7 @@ fn judged(errors: &[String]) -> String {
     text
 }
 
-/// Returns a warning for each route whose requests a configuration with salts refuses.
+/// Returns a warning for each route without a salt, whose requests the filter refuses if the configuration has salts.
 fn unsalted(configuration: &str) -> Vec<String> {
     let config = Config::from_json(configuration.as_bytes());
     let routes = config
@@ -139,7 +138,7 @@ fn unsalted(configuration: &str) -> Vec<String> {
     routes.iter().map(warning).collect()
 }
 
-/// Returns all errors of a configuration. Errors that no schema can express are reported once the schema has none.
+/// Returns all errors of a configuration: those of the schema, or if it finds none, the filter's own.
 fn errors(schema: &Value, validator: &Validator, configuration: &str) -> Vec<String> {
     let told = |errors: Vec<String>| match Config::from_json(configuration.as_bytes()) {
         Err(error) if errors.is_empty() => vec![error.to_string()],
@@ -155,14 +154,14 @@ fn errors(schema: &Value, validator: &Validator, configuration: &str) -> Vec<Str
     }
 }
 
-/// Returns an error in words: the path, the value and what is allowed there.
+/// Returns an error in words: the path, the value and the allowed values.
 fn in_words(schema: &Value, error: &ValidationError<'_>) -> String {
     let pointer = error.instance_path().as_str();
     let path = match pointer.trim_start_matches('/').replace('/', ".") {
         path if path.is_empty() => "the configuration".to_owned(),
         path => path,
     };
-    // Keys and tokens are below these fields; a misspelt field there may hold one.
+    // Keys and tokens are in these fields, and a misspelt field in them may contain one.
     let is_secret = path.split('.').any(|part| part == "salt" || part == "feed");
     let keyword = error.schema_path().as_str();
     let (part, _) = keyword.rsplit_once('/').unwrap_or_default();

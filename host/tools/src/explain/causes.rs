@@ -6,30 +6,30 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// How often each cause occurred, and what it cost.
+/// Sums of causes: how often each occurred, and what it cost.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Causes {
-    /// Requests whose prefix broke for this cause.
+    /// Number of diagnosed requests.
     pub(crate) requests: u64,
-    /// Estimated tokens of their prompts.
+    /// Estimated tokens of all prompts.
     pub(crate) prompt_tokens: u64,
     /// Tokens that prefixes of earlier prompts saved.
     pub(crate) reused_tokens: u64,
     by_cause: BTreeMap<Key, Sum>,
 }
 
-/// What is summed up: a cause in a segment, and volatile values by their kind.
+/// A cause in a segment, with the kind of the volatile value if one is the cause.
 type Key = (Cause, &'static str, Option<Volatile>);
 
-/// What a cause cost, in requests and tokens.
+/// The cost of a cause, in requests and tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sum {
     pub(crate) requests: u64,
-    /// Tokens computed although an earlier prompt held them.
+    /// Tokens computed although an earlier prompt contained them.
     pub(crate) tokens: u64,
 }
 
-/// A cause, where it is, and what it cost.
+/// A cause, its segment, and its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) cause: Cause,
@@ -76,7 +76,7 @@ impl Causes {
         rows
     }
 
-    /// Returns the number of requests in which nothing broke, by that name.
+    /// Returns the number of requests with a cause that broke nothing, such as [`Cause::None`].
     pub(crate) fn quiet(&self, cause: Cause) -> u64 {
         let all = self.by_cause.iter();
         all.filter(|((known, ..), _)| *known == cause)
@@ -89,7 +89,7 @@ impl Causes {
         self.rows().into_iter().map(Row::to_json).collect()
     }
 
-    /// Returns lines for a terminal; nothing if nothing broke.
+    /// Returns lines for a terminal; empty if no prefix broke.
     pub(crate) fn to_table(&self) -> String {
         let rows = self.rows();
         if rows.is_empty() {
@@ -114,7 +114,7 @@ impl Causes {
         table
     }
 
-    /// Returns the share of all prompts' tokens.
+    /// Returns `tokens` as a share of all prompts' tokens.
     pub(crate) fn share(&self, tokens: u64) -> f64 {
         if self.prompt_tokens == 0 {
             0.0

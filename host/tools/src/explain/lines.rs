@@ -13,7 +13,7 @@ pub(crate) struct Explaining {
 }
 
 impl Explaining {
-    /// Starts an explanation that has read nothing.
+    /// Returns an empty explanation with the default window and configuration.
     pub(crate) fn new(page_tokens: u32, document_tokens: u32) -> Self {
         Self::within(
             Limits::LOG.requests,

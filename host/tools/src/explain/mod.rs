@@ -1,14 +1,14 @@
 //! `foreword explain`: why the prompts of a log could not begin like earlier ones, what that cost, and which line of
-//! configuration mends it.
+//! configuration remedies it.
 //!
 //! ```text
 //!  LOG… ──lines──▶ Explaining: index of recent requests ──▶ diagnosis of each ──▶ JSON
 //!                                                               └─▶ causes, summed up ──┬─▶ table, report
-//!                     the log again, for each part that mends ──▶ tokens that it saves ─┘
+//!                     the log again, for each remedy ───────────▶ tokens that it saves ─┘
 //! ```
 //!
-//! The core determines causes ([`foreword_ordering::head`]), and `remedy` what mends them. Memory is bounded by the
-//! window of requests; no text is kept.
+//! The core determines causes ([`foreword_ordering::head`]), and `remedy` their remedies. Memory is bounded by the window
+//! of requests; no text is kept.
 
 pub(crate) mod causes;
 mod lines;
@@ -44,7 +44,7 @@ pub struct Options {
     pub window: u32,
     /// File with the gateway's current `ordering`.
     pub ordering: Option<PathBuf>,
-    /// Whether the log is replayed to compute what mending would save.
+    /// Whether the log is replayed to compute the tokens that each remedy saves.
     pub gain: bool,
     /// Whether the first bad line ends the reading.
     pub strict: bool,
@@ -54,7 +54,7 @@ pub struct Options {
     pub json: bool,
 }
 
-/// The files hold no request.
+/// The files contain no request.
 #[derive(Debug, thiserror::Error)]
 #[error("no line of {files} is a request ({lines} lines read, {bad} of them bad)")]
 pub struct NoRequests {
@@ -62,7 +62,7 @@ pub struct NoRequests {
     pub files: String,
     /// Lines that were read.
     pub lines: u64,
-    /// Lines that could not be understood.
+    /// Lines that could not be parsed.
     pub bad: u64,
 }
 
@@ -73,11 +73,11 @@ struct Findings {
     page_tokens: u32,
     causes: Causes,
     rows: Vec<(Row, Remedy)>,
-    /// What the log costs with each part, as far as it was asked for.
+    /// The cost of the log without and with each remedy; empty without [`Options::gain`].
     gains: BTreeMap<Part, Gain>,
 }
 
-/// What a part of the configuration saves.
+/// The tokens that a remedy saves.
 #[derive(Clone, Copy, Debug)]
 struct Gain {
     /// Tokens that the engine computes without the remedy.
@@ -108,7 +108,7 @@ pub fn run(options: &Options) -> Result<()> {
         config,
     );
     let mut causes = Causes::default();
-    // Places of the requests that the index knows.
+    // Places of the requests in the index.
     let mut places: VecDeque<(u64, Place)> = VecDeque::new();
     let on_bad = OnBad::when(options.strict);
     let mut failed: Option<std::io::Error> = None;
@@ -180,7 +180,7 @@ pub fn run(options: &Options) -> Result<()> {
 /// Tokens of a ranking's document that does not state them.
 const DOCUMENT_TOKENS: u32 = 256;
 
-/// Returns one request's diagnosis as an entry of the JSON output.
+/// Returns a request's diagnosis as an entry of the JSON output.
 fn entry(
     options: &Options,
     place: Place,
@@ -224,7 +224,7 @@ fn entry(
     entry
 }
 
-/// Returns what each part that mends a cause of this log would save.
+/// Returns the gain of each remedy for a cause in this log.
 fn gains(
     options: &Options,
     ordering: &Ordered,
@@ -273,7 +273,7 @@ fn gains(
 }
 
 impl Findings {
-    /// Returns what a part saves, in words; nothing if it was not asked for.
+    /// Returns the gain of a remedy, if it was computed.
     fn gain_of(&self, remedy: &Remedy) -> Option<Gain> {
         remedy.part.and_then(|part| self.gains.get(&part).copied())
     }

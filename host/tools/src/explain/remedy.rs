@@ -1,19 +1,19 @@
-//! The remedies of causes: a line of the gateway's configuration if there is one, words if the client or the engine
+//! The remedies of causes: a line of the gateway's configuration if there is one, or advice if the client or the engine
 //! must change.
 
 use foreword_ordering::head::{Cause, Volatile};
 use serde_json::{Value, json};
 
-/// A change of configuration that mends a cause.
+/// The remedy of a cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remedy {
-    /// What to do, in a sentence.
+    /// The advice, in a sentence.
     pub(crate) words: &'static str,
-    /// What to write into the gateway's configuration.
+    /// The part of the gateway's configuration that applies the remedy, if there is one.
     pub(crate) part: Option<Part>,
 }
 
-/// A part of the configuration that mends.
+/// A part of the configuration that is a remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
     /// A stable order of tools, and of their keys.
@@ -24,9 +24,9 @@ pub(crate) enum Part {
     Learned,
     /// Positional ids and scores of documents.
     Documents,
-    /// Documents stay with the turn that they were sent with.
+    /// Documents stay with the turn in which they were sent.
     Pin,
-    /// Documents are put in order.
+    /// Documents are ordered.
     Policy,
 }
 
@@ -56,7 +56,7 @@ impl Part {
         }
     }
 
-    /// Returns the line to write, as it stands in the plugin's configuration.
+    /// Returns the line to write into the plugin's configuration.
     pub(crate) fn configuration(self) -> &'static str {
         match self {
             Self::Tools => {
@@ -80,7 +80,7 @@ impl Part {
 }
 
 impl Remedy {
-    /// Returns the change that mends `cause`.
+    /// Returns the remedy of `cause`.
     pub(crate) fn of(cause: Cause, volatile: Option<Volatile>) -> Self {
         let (words, part) = match cause {
             Cause::None | Cause::FirstSeen => ("Nothing is to be mended.", None),

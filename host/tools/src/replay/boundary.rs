@@ -1,7 +1,7 @@
-//! What a log would have cost at an upstream whose cache matches only up to marked or stored boundaries.
+//! The cost of a log at an upstream whose cache matches only up to marked or stored boundaries.
 //!
-//! [`foreword_simulation`] has the caches and the arms. A line's time is its own if it states one; other lines follow
-//! the one before at an even rate.
+//! [`foreword_simulation`] provides the caches and the arms. A line's time is its own if it states one; other lines follow
+//! the previous one at an even rate.
 
 use super::Options;
 use super::prices;
@@ -20,16 +20,16 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// The options of a replay against a cache with boundaries.
+/// Options of a replay against a cache with boundaries.
 #[derive(Clone, Debug)]
 pub struct BoundaryOptions {
-    /// How the upstream's cache matches.
+    /// The kind of the upstream's cache.
     pub kind: CacheKind,
-    /// File with prices; `None`: the published rules, in plain tokens.
+    /// File with prices; `None` for the published rules, in plain tokens.
     pub prices: Option<PathBuf>,
-    /// The model whose rules and prices count for all lines; `None`: each line's own.
+    /// The model whose rules and prices apply to all lines; `None` for each line's own.
     pub model: Option<String>,
-    /// Requests a minute where lines state no time.
+    /// Requests a minute for lines that state no time.
     pub per_minute: u32,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Boundary {
     currency: String,
     /// Number of bodies that were served.
     requests: u64,
-    /// Number of rankings, which have no body to be marked.
+    /// Number of rankings, which have no body and so no markers.
     rankings: u64,
     /// Outcomes by arm, the one without caching first.
     outcomes: Vec<BoundaryOutcome>,
@@ -74,7 +74,7 @@ pub(super) fn replay(options: &Options, boundary: &BoundaryOptions) -> Result<Bo
     }
 }
 
-/// Serves bodies by caches that know markers.
+/// Replays bodies against a cache with markers.
 fn marked(
     options: &Options,
     boundary: &BoundaryOptions,
@@ -105,7 +105,7 @@ fn marked(
     Ok(found)
 }
 
-/// Serves prompts by a cache that stores units, or any prefix: the client's order and ours.
+/// Replays prompts, in the client's order and in ours, against a cache that stores units, or any prefix.
 fn stored(
     options: &Options,
     boundary: &BoundaryOptions,

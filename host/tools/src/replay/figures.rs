@@ -10,7 +10,7 @@ use foreword_simulation::{Bound, Capacity};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The results that are shown.
+/// The results of a replay.
 #[derive(Debug)]
 pub(super) struct Figures {
     /// Names of the files.
@@ -28,20 +28,20 @@ pub(super) struct Figures {
     pub(super) stabilised: Vec<PolicyOutcome>,
     /// The causes that broke prefixes.
     pub(super) causes: Causes,
-    /// What the prompts would have cost at a cache with boundaries, if it was asked for.
+    /// The cost of the prompts at a cache with boundaries, if requested.
     pub(super) boundary: Option<Boundary>,
     /// Reuse and expected loss by placement, if a rank profile was given.
     pub(super) frontier: Option<Frontier>,
 }
 
 impl Figures {
-    /// Returns the outcome without Foreword, if it was asked for.
+    /// Returns the outcome in retrieval order, that is without Foreword, if requested.
     pub(super) fn baseline(&self) -> Option<&PolicyOutcome> {
         let name = PolicyKind::Retrieval.name();
         self.outcomes.iter().find(|outcome| outcome.name == name)
     }
 
-    /// Returns the outcome that reused most, the first of equals.
+    /// Returns the outcome with the most reuse, the first of equals.
     pub(super) fn best(&self) -> Option<&PolicyOutcome> {
         let reused = |outcome: &&PolicyOutcome| outcome.reuse.reused_tokens;
         self.outcomes.iter().rev().max_by_key(reused)
@@ -111,7 +111,7 @@ impl Figures {
         table
     }
 
-    /// Returns the lines for whole prompts, as they came and stabilised; nothing if none were replayed.
+    /// Returns the lines for whole prompts, original and stabilised; empty if none were replayed.
     fn prompts_table(&self) -> String {
         let mut table = String::new();
         let rows = self.outcomes.iter().filter_map(|outcome| {
@@ -196,7 +196,7 @@ pub(super) mod tests {
     use super::*;
     use foreword_ordering::policy::PolicyOptions;
 
-    /// A real replay of a generated trace.
+    /// Returns the results of a real replay of a generated trace.
     pub(in crate::replay) fn example(requests: usize, policies: &[PolicyKind]) -> Figures {
         let (trace, list) = simulate::tests::generated(requests);
         let capacity = Capacity::of_prompts(40, &list);

@@ -1,9 +1,9 @@
-//! What each place for the best documents brings in reuse on a log, and what it costs a model in answers by its
-//! [`RankProfile`].
+//! The reuse of a log for each placement of the best documents, and the loss in answers that a model's [`RankProfile`]
+//! expects.
 //!
-//! Every placement is replayed under one policy. The expected loss of a request is what the profile says of its very
-//! order; the mean is over requests with two documents or more, whose order can cost something. A point that another
-//! one beats in reuse at no greater loss is off the frontier.
+//! Every placement is replayed under one policy. A request's expected loss is the profile's for its exact order. The mean
+//! is over requests with two documents or more, whose order can matter. A point is off the frontier if another point has
+//! more reuse at no greater loss.
 
 use crate::evaluate::RankProfile;
 use anyhow::Result;
@@ -30,9 +30,9 @@ pub(super) struct Frontier {
 struct Point {
     /// The place of the best documents; `None` for retrieval order.
     placement: Option<Placement>,
-    /// Share of document tokens that the cache had.
+    /// Share of document tokens found in the cache.
     reuse: f64,
-    /// Nats a token that the right answer is expected to lose against retrieval order.
+    /// Expected loss of the right answer against retrieval order, in nats a token.
     loss: f64,
     is_efficient: bool,
 }
@@ -49,7 +49,8 @@ const PLACEMENTS: [(Place, u16); 8] = [
 ];
 
 impl Frontier {
-    /// Replays `trace` in retrieval order and with every placement under the policy that `config` makes for a kind.
+    /// Replays `trace` in retrieval order, and with every placement under `foresight`. `config` returns a policy's
+    /// configuration.
     pub(super) fn new(
         trace: &CompactTrace,
         capacity: Capacity,
@@ -182,7 +183,7 @@ impl Frontier {
                     (_, false) => OTHERS,
                 };
                 area.draw(&Circle::new(at, 5, colour.filled()))?;
-                // Points off the frontier stand close together; the table names them.
+                // Points off the frontier are close together; the table names them.
                 if point.is_efficient || point.placement.is_none() {
                     let name = (at.0 + 9, at.1);
                     area.draw(&Text::new(point.name(), name, words(HPos::Left)))?;
@@ -194,7 +195,7 @@ impl Frontier {
     }
 }
 
-/// Pixels around a plot; names stand at the right of their points.
+/// Pixels around a plot; names are at the right of their points.
 const LEFT: i32 = 28;
 const RIGHT: i32 = 130;
 const EDGE: i32 = 16;

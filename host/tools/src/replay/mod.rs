@@ -3,15 +3,15 @@
 //! ```text
 //!  FILE… ──lines──▶ read ──▶ trace ──┬─▶ bound                    ┌─▶ table or JSON
 //!            │                       ├─▶ simulate, per policy ────┼─▶ report (plots)
-//!            │                       └─▶ frontier, if asked for ──┤
+//!            │                       └─▶ frontier, if requested ──┤
 //!            ├──bodies─▶ whole prompts, per policy, and causes ───┤
-//!            └──bodies─▶ caches with boundaries, if asked for ────┘
+//!            └──bodies─▶ caches with boundaries, if requested ────┘
 //! ```
 //!
 //! [`foreword_simulation`] determines the meaning of lines, the orders and the engine's cache, so decisions here equal
-//! those at the gateway. Texts are read and forgotten line by line: only documents' ids, fingerprints and token counts
-//! stay, and the output contains no document's text. Whole prompts read the log once more for each policy (`whole`).
-//! No model, engine or network is involved.
+//! those at the gateway. Texts are dropped after each line: only documents' ids, fingerprints and token counts are stored,
+//! and the output contains no document's text. Whole prompts read the log once more for each policy (`whole`). No model,
+//! engine or network is involved.
 
 mod boundary;
 mod figures;
@@ -49,11 +49,11 @@ pub struct Options {
     pub capacity: Capacity,
     /// Policies, in the order of the table.
     pub policies: Vec<PolicyKind>,
-    /// The placement of the best documents; `None`: the configuration's.
+    /// The placement of the best documents; `None` for the configuration's.
     pub rank: Option<Placement>,
-    /// A model's rank profile, against which places for the best documents are weighed.
+    /// File with a model's rank profile, for the expected loss of each placement.
     pub rank_profile: Option<PathBuf>,
-    /// Number of requests that are also planned together, as an offline batch.
+    /// Window of requests that are also planned together, as an offline batch; `None` for no batches.
     pub batch: Option<NonZeroU32>,
     /// Seed of the `random` policy and of the upper bound's sample.
     pub seed: u64,
@@ -63,7 +63,7 @@ pub struct Options {
     pub strict: bool,
     /// File with the gateway's `ordering`, for stabilised prompts.
     pub ordering: Option<PathBuf>,
-    /// The cache with boundaries that the log is replayed against as well; `None`: none.
+    /// The cache with boundaries that the log is also replayed against, if any.
     pub boundary: Option<BoundaryOptions>,
     /// File for the report.
     pub report: Option<PathBuf>,

@@ -8,7 +8,7 @@ use foreword_report::words::percent;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// Plots a bar for every policy: the share that it reused, under a line at the upper bound.
+/// Plots a bar for every policy: the share of tokens reused, with a line at the upper bound.
 pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
     const ROW: i32 = 34;
     const TOP: i32 = 30;
@@ -51,7 +51,7 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
             INK.stroke_width(1),
         ))?;
         let label = format!("upper bound {}", percent(figures.bound.share));
-        // The label stands on the side with room for it.
+        // The label is on the side with room for it.
         let (at, side) = if bound + LABEL > i32::try_from(pixels)? {
             (bound + VALUES - 8, HPos::Right)
         } else {
@@ -75,7 +75,7 @@ pub(super) fn reuse(figures: &Figures, width: Width) -> Result<String> {
     over_requests(figures, shown, width, "% of document tokens", line)
 }
 
-/// Plots the document tokens left to compute, summed up, in thousands: without Foreword and at best.
+/// Plots the cumulative document tokens computed, in thousands, without Foreword and under the best policy.
 pub(super) fn computed(figures: &Figures, width: Width) -> Result<String> {
     let mut shown: Vec<PolicyOutcome> = figures.best().into_iter().cloned().collect();
     shown.extend(figures.baseline().cloned());

@@ -4,8 +4,8 @@
 //! {"currency": "USD", "models": [{"name": "claude-opus-5-5", "kind": "anthropic", "input": 4.0, "read": 0.2}]}
 //! ```
 //!
-//! Prices are those of a million tokens. What a model does not state follows from its kind's published rules: the prices
-//! of reading and writing by that of `input`, and the fewest tokens that are kept.
+//! Prices are those of a million tokens. Fields that a model omits follow from its kind's published rules: the prices of
+//! reading and writing from that of `input`, and the minimum of cached tokens.
 
 use anyhow::{Context, Result, bail, ensure};
 use foreword_ordering::cuts::CacheKind;
@@ -18,7 +18,7 @@ use std::path::Path;
 struct File {
     currency: String,
     models: Vec<Model>,
-    /// Where the prices come from, for whoever reads the file.
+    /// The source of the prices, for readers of the file.
     #[serde(default, rename = "source")]
     _source: String,
 }
@@ -35,10 +35,10 @@ struct Model {
     minimum_tokens: Option<u32>,
 }
 
-/// Reads prices; without a file they are the published rules, in plain tokens.
+/// Reads prices; without a file returns the published rules, in plain tokens.
 ///
 /// # Errors
-/// Returns an error that names the file and the field if it cannot be read, or a price is none.
+/// Returns an error that names the file and the field if the file cannot be read or a price is invalid.
 pub(super) fn read(file: Option<&Path>) -> Result<CachePrices> {
     let Some(file) = file else {
         return Ok(CachePrices::published());

@@ -10,7 +10,7 @@ use foreword_simulation::{CompactTrace, LogReader, Logged};
 pub(super) struct Log {
     pub(super) trace: CompactTrace,
     pub(super) counts: Counts,
-    /// Number of lines that are requests without documents.
+    /// Number of lines with a request without documents.
     pub(super) without_documents: u64,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn read(options: &Options) -> Result<Log> {
 }
 
 impl Log {
-    /// Prints to standard error what was left out; nothing if nothing was.
+    /// Prints to standard error how many lines were skipped, if any were.
     pub(super) fn tell(&self) {
         self.counts.tell();
         if self.without_documents > 0 {

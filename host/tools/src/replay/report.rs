@@ -1,4 +1,4 @@
-//! The report: one self-contained HTML file, filled from the figures. It looks like the demo's.
+//! The report: one self-contained HTML file, filled from the figures, in the style of the demo's.
 
 use super::boundary::Boundary;
 use super::figures::{Figures, cells, microseconds};
@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 const TITLE: &str = "Foreword replay: what ordering would save";
 
-/// Returns the page.
+/// Returns the HTML page.
 pub(super) fn page(figures: &Figures) -> Result<String> {
     let values = [
         ("trace", escaped(&figures.trace)),

@@ -1,5 +1,4 @@
-//! Replays a trace under one policy, or in planned batches: tokens reused over the requests, and how long decisions
-//! took.
+//! Replays a trace under one policy, or in planned batches: tokens reused over the requests, and the time of decisions.
 
 use anyhow::Result;
 use foreword_ordering::policy::{Placement, Policy, PolicyKind};
@@ -9,16 +8,16 @@ use foreword_simulation::{
 };
 use std::time::{Duration, Instant};
 
-/// The result of a policy.
+/// The outcome of a policy.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyOutcome {
     pub(super) name: &'static str,
     pub(super) reuse: Reuse,
-    /// The number of requests so far, and the reuse up to there: at most [`POINTS`] points at even distances, the last
-    /// one at the end.
+    /// Numbers of requests with the reuse up to there: at most [`POINTS`] points at even distances, the last one at the
+    /// end.
     pub(super) curve: Vec<(usize, Reuse)>,
-    /// Mean time to decide a request: intern its documents, order them, remember the order. It excludes rewriting the
-    /// body.
+    /// Mean time of a decision: interning a request's documents, ordering them, and recording the order. It excludes
+    /// rewriting the body.
     pub(super) mean_us: f64,
     pub(super) p99_us: f64,
     /// The reuse of whole prompts, if they were replayed.
@@ -60,9 +59,9 @@ pub(super) fn replay(
     Ok(outcome(kind.name(), replay.reuse(), curve, nanoseconds))
 }
 
-/// Replays `trace` in windows of `window` requests. Each window is planned as a whole before its first request is
-/// served: both the order of documents and the order of requests are chosen ([`foreword_simulation::batch_placed`]). A
-/// window's time is shared evenly by its requests.
+/// Replays `trace` in windows of `window` requests. Each window is planned as a whole before its first request is served:
+/// both the order of documents and the order of requests are chosen ([`foreword_simulation::batch_placed`]). Each request
+/// counts an equal part of its window's time.
 pub(super) fn replay_batches(
     trace: &CompactTrace,
     window: usize,
@@ -130,7 +129,7 @@ impl Pace {
     }
 }
 
-/// Returns the result of whole prompts; its times are those of rewriting bodies.
+/// Returns the outcome of whole prompts; its times are those of rewriting bodies.
 pub(super) fn whole(name: &'static str, prompts: PromptReuse, pace: Pace) -> PolicyOutcome {
     let curve = Curve::new(0);
     PolicyOutcome {
@@ -164,7 +163,7 @@ impl Curve {
     }
 }
 
-/// Returns the nearest-rank quantile; 0 of none.
+/// Returns the nearest-rank quantile; 0 for no values.
 fn quantile(values: &mut [u32], share: f64) -> u32 {
     if values.is_empty() {
         return 0;

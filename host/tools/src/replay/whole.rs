@@ -1,4 +1,4 @@
-//! Replays whole prompts under each policy, as bodies came and stabilised, and finds out why their prefixes broke.
+//! Replays whole prompts under each policy, from original and stabilised bodies, and determines why their prefixes broke.
 //!
 //! ```text
 //!   line ──▶ orderer (policy, head, conversation) ──▶ prompt ──▶ engine's cache      once for each policy
@@ -25,11 +25,11 @@ use std::time::Instant;
 
 /// The results of whole prompts.
 pub(super) struct Whole {
-    /// Reuse of bodies as they came, by policy.
+    /// Reuse of original bodies, by policy.
     pub(super) came: Vec<PromptReuse>,
     /// Outcomes of stabilised bodies, by policy.
     pub(super) stabilised: Vec<PolicyOutcome>,
-    /// The causes that broke prefixes, of bodies as they came.
+    /// The causes that broke the prefixes of original bodies.
     pub(super) causes: Causes,
 }
 
@@ -127,7 +127,7 @@ pub(crate) fn prompts(
     Ok(simulate::whole(kind.name(), reuse, pace))
 }
 
-/// Serves a line as the gateway would.
+/// Replays a line as the gateway would serve it.
 fn served(
     replay: &mut PromptReplay,
     reader: &LogReader,
@@ -152,7 +152,7 @@ fn served(
         .map_err(BadLine::Body)
 }
 
-/// Returns the causes that broke prefixes, of bodies as they came.
+/// Returns the causes that broke the prefixes of original bodies.
 fn causes(options: &Options) -> Result<Causes> {
     let mut explaining =
         crate::explain::Explaining::new(options.capacity.page_tokens, options.document_tokens);
@@ -165,18 +165,18 @@ fn causes(options: &Options) -> Result<Causes> {
     Ok(causes)
 }
 
-/// The gateway's `ordering`, as written, which a replay varies.
+/// The gateway's `ordering` as written, from which a replay derives its variants.
 pub(crate) struct Ordered {
     value: Value,
-    /// Whether there was a file.
+    /// Whether a file was given.
     is_given: bool,
 }
 
 impl Ordered {
-    /// Reads `file`, the gateway's `ordering` or a whole plugin configuration with one.
+    /// Reads `file`, the gateway's `ordering` or a whole plugin configuration with one. Without a file, it is empty.
     ///
     /// # Errors
-    /// Returns an error if it cannot be read, or is no such configuration.
+    /// Returns an error if the file cannot be read, or is not such a configuration.
     pub(crate) fn read(file: Option<&Path>) -> Result<Self> {
         let Some(file) = file else {
             return Ok(Self {
@@ -221,12 +221,12 @@ impl Ordered {
         Ok(found)
     }
 
-    /// Returns whether there was a file.
+    /// Returns whether a file was given.
     pub(crate) fn is_given(&self) -> bool {
         self.is_given
     }
 
-    /// Returns the policy that it names.
+    /// Returns the policy that the configuration names.
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].
@@ -235,17 +235,17 @@ impl Ordered {
         PolicyKind::by_name(&raw.policy).context("there is no such policy")
     }
 
-    /// Returns it with the fields of `changes` in place of the written ones.
+    /// Returns the configuration with the fields of `changes` in place of the written ones.
     ///
     /// # Errors
-    /// Returns an error if the result is no configuration.
+    /// Returns an error if the result is not a valid configuration.
     pub(crate) fn raw(&self, changes: &Value) -> Result<RawConfig> {
         let mut value = self.value.clone();
         merge(&mut value, changes);
         Ok(RawConfig::from_json(value.to_string().as_bytes())?)
     }
 
-    /// Returns it with nothing stabilised and nothing pinned.
+    /// Returns the configuration with nothing stabilised and nothing pinned.
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].
@@ -253,8 +253,8 @@ impl Ordered {
         self.raw(&json!({"head": {"mode": "off"}, "conversation": {"pin": false}}))
     }
 
-    /// Returns it as written, with `report` counting as `apply`. Without a file it has every part that the
-    /// documentation calls safe, and documents stay where they were first written.
+    /// Returns the configuration with the mode `report` replaced by `apply`. Without a file, it has every part that the
+    /// documentation calls safe, and pins documents to the turn in which they were sent.
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].
@@ -268,7 +268,7 @@ impl Ordered {
     }
 }
 
-/// Puts the fields of `changes` into `value`, object by object.
+/// Merges the fields of `changes` into `value`, object by object.
 fn merge(value: &mut Value, changes: &Value) {
     match (value, changes) {
         (Value::Object(value), Value::Object(changes)) => {

@@ -19,7 +19,7 @@ pub(crate) struct EngineConfig {
     pub(crate) feed: Option<FeedConfig>,
     /// Tokens in a block of the engine's cache; `None` if unknown.
     pub(crate) block_tokens: Option<u32>,
-    /// The kind of its cache, which decides whether prompts are marked for it.
+    /// The kind of the engine's cache, which decides whether prompts for it are marked.
     pub(crate) cache: CacheKind,
     /// Routes on which the engine separates caches by `cache_salt`; `None` for the defaults, those of OpenAI's API.
     pub(super) salts: Option<Vec<String>>,

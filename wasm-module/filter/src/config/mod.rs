@@ -66,7 +66,7 @@ pub struct Config {
     pub open_paths: Vec<String>,
     /// With salts: routes whose requests are refused, since an engine may not separate salts there.
     pub unsalted_routes: Vec<String>,
-    /// What happens to a request that cannot be ordered because of the client.
+    /// The treatment of a request that cannot be ordered because of the client.
     pub on_failure: OnFailure,
     /// Lower-case name of the response header with the report.
     pub report_header: Option<String>,
@@ -121,7 +121,7 @@ pub struct PathHeader {
     pub enabled: bool,
 }
 
-/// What happens to a request that cannot be ordered because of the client.
+/// The treatment of a request that cannot be ordered because of the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
     /// The original body is forwarded.
@@ -466,7 +466,8 @@ const DEFAULT_ROUTES: [&str; 3] = ["/v1/chat/completions", "/v1/messages", "/v1/
 const DEFAULT_REPORT_HEADER: &str = "x-foreword";
 const DEFAULT_PATH_HEADER: &str = "x-foreword-path";
 const DEFAULT_MAX_BODY_BYTES: u32 = 4 << 20;
-/// A worker's Wasm memory never shrinks and aborts near 1 GiB; a body needs a few times its own size there.
+/// Largest value of `max_body_bytes`. A worker's Wasm memory never shrinks and aborts near 1 GiB; a body needs a few times
+/// its own size there.
 const LIMIT_MAX_BODY_BYTES: u32 = 32 << 20;
 const DEFAULT_EXPERIMENT: &str = "default";
 /// Default number of a tenant's recent requests that a request is compared with.

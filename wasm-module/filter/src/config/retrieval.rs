@@ -15,7 +15,7 @@ pub(crate) struct RetrievalConfig {
     pub(crate) k: u16,
     /// Longest question to search for, in bytes.
     pub(crate) max_question_bytes: usize,
-    /// What happens to a chat if retrieval fails.
+    /// The treatment of a chat if retrieval fails.
     pub(crate) on_failure: OnFailure,
     /// Whether retrieved documents stay in a continued chat, unless `ordering.conversation.pin` is set.
     pub(crate) keep: bool,

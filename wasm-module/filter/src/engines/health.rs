@@ -6,17 +6,17 @@ use crate::host::{Host, HostError};
 /// The health of an engine.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EngineHealth {
-    /// Tokens that it has yet to compute for requests in flight.
+    /// Tokens that the engine has yet to compute for requests in flight.
     outstanding: u64,
     /// Time of the last change of `outstanding`.
     changed_ms: u64,
-    /// Number of failures since its last response.
+    /// Number of failures since the engine's last response.
     failures: u64,
-    /// It receives no requests before this time.
+    /// Time until which the engine receives no requests.
     out_until_ms: u64,
-    /// Tokens that it has yet to compute for requests of other proxies, as these report.
+    /// Tokens that the engine has yet to compute for requests of other proxies, as these report.
     elsewhere: u64,
-    /// Time of their last report.
+    /// Time of the last report for `elsewhere`.
     elsewhere_ms: u64,
 }
 
@@ -74,8 +74,8 @@ impl EngineHealth {
         }
     }
 
-    /// Returns the tokens that it has yet to compute for other proxies' requests. The worker that receives the reports may
-    /// end, so a value that was not repeated for [`ELSEWHERE_STALE_MS`] counts as 0.
+    /// Returns the tokens that the engine has yet to compute for other proxies' requests. The worker that receives the
+    /// reports may end, so a value that was not repeated for [`ELSEWHERE_STALE_MS`] counts as 0.
     pub(super) fn elsewhere(self, now_ms: u64) -> u64 {
         if now_ms.abs_diff(self.elsewhere_ms) > ELSEWHERE_STALE_MS {
             0

@@ -311,7 +311,7 @@ pub const DESTINATION_HEADER: &str = "x-gateway-destination-endpoint";
 const MAX_DESTINATIONS: usize = 8;
 /// Number of requests that the moving average covers.
 const MEAN_OF: u64 = 16;
-/// The mean before the first request.
+/// Value of the moving average of a request's tokens before the first request.
 const FIRST_MEAN_TOKENS: u64 = 1_000;
 
 #[cfg(test)]

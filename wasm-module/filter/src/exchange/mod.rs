@@ -119,7 +119,7 @@ impl BufferedRequest {
 #[derive(Default)]
 struct Noted {
     head: Option<HeadReport>,
-    /// Its body is taken out.
+    /// The cut that was made in the request's body, if any.
     cut: Option<Cut>,
     miss: Option<Ticket>,
 }

@@ -58,7 +58,7 @@ pub(crate) struct ExchangeResult {
     pub(crate) updates: Vec<PeerUpdate>,
     /// Number of own updates that the server accepted.
     pub(crate) sent: u64,
-    /// Number of own updates that it did not accept, and of others' that cannot be read or may hold texts of requests.
+    /// Number of own updates that the server refused, and of others' that cannot be read or may hold texts of requests.
     pub(crate) lost: u64,
     /// Whether to listen again at once. False after an empty response without a wait, so that the server is not called in a
     /// tight loop.

@@ -56,7 +56,7 @@ pub(crate) struct FeedUpdate {
     pub(crate) messages: Vec<Residency>,
     /// Number of events as the feed counts them, which may count several as one; a full snapshot counts as one.
     pub(crate) events: u64,
-    /// Whether it was sealed with another key than ours, so that it cannot be read.
+    /// Whether the feed was sealed with another key than ours, so that it cannot be read.
     pub(crate) is_keyed_otherwise: bool,
 }
 

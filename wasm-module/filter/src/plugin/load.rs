@@ -72,8 +72,8 @@ impl Plugin {
     }
 }
 
-/// Returns the name of the workers' agreement, and the worker's part in that ring unless it is disabled. In a proxy without
-/// shared data, each worker orders alone.
+/// Returns the name of the ring through which workers agree on orders, and this worker's part in it, or `None` if it is
+/// disabled. In a proxy without shared data, each worker orders alone.
 fn ring(host: &impl Host, config: &Config) -> Result<(String, Option<Agreement>), HostError> {
     let wanted = &config.agreement;
     let name = match &wanted.ring {

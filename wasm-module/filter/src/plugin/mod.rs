@@ -38,7 +38,7 @@ use crate::salt::{Identity, Salts};
 use crate::shared::Shared;
 use crate::usage::PromptUsage;
 
-/// One loaded configuration.
+/// The plugin with one loaded configuration.
 pub struct Plugin {
     config: Config,
     engines: Engines,

@@ -20,7 +20,7 @@
 //!
 //! **One place.** Documents are written into the message that asks for them, before its text: system prompt, documents,
 //! question. Before the system prompt they would separate it from the prefix that all requests share; after the question no
-//! prefix would include them. A continued chat keeps them there, byte for byte ([`RetrievalConfig::keeps`]), and its next
+//! prefix would include them. A continued chat keeps them there, byte for byte (`keep` in the configuration), and its next
 //! question gets its own. The core does all of that, as with a client's documents.
 //!
 //! **Workers share results.** In Wasm each worker has its own cache, and publishes its retriever's results to the others

@@ -200,7 +200,7 @@ fn follows(text: &str, at: usize, words: &str) -> bool {
 }
 
 const ANYTHING_LLM: &str = "[CONTEXT ";
-/// Phrases that show that a text is one of these clients', each from its first rare byte on.
+/// Phrases that occur in these clients' texts and in few others, each without the characters before its first rare byte.
 const MARKS: [&str; 5] = [
     ANYTHING_LLM,
     "Content:",

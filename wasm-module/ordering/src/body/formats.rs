@@ -24,7 +24,7 @@ pub(super) struct Format {
     pub(super) system: &'static [&'static str],
     /// The fields of an entry that [`Format::said`] receives, at most [`MAX_FIELDS`].
     pub(super) fields: &'static [&'static str],
-    /// Interprets an entry from these fields.
+    /// Interprets an entry by the values of `fields`.
     pub(super) said: for<'a> fn(&str, &RawMessage<'a>) -> Result<Said<'a>, Skip>,
     /// Style of a text part in an empty list of parts.
     pub(super) style: PartStyle,
@@ -88,7 +88,7 @@ const GEMINI: Format = Format {
     is_strict: false,
 };
 
-/// Cohere's first API calls the content `message`.
+/// Fields of a chat message. Cohere's first API names the content `message`.
 const CHAT_FIELDS: &[&str] = &["role", "content", "message"];
 
 /// Fields that refer to context before the body's first message that the body does not hold.
@@ -129,9 +129,9 @@ pub(super) struct Said<'a> {
 /// Which parts of a content may hold documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holds {
-    /// Its texts and parts, written by this author.
+    /// The content's texts and parts, written by this author.
     Parts(Author),
-    /// Its elements, each a passage that a search found.
+    /// The content's elements, each a passage that a search found.
     Passages,
     /// None: its bytes are never read.
     Nothing,

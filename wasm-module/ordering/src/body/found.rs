@@ -27,19 +27,19 @@ pub(crate) struct Message<'a> {
     pub(crate) chain: Chain,
     /// The chat's turn that the message belongs to.
     pub(crate) turn: u32,
-    /// Where documents can be written into it, and the scope of such documents.
+    /// Where documents can be written into the message, and their scope there; `None` if they cannot.
     pub(crate) entry: Option<(Entry, Scope)>,
-    /// One group for each of its texts with documents, and one for each run of document blocks.
+    /// Groups of documents: one for each text of the message with documents, and one for each run of document blocks.
     pub(crate) groups: Vec<Group<'a>>,
 }
 
 /// Adjacent documents, which are ordered together.
 #[derive(Debug)]
 pub(crate) struct Group<'a> {
-    /// Hash of the prompt before them, as the client wrote it.
+    /// Hash of the prompt before the documents, as the client wrote it.
     pub(crate) scope: Scope,
     pub(crate) format: DocumentFormat,
-    /// In the client's order; at least one.
+    /// The documents in the client's order; at least one.
     pub(crate) found: Vec<FoundDocument<'a>>,
     pub(crate) place: GroupLayout<'a>,
     /// Where an order hint goes, with its separators; `None` if there is no place for one.
@@ -64,7 +64,7 @@ pub(crate) struct FoundDocument<'a> {
     pub(crate) label: &'a str,
     pub(crate) tokens: u32,
     pub(crate) source: Source<'a>,
-    /// Where its number is in its block, if its client numbers documents by their places.
+    /// Place of the document's number in its block, if the client numbers documents by place.
     pub(super) numbered: Option<Numbered>,
 }
 
@@ -96,7 +96,7 @@ pub(crate) enum GroupLayout<'a> {
         /// The `documents` array, which becomes `null`; `None` if the documents are not from the body.
         array: Option<Range<usize>>,
         entry: Entry,
-        /// Text before and after them, escaped as in a JSON string.
+        /// Text before and after the rendered documents, escaped as in a JSON string.
         around: [&'a str; 2],
     },
 }

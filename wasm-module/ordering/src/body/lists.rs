@@ -43,7 +43,7 @@ pub(super) struct Lines {
 #[derive(Debug)]
 struct Item {
     start: usize,
-    /// Range of its number.
+    /// Range of the item's number.
     digits: Range<usize>,
     /// The first line end before a blank line.
     blank: Option<usize>,

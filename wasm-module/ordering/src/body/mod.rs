@@ -112,7 +112,7 @@ pub enum Skip {
     /// More documents than `documents.max`.
     #[error("the request has {found} documents, more than the limit of {limit}")]
     TooManyDocuments {
-        /// Documents in the body.
+        /// Number of documents in the body.
         found: usize,
         /// `documents.max`.
         limit: u32,

@@ -154,11 +154,11 @@ enum Line {
 /// An attribute of an opening tag.
 #[derive(Debug)]
 struct Attribute {
-    /// Start of the white space before it.
+    /// Start of the white space before the attribute.
     start: usize,
     key: Range<usize>,
     value: Range<usize>,
-    /// End, after its closing quote.
+    /// End of the attribute, after its closing quote.
     end: usize,
 }
 

@@ -1,6 +1,6 @@
 //! Scans JSON text in one pass, validates it, and returns its values as substrings.
 //!
-//! Each byte read counts as one look ([`crate::work`]), however many checks are made on it in place.
+//! Each byte read counts as one look (module `work`), however many checks are made on it in place.
 //!
 //! Bodies are read with it: messages hold most of a body's bytes, and a parser that first finds the messages and then
 //! reads inside them looks at each byte twice. Only names with escapes are decoded.

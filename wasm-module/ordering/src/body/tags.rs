@@ -66,13 +66,13 @@ struct Tags<'t> {
 /// the first 4 GiB count as text.
 #[derive(Clone, Copy)]
 struct Mark {
-    /// Position of its `<`.
+    /// Position of the tag's `<`.
     at: u32,
     /// End of an opening tag's name, or of a closing tag.
     end: u32,
     /// For a closing tag, the next mark that closes the same name, or [`NONE`].
     next: u32,
-    /// Index of its name; the loose names follow the others.
+    /// Index of the tag's name; the loose names follow the others.
     name: u16,
     is_closing: bool,
 }
@@ -246,7 +246,7 @@ fn is_of_name(byte: u8) -> bool {
 
 struct Opening {
     id: Option<Range<usize>>,
-    /// Position after its `>`.
+    /// Position after the tag's `>`.
     end: usize,
 }
 
@@ -476,7 +476,7 @@ mod tests {
         struct Opening<'n> {
             name: &'n str,
             id: Option<Range<usize>>,
-            /// After its `>`.
+            /// Position after the tag's `>`.
             end: usize,
         }
 
@@ -553,9 +553,9 @@ mod tests {
         }
 
         struct Closing {
-            /// After its `>`.
+            /// Position after the tag's `>`.
             end: usize,
-            /// Whether no other `<` precedes it.
+            /// Whether no other `<` precedes the tag.
             is_first: bool,
         }
 

@@ -57,7 +57,7 @@ pub(crate) struct MessageKey {
 /// The volatile spans of the head that a request would write into its newest user message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moving<'s> {
-    /// Hash of their text, as from [`SentMessage::kept_hash`]; 0 if there are none.
+    /// Hash of the spans' text, as from [`SentMessage::kept_hash`]; 0 if there are none.
     pub(crate) hash: u64,
     /// A hash of each span.
     pub(crate) spans: &'s [u64],
@@ -272,7 +272,7 @@ impl Memory {
         }
     }
 
-    /// Returns whether a request that ends with this message would write the same spans as it holds.
+    /// Returns whether message `id` holds the spans in `moving`, or is not recorded.
     fn is_sent_with(&self, id: MessageId, moving: Moving<'_>) -> bool {
         let node = self.node(id);
         node.is_none_or(|node| node.sent.kept_hash() == moving.hash)

@@ -22,7 +22,7 @@ use super::rules::{CacheKind, CacheRules};
 pub(super) struct Choice {
     /// Positions to mark, in order, each with its lifetime.
     pub(super) markers: Vec<(usize, MarkTtl)>,
-    /// These markers and the client's, in order.
+    /// The markers in `markers` and the client's, in order.
     pub(super) all: Vec<(usize, MarkTtl)>,
     /// The position up to which the upstream is believed to hold the prompt.
     pub(super) read: Option<usize>,
@@ -40,10 +40,10 @@ struct Node {
     step: u32,
     tokens: f64,
     again: f64,
-    /// Whether the upstream holds it for long enough that no marker is needed to keep it.
+    /// Whether the upstream will hold the position for long enough without a marker.
     is_fresh: bool,
     is_live: bool,
-    /// Whether we may set a marker here.
+    /// Whether the gateway may set a marker here.
     is_free: bool,
     /// Whether the client set a marker here.
     is_clients: bool,

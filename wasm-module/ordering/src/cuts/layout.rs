@@ -108,18 +108,18 @@ pub enum Part {
 /// A marker's lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkTtl {
-    /// The lifetime without a `ttl` field: 5 minutes; 30 with OpenAI.
+    /// Default lifetime, without a `ttl` field: 5 minutes, or 30 minutes with OpenAI.
     Default,
-    /// One hour; 12 with OpenAI.
+    /// Long lifetime: one hour, or 12 hours with OpenAI.
     Long,
 }
 
 /// Where a marker goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarkPlace {
-    /// As a field, after a block's opening brace.
+    /// As a field of a block, at the offset after its opening brace.
     Field(usize),
-    /// As a block after the one that ends here.
+    /// As a block of its own, after the block that ends at the offset.
     Behind(usize),
     /// On a piece of one of [`Layout::texts`]: indexes of text and piece.
     Piece(usize, usize),
@@ -129,7 +129,7 @@ pub(super) enum MarkPlace {
 #[derive(Clone, Debug)]
 pub(super) struct SplitText {
     pub(super) wrap: TextWrap,
-    /// Its range in the body, quotes included.
+    /// Range of the text in the body, quotes included.
     pub(super) raw: Range<usize>,
     /// Offsets at which a piece ends and the next one begins.
     pub(super) cuts: SmallVec<[usize; 8]>,
@@ -570,18 +570,18 @@ fn is_blank(piece: &str) -> bool {
 #[derive(Default)]
 struct Block<'a> {
     kind: Option<&'a str>,
-    /// Its text, quotes included.
+    /// The block's text, quotes included.
     text: Option<&'a str>,
     mark: Option<MarkTtl>,
-    /// Whether a marker precedes its text.
+    /// Whether a marker precedes the block's text.
     is_marked_early: bool,
-    /// Number of fields other than markers, its type and its text.
+    /// Number of fields other than markers, type and text.
     others: u32,
     /// Number of fields.
     fields: u32,
-    /// Whether it is a `cachePoint`.
+    /// Whether the block is a `cachePoint`.
     is_point: bool,
-    /// Whether it is Converse's document.
+    /// Whether the block is Converse's document.
     is_converse_document: bool,
     /// Hash of the block without markers.
     hash: u64,

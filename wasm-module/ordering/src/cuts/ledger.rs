@@ -73,9 +73,9 @@ struct Trials {
 /// The estimates for one position of a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Knowledge {
-    /// Estimated probability that a later request shares it during its cache lifetime.
+    /// Estimated probability that a later request shares the position during its cache lifetime.
     pub(super) again: f64,
-    /// Time until which the upstream is believed to hold it; 0 if it does not.
+    /// Time until which the upstream is believed to hold the position; 0 if it does not.
     pub(super) live_until_ms: u64,
 }
 

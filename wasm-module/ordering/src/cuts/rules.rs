@@ -151,7 +151,7 @@ const MINIMA: &[(&[&str], u32)] = &[
     ),
 ];
 
-/// Read prices by parts of Anthropic's model names.
+/// Prices of tokens read from the cache, by parts of Anthropic's model names.
 const READS: &[(&[&str], f64)] = &[
     (&["opus-5-5", "sonnet-5-5"], 0.05),
     (&["fable-5-1", "mythos-5-1"], 0.025),

@@ -125,7 +125,7 @@ object! {
     /// A pattern as the configuration writes it.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawPattern in "head.volatile.patterns." {
-        /// Its name in reports: 1 to 64 ASCII letters, digits or dashes.
+        /// Name of the pattern in reports: 1 to 64 ASCII letters, digits or dashes.
         pub name: String = String::new(),
         /// A regular expression, matched against each line of a system text without its break.
         pub pattern: String = String::new(),

@@ -86,9 +86,9 @@ pub(crate) struct Form {
 pub(crate) struct ContextMessage {
     /// The key of the message without its contexts.
     pub(crate) key: u128,
-    /// Its content, as written.
+    /// The message's content as forwarded, encoded in JSON.
     pub(crate) content: Box<str>,
-    /// The range in it of the text with contexts and question, without quotes.
+    /// Range in `content` of the text with contexts and question, without quotes.
     pub(crate) text: Range<u32>,
     /// Estimated tokens of the message.
     pub(crate) tokens: u32,

@@ -176,7 +176,7 @@ pub struct Index {
     entries: VecDeque<Entry>,
     parts: FxHashMap<(u64, SegmentKind), Part>,
     pieces: Slab,
-    /// Requests that hold a piece, by the hash of what it is the same as.
+    /// Requests that hold a piece, by the piece's [`same`](super::outline::Piece::same) hash.
     holders: FxHashMap<u64, Holders>,
     /// Recent values of a slot, by the units before and after it.
     slots: FxHashMap<u64, SmallVec<[u64; 3]>>,
@@ -199,7 +199,7 @@ struct Holders {
 /// The bounds of a search for the most similar request.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
-    /// Requests considered for each of their pieces.
+    /// Most requests considered for each piece.
     holders: usize,
     /// Requests compared piece by piece.
     compared: usize,

@@ -33,7 +33,7 @@ pub(super) struct Entry {
     pub(super) segments: Box<[Placed]>,
     /// The pieces of all segments, by number, in one list, so that requests are compared without reading their segments.
     pub(super) pieces: Box<[u32]>,
-    /// What these pieces are the [same](super::outline::Piece::same) as, sorted.
+    /// Hashes by which other requests count as the [same](super::outline::Piece::same) piece, one for each piece, sorted.
     pub(super) same: Box<[u64]>,
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Learned {
 struct Template {
     /// Hash and length of each stable unit.
     stable: Vec<(u64, u32)>,
-    /// The slots before, between and after the stable units: one more than these.
+    /// The slots before, between and after the stable units: one more than there are units.
     slots: Vec<Slot>,
     last_used: u64,
 }
@@ -35,9 +35,9 @@ struct Template {
 /// The text between two stable units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Slot {
-    /// Hash of its first value; 0 if it has had none.
+    /// Hash of the slot's first value; 0 if it has had none.
     first: u64,
-    /// Whether it has held another value.
+    /// Whether the slot has had another value.
     is_volatile: bool,
 }
 
@@ -105,7 +105,7 @@ impl Learned {
 struct Fit {
     /// Pairs of a template's stable unit and the text's equal unit.
     pairs: Vec<(usize, usize)>,
-    /// Bytes of these units.
+    /// Bytes of the paired units.
     bytes: u64,
 }
 
@@ -323,8 +323,8 @@ const COMMANDS: &[&str] = &[
     "without",
 ];
 
-/// The same in the languages of other prompts: German, French, Spanish, Italian, Portuguese, Dutch, Russian. The look-up
-/// lower-cases only ASCII, so Cyrillic words are listed in both cases.
+/// Words of instructions in the languages of other prompts: German, French, Spanish, Italian, Portuguese, Dutch, Russian.
+/// The look-up lower-cases only ASCII, so Cyrillic words are listed in both cases.
 const FOREIGN: &[&str] = &[
     "antworte",
     "antworten",
@@ -409,7 +409,7 @@ const FOREIGN: &[&str] = &[
     "Используй",
 ];
 
-/// The same for languages without spaces between words: Chinese and Japanese.
+/// Words of instructions in languages without spaces between words: Chinese and Japanese.
 const UNSPACED: &[&str] = &[
     "请",
     "必须",
@@ -502,7 +502,7 @@ const ADDRESSING: &[&str] = &[
 /// Longest unit that may be data, in bytes.
 const MAX_DATA_BYTES: usize = 240;
 
-/// Most words of a sentence that are neither names nor numbers, unless at least every sixth word is one.
+/// Most words of a sentence that are neither names nor numbers, unless a sixth of its words or more are names or numbers.
 const MAX_PLAIN_WORDS: u32 = 16;
 
 /// Most units of a text in one slot, and most consecutive units of a template that a text may lack.

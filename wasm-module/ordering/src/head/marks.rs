@@ -227,7 +227,7 @@ enum Class {
 #[derive(Clone, Debug)]
 struct Word {
     range: Range<usize>,
-    /// Hash of its bytes.
+    /// Hash of the word's bytes.
     hash: u64,
     class: Class,
 }

@@ -40,9 +40,9 @@ pub(super) struct Piece {
 /// How much of a text is read, in addition to hashing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// All of it: for reading logs.
+    /// Reads all of it, for logs.
     Full,
-    /// Beginnings and ends of long texts: for a gateway, where a client waits.
+    /// Reads the beginning and end of long texts, for a gateway whose client waits.
     Light,
 }
 
@@ -86,12 +86,12 @@ pub(super) enum RawPiece {
     Tool(Range<usize>),
     Document {
         fingerprint: u64,
-        /// Hash of its label; 0 if it has none.
+        /// Hash of the document's label; 0 if it has none.
         name: u64,
         tokens: u32,
-        /// Bytes of its text.
+        /// Length of the document's text in bytes.
         length: u32,
-        /// Ranges of its text to read.
+        /// Ranges of the document's text to read.
         looked: [Range<usize>; 2],
     },
     /// A text of a message that is short enough for [`Marks`].

@@ -50,7 +50,7 @@ pub(super) struct PendingSegment {
 /// The pieces of a segment.
 #[derive(Debug)]
 pub(super) enum PendingPieces {
-    /// Pieces stored in the index, which holds them.
+    /// Pieces that are already in the index.
     Known(Arc<[u32]>),
     /// A range of the prompt's raw pieces.
     Raw(Range<usize>),

@@ -41,7 +41,7 @@ struct Ranked<'a> {
     block: &'a str,
     label: &'a str,
     ranks: Ranks<'a>,
-    /// Its key, if it is numbered.
+    /// The document's key, if it is numbered.
     key: Option<String>,
 }
 

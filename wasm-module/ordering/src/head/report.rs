@@ -7,13 +7,13 @@ use std::ops::Range;
 pub struct HeadReport {
     /// Whether the body was changed. If not, mode `apply` would have made the changes.
     pub applied: bool,
-    /// Tools that changed place.
+    /// Number of tools that changed position.
     pub tools_moved: u32,
     /// Tools whose keys changed order.
     pub tools_reformed: u32,
     /// Spans that moved behind the documents.
     pub moved: u32,
-    /// Of these, spans that no pattern matched.
+    /// The part of `moved` that no pattern matched.
     pub learned: u32,
     /// Spans that have the value of the conversation's first request.
     pub frozen: u32,

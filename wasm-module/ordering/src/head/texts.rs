@@ -20,7 +20,7 @@ pub(super) struct SystemText<'a> {
     /// Offset of the text in the body, after its opening quote.
     pub(super) start: usize,
     pub(super) source: &'a str,
-    /// The part of its message's content that holds it, if the content has parts.
+    /// The part of the message's content with the text, if the content has parts.
     pub(super) part: Option<&'a str>,
     pub(super) text: Text<'a>,
     /// Whether the client marked this text, or a later one, as the end of a cached prefix: nothing in it moves.
@@ -31,13 +31,13 @@ pub(super) struct SystemText<'a> {
 /// A line, or a sentence of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
-    /// Its range in the plain text, without surrounding spaces.
+    /// Range of the line or sentence in the plain text, without surrounding spaces.
     pub(super) range: Range<usize>,
-    /// The line that holds it, line break included.
+    /// The line with the unit, line break included.
     pub(super) line: Range<usize>,
-    /// Hash of its words.
+    /// Hash of the unit's words.
     pub(super) hash: u64,
-    /// Whether it holds documents: then it stays and is not searched.
+    /// Whether the unit holds documents: then it stays and is not searched.
     pub(super) is_barrier: bool,
 }
 

@@ -44,8 +44,8 @@ pub(crate) struct Tools {
     pub(crate) version: u64,
 }
 
-/// Forms by hash. Most take a few dozen bytes, and products with many tool lists have thousands of them. So large forms
-/// have a bound of their own, and both together take half a megabyte at most.
+/// Forms by hash. Most take a few dozen bytes, and products with many tool lists have thousands of them, so large forms are
+/// in a list with a separate bound. The two lists together take half a megabyte at most.
 #[derive(Debug, Default)]
 struct Forms {
     small: Lru<Box<[u8]>>,
@@ -73,11 +73,11 @@ impl Forms {
 /// A parsed tool.
 #[derive(Debug)]
 struct Known {
-    /// Range of its name, between the quotes; empty if it has none.
+    /// Range of the tool's name, between the quotes; empty if it has none.
     name: Range<usize>,
-    /// Its canonical hash; `None` if the tool must not be changed.
+    /// Canonical hash of the tool; `None` if the tool must not be changed.
     canonical: Option<u64>,
-    /// Hash of the current order of its members.
+    /// Hash of the current order of the tool's members.
     order: u64,
     marked: bool,
 }
@@ -85,9 +85,9 @@ struct Known {
 /// The tools to forward.
 #[derive(Debug, Default)]
 pub(crate) struct Arranged<'a> {
-    /// In the order sent: the tool's index in the client's list, and its bytes.
+    /// The tools in the order sent, each with its index in the client's list and its bytes.
     pub(crate) tools: Vec<(usize, Cow<'a, str>)>,
-    /// Tools that changed place.
+    /// Number of tools that changed position.
     pub(crate) moved: u32,
     /// Tools whose keys changed order.
     pub(crate) reformed: u32,
@@ -270,7 +270,7 @@ pub(crate) fn name_of(tool: &str) -> Option<&str> {
 /// A parsed tool.
 struct Layout {
     canonical: u64,
-    /// Its objects and set-like arrays, in the order of their opening brackets.
+    /// The tool's objects and set-like arrays, in the order of their opening brackets.
     lists: Vec<List>,
 }
 
@@ -284,7 +284,7 @@ struct List {
 
 struct Member {
     range: Range<usize>,
-    /// The lists that open inside it.
+    /// The objects and set-like arrays that open inside the member.
     lists: Range<usize>,
 }
 
@@ -430,7 +430,7 @@ enum Context {
 /// How a key's value is parsed.
 enum Reads {
     As(Context),
-    /// As a set-like array, if it is an array.
+    /// Parses an array as a set-like one, and any other value as bytes.
     Set,
     /// As bytes.
     Raw,

@@ -62,10 +62,10 @@ pub struct Rewrite {
 pub struct Remembered {
     /// Number of messages; without pinning, only those that hold documents or end a request.
     pub messages: u64,
-    /// Estimated bytes that they take.
+    /// Estimated bytes of the messages in `messages`.
     pub bytes: u64,
-    /// Messages with contexts that their clients may later omit. They have bounds of their own.
+    /// Number of messages with contexts that their clients may later omit. They have separate bounds.
     pub contexts: u64,
-    /// Estimated bytes that these take.
+    /// Estimated bytes of the messages in `contexts`.
     pub context_bytes: u64,
 }

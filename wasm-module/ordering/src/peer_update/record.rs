@@ -61,7 +61,7 @@ pub struct OrderingRecord {
 pub(crate) struct SentRun {
     /// Scope of the documents.
     pub(crate) scope: Scope,
-    /// Estimated tokens of the body before them.
+    /// Estimated tokens of the body before the documents.
     pub(crate) before: u32,
     /// Estimated tokens of the documents that the engine was believed to hold.
     pub(crate) matched: u32,

@@ -52,7 +52,7 @@ pub trait Policy: Send {
 pub struct Start<'t> {
     tree: &'t KnowledgeTree,
     scope: Scope,
-    /// The node that they follow; `None` if the engine holds nothing that they could continue.
+    /// The node that the documents follow; `None` if the engine holds nothing that they could continue.
     node: Option<NodeId>,
     is_ranked: bool,
 }
@@ -152,7 +152,7 @@ pub struct PolicyOptions {
     /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` move no document for a shorter match.
     /// With 1 any match counts.
     pub block_tokens: u32,
-    /// Which documents keep a fixed place, whatever the policy; `retrieval` moves none.
+    /// The documents that keep a fixed place, whatever the policy; `retrieval` moves none.
     pub placement: Placement,
 }
 

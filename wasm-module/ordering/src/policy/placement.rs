@@ -19,7 +19,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// All places, in the order of tables.
+    /// All places, in the order of the reports' tables.
     pub const ALL: [Self; 4] = [Self::Free, Self::Last, Self::First, Self::Ends];
 
     /// Returns the name in configuration and tables.

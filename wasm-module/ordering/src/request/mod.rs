@@ -489,7 +489,7 @@ impl<'a> Request<'_, 'a> {
 const MOVED_OPEN: &str = r"<context>\n";
 const MOVED_CLOSE: &str = r"\n</context>";
 
-/// Returns words as inserted before a message's text.
+/// Returns `words` in their element, or followed by a blank line, to be inserted before a message's text.
 fn before_text(wrap: Wrap, words: &str) -> String {
     let [open, close] = render::wrapping(wrap);
     let end = if wrap == Wrap::None { r"\n\n" } else { close };

@@ -44,7 +44,7 @@ pub(super) struct Row {
     pub(super) token: TokenId,
     /// Number of the token's row in the step.
     pub(super) number: u32,
-    /// The first of the items that attend for this token, and how far on the next query heads' items are.
+    /// Index of the first item with this token's queries, and the distance to the item with its next query heads.
     pub(super) item: u32,
     pub(super) next_heads: u32,
     /// Index of the token among the items' tokens.

@@ -1,5 +1,5 @@
 //! Single matrix products for models that are not decoders, such as embedding models: the backend's packed weights and
-//! kernels behind plain slices.
+//! kernels with an interface of plain slices.
 //!
 //! This module knows nothing of what is computed. Products are f32, whatever type the weights are stored in. The result
 //! of a row depends on that row alone, as everywhere in the backend.

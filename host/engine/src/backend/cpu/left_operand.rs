@@ -13,7 +13,7 @@ use pairs::{Left, Pair};
 use rayon::iter::Either;
 use rayon::prelude::*;
 
-/// What is multiplied, and how it is stored: f32, or pairs of bf16.
+/// The number format of a left operand: f32 (`Wide`) or pairs of bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Wide,

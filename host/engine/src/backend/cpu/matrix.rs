@@ -21,7 +21,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 /// Most bytes of a block's tiles, half of a second-level cache of 2 MiB. A larger block reads the weights less often, but
-/// its tiles no longer fit the cache beside sums and weights.
+/// its tiles no longer fit the cache together with sums and weights.
 const MAX_BLOCK_BYTES: usize = 1 << 20;
 /// Fewest tiles in a block that is cut to occupy more threads.
 const MIN_BLOCK_TILES: usize = 3;

@@ -26,8 +26,8 @@ use crate::backend::check::Write;
 use crate::models::{Checkpoint, CheckpointError, Element, LayerWeights, ModelConfig, Tensor};
 use rayon::prelude::*;
 
-/// Returns what attention multiplies pairs with, or `None` where it is f32, and the type of keys and values. As with
-/// weights, the checkpoint's type decides: bf16 is for models that were trained with it.
+/// Returns the machine for attention's products of pairs (`None` if attention is f32) and the type of keys and values. As
+/// with weights, the checkpoint's type decides: bf16 is for models that were trained with it.
 pub(super) fn attention_pairs(
     checkpoint: &Checkpoint,
     kernels: Kernels,
@@ -42,7 +42,7 @@ pub(super) fn attention_pairs(
 pub(super) struct Model {
     config: ModelConfig,
     kernels: Kernels,
-    /// What attention multiplies pairs with, or `None` where it is f32.
+    /// The machine for attention's products of pairs; `None` if attention is f32.
     attention: Option<Machine>,
     cut: Cut,
     rotary: Rotary,

@@ -29,10 +29,10 @@ use half::bf16;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// What memory consists of: an f32 or a pair of bf16.
+/// The unit of a pool's memory: an f32 or a pair of bf16.
 type Word = u32;
 
-/// What a key or value consists of in memory.
+/// The number type of keys and values in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KvType {
     F32,
@@ -97,7 +97,7 @@ impl Layout {
         }
     }
 
-    /// Returns the elements of a row that are one part of its numbers.
+    /// Returns the padded width of a head: the number of elements in each part of its numbers.
     pub(super) fn part_width(&self) -> usize {
         self.head_dim.next_multiple_of(pairs::DEPTH)
     }
@@ -281,7 +281,7 @@ impl LayerPool {
         &self.data[page.0 as usize * words..][..words]
     }
 
-    /// Overwrites this layer's pieces of pages with what [`Pool::store`] wrote. `loads` must ascend by page.
+    /// Overwrites this layer's pieces of pages with the bytes that [`Pool::store`] wrote. `loads` must ascend by page.
     pub(super) fn load(&mut self, loads: &[Load], host: &HostPool) {
         let piece = self.layer * self.layout.piece_bytes()..;
         self.write(

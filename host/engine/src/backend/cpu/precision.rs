@@ -15,7 +15,7 @@ pub enum Precision {
     /// Rounds activations to bf16 where they are multiplied by weights, and sums in f32. Attention is as exact as in f32:
     /// KV state is f32, or with AMX two bf16 for each number.
     Bf16,
-    /// The same in attention: KV state is bf16, which takes half the memory and less time. Logits deviate half as much
-    /// again.
+    /// Like [`Precision::Bf16`], and also rounds in attention: KV state is bf16, which takes half the memory and less time.
+    /// Logits deviate half as much again.
     Bf16Kv,
 }

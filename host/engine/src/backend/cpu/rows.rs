@@ -9,7 +9,7 @@ use super::matrix::Sums;
 pub(super) struct Norm<'a, 'b> {
     /// Row of the residual stream, `[hidden]`.
     pub(super) residual: &'a mut [f32],
-    /// What to add: a product, the row within it, and its bias. `None` in the first layer.
+    /// The addend: a product, the row within it, and its bias. `None` in the first layer.
     pub(super) addend: Option<(&'a Sums, usize, Option<&'a [f32]>)>,
     /// Norm weights `[hidden]`.
     pub(super) weights: &'a [f32],

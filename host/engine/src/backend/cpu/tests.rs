@@ -223,7 +223,7 @@ fn chunks_pages_companions_and_threads_do_not_change_a_bit() {
             );
             assert!(same_bits(&whole, &paged), "{kernels:?}: page size");
 
-            // In chunks, on pages full of NaN, beside other sequences that are at other positions.
+            // In chunks, on pages full of NaN, in steps with other sequences at other positions.
             let mut machine = backend(&model, kernels, 16, 2);
             for layer in machine.pool.layers_mut() {
                 layer.write(

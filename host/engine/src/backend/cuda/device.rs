@@ -1,8 +1,8 @@
 //! The interface between the backend and a device: memory, launches, products and two queues.
 //!
 //! ```text
-//!   Compute   launch ─ multiply ─ launch ─────────▶ ┐ after(Copy, Compute): what follows in `Compute` waits for
-//!   Copy      launch (pages of layer 0, 1, …) ────▶ ┘ what stands in `Copy` now
+//!   Compute   launch ─ multiply ─ launch ─────────▶ ┐ after(Copy, Compute): later work in `Compute` waits for
+//!   Copy      launch (pages of layer 0, 1, …) ────▶ ┘ the work that is in `Copy` now
 //! ```
 //!
 //! [`Device`] is implemented by the [driver](super::driver) and, in tests, by an emulator that runs the same kernels on

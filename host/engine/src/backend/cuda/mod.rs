@@ -4,7 +4,7 @@
 //!  Step ─▶ check     as for every backend           kernels     one safe function per kernel of `kernels/*.cu`
 //!          plan      the step as words and items    device      the interface to a device: memory, launches, queues
 //!          forward   the layers, in order           driver      a real one: CUDA's driver, cuBLASLt
-//!          weights, pools   what its memory holds
+//!          weights, pools   the content of its memory
 //! ```
 //!
 //! Weights, activations and the KV state are bf16. Sums, norms, the softmax and the residual stream are f32. Everything

@@ -15,7 +15,7 @@ use crate::backend::{Output, Segment, Step};
 use crate::sampling::Draw;
 use std::ops::Range;
 
-/// Upper bounds of the device's buffers, and what occupies it.
+/// Upper bounds of the device's buffers, and the number of blocks that occupy it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capacity {
     /// Most rows that decode.
@@ -44,7 +44,7 @@ pub(super) struct Plan {
     pub(super) wanted: Range<usize>,
     /// Attention of the rows that do not decode.
     pub(super) all: Cut,
-    /// Attention of those among them that are wanted.
+    /// Attention of the wanted rows among those in `all`.
     pub(super) last: Cut,
     pub(super) table_stride: usize,
     /// Upper bound of the positions that a decoding row sees.
@@ -66,7 +66,7 @@ pub(super) struct Cut {
     pub(super) splits: Range<usize>,
 }
 
-/// What decode-only steps must have in common to share a recording.
+/// The bucket of a decode-only step. Steps of one bucket share a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Bucket {
     pub(super) rows: usize,
@@ -226,7 +226,7 @@ impl Plan {
         self.last = self.put_cut(last, heads, capacity);
     }
 
-    /// Records what is asked of the segment's wanted rows, from `first` on.
+    /// Records which results the segment asks for, with the index `first` of the first of its `rows` wanted rows.
     fn want(&mut self, segment: &Segment, first: u32, rows: u32) {
         match segment.output {
             Output::Token(draw) => self.draws.push((first, draw)),

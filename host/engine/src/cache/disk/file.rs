@@ -17,27 +17,27 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Where a file came from.
+/// The origin of an open file's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// There was no file, so it was created.
+    /// No file existed, so an empty one was created.
     Created,
-    /// It was there, with this many pages.
+    /// The file existed and holds this many pages.
     Restored(u32),
-    /// What was there could not be used, for this reason, and was replaced.
+    /// The existing file was unusable, for this reason, and was replaced by an empty one.
     Discarded(String),
 }
 
-/// An open file of pages, ours alone.
+/// An open file of pages, locked against other processes.
 pub(super) struct PageFile {
     shape: Shape,
     map: Mmap,
     medium: Box<dyn Medium>,
-    /// Keeps other processes away for as long as it is open.
+    /// Locks out other processes while it is open.
     _lock: File,
 }
 
-/// What bytes are written to: the file, or one that fails on purpose.
+/// The target of writes: the file, or in tests one that fails on purpose.
 pub(super) trait Medium: Send {
     fn write(&mut self, bytes: &[u8], at: u64) -> io::Result<()>;
     fn sync(&mut self) -> io::Result<()>;
@@ -54,7 +54,7 @@ impl Medium for File {
 }
 
 impl PageFile {
-    /// Opens the file at `path`, or replaces it by an empty one if it is of another shape.
+    /// Opens the file at `path`. A file of another shape is replaced by an empty one.
     pub(super) fn open(path: &Path, shape: Shape) -> Result<(Self, Origin), DiskError> {
         let failed = |source| DiskError::Io {
             path: path.to_owned(),
@@ -68,7 +68,7 @@ impl PageFile {
         };
         if let Some(file) = &existing {
             ours(file, path)?;
-            // Beside the lock that goes by the name: another name of the same file is the same file.
+            // Locks the file in addition to the lock beside `path`: another name (hard link) leads to the same file.
             hold(file, path)?;
         }
         let new = || create(path, &shape).map_err(failed);
@@ -76,7 +76,7 @@ impl PageFile {
             None => (new()?, Origin::Created),
             Some(file) => match examine(&file, &shape) {
                 Ok(map) => ((file, map), Origin::Restored(0)),
-                // `file` stays open, and so locked, until the new one stands in its place.
+                // `file` stays open, and so locked, until the new file has replaced it.
                 Err(reason) => (new()?, Origin::Discarded(reason)),
             },
         };
@@ -104,12 +104,12 @@ impl PageFile {
         self.shape
     }
 
-    /// Every slot that holds a page, in order.
+    /// Iterates over the slots that hold a page, in order, with their records.
     pub(super) fn records(&self) -> impl Iterator<Item = (u32, Record)> {
         (0..self.shape.slots).filter_map(|slot| Some((slot, self.record(slot)?)))
     }
 
-    /// Overwrites a slot. When that fails, the slot holds nothing.
+    /// Overwrites a slot. If that fails, the slot is empty.
     pub(super) fn write(
         &mut self,
         slot: u32,
@@ -130,13 +130,13 @@ impl PageFile {
         self.medium.write(&record, self.shape.record_at(slot))
     }
 
-    /// Makes a slot hold nothing. The page's bytes stay on the disk until the slot is used again.
+    /// Empties a slot. The page's bytes stay on the disk until the slot is used again.
     pub(super) fn erase(&mut self, slot: u32) -> io::Result<()> {
         let at = self.shape.record_at(slot);
         self.medium.write(&[0; RECORD_BYTES], at)
     }
 
-    /// Makes every slot hold nothing.
+    /// Empties every slot.
     pub(super) fn erase_all(&mut self) -> io::Result<()> {
         const TOGETHER: u32 = 1024;
         for slot in (0..self.shape.slots).step_by(TOGETHER as usize) {
@@ -147,7 +147,8 @@ impl PageFile {
         Ok(())
     }
 
-    /// Replaces `bytes` by those of `page`, if that stands whole in the slot.
+    /// Replaces `bytes` by those of `page`. Returns `false`, with undefined `bytes`, if the slot does not hold the page or
+    /// holds it damaged.
     pub(super) fn read(&self, slot: u32, page: PageHash, bytes: &mut Vec<u8>) -> bool {
         bytes.clear();
         let Some(record) = self.record(slot).filter(|record| record.page == page) else {
@@ -155,10 +156,10 @@ impl PageFile {
         };
         let start = self.shape.page_at(slot) as usize;
         let length = self.shape.page_bytes as usize;
-        // Asks for all of it at once rather than fault by fault. Without it the read is slower, not wrong.
+        // Requests the whole page at once rather than fault by fault. If this fails, the read is slower, not wrong.
         let _ = self.map.advise_range(Advice::WillNeed, start, length);
         bytes.extend_from_slice(&self.map[start..start + length]);
-        // The copy is summed, not the map: what is handed out is what was checked.
+        // Sums the copy, not the map, so that the bytes returned are the bytes checked.
         page_sum(page, bytes) == record.page_sum
     }
 
@@ -173,7 +174,7 @@ impl PageFile {
     }
 }
 
-/// Takes the file beside `path` that says who works with it. It stays: removing it would let two take it.
+/// Locks the file `path` + `.lock`. It is never removed: removal would let two processes lock two files of that name.
 fn lock(path: &Path) -> Result<File, DiskError> {
     let path = beside(path, ".lock");
     let file = private()
@@ -185,7 +186,7 @@ fn lock(path: &Path) -> Result<File, DiskError> {
     Ok(file)
 }
 
-/// Locks an open file until it is closed.
+/// Locks an open file until it is closed; [`DiskError::InUse`] if another process has locked it.
 fn hold(file: &File, path: &Path) -> Result<(), DiskError> {
     match file.try_lock() {
         Ok(()) => Ok(()),
@@ -197,8 +198,8 @@ fn hold(file: &File, path: &Path) -> Result<(), DiskError> {
     }
 }
 
-/// Only what this process's user made for itself alone is opened: what another one put here could be read by them, or
-/// be a file of ours that is not for pages.
+/// Refuses a file unless it is a regular one of this process's user, with mode 0600. Another user could read the pages in
+/// it, or could have put another of our files here.
 fn ours(file: &File, path: &Path) -> Result<(), DiskError> {
     let refused = |reason: String| DiskError::Refused {
         path: path.to_owned(),
@@ -223,7 +224,8 @@ fn ours(file: &File, path: &Path) -> Result<(), DiskError> {
     }
 }
 
-/// `O_NOFOLLOW` fails with `ELOOP` on a symbolic link.
+/// Returns the error for a failed open: [`DiskError::Refused`] for a symbolic link, on which `O_NOFOLLOW` fails with
+/// `ELOOP`.
 fn refused_or(path: &Path, source: io::Error) -> DiskError {
     let path = path.to_owned();
     match source.raw_os_error() {
@@ -235,7 +237,7 @@ fn refused_or(path: &Path, source: io::Error) -> DiskError {
     }
 }
 
-/// Maps a file of this shape; if it is not, why.
+/// Maps the file and checks its shape. Returns the reason if it does not fit.
 fn examine(file: &File, shape: &Shape) -> Result<Mmap, String> {
     let map = map(file).map_err(|error| error.to_string())?;
     let header = &map[..map.len().min(HEADER_BYTES)];
@@ -243,10 +245,10 @@ fn examine(file: &File, shape: &Shape) -> Result<Mmap, String> {
     Ok(map)
 }
 
-/// Makes an empty file and puts it at `path` when it is complete, so that nobody ever sees half of one.
+/// Creates an empty file and renames it to `path` once it is complete, so that an incomplete one is never seen there.
 fn create(path: &Path, shape: &Shape) -> io::Result<(File, Mmap)> {
     let new = beside(path, ".new");
-    // What a killed process left, which may not even be ours alone.
+    // Removes a killed process's leftover, which may not be private.
     match std::fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -254,7 +256,7 @@ fn create(path: &Path, shape: &Shape) -> io::Result<(File, Mmap)> {
     let mut file = private().create_new(true).open(&new)?;
     file.lock()?;
     file.write_all(&shape.header())?;
-    // Written, not left out: a disk without room for the records is found now.
+    // Writes the zeroes instead of leaving a hole, so that a disk without room for the records is found now.
     let mut rest = shape.page_at(0) - HEADER_BYTES as u64;
     let zeroes = vec![0; 1 << 16];
     while rest > 0 {
@@ -269,19 +271,19 @@ fn create(path: &Path, shape: &Shape) -> io::Result<(File, Mmap)> {
     Ok((file, map))
 }
 
-/// Pages tell what was said: nobody but their owner may read them.
+/// Returns options for files that only their owner may read, because pages reveal prompts.
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);
-    // No symbolic link, and no wait for the other end of a pipe.
+    // Does not follow symbolic links, and does not wait for the other end of a pipe.
     options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     options
 }
 
 fn map(file: &File) -> io::Result<Mmap> {
-    // SAFETY: the map is only read, as bytes, for which every bit pattern is valid, and only by the thread that writes
-    // the file: no byte changes while it is borrowed. Other instances are kept away by the lock; whoever truncates the
-    // file all the same ends this process, as with any mapped file.
+    // SAFETY: the map is only read, as bytes, for which every bit pattern is valid, and only by the thread that writes the
+    // file: no byte changes while it is borrowed. The lock excludes other instances. A process that truncates the file all
+    // the same ends this one, as with any mapped file.
     unsafe { Mmap::map(file) }
 }
 

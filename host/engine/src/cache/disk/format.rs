@@ -19,13 +19,13 @@ const VERSION: u32 = 1;
 const BLOCK: u64 = 4096;
 pub(super) const HEADER_BYTES: usize = 64;
 pub(super) const RECORD_BYTES: usize = 64;
-/// Largest valid stamp. Nobody has written so many pages; a larger stamp would leave no room for the clock that
-/// continues from it.
+/// Largest valid stamp. No file has seen so many writes; a larger stamp would leave no room for the clock that continues
+/// from it.
 const MAX_STAMP: u64 = u64::MAX >> 1;
 /// Offset of the sum in a header or record: at its end.
 const SUMMED: usize = 56;
 
-/// The dimensions that a file is made for. Another shape needs another file.
+/// The dimensions of a file. A file is usable only for the shape that it was created for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     /// Identity of everything that a page's bytes depend on besides its tokens.

@@ -7,21 +7,21 @@
 //!   format  the bytes, their sums                        no I/O
 //! ```
 //!
-//! Owned here: the file, its thread, and which pages leave it when it is full. Not known here: tokens, trees and what a
-//! page's bytes mean. A page's hash covers model, tenant and all tokens up to its end, so whoever can name a page may
-//! have it, and a restarted engine finds its pages without a tree and without a prompt in clear on the disk.
+//! Owned here: the file, its thread, and which pages are evicted from it when it is full. Not known here: tokens, trees and
+//! the meaning of a page's bytes. A page's hash covers model, tenant and all tokens up to its end, so it also authorises: a
+//! restarted engine finds its pages without a tree and without a prompt in clear on the disk.
 //!
-//! What can go wrong, and what happens then:
+//! Faults and their effects:
 //!
 //! | | |
 //! | --- | --- |
 //! | the process is killed, at any point | a slot without a whole record is free |
-//! | the machine loses power | as above; a page that does not fit its sum is not there |
-//! | bits flip | the page or its record does not fit its sum and is not there |
-//! | another model, format, page size or capacity; a truncated file | the file is replaced by an empty one, and the reason told |
-//! | the disk is full or fails | the page is not kept; counted, and the last error told |
-//! | a second process opens the file, by whatever name | an error: it is in use |
-//! | a symbolic link, another user's file, one that others may read | an error that says so: it is left as it is |
+//! | the machine loses power | as above; a page that does not match its sum counts as absent |
+//! | bits flip | the page or its record does not match its sum and counts as absent |
+//! | another model, format, page size or capacity; a truncated file | replaced by an empty file; [`DiskStore::origin`] has the reason |
+//! | the disk is full or fails | the page is not stored; [`DiskStats`] counts it and has the last error |
+//! | a second process opens the file, by whatever name | [`DiskError::InUse`] |
+//! | a symbolic link, another user's file, one that others may read | [`DiskError::Refused`]; the file stays as it is |
 //!
 //! **The file is as confidential as the prompts**: keys and values can be turned back into text. It is created for its
 //! owner alone (mode 0600) and it is not encrypted; put it on an encrypted volume or leave the tier off. Erased pages
@@ -47,70 +47,70 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use worker::Shared;
 
-/// Pages in a file. Dropping it writes what is still to be written and waits for that.
+/// A file of pages with its I/O thread. Dropping it writes the pending pages and waits for them.
 pub struct DiskStore {
     shared: Arc<Shared>,
     origin: Origin,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What a file is made for.
+/// The dimensions of a disk store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
-    /// Bytes that the file may have.
+    /// Most bytes of the file.
     pub capacity: u64,
-    /// Of all that a page's bytes depend on beside its tokens: a file with another one is discarded.
+    /// Identity of everything that a page's bytes depend on besides its tokens. A file with another identity is discarded.
     pub identity: u128,
     /// Bytes of a page.
     pub page_bytes: usize,
 }
 
-/// Gauges and counters.
+/// Gauges and counters of a disk store. Counters count from its opening.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
     /// Pages that the file has room for.
     pub slots: u32,
-    /// Pages that are there or on their way.
+    /// Pages stored now, including those that wait to be written.
     pub pages: u32,
-    /// Pages read whole, so far.
+    /// Pages read successfully.
     pub read: u64,
-    /// Pages written, so far.
+    /// Pages written.
     pub written: u64,
-    /// Pages not written because too many were waiting, so far.
+    /// Pages dropped because too many waited to be written.
     pub dropped: u64,
-    /// Pages that went to make room, so far.
+    /// Pages evicted to make room for others.
     pub evicted: u64,
-    /// Pages that did not fit their sum when they were read, so far.
+    /// Pages that did not match their sum when they were read.
     pub damaged: u64,
-    /// Calls that the disk refused, so far.
+    /// System calls on the file that failed.
     pub failed: u64,
-    /// Why it refused the last of them.
+    /// The error of the last failed call.
     pub last_error: Option<String>,
 }
 
-/// Why there is no disk tier.
+/// Why a disk store could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// The file could not be opened or made.
+    /// The file could not be opened or created.
     #[error("{}: {source}", path.display())]
     Io {
         /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// Another process works with the file.
+    /// Another process uses the file.
     #[error("{}: it is in use by another process", .0.display())]
     InUse(PathBuf),
-    /// What is there is not a file that this tier made for its user alone.
+    /// The existing file was not created by this tier for its user alone.
     #[error("{}: {reason}; remove it or name another file", path.display())]
     Refused {
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: String,
     },
-    /// The capacity has no room for a page.
+    /// The capacity is too small for one page.
     #[error("{capacity} bytes of disk have no room for a page of {page_bytes} bytes")]
     TooSmall {
         /// The configured [`DiskConfig::capacity`].
@@ -121,11 +121,11 @@ pub enum DiskError {
 }
 
 impl DiskStore {
-    /// Opens the file at `path` and starts its thread. A file that was made for something else is replaced; see
-    /// [`DiskStore::origin`].
+    /// Opens the file at `path` and starts its thread. A file made for another shape or identity is replaced by an empty
+    /// one; see [`DiskStore::origin`].
     ///
     /// # Errors
-    /// [`DiskError`]; nothing was changed then.
+    /// [`DiskError`]; the file is then unchanged.
     pub fn open(path: &Path, config: &DiskConfig) -> Result<Self, DiskError> {
         let shape = Shape::fit(config.identity, config.page_bytes, config.capacity).ok_or(
             DiskError::TooSmall {
@@ -159,12 +159,12 @@ impl DiskStore {
         })
     }
 
-    /// Where the file came from, for the log.
+    /// Returns the origin of the file, for the log.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// Gauges and counters now.
+    /// Returns the gauges and counters now.
     pub fn stats(&self) -> DiskStats {
         let state = self.shared.state.lock();
         DiskStats {
@@ -234,13 +234,13 @@ impl Drop for DiskStore {
     fn drop(&mut self) {
         self.shared.stop();
         let thread = self.thread.get_mut();
-        // Whoever is woken by the thread may be the last to let go.
+        // The thread itself drops the store if its callback held the last handle, and must not join itself.
         let current = std::thread::current().id();
         if let Some(thread) = thread
             .take()
             .filter(|thread| thread.thread().id() != current)
         {
-            // Had it panicked, pages would be missing, which is all that its end can cost.
+            // If the thread panicked, pages are missing, and nothing else is wrong.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Pages through threads, restarts and every fault that the module's table names.
+//! Tests of pages through threads, restarts and every fault that the module's table names.
 
 use super::file::Medium;
 use super::format::{HEADER_BYTES, RECORD_BYTES, Record};
@@ -61,7 +61,7 @@ fn bytes(number: u64) -> Vec<u8> {
     (0..PAGE_BYTES).map(|_| random.bits() as u8).collect()
 }
 
-/// Writes pages that follow the root.
+/// Writes pages that each follow the root.
 fn write(store: &DiskStore, pages: impl IntoIterator<Item = u64>) {
     for number in pages {
         store.write(page(number), ROOT, &bytes(number));
@@ -69,7 +69,7 @@ fn write(store: &DiskStore, pages: impl IntoIterator<Item = u64>) {
     store.flush();
 }
 
-/// Asks for a page and waits for it.
+/// Requests a page and waits for the answer.
 fn read(store: &DiskStore, number: u64) -> Option<Vec<u8>> {
     store.request(page(number));
     store.flush();
@@ -79,7 +79,7 @@ fn read(store: &DiskStore, number: u64) -> Option<Vec<u8>> {
     bytes
 }
 
-/// Which of the pages can be read; what is read must be right.
+/// Returns the pages that can be read, and asserts that their bytes are right.
 fn readable(store: &DiskStore, pages: impl IntoIterator<Item = u64>) -> Vec<u64> {
     let mut found = Vec::new();
     for number in pages {
@@ -91,7 +91,7 @@ fn readable(store: &DiskStore, pages: impl IntoIterator<Item = u64>) -> Vec<u64>
     found
 }
 
-/// A disk that does something else once so many bytes are written.
+/// A disk that behaves as `then` says once `left` bytes are written.
 struct Limited {
     medium: Box<dyn Medium>,
     left: Arc<AtomicU64>,
@@ -100,9 +100,9 @@ struct Limited {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Then {
-    /// Nothing reaches it any more, as after a kill.
+    /// Further writes are lost, as after a kill.
     Lost,
-    /// The disk is full from then on.
+    /// The disk is full.
     Full,
 }
 
@@ -127,12 +127,12 @@ fn limited(left: &Arc<AtomicU64>, then: Then) -> impl FnOnce(Box<dyn Medium>) ->
     move |medium| Box::new(Limited { medium, left, then })
 }
 
-/// A disk whose writes each wait for a message.
+/// A disk each of whose writes waits for a message.
 struct Gated(Box<dyn Medium>, Receiver<()>);
 
 impl Medium for Gated {
     fn write(&mut self, bytes: &[u8], at: u64) -> io::Result<()> {
-        // Whoever drops the sender opens the gate for good.
+        // Dropping the sender opens the gate for good.
         let _ = self.1.recv();
         self.0.write(bytes, at)
     }
@@ -149,13 +149,13 @@ fn answers_come_in_the_order_of_the_requests_and_wake_whoever_waits() {
     assert_eq!(store.origin(), &Origin::Created);
     let (woken, wakes) = channel();
     store.on_completion(Box::new(move || {
-        // The test may be over.
+        // The test may have ended.
         let _ = woken.send(());
     }));
     for number in [3, 1, 2] {
         store.write(page(number), ROOT, &bytes(number));
     }
-    // Not yet written, it may be; never written; written.
+    // Written or about to be: 2, 1, 3. Never written: 9.
     for number in [2, 9, 1, 3, 1] {
         store.request(page(number));
     }
@@ -180,7 +180,7 @@ fn pages_outlive_the_process_and_keep_their_order_of_use() {
     assert_eq!(store.origin(), &Origin::Restored(6));
     assert_eq!(readable(&store, 0..7), [0, 1, 2, 3, 4, 5]);
     drop(store);
-    // Reading was no writing: the oldest is still the first one written.
+    // Reading does not count as writing: the oldest page is still the first one written.
     let store = folder.open();
     write(&store, [6, 7]);
     assert_eq!(store.stats().evicted, 2);
@@ -192,21 +192,21 @@ fn pages_outlive_the_process_and_keep_their_order_of_use() {
 fn a_full_file_gives_up_its_least_recently_used_leaf() {
     let folder = Folder::new();
     let store = folder.open();
-    // 0 ◀─ 1 ◀─ 2, and 3, 4, 5 alone.
+    // 0 ◀─ 1 ◀─ 2; 3, 4 and 5 each follow the root.
     store.write(page(0), ROOT, &bytes(0));
     store.write(page(1), page(0), &bytes(1));
     store.write(page(2), page(1), &bytes(2));
     write(&store, 3..6);
     assert_eq!(readable(&store, [3, 4, 5]), [3, 4, 5]);
-    // Neither 0 nor 1, though they were used earlier.
+    // Neither 0 nor 1 is evicted, although they were used earlier: pages follow them.
     write(&store, [6]);
     assert_eq!(readable(&store, 0..7), [0, 1, 3, 4, 5, 6]);
-    // One that is here already is touched only.
+    // Writing a stored page only marks it as used.
     store.write(page(1), page(0), &bytes(1));
     write(&store, [7]);
     assert!(!store.contains(page(3)));
     drop(store);
-    // What follows what is known after a restart as well: 0 was written before all others.
+    // The order survives a restart: 0 was written before all others, but 1 follows it.
     let store = folder.open();
     write(&store, [8]);
     assert!(store.contains(page(0)) && !store.contains(page(1)));
@@ -252,7 +252,7 @@ fn nobody_waits_for_a_disk_that_hangs() {
 #[test]
 fn a_kill_at_any_byte_leaves_whole_pages_only() {
     let folder = Folder::new();
-    // An erasure, the page, its record; the file is full after six, so that later ones overwrite.
+    // Writes of a page: an erasure, the page, its record. The file is full after six pages, so later ones overwrite.
     let each = (2 * RECORD_BYTES + PAGE_BYTES) as u64;
     let cuts = (0..10).flat_map(|written| {
         [0, 1, 63, 64, 65, 2000, 5063, 5064, 5065, 5100, 5127].map(|more| (written, more))
@@ -265,7 +265,7 @@ fn a_kill_at_any_byte_leaves_whole_pages_only() {
         drop(store);
         let found = readable(&folder.open(), 0..10);
         let first = whole.saturating_sub(u64::from(SLOTS));
-        // The slot that was being overwritten is lost from its first byte on.
+        // The slot that is being overwritten is lost from its first byte on.
         let first = first + u64::from(whole >= u64::from(SLOTS) && more > 0);
         assert!(
             found.iter().copied().eq(first..whole),
@@ -292,7 +292,7 @@ fn a_slot_with_a_record_and_no_page_or_a_page_and_no_record_is_not_believed() {
     assert_eq!(store.origin(), &Origin::Restored(2));
     assert_eq!(readable(&store, 0..3), [0]);
     assert_eq!(store.stats().damaged, 1);
-    // Once found out, it is gone for good, and the slot serves again.
+    // Once found damaged, the page is removed for good, and its slot is used again.
     drop(store);
     let store = folder.open();
     assert_eq!(store.origin(), &Origin::Restored(1));
@@ -376,7 +376,7 @@ fn a_file_of_something_else_is_discarded_with_its_reason() {
             other => panic!("{other:?} instead of {expected:?}"),
         }
         assert_eq!(store.stats().pages, 0);
-        // The new one works.
+        // The new file works.
         store.write(page(1), ROOT, &vec![5; config.page_bytes]);
         drop(store);
         let store = DiskStore::open(&folder.path(), &config).unwrap();
@@ -403,7 +403,7 @@ fn a_full_disk_costs_what_does_not_fit_and_nothing_else() {
     assert!(stats.last_error.is_some());
     let counts = store.counts();
     assert_eq!((counts.written, counts.failed), (2, 3));
-    // Somebody made room.
+    // The disk has room again.
     left.store(u64::MAX, Ordering::Relaxed);
     write(&store, 2..5);
     assert_eq!(readable(&store, 0..5), [0, 1, 2, 3, 4]);
@@ -414,7 +414,7 @@ fn a_full_disk_costs_what_does_not_fit_and_nothing_else() {
 #[test]
 fn a_file_is_its_owners_alone_and_one_process_at_a_time_has_it() {
     let folder = Folder::new();
-    // Half a file that a killed process left.
+    // An incomplete file that a killed process left.
     std::fs::write(folder.0.path().join("pages.new"), b"half").unwrap();
     let store = folder.open();
     for file in ["pages", "pages.lock"] {
@@ -443,7 +443,7 @@ fn a_file_is_its_owners_alone_and_one_process_at_a_time_has_it() {
     assert!(error.to_string().contains("missing"), "{error}");
 }
 
-/// What opening says, which must leave everything as it is.
+/// Returns the error of opening `path`, and asserts that the folder is unchanged.
 fn refusal(path: &Path) -> String {
     let listing = || {
         let mut files: Vec<_> = std::fs::read_dir(path.parent().unwrap())
@@ -473,7 +473,7 @@ fn a_symbolic_link_is_not_followed() {
         assert!(said.contains("it is a symbolic link; remove it"), "{said}");
         std::fs::remove_file(folder.0.path().join(name)).unwrap();
     }
-    // One that leads nowhere, which creating must not follow either.
+    // A link that leads nowhere must not be followed when the file is created either.
     drop(std::fs::remove_file(folder.path()));
     std::os::unix::fs::symlink(folder.0.path().join("nowhere"), folder.path()).unwrap();
     let said = refusal(&folder.path());
@@ -488,7 +488,7 @@ fn a_file_that_others_may_read_or_that_is_none_is_refused() {
         let permissions = std::fs::Permissions::from_mode(mode);
         std::fs::set_permissions(folder.path(), permissions).unwrap();
         let said = refusal(&folder.path());
-        // Who is not root cannot even open what it may not write.
+        // Without root, a read-only file cannot be opened, so its mode is not reported.
         let expected = format!("its mode is {mode:03o}, not 600");
         assert!(said.contains(&expected) || mode == 0o400, "{said}");
     }
@@ -497,7 +497,7 @@ fn a_file_that_others_may_read_or_that_is_none_is_refused() {
     assert!(DiskStore::open(&folder.path(), &config()).is_err());
 }
 
-/// Only root can give a file away, so this tells nothing where tests run as somebody else.
+/// Only root can change a file's owner, so this tests nothing when run by another user.
 #[test]
 fn another_users_file_is_refused() {
     let folder = Folder::new();
@@ -522,7 +522,7 @@ fn a_second_name_of_an_open_file_is_refused() {
     );
     assert_eq!(readable(&store, [1]), [1]);
     drop(store);
-    // Nor does it matter which name was first.
+    // It does not matter which name was used first.
     let store = DiskStore::open(&other, &config()).unwrap();
     assert_eq!(store.origin(), &Origin::Restored(1));
     assert!(refusal(&folder.path()).contains("pages: it is in use"));
@@ -546,14 +546,14 @@ fn the_header_ends_before_the_records() {
     assert!((HEADER_BYTES as u64) < shape().record_at(0));
 }
 
-/// Sums tell accidents. Whoever writes the file on purpose can make them right.
+/// Sums detect accidents only. An attacker who writes the file can make them right.
 #[test]
 fn records_that_nobody_of_ours_wrote_do_no_harm() {
     let mut random = Random::new(6);
     for _ in 0..300 {
         let records: Vec<(u32, Record)> = (0..SLOTS)
             .filter_map(|slot| {
-                // Pages that stand twice, follow themselves or each other, and are as old or as new as can be.
+                // Pages that occur twice, follow themselves or each other, and have extreme stamps.
                 let record = Record {
                     page: page(random.below(6)),
                     parent: page(random.below(6)),
@@ -578,7 +578,7 @@ fn records_that_nobody_of_ours_wrote_do_no_harm() {
     }
 }
 
-/// The index against a list that is searched from end to end.
+/// Compares the index with a list that is searched from end to end.
 #[test]
 fn the_index_agrees_with_a_plain_list() {
     let mut random = Random::new(5);

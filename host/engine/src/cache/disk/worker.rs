@@ -26,7 +26,7 @@ pub(super) struct Shared {
     work: Condvar,
     /// Signalled when the thread has nothing left to do.
     idle: Condvar,
-    /// Callback that the thread calls when answers have come, with no lock held.
+    /// Callback that the thread calls, with no lock held, when answers have arrived.
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct WorkerState {
     limit: usize,
     busy: bool,
     stopping: bool,
-    /// Whether answers have come since the last call of `wake`.
+    /// Whether answers have arrived since the last call of `wake`.
     news: bool,
 }
 
@@ -69,7 +69,7 @@ enum Job {
     Change(Change),
 }
 
-/// Bytes that may wait to be written, and as many to be fetched.
+/// Most bytes that wait to be written, and most bytes of answers that wait to be fetched.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 
 impl Shared {
@@ -271,7 +271,7 @@ fn read(shared: &Shared, file: &mut PageFile, page: PageHash, slot: u32) {
         state.answer(page, Some(bytes));
         return;
     }
-    // The page is damaged, or its slot was given to another page since. In either case it is gone.
+    // The page is damaged, or its slot was given to another page meanwhile. Removes it if it is still in the slot.
     let mut state = shared.state.lock();
     if state
         .index

@@ -15,7 +15,7 @@ fn with_replicas(device: u32, host: u32, pages: u32, disk: &Arc<FakeDisk>) -> De
     Device::with_tiers(device, host, config, Some(disk.clone()))
 }
 
-/// Lets the cache write at most `pages` pages, and carries that out.
+/// Lets the cache write at most `pages` pages, carries the writes out, and returns their number.
 fn replicate(device: &mut Device, pages: u32) -> u32 {
     let written = device.cache.replicate_to_disk(pages);
     assert!(written <= pages);
@@ -24,7 +24,7 @@ fn replicate(device: &mut Device, pages: u32) -> u32 {
     written
 }
 
-/// Tokens of a prompt that another process would find on the disk.
+/// Returns how many tokens of a prompt another process would find on the disk.
 fn found_after_a_kill(disk: &Arc<FakeDisk>, prompt: &[TokenId]) -> u32 {
     let other = with_replicas(20, 20, 0, disk);
     other.cache.lookup("", prompt).disk_tokens
@@ -48,7 +48,7 @@ fn pages_that_are_used_again_reach_the_disk_from_the_first_on() {
     assert_eq!(found.last(), Some(&4));
     let stats = device.cache.stats();
     assert_eq!((stats.disk_replicas, stats.disk_replicated), (4, 4));
-    // Another process has the right bytes of them.
+    // Another process reads the right bytes.
     let mut other = with_replicas(20, 20, 100, &disk);
     let fetch = other.cache.fetch(&"".into(), &prompt).unwrap();
     other.cache.receive();
@@ -94,7 +94,7 @@ fn pages_that_the_disk_has_lost_are_written_again_when_they_are_used() {
             replicate(&mut device, 8);
         }
         assert_eq!(found_after_a_kill(&disk, &prompt), 12);
-        // A write failed, say.
+        // A write failed, for instance.
         disk.clear();
         device.run("", &prompt);
     }
@@ -120,7 +120,7 @@ fn a_copy_that_a_failed_step_was_to_make_is_not_written() {
     device.cache.check([]);
     replicate(&mut device, 8);
     assert!(disk.pages.lock().unwrap().is_empty());
-    // Likewise those of a device that is lost.
+    // The copies of a lost device are not written either.
     device.run("", &prompt);
     device.cache.replicate_to_disk(8);
     device.lose();

@@ -1,5 +1,5 @@
-//! Tests of what the cache does with documents: RAGCache's policy against a model of its Algorithm 1, and
-//! the documents and sequences that are not kept.
+//! Tests of the cache's treatment of documents: RAGCache's policy against a model of its Algorithm 1, and the documents and
+//! sequences that are not kept.
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn pages(path: &[u32]) -> u32 {
     path.iter().map(|document| size(*document)).sum()
 }
 
-/// Returns a prompt of these documents and a question of one token, and where the documents end.
+/// Returns a prompt of these documents and a question of one token, and the ends of the documents.
 fn prompt(path: &[u32]) -> (Vec<TokenId>, DocumentPath) {
     let (mut tokens, mut documents) = (Vec::new(), Vec::new());
     for document in path {
@@ -178,7 +178,7 @@ fn the_papers_policy_keeps_what_its_algorithm_keeps() {
                 assert_eq!(found, kept, "seed {seed}, request {request}, {path:?}");
             }
         }
-        // Nothing falls out of the window in which frequencies are remembered, which the model has not.
+        // The model has no window for frequencies, so no page may fall out of the cache's window here.
         let window = EvictionPolicy::PgdsfPaper.remembered(capacity as usize);
         assert!((model.departed_pages as usize) < window);
         departed += model.departed_pages;
@@ -268,7 +268,7 @@ fn a_sequence_that_is_not_kept_leaves_nothing_and_one_that_does_not_read_finds_n
     };
     assert_eq!(run(true, false), (0, 0));
     assert_eq!(run(true, true), (0, 4));
-    // It computes what is there already, and its own pages go.
+    // The sequence computes the pages that are already there, and its own pages are released.
     assert_eq!(run(false, true), (0, 4));
     assert_eq!(run(false, false), (0, 4));
     assert_eq!(run(true, false), (13, 4));

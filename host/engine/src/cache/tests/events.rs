@@ -1,9 +1,9 @@
-//! A reader that follows the events knows what the cache holds.
+//! Tests that a reader of the events knows the cache's content.
 
 use super::*;
 use std::collections::{HashMap, HashSet};
 
-/// What a reader of the events knows.
+/// The knowledge of a reader that follows the events.
 #[derive(Default)]
 struct Follower {
     pages: HashSet<(PageHash, Tier)>,

@@ -16,7 +16,7 @@ use std::sync::Mutex;
 
 const PAGE: u32 = 4;
 
-/// A cache with what a device, its host and a disk would hold, by page and slot.
+/// A cache with the content of its device, host memory and disk, by page and slot.
 struct Device {
     cache: PrefixCache,
     slots: Vec<Slots>,
@@ -32,7 +32,7 @@ struct Device {
 
 type Slots = Vec<Option<State>>;
 
-/// What a slot's KV state stands for: the salt and the whole prefix.
+/// The prefix that a slot's KV state was computed for, with the tenant's salt.
 type State = (String, Vec<TokenId>);
 
 /// A sequence as the engine drives it.
@@ -132,7 +132,7 @@ impl Device {
         }
     }
 
-    /// Carries out what a step begins with: transfers, then loads.
+    /// Carries out the beginning of a step: transfers, then loads.
     fn land(&mut self) {
         self.transfer();
         for Load { from, to } in self.loads.drain(..) {
@@ -141,7 +141,7 @@ impl Device {
         self.cache.landed();
     }
 
-    /// Opens a lease, without the step that its loads are in.
+    /// Opens a lease, but does not carry out its loads.
     fn open_only(&mut self, salt: &str, tokens: &[TokenId]) -> Option<Sequence> {
         let salt: Arc<str> = salt.into();
         let found = self.cache.lookup(&salt, tokens);

@@ -122,7 +122,7 @@ impl Model {
             let clock = self.clock[1];
             let entry = &mut self.entries[index];
             entry.in_host = true;
-            // As of its last use, but by this tier's clock.
+            // The priority at the page's last use, with this tier's clock.
             entry.priority[1] = match self.policy {
                 EvictionPolicy::Gdsf => clock + entry.frequency,
                 EvictionPolicy::Pgdsf => {

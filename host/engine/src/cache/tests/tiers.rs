@@ -163,7 +163,7 @@ fn a_fetch_that_comes_to_nothing_harms_nobody() {
     device.cache.save_all();
     device.transfer();
     let hashes: Vec<PageHash> = disk.pages.lock().unwrap().keys().copied().collect();
-    // Everything is forgotten except on disk, and one page on disk cannot be read.
+    // Only the disk's content is left, and one page on it cannot be read.
     let mut device = Device::with_tiers(8, 8, config(EvictionPolicy::Lru), Some(disk.clone()));
     let fetch = device.cache.fetch(&"".into(), &prompt).unwrap();
     let second = hashes

@@ -26,21 +26,21 @@ use std::collections::{BTreeSet, VecDeque};
 /// Uses after which a page is worth a replica.
 const USED_OFTEN: u32 = 2;
 
-/// Writes that may wait for the disk before replication pauses: pages that are evicted go first.
+/// Most writes waiting for the disk while replication continues; evicted pages are written first.
 const MAX_BACKLOG: usize = 4;
 
 /// Most host pages that are reserved as passages.
 const MAX_PASSAGES: u32 = 8;
 
-/// Pages that are to be written to disk or have been, while they are in memory.
+/// Pages in memory that have been or are to be written to disk.
 #[derive(Default)]
 pub(in crate::cache) struct DiskReplicas {
     bounds: DiskReplicaBounds,
-    /// Pages to write, the last one first.
+    /// Pages to write; the last one is written first.
     due: BTreeSet<Standing>,
-    /// Pages in memory that the disk has too, the first of which makes room.
+    /// Pages in memory that are also on disk; the first one is dropped to make room.
     kept: BTreeSet<Standing>,
-    /// Host pages that are reserved for copies and hold none now.
+    /// Host pages that are reserved for copies and are free now.
     passages: Vec<HostPageId>,
     /// Copies that earlier steps made, to be saved, predecessors first.
     copied: VecDeque<Copied>,
@@ -66,7 +66,7 @@ struct Copied {
     parent: PageHash,
 }
 
-/// What the disk has of a page that is in memory.
+/// The state of a page's copy on disk while the page is in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cache) struct DiskCopy(State);
 
@@ -112,24 +112,24 @@ impl DiskReplicas {
         self.written
     }
 
-    /// Records that the last step has carried out its transfers.
+    /// Records that the transfers of the last step have been carried out.
     pub(in crate::cache) fn landed(&mut self) {
         self.saving.clear();
     }
 
-    /// Returns whether the page will be on disk without further ado.
+    /// Returns whether the page is already copied or scheduled to be written.
     fn is_on_its_way(&self, hash: PageHash) -> bool {
         self.saving.contains(&hash) || self.copied.iter().any(|copied| copied.hash == hash)
     }
 
-    /// Forgets the copies that a failure has made undefined.
+    /// Drops the copies that a failure has made undefined.
     pub(in crate::cache) fn spoil(&mut self) {
         self.saving.clear();
         let passages = self.copied.drain(..).map(|copied| copied.passage);
         self.passages.extend(passages);
     }
 
-    /// Forgets a copy whose content must not be served again.
+    /// Drops a copy whose content must not be served again.
     fn distrust(&mut self, hash: PageHash) {
         let (distrusted, others) = (self.copied.drain(..)).partition(|copied| copied.hash == hash);
         self.copied = others;
@@ -163,8 +163,8 @@ impl PrefixCache {
         !self.disk_replicas.due.is_empty() || !self.disk_replicas.copied.is_empty()
     }
 
-    /// Notes that a request used these nodes, from a sequence's first page on: pages that are used often are to be
-    /// on disk.
+    /// Records that a request used these nodes, from a sequence's first page on. Pages that are used often become due to be
+    /// written to disk.
     pub(in crate::cache) fn note_replicas(&mut self, nodes: &[NodeId]) {
         let Some(disk) = &self.disk else { return };
         if self.disk_replicas.bounds.pages == 0 {
@@ -298,7 +298,7 @@ impl PrefixCache {
         writes
     }
 
-    /// Forgets what is known of the disk's pages, which are all gone.
+    /// Drops all records of replicas, after the disk has been cleared.
     pub(in crate::cache) fn forget_disk_replicas(&mut self) {
         self.disk_replicas.spoil();
         let kept: Vec<NodeId> = (self.disk_replicas.kept.iter())
@@ -308,7 +308,7 @@ impl PrefixCache {
         self.forget_due_replicas();
     }
 
-    /// Forgets a page whose content must not be served again, wherever it is on its way to the disk.
+    /// Drops a page whose content must not be served again, in every stage of replication.
     pub(in crate::cache) fn distrust_disk_replica(&mut self, id: NodeId) {
         self.drop_disk_copy(id);
         if let Some(hash) = self.tree[id].hash {
@@ -327,7 +327,7 @@ impl PrefixCache {
         self.disk_replicas.leave(&mut self.tree[id].at.disk_copy);
     }
 
-    /// Makes room for one more page of this level. Returns `false` if all that are kept are used as often.
+    /// Makes room for one more page of this level. Returns `false` if every kept page has at least this level.
     fn make_room_for_replica(&mut self, level: u32) -> bool {
         let replicas = &self.disk_replicas;
         if replicas.kept() < replicas.bounds.pages {

@@ -1,4 +1,4 @@
-//! Eviction: how the cache makes room, and where evicted pages go.
+//! Eviction: how the cache makes room, and where evicted pages move.
 //!
 //! A page is copied to host memory when it is evicted from the device for the first time (*swap out only once*,
 //! RAGCache §5.1). The copy stays when the page is loaded again, so the next eviction costs nothing. A page evicted
@@ -34,7 +34,7 @@ impl PrefixCache {
         self.pool.take()
     }
 
-    /// Takes `count` pages of the device, or none.
+    /// Takes `count` pages of the device. Returns `None`, and takes none, if there are too few.
     pub(in crate::cache) fn take_all(&mut self, count: u32) -> Option<Vec<PageId>> {
         let mut taken = Vec::with_capacity(count as usize);
         while taken.len() < count as usize {
@@ -113,7 +113,7 @@ impl PrefixCache {
         self.forget_if_gone(id);
     }
 
-    /// Schedules a write of the node's page to disk if it is about to be forgotten.
+    /// Schedules a write of the node's host page to disk, if only host memory has the page.
     pub(in crate::cache) fn save(&mut self, id: NodeId) {
         let node = &self.tree[id];
         if let (Some(page), Some(hash), None, Some(_)) =

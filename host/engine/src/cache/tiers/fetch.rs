@@ -69,7 +69,7 @@ impl PrefixCache {
         !pages.any(|page| self.fetching.pages.contains_key(page))
     }
 
-    /// Takes in the pages that have arrived from disk, without waiting. Carry out the
+    /// Adds the pages that have arrived from disk to the tree, without waiting. Carry out the
     /// [transfers](PrefixCache::take_transfers) afterwards.
     pub fn receive(&mut self) {
         let Some(disk) = self.disk.clone() else {

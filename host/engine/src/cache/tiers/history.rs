@@ -20,7 +20,7 @@ pub(in crate::cache) struct History {
 }
 
 impl History {
-    /// Returns a history that remembers the last `capacity` pages that left.
+    /// Returns a history of the last `capacity` pages that left the cache.
     pub(in crate::cache) fn new(capacity: usize) -> Self {
         Self {
             usages: FxHashMap::default(),
@@ -30,7 +30,7 @@ impl History {
         }
     }
 
-    /// Remembers the usage of a page that leaves.
+    /// Records the usage of a page that leaves the cache. The oldest record is dropped if the history is full.
     pub(in crate::cache) fn keep(&mut self, page: PageHash, usage: Usage) {
         if self.capacity == 0 {
             return;
@@ -52,7 +52,7 @@ impl History {
         self.usages.insert(page, (number, usage));
     }
 
-    /// Returns and forgets the earlier usage of a page that returns; the default for an unknown page.
+    /// Removes and returns the recorded usage of a page that returns; the default for an unknown page.
     pub(in crate::cache) fn take(&mut self, page: PageHash) -> Usage {
         let before = self.usages.remove(&page);
         before.map_or_else(Usage::default, |(_, usage)| usage)

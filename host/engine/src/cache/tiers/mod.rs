@@ -1,14 +1,14 @@
-//! Which tier a page is in, and how it moves between device, host memory and disk.
+//! The tiers of the cache, and the moves of pages between device, host memory and disk.
 //!
-//! | file | answers |
+//! | file | subject |
 //! | --- | --- |
 //! | `residence` | where a node's page is: device, host memory, or both |
 //! | `pool` | which pages of a tier are free |
 //! | `queue`, `policy`, `history` | which page of a tier is evicted next, and how often a page was used before it was evicted |
-//! | `evict` | what happens when a tier is full |
-//! | `fetch` | what is read ahead from the disk |
+//! | `evict` | eviction from a full tier |
+//! | `fetch` | reading ahead from the disk |
 //! | `disk_replicas` | which pages of memory are copied to the disk before they are evicted |
-//! | `transfers` | which copies between tiers are under way |
+//! | `transfers` | the copies between tiers that are under way |
 
 pub(super) mod disk_replicas;
 pub(super) mod evict;

@@ -15,11 +15,11 @@
 //! Algorithm 1). Whenever a page is evicted, the clock of its tier advances to the page's priority, so a page that was
 //! useful once and is no longer used is overtaken.
 //!
-//! In both forms of RAGCache's policy the frequency outlives an eviction ([`History`](super::history::History)): the
-//! paper has it count "within a time window" and start anew only with the system or an empty cache. How long the window
-//! is, it does not say.
+//! In both forms of RAGCache's policy the frequency outlives an eviction ([`History`](super::history::History)): the paper
+//! counts it "within a time window" and resets it only with the system or an empty cache. It does not say how long the
+//! window is.
 //!
-//! Neither form ages a count while it remembers it. `pgdsf` departs from the paper in two more ways. First, a page's first
+//! Neither form ages a count while it is recorded. `pgdsf` departs from the paper in two more ways. First, a page's first
 //! use counts for only [`FIRST_USE`] of a later one. Most document paths are requested once: at full weight, each of them
 //! would advance the clock by a whole use and push out pages that are used again, and the policy loses to `lfu` on
 //! long-tailed traffic (`benches/results/cache.md`). Second, it evicts single pages, from a document's end on, where the
@@ -103,7 +103,7 @@ impl EvictionPolicy {
         }
     }
 
-    /// Evicted pages whose use the policy remembers, where there is room for `pages` of them.
+    /// Returns the number of evicted pages whose usage the policy records, for pools of `pages` pages.
     pub(in crate::cache) fn remembered(self, pages: usize) -> usize {
         match self {
             Self::Lru | Self::Lfu | Self::Gdsf => 0,

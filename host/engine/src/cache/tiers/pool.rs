@@ -1,6 +1,6 @@
 //! Page pools: which pages are free, and how many sequences hold each of the others.
 //!
-//! A pool owns counts and nothing else; it does not know what a page holds. A page is in one of three states:
+//! A pool owns counts and nothing else; it does not know a page's content. A page is in one of three states:
 //!
 //! ```text
 //!            take                        release (last holder)

@@ -24,7 +24,7 @@ use crate::cache::tree::{self, NodeId};
 /// A node of the tree, with the tiers that hold its page.
 pub(in crate::cache) type Node = tree::Node<Residence>;
 
-/// Which tiers hold a node's page, and how the page is used.
+/// The tiers that hold a node's page, and the page's usage.
 #[derive(Default)]
 pub(in crate::cache) struct Residence {
     pub(in crate::cache) device: Option<Copy<PageId>>,
@@ -32,14 +32,14 @@ pub(in crate::cache) struct Residence {
     /// Numbers of children whose pages are on the device and in host memory.
     pub(in crate::cache) device_children: u32,
     pub(in crate::cache) host_children: u32,
-    /// Whether the device's page is to be filled by a load that has not been carried out.
+    /// Whether a load that has not been carried out fills the device's page.
     pub(in crate::cache) loading: bool,
     /// Number of loads from the host's page that have not been carried out.
     pub(in crate::cache) pins: u32,
     /// Whether the host's page was made for fault tolerance alone. It counts as a replica while the device has the page
     /// too.
     pub(in crate::cache) replica: bool,
-    /// Whether the disk has the page too, or is to have it.
+    /// The state of the page's copy on disk.
     pub(in crate::cache) disk_copy: DiskCopy,
     /// Whether the page begins within the same document as the page before it.
     pub(in crate::cache) continues: bool,
@@ -81,7 +81,7 @@ impl Node {
 }
 
 impl PrefixCache {
-    /// Records that `page`, held or idle, holds the node's KV state or is about to.
+    /// Puts the node's KV state on the device, in `page`, which is filled now or by a scheduled load.
     pub(in crate::cache) fn enter_device(&mut self, id: NodeId, page: PageId) {
         let rank = self.device.rank(id, &self.tree[id].at.usage);
         self.tree[id].at.device = Some(Copy {
@@ -124,7 +124,7 @@ impl PrefixCache {
         Some(copy.page)
     }
 
-    /// Records that the host page `page` holds the node's KV state or is about to.
+    /// Puts the node's KV state into host memory, in `page`, which is filled now or by a scheduled transfer.
     pub(in crate::cache) fn enter_host(&mut self, id: NodeId, page: HostPageId, replica: bool) {
         let queue = if replica { &self.replicas } else { &self.host };
         let rank = queue.rank(id, &self.tree[id].at.usage);
@@ -168,7 +168,7 @@ impl PrefixCache {
         self.tell_removed(id, Tier::Host);
     }
 
-    /// Forgets a node that neither tier holds.
+    /// Removes a node that neither tier holds from the tree.
     pub(in crate::cache) fn forget_if_gone(&mut self, id: NodeId) {
         let at = &self.tree[id].at;
         if at.device.is_some() || at.host.is_some() {
@@ -216,7 +216,8 @@ impl PrefixCache {
         }
     }
 
-    /// Returns which tiers may evict the node: only leaves, and nothing that is held or on its way.
+    /// Returns which tiers may evict the node. A node is evictable if it is a leaf there, is not held and is not being
+    /// loaded.
     pub(in crate::cache) fn evictable(&self, id: NodeId) -> Evictable {
         let at = &self.tree[id].at;
         Evictable {
@@ -258,7 +259,7 @@ impl PrefixCache {
     }
 }
 
-/// Which tiers may evict a node, as [`PrefixCache::evictable`] finds.
+/// The tiers that may evict a node, see [`PrefixCache::evictable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cache) struct Evictable {
     pub(in crate::cache) device: bool,

@@ -33,7 +33,7 @@ pub enum Transfer {
     },
 }
 
-/// Everything that a failed step or transfer would make invalid.
+/// Everything that a failed step or transfer invalidates.
 #[derive(Default)]
 pub(in crate::cache) struct InFlight {
     /// Nodes whose host page is to be read, each with whether the load fills the node's page on the device.
@@ -59,7 +59,7 @@ impl PrefixCache {
     }
 
     /// Reports that a transfer, a copy or the step failed, so that every page that was to be written is undefined. All
-    /// leases that were opened since the last [`PrefixCache::landed`] must have been given back.
+    /// leases opened since the last [`PrefixCache::landed`] must have been closed or abandoned.
     pub fn failed(&mut self) {
         self.transfers.clear();
         let loads = std::mem::take(&mut self.in_flight.loads);
@@ -74,7 +74,7 @@ impl PrefixCache {
     }
 
     /// Reports that the device has lost its memory. Only pages in host memory whose predecessors are all there remain.
-    /// Every lease is void: drop it, do not give it back.
+    /// Every lease is void: drop it, do not close it.
     pub fn lose_device(&mut self) {
         self.transfers.clear();
         for (node, onto_device) in std::mem::take(&mut self.in_flight.loads) {
@@ -89,7 +89,7 @@ impl PrefixCache {
         }
     }
 
-    /// Forgets the host pages that were to be written and may not have been. Costs `O(nodes)`.
+    /// Removes the host pages whose writes may not have been carried out. Costs `O(nodes)`.
     fn spoil_written(&mut self) {
         self.disk_replicas.spoil();
         let written = std::mem::take(&mut self.in_flight.written);
@@ -106,7 +106,7 @@ impl PrefixCache {
         }
     }
 
-    /// Forgets a node that no tier holds any more, and everything that follows it, which only host memory holds.
+    /// Removes a node that no tier holds any more, and its descendants, which only host memory holds.
     pub(in crate::cache) fn cut_off_if_gone(&mut self, id: NodeId) {
         let at = &self.tree[id].at;
         if at.device.is_some() || at.host.is_some() {

@@ -1,4 +1,4 @@
-//! Device failures: a failed call, a lost device, or one that is given up.
+//! Device failures: a failed call, a lost device, or a device that the engine abandons.
 //!
 //! | event | pages | sequences in the step | other running sequences |
 //! | --- | --- | --- | --- |
@@ -7,9 +7,9 @@
 //! | a call was malformed | unchanged | fail, because the same call would be malformed again | untouched |
 //!
 //! A request that returns to the queue keeps its tokens. Before its first token its prompt is computed again; later it
-//! continues from the tokens that it has. In both cases it starts from what the cache still holds of it (RAGCache,
-//! section 6). Its tokens stay the same, because they depend on the sequence alone. A request during which the device
-//! fails again and again may be the cause, so it fails after [`EngineConfig::max_retries`](super::EngineConfig).
+//! continues from its last token. In both cases it starts from the prefix that is still cached (RAGCache, section 6). Its
+//! tokens stay the same, because they depend on the sequence alone. A request during which the device fails again and again
+//! may be the cause, so it fails after [`EngineConfig::max_retries`](super::EngineConfig).
 
 use super::tiers::pools;
 use super::{Active, Core, Sequence};
@@ -84,7 +84,7 @@ impl Core {
         }
     }
 
-    /// Returns all running sequences to the queue. Their leases are void.
+    /// Returns all running sequences to the queue, with their leases void.
     fn lose_leases(&mut self, failure: &Failure) {
         self.totals.devices_lost += 1;
         let running = self.take_running(|_| true);

@@ -1,6 +1,6 @@
 //! Speculative requests: guesses at one and the same later request (RAGCache, section 5.3).
 //!
-//! While documents are still being searched for, the engine already computes the prompt that they would make, under an
+//! While a search for documents continues, the engine already computes the prompt of the documents found so far, under an
 //! id that all guesses share. At most one request of an id is in the engine:
 //!
 //! ```text

@@ -27,7 +27,7 @@ pub(super) struct Fetching {
 /// The longest wait for the disk. Pages that have not arrived by then are computed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The rate at which pages are copied to disk: credit that grows with time, up to that of a second.
+/// The rate of copies to disk: a credit that grows with time, up to one second's worth.
 pub(super) struct Replication {
     bounds: DiskReplicaBounds,
     /// Pages that may be written now.
@@ -56,7 +56,7 @@ impl Replication {
         (self.credit as u32).min(self.bounds.pages_per_step)
     }
 
-    /// Returns the time until a page may be written; `None` if none ever may.
+    /// Returns the time until a page may be written; `None` if the rate is zero.
     fn wait(&self) -> Option<Duration> {
         let missing = (1.0 - self.credit).max(0.0);
         let seconds = missing / self.bounds.pages_per_second.max(0.0);
@@ -92,7 +92,8 @@ impl Core {
         })
     }
 
-    /// Requests the pages that disk holds of a request, which is queued later. Returns the request if there are none.
+    /// Requests the pages of a request that are on disk, and queues the request when they arrive. Returns it if there are
+    /// none.
     pub(super) fn fetch(&mut self, sequence: Sequence) -> Option<Sequence> {
         if !sequence.cache_use.reads {
             return Some(sequence);
@@ -108,7 +109,7 @@ impl Core {
         None
     }
 
-    /// Takes in pages that have arrived from disk and queues the requests that waited for them.
+    /// Receives pages from disk and queues the requests that waited for them.
     pub(super) fn queue_fetched(&mut self, now: Instant) {
         self.cache.receive();
         let cache = &self.cache;
@@ -125,7 +126,7 @@ impl Core {
         }
     }
 
-    /// Removes and returns the requests that wait for the disk and whose callers have gone.
+    /// Removes and returns the requests that wait for the disk and whose callers have dropped their generations.
     pub(super) fn take_unwanted_fetches(&mut self) -> Vec<Sequence> {
         let gone = (self.fetching).extract_if(.., |waiting| waiting.sequence.events.is_closed());
         gone.map(|waiting| waiting.sequence).collect()
@@ -146,7 +147,7 @@ impl Core {
         }
     }
 
-    /// Writes the pages in memory to disk and waits for that. Called when nothing is computed any more.
+    /// Writes the pages in memory to disk and waits for that. Called when no further step follows.
     pub(in crate::engine) fn save_all(&mut self, backend: &mut dyn Backend) {
         let Some(disk) = self.cache_config.disk.clone() else {
             return;

@@ -1,14 +1,14 @@
 //! The documents that a cache holds now, derived from its events: a trie of paths for every tenant and scope.
 //!
-//! The cache reports marks: a document's mark is on a page and is removed with it. A document may have several marks
-//! (the same path with other words between its documents) or none (it ends within the first page). Held are all
-//! documents with a mark, and the documents before them.
+//! The cache reports marks: a document's mark is on a page and is removed with it. A document may have several marks (the
+//! same path with different text between its documents) or none (it ends within the first page). All documents with a mark,
+//! and the documents before them, are held.
 
 use crate::cache::{CacheEvent, Document};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// The paths of documents that a cache holds. No larger than what is held: each leaf has a mark on a page.
+/// The paths of documents that a cache holds. Bounded by the cache's content: each leaf has a mark on a page.
 #[derive(Debug, Default)]
 pub(super) struct HeldDocuments {
     roots: BTreeMap<(Arc<str>, u64), Children>,
@@ -76,9 +76,9 @@ impl HeldDocuments {
     }
 }
 
-/// Removes a mark from the end of `path`, and every node that has no mark at or below it. Returns how many documents of
-/// the path are left, or `None` if there was no mark. The recursion is as deep as a path has documents; the header that
-/// brings them bounds that to a few hundred.
+/// Removes a mark from the end of `path`, and every node that has no mark at or below it. Returns how many documents of the
+/// path are left, or `None` if there was no mark. The recursion is as deep as a path has documents, which the header that
+/// announces them bounds to a few hundred.
 fn unmark(children: &mut Children, path: &[Document]) -> Option<usize> {
     let ((fingerprint, _), rest) = path.split_first()?;
     let node = children.get_mut(fingerprint)?;
@@ -141,7 +141,7 @@ mod tests {
         assert!(store(&mut held, &[1]));
         assert!(!store(&mut held, &[1]));
         assert!(store(&mut held, &[1, 2]));
-        // One page is gone; the other, and what follows it, is not.
+        // One page was evicted; the other, and the page after it, are still there.
         assert_eq!(remove(&mut held, &[1]), None);
         assert_eq!(
             remove(&mut held, &[1]),

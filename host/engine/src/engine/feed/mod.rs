@@ -7,9 +7,9 @@
 //!                                └─▶ held: the documents now, for readers that fell behind
 //! ```
 //!
-//! The engine appends under a short lock and waits for no reader. A reader that falls behind by more than a ring holds
-//! is told to start again from a snapshot ([`News::reset`]). Positions count events within one *epoch*, a life of the
-//! cache. A restart, or events that were lost on their way to the feed, begin a new epoch.
+//! The engine appends under a short lock and waits for no reader. A reader that falls behind by more than a ring must start
+//! again from a snapshot ([`News::reset`]). Positions count events within one *epoch* of the cache. A restart, or events
+//! that were lost before they reached the feed, begin a new epoch.
 
 mod held;
 
@@ -20,10 +20,10 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use tokio::sync::watch;
 
-/// The events of one cache, kept for any number of readers.
+/// The events of one cache, stored for any number of readers.
 #[derive(Debug)]
 pub struct Feed {
-    /// Valid after each line that changes it, so a panic under the lock spoils nothing.
+    /// Consistent after each line that changes it, so a panic under the lock does no harm.
     state: Mutex<FeedState>,
     progress: watch::Sender<Progress>,
 }
@@ -31,7 +31,7 @@ pub struct Feed {
 /// How many events the feed has published in the present epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Identifies the present life of the cache.
+    /// Identifies the present epoch of the cache: from its start, or from a loss of events.
     pub epoch: u64,
     /// Number of events about documents in this epoch.
     pub documents: u64,
@@ -57,8 +57,8 @@ pub struct News {
     pub from: u64,
     /// Position from which to read next.
     pub next: u64,
-    /// Whether the reader missed events and must forget what it knew. News of documents then contain everything that is
-    /// held; news of pages continue with the oldest event that is still known.
+    /// Whether the reader missed events and must discard its state. News of documents then contain everything that is held;
+    /// news of pages begin with the oldest stored event.
     pub reset: bool,
     /// Numbers of pages in the cache now.
     pub held: HeldPages,
@@ -135,8 +135,8 @@ impl Feed {
         self.publish(vec![CacheEvent::Gap { events: 0 }]);
     }
 
-    /// Returns at most `limit` events about documents after a position. Without a position, or if it is no longer
-    /// known, returns everything that is held. Costs as much as it returns.
+    /// Returns at most `limit` events about documents after a position. Without a position, or if its events are no longer
+    /// stored, returns everything that is held. Costs as much as it returns.
     pub fn documents_since(&self, since: Option<Position>, limit: usize) -> News {
         let state = self.state.lock();
         match state.documents.since(state.epoch, since, limit) {
@@ -148,8 +148,8 @@ impl Feed {
         }
     }
 
-    /// Returns at most `limit` events about pages after a position. Without a position, or if it is no longer known,
-    /// begins with the oldest known event.
+    /// Returns at most `limit` events about pages after a position. Without a position, or if its events are no longer
+    /// stored, begins with the oldest stored event.
     pub fn pages_since(&self, since: Option<Position>, limit: usize) -> News {
         let state = self.state.lock();
         let known = state.pages.since(state.epoch, since, limit);
@@ -158,7 +158,7 @@ impl Feed {
         state.news(from, events, reset)
     }
 
-    /// Returns a receiver that is notified of progress; one that reads late sees the latest.
+    /// Returns a receiver that is notified of progress. A slow one sees only the latest.
     pub fn watch(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
     }
@@ -198,7 +198,7 @@ impl FeedState {
             }
             CacheEvent::DocumentsRemoved { salt, scope, path } => {
                 if let Some(left) = self.held.remove(&salt, scope, &path) {
-                    // The event names the first document that is gone; everything after it is gone too.
+                    // The event names the first document that is no longer held; everything after it is not held either.
                     let path = path[..=left].into();
                     let event = CacheEvent::DocumentsRemoved { salt, scope, path };
                     self.documents.push(event);
@@ -266,7 +266,7 @@ impl Ring {
         (self.first, events.collect())
     }
 
-    /// Returns at most `limit` events after the position, or `None` if some of them are no longer known.
+    /// Returns at most `limit` events after the position, or `None` if some of them are no longer stored.
     fn since(
         &self,
         epoch: u64,

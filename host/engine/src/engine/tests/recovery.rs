@@ -44,7 +44,7 @@ fn sticking(steps: u32) -> (FakeBackend, Sender<()>) {
     (FakeBackend::new(64, 4).gate(receiver), sender)
 }
 
-/// Returns a request with two pages that all requests have in common, and an end of its own.
+/// Returns a request with two pages that all requests have in common, and two tokens of its own.
 fn request(first: TokenId) -> Request {
     let prompt = (0..10).map(|position| if position < 8 { position } else { first });
     Request {
@@ -54,7 +54,7 @@ fn request(first: TokenId) -> Request {
     }
 }
 
-/// Returns all tokens and the last event.
+/// Returns all tokens and the last event of a generation.
 fn listen(mut generation: Generation) -> (Vec<TokenId>, Event) {
     let mut tokens = Vec::new();
     loop {
@@ -73,7 +73,7 @@ fn expect_whole(generation: Generation, request: &Request) {
     assert!(matches!(end, Event::Finished(FinishReason::Length)));
 }
 
-/// Advances the clock until the watchdog has acted.
+/// Advances the clock until `acted` says that the watchdog has acted.
 fn wait_for(hands: &Hands, acted: impl Fn() -> bool) {
     while !acted() {
         hands.forward(2 * PATIENCE);
@@ -83,7 +83,7 @@ fn wait_for(hands: &Hands, acted: impl Fn() -> bool) {
 
 #[test]
 fn a_stuck_device_is_replaced_and_no_request_notices() {
-    // The device sticks in the first prompt, within a prompt's chunks, or within the answers.
+    // The device is stuck in the first prompt, within a prompt's chunks, or within the answers.
     for steps in [0, 1, 5] {
         let (device, gate) = sticking(steps);
         let (alive, given_up) = channel::<()>();
@@ -287,7 +287,7 @@ fn a_device_that_is_lost_for_good_is_replaced_and_no_request_notices() {
 #[test]
 fn a_device_that_is_lost_for_good_ends_an_engine_that_has_no_other() {
     let engine = Engine::start(Box::new(mortal(3)), config());
-    // The last requests may come too late.
+    // The last requests may be submitted too late.
     let generations: Vec<Generation> = (0..4)
         .filter_map(|first| engine.submit(request(first)).ok())
         .collect();

@@ -1,4 +1,4 @@
-//! Tests of what requests ask for besides tokens: warming up, taking another's place, a deadline, a fair share.
+//! Tests of requests that do more than generate: warming up, superseding, deadlines, fair shares.
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn config() -> EngineConfig {
     }
 }
 
-/// Returns a prompt that begins like all others and then differs.
+/// Returns a prompt of `common` tokens that all prompts share, and then tokens `own` up to `length`.
 fn prompt(common: u32, own: u32, length: u32) -> Vec<TokenId> {
     let begin = (0..common).map(|position| position % VOCABULARY);
     begin.chain((common..length).map(|_| own)).collect()
@@ -70,7 +70,7 @@ fn guess(prompt: Vec<TokenId>, id: u64) -> Request {
     }
 }
 
-/// Returns what has arrived so far: tokens found in the cache, tokens, and the end.
+/// Returns the events received so far: tokens found in the cache, tokens generated, and the end.
 fn heard(generation: &mut Generation) -> (Option<u32>, Vec<TokenId>, Option<Event>) {
     let (mut cached, mut tokens) = (None, Vec::new());
     while let Ok(event) = generation.events.try_recv() {
@@ -131,7 +131,7 @@ fn a_request_says_whether_it_reads_the_cache_and_whether_it_is_kept() {
     };
     assert_eq!(ask(caching(true, false, 0)), (Some(0), 0));
     assert_eq!(ask(caching(true, true, 31)), (Some(0), 0), "too short");
-    // Of 35 tokens, the last one's KV state is not needed.
+    // Of 30 tokens of prompt and 5 of answer, all but the last have KV state.
     assert_eq!(ask(caching(true, true, 30)), (Some(0), 9));
     assert_eq!(ask(caching(false, true, 0)), (Some(0), 9));
     assert_eq!(ask(caching(true, false, 0)), (Some(29), 9));
@@ -154,7 +154,7 @@ fn without_prefix_caching_every_prompt_is_computed_and_nothing_is_kept() {
     let stats = house.stepper.stats();
     assert_eq!((stats.pages_cached, stats.cached_tokens), (0, 0));
     assert_eq!(stats.steps, 3 * 8);
-    // A guess's progress is its own, and the request joins it all the same.
+    // A guess keeps its own progress when it may not use the cache, and the request joins it all the same.
     let _guess = house.submit(guess(tokens.clone(), 7));
     house.step();
     let mut itself = house.submit(Request {
@@ -345,7 +345,7 @@ fn the_queue_prefers_what_is_cached() {
     house.drain();
 }
 
-/// Returns the log-probabilities of a prompt and the tokens behind it, as far as they have arrived.
+/// Returns the log-probabilities of a prompt, the tokens after it and the end, if received.
 fn scored(generation: &mut Generation) -> (Option<Vec<Logprobs>>, Vec<TokenId>, Option<Event>) {
     let (mut found, mut tokens) = (None, Vec::new());
     while let Ok(event) = generation.events.try_recv() {
@@ -375,7 +375,7 @@ fn a_prompts_logprobs_are_the_same_cached_or_not_and_the_answer_too() {
         assert_eq!(answer, greedy(&tokens));
         assert!(matches!(end, Some(Event::Finished(FinishReason::Length))));
     }
-    // Its pages serve others.
+    // Its pages are reused by others.
     let mut other = house.submit(answer(tokens.clone()));
     house.drain();
     assert_eq!(heard(&mut other).0, Some(29));

@@ -1,5 +1,4 @@
-//! Tests of the core over three small tiers: whatever tier a page comes back from, and whatever fails, tokens are the
-//! same.
+//! Tests of the core over three small tiers: tokens do not depend on the tier of a page, nor on failures.
 
 use super::*;
 use crate::cache::disk::{DiskConfig, DiskStore, Origin};
@@ -128,7 +127,7 @@ fn an_engine_that_starts_again_goes_on_from_what_the_last_one_saved() {
         assert_eq!(stats.fetched_pages, cached / 4);
         let Load { core, backend, .. } = &mut load;
         core.save_all(backend);
-        // The prompt's seven full pages are stored and, of 35 tokens less the last, one more.
+        // Of 30 tokens of prompt and 5 of answer, all but the last have KV state: eight full pages.
         assert_eq!(disk.stats().pages, 8);
     }
 }
@@ -158,7 +157,7 @@ fn an_engine_that_was_killed_leaves_its_most_used_pages_on_disk_at_the_configure
         load.submit(request(last));
         drain(&mut load, &disk);
     }
-    // A step takes 0.1 s, so every second one has a page's credit, after the first.
+    // A step takes 0.1 s, so every second one has credit for a page, after the first.
     let mut written = Vec::new();
     let mut seconds = 0.0;
     while load.core.replication_wait().is_some() {
@@ -173,7 +172,7 @@ fn an_engine_that_was_killed_leaves_its_most_used_pages_on_disk_at_the_configure
     assert!(written.len() > 4, "{written:?}");
     assert_eq!(load.core.stats().disk_replicas, 7);
     disk.flush();
-    // No orderly end: what is in memory is gone.
+    // Without an orderly shutdown, the content of memory is lost.
     drop((load, disk));
     let (mut load, disk) = start();
     load.submit(request(3));
@@ -214,7 +213,7 @@ fn a_request_does_not_wait_long_for_a_disk_that_does_not_answer() {
         max_tokens: 3,
         ..Request::default()
     });
-    // Nothing on disk is of use to a prompt shorter than a page, so it is queued at once.
+    // No page on disk matches a prompt shorter than a page, so it is queued at once.
     load.submit(Request {
         prompt: vec![3; 3],
         max_tokens: 1,

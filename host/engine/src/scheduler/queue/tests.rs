@@ -99,12 +99,12 @@ fn whoever_lost_its_prefix_loses_its_rank() {
     push(&mut queue, 1, "", 10, 5);
     push(&mut queue, 2, "", 10, 9);
     sweep_all(&mut queue);
-    // The prefix of request 2 is evicted, and no sweep has noticed.
+    // Request 2's prefix is evicted, and no sweep has noticed.
     queue.find_mut(|item| item.number == 2).unwrap().cached = 0;
     assert_eq!(numbers(&serve(&mut queue, 2)), [1, 2]);
 }
 
-/// A request with these documents of 10 tokens each.
+/// Pushes a request with these documents of 10 tokens each.
 fn push_with(queue: &mut Queue<Item>, number: u64, path: &[u64]) {
     let documents = path.iter().zip(1..).map(|(&d, n)| (Fingerprint(d), n * 10));
     let tokens = path.len() as u32 * 10 + 1;
@@ -122,7 +122,7 @@ fn push_with(queue: &mut Queue<Item>, number: u64, path: &[u64]) {
     queue.push(entry, item);
 }
 
-/// Serves one request after another; the cache has room for one of them.
+/// Serves one request after another, with a cache for one of them.
 fn served_one_by_one(queue: &mut Queue<Item>, paths: &[&[u64]]) -> Vec<u64> {
     let mut order = Vec::new();
     while let Some(item) = serve(queue, 1).pop() {
@@ -146,9 +146,9 @@ fn requests_that_open_alike_run_together_cached_or_not() {
     for (paths, expected) in [
         // RAGBoost's figure 6: C6, C3, C7, C8 run as C6, C8, C3, C7.
         ([&[1, 2, 4][..], &[1], &[5, 7, 8], &[1, 2]], [0, 3, 1, 2]),
-        // The larger group begins, although nothing is cached and another request came first.
+        // The larger group begins, although neither is cached and another request arrived first.
         ([&[9, 8], &[7, 1], &[7, 2], &[3]], [1, 2, 0, 3]),
-        // What shares more follows at once.
+        // Requests that share more follow at once.
         ([&[1, 2, 3], &[1, 4, 5], &[1, 2, 6], &[2]], [0, 2, 1, 3]),
     ] {
         let mut queue = Queue::new(GROUPED);
@@ -165,7 +165,7 @@ fn a_group_is_as_large_as_those_of_it_that_wait() {
     for (number, first) in (0..).zip([1, 2, 2, 2, 1, 1]) {
         push_with(&mut queue, number, &[first, 10 + number]);
     }
-    // One of each group leaves: two are left of the first and three of the second are not.
+    // Two requests of the second group leave. Three of the first group wait and one of the second, so the first is larger.
     let gone = queue.extract(|item| item.number == 2 || item.number == 3);
     assert_eq!(gone.len(), 2);
     assert_eq!(numbers(&serve(&mut queue, 4)), [0, 4, 5, 1]);
@@ -179,7 +179,7 @@ fn a_group_that_has_begun_is_drained_before_a_sweep_comes_to_it_unless_the_cache
         push_with(&mut queue, 0, &[1, 2]);
         push_with(&mut queue, 1, &[1, 5]);
         assert_eq!(numbers(&serve(&mut queue, 1)), [0]);
-        // A larger group comes, and nobody has looked the second request up since.
+        // A larger group arrives, and the second request has not been looked up since.
         for number in 2..5 {
             push_with(&mut queue, number, &[3, 10 + number]);
         }

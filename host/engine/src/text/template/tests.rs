@@ -119,7 +119,7 @@ const QWEN: &str = r#"{%- if tools %}
 {%- endif %}
 "#;
 
-/// In the style of Mistral 7B Instruct v0.3's: alternation enforced, the system text in the last user message.
+/// In the style of Mistral 7B Instruct v0.3's: roles must alternate, and the system text is in the last user message.
 const MISTRAL: &str = r#"{%- if messages[0]["role"] == "system" %}
     {%- set system_message = messages[0]["content"] %}
     {%- set loop_messages = messages[1:] %}
@@ -443,7 +443,7 @@ fn files_are_found_where_checkpoints_have_them() {
     }
 }
 
-/// What a template that nests a value `levels` deep and then goes on with `then` makes.
+/// Renders a template that nests a value `levels` deep and then contains `then`.
 fn nested(levels: usize, then: &str) -> Result<String, TextError> {
     let source = format!(
         "{{% set ns = namespace(x=1, y=1) %}}{{% for i in range({levels}) %}}{{% set ns.x = [ns.x] %}}\
@@ -469,7 +469,7 @@ fn a_template_that_nests_ten_thousand_deep_gets_an_error_where_it_prints() {
     assert!(nested(500, "{{ ns.y|tojson }}").is_ok());
 }
 
-/// As deep as the steps allow, by everything that walks through a value.
+/// Values as deep as the steps allow, in every operation that recurses through a value.
 #[test]
 fn a_template_ends_nobody_but_itself() {
     for then in [
@@ -481,7 +481,7 @@ fn a_template_ends_nobody_but_itself() {
         "{{ {ns.x: 1}|length }}",
         "{{ ns.x|pprint }}",
     ] {
-        // Either way: what counts is that both come back.
+        // Success or error: only the return matters.
         let _ = nested(9_999, then);
     }
     let deepest = format!(

@@ -21,7 +21,7 @@ struct Block {
     tokens: Arc<[TokenId]>,
     /// For a first block, keys in addition to its tokens, such as a salt; `None` if unknown.
     keys: Option<Vec<Key>>,
-    /// Whether each tier holds it: the device, host memory, others.
+    /// Whether each tier holds the block: the device, host memory, others.
     places: [bool; 3],
     marks: Vec<DocumentEnd>,
 }

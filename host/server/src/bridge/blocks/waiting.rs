@@ -28,7 +28,7 @@ pub(super) struct Prompt {
     pub(super) tokens: Vec<TokenId>,
     pub(super) salt: Arc<str>,
     pub(super) documents: DocumentPath,
-    /// Number of its tokens matched by blocks.
+    /// Number of the prompt's tokens that blocks match.
     pub(super) matched: usize,
     /// The last matched block.
     pub(super) at: Option<BlockHash>,

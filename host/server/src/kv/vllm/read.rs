@@ -68,7 +68,7 @@ pub enum Key {
 pub struct Group {
     /// Number of the group.
     pub number: i64,
-    /// Whether its layers store less than the whole sequence: the last tokens, or a state.
+    /// Whether the group's layers store less than the whole sequence: the last tokens, or a state.
     pub is_partial: bool,
 }
 
@@ -367,7 +367,7 @@ mod tests {
         })
     }
 
-    /// The same from an engine that reports no keys.
+    /// Returns a `Stored` event as of an engine that reports no keys.
     fn untold(block: u64, parent: Option<u64>) -> BlockEvent {
         BlockEvent::Stored(Stored {
             parent: parent.map(|parent| BlockHash(parent.into())),

@@ -40,9 +40,9 @@ pub(crate) struct ContextMemory {
 #[derive(Debug)]
 pub(crate) struct SentContexts {
     pub(crate) message: ContextMessage,
-    /// Number of times it was forwarded without a recorded continuation since.
+    /// Number of times that the message was forwarded without a recorded continuation since.
     open: u16,
-    /// The chains of its recorded continuations.
+    /// The chains of the message's recorded continuations.
     next: SmallVec<[Chain; 1]>,
     /// Whether the same words were forwarded with other contexts, or without.
     is_contested: bool,
@@ -116,7 +116,7 @@ impl BareQuestions {
         self.0.add(owner ^ key);
     }
 
-    /// Returns whether such a message may have been sent; always true for the last thousands.
+    /// Returns whether the message `key` may have been sent without contexts: true for the last thousands of those added.
     pub(crate) fn may_hold(&self, owner: u128, key: u128) -> bool {
         self.0.may_hold(owner ^ key)
     }

@@ -11,7 +11,7 @@
 //! This module rebuilds the body that a client which keeps earlier contexts would have sent. All later steps use that body:
 //! its earlier messages are identified by their chains and replayed, its documents are ordered, and documents of earlier
 //! turns become references. Nothing is printed again; a [`Plan`] consists of ranges of the client's body and their
-//! replacements. Documents' numbers and scores move behind them in the same step ([`ranks`](super::ranks)).
+//! replacements. Documents' numbers and scores move behind them in the same step ([`ranks`]).
 //!
 //! A message without its contexts is identified by the chain of the client's earlier messages and by a line of its
 //! question; the rest of its words must equal those forwarded. [`memory`] says when that is not enough.
@@ -42,11 +42,11 @@ pub(crate) struct Plan<'a> {
     pub(crate) doubtful: u32,
     /// Groups of contexts that move out of the system text.
     pub(crate) moved: u32,
-    /// Documents whose number becomes a key.
+    /// Number of documents whose number becomes a key.
     pub(crate) numbered: u32,
-    /// Scores that move behind their documents.
+    /// Number of scores that move behind their documents.
     pub(crate) scored: u32,
-    /// Documents that move out of the system text.
+    /// Number of documents that move out of the system text.
     documents: usize,
     /// All documents in messages.
     all_documents: usize,
@@ -383,17 +383,18 @@ impl<'a> Plan<'a> {
 /// The record for a request's newest message.
 #[derive(Debug)]
 pub(crate) enum Newest {
-    /// None: the message was forwarded before.
+    /// The message was forwarded before, so it is not new.
     Known,
     /// The message holds contexts.
     Contexts(ContextMessage),
-    /// The message holds none, or more than a chat may keep; the keys of messages that it might be confused with.
+    /// The message holds no contexts, or more than a chat may keep. The keys are those of messages that it might be
+    /// confused with.
     Bare([Option<u128>; 2]),
 }
 
 /// A message without contexts.
 struct Bare<'t> {
-    /// The JSON before and after its text, quotes included.
+    /// The JSON before and after the message's text, quotes included.
     around: [&'t str; 2],
     plain: Cow<'t, str>,
 }

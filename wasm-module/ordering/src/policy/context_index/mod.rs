@@ -47,7 +47,7 @@ pub struct ContextIndex {
     tree: ContextTree,
     /// The leaves, by last use.
     recency: Recency,
-    /// The leaf of each context, by the [key](account::key_of) of its documents as sent.
+    /// The leaf of each context, by the [key](account) of its documents as sent.
     leaves: FxHashMap<u64, NodeId>,
     /// The root of each scope, a child of the root.
     scopes: FxHashMap<Scope, NodeId>,

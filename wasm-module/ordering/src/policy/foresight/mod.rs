@@ -147,7 +147,7 @@ fn open_candidates(candidates: &[Candidate<'_>], path: &Order) -> SmallVec<[Open
 struct Evidence {
     /// The open candidates that the request holds.
     mask: u64,
-    /// Estimated tokens of these candidates.
+    /// Estimated tokens of the candidates in `mask`.
     tokens: u64,
     age: u16,
 }
@@ -202,7 +202,7 @@ fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
 /// Within one half, bursts alone make counts differ, but they do not make the halves agree. It is measured where requests
 /// are recorded, not where they are ordered, since other workers' requests count equally.
 struct Skew {
-    /// Sums of products of the counts' deviations from their mean.
+    /// Sums of products of the deviations of documents' counts from their mean, newer half and older half.
     newer_older: f64,
     newer_newer: f64,
     older_older: f64,

@@ -36,12 +36,12 @@ struct Mark {
     shared: u64,
 }
 
-/// What a recent request shares with the documents of a query.
+/// The overlap of a recent request with the documents of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shared {
     /// Bit `i` is set if the request held `optional[i]`. Not 0.
     pub(super) mask: u64,
-    /// Number of requests since, that one included: 1 is the latest.
+    /// Age in requests: 1 is the latest one.
     pub(super) age: u16,
 }
 

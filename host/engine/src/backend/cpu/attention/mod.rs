@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Spans are cut by position, never by chunk, item or page, and a query computes only with positions up to its own. The
-//! content of slots behind the item and the number of rows in it therefore cannot reach a row's result. That keeps
+//! content of slots after the item and the number of rows in it therefore cannot reach a row's result. That keeps
 //! attention batch-invariant, and lets slots beyond a sequence hold anything, NaN included.
 //!
 //! There are two ways through a span: [`wide`] in f32, and [`pairs`] with bf16 products.
@@ -39,7 +39,7 @@ pub(super) fn item_rows(kv_type: KvType) -> usize {
 /// The part of attention that all items of a layer share.
 pub(super) struct Attention<'a> {
     pub(super) kernels: Kernels,
-    /// What multiplies pairs, if the pool consists of them.
+    /// The machine for products of pairs, if the pool stores pairs.
     pub(super) machine: Option<Machine>,
     pub(super) queries: Heads<'a>,
     pub(super) rotary: &'a Rotary,

@@ -33,9 +33,9 @@ use std::ops::Range;
 
 /// Positions between two corrections of the running maximum.
 const SPAN: usize = 64;
-/// Panels of rows in an item. More of them read each key and value less often, and leave fewer items to share out.
+/// Panels of rows in an item. More panels read each key and value less often, but leave fewer items for threads.
 const PANELS: usize = 4;
-/// Most parts that stand for a number.
+/// Most parts of a number.
 const PARTS: usize = 2;
 /// Most rows in an item.
 pub(super) const ITEM_ROWS: usize = PANELS * PANEL;
@@ -56,7 +56,7 @@ struct Buffers {
 struct Gathered {
     /// Keys `[position][part][part_width / 2]`.
     keys: [Pair; PARTS * SPAN * MAX_HEAD / 2],
-    /// Values `[part][padded_head][position / 2]`, with zeroes behind the item: a weight of zero does not hide a NaN.
+    /// Values `[part][padded_head][position / 2]`, with zeroes after the item: a weight of zero does not hide a NaN.
     values: [[Pair; SPAN / 2]; PARTS * MAX_HEAD],
 }
 

@@ -10,10 +10,10 @@
 //!  …  (up to 12 rows at once)          b₂ └────────────────┘   one fused multiply-add each, k = 0, 1, 2, …
 //! ```
 //!
-//! Each output has one accumulator and takes its products in ascending `k`. Its bits therefore do not depend on how
-//! many rows are computed beside it, nor on where `k` is cut (storing and reloading an f32 changes nothing). Decode and
-//! prefill, weights and attention all run this kernel, which makes the backend batch-invariant. Different instruction
-//! sets may differ in the last bits; a process uses one throughout.
+//! Each output has one accumulator and takes its products in ascending `k`. Its bits therefore do not depend on how many
+//! rows are computed with it, nor on where `k` is cut (storing and reloading an f32 changes nothing). Decode and prefill,
+//! weights and attention all run this kernel, which makes the backend batch-invariant. Different instruction sets may
+//! differ in the last bits; a process uses one throughout.
 //!
 //! Left operands are stored for the kernel as `[row / 12][column / 128][row % 12][144]` f32; twelve rows are a *tile*.
 //! The row stride is a constant (addresses are immediates, and one pointer serves twelve rows) and an odd number of
@@ -24,7 +24,7 @@
 //! This module does not know what is multiplied. Unsafe code stays in the files of intrinsics and in the calls into
 //! them.
 //!
-//! A library that chooses its blocking by shape cannot be batch-invariant. Measured beside one (`gemm`), these kernels
+//! A library that chooses its blocking by shape cannot be batch-invariant. Measured against one (`gemm`), these kernels
 //! take 1.04 to 1.07 times as long for each operation (`benches/results/engine.md`).
 
 #![allow(
@@ -92,12 +92,12 @@ impl Scalar for f16 {
     }
 }
 
-/// What the output contains before the product is added.
+/// The initial value of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// Nothing: the output is overwritten.
+    /// Zero: the product overwrites the output.
     Zero,
-    /// Earlier products along `k`, to which this one is added.
+    /// The sum of earlier products along `k`, to which this product is added.
     Sum,
 }
 
@@ -186,7 +186,7 @@ impl<'a, E> Product<'a, E> {
     }
 }
 
-/// Returns the index after the last of `width` values behind `count` strides. Saturates, so it is never too small.
+/// Returns the index after the last of `width` values after `count` strides. Saturates, so it is never too small.
 fn extent(count: usize, stride: usize, width: usize) -> usize {
     count.saturating_mul(stride).saturating_add(width)
 }
@@ -203,9 +203,9 @@ pub(super) trait Loop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kernels {
     isa: Isa,
-    /// What multiplies bf16 weights.
+    /// The machine for products with bf16 weights, if they are bf16 by bf16.
     pairs: Option<pairs::Machine>,
-    /// What multiplies in the attention of models with bf16 weights, and the parts that stand for a number there.
+    /// The machine for attention of models with bf16 weights, and the parts of a number there. `None` if attention is f32.
     attention: Option<(pairs::Machine, Parts)>,
 }
 
@@ -280,7 +280,7 @@ impl Kernels {
                 ..best
             };
             all.extend([None, Some(Parts::One), Some(Parts::Two)].map(|p| with(Some(machine), p)));
-            // No choice of precision leads here, but the error of attention in two parts can be seen alone.
+            // No precision selects this combination. It isolates the error of attention in two parts.
             all.push(with(None, Some(Parts::Two)));
         }
         all
@@ -291,8 +291,8 @@ impl Kernels {
         self.pairs
     }
 
-    /// Returns the machine that attention multiplies bf16 by bf16 with, if it does, and the parts that stand for a
-    /// number.
+    /// Returns the machine for attention's products of bf16 by bf16 and the parts of a number, or `None` if attention is
+    /// f32.
     pub(super) fn attention(self) -> Option<(pairs::Machine, Parts)> {
         self.attention
     }

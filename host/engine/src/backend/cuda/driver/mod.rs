@@ -260,7 +260,7 @@ impl Device for Driver {
 
     fn allocate(&mut self, bytes: usize) -> Result<u64, Fault> {
         self.enter()?;
-        // SAFETY: what stands there is not read before it is written.
+        // SAFETY: the memory is not read before it is written.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| {
             Fault::Refused(format!("{} MiB of memory: {}", bytes >> 20, words(error)))
         })?;
@@ -280,7 +280,7 @@ impl Device for Driver {
         self.enter()?;
         // Not write-combined, because the CPU reads host pages. With unified addressing the device uses the same
         // address.
-        // SAFETY: it is zeroed before anybody reads it.
+        // SAFETY: the memory is zeroed before it is read.
         let pointer = unsafe {
             let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
             let pointer = result::malloc_host(bytes, flags).map_err(|error| {
@@ -401,7 +401,7 @@ impl Device for Driver {
 
     fn repeat(&mut self, recording: usize) -> Result<(), Fault> {
         self.enter()?;
-        // SAFETY: recordings live until they are forgotten.
+        // SAFETY: recordings live until `forget_recordings`.
         Ok(unsafe {
             result::graph::launch(self.recordings[recording], self.queue(Queue::Compute))
         }?)
@@ -422,7 +422,7 @@ impl Drop for Driver {
         // On a lost device, memory that cannot be freed is released with the process.
         let _ = self.wait(Queue::Copy);
         let _ = self.forget_recordings();
-        // SAFETY: all of it was made here and is used by nobody else; nothing is running any more.
+        // SAFETY: all handles were created here and are not used elsewhere; no work is running any more.
         unsafe {
             for address in self.allocated.drain(..) {
                 let _ = result::free_sync(address);

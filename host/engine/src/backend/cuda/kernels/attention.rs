@@ -76,7 +76,7 @@ arguments! {
     }
 }
 
-/// What [`place_heads`] needs of a layer besides the rows.
+/// A layer's weights for [`place_heads`].
 pub(in crate::backend::cuda) struct HeadWeights<'a> {
     /// Bias of queries, keys and values.
     pub(in crate::backend::cuda) bias: Option<Part<'a, f32>>,
@@ -91,7 +91,7 @@ pub(in crate::backend::cuda) struct HeadWeights<'a> {
 #[derive(Clone, Copy)]
 pub(in crate::backend::cuda) struct Places<'a> {
     pub(in crate::backend::cuda) positions: Part<'a, u32>,
-    /// Slots counted over all pages; [`NO_SLOT`] for padding.
+    /// Slots counted over all pages; [`NO_SLOT`](super::NO_SLOT) for padding.
     pub(in crate::backend::cuda) slots: Part<'a, u32>,
 }
 
@@ -158,7 +158,7 @@ impl<'a> Partials<'a> {
     }
 }
 
-/// What attention reads besides the queries.
+/// The keys and values that attention reads.
 #[derive(Clone, Copy)]
 pub(in crate::backend::cuda) struct Context<'a> {
     /// The layer's pool.
@@ -324,7 +324,7 @@ fn combine(
         heads: heads.heads as u32,
         head_dim: heads.head_dim as u32,
     };
-    // SAFETY: whoever wrote the partial results had them checked; rows are those of the output.
+    // SAFETY: the launch that wrote the partial results was checked; rows are those of the output.
     unsafe {
         launch(
             device,

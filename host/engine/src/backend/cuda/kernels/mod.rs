@@ -31,7 +31,7 @@ pub(super) const PREFILL_ROWS: usize = 128;
 pub(super) const PREFILL_KEYS: u32 = 128;
 /// Most splits of a token.
 pub(super) const MAX_SPLITS: u32 = 64;
-/// Most rows for which [`matvec`] computes products.
+/// Most rows for which `matvec` computes products.
 pub(super) const MATVEC_ROWS: usize = 4;
 /// Marks a row as padding.
 pub(super) const NO_SLOT: u32 = u32::MAX;

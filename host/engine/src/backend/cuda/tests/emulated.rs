@@ -1,8 +1,8 @@
 //! The emulator as a device: the kernels of `kernels/`, compiled for the CPU, and products in f32.
 //!
 //! Every launch runs twice, once with the first thread of each block first and once with the last one first, and must
-//! leave the same bits: where it does not, a barrier is missing. The compiled library lies beside the tests and is
-//! rebuilt when a source changes.
+//! produce the same bits: if it does not, a barrier is missing. The compiled library is in the tests' folder and is rebuilt
+//! when a source changes.
 
 use crate::backend::cuda::device::{Device, Fault, Launch, Output, Product, Queue};
 use half::bf16;
@@ -125,7 +125,7 @@ pub(super) fn compile(source: &str) -> Result<PathBuf, String> {
 /// A device that runs kernels on the CPU.
 pub(in crate::backend::cuda) struct Emulated {
     emulator: &'static Emulator,
-    /// Whether it emulates a device with warpgroups.
+    /// Whether the emulated device has warpgroups.
     warpgroups: bool,
     /// Sizes of allocations by address.
     memory: BTreeMap<u64, usize>,

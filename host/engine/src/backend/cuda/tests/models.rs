@@ -1,5 +1,5 @@
-//! Tests of whole models against the CPU backend, whose f32 is the reference: however a sequence is cut, copied, sent
-//! to the host pool and back, or decoded beside others.
+//! Tests of whole models against the CPU backend, whose f32 is the reference: with sequences that are cut, copied, moved to
+//! the host pool and back, or decoded together with others.
 //!
 //! Tolerance: both sides have the same bf16 weights, and this one rounds activations and the KV state to bf16 (2^-9
 //! relative). The root mean square of a row's errors may be 2e-2 of the row's own deviation, the bound that was set for
@@ -143,7 +143,7 @@ fn logits_agree_with_the_cpu_however_a_prompt_is_cut() {
             );
             assert_agree("whole", &whole, &expected);
 
-            // In chunks, on other pages, beside a decoding sequence and one that asks for no logits.
+            // In chunks, on other pages, in steps with a decoding sequence and one that asks for no logits.
             let (other, other_pages) = (tokens(8, 64), [10, 11, 12, 13]);
             let other_expected = expected_of(&checkpoint, &other);
             let pages: Vec<u32> = (100..119).collect();

@@ -2,7 +2,7 @@
 //! covers what the emulator alone does not: contexts, streams, events, graphs, modules, the library's descriptors and
 //! staged copies go through the driver, as on a device, and the two streams run as far apart as CUDA allows.
 //!
-//! A process loads libraries only once, so each case is a process of its own: this same program, told where to find the
+//! A process loads libraries only once, so each case is a separate process: this program again, with the path of the
 //! stand-in.
 
 use super::emulated::compile;

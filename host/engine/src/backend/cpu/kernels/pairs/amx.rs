@@ -181,7 +181,7 @@ impl TileRegisters {
 
 impl Drop for TileRegisters {
     fn drop(&mut self) {
-        // SAFETY: a value exists, so the CPU has the instruction; nobody else uses this thread's tiles.
+        // SAFETY: a value exists, so the CPU has the instruction; no other code uses this thread's tiles.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }

@@ -69,7 +69,7 @@ unsafe fn multiply(product: Checked<'_>) {
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn multiply_terms<const V: usize>(product: Checked<'_>, a_row: usize) {
     let p = product.0;
-    // What every row reads takes at most a quarter of the first-level cache.
+    // The operands that every row reads take at most a quarter of the first-level cache.
     let parts = p.terms().into_iter().flat_map(|Term { a, b }| {
         let parts = b.chunks(PANEL * PART).enumerate();
         parts.map(move |(number, b)| (a + number * PART / STEP * p.a.step, b))

@@ -23,7 +23,7 @@
 //!
 //! Inputs are padded with zeroes to a multiple of 32 on both sides. Products may be cut along the inputs at any such
 //! multiple, and along rows and outputs anywhere. The order of additions of an output stays the same, so its bits do not
-//! depend on the rows and columns beside it. They do depend on the machine; a process uses one throughout.
+//! depend on the rows and columns computed with it. They do depend on the machine; a process uses one throughout.
 //!
 //! Both instructions treat subnormal numbers as zero. Whether rounding activations to bf16 is worth its error is
 //! decided elsewhere, by [`Precision`](super::Precision).
@@ -163,7 +163,7 @@ impl<'a> PairProduct<'a> {
     }
 }
 
-/// How many bf16 stand for a number.
+/// The number of bf16 whose sum represents a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Parts {
     One,
@@ -223,7 +223,7 @@ impl Machine {
             .collect()
     }
 
-    /// Returns a human-readable name of the machine and of the vectors beside it.
+    /// Returns a human-readable name of the machine, with its vector instructions.
     pub(in super::super) fn name(self) -> &'static str {
         match self {
             Machine::Amx(_) => "AVX-512 and AMX, bf16 by bf16",

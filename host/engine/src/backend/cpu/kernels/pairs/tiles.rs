@@ -92,7 +92,7 @@ impl Fetch<'_> {
     }
 }
 
-/// Multiplies `rows` rows by the right half of each `b` too if `WIDE`, and by its left half.
+/// Multiplies `rows` rows by both halves of each `b` if `WIDE`, otherwise by the left half only.
 #[inline(always)]
 fn multiply_rows<U: Unit, const WIDE: bool>(
     unit: &mut U,
