@@ -162,7 +162,8 @@ struct GeminiError<'a> {
     status: &'a str,
 }
 
-/// <https://docs.aws.amazon.com/bedrock/latest/APIReference/CommonErrors.html>: the type may be in a header, or here.
+/// Body of an error in Bedrock's shape; the type may be in a header instead:
+/// <https://docs.aws.amazon.com/bedrock/latest/APIReference/CommonErrors.html>
 #[derive(Serialize)]
 struct Bedrock<'a> {
     #[serde(rename = "__type")]
