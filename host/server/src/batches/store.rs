@@ -793,7 +793,7 @@ impl Store {
 #[derive(Debug)]
 pub struct Upload {
     store: Arc<Store>,
-    /// `None` once finished.
+    /// The file being written; `None` once the upload has finished.
     file: Option<File>,
     record: FileRecord,
 }

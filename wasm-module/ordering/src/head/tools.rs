@@ -38,7 +38,7 @@ pub(crate) struct Tools {
     known: Lru<Known>,
     /// The orders of sets of tools.
     sets: ToolSets,
-    /// Forms first seen here that other workers have not received yet.
+    /// The forms (a tool's bytes, as sent) first seen here that other workers have not received yet.
     told: Vec<Form>,
     /// Increases with every new form.
     pub(crate) version: u64,
