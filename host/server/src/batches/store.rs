@@ -179,7 +179,7 @@ pub struct BatchRecord {
 }
 
 impl FileRecord {
-    /// Returns OpenAI's object.
+    /// Returns the batch as OpenAI's API shows it.
     #[must_use]
     pub fn object(&self) -> Value {
         json!({
