@@ -179,7 +179,7 @@ pub struct BatchRecord {
 }
 
 impl FileRecord {
-    /// Returns the batch as OpenAI's API shows it.
+    /// Returns the file as OpenAI's API shows it.
     #[must_use]
     pub fn object(&self) -> Value {
         json!({
@@ -197,7 +197,7 @@ impl FileRecord {
 }
 
 impl BatchRecord {
-    /// Returns OpenAI's object.
+    /// Returns the batch as OpenAI's API shows it.
     #[must_use]
     pub fn object(&self) -> Value {
         let errors = match self.errors.as_slice() {
