@@ -233,7 +233,7 @@ impl Processor {
     }
 
     /// Polls the pool's source, if there is a pool; runs until it is dropped. A source that cannot be read leaves the
-    /// endpoints unchanged; an error is logged when it first occurs.
+    /// endpoints unchanged; its error is logged once.
     pub async fn follow_endpoints(self: Arc<Self>) {
         let Some(pool) = &self.pool else { return };
         let source = &pool.options().source;

@@ -5,8 +5,8 @@
 //!
 //! | end | the gateway |
 //! | --- | --- |
-//!   | OK | forwards without the filter: nothing is left to do |
-//!   | RESOURCE_EXHAUSTED: too many streams or bytes | as for every error: 500, or forwards, by `failure_mode_allow` |
+//! | OK | forwards without the filter: nothing is left to do |
+//! | RESOURCE_EXHAUSTED: too many streams or bytes | as for every error: 500, or forwards, by `failure_mode_allow` |
 //! | FAILED_PRECONDITION: a mode in which nothing can be ordered | the same |
 //! | OUT_OF_RANGE: a message longer than the bound | the same |
 
