@@ -1,4 +1,4 @@
-//! Locality-sensitive hashing: finds the entries that may be near without looking at all of them.
+//! Locality-sensitive hashing: finds entries that may be near, without comparing all of them.
 //!
 //! ```text
 //!   row ─▶ rotation ─▶ coordinates   x0 .. x15 | x16 .. x31 | ...       one group per table
@@ -12,9 +12,9 @@
 //! ```
 //!
 //! Random hyperplanes are Charikar's (STOC 2002), stretches of lines Datar et al.'s (SoCG 2004), the choice of further
-//! buckets Lv et al.'s (*Multi-Probe LSH*, VLDB 2007, section 4.4). A near row is found with high probability, not
-//! always; a missed row costs a search. With the inner product, rows are found by their directions, so those of unlike
-//! lengths are found less surely.
+//! buckets Lv et al.'s (*Multi-Probe LSH*, VLDB 2007, section 4.4). A near row is found with high probability, but not
+//! always; a missed row costs a search. With the inner product, rows are found by direction, so rows of different
+//! lengths are found less reliably.
 
 use super::crossings::crossings;
 use super::metric::Metric;
@@ -24,16 +24,17 @@ use foreword_ordering::random::Random;
 use std::num::NonZeroU32;
 
 object! {
-    /// The options of buckets, as written. More tables and probes find more and take longer.
+    /// The options of buckets, as written. More tables and probes find more entries and take longer.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawBuckets in "similarity.buckets." {
-        /// Number of tables; each takes 12 bytes an entry.
+        /// Number of tables; each takes 12 bytes per entry.
         pub tables: u32 = 8; 1..=64,
-        /// Number of cells that rows of one bucket share. More make smaller buckets, which near rows share less often.
+        /// Number of cells that the rows of a bucket share. More cells make smaller buckets, which near rows share less
+        /// often.
         pub functions: u32 = 16; 1..=32,
-        /// Number of buckets looked into, in each table.
+        /// Number of buckets searched per table.
         pub probes: u32 = 8; 1..=1_024,
-        /// Most entries compared in one look-up, which bounds its time when everything is alike.
+        /// Most entries compared in one look-up; bounds its time when many entries are similar.
         pub max_candidates: u32 = 2_000; 1..=u32::MAX.into(),
     }
 }
@@ -44,24 +45,24 @@ pub(super) struct Buckets {
     shape: RawBuckets,
     cells: Cells,
     rotation: Rotation,
-    /// Functions, by table and index.
+    /// Functions, by table and index in it.
     functions: Vec<Function>,
-    /// Number of bits of a bucket's number.
+    /// Number of bits in a bucket's number.
     bits: u32,
-    /// First slots, by table and bucket.
+    /// First slot of each bucket, by table.
     heads: Vec<Link>,
-    /// Entries, by slot and table.
+    /// Bucket entries, by slot and table.
     places: Vec<BucketEntry>,
-    /// The last query that saw a slot, by slot.
+    /// For each slot, the last query that visited it.
     seen: Vec<u32>,
     queries: u32,
     /// Coordinates of the current row.
     coordinates: Vec<f32>,
-    /// Buckets of the current row: every table's best, then every table's second best, and so on.
+    /// Buckets for the current row: each table's best, then each table's second best, and so on.
     probes: Vec<u32>,
 }
 
-/// The cells into which coordinates are cut.
+/// How a coordinate is divided into cells.
 #[derive(Clone, Copy, Debug)]
 enum Cells {
     /// Two cells: below zero, or not.
@@ -70,15 +71,16 @@ enum Cells {
     Stretches(f32),
 }
 
-/// How one coordinate's cell contributes to a bucket: the bucket is the high bits of the sum of cells times factors.
+/// The contribution of a coordinate's cell to a bucket's number, which is the high bits of the sum of cells times
+/// factors.
 #[derive(Clone, Copy, Debug)]
 struct Function {
     factor: u64,
-    /// Start of the stretches, as a part of their width.
+    /// Start of the stretches, as a fraction of their width.
     offset: f32,
 }
 
-/// A slot's place in one table: its bucket, and its neighbours there.
+/// A slot's entry in one table: its bucket, and its neighbours in the list.
 #[derive(Clone, Copy, Debug, Default)]
 struct BucketEntry {
     bucket: u32,
@@ -86,7 +88,7 @@ struct BucketEntry {
     behind: Link,
 }
 
-/// A slot or none, in four bytes.
+/// An optional slot, in four bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Link(Option<NonZeroU32>);
 
@@ -109,7 +111,7 @@ impl Buckets {
         Self {
             cells: match metric {
                 Metric::Cosine | Metric::InnerProduct => Cells::Signs,
-                // At eight times their distance, two rows share a cell nine times in ten.
+                // If their width is eight times the distance of two rows, these share a cell nine times in ten.
                 Metric::L2 if tolerance > 0.0 => Cells::Stretches(8.0 * tolerance),
                 Metric::L2 => Cells::Stretches(1.0),
             },
@@ -126,7 +128,7 @@ impl Buckets {
         }
     }
 
-    /// Adds `slot`, which is in no bucket, to the buckets of `row`.
+    /// Adds `slot`, which must be in no bucket, to the buckets of `row`.
     pub(super) fn add(&mut self, slot: u32, row: &[f32]) {
         self.probe(row, 1);
         let tables = self.shape.tables as usize;
@@ -174,7 +176,7 @@ impl Buckets {
         }
     }
 
-    /// Calls `visit` with slots that may be near `row`, each once, the likeliest first; `max_candidates` at most.
+    /// Calls `visit` with slots that may be near `row`, each once, the likeliest first, at most `max_candidates`.
     pub(super) fn candidates(&mut self, row: &[f32], mut visit: impl FnMut(u32)) {
         self.probe(row, self.shape.probes as usize);
         self.queries = self.queries.checked_add(1).unwrap_or_else(|| {
@@ -204,8 +206,8 @@ impl Buckets {
         }
     }
 
-    /// Returns the first slot that shares `row`'s bucket in the first table and is `wanted`, among the first
-    /// `max_candidates`. Slots of the very same row share it.
+    /// Returns the first slot that shares `row`'s bucket in the first table and is `wanted`; only the first
+    /// `max_candidates` are examined. Slots of an equal row share the bucket.
     pub(super) fn alike(&mut self, row: &[f32], wanted: impl Fn(u32) -> bool) -> Option<u32> {
         self.probe(row, 1);
         let tables = self.shape.tables as usize;
@@ -224,7 +226,7 @@ impl Buckets {
         let slot = tables * size_of::<BucketEntry>() as u64 + size_of::<u32>() as u64;
         let probes = tables * u64::from(shape.probes) * size_of::<u32>() as u64;
         let functions = (count(shape) * size_of::<Function>()) as u64;
-        // Lists that grow by doubling hold up to twice what is in them.
+        // Lists grow by doubling, so they have up to twice the needed capacity.
         heads
             + functions
             + 2 * (u64::from(capacity) * slot + probes)
@@ -255,14 +257,14 @@ impl Buckets {
         }
     }
 
-    /// Makes `slot` the first of a bucket, and returns the one that was.
+    /// Makes `slot` the first of a bucket, and returns the previous first slot.
     fn replace_head(&mut self, table: usize, bucket: u32, slot: Link) -> Link {
         self.heads
             .get_mut((table << self.bits) + bucket as usize)
             .map_or(Link(None), |head| std::mem::replace(head, slot))
     }
 
-    /// Returns the entry of a slot, if there is one.
+    /// Returns a slot's entry; `None` for no slot.
     fn place(&mut self, slot: Link, table: usize) -> Option<&mut BucketEntry> {
         let tables = self.shape.tables as usize;
         self.places.get_mut(slot.slot()? as usize * tables + table)
@@ -270,7 +272,7 @@ impl Buckets {
 }
 
 impl Cells {
-    /// Returns a coordinate's cell, the cell behind the nearest border, and the distance to that border.
+    /// Returns a coordinate's cell, the neighbour cell across the nearest border, and the distance to that border.
     fn of(self, coordinate: f32, offset: f32) -> (i64, i64, f32) {
         match self {
             Self::Signs => {
@@ -313,7 +315,7 @@ fn count(shape: RawBuckets) -> usize {
     shape.tables as usize * shape.functions as usize
 }
 
-/// Returns the bits of a bucket's number, for about as many buckets as entries.
+/// Returns the bits of a bucket's number, which make about as many buckets as entries.
 fn bits(capacity: u32) -> u32 {
     capacity
         .checked_next_power_of_two()

@@ -1,4 +1,4 @@
-//! One similarity cache: it maps embeddings of questions to the documents that were retrieved for them.
+//! One similarity cache: maps embeddings of questions to the documents retrieved for them.
 //!
 //! ```text
 //!   slot      0        1        2        3
@@ -20,21 +20,21 @@ use foreword_ordering::random::Random;
 use foreword_ordering::recency::Recency;
 use fxhash::FxHashSet;
 
-/// Answers questions with the documents of questions that were nearly the same.
+/// Answers questions with the documents of nearly identical questions.
 ///
-/// An entry accepts a question if the distance to it does not exceed the entry's tolerance. Of the entries that accept
-/// a question, the nearest answers; among equals the one inserted last. Time is the caller's; when it goes backwards,
-/// it stands still here.
+/// An entry accepts a question if their distance does not exceed the entry's tolerance. Of the entries that accept a
+/// question, the nearest one answers; on a tie, the one inserted last. The caller supplies the time; if it goes
+/// backwards, the latest time so far counts.
 #[derive(Debug)]
 pub struct SimilarityCache {
     config: RawSimilarity,
     machine: Machine,
     rows: Rows,
-    /// Buckets; without them every row is compared.
+    /// Buckets; `None` if every row is compared.
     buckets: Option<Buckets>,
-    /// By slot, the largest measure that the entry accepts; negative infinity if there is none.
+    /// By slot, the largest measure that the entry accepts; negative infinity for a free slot.
     limits: Vec<f32>,
-    /// Entries by slot; as many as `limits`.
+    /// Entries by slot, the same number as `limits`.
     entries: Vec<Option<Entry>>,
     free: Vec<u32>,
     by_age: Recency,
@@ -44,7 +44,7 @@ pub struct SimilarityCache {
     now_ms: u64,
     quality: Quality,
     sampling: Random,
-    /// The current embedding, in the form that is compared.
+    /// The current embedding, in the form in which rows are compared.
     query: Vec<f32>,
 }
 
@@ -56,20 +56,20 @@ struct Entry {
     number: u64,
 }
 
-/// The answer of a question's nearest entry.
+/// An entry's answer to a question.
 #[derive(Debug)]
 pub struct Hit<'c> {
-    /// The documents' ids, best first, as they were inserted.
+    /// Ids of the documents, best first, as they were inserted.
     pub documents: &'c [Box<str>],
-    /// Distance from the question to the entry's own.
+    /// Distance between the question and the entry.
     pub distance: f32,
     /// Time since the entry was inserted.
     pub age_ms: u64,
-    /// Set if this hit is to be checked by a search.
+    /// Set if this hit should be checked by a search.
     pub sample: Option<Sample>,
 }
 
-/// The limit of a free slot, which accepts nothing.
+/// The limit of a free slot, which accepts no question.
 const NOTHING: f32 = f32::NEG_INFINITY;
 
 impl SimilarityCache {
@@ -103,11 +103,11 @@ impl SimilarityCache {
         }
     }
 
-    /// Returns the documents of the nearest question that accepts this one. On `None`, search and then
-    /// [insert](Self::insert).
+    /// Returns the documents of the nearest question that accepts this one. `None` means that the caller should search
+    /// and [insert](Self::insert).
     ///
     /// # Errors
-    /// Returns a [`SimilarityError`] for an invalid embedding, which does not count as a look-up.
+    /// Returns a [`SimilarityError`] for an invalid embedding; this does not count as a look-up.
     pub fn lookup(
         &mut self,
         embedding: &[f32],
@@ -138,11 +138,11 @@ impl SimilarityCache {
         }))
     }
 
-    /// Keeps the `documents`, best first, that were retrieved for `embedding`. They replace those of the same
-    /// embedding, or else, when the cache is full, the entry whose turn it is. `tolerance` overrides the cache's own.
+    /// Stores the `documents`, best first, that were retrieved for `embedding`. They replace the entry with the same
+    /// embedding; otherwise, when the cache is full, an entry is evicted. `tolerance` overrides the cache's default.
     ///
     /// # Errors
-    /// Returns a [`SimilarityError`]; nothing was changed then.
+    /// Returns a [`SimilarityError`]; the cache is then unchanged.
     pub fn insert<S: AsRef<str>>(
         &mut self,
         embedding: &[f32],
@@ -176,11 +176,11 @@ impl SimilarityCache {
         Ok(())
     }
 
-    /// Forgets every entry that names one of `documents`, since they were changed or deleted. Returns the number of
-    /// entries forgotten.
+    /// Removes every entry with one of `documents`, because they were changed or deleted. Returns the number of entries
+    /// removed.
     ///
-    /// Takes time in proportion to the ids held, however many are asked for at once. Entries to which a *new* document
-    /// would belong cannot be found; for them there is the time to live.
+    /// Takes time proportional to the ids stored, whatever the number of `documents`. Entries that a *new* document
+    /// would belong to cannot be found; they expire by their time to live.
     pub fn invalidate<S: AsRef<str>>(&mut self, documents: &[S]) -> usize {
         let gone: FxHashSet<&str> = documents.iter().map(AsRef::as_ref).collect();
         let slots: Vec<u32> = (0..)
@@ -208,7 +208,7 @@ impl SimilarityCache {
         self.quality
     }
 
-    /// Returns the number of entries, including those that have expired since the last call.
+    /// Returns the number of entries, including those that expired since the last call.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
@@ -220,7 +220,7 @@ impl SimilarityCache {
         self.len() == 0
     }
 
-    /// Makes `embedding` the query.
+    /// Checks `embedding` and makes it the query.
     fn prepare(&mut self, embedding: &[f32]) -> Result<(), SimilarityError> {
         let (dimensions, stride) = (self.config.dimensions, self.rows.stride());
         self.config
@@ -247,7 +247,7 @@ impl SimilarityCache {
         }
     }
 
-    /// Forgets entries whose time to live is over. Entries expire in the order of their insertion.
+    /// Removes expired entries. Entries expire in the order of their insertion.
     fn expire(&mut self, now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);
         let Some(ttl_ms) = self.config.ttl_ms else {
@@ -287,8 +287,8 @@ impl SimilarityCache {
         nearest.found
     }
 
-    /// Returns the entry whose key is the query itself. Buckets may overlook it in a crowd: then there are two entries
-    /// of the same key, and the newer one answers.
+    /// Returns the entry with the query as its key. Large buckets may hide it: the cache then has two entries with this
+    /// key, and the newer one answers.
     fn same(&mut self) -> Option<u32> {
         match &mut self.buckets {
             None => {
@@ -302,7 +302,7 @@ impl SimilarityCache {
         }
     }
 
-    /// Puts an entry with the query as its key into a free slot.
+    /// Stores an entry with the query as its key in a free slot.
     fn put(&mut self, limit: f32, entry: Entry) {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
@@ -324,7 +324,7 @@ impl SimilarityCache {
         self.by_use.add(slot);
     }
 
-    /// Frees `slot`, which holds an entry.
+    /// Removes the entry in `slot`.
     fn remove(&mut self, slot: u32) {
         if let Some(buckets) = &mut self.buckets {
             buckets.remove(slot);
@@ -341,7 +341,7 @@ impl SimilarityCache {
     }
 }
 
-/// The nearest entry so far of those that accept a query.
+/// The nearest entry so far that accepts a query.
 struct Nearest<'c> {
     metric: Metric,
     machine: Machine,
@@ -352,7 +352,8 @@ struct Nearest<'c> {
 }
 
 impl Nearest<'_> {
-    /// Takes the entry in `slot` instead if it accepts the query, up to `limit`, and is nearer, or as near and newer.
+    /// Replaces the entry found by the one in `slot`, if that accepts the query within `limit` and is nearer, or as
+    /// near and newer.
     fn consider(&mut self, slot: u32, row: &[f32], limit: f32) {
         if limit == NOTHING {
             return;
@@ -375,15 +376,15 @@ impl Nearest<'_> {
 }
 
 impl SimilarityConfig {
-    /// Returns the most bytes that one cache takes: keys, ids at their longest, and the indexes. The allocator's own
-    /// overhead is not included.
+    /// Returns the most bytes used by one cache: keys, ids at their longest, and indexes, without the allocator's own
+    /// overhead.
     #[must_use]
     pub fn max_bytes_per_cache(&self) -> u64 {
         let config = &self.raw;
         let id = u64::from(config.max_id_bytes) + size_of::<Box<str>>() as u64;
         let documents = u64::from(config.max_documents) * id;
-        // Lists that grow by doubling hold up to twice what is in them: slots of entries, limits, free slots and two lists
-        // by age and use.
+        // Lists grow by doubling, so they have up to twice the needed capacity: slots of entries, limits, free slots,
+        // and two lists by age and use.
         let slot = size_of::<Option<Entry>>()
             + size_of::<f32>()
             + size_of::<u32>()
@@ -398,7 +399,7 @@ impl SimilarityConfig {
             + u64::from(config.capacity) * (documents + 2 * slot as u64)
     }
 
-    /// Returns the most bytes that all caches take.
+    /// Returns the most bytes used by all caches.
     #[must_use]
     pub fn max_bytes(&self) -> u64 {
         self.max_bytes_per_cache()

@@ -6,20 +6,21 @@ use super::metric::SimilarityError;
 use super::quality::{Quality, Sample};
 use fxhash::FxHashMap;
 
-/// Identifies a cache: the results of one version of a retriever for one tenant. Another version may find other
+/// Identifies a cache, which has one tenant's results from one version of a retriever. Another version may find other
 /// documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheName<'n> {
-    /// The tenant whose question it is.
+    /// The tenant that asks.
     pub tenant: &'n str,
-    /// The version of the retriever, its model and its index: it changes whenever answers or embeddings may change.
+    /// The version of the retriever, including its model and index; it must change whenever answers or embeddings may
+    /// change.
     pub retriever: &'n str,
 }
 
-/// Similarity caches, created when needed; when there are too many, the least recently used one is evicted.
+/// Similarity caches, created on first use. When there are too many, the least recently used one is evicted.
 ///
-/// A tenant's answers depend on its own questions alone, as long as no more than `max_caches` are in use. Names count
-/// towards no bound, so their source must bound them.
+/// A tenant's answers depend only on its own questions, as long as no more than `max_caches` are in use. Names do not
+/// count towards the memory limit, so their source must bound their length.
 #[derive(Debug)]
 pub struct SimilarityCaches {
     config: SimilarityConfig,
@@ -27,7 +28,7 @@ pub struct SimilarityCaches {
     caches: FxHashMap<(Box<str>, Box<str>), NamedCache>,
     /// Number of calls so far.
     now: u64,
-    /// Counts of the evicted caches.
+    /// Counts of evicted caches.
     gone: Quality,
 }
 
@@ -62,7 +63,7 @@ impl SimilarityCaches {
         self.cache(name).lookup(embedding, now_ms)
     }
 
-    /// Keeps in the cache `name` what was retrieved for `embedding`; see [`SimilarityCache::insert`].
+    /// Stores the documents retrieved for `embedding` in the cache `name`; see [`SimilarityCache::insert`].
     ///
     /// # Errors
     /// Returns the errors of [`SimilarityCache::insert`].
@@ -78,8 +79,7 @@ impl SimilarityCaches {
             .insert(embedding, documents, tolerance, now_ms)
     }
 
-    /// Forgets the tenant's entries that name one of `documents`, whichever retriever found them. Returns their
-    /// number.
+    /// Removes the tenant's entries with one of `documents`, from all retrievers. Returns their number.
     pub fn invalidate<S: AsRef<str>>(&mut self, tenant: &str, documents: &[S]) -> usize {
         self.caches
             .iter_mut()
@@ -106,7 +106,7 @@ impl SimilarityCaches {
         all
     }
 
-    /// Returns the counts of one cache's answers; `None`: there is no cache of that name.
+    /// Returns the counts of one cache's answers; `None` if there is no such cache.
     #[must_use]
     pub fn quality_of(&self, name: CacheName<'_>) -> Option<Quality> {
         Some(self.caches.get(&key(name))?.cache.quality())
@@ -130,7 +130,7 @@ impl SimilarityCaches {
         self.caches.values().map(|kept| kept.cache.len()).sum()
     }
 
-    /// Forgets all entries, as is right after the index was rebuilt. Counts stay.
+    /// Removes all entries, as is necessary after the index was rebuilt. Counts are kept.
     pub fn clear(&mut self) {
         self.gone = self.quality();
         self.caches.clear();

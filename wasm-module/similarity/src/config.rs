@@ -1,4 +1,4 @@
-//! The configuration of similarity caches: as written ([`RawSimilarity`]), and as checked ([`SimilarityConfig`]).
+//! The configuration of similarity caches: as written ([`RawSimilarity`]), and as validated ([`SimilarityConfig`]).
 
 use super::buckets::RawBuckets;
 use super::metric::Metric;
@@ -8,24 +8,25 @@ use foreword_ordering::object::Ranges;
 use serde::Deserialize;
 
 object! {
-    /// The configuration of similarity caches, as written. Every field may be absent; an unknown one is an error.
+    /// The configuration of similarity caches, as written. Every field is optional; an unknown field is an error.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawSimilarity in "similarity." {
         /// Number of components of an embedding.
         pub dimensions: u32 = 384; 1..=16_384,
         /// The distance of two embeddings.
         pub metric: Metric = Metric::Cosine,
-        /// Farthest distance at which an entry answers for another question, unless it has a tolerance of its own. It
-        /// depends on the embedding model: sample, and read the false-hit rate. At 0 only the same embedding hits.
+        /// Largest distance at which an entry answers another question, unless the entry has its own tolerance. The
+        /// right value depends on the embedding model: sample hits, and read the false-hit rate. With 0, only an equal
+        /// embedding hits.
         pub tolerance: f64 = 0.1,
         /// Most entries of one cache.
         pub capacity: u32 = 300; 1..=10_000_000,
-        /// Which entry is evicted for another.
+        /// Which entry is evicted when the cache is full.
         pub eviction: Eviction = Eviction::Lru,
-        /// How entries are found. Absent: all are compared, which is exact and fast up to some thousands. Given: those in
-        /// likely buckets are compared, which misses a few and is fast up to millions.
+        /// How entries are found. If absent, all are compared, which is exact, and fast for up to some thousands. If
+        /// given, only those in likely buckets are compared, which misses a few, and is fast for up to millions.
         pub buckets: Option<RawBuckets> = None,
-        /// Milliseconds after which an entry is forgotten; absent: never.
+        /// Milliseconds until an entry expires; absent for never.
         pub ttl_ms: Option<u64> = Some(600_000); 1..=u64::MAX,
         /// Most documents of one entry.
         pub max_documents: u32 = 64; 1..=4_096,
@@ -33,33 +34,33 @@ object! {
         pub max_id_bytes: u32 = 256; 1..=4_096,
         /// Most caches, one per tenant and version of the retriever; the least recently used one is evicted first.
         pub max_caches: u32 = 16; 1..=10_000,
-        /// One hit in so many, on average, is to be checked by a fresh search; absent: none is.
+        /// On average, one in this many hits is to be checked by a fresh search; absent for none.
         pub sample_one_in: Option<u32> = None; 1..=u32::MAX.into(),
     }
 }
 
-/// Which entry is evicted for another.
+/// Which entry is evicted when the cache is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Eviction {
     /// The one inserted first, as in Proximity.
     Fifo,
-    /// The one that answered, or was inserted, least recently.
+    /// The one that was inserted or last answered the longest time ago.
     #[default]
     Lru,
 }
 
-/// The configuration of similarity caches, as checked.
+/// The configuration of similarity caches, validated.
 #[derive(Clone, Debug)]
 pub struct SimilarityConfig {
     pub(super) raw: RawSimilarity,
 }
 
 impl SimilarityConfig {
-    /// Reads and checks a JSON configuration; an empty text gives the defaults.
+    /// Parses and validates a JSON configuration; an empty text gives the defaults.
     ///
     /// # Errors
-    /// [`ConfigError`].
+    /// Returns a [`ConfigError`] for malformed JSON and for a value out of range.
     pub fn from_json(text: &[u8]) -> Result<Self, ConfigError> {
         if text.trim_ascii().is_empty() {
             return RawSimilarity::default().try_into();
@@ -67,10 +68,10 @@ impl SimilarityConfig {
         serde_json::from_slice::<RawSimilarity>(text)?.try_into()
     }
 
-    /// Reads and checks a configuration that is already parsed.
+    /// Validates a configuration in parsed JSON.
     ///
     /// # Errors
-    /// Returns [`ConfigError`] for JSON of another shape and for a value out of bounds.
+    /// Returns a [`ConfigError`] for JSON of the wrong shape and for a value out of range.
     pub fn from_value(value: &serde_json::Value) -> Result<Self, ConfigError> {
         RawSimilarity::deserialize(value)?.try_into()
     }

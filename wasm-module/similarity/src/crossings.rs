@@ -1,20 +1,18 @@
-//! Enumerates the cells' borders to cross, the likeliest first: Lv et al.'s query-directed probing (VLDB 2007, section
-//! 4.4).
+//! Enumerates the borders of cells to cross, the likeliest first: Lv et al.'s query-directed probing (VLDB 2007,
+//! section 4.4).
 //!
-//! A near row lies behind a border the more likely the closer the border is, and behind several the more likely the
-//! smaller the sum of their squared distances. Sets of borders come in that order from a heap: after a set whose
-//! farthest member is the nth nearest border come the set with the (n+1)th in its place, and the one with the (n+1)th
-//! beside it. So every set comes once.
+//! The closer a border, the more likely a near row lies across it. For a set of borders, the sum of squared distances
+//! matters. A heap yields the sets in that order: a set whose farthest member is the nth nearest border is followed by
+//! the set with the (n+1)th in its place, and by the set with the (n+1)th in addition. So every set occurs once.
 
 use foreword_ordering::sort::sort_by_key;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Returns the changes that crossing sets of `borders` makes in sum, the likeliest set first; the first set is empty.
-/// A border is its distance, which is not negative, and the change that crossing it makes. Of more than 32, the
-/// nearest 32 are crossed.
+/// Returns, for each set of `borders`, the sum of the changes made by crossing it; the likeliest set is first, and it
+/// is empty. A border is a nonnegative distance and a change. Only the 32 nearest borders are crossed.
 pub(super) fn crossings(mut borders: Vec<(f32, u64)>) -> impl Iterator<Item = u64> {
-    // Floats that are not negative stand in the order of their bits.
+    // Nonnegative floats have the same order as their bits.
     sort_by_key(&mut borders, |border| border.0.to_bits());
     borders.truncate(u32::BITS as usize);
     let mut sets = BinaryHeap::new();
@@ -36,7 +34,7 @@ pub(super) fn crossings(mut borders: Vec<(f32, u64)>) -> impl Iterator<Item = u6
     std::iter::once(0).chain(rest)
 }
 
-/// Returns the bits of the sum of a set's squared distances: they order like the sum, since it is not negative.
+/// Returns the bits of the sum of a set's squared distances, which have the same order, since it is not negative.
 fn cost(borders: &[(f32, u64)], set: u32) -> u32 {
     let squares = members(borders, set).map(|(distance, _)| distance * distance);
     squares.sum::<f32>().max(0.0).to_bits()

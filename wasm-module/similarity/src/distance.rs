@@ -1,4 +1,4 @@
-//! The arithmetic of distances: the same bits on every target.
+//! The arithmetic of distances, with the same bits on every target.
 //!
 //! ```text
 //!   row   |-- segment --|-- segment --|-- segment --| ...     given up once the sum so far exceeds the limit
@@ -6,13 +6,13 @@
 //!         | x 16 lanes  |             looked at behind segments 1, 2, 4, 8, ... and the last one
 //! ```
 //!
-//! The order of additions is part of the definition: sixteen sums run side by side, and are added to each other in one
-//! way. A processor with wider vectors takes more of them at once and gets the same result, bit for bit. No sum is
-//! contracted with a product, and there are no transcendental functions. [`Machine`] detects the processor's
-//! instructions at run time; in Wasm, and where there is nothing better, the portable code is used.
+//! The order of additions is part of the definition: sixteen partial sums are accumulated in parallel, and then added
+//! in a fixed order. A processor with wider vectors computes more of them at once, with the same bits. No
+//! multiplication is fused with an addition, and there are no transcendental functions. [`Machine`] detects the
+//! processor's instructions at run time; Wasm and other processors use the portable code.
 //!
-//! Squares are not negative and rounding is monotonic, so a partial sum never exceeds the whole one. Giving up early
-//! therefore loses nothing, and a row that is far away costs one segment.
+//! Squares are not negative and rounding is monotonic, so a partial sum never exceeds the total. Stopping early
+//! therefore changes nothing, and a distant row costs one segment.
 
 #[cfg(not(target_arch = "wasm32"))]
 mod wide;
@@ -21,7 +21,7 @@ pub(super) use wide::Machine;
 
 /// Lanes of a quad: a vector of SSE2 and of Wasm.
 const QUAD: usize = 4;
-/// Quads of all lanes, which are a vector of AVX-512, or two of AVX2.
+/// Quads of all lanes: one AVX-512 vector, or two of AVX2.
 const QUADS: usize = 4;
 /// Number of additions to each lane of a segment.
 const STEPS: usize = 8;
@@ -31,7 +31,7 @@ pub(super) const SEGMENT: usize = QUAD * QUADS * STEPS;
 type Lanes = [[f32; QUAD]; QUADS];
 type Segment = [Lanes; STEPS];
 
-/// The available instructions; here, those that the compiler was told of.
+/// The available instructions, here those enabled at compile time.
 #[cfg(target_arch = "wasm32")]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Machine;
@@ -53,8 +53,8 @@ impl Machine {
     }
 }
 
-/// Returns the squared Euclidean distance of two rows of equal length, a multiple of [`SEGMENT`]; `None` once it
-/// exceeds `limit`.
+/// Returns the squared Euclidean distance of two rows of equal length, a multiple of [`SEGMENT`]; `None` if it exceeds
+/// `limit`.
 fn squared_distance(a: &[f32], b: &[f32], limit: f32) -> Option<f32> {
     sum(a, b, limit, |a, b| {
         let difference = a - b;
@@ -67,7 +67,7 @@ fn inner_product(a: &[f32], b: &[f32]) -> f32 {
     sum(a, b, f32::INFINITY, |a, b| a * b).unwrap_or_default()
 }
 
-/// Returns the sum of terms; `None` once it exceeds `limit`.
+/// Returns the sum of `term` over all components; `None` if it exceeds `limit`.
 #[inline(always)]
 fn sum(a: &[f32], b: &[f32], limit: f32, term: impl Fn(f32, f32) -> f32 + Copy) -> Option<f32> {
     let mut sums = [[0.0; QUAD]; QUADS];
@@ -85,8 +85,8 @@ fn sum(a: &[f32], b: &[f32], limit: f32, term: impl Fn(f32, f32) -> f32 + Copy) 
     Some(total(&sums)).filter(|sum| *sum <= limit)
 }
 
-/// Adds a segment's terms of one quad. It takes quad after quad, so that without vectors four sums stay in registers:
-/// sixteen would not, which takes twice as long in Wasm.
+/// Adds one quad's terms in a segment. Quads are processed one after another, so that without vectors four sums stay in
+/// registers; sixteen would not, which takes twice as long in Wasm.
 #[inline(always)]
 fn add(
     sums: &mut [f32; QUAD],
@@ -109,7 +109,7 @@ fn segments(row: &[f32]) -> impl Iterator<Item = &Segment> {
     segments.iter()
 }
 
-/// Returns the sum of the lanes' sums: halves onto halves.
+/// Adds up the lanes: repeatedly one half to the other.
 #[inline(always)]
 fn total(sums: &Lanes) -> f32 {
     let added = |a: [f32; QUAD], b: [f32; QUAD]| {
@@ -121,7 +121,7 @@ fn total(sums: &Lanes) -> f32 {
     (a + c) + (b + d)
 }
 
-/// The segments after which the sum is compared: a comparison costs as much as half a segment.
+/// The segments after which the sum is compared with the limit; a comparison costs as much as half a segment.
 #[derive(Default)]
 struct Looks(u32);
 

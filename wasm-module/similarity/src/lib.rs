@@ -1,4 +1,4 @@
-//! The similarity cache: it answers a question with the documents that a retriever found for a nearly identical one.
+//! The similarity cache: answers a question with the documents that a retriever found for a nearly identical one.
 //!
 //! ```text
 //!   embedding ──▶ nearest key within its tolerance? ──yes──▶ that question's documents, ranked
@@ -8,9 +8,9 @@
 //!                 search, then insert
 //! ```
 //!
-//! It is an approximate key-value cache after Proximity (Bergman et al., EuroMLSys 2025, Algorithm 1), with what a
-//! gateway needs besides: a time to live, a cache for each tenant and version of the retriever, invalidation by
-//! document, and a measured rate of wrong hits.
+//! It is an approximate key-value cache after Proximity (Bergman et al., EuroMLSys 2025, Algorithm 1), with a gateway's
+//! further needs: a time to live, a cache for each tenant and version of the retriever, invalidation by document, and a
+//! measured rate of wrong hits.
 //!
 //! | file | answers |
 //! | --- | --- |
@@ -23,8 +23,8 @@
 //! | `caches` | the caches of all tenants and retriever versions |
 //! | `quality` | hit rate, false hits, recall |
 //!
-//! The module [`embedding`] needs no model. The cache knows no embedding model, no retriever and no text: vectors come
-//! in, document ids go out.
+//! The module [`embedding`] needs no model. The cache has no notion of embedding models, retrievers or texts: its input
+//! is vectors, and its output is document ids.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

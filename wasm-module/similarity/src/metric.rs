@@ -1,9 +1,9 @@
-//! The metrics: which vectors may be compared, how far apart two are, and what a tolerance means.
+//! The metrics: which vectors can be compared, their distance, and the meaning of a tolerance.
 
 use super::distance::Machine;
 use serde::Deserialize;
 
-/// The distance of two embeddings. Choose the one that the retriever uses.
+/// The distance between two embeddings. Choose the retriever's metric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Metric {
@@ -12,12 +12,12 @@ pub enum Metric {
     /// One minus the cosine of the angle: 0 for the same direction, 2 for opposite ones. Lengths do not matter.
     #[default]
     Cosine,
-    /// One minus the inner product: the cosine's distance if both are of length 1, and below 0 for long vectors that
-    /// point the same way.
+    /// One minus the inner product: the cosine distance if both have length 1, and below 0 for long vectors with
+    /// similar directions.
     InnerProduct,
 }
 
-/// The error that an embedding, or what belongs to it, is invalid. Nothing was changed then.
+/// Why an embedding or its entry is invalid. The cache is then unchanged.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SimilarityError {
     /// The embedding has the wrong number of components.
@@ -42,7 +42,7 @@ pub enum SimilarityError {
         /// Euclidean length of the embedding.
         length: f64,
     },
-    /// The embedding has no direction, so no cosine.
+    /// The embedding is zero and has no direction, so it has no cosine.
     #[error("the embedding is zero in every component: it has no direction to compare by cosine")]
     NoDirection,
     /// The tolerance is outside the metric's range.
@@ -50,17 +50,17 @@ pub enum SimilarityError {
     Tolerance {
         /// The tolerance given.
         value: f64,
-        /// The least tolerance that is allowed.
+        /// The least tolerance allowed.
         low: f64,
-        /// The greatest tolerance that is allowed.
+        /// The greatest tolerance allowed.
         high: f64,
     },
-    /// There are more documents than an entry holds.
+    /// There are more documents than an entry may have.
     #[error("{found} documents, an entry holds at most {limit}")]
     TooManyDocuments {
         /// Number of documents given.
         found: usize,
-        /// The bound, `max_documents`.
+        /// The limit, `max_documents`.
         limit: u32,
     },
     /// A document's id is too long.
@@ -70,16 +70,16 @@ pub enum SimilarityError {
         at: usize,
         /// Number of bytes of the id.
         bytes: usize,
-        /// The bound, `max_id_bytes`.
+        /// The limit, `max_id_bytes`.
         limit: u32,
     },
 }
 
-/// Longest embedding: squares of differences of two such stay finite in an `f32`.
+/// Longest embedding: squared differences of two such stay finite in an `f32`.
 const MAX_LENGTH: f64 = 4e18;
 
 impl Metric {
-    /// Returns the range of tolerances.
+    /// Returns the range of valid tolerances.
     pub(super) fn tolerances(self) -> (f64, f64) {
         match self {
             Self::L2 => (0.0, 8e18),
@@ -101,7 +101,7 @@ impl Metric {
         })
     }
 
-    /// Returns the largest [measure](Self::measure) that `tolerance` accepts.
+    /// Returns the largest [measure](Self::measure) within `tolerance`.
     pub(super) fn limit(self, tolerance: f64) -> f32 {
         let tolerance = tolerance as f32;
         match self {
@@ -111,12 +111,12 @@ impl Metric {
         }
     }
 
-    /// Returns a measure of how far apart two rows are, which orders like the distance and is cheaper; `None`: it
-    /// exceeds `limit`. Rows are what [`Self::row`] wrote.
+    /// Returns a measure of the distance of two rows, which has the same order and is cheaper; `None` if it exceeds
+    /// `limit`. Rows must be written by [`Self::row`].
     #[inline]
     pub(super) fn measure(self, machine: Machine, a: &[f32], b: &[f32], limit: f32) -> Option<f32> {
         match self {
-            // For unit vectors, the square of the chord is twice the cosine's distance.
+            // For unit vectors, the squared chord is twice the cosine distance.
             Self::L2 | Self::Cosine => machine.squared_distance(a, b, limit),
             Self::InnerProduct => {
                 Some(-machine.inner_product(a, b)).filter(|&measure| measure <= limit)
@@ -124,7 +124,7 @@ impl Metric {
         }
     }
 
-    /// Returns the distance that a measure stands for.
+    /// Converts a measure to the distance.
     pub(super) fn distance(self, measure: f32) -> f32 {
         match self {
             Self::L2 => measure.sqrt(),
@@ -133,8 +133,8 @@ impl Metric {
         }
     }
 
-    /// Writes `embedding`, checked, into `row` in the form that is compared: of length 1 for the cosine, and padded
-    /// with zeros to `stride` components.
+    /// Checks `embedding`, and writes it to `row` in the form in which rows are compared: of length 1 for the cosine,
+    /// and padded with zeros to `stride` components.
     pub(super) fn row(
         self,
         embedding: &[f32],
@@ -176,7 +176,7 @@ impl Metric {
     }
 }
 
-/// Returns the Euclidean length, in `f64`: no `f32` is too large or too small for its square.
+/// Returns the Euclidean length in `f64`, in which the square of an `f32` neither overflows nor underflows.
 fn length(embedding: &[f32]) -> f64 {
     const LANES: usize = 8;
     let (chunks, rest) = embedding.as_chunks::<LANES>();

@@ -1,47 +1,47 @@
 //! The quality of a cache's answers: the hit rate, and how many of the checked hits were wrong.
 
-/// The counts of one cache, or of many together.
+/// The counts of one or several caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quality {
     /// Number of valid look-ups.
     pub lookups: u64,
     /// Number of look-ups that an entry answered.
     pub hits: u64,
-    /// Number of hits that were compared with a fresh search.
+    /// Number of hits compared with a fresh search.
     pub sampled: u64,
-    /// Number of these whose documents were not the fresh ones, regardless of order.
+    /// Number of sampled hits whose documents differ from the fresh ones, regardless of order.
     pub false_hits: u64,
-    /// Number of documents that the fresh searches found.
+    /// Number of documents found by the fresh searches.
     pub fresh_documents: u64,
-    /// Number of these that the entry held too.
+    /// Number of these that the entries had, too.
     pub recalled_documents: u64,
 }
 
-/// A hit to check: search all the same, and report the result.
+/// A hit to check: run the search anyway, and report its result.
 ///
-/// It belongs to the caller; one that is dropped is not counted. Nothing waits for it.
+/// The caller owns it; a sample that is dropped is not counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a sample is for reporting what a fresh search finds"]
 pub struct Sample {
-    /// Ids of the documents that the entry answered with.
+    /// Ids of the documents in the answer.
     pub(super) served: Vec<Box<str>>,
 }
 
 impl Quality {
-    /// Returns the share of look-ups that were hits; `None`: there were none.
+    /// Returns the share of look-ups that were hits; `None` if there were none.
     #[must_use]
     pub fn hit_rate(&self) -> Option<f64> {
         share(self.hits, self.lookups)
     }
 
-    /// Returns the share of sampled hits whose documents differ from a fresh search's; `None`: none was sampled.
+    /// Returns the share of sampled hits whose documents differ from a fresh search's; `None` if none was sampled.
     #[must_use]
     pub fn false_hit_rate(&self) -> Option<f64> {
         share(self.false_hits, self.sampled)
     }
 
-    /// Returns recall@k of sampled hits, k being the number that the fresh search returned: the share of its documents
-    /// that the hit held. `None`: no fresh search found anything.
+    /// Returns recall@k of sampled hits, where k is the number of documents that the fresh search returned: the share
+    /// of them that the hit had. `None` if no fresh search found any.
     #[must_use]
     pub fn recall(&self) -> Option<f64> {
         share(self.recalled_documents, self.fresh_documents)

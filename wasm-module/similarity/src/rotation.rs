@@ -1,8 +1,9 @@
-//! A random rotation that costs n log n, from which random hyperplanes and random lines are taken.
+//! A random rotation in O(n log n), from which random hyperplanes and random lines are taken.
 //!
 //! Three rounds of random signs and a Walsh-Hadamard transform act like a matrix of independent Gaussians (Andoni et
-//! al., *Practical and Optimal LSH for Angular Distance*, NIPS 2015, section 3), and keep three bits a dimension where
-//! the matrix would keep a float for each pair. Only sums and one scaling by a power of two: the same bits everywhere.
+//! al., *Practical and Optimal LSH for Angular Distance*, NIPS 2015, section 3), and need three bits per dimension
+//! instead of a float for each matrix element. They use only sums and one scaling by a power of two, so the bits are
+//! the same everywhere.
 
 use foreword_ordering::random::Random;
 
@@ -11,7 +12,7 @@ const ROUNDS: usize = 3;
 /// Least number of coordinates of a rotation: with fewer, three rounds do not mix well.
 const MIN_COORDINATES: usize = 256;
 
-/// Rotations of a vector, as many as a number of coordinates needs.
+/// Enough rotations of a vector for a number of coordinates.
 #[derive(Debug)]
 pub(super) struct Rotation {
     /// Number of coordinates of one rotation, a power of two.
@@ -21,7 +22,7 @@ pub(super) struct Rotation {
 }
 
 impl Rotation {
-    /// Returns rotations for vectors of `dimensions` components, which give at least `coordinates`.
+    /// Returns rotations of vectors with `dimensions` components that yield at least `coordinates`.
     pub(super) fn new(dimensions: u32, coordinates: usize) -> Self {
         let size = size(dimensions);
         let mut random = Random::new(0x0f0e_0d0c);
@@ -33,7 +34,7 @@ impl Rotation {
         }
     }
 
-    /// Writes the coordinates of `row` to `out`. Each is the row's product with a random vector whose components have
+    /// Writes the coordinates of `row` to `out`. Each is the inner product with a random vector whose components have
     /// variance 1.
     pub(super) fn apply(&self, row: &[f32], out: &mut Vec<f32>) {
         out.clear();
@@ -50,7 +51,8 @@ impl Rotation {
                 }
                 transform(coordinates);
             }
-            // Each round lengthens by the root of `size`; a coordinate's variance must be the square of the length.
+            // Each round multiplies lengths by the root of `size`; a coordinate's variance must be the squared length
+            // of the row.
             let scale = 1.0 / self.size as f32;
             for value in coordinates {
                 *value *= scale;
@@ -58,7 +60,7 @@ impl Rotation {
         }
     }
 
-    /// Returns the bytes that a rotation takes, with the coordinates that it writes.
+    /// Returns the bytes used by the rotations and the coordinates that they write.
     pub(super) fn bytes(dimensions: u32, coordinates: usize) -> u64 {
         let size = size(dimensions);
         let floats = coordinates.div_ceil(size) * size * (ROUNDS + 1);
@@ -72,7 +74,7 @@ fn size(dimensions: u32) -> usize {
         .max(MIN_COORDINATES)
 }
 
-/// Applies the Walsh-Hadamard transform, not scaled, to a power of two of values.
+/// Applies the unscaled Walsh-Hadamard transform to `values`, whose number is a power of two.
 fn transform(values: &mut [f32]) {
     let mut half = 1;
     while half < values.len() {

@@ -1,11 +1,12 @@
-//! Stores keys as rows of equal length, in blocks, so that growing copies nothing and memory follows the entries.
+//! Stores keys as rows of equal length in blocks, so that growth copies nothing and memory is proportional to the
+//! entries.
 
 use super::distance::SEGMENT;
 
-/// Number of rows of one block. A block is the unit of growth: 192 KiB at 768 dimensions.
+/// Number of rows in a block. A block is the unit of growth: 192 KiB for 768 dimensions.
 const ROWS_PER_BLOCK: usize = 64;
 
-/// Rows by slot. A slot that was never written reads as empty.
+/// Rows by slot. An unwritten slot reads as empty.
 #[derive(Debug)]
 pub(super) struct Rows {
     blocks: Vec<Box<[f32]>>,
@@ -27,7 +28,7 @@ impl Rows {
         self.stride
     }
 
-    /// Returns the row in `slot`; empty when there is none.
+    /// Returns the row in `slot`; empty if there is none.
     pub(super) fn get(&self, slot: u32) -> &[f32] {
         let (block, from) = self.place(slot);
         self.blocks
@@ -36,7 +37,7 @@ impl Rows {
             .unwrap_or_default()
     }
 
-    /// Writes `row`, padded, into `slot`, making room up to it.
+    /// Writes `row`, padded, to `slot`, allocating blocks up to it.
     pub(super) fn set(&mut self, slot: u32, row: &[f32]) {
         let (block, from) = self.place(slot);
         while self.blocks.len() <= block {
@@ -54,7 +55,7 @@ impl Rows {
         }
     }
 
-    /// Iterates over the rows of all slots below `count`, in their order.
+    /// Iterates over the rows of all slots below `count`, in order.
     pub(super) fn iter(&self, count: usize) -> impl Iterator<Item = &[f32]> {
         self.blocks
             .iter()
@@ -62,11 +63,11 @@ impl Rows {
             .take(count)
     }
 
-    /// Returns the most bytes that `count` rows take.
+    /// Returns the most bytes used by `count` rows.
     pub(super) fn max_bytes(dimensions: u32, count: u32) -> u64 {
         let blocks = u64::from(count).div_ceil(ROWS_PER_BLOCK as u64);
         let rows = Self::row_bytes(dimensions) * ROWS_PER_BLOCK as u64;
-        // The list of blocks doubles as it grows.
+        // The list of blocks grows by doubling.
         blocks * (rows + 2 * size_of::<Box<[f32]>>() as u64)
     }
 
@@ -105,7 +106,7 @@ mod tests {
         assert!(rows.get(256).is_empty());
         assert_eq!(rows.iter(65).count(), 65);
         assert_eq!(rows.iter(65).last(), Some(row(64.0).as_slice()));
-        // An address and a length, of 16 bytes natively and of 8 in Wasm, twice.
+        // An address and a length (16 bytes natively, 8 in Wasm), twice because of doubling.
         let block = 2 * 2 * size_of::<usize>() as u64;
         assert_eq!(Rows::max_bytes(33, 65), 2 * (64 * 128 * 4 + block));
     }

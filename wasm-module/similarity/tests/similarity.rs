@@ -1,4 +1,4 @@
-//! The similarity cache against a slow obvious model: a list, searched from end to end.
+//! Tests the similarity cache against a simple model: a list with linear search.
 
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
@@ -6,13 +6,13 @@ use foreword_similarity::{
     CacheName, SimilarityCache, SimilarityCaches, SimilarityConfig, SimilarityError,
 };
 
-/// What the documentation says, and nothing to make it fast.
+/// The documented behaviour, without optimisations.
 struct Model {
     metric: &'static str,
     capacity: usize,
     lru: bool,
     ttl_ms: Option<u64>,
-    /// In the order of insertion.
+    /// Entries in the order of insertion.
     entries: Vec<Entry>,
     uses: u64,
 }
@@ -46,8 +46,8 @@ impl Model {
         }
     }
 
-    /// The nearest entry that accepts the embedding, the newest among equals, with its distance. `None` where `f32`
-    /// may decide otherwise: by the cosine, when it is close.
+    /// The nearest entry that accepts the embedding, the newest on a tie, with its distance. `None` if rounding in
+    /// `f32` may decide otherwise: for the cosine, when it is close.
     fn nearest(&self, embedding: &[f32]) -> Option<Option<(usize, f64)>> {
         let mut nearest: Option<(usize, f64)> = None;
         for (at, entry) in self.entries.iter().enumerate() {
@@ -93,8 +93,8 @@ impl Model {
     }
 }
 
-/// Quarters, whose sums and products are exact in an `f32`: equal distances happen, and the model sees them too. By the
-/// cosine nothing is exact, so these are any numbers.
+/// Multiples of a quarter, whose sums and products are exact in an `f32`, so that ties occur in the cache and the model
+/// alike. The cosine is never exact, so these are any numbers.
 fn embedding(random: &mut Random, metric: &str, dimensions: usize) -> Vec<f32> {
     let exact = metric != "cosine";
     (0..dimensions)
@@ -134,7 +134,7 @@ fn a_cache_decides_like_a_list_that_is_searched_from_end_to_end() {
             entries: Vec::new(),
             uses: 0,
         };
-        // Three borders have eight sides: all entries are looked at, so nothing is missed.
+        // With three borders, eight buckets are all buckets, so no entry is missed.
         let buckets = match seed % 4 {
             1 if metric != "l2" => r#"{"tables": 1, "functions": 3, "probes": 8}"#,
             _ => "null",
@@ -241,7 +241,7 @@ fn buckets_find_nearly_what_a_scan_finds_and_nothing_else() {
             let noise = || random.unit() as f32 - 0.5;
             let noise: Vec<f32> = std::iter::repeat_with(noise).take(64).collect();
             let point = around.map_or(noise.clone(), |around| {
-                // At a distance of about 0.28 from it.
+                // At a distance of about 0.28.
                 let pairs = around.iter().zip(&noise);
                 pairs.map(|(value, noise)| value + 0.12 * noise).collect()
             });
@@ -277,8 +277,8 @@ fn buckets_find_nearly_what_a_scan_finds_and_nothing_else() {
     }
 }
 
-/// Every distance and every answer of some thousand calls, in one number. `tests/wasi.mjs` says how to run this test as
-/// Wasm: it finds the same number there, with and without vectors.
+/// A hash of all distances and answers of some thousand calls. `tests/wasi.mjs` describes how to run this test in Wasm,
+/// where it must produce the same hash, with and without vectors.
 #[test]
 fn decisions_are_the_same_bit_for_bit_on_every_target() {
     let mut seen = Fingerprint(0);

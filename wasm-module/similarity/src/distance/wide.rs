@@ -1,5 +1,5 @@
-//! Computes the same sums with the widest vectors of this processor. `pulp` detects them once, and contains the unsafe
-//! code for instructions that may be missing.
+//! Computes the same sums with this processor's widest vectors. `pulp` detects them once, and contains the unsafe code
+//! for instructions that may be missing.
 
 use super::{Lanes, Looks, QUAD, QUADS, SEGMENT, total};
 use pulp::{Arch, Simd, WithSimd};
@@ -84,7 +84,7 @@ impl WithSimd for Products<'_> {
     }
 }
 
-/// Sums the lanes in `VECTORS` vectors.
+/// Computes the sum with the lanes in `VECTORS` vectors.
 #[inline(always)]
 fn sum<S: Simd, const VECTORS: usize>(
     simd: S,

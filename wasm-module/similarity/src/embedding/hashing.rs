@@ -1,4 +1,4 @@
-//! Feature hashing (Weinberger et al., ICML 2009) of words and their parts: it turns a text into a vector of length 1.
+//! Feature hashing (Weinberger et al., ICML 2009) of words and their parts: converts a text to a vector of length 1.
 //!
 //! ```text
 //!   "Who won the game?"
@@ -9,8 +9,8 @@
 //!      component = high bits, sign = lowest bit; square root of how often
 //! ```
 //!
-//! It knows words, not meanings: texts are near when they share words or parts of them. The same vector, bit for bit,
-//! on every target: additions in a fixed order, square roots, and nothing transcendental.
+//! It captures words, not meanings: texts are near when they share words or parts of them. The vector is the same on
+//! every target, bit for bit: additions in a fixed order, square roots, and no transcendental functions.
 
 use foreword_ordering::sort::sort_by_key;
 use fxhash::FxHashMap;
@@ -22,7 +22,7 @@ pub struct HashingEmbedder {
     dimensions: u32,
 }
 
-/// The error that the number of dimensions is out of range.
+/// The number of dimensions is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} dimensions are out of range, it must be 1 to {MAX_DIMENSIONS}")]
 pub struct DimensionsError(u32);
@@ -30,11 +30,11 @@ pub struct DimensionsError(u32);
 /// Most dimensions of a vector.
 pub const MAX_DIMENSIONS: u32 = 16_384;
 
-/// Weight of a word's trigrams together relative to the word, times the square root of their number.
+/// Weight of all trigrams of a word relative to the word, times the square root of their number.
 const PARTS: f32 = 0.5;
 /// Number of characters of a trigram.
 const GRAM: usize = 3;
-/// Number of characters from which a word has its full weight.
+/// Number of characters at which a word has its full weight.
 const FULL_LENGTH: usize = 8;
 
 /// Kinds of features, as the seeds of their hashes.
@@ -42,7 +42,8 @@ const WORD_SEED: u64 = 1;
 const GRAM_SEED: u64 = 2;
 
 impl HashingEmbedder {
-    /// Returns an embedder into `dimensions` dimensions. With fewer than some hundred, unlike words share components.
+    /// Returns an embedder with this number of dimensions. With fewer than some hundred, different words share
+    /// components.
     ///
     /// # Errors
     /// Returns [`DimensionsError`] unless there are 1 to [`MAX_DIMENSIONS`].
@@ -54,24 +55,24 @@ impl HashingEmbedder {
         }
     }
 
-    /// Returns the number of components of its vectors.
+    /// Returns the number of components of a vector.
     #[must_use]
     pub fn dimensions(&self) -> u32 {
         self.dimensions
     }
 
-    /// Returns the vector of `text`, of length 1; `None`: the text has no letter and no digit. Case, the order of
-    /// words and the characters between them do not matter.
+    /// Returns the vector of `text`, of length 1; `None` if the text has no letter and no digit. Case, the order of
+    /// words and the characters between them are ignored.
     ///
-    /// Takes time in proportion to the text, and memory in proportion to its different words.
+    /// Takes time proportional to the text, and memory proportional to its distinct words.
     #[must_use]
     pub fn embed(&self, text: &str) -> Option<Vec<f32>> {
         let lower = text.to_lowercase();
         self.embed_words(lower.split(|c: char| !c.is_alphanumeric()))
     }
 
-    /// Returns the vector of a text's `words`, for a caller that has them already: in lower case, letters and digits
-    /// alone. Empty words do not count.
+    /// Returns the vector of a text that is already split into `words`, in lower case and with only letters and digits.
+    /// Empty words are ignored.
     #[must_use]
     pub fn embed_words<'w>(&self, words: impl Iterator<Item = &'w str>) -> Option<Vec<f32>> {
         let mut vector = vec![0.0; self.dimensions as usize];
@@ -83,7 +84,7 @@ impl HashingEmbedder {
             }
         }
         let squares: f32 = vector.iter().map(|value| value * value).sum();
-        // Features that share a component may cancel out, so a text of few words may have no vector.
+        // Features that share a component may cancel out, so even a text with words may have no vector.
         if squares == 0.0 {
             return None;
         }
@@ -95,7 +96,7 @@ impl HashingEmbedder {
     }
 }
 
-/// Returns the features of words by hash, each with its weights added up, in the order of their hashes.
+/// Returns the hashes of the words' features, each with the sum of its weights, in ascending order.
 fn features<'w>(words: impl Iterator<Item = &'w str>) -> Vec<(u64, f32)> {
     let mut weights: FxHashMap<u64, f32> = FxHashMap::default();
     let mut add = |hash, weight| *weights.entry(hash).or_insert(0.0) += weight;
@@ -161,7 +162,7 @@ mod tests {
             let squares: f32 = embed(text).iter().map(|value| value * value).sum();
             assert!((squares - 1.0).abs() < 1e-5);
         }
-        // Stored embeddings and other builds rely on the bits.
+        // Stored embeddings and other builds depend on these bits.
         let bits = embed("Where was the treaty signed?")
             .iter()
             .fold(0, |seed, value| {

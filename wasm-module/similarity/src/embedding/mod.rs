@@ -1,5 +1,5 @@
-//! Embeddings that need no model: for tests and demonstrations, for a browser without a download, and for when the
-//! model is not available.
+//! Embeddings without a model: for tests and demonstrations, for a browser without a download, and for when the model
+//! is not available.
 
 mod hashing;
 
