@@ -1,21 +1,21 @@
-//! The part of Envoy 1.40's interface for dynamic modules that the filter needs: our own declarations of
+//! Declares the part of Envoy 1.40's interface for dynamic modules that the filter uses, after
 //! `source/extensions/dynamic_modules/abi/abi.h`, ABI `v0.2.0`.
 //!
 //! Names are Envoy's, without the prefix `envoy_dynamic_module_type_` of types. Enumerations are C's `unsigned int`.
-//! Nothing here is safe to call, except through [`crate::stream`].
+//! Nothing here is safe to call except through [`crate::stream`].
 #![allow(unsafe_code, reason = "declarations of foreign functions")]
 
 use std::ffi::{c_char, c_void};
 
-/// Envoy's object behind a request; valid during a hook that receives it.
+/// Envoy's object for a request; valid during a hook that receives it.
 pub(crate) type HttpFilterEnvoyPtr = *mut c_void;
-/// Envoy's object behind a configuration; valid until `config_destroy`, and used in its hooks alone.
+/// Envoy's object for a configuration; valid until `config_destroy`, and used only in its hooks.
 pub(crate) type HttpFilterConfigEnvoyPtr = *mut c_void;
 
 /// The version that `on_program_init` returns.
 pub(crate) const ABI_VERSION: &std::ffi::CStr = c"v0.2.0";
 
-/// Bytes of Envoy's, valid until the hook returns or their owner is changed.
+/// Bytes owned by Envoy, valid until the hook returns or their owner is changed.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct EnvoyBuffer {
@@ -31,7 +31,7 @@ impl EnvoyBuffer {
     };
 }
 
-/// Bytes of the module's; Envoy copies them before a call returns.
+/// Bytes owned by the module; Envoy copies them before a call returns.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct ModuleBuffer {
@@ -40,7 +40,7 @@ pub(crate) struct ModuleBuffer {
 }
 
 impl ModuleBuffer {
-    /// A null buffer, which as a header's value removes the header.
+    /// A null buffer; as a header's value it removes the header.
     pub(crate) const NULL: Self = Self {
         ptr: std::ptr::null(),
         length: 0,
@@ -54,21 +54,21 @@ impl ModuleBuffer {
     }
 }
 
-/// A header of the module's.
+/// A header from the module.
 #[repr(C)]
 pub(crate) struct ModuleHttpHeader {
     pub(crate) key: ModuleBuffer,
     pub(crate) value: ModuleBuffer,
 }
 
-/// A header of Envoy's.
+/// A header from Envoy.
 #[repr(C)]
 pub(crate) struct EnvoyHttpHeader {
     pub(crate) key: EnvoyBuffer,
     pub(crate) value: EnvoyBuffer,
 }
 
-/// Envoy's scheduler, which calls a configuration's hook from any thread; the module deletes it.
+/// Envoy's scheduler, by which any thread can schedule a configuration's hook; the module deletes it.
 pub(crate) type ConfigSchedulerPtr = *mut c_void;
 
 /// `http_header_type`: the request's headers.
@@ -76,11 +76,11 @@ pub(crate) const REQUEST_HEADER: u32 = 0;
 /// `http_header_type`: the response's headers.
 pub(crate) const RESPONSE_HEADER: u32 = 2;
 
-/// `http_body_type`: the body that the running hook brought; absent in every other hook.
+/// `http_body_type`: the body passed to the running hook; absent in every other hook.
 pub(crate) const RECEIVED_REQUEST_BODY: u32 = 0;
-/// `http_body_type`: the body that earlier hooks held back.
+/// `http_body_type`: the body buffered by earlier hooks.
 pub(crate) const BUFFERED_REQUEST_BODY: u32 = 1;
-/// `http_body_type`: the response body that the running hook brought.
+/// `http_body_type`: the response body passed to the running hook.
 pub(crate) const RECEIVED_RESPONSE_BODY: u32 = 2;
 
 /// `attribute_id`: the address of the host that a request was sent to.
@@ -89,11 +89,11 @@ pub(crate) const UPSTREAM_ADDRESS: u32 = 41;
 /// `metrics_result`: success.
 pub(crate) const METRICS_SUCCESS: u32 = 0;
 
-/// `http_callout_init_result`: the call is under way.
+/// `http_callout_init_result`: the call is in flight.
 pub(crate) const CALL_MADE: u32 = 0;
-/// `http_callout_result`: there is an answer, whatever its status.
+/// `http_callout_result`: there is a response, with any status.
 pub(crate) const CALL_ANSWERED: u32 = 0;
-/// `http_callout_result`: the answer is longer than Envoy keeps.
+/// `http_callout_result`: the response exceeds Envoy's limit.
 pub(crate) const CALL_TOO_LONG: u32 = 2;
 
 /// `log_level`: info.
@@ -105,9 +105,9 @@ pub(crate) const LOG_ERROR: u32 = 4;
 
 /// `on_http_filter_*_status`: continue, the same number for every hook.
 pub(crate) const CONTINUE: u32 = 0;
-/// `on_http_filter_request_headers_status` and `…_trailers_status`: wait here.
+/// `on_http_filter_request_headers_status` and `…_trailers_status`: pause here.
 pub(crate) const STOP_ITERATION: u32 = 1;
-/// `on_http_filter_request_body_status`: wait here, keep what came.
+/// `on_http_filter_request_body_status`: pause here and buffer the body.
 pub(crate) const STOP_ITERATION_AND_BUFFER: u32 = 1;
 
 unsafe extern "C" {

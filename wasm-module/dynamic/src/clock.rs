@@ -1,4 +1,4 @@
-//! A clock that ticks for a filter's configuration, since Envoy has none for it.
+//! A clock for a filter's configuration, since Envoy has no timer for it.
 //!
 //! ```text
 //!   thread ── at intervals ──▶ scheduler ──▶ main thread's queue ──▶ `config_scheduled` ──▶ Plugin::on_tick
@@ -6,9 +6,9 @@
 //!      └─ request that has something to tell
 //! ```
 //!
-//! Envoy 1.40 lets a configuration make HTTP calls and run events on the main thread, but has timers for bootstrap
-//! extensions and clusters only. So a thread waits and does nothing else: it touches neither the plugin nor a request.
-//! It ends with its configuration, which joins it.
+//! In Envoy 1.40 a configuration can make HTTP calls and schedule events on the main thread, but only bootstrap
+//! extensions and clusters have timers. So a thread waits for the next tick. It accesses neither the plugin nor a
+//! request. It ends with its configuration, which joins it.
 #![allow(
     unsafe_code,
     reason = "Envoy's scheduler is a pointer that any thread may use"
@@ -28,19 +28,19 @@ pub(crate) struct Clock {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread is told.
+/// A message to the thread.
 enum Signal {
-    /// A tick is wanted before the next is due.
+    /// A tick is needed before the next one is due.
     Wake,
-    /// Envoy destroys the configuration, so the thread has to end.
+    /// Envoy destroys the configuration, so the thread must end.
     Stop,
 }
 
 impl Clock {
-    /// Calls the configuration's `config_scheduled` hook at this interval. `None` if there can be no thread.
+    /// Calls the configuration's `config_scheduled` hook at this interval. `None` if the thread cannot be started.
     ///
     /// # Safety
-    /// `config` came with the running hook.
+    /// `config` must be the running hook's.
     pub(crate) unsafe fn start(
         config: abi::HttpFilterConfigEnvoyPtr,
         interval: Duration,
@@ -49,7 +49,7 @@ impl Clock {
         let scheduler =
             unsafe { abi::envoy_dynamic_module_callback_http_filter_config_scheduler_new(config) };
         let scheduler = Scheduler(scheduler);
-        // Where it is full, a tick is coming.
+        // If the channel is full, a tick is due anyway.
         let (signals, received) = sync_channel(4);
         let wait = move || {
             let mut next = Instant::now() + interval;
@@ -57,7 +57,7 @@ impl Clock {
                 let left = next.saturating_duration_since(Instant::now());
                 match received.recv_timeout(left) {
                     Err(RecvTimeoutError::Timeout) => next = Instant::now() + interval,
-                    // What else there is to tell by then is told with it.
+                    // The same tick serves what is added meanwhile.
                     Ok(Signal::Wake) => thread::sleep(Plugin::WOKEN),
                     Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 }
@@ -71,11 +71,11 @@ impl Clock {
         })
     }
 
-    /// Returns what asks for a tick, from any thread and however long it is kept.
+    /// Returns a function that requests a tick. It may be called from any thread, and may outlive the clock.
     pub(crate) fn waker(&self) -> impl Fn() + Send + Sync + use<> {
         let signals = self.signals.clone();
         move || {
-            // Where the thread has ended, so has the configuration.
+            // If the thread has ended, so has the configuration.
             let _ = signals.try_send(Signal::Wake);
         }
     }
@@ -85,7 +85,7 @@ impl Drop for Clock {
     fn drop(&mut self) {
         let _ = self.signals.send(Signal::Stop);
         if let Some(thread) = self.thread.take() {
-            // It has no reason to panic, and nothing to tell.
+            // The thread does not panic.
             let _ = thread.join();
         }
     }
@@ -94,8 +94,8 @@ impl Drop for Clock {
 /// Envoy's scheduler, owned by the thread that uses it.
 struct Scheduler(abi::ConfigSchedulerPtr);
 
-// SAFETY: Envoy posts an event to the main thread's queue, from whatever thread, and forgets it if the configuration is
-// gone by then.
+// SAFETY: any thread may post an event to the main thread's queue; Envoy drops the event if the configuration has been
+// destroyed by then.
 unsafe impl Send for Scheduler {}
 
 impl Scheduler {

@@ -1,13 +1,13 @@
-//! Reads the response to a call into a cluster, as Envoy hands it to the hooks that wait for it.
+//! Reads the response to a cluster call, as Envoy passes it to a hook.
 #![allow(unsafe_code, reason = "lists and texts of Envoy's")]
 
 use crate::abi::{EnvoyBuffer, EnvoyHttpHeader};
 use crate::stream::bytes;
 
-/// Returns a list of Envoy's as a slice; null is an empty list.
+/// Returns Envoy's list as a slice; null is an empty list.
 ///
 /// # Safety
-/// There are `length` items, for as long as the slice is in use.
+/// There must be `length` items, as long as the slice is in use.
 pub(super) unsafe fn listed<'hook, T>(items: *const T, length: usize) -> &'hook [T] {
     if items.is_null() {
         return &[];
@@ -19,7 +19,7 @@ pub(super) unsafe fn listed<'hook, T>(items: *const T, length: usize) -> &'hook 
 /// Returns the status in the headers.
 ///
 /// # Safety
-/// The headers are the running hook's.
+/// The headers must be the running hook's.
 pub(super) unsafe fn status(headers: &[EnvoyHttpHeader]) -> Option<u16> {
     // SAFETY: by the contract.
     let mut headers =
@@ -28,10 +28,10 @@ pub(super) unsafe fn status(headers: &[EnvoyHttpHeader]) -> Option<u16> {
     str::from_utf8(status).ok()?.parse().ok()
 }
 
-/// Returns the whole body, unless it is longer than `limit`.
+/// Returns the whole body; `None` if it is longer than `limit`.
 ///
 /// # Safety
-/// The chunks are the running hook's.
+/// The chunks must be the running hook's.
 pub(super) unsafe fn body(chunks: &[EnvoyBuffer], limit: usize) -> Option<Vec<u8>> {
     let size: usize = chunks.iter().map(|chunk| chunk.length).sum();
     if size > limit {

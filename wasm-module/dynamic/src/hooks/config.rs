@@ -1,4 +1,4 @@
-//! The hooks of a configuration, all of them on Envoy's main thread.
+//! The hooks of a configuration, all on Envoy's main thread.
 #![allow(
     unsafe_code,
     reason = "C functions that hand over Envoy's objects and take back our own"
@@ -15,11 +15,11 @@ use crate::abi::{self, EnvoyBuffer, EnvoyHttpHeader};
 use crate::clock::Clock;
 use crate::stream::{Envoy, bytes, log};
 
-/// The module's object behind a configuration.
+/// The module's object for a configuration.
 pub(super) struct Loaded {
     /// The plugin. Requests share it, and may outlive the configuration.
     pub(super) plugin: Arc<Plugin>,
-    /// The clock, which runs if engines' feeds are followed.
+    /// The clock; it runs if engines' feeds are followed.
     _clock: Option<Clock>,
 }
 
@@ -31,10 +31,10 @@ const _: fn() = || {
     shared::<Plugin>();
 };
 
-/// Loads a configuration; null refuses it.
+/// Loads a configuration. Returns null to refuse it.
 ///
 /// # Safety
-/// Envoy calls it with its object and two buffers that live as long as the call.
+/// Envoy calls it with its object and two buffers that are valid during the call.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
     config: abi::HttpFilterConfigEnvoyPtr,
@@ -69,16 +69,16 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
 }
 
 /// # Safety
-/// Called by Envoy once for what `config_new` returned.
+/// Envoy calls it once for each result of `config_new`.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_destroy(config: Config) {
-    // SAFETY: from `Box::into_raw`; requests under way have plugins of their own.
+    // SAFETY: from `Box::into_raw`; requests in flight have their own references to the plugin.
     guarded((), || drop(unsafe { Box::from_raw(config.cast_mut()) }));
 }
 
 /// Handles a tick of the clock, on the main thread.
 ///
-/// # Safety
+/// Envoy calls it with its object and the result of `config_new`.
 /// Envoy calls it with its object and what `config_new` returned.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_scheduled(
@@ -95,11 +95,11 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_sched
     });
 }
 
-/// Handles the response to a configuration's call, or its failure, on the main thread.
+/// Handles the response to a configuration's call, or the call's failure, on the main thread.
 ///
 /// # Safety
-/// Envoy calls it with its object, what `config_new` returned, and as many headers and pieces as it says, none of
-/// which live longer than the hook.
+/// Envoy calls it with its object, the result of `config_new`, and the given numbers of headers and pieces, valid
+/// during the hook.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_http_callout_done(
     envoy: abi::HttpFilterConfigEnvoyPtr,

@@ -1,5 +1,5 @@
-//! The functions that Envoy calls: the 21 exports that Envoy 1.40 requires of an HTTP filter, and two of a
-//! configuration's own.
+//! The functions that Envoy calls: the 21 exports that Envoy 1.40 requires of an HTTP filter, and two for
+//! configurations.
 //!
 //! | file | hooks of |
 //! | --- | --- |
@@ -10,8 +10,8 @@
 //! | `answer` | none: it reads what Envoy hands to the hooks of calls |
 //!
 //! Each hook catches its panics: an uncaught one would abort Envoy and every stream in it. A request whose hook
-//! panicked is answered with 500, if that is still possible. The next request finds everything as it was, except for
-//! the orderer's knowledge.
+//! panicked is answered with 500, if that is still possible. Later requests are unaffected, except that the orderer's
+//! knowledge may be lost.
 #![allow(unsafe_code, reason = "an export, which Envoy finds by its name")]
 
 mod answer;
@@ -29,10 +29,10 @@ use foreword_filter::LogLevel;
 use crate::abi;
 use crate::stream::log;
 
-/// Handles the loading of the module, and returns the ABI version that it was written for.
+/// Returns the ABI version that the module was built for; called when Envoy loads it.
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_program_init() -> *const c_char {
-    // A panic's message may quote a request, so only its place is logged. This hook is the library's own.
+    // A panic's message may quote a request, so only its place is logged. The panic hook is this library's own.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic
             .location()
@@ -43,7 +43,7 @@ extern "C" fn envoy_dynamic_module_on_program_init() -> *const c_char {
     abi::ABI_VERSION.as_ptr()
 }
 
-/// Catches panics: on a panic, `fallback` is the result.
+/// Runs `hook`; returns `fallback` if it panics.
 fn guarded<T>(fallback: T, hook: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(hook)).unwrap_or(fallback)
 }

@@ -14,27 +14,27 @@ use super::guarded;
 use crate::abi::{self, EnvoyBuffer, EnvoyHttpHeader};
 use crate::stream::Envoy;
 
-/// The module's object behind a request: a boxed [`Exchange`].
+/// The module's object for a request: a boxed [`Exchange`].
 pub(super) type Filter = *mut Exchange;
 
-/// Creates the object of a request.
+/// Creates a request's object.
 ///
 /// # Safety
-/// Envoy calls it with what `config_new` returned.
+/// Envoy calls it with the result of `config_new`.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_new(
     config: Config,
     _filter: abi::HttpFilterEnvoyPtr,
 ) -> Filter {
     guarded(std::ptr::null_mut(), || {
-        // SAFETY: from `config_new`, and not destroyed before its last `filter_new`.
+        // SAFETY: from `config_new`, and not destroyed before the last `filter_new`.
         let plugin = unsafe { &(*config).plugin };
         Box::into_raw(Box::new(Exchange::new(Arc::clone(plugin))))
     })
 }
 
 /// # Safety
-/// Called by Envoy once for what `filter_new` returned, after every other hook of the request.
+/// Envoy calls it once for each result of `filter_new`, after every other hook of the request.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_destroy(filter: Filter) {
     // SAFETY: from `Box::into_raw`.
@@ -42,7 +42,7 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_destroy(filt
 }
 
 /// # Safety
-/// Called by Envoy on the request's thread with its object and what `filter_new` returned.
+/// Envoy calls it on the request's thread with its object and the result of `filter_new`.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_headers(
     envoy: abi::HttpFilterEnvoyPtr,
@@ -163,10 +163,10 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_stream_complete(
     }
 }
 
-/// Handles the response to a call of the request's, or its failure.
+/// Handles the response to a request's call, or the call's failure.
 ///
 /// # Safety
-/// As `request_headers`; headers and body live as long as the call.
+/// As `request_headers`; headers and body are valid during the call.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_http_filter_http_callout_done(
     envoy: abi::HttpFilterEnvoyPtr,
@@ -194,10 +194,10 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_http_callout_done(
     }
 }
 
-/// Runs a response hook. The response goes on whatever happens.
+/// Runs a response hook. The response continues even if the hook panics.
 ///
 /// # Safety
-/// `envoy` and `filter` came with the running hook.
+/// `envoy` and `filter` must be the running hook's.
 unsafe fn on_response(
     envoy: abi::HttpFilterEnvoyPtr,
     filter: Filter,
@@ -212,11 +212,11 @@ unsafe fn on_response(
     });
 }
 
-/// Runs a request hook. A panic answers 500 and keeps the request from going on. A request for which `filter_new`
-/// could create nothing is answered in the same way, since it is unknown whether salts are on.
+/// Runs a request hook. If it panics, the request is answered with 500 and not forwarded. So is a request for which
+/// `filter_new` returned null, since salts may be required.
 ///
 /// # Safety
-/// `envoy` and `filter` came with the running hook.
+/// `envoy` and `filter` must be the running hook's.
 pub(super) unsafe fn on_request(
     envoy: abi::HttpFilterEnvoyPtr,
     filter: Filter,

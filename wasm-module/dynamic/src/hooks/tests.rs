@@ -1,4 +1,4 @@
-//! The hooks, called as Envoy would.
+//! Tests the hooks with calls like Envoy's.
 #![allow(unsafe_code, reason = "the tests call as Envoy does")]
 
 use std::ffi::c_void;
@@ -16,14 +16,14 @@ fn load(text: &str) -> Config {
         ptr: text.as_ptr().cast(),
         length: text.len(),
     };
-    // SAFETY: the fake Envoy looks at no pointer, and the text outlives the call.
+    // SAFETY: the fake Envoy dereferences no pointer, and the text outlives the call.
     unsafe { envoy_dynamic_module_on_http_filter_config_new(null_mut(), text, text) }
 }
 
 #[test]
 fn a_configuration_outlives_its_removal_while_a_request_uses_it() {
     let config = load("{}");
-    // SAFETY: each object came from the hook before it and is destroyed once.
+    // SAFETY: each object is the result of an earlier hook and is destroyed once.
     unsafe {
         let filter = envoy_dynamic_module_on_http_filter_new(config, null_mut());
         envoy_dynamic_module_on_http_filter_config_destroy(config);
@@ -75,7 +75,7 @@ fn a_configuration_with_feeds_ticks_until_it_is_destroyed() {
         ptr: text.as_ptr().cast(),
         length: text.len(),
     };
-    // The fake Envoy follows no pointer; this one tells the schedulers of this test from others.
+    // The fake Envoy dereferences no pointer; this one distinguishes this test's schedulers from others.
     let envoy: *mut c_void = std::ptr::without_provenance_mut(7);
     // SAFETY: as above.
     let config = unsafe { envoy_dynamic_module_on_http_filter_config_new(envoy, text, text) };

@@ -1,5 +1,5 @@
-//! The hooks that Envoy requires but the filter does not use: it streams no calls and, within a request, waits for no
-//! other thread.
+//! The hooks that Envoy requires but the filter does not use, since it streams no calls and schedules no events for a
+//! request.
 #![allow(unsafe_code, reason = "exports, which Envoy finds by their names")]
 
 use std::ffi::c_void;

@@ -1,7 +1,7 @@
-//! The bodies of requests and responses.
+//! Access to the bodies of requests and responses.
 //!
-//! A request's body stands in two buffers: what earlier hooks held back, and what the running one brought (in the
-//! trailers' hook the second is absent). To the filter they are one.
+//! A request's body is in two buffers: the part buffered by earlier hooks, and the part passed to the running one
+//! (absent in the trailers' hook). The filter sees them as one.
 #![allow(
     unsafe_code,
     reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
@@ -27,7 +27,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Returns how many bytes of the request's body have arrived.
+    /// Returns the number of bytes of the request's body that have arrived.
     pub(crate) fn body_size(&self) -> usize {
         let Ok(filter) = self.filter("body_size") else {
             return 0;
@@ -47,7 +47,7 @@ impl Envoy<'_> {
         Ok(body)
     }
 
-    /// Returns what has arrived of the request's body, at most `size` bytes.
+    /// Returns the part of the request's body that has arrived, at most `size` bytes.
     pub(super) fn arrived(&self, size: usize) -> Result<Vec<u8>, HostError> {
         let filter = self.filter("request_body")?;
         let mut body = Vec::with_capacity(size);
@@ -58,11 +58,11 @@ impl Envoy<'_> {
         Ok(body)
     }
 
-    /// Replaces everything that has arrived of the request's body.
+    /// Replaces the part of the request's body that has arrived.
     pub(super) fn replace(&self, size: usize, body: &[u8]) -> Result<(), HostError> {
         const CALL: &str = "replace_request_body";
         let filter = self.filter(CALL)?;
-        // The filter always replaces the whole; appending would put anything else in the wrong place.
+        // The filter always replaces the whole body. Otherwise, appending would put the new bytes in the wrong place.
         if size != self.body_size() {
             return Err(refused(CALL, NO_SUCH_THING));
         }
@@ -93,8 +93,8 @@ impl Envoy<'_> {
         }
     }
 
-    /// Returns the buffers that make up the body, in order. When Envoy passes on what an earlier filter held back,
-    /// both are the same buffer.
+    /// Returns the buffers of the body, in order. If Envoy passes on a body buffered by an earlier filter, both are the
+    /// same buffer, which is returned once.
     fn bodies(&self, filter: abi::HttpFilterEnvoyPtr) -> [Option<u32>; 2] {
         // SAFETY: `filter` is the running hook's.
         let same = unsafe {
@@ -107,8 +107,8 @@ impl Envoy<'_> {
     /// Returns the bytes of one of the buffers.
     fn chunk(&self, filter: abi::HttpFilterEnvoyPtr, kind: u32) -> Vec<u8> {
         let mut body = Vec::new();
-        // SAFETY: `filter` is the running hook's; Envoy writes as many pieces as it has just counted, and nothing changes
-        // the body before they are copied.
+        // SAFETY: `filter` is the running hook's; Envoy writes as many pieces as it has just counted, and the body does
+        // not change before they are copied.
         unsafe {
             let count = abi::envoy_dynamic_module_callback_http_get_body_chunks_size(filter, kind);
             let mut pieces = vec![EnvoyBuffer::NOTHING; count];

@@ -1,4 +1,4 @@
-//! Calls into clusters, and resuming the requests that wait for them.
+//! Cluster calls, and resuming the requests that wait for them.
 #![allow(
     unsafe_code,
     reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
@@ -11,7 +11,7 @@ use super::{Envoy, NO_CONFIG, NO_SUCH_THING, Scope, refused};
 use crate::abi::{self, ModuleBuffer};
 
 impl Envoy<'_> {
-    /// Makes a call for a configuration; it fails in a request's hook.
+    /// Makes a call for a configuration; an error in a request's hook.
     pub(super) fn call_for_config(
         &self,
         cluster: &str,
@@ -48,7 +48,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Makes a call for a request; it fails in a configuration's hook.
+    /// Makes a call for a request; an error in a configuration's hook.
     pub(super) fn call_for_request(
         &self,
         cluster: &str,
@@ -60,8 +60,8 @@ impl Envoy<'_> {
         let filter = self.filter(CALL)?;
         let mut headers = of_headers(headers);
         let mut id = 0;
-        // SAFETY: `filter` is the running hook's; everything else outlives the call, which copies it. An answer never comes
-        // before the call returns.
+        // SAFETY: `filter` is the running hook's; everything else outlives the call, which copies it. A response never
+        // arrives before the call returns.
         let result = unsafe {
             abi::envoy_dynamic_module_callback_http_filter_http_callout(
                 filter,
@@ -79,7 +79,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Resumes a request that was held.
+    /// Resumes a paused request.
     pub(super) fn go_on(&self) -> Result<(), HostError> {
         let filter = self.filter("resume")?;
         // SAFETY: `filter` is the running hook's.

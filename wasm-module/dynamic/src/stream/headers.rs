@@ -1,4 +1,4 @@
-//! Headers, and responses of the filter's own.
+//! Access to headers, and responses from the filter.
 #![allow(
     unsafe_code,
     reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
@@ -55,7 +55,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Responds to the client.
+    /// Responds to the client instead of forwarding the request.
     pub(super) fn answer(
         &self,
         status: u16,
@@ -79,7 +79,7 @@ impl Envoy<'_> {
     }
 }
 
-/// Returns headers as Envoy reads them, borrowed from the texts.
+/// Converts headers to Envoy's form, borrowing the texts.
 pub(super) fn of_headers(headers: &[(&str, &str)]) -> Vec<ModuleHttpHeader> {
     let header = |(name, value): &(&str, &str)| ModuleHttpHeader {
         key: ModuleBuffer::of(name.as_bytes()),

@@ -31,7 +31,7 @@ impl Envoy<'_> {
         }
     }
 
-    /// Adds to a counter or a histogram, by the call for the running hook's object: a request's or a configuration's.
+    /// Adds to a counter or a histogram, for the running hook's request or configuration.
     pub(super) fn measure(
         &self,
         [by_request, by_config]: [Measure; 2],

@@ -1,4 +1,4 @@
-//! Envoy as the filter sees it: [`Host`], implemented by Envoy's callbacks.
+//! [`Host`] for the filter, implemented with Envoy's callbacks.
 //!
 //! | file | Envoy's part |
 //! | --- | --- |
@@ -25,7 +25,7 @@ use foreword_filter::{Host, HostError, LogLevel, MetricId, SharedData};
 
 use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
 
-/// The objects of the running hook. It lives no longer than the hook.
+/// The running hook's object. It is valid only during the hook.
 pub(crate) struct Envoy<'hook> {
     scope: Scope,
     hook: PhantomData<&'hook ()>,
@@ -33,7 +33,7 @@ pub(crate) struct Envoy<'hook> {
 
 #[derive(Clone, Copy)]
 enum Scope {
-    /// The hook of a configuration, on the main thread. Metrics may be defined while it is being loaded.
+    /// The hook of a configuration, on the main thread. Metrics can be defined only while it is being loaded.
     Config(abi::HttpFilterConfigEnvoyPtr),
     /// The hook of a request.
     Request(abi::HttpFilterEnvoyPtr),
@@ -41,7 +41,7 @@ enum Scope {
 
 impl Envoy<'_> {
     /// # Safety
-    /// `config` came with the running hook, which outlives the value.
+    /// `config` must be the running hook's, and the hook must outlive the value.
     pub(crate) unsafe fn config(config: abi::HttpFilterConfigEnvoyPtr) -> Self {
         Self {
             scope: Scope::Config(config),
@@ -50,7 +50,7 @@ impl Envoy<'_> {
     }
 
     /// # Safety
-    /// `filter` came with the running hook, which outlives the value.
+    /// `filter` must be the running hook's, and the hook must outlive the value.
     pub(crate) unsafe fn request(filter: abi::HttpFilterEnvoyPtr) -> Self {
         Self {
             scope: Scope::Request(filter),
@@ -115,7 +115,8 @@ impl Host for Envoy<'_> {
         self.answer(status, headers, body)
     }
 
-    /// Returns `false`: this ABI shows only texts in the first level of a namespace, and a JWT's payload is deeper.
+    /// Returns `false`: this ABI gives access only to texts at the first level of a namespace, and a JWT's payload is
+    /// deeper.
     fn has_metadata(&self) -> bool {
         false
     }
@@ -233,17 +234,17 @@ pub(crate) fn log(level: LogLevel, message: &str) {
         LogLevel::Warn => abi::LOG_WARN,
         LogLevel::Error => abi::LOG_ERROR,
     };
-    // SAFETY: needs no object, and copies the message.
+    // SAFETY: the call needs no object, and copies the message.
     unsafe { abi::envoy_dynamic_module_callback_log(level, ModuleBuffer::of(message.as_bytes())) };
 }
 
 /// # Safety
-/// The buffer is Envoy's and what it shows is not changed while the slice is in use.
+/// The buffer must be Envoy's, and its bytes must not change while the slice is in use.
 pub(crate) unsafe fn bytes(buffer: &EnvoyBuffer) -> &[u8] {
     if buffer.ptr.is_null() {
         return &[];
     }
-    // SAFETY: by the contract above.
+    // SAFETY: by the contract.
     unsafe { std::slice::from_raw_parts(buffer.ptr.cast(), buffer.length) }
 }
 
@@ -251,7 +252,7 @@ fn refused(call: &'static str, status: u32) -> HostError {
     HostError { call, status }
 }
 
-/// Shared data of the whole process, as Envoy has it for Wasm.
+/// Shared data of the whole process, like Envoy's for Wasm.
 static DATA: SharedData = SharedData::new();
 
 /// Status of a call that Envoy refused without a reason.

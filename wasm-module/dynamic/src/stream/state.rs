@@ -1,4 +1,4 @@
-//! Envoy's data on a request besides its bytes: filter state for access logs, and attributes.
+//! Further data on a request: filter state for access logs, and attributes.
 #![allow(
     unsafe_code,
     reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
@@ -10,11 +10,11 @@ use super::{Envoy, NO_SUCH_THING, Scope, bytes, refused};
 use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
 
 impl Envoy<'_> {
-    /// Writes the fields of access logs.
+    /// Writes access-log fields.
     pub(super) fn write_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError> {
         const CALL: &str = "set_log_fields";
         let filter = self.filter(CALL)?;
-        // The names are those under which Envoy shows what a Wasm filter writes, so one log format serves both shells.
+        // Envoy uses these names for the fields that a Wasm filter writes, so one log format serves both shells.
         let key = |name| format!("wasm.foreword.{name}");
         let Some((first, _)) = fields.first() else {
             return Ok(());
@@ -47,7 +47,7 @@ impl Envoy<'_> {
         Ok(())
     }
 
-    /// Returns the only attribute that the filter reads; no other is known.
+    /// Returns the one attribute that the filter reads; `None` for any other.
     pub(super) fn attribute(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
         let (Scope::Request(filter), ["upstream", "address"]) = (self.scope, path) else {
             return Ok(None);

@@ -1,6 +1,5 @@
-//! Envoy's side of the ABI for the tests: it defines metrics, remembers the last answer and the schedulers, and knows
-//! nothing else. The
-//! whole filter runs against real Envoy in `tests/`.
+//! Envoy's side of the ABI for the tests: it defines metrics, and records the last response and the schedulers; other
+//! calls have no effect. Tests with real Envoy are in `tests/`.
 #![allow(unsafe_code, reason = "definitions of what Envoy defines otherwise")]
 
 use std::cell::RefCell;
@@ -12,17 +11,17 @@ use crate::abi::{
 };
 
 thread_local! {
-    /// Status of the last answer that was sent on this thread.
+    /// Status of the last response sent on this thread.
     static ANSWERED: RefCell<Option<u32>> = const { RefCell::new(None) };
 }
 
-/// What became of each scheduler of the process.
+/// The use of each scheduler in the process.
 static SCHEDULERS: Mutex<Vec<Scheduled>> = Mutex::new(Vec::new());
 
-/// What a scheduler was used for.
+/// The use of a scheduler.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Scheduled {
-    /// The configuration that it is for.
+    /// The scheduler's configuration.
     pub(crate) config: usize,
     pub(crate) events: usize,
     pub(crate) deleted: bool,
@@ -37,7 +36,7 @@ pub(crate) fn schedulers(config: HttpFilterConfigEnvoyPtr) -> Vec<Scheduled> {
     of_it.copied().collect()
 }
 
-/// A scheduler's pointer is its number and one.
+/// Changes a scheduler's record. Its pointer is its index plus one.
 fn scheduled(scheduler: ConfigSchedulerPtr, change: impl FnOnce(&mut Scheduled)) {
     change(&mut SCHEDULERS.lock().unwrap()[scheduler.addr() - 1]);
 }
@@ -94,7 +93,7 @@ extern "C" fn envoy_dynamic_module_callback_http_filter_continue_decoding(_: Htt
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_callback_log(_: u32, _: ModuleBuffer) {}
 
-/// Functions that find nothing and do nothing: `false` or 0, which for metrics is success.
+/// Functions without effect, which return `false` or 0; for metrics 0 means success.
 macro_rules! nothing {
     ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {$(
         #[unsafe(no_mangle)]

@@ -1,3 +1,3 @@
-//! What the tests of several modules stand on.
+//! Code shared by the tests of several modules.
 
 pub(crate) mod fake;
