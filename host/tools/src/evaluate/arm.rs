@@ -1,5 +1,5 @@
-//! The arms: the ways in which the same question is asked. An arm is an arrangement of the documents by the client,
-//! and a configuration of the ordering core, the same core as the filter's.
+//! The arms: the ways to ask the same question. An arm is the client's arrangement of the documents, and a
+//! configuration of the ordering core, which is the filter's own.
 //!
 //! | arm | the client sends | the core orders by | order hint | earlier turns' documents |
 //! | --- | --- | --- | --- | --- |
@@ -16,12 +16,11 @@
 //! | `stabilised` | best first | nothing | no | sent again; the head is stabilised |
 //! | `stabilised:tools`, `stabilised:words` | best first | nothing | no | the same, tools or system text alone |
 //! | `gateway`, or the name given with it | best first | (the gateway does) | | |
+//! The prompt's head is the client's, except in the arms that stabilise it, and in `dedup+hint` if the configuration
+//! does. A changing head shows what stabilising gains: see [`head`](super::head).
 //!
-//! The head goes as the client sends it, except in the arms that stabilise it, and in `dedup+hint` if the configuration
-//! does. Whether that is worth while shows where it changes: see [`head`](super::head).
-//!
-//! `dedup+hint` is what the filter does with the unchanged configuration. The core replaces a document by words that
-//! contain its label, never by nothing, so `dedup`, the arm without hints, has the label alone.
+//! `dedup+hint` is what the filter does with the unchanged configuration. The core always replaces a document by words
+//! that contain its label, so `dedup`, the arm without hints, has only the label.
 
 use super::data::{Document, Turn};
 use super::hint_place::{self, HintPlace};
@@ -32,24 +31,24 @@ use foreword_ordering::policy::Place;
 use foreword_ordering::{Config, RawConfig};
 use std::sync::Arc;
 
-/// A way to ask.
+/// A way to ask a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arm {
-    /// The retriever's order, which all others are compared with.
+    /// The retriever's order, the baseline of all comparisons.
     Retrieval,
-    /// Ordered for the cache.
+    /// Ordered for the prefix cache.
     Ordered,
-    /// Ordered for the cache, with the order hint.
+    /// Ordered for the prefix cache, with the order hint.
     OrderedHint,
-    /// As `OrderedHint`, with the hint in another place than the gateway's.
+    /// Like `OrderedHint`, with the hint in another place than the gateway's.
     OrderedHintAt(HintPlace),
-    /// Ordered for the cache with the best document in a certain place, with the order hint or without.
+    /// Ordered for the prefix cache with the best document in a given place; true adds the order hint.
     OrderedWith(Place, bool),
-    /// Ordered for the cache; documents of earlier turns are not sent again.
+    /// Ordered for the prefix cache; documents of earlier turns are not sent again.
     Dedup,
-    /// As `Dedup`, with order hints and location hints.
+    /// Like `Dedup`, with order hints and location hints.
     DedupHint,
-    /// As `DedupHint`, with order hints in another place than the gateway's.
+    /// Like `DedupHint`, with order hints in another place than the gateway's.
     DedupHintAt(HintPlace),
     /// A random order.
     Random,
@@ -61,21 +60,21 @@ pub enum Arm {
     Middle,
     /// The answer's document last.
     Last,
-    /// The retriever's order behind a stabilised head.
+    /// The retriever's order, with a stabilised head.
     Stabilised,
-    /// As `Stabilised`, the tools alone.
+    /// Like `Stabilised`, with only the tools stabilised.
     StabilisedTools,
-    /// As `Stabilised`, the system text alone.
+    /// Like `Stabilised`, with only the system text stabilised.
     StabilisedWords,
-    /// The retriever's order, through the gateway of this name, which orders.
+    /// The retriever's order, sent through the gateway of this name, which orders.
     Gateway(&'static str),
 }
 
 impl Arm {
-    /// Name of a gateway that was given none.
+    /// The arm of a gateway without a name.
     pub const GATEWAY: Self = Self::Gateway("gateway");
 
-    /// All arms but those of gateways with names, in the order of tables.
+    /// All arms except those of named gateways, in the order of tables.
     pub const ALL: [Self; 26] = [
         Self::Retrieval,
         Self::Ordered,
@@ -147,19 +146,19 @@ impl Arm {
         Self::ALL.into_iter().find(|arm| arm.name() == name)
     }
 
-    /// Returns whether the arm puts the answer's document in a certain place.
+    /// Returns whether the arm puts the answer's document in a given place.
     #[must_use]
     pub fn is_position(self) -> bool {
         Self::POSITIONS.contains(&self)
     }
 
-    /// Returns whether a gateway orders.
+    /// Returns whether a gateway orders the documents.
     #[must_use]
     pub fn is_gateway(self) -> bool {
         matches!(self, Self::Gateway(_))
     }
 
-    /// Returns the place of the order hint, if it is another one than the gateway's.
+    /// Returns the place of the order hint if it differs from the gateway's.
     #[must_use]
     pub fn hint_place(self) -> Option<HintPlace> {
         match self {
@@ -178,7 +177,7 @@ impl Arm {
         }
     }
 
-    /// Returns the core's configuration for this arm, made from the gateway's, `base`.
+    /// Returns the core's configuration for this arm, derived from the gateway's, `base`.
     pub(super) fn config(self, base: &RawConfig, seed: u64) -> Result<Config> {
         let failed = || format!("the configuration for the arm {}", self.name());
         let mut raw = base.clone();
@@ -201,7 +200,7 @@ impl Arm {
             }
             Self::OrderedWith(place, _) => {
                 raw.rank.place = place.name().into();
-                // The ends are two.
+                // There are two ends.
                 let fewest = 1 + u32::from(place == Place::Ends);
                 raw.rank.documents = raw.rank.documents.max(fewest);
             }
@@ -218,7 +217,7 @@ impl Arm {
         Config::try_from(raw).with_context(failed)
     }
 
-    /// Returns what the core does with the head in this arm.
+    /// Returns the core's configuration of the head for this arm.
     fn head(self, base: &RawHead) -> RawHead {
         let mut head = base.clone();
         match self {
@@ -243,7 +242,7 @@ impl Arm {
         head
     }
 
-    /// Returns the documents of a turn, as this arm's client sends them.
+    /// Returns the documents of a turn in the order in which this arm's client sends them.
     pub(super) fn arrange(self, turn: &Turn) -> Vec<&Arc<Document>> {
         let mut documents: Vec<_> = turn.documents.iter().collect();
         let last = documents.len().saturating_sub(1);
@@ -318,7 +317,7 @@ mod tests {
         }
         let mut base = RawConfig::default();
         base.hint.enabled = false;
-        // The arms of single questions have hints whatever the gateway's configuration says.
+        // The arms of single questions have hints, whatever the gateway's configuration says.
         let place = HintPlace::End;
         assert!(Arm::OrderedHintAt(place).config(&base, 0).is_ok());
         let error = Arm::DedupHintAt(place).config(&base, 0).err().unwrap();

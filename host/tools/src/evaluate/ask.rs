@@ -1,4 +1,4 @@
-//! Asks every question under every arm, several at a time, and keeps the answers.
+//! Asks every question under every arm, several at a time, and records the answers.
 //!
 //! ```text
 //!   cases × arms ──▶ plan: case after case, its arms in an order of its own, drawn with the seed
@@ -10,14 +10,14 @@
 //!     └──────────────────────────────────────────────────┘
 //! ```
 //!
-//! Arms alternate, so that whatever changes in the meantime, such as the machine's load or the engine's age, affects
-//! all of them. Each arm has an orderer of its own, which sees its requests alone, as a gateway's would. Chats begin
-//! in the plan's order however many are under way, so without several turns a run's bodies do not depend on
-//! `concurrency`; later turns are ordered as they arrive.
+//! Arms alternate, so that changing conditions, such as the machine's load, affect all of them. Each arm has its own
+//! orderer, which sees only the arm's requests, as a gateway's would. Chats begin in the plan's order whatever the
+//! number in flight, so without several turns a run's bodies do not depend on `concurrency`; later turns are ordered as
+//! they arrive.
 //!
-//! A resumed run first shows the orderers what was answered, in the order in which it was ordered then. So does scoring
-//! ([`Questions::forced`]): right answers are forced on the very prompts that were asked, once all were. A run that only
-//! scores takes the first right answers for the model's own.
+//! A resumed run first replays the recorded answers to the orderers, in the original order. So does scoring
+//! ([`Questions::forced`]): right answers are forced on the very prompts that were asked, after all were. A run that
+//! only scores uses the first right answers in place of the model's.
 
 use super::arm::Arm;
 use super::choice::{self, ChosenBy};
@@ -38,11 +38,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(super) struct Questions<'a> {
     pub(super) cases: &'a [Case],
     pub(super) arms: &'a [Arm],
-    /// The core's configuration for each of `arms`.
+    /// The core's configuration for each element of `arms`.
     pub(super) configs: Vec<Config>,
     pub(super) prompts: &'a Prompts,
     pub(super) client: &'a Client,
-    /// Chat route of the endpoint.
+    /// The endpoint's chat route.
     pub(super) url: &'a str,
     /// Names and chat routes of gateways, for their arms.
     pub(super) gateways: &'a [(&'static str, String)],
@@ -59,7 +59,7 @@ pub(super) struct RunOutcome {
     pub(super) left_out: FxHashSet<String>,
 }
 
-/// A case under an arm, both by their indices.
+/// A case under an arm, both as indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Job {
     case: usize,
@@ -67,11 +67,11 @@ struct Job {
 }
 
 impl Questions<'_> {
-    /// Asks what `records` do not answer yet.
+    /// Asks the questions that `records` do not answer yet.
     ///
     /// # Errors
-    /// Returns an error if the endpoint is of the wrong kind, or fails again and again, or if the journal cannot be
-    /// written. What was answered until then is in the journal.
+    /// Returns an error if the endpoint is unsuitable, or fails repeatedly, or if the journal cannot be written.
+    /// Earlier answers are in the journal.
     pub(super) fn ask(
         &self,
         journal: &mut Journal,
@@ -93,10 +93,10 @@ impl Questions<'_> {
         }
     }
 
-    /// Returns the records of a run that asks nothing: every answer is the right one.
+    /// Returns the records of a run that sends no requests: the right answer counts as the model's.
     ///
     /// # Errors
-    /// Returns an error if a turn that another one follows has no right answer.
+    /// Returns an error if a turn before another turn has no right answer.
     pub(super) fn unasked(&self) -> Result<Vec<Record>> {
         let mut records = Vec::new();
         for job in self.plan() {
@@ -122,8 +122,8 @@ impl Questions<'_> {
         Ok(records)
     }
 
-    /// Returns the requests that force the first right answer on what was asked, each with its record's index, and adds
-    /// to the records what the core did where nothing was asked.
+    /// Returns the requests that force the first right answer on each prompt, each with its record's index. Also adds
+    /// the core's report to records without a request.
     ///
     /// # Errors
     /// Returns an error if a record belongs to no question.
@@ -148,7 +148,7 @@ impl Questions<'_> {
         Ok(forced)
     }
 
-    /// Returns the chat route that an arm asks.
+    /// Returns an arm's chat route.
     fn url_of(&self, arm: Arm) -> &str {
         let is_asked = |(name, _): &&(&'static str, String)| arm == Arm::Gateway(name);
         let gateway = self.gateways.iter().find(is_asked);
@@ -164,7 +164,7 @@ impl Questions<'_> {
         turns.sum()
     }
 
-    /// Returns every case under every arm that asks it.
+    /// Returns every case under every arm that applies to it.
     fn plan(&self) -> Vec<Job> {
         let mut random = Random::new(self.seed);
         let mut plan = Vec::new();
@@ -191,7 +191,7 @@ impl Questions<'_> {
         }
     }
 
-    /// Asks a chat's turns that are not answered yet. Its first request is made before any other chat begins.
+    /// Asks a chat's unanswered turns. Its first request is built before any other chat begins.
     fn chat<'r, 's: 'r>(
         &self,
         job: Job,
@@ -244,7 +244,7 @@ impl Questions<'_> {
 }
 
 impl Record {
-    /// Notes what the core did to the request.
+    /// Records the core's report on the request.
     fn note(&mut self, report: Option<&Report>) {
         if let Some(report) = report {
             self.documents = report.documents;
@@ -255,7 +255,7 @@ impl Record {
     }
 }
 
-/// The chats under way, and what the orderers saw of them.
+/// The chats in progress, and the orderers with their history.
 struct Chats<'a> {
     questions: &'a Questions<'a>,
     /// Indices of the cases, by their ids.
@@ -264,7 +264,7 @@ struct Chats<'a> {
     orderers: Vec<Orderer>,
     /// Number of requests ordered so far.
     at: u64,
-    /// Answers of every chat that has one.
+    /// Answers of every chat in progress.
     answers: FxHashMap<Job, Vec<String>>,
 }
 
@@ -276,7 +276,7 @@ struct Run<'a> {
     journal: &'a mut Journal,
     bar: &'a ProgressBar,
     outcome: RunOutcome,
-    /// Number of requests in a row that were refused; below, of those that failed.
+    /// Number of consecutive refused requests, and of failed ones.
     refused: u32,
     failed: u32,
     is_warned: bool,
@@ -284,10 +284,10 @@ struct Run<'a> {
     stop: Option<anyhow::Error>,
 }
 
-/// A request that is ready to be sent.
+/// A request, ready to be sent.
 struct Request {
     body: Vec<u8>,
-    /// The core's report; none if the core was not used, or found no documents.
+    /// The core's report; `None` if the core was not used, or found no documents.
     report: Option<Report>,
     at: u64,
 }
@@ -309,7 +309,7 @@ impl<'a> Chats<'a> {
         }
     }
 
-    /// Orders a request that was made before, and returns it with its chat.
+    /// Orders a recorded request again, and returns it with its chat.
     fn recall(&mut self, record: &Record) -> Result<(Job, Request)> {
         let questions = self.questions;
         let of = |what: &str| format!("the kept answer to {:?} {what}", record.case);
@@ -355,7 +355,8 @@ impl<'a> Chats<'a> {
                     };
                     (body, Some(rewrite.report))
                 }
-                // The body is sent as at the gateway; that documents are found was checked before.
+                // The original body is sent, as at the gateway. A separate check has made sure that documents are
+                // found.
                 Err(_) => (body, None),
             }
         };
@@ -379,7 +380,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Shows the orderers what was answered before.
+    /// Replays recorded answers to the orderers.
     fn recall(&mut self, mut records: Vec<Record>) -> Result<()> {
         records.sort_by_key(|record| record.at);
         for record in records {
@@ -452,7 +453,7 @@ fn micros(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Refusals in a row that end a run, since nothing is served then.
+/// Consecutive refusals that end a run, since no request is served then.
 const MAX_REFUSED: u32 = 20;
-/// Failures in a row, each after several attempts, that end a run, since the endpoint is gone.
+/// Consecutive failures, each after several attempts, that end a run, since the endpoint is unavailable.
 const MAX_FAILED: u32 = 3;

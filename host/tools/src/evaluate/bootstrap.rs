@@ -2,50 +2,49 @@
 //! estimates how much a figure would vary with other questions of the same kind.
 //!
 //! From `n` cases, `n` are drawn with replacement, 10,000 times. The figure is computed from every draw, and the
-//! interval holds the middle 95 % of the results. A case is drawn as a whole: its turns, under all arms. So what makes
-//! one question harder than another cancels out of a difference, and turns of one chat, which resemble each other, do
-//! not count as independent.
+//! interval covers the middle 95 % of the results. A case is drawn as a whole, with its turns under all arms. So a
+//! question's difficulty cancels out of a difference, and similar turns of one chat do not count as independent.
 
 use foreword_ordering::random::Random;
 
-/// The interval of a figure, with 95 % confidence.
+/// A figure's 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Interval {
     pub(super) low: f64,
     pub(super) high: f64,
 }
 
-/// The verdict on an arm's score compared with that of retrieval order.
+/// The verdict on an arm's score, compared with retrieval order's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The whole interval lies within [`MARGIN`].
+    /// The whole interval is within [`MARGIN`] of 0.
     Within,
-    /// The whole interval lies above 0.
+    /// The whole interval is above 0.
     Better,
-    /// The whole interval lies below 0.
+    /// The whole interval is below 0.
     Worse,
-    /// None of these, or too few cases for any.
+    /// The interval allows no other verdict, or there are too few cases.
     NotEnough,
-    /// No answer is right under either arm, so the order is not what matters.
+    /// No answer is right under either arm, so the order does not matter.
     NothingRight,
 }
 
-/// Number of draws for an interval.
+/// Number of draws per interval.
 pub(super) const RESAMPLES: usize = 10_000;
 
-/// Points of a score that do not count as a loss.
+/// Largest loss of a score, in points, that counts as equal.
 pub(super) const MARGIN: f64 = 1.0;
 
-/// Least number of cases for a verdict: with fewer, draws resemble each other more than other questions would.
+/// Least number of cases for a verdict. With fewer, draws vary less than other questions would.
 pub(super) const MIN_CASES: usize = 30;
 
-/// Least number of cases for the verdict that a score is within the margin. If `n` cases agree, 3/n may still disagree
-/// (the rule of three, at 95 %), and the bootstrap cannot see it; one point takes 300.
+/// Least number of cases for [`Verdict::Within`]. If `n` cases agree, 3/n may still disagree (the rule of three, at 95
+/// %), which the bootstrap cannot detect; for one point, `n` is 300.
 pub(super) const MIN_CASES_WITHIN: usize = 300;
 
-/// Returns the interval of `statistic`, which gets the numbers of the cases drawn, some of them several times.
+/// Returns the interval of `statistic`, which gets the indices of the drawn cases, with repetitions.
 ///
-/// The same seed gives the same draws. Without cases, the interval is the statistic of none.
+/// The same seed gives the same draws. Without cases, both ends are the statistic of no cases.
 pub(super) fn interval(
     cases: usize,
     resamples: usize,
@@ -56,7 +55,7 @@ pub(super) fn interval(
     interval
 }
 
-/// Returns the intervals of several statistics of the same draws, as [`interval`] does of one.
+/// Returns the intervals of several statistics of the same draws, like [`interval`].
 pub(super) fn intervals<const N: usize>(
     cases: usize,
     resamples: usize,
@@ -88,7 +87,7 @@ pub(super) fn intervals<const N: usize>(
 }
 
 impl Verdict {
-    /// Returns the verdict on the interval of a difference in points, over that many cases.
+    /// Returns the verdict on a difference in points, by its interval and the number of cases.
     pub(super) fn of(difference: Interval, cases: usize) -> Self {
         let Interval { low, high } = difference;
         if cases < MIN_CASES {
@@ -104,7 +103,7 @@ impl Verdict {
         }
     }
 
-    /// Returns the verdict on the interval of a difference that has no margin, over that many cases.
+    /// Returns the verdict on a difference without a margin, by its interval and the number of cases.
     pub(super) fn of_sign(difference: Interval, cases: usize) -> Self {
         match difference {
             _ if cases < MIN_CASES => Self::NotEnough,
@@ -133,7 +132,7 @@ mod tests {
         |drawn| drawn.iter().map(|&at| values[at]).sum::<f64>() / drawn.len() as f64
     }
 
-    /// Every draw there is, one after another, instead of 10,000 random ones.
+    /// All possible draws instead of 10,000 random ones.
     fn exact(values: &[f64]) -> Interval {
         let n = values.len();
         let mut means: Vec<f64> = (0..n.pow(n as u32))
@@ -152,7 +151,7 @@ mod tests {
 
     #[test]
     fn it_finds_what_all_possible_draws_give() {
-        // Values without ties among their means, so that a quantile cannot fall on a step by luck.
+        // Values without ties among their means, so that a quantile is not on a step by chance.
         for values in [
             &[1.0, 2.7, 7.3, 11.9, 20.1, 33.4][..],
             &[-3.1, 0.2, 0.9, 4.4, 4.6, 9.7, 30.3],
@@ -192,7 +191,7 @@ mod tests {
         assert_eq!(of(0.1, 1.1, 2_000), Verdict::Better);
         assert_eq!(of(-3.0, -0.1, 2_000), Verdict::Worse);
         assert_eq!(of(-1.1, 0.9, 2_000), Verdict::NotEnough);
-        // All agree, and it means little.
+        // All agree, but the cases are too few to conclude that.
         assert_eq!(of(0.0, 0.0, 299), Verdict::NotEnough);
         assert_eq!(of(0.0, 0.0, 300), Verdict::Within);
         assert_eq!(of(2.0, 4.0, 29), Verdict::NotEnough);

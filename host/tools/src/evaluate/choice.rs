@@ -1,4 +1,4 @@
-//! Questions with choices: how they are asked, and which choice an answer is.
+//! Questions with choices: how they are asked, and which choice an answer makes.
 //!
 //! ```text
 //!   What is a ferry?                  {"logprobs": true, "top_logprobs": 20, "max_tokens": 1}
@@ -8,9 +8,9 @@
 //!   Answer with the letter alone.
 //! ```
 //!
-//! The choice is the letter with the highest log-probability among those that the endpoint tells of the first token. So
-//! a model that would begin with other words still chooses. An endpoint that tells none, or none of the letters, is
-//! taken at its word: the letter that its answer begins with.
+//! The choice is the letter with the highest log-probability among the first token's alternatives in the response. So a
+//! model that would begin with other words still makes a choice. If the endpoint reports no log-probability of a
+//! letter, the choice is the letter at the beginning of the answer.
 
 use super::data::{Turn, letter};
 use super::stream::Streamed;
@@ -19,13 +19,13 @@ use serde_json::{Map, Value};
 /// How a choice was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChosenBy {
-    /// By the letters' log-probabilities.
+    /// From the letters' log-probabilities.
     LogProbability,
-    /// By the answer's text.
+    /// From the answer's text.
     Text,
 }
 
-/// Returns a turn's question as it is asked, with its choices.
+/// Returns a turn's question with its choices, as text.
 pub(super) fn question(turn: &Turn) -> String {
     let mut text = turn.question.clone();
     if turn.choices.is_empty() {
@@ -48,7 +48,7 @@ pub(super) fn ask(body: &mut Map<String, Value>) {
     body.insert("top_logprobs".into(), RIVALS.into());
 }
 
-/// Returns the choice that an answer is: its letter, or the text where it names none.
+/// Returns the answer's choice: its letter, or the text if it has none.
 pub(super) fn chosen(streamed: &Streamed, choices: usize) -> (String, ChosenBy) {
     let letters = (0..choices).filter_map(letter);
     let best = letters
@@ -60,7 +60,7 @@ pub(super) fn chosen(streamed: &Streamed, choices: usize) -> (String, ChosenBy) 
                 .max_by(f64::total_cmp);
             Some((letter, logprob?))
         })
-        // Of equals the first one.
+        // On a tie, the first letter.
         .reduce(|best, next| if next.1 > best.1 { next } else { best });
     match best {
         Some((letter, _)) => (letter.to_string(), ChosenBy::LogProbability),
@@ -68,7 +68,7 @@ pub(super) fn chosen(streamed: &Streamed, choices: usize) -> (String, ChosenBy) 
     }
 }
 
-/// Returns the letter that a text begins with, or the text.
+/// Returns the letter at the beginning of a text; the text itself if there is none.
 fn named(text: &str, choices: usize) -> String {
     let answer = text
         .rsplit_once("</think>")
@@ -87,7 +87,7 @@ fn named(text: &str, choices: usize) -> String {
 }
 
 fn is_letter(token: &str, letter: char) -> bool {
-    // Tokenizers mark a leading space in their own ways.
+    // Tokenizers mark a leading space in different ways.
     let token = token.trim_matches(|c: char| {
         c.is_whitespace() || matches!(c, '\u{120}' | '\u{2581}' | '(' | ')' | '.')
     });
@@ -98,7 +98,7 @@ fn is_letter(token: &str, letter: char) -> bool {
         && characters.next().is_none()
 }
 
-/// Rivals of the first token that are asked for: OpenAI's bound.
+/// Alternatives requested for the first token: OpenAI's limit.
 const RIVALS: u32 = 20;
 
 #[cfg(test)]

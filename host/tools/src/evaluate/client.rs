@@ -12,7 +12,7 @@ use crate::endpoint::{self, MAX_SHOWN, NotAnswered, check_url, on_one_line};
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
 
-/// A client that keeps connections.
+/// A client that reuses connections.
 pub(super) struct Client {
     agent: ureq::Agent,
     key: Option<String>,
@@ -20,22 +20,22 @@ pub(super) struct Client {
     backoff: Duration,
 }
 
-/// An answer of the endpoint, read as `T`.
+/// A response of the endpoint, parsed as `T`.
 #[derive(Debug)]
 pub(super) struct Answer<T> {
     pub(super) read: T,
     pub(super) total: Duration,
-    /// Whether a gateway reported what it did.
+    /// Whether it has a gateway's report header.
     pub(super) is_reported: bool,
 }
 
-/// The reason why there is no answer.
+/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
-    /// The endpoint does not serve chats like these.
+    /// The endpoint does not serve such chats.
     #[error("{0}")]
     Denied(String),
-    /// The endpoint does not serve this request.
+    /// The endpoint refuses this request.
     #[error("{0}")]
     Refused(String),
     /// Every attempt failed.
@@ -49,12 +49,12 @@ type Body<'a> = BufReader<ureq::BodyReader<'a>>;
 /// The result of one attempt.
 enum Attempt {
     Final(Fault),
-    /// The attempt failed and may be repeated, after the wait that the endpoint asks for.
+    /// The attempt failed and may be repeated, after the wait that the endpoint asked for.
     Again(String, Option<Duration>),
 }
 
 impl Client {
-    /// Returns a client. Every attempt may take `timeout`; the first wait between two is `backoff`.
+    /// Returns a client. `timeout` is the time limit of an attempt, and `backoff` the first wait between two attempts.
     pub(super) fn new(
         key: Option<String>,
         timeout: Duration,
@@ -69,7 +69,7 @@ impl Client {
         }
     }
 
-    /// Sends `body` to `url`, and returns the answer, which is streamed.
+    /// Sends `body` to `url`, and returns the streamed answer.
     ///
     /// # Errors
     /// Returns a [`Fault`] if there is no answer.
@@ -82,7 +82,7 @@ impl Client {
     /// Sends `body` to `url`, and returns the log-probabilities of its prompt.
     ///
     /// # Errors
-    /// Returns a [`Fault`] if the endpoint does not tell them.
+    /// Returns a [`Fault`] if the endpoint does not report them.
     pub(super) fn score(&self, url: &str, body: &[u8]) -> Result<Answer<ScoredPrompt>, Fault> {
         self.send(url, body, "application/json", |body, _| {
             likelihood::read(body)
@@ -136,7 +136,7 @@ impl Client {
                 .and_then(|value| value.to_str().ok()?.parse().ok())
                 .map(Duration::from_secs);
             let mut words = Vec::new();
-            // A body that cannot be read is not shown.
+            // If the body cannot be read, it is not shown.
             let _ = response
                 .body_mut()
                 .as_reader()
@@ -169,10 +169,10 @@ impl Client {
     }
 }
 
-/// Returns the chat route of an endpoint that is given as its root, its `/v1`, or the route itself.
+/// Returns the chat route of an endpoint, given as its root, its `/v1`, or the route itself.
 ///
 /// # Errors
-/// Returns what is wrong if it is no URL of HTTP or HTTPS.
+/// Returns a description of the problem if it is not an HTTP or HTTPS URL.
 pub(super) fn chat_url(endpoint: &str) -> Result<String, String> {
     let root = endpoint.trim_end_matches('/');
     check_url(root, endpoint)?;
@@ -187,7 +187,7 @@ pub(super) fn chat_url(endpoint: &str) -> Result<String, String> {
 
 /// Longest wait, whatever the endpoint asks for.
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Most bytes of a stream; a longer one is garbage.
+/// Most bytes of a stream; a longer one counts as malformed.
 const MAX_ANSWER: u64 = 64 << 20;
 /// The filter's default `report_header`.
 const REPORT_HEADER: &str = "x-foreword";

@@ -1,9 +1,9 @@
 //! Computes figures from answers: for each arm alone, and compared with retrieval order.
 //!
-//! Only cases that were answered under every arm count, so that all arms cover the same questions. Position arms,
-//! which ask only where the answer's document is known, cover the cases that have one, and are compared with retrieval
-//! order over these. Arms that put the order hint elsewhere are also compared with the arm that has it where the gateway
-//! puts it. How likely the right answer is counts over the cases whose answers were scored under every arm.
+//! Only cases answered under every arm count, so that all arms cover the same questions. Position arms apply only to
+//! cases whose answer's document is known, and are compared with retrieval order over these. Arms with the order hint
+//! elsewhere are also compared with the arm that has it in the gateway's place. The likelihood of right answers covers
+//! the cases whose answers were scored under every arm.
 
 use super::arm::Arm;
 use super::bootstrap::{self, Interval, RESAMPLES, Verdict};
@@ -16,45 +16,44 @@ use fxhash::FxHashMap;
 #[derive(Clone, Debug)]
 pub(super) struct Figure {
     pub(super) arm: Arm,
-    /// Number of questions and chats that count.
+    /// Number of questions and chats included.
     pub(super) cases: usize,
-    /// Number of the model's answers; 0 where right answers were only scored.
+    /// Number of the model's answers; 0 if right answers were only scored.
     pub(super) asked: usize,
     /// Number of the model's answers that were compared with right ones.
     pub(super) scored: usize,
     /// Exact match in percent.
     pub(super) exact_match: Estimate,
     pub(super) f1: Estimate,
-    /// Answers that a judge finds right, in percent of those that it spoke of; `None`: of none.
+    /// Answers that a judge finds right, in percent of those with a judgement; `None` if there are none.
     pub(super) judged: Option<Estimate>,
-    /// Number of choices that were read from an answer's text, for want of log-probabilities.
+    /// Number of choices read from an answer's text, for lack of log-probabilities.
     pub(super) by_text: u64,
-    /// Prompt tokens for each second of waiting for a first token, cached ones included.
+    /// Prompt tokens, including cached ones, per second of time to first token.
     pub(super) prefill: Option<f64>,
     /// Prompt tokens of all requests.
     pub(super) prompt_tokens: Option<u64>,
     pub(super) cached_tokens: Option<u64>,
-    /// Share of prompt tokens that were cached, in percent.
+    /// Cached prompt tokens, in percent.
     pub(super) reused: Option<f64>,
     /// Median time to the first token, in milliseconds.
     pub(super) ttft_median: f64,
     pub(super) ttft_p95: f64,
     pub(super) ttft_mean: f64,
-    /// Number of documents sent; below, those that the core moved, or only referred to.
+    /// Number of documents sent; then of those that the core moved, and of those that it only referred to.
     pub(super) documents: u64,
     pub(super) moved: u64,
     pub(super) deduplicated: u64,
     /// Number of requests with an order hint.
     pub(super) hinted: u64,
-    /// Number of answers that `max_tokens` cut.
+    /// Number of answers truncated at `max_tokens`.
     pub(super) cut: usize,
-    /// How likely the right answer is: mean of its nats a token over the answers. `None` if that is not known.
+    /// Mean log-probability of the right answers, in nats per token; `None` if unknown.
     pub(super) answer_logprob: Option<AnswerLikelihood>,
-    /// The same in nats an answer.
+    /// The same in nats per answer.
     pub(super) answer_nats: Option<AnswerLikelihood>,
     pub(super) difference: Option<Difference>,
-    /// For an arm that has the order hint elsewhere: its figures minus those of the arm with the hint in its usual
-    /// place.
+    /// For an arm with the order hint elsewhere: its figures minus those of the arm with the hint in its usual place.
     pub(super) from_usual_hint: Option<Difference>,
 }
 
@@ -65,43 +64,43 @@ pub(super) struct Estimate {
     pub(super) interval: Interval,
 }
 
-/// How likely right answers are: a mean log-probability, and the same less that of retrieval order.
+/// Mean log-probability of right answers, and its difference from retrieval order.
 #[derive(Clone, Debug)]
 pub(super) struct AnswerLikelihood {
     pub(super) mean: f64,
-    /// Number of questions and chats that count.
+    /// Number of questions and chats included.
     pub(super) cases: usize,
     pub(super) less_retrieval: Option<(Estimate, Verdict)>,
 }
 
-/// An arm's figures minus those of another, over the same cases.
+/// An arm's figures minus another's, over the same cases.
 #[derive(Clone, Debug)]
 pub(super) struct Difference {
-    /// Difference of exact match in points.
+    /// Difference in exact match, in points.
     pub(super) exact_match: (Estimate, Verdict),
     pub(super) f1: (Estimate, Verdict),
-    /// Difference of what a judge finds right, in points.
+    /// Difference in answers that a judge finds right, in points.
     pub(super) judged: Option<(Estimate, Verdict)>,
     pub(super) reused: Option<Estimate>,
-    /// Difference of the medians, in milliseconds.
+    /// Difference of median times to the first token, in milliseconds.
     pub(super) ttft: Estimate,
 }
 
-/// The results of a case under an arm: sums over its turns.
+/// A case's results under an arm, as sums over its turns.
 #[derive(Clone, Debug, Default)]
 struct Sums {
-    /// Number of answers that the model gave; below, of those that were compared with right ones.
+    /// Number of the model's answers, and of those compared with right ones.
     asked: usize,
     scored: f64,
     exact_match: f64,
     f1: f64,
-    /// Number of right answers whose likelihood is known; below, of those whose likelihood is not, then the known ones'
-    /// nats a token and nats.
+    /// Number of right answers with a known likelihood, and with an unknown one; then the known ones' sums in nats per
+    /// token and in nats.
     likely: f64,
     unlikely: usize,
     per_token: f64,
     nats: f64,
-    /// Number of answers that a judge spoke of; below, of those that it finds right.
+    /// Number of answers with a judgement, and of those found right.
     judged: f64,
     judged_right: f64,
     by_text: u64,
@@ -116,7 +115,7 @@ struct Sums {
     cut: usize,
 }
 
-/// Returns the figures of `arms`, in their order.
+/// Returns the figures of `arms`, in order.
 pub(super) fn compare(cases: &[Case], arms: &[Arm], records: &[Record], seed: u64) -> Vec<Figure> {
     let sums = sums(cases, arms, records);
     let complete = |case: &&Case, wanted: fn(&Arm) -> bool| {
@@ -287,7 +286,7 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
     }
 }
 
-/// Returns how likely right answers are by `value`, and the same less `baseline`, which has the same cases; `None` of no
+/// Returns the mean of `value`, and its difference from `baseline`, which has the same cases; `None` if there are no
 /// cases.
 fn likelihood(
     own: &[&Sums],
@@ -354,7 +353,7 @@ fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
     }
 }
 
-/// Returns the drawn cases' mean score in percent; 0 of none.
+/// Returns the drawn cases' mean score in percent; 0 if there are none.
 fn rate(sums: &[&Sums], drawn: &[usize], of: fn(&Sums) -> f64) -> f64 {
     let (mut right, mut scored) = (0.0, 0.0);
     for &case in drawn {
@@ -368,21 +367,21 @@ fn rate(sums: &[&Sums], drawn: &[usize], of: fn(&Sums) -> f64) -> f64 {
     }
 }
 
-/// Returns the share of the drawn cases' judged answers that a judge finds right, in percent; 0 of none.
+/// Returns the answers that a judge finds right, in percent of the drawn cases' judged answers; 0 if there are none.
 fn judged(sums: &[&Sums], drawn: &[usize]) -> f64 {
     let of = |what: fn(&Sums) -> f64| drawn.iter().map(|&case| what(sums[case])).sum::<f64>();
     let (right, all) = (of(|sums| sums.judged_right), of(|sums| sums.judged));
     if all > 0.0 { 100.0 * right / all } else { 0.0 }
 }
 
-/// Returns prompt tokens over times to the first token, a second; `None` if the endpoint does not report tokens.
+/// Returns prompt tokens per second of time to first token; `None` if the endpoint does not report tokens.
 fn prefill(sums: &[&Sums]) -> Option<f64> {
     let tokens: Option<u64> = sums.iter().map(|sums| sums.prompt).sum();
     let micros: u64 = sums.iter().flat_map(|sums| &sums.ttft_us).sum();
     (micros > 0).then(|| tokens.map(|tokens| tokens as f64 * 1e6 / micros as f64))?
 }
 
-/// Returns the drawn cases' cached tokens in percent of their prompts'; `None` if the endpoint does not report them.
+/// Returns the drawn cases' cached prompt tokens in percent; `None` if the endpoint does not report them.
 fn reused(sums: &[&Sums], drawn: &[usize]) -> Option<f64> {
     let (mut cached, mut prompt) = (0, 0);
     for &case in drawn {
@@ -392,7 +391,8 @@ fn reused(sums: &[&Sums], drawn: &[usize]) -> Option<f64> {
     (prompt > 0).then(|| 100.0 * cached as f64 / prompt as f64)
 }
 
-/// Returns the drawn requests' time to the first token in milliseconds, by nearest rank; 0 of none.
+/// Returns a quantile of the drawn requests' times to the first token, in milliseconds, by nearest rank; 0 if there are
+/// none.
 fn ttft(sums: &[&Sums], drawn: &[usize], share: f64) -> f64 {
     let times = drawn.iter().flat_map(|&case| &sums[case].ttft_us);
     let mut times: Vec<u64> = times.copied().collect();
@@ -404,7 +404,7 @@ fn ttft(sums: &[&Sums], drawn: &[usize], share: f64) -> f64 {
     *times.select_nth_unstable(at).1 as f64 / 1000.0
 }
 
-/// Returns the mean time to the first token, in milliseconds; 0 of none.
+/// Returns the mean time to the first token, in milliseconds; 0 if there are no requests.
 fn ttft_mean(sums: &[&Sums]) -> f64 {
     let times = || sums.iter().flat_map(|sums| &sums.ttft_us);
     times().sum::<u64>() as f64 / 1000.0 / times().count().max(1) as f64
@@ -417,7 +417,7 @@ pub(super) mod tests {
     use super::*;
     use std::sync::Arc;
 
-    /// Cases of one turn each, to be answered with `yes`, each with three documents.
+    /// Cases of one turn with three documents, to which the right answer is `yes`.
     pub(in crate::evaluate) fn cases(count: usize) -> Vec<Case> {
         let document = Arc::new(Document {
             id: "1".into(),
@@ -438,7 +438,7 @@ pub(super) mod tests {
             .collect()
     }
 
-    /// The first `right` of `count` answered rightly.
+    /// Records of `count` answers, the first `right` of which are right.
     pub(in crate::evaluate) fn answered(arm: Arm, count: usize, right: usize) -> Vec<Record> {
         let answer = |at| if at < right { "yes" } else { "no" };
         (0..count)
@@ -477,7 +477,7 @@ pub(super) mod tests {
 
     #[test]
     fn pairs_make_differences_certain_that_two_samples_would_not() {
-        // Both right in the same 150 of 300; apart, each rate's interval is more than ten points wide.
+        // Both are right in the same 150 of 300; each rate's own interval is more than ten points wide.
         let cases = cases(300);
         let mut records = answered(Arm::Retrieval, 300, 150);
         records.extend(answered(Arm::Reversed, 300, 150));

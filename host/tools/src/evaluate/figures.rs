@@ -1,5 +1,5 @@
-//! The results of an evaluation, as JSON and as a table. They contain no texts of questions, documents or answers,
-//! only counts.
+//! The results of an evaluation, as JSON and as a table. They contain counts, but no texts of questions, documents or
+//! answers.
 
 use super::arm::Arm;
 use super::bootstrap::{Interval, MIN_CASES, RESAMPLES, Verdict};
@@ -9,7 +9,7 @@ use foreword_report::words::{grouped, rounded};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The results that are shown.
+/// The results to show.
 #[derive(Debug)]
 pub(super) struct Figures {
     /// Name of the file.
@@ -22,20 +22,20 @@ pub(super) struct Figures {
     pub(super) concurrency: usize,
     /// Number of questions and chats asked.
     pub(super) cases: usize,
-    /// Number of these that were not served under some arm.
+    /// Number of these that some arm could not serve.
     pub(super) left_out: usize,
     /// Number of the file's questions without an answer.
     pub(super) without_answers: usize,
-    /// Whether every arm had a cache of its own.
+    /// Whether every arm had its own cache.
     pub(super) salted: bool,
     /// Figures by arm, in the order of tables.
     pub(super) arms: Vec<Figure>,
-    /// Where the model reads, if that was measured.
+    /// The model's rank profile, if it was measured.
     pub(super) profile: Option<RankProfile>,
 }
 
 impl Figures {
-    /// Iterates over the arms that put the answer's document in a certain place.
+    /// Iterates over the arms that put the answer's document in a given place.
     pub(super) fn positions(&self) -> impl Iterator<Item = &Figure> {
         self.arms.iter().filter(|figure| figure.arm.is_position())
     }
@@ -54,7 +54,7 @@ impl Figures {
         self.arms.iter().find(|figure| figure.arm == Arm::Retrieval)
     }
 
-    /// Returns the results as one JSON object.
+    /// Returns the results as a JSON object.
     pub(super) fn to_json(&self) -> String {
         let arms: Vec<_> = self.arms.iter().map(arm).collect();
         let figures = json!({
@@ -76,7 +76,7 @@ impl Figures {
         figures.to_string()
     }
 
-    /// Returns the results as lines for a terminal.
+    /// Returns the results as text for a terminal.
     pub(super) fn to_table(&self) -> String {
         let names = self.arms.iter().map(|figure| figure.arm.name().len() + 2);
         let width = names.max().unwrap_or_default().max(16);
@@ -103,7 +103,7 @@ impl Figures {
         table
     }
 
-    /// Adds scores, reuse and times of what the model answered.
+    /// Adds scores, reuse and times of the model's answers.
     fn add_answers(&self, table: &mut String) {
         let _ = writeln!(
             table,
@@ -132,7 +132,7 @@ impl Figures {
         }
     }
 
-    /// Adds how likely right answers are, if that is known.
+    /// Adds the likelihood of right answers, if known.
     fn add_likelihood(&self, table: &mut String) {
         let mut is_first = true;
         for figure in &self.arms {
@@ -165,7 +165,7 @@ impl Figures {
         }
     }
 
-    /// Adds what a judge says, if there is one, and how choices were read.
+    /// Adds a judge's results, if there is one, and the number of choices read from text.
     fn add_judged(&self, table: &mut String) {
         let mut is_first = true;
         for figure in &self.arms {
@@ -202,7 +202,7 @@ impl Figures {
     }
 }
 
-/// Adds the lines of those differences that there are, under a heading.
+/// Adds a heading and the available differences.
 fn add_differences<'a>(
     table: &mut String,
     heading: &str,
@@ -234,7 +234,7 @@ fn add_differences<'a>(
     }
 }
 
-/// Adds where the model reads, what placements cost, and the setting to write.
+/// Adds the rank profile, the costs of placements, and the setting to configure.
 fn add_profile(table: &mut String, profile: &RankProfile) {
     let worth = |worth: Worth| {
         format!(
@@ -311,7 +311,7 @@ fn likelihood(likelihood: &AnswerLikelihood) -> Value {
 }
 
 fn arm(figure: &Figure) -> Value {
-    // Of what was not asked nothing is known.
+    // Without answers, these figures are unknown.
     let asked = (figure.asked > 0).then_some(figure);
     json!({
         "name": figure.arm.name(),
@@ -352,8 +352,8 @@ fn interval(estimate: &Estimate) -> Value {
     })
 }
 
-/// Returns an arm's numbers for tables: questions, exact match, F1, reuse, and the median and 95th percentile of the
-/// time to the first token.
+/// Returns an arm's table cells: questions, exact match, F1, reuse, and the median and 95th percentile of the time to
+/// the first token.
 pub(super) fn cells(figure: &Figure) -> [String; 6] {
     [
         grouped(figure.cases as u64),
@@ -365,7 +365,7 @@ pub(super) fn cells(figure: &Figure) -> [String; 6] {
     ]
 }
 
-/// Formats a value that is in percent already.
+/// Formats a percentage.
 pub(super) fn share(percent: f64) -> String {
     format!("{percent:.1} %")
 }
@@ -386,13 +386,13 @@ pub(super) fn with_interval(estimate: &Estimate) -> String {
 }
 
 impl AnswerLikelihood {
-    /// Returns the difference to retrieval order with its interval; empty in retrieval order itself.
+    /// Returns the difference from retrieval order with its interval; empty for retrieval order itself.
     pub(super) fn less(&self) -> String {
         self.less_retrieval
             .map_or_else(String::new, |(less, _)| finely(&less))
     }
 
-    /// Returns what the difference tells, in words.
+    /// Returns the verdict on the difference, in words.
     pub(super) fn verdict(&self) -> &'static str {
         self.less_retrieval
             .map_or("", |(_, verdict)| verdict.words())
@@ -406,7 +406,7 @@ fn finely(estimate: &Estimate) -> String {
     format!("{value:+.3} [{low:+.3}, {high:+.3}]")
 }
 
-/// Formats a value with its sign, and without one if it rounds to zero.
+/// Formats a value with its sign, which is omitted if the value rounds to zero.
 pub(super) fn signed(value: f64) -> String {
     let text = format!("{value:+.1}");
     if matches!(text.as_str(), "+0.0" | "-0.0") {
@@ -424,7 +424,7 @@ pub(super) mod tests {
     use super::super::profile;
     use super::*;
 
-    /// Figures of made-up answers: the later an arm, the fewer are right.
+    /// Figures of invented answers: each arm has fewer right answers than the one before.
     pub(in crate::evaluate) fn example(arms: &[Arm], count: usize) -> Figures {
         let cases = cases(count);
         let mut records = Vec::new();

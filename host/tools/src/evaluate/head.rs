@@ -1,5 +1,5 @@
-//! A head that changes from request to request, as clients' heads do: a clock and a session's id before the system
-//! message, and tools in an order of their own.
+//! A prompt's head that changes from request to request, like those of real clients: a clock and a session's id before
+//! the system message, and tools in varying order.
 //!
 //! ```text
 //!   Current date and time: 2026-11-22 14:03:27      a little later in each turn of a chat
@@ -7,7 +7,7 @@
 //!   Answer the question from the documents, …       the system message
 //! ```
 //!
-//! It is drawn with the run's seed for each case, so every arm asks a question with the same head.
+//! It is derived from the run's seed and the case, so every arm asks a question with the same head.
 
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 /// The head of one request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ChangingHead {
-    /// What stands before the system message.
+    /// The text before the system message.
     pub(super) lines: String,
     pub(super) tools: Vec<Value>,
 }
 
 impl ChangingHead {
-    /// Returns the head of a case's turn, counted from 0.
+    /// Returns the head for a case's turn, counted from 0.
     pub(super) fn of(seed: u64, case: &str, turn: usize) -> Self {
         let case = Fingerprint::of(&[case.as_bytes()]).0;
         let mut chat = Random::new(seed ^ case);

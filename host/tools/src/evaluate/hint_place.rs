@@ -1,39 +1,39 @@
 //! The place of the order hint in the user message, for arms that measure another place than the gateway's.
 //!
-//! RAGBoost writes the hint between documents and question (section 5.3) and reports that places before and after the
-//! question differ by less than half a point of accuracy (section 7, *Hint robustness*). The gateway writes it where
-//! the paper does. What the other places cost and bring depends on the model and is measured here:
+//! RAGBoost writes the hint between documents and question (section 5.3), and reports that places before and after the
+//! question differ by less than half a point of accuracy (section 7, *Hint robustness*). The gateway does the same. The
+//! effect of the other places depends on the model and is measured here:
 //!
 //! | arms | the user message | what the cache holds of it |
 //! | --- | --- | --- |
 //! | `ordered+hint`, `dedup+hint` | documents, **hint**, question | the documents |
 //! | the same with `:end` | documents, question, **hint** | the documents |
-//! | the same with `:top` | **hint**, documents, question | nothing behind a hint that differs |
+//! | the same with `:top` | **hint**, documents, question | nothing after a hint that differs |
 //!
-//! Nothing stands between documents and question except lines that the core moves there from the head, so *before the
-//! question* is no place of its own.
+//! Only lines that the core moves there from the head may be between documents and question, so *before the question*
+//! is not a separate place.
 //!
-//! Only the core knows the hint's words, and it writes them behind the documents. In these arms it is configured to
-//! write them between two marks, by which they are found again; the marks are not sent.
+//! Only the core knows the hint's words, and it writes them after the documents. In these arms it is configured to put
+//! them between two marks, by which they are found; the marks are removed before sending.
 
 use super::data::Case;
 use anyhow::{Context, Result, ensure};
 use foreword_ordering::RawConfig;
 use serde_json::Value;
 
-/// A place of the order hint that the gateway has no setting for.
+/// A place of the order hint for which the gateway has no setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HintPlace {
-    /// Before the documents, at the message's beginning.
+    /// Before the documents, at the beginning of the message.
     Top,
-    /// Behind the question, at the message's end.
+    /// After the question, at the end of the message.
     End,
 }
 
-/// Checks that a configuration can put a hint anywhere, and lets the core mark it.
+/// Configures the core to mark its hints.
 ///
 /// # Errors
-/// Returns an error if the configuration never has a hint.
+/// Returns an error if the configuration never writes a hint.
 pub(super) fn mark(config: &mut RawConfig) -> Result<()> {
     ensure!(
         config.hint.enabled,
@@ -44,7 +44,7 @@ pub(super) fn mark(config: &mut RawConfig) -> Result<()> {
         "policy is \"retrieval\": no document is moved, so there is no order hint that could stand elsewhere"
     );
     for words in [&mut config.hint.template, &mut config.hint.short] {
-        // Without words for short names, the template serves for all.
+        // Without words for short names, the template is used for all.
         if !words.is_empty() {
             *words = format!("{OPEN}{words}{CLOSE}");
         }
@@ -52,7 +52,7 @@ pub(super) fn mark(config: &mut RawConfig) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a case has no mark in its texts.
+/// Checks that a case's texts contain no mark.
 ///
 /// # Errors
 /// Returns an error that names the case.
@@ -71,10 +71,10 @@ pub(super) fn check(case: &Case) -> Result<()> {
 }
 
 impl HintPlace {
-    /// Returns a body that the core marked, with the hint of every user message in this place and without marks.
+    /// Returns a body with the hint of every user message moved to this place, and the core's marks removed.
     ///
     /// # Errors
-    /// Returns an error if the body is no JSON object, which the core would not have rewritten.
+    /// Returns an error if the body is not a JSON object, which the core would not have rewritten.
     pub(super) fn moved(self, body: &[u8]) -> Result<Vec<u8>> {
         let mut body: Value = serde_json::from_slice(body).context("a body that the core wrote")?;
         let messages = body.get_mut("messages").and_then(Value::as_array_mut);
@@ -93,7 +93,7 @@ impl HintPlace {
     fn moved_text(self, text: &str) -> Option<String> {
         let (before, rest) = text.split_once(OPEN)?;
         let (hint, behind) = rest.split_once(CLOSE)?;
-        // The core ends the documents' last line for the hint.
+        // The core ends the documents' last line before the hint.
         let before = before.strip_suffix('\n').unwrap_or(before);
         Some(match self {
             Self::Top => format!("{hint}\n{before}{behind}"),
@@ -102,7 +102,7 @@ impl HintPlace {
     }
 }
 
-/// The marks: code points that Unicode keeps free of characters, so that texts have none.
+/// The marks: code points that Unicode reserves as noncharacters, so that texts do not contain them.
 const OPEN: char = '\u{fdd0}';
 const CLOSE: char = '\u{fdd1}';
 

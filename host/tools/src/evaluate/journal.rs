@@ -1,11 +1,11 @@
-//! The journal of answers, by which a run can be stopped at any time and resumed.
+//! The journal of answers, with which a run can be stopped at any time and resumed.
 //!
 //! `answers.jsonl` in the run's folder has a first line with the run's parameters, then a line for every answer,
-//! appended when it has come. A line that a crash cut short is dropped, and its question asked again. A resumed run
-//! must have the same parameters, since answers of two kinds would be compared as if they were of one.
+//! appended when it arrives. A line that a crash truncated is dropped, and its question asked again. A resumed run must
+//! have the same parameters, so that answers are comparable.
 //!
-//! The file holds the answers' texts, which scoring needs and which may be as confidential as the questions: only its
-//! owner may read it. It holds no questions and no documents. The process that writes it holds a lock on it.
+//! The file contains the answers' texts, which scoring needs and which may be as confidential as the questions: only
+//! its owner can read it. It contains no questions and no documents. The process that writes it holds a lock on it.
 
 use super::arm::Arm;
 use super::likelihood::Likelihood;
@@ -28,42 +28,42 @@ pub(super) struct Record {
     pub(super) turn: usize,
     /// Name of the arm.
     pub(super) arm: String,
-    /// Number of the request in the order in which the core ordered them.
+    /// Index of the request in the order in which the core ordered them.
     pub(super) at: u64,
     pub(super) answer: String,
-    /// The reason why the answer ended.
+    /// The answer's finish reason.
     pub(super) finish: Option<String>,
     /// Hash of the body sent, as 16 hexadecimal digits.
     pub(super) sent: String,
-    /// Time until the first word, in microseconds.
+    /// Time to the first token, in microseconds.
     pub(super) ttft_us: u64,
     pub(super) total_us: u64,
     pub(super) prompt_tokens: Option<u64>,
     pub(super) cached_tokens: Option<u64>,
     pub(super) completion_tokens: Option<u64>,
-    /// Number of documents; below, those that stood elsewhere than the client put them or were only referred to.
+    /// Number of documents; then of those that the core moved, and of those that it only referred to.
     pub(super) documents: u32,
     pub(super) moved: u32,
     pub(super) deduplicated: u32,
     /// Whether the core wrote an order hint.
     #[serde(default)]
     pub(super) hinted: bool,
-    /// Whether a choice was read from the answer's text, since the endpoint told no log-probability of a letter.
+    /// Whether a choice was read from the answer's text, because the endpoint reported no log-probability of a letter.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) by_text: bool,
-    /// What a judge says of the answer, which is kept elsewhere.
+    /// A judge's judgement of the answer, which is stored elsewhere.
     #[serde(skip)]
     pub(super) judged: Option<bool>,
-    /// How likely the right answer is, which is kept elsewhere.
+    /// The likelihood of the right answer, which is stored elsewhere.
     #[serde(skip)]
     pub(super) likelihood: Option<Likelihood>,
-    /// Whether the answer is the right one, since the model was not asked for one.
+    /// Whether the text is the right answer, because the model was not asked for one.
     #[serde(skip)]
     pub(super) is_forced: bool,
 }
 
 impl Record {
-    /// Returns the arm's place among `arms`.
+    /// Returns the index of the record's arm in `arms`.
     pub(super) fn arm(&self, arms: &[Arm]) -> Option<usize> {
         arms.iter().position(|arm| arm.name() == self.arm)
     }
@@ -93,11 +93,10 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal in `folder`, creates both if needed, and reads the journal.
+    /// Opens the journal in `folder`, creating both if necessary, and reads it.
     ///
     /// # Errors
-    /// Returns an error if it cannot be read or written, another run writes it, it was made with other parameters, or
-    /// it is damaged.
+    /// Returns an error if it cannot be read or written, is locked by another run, has other parameters, or is damaged.
     pub(super) fn open(
         folder: &Path,
         parameters: &Map<String, Value>,
@@ -169,7 +168,7 @@ impl Journal {
         Ok((journal, records))
     }
 
-    /// Returns the run's name, which was drawn when it began and is unique.
+    /// Returns the run's unique name, which was drawn when it began.
     pub(super) fn run(&self) -> &str {
         &self.run
     }
@@ -179,7 +178,7 @@ impl Journal {
         self.write(record)
     }
 
-    /// Writes a line in one call: a line that is read later is complete, or has no line end.
+    /// Writes a line in one call, so that a line that is read later is complete or lacks its line break.
     fn write(&mut self, line: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
@@ -189,7 +188,7 @@ impl Journal {
     }
 }
 
-/// Returns the first parameter that differs, and how.
+/// Returns the first parameter that differs, with both values.
 fn difference(was: &Map<String, Value>, is: &Map<String, Value>) -> Option<String> {
     let names = was.keys().chain(is.keys());
     let shown = |value: Option<&Value>| value.map_or("absent".to_owned(), Value::to_string);
@@ -268,7 +267,7 @@ pub(super) mod tests {
             .unwrap();
         drop(journal);
         assert_eq!(std::fs::read(&path).unwrap(), bytes);
-        // The first line is torn, as if the run had not begun.
+        // The first line is truncated, as if the run had not begun.
         std::fs::write(&path, &bytes[..20]).unwrap();
         assert!(open(folder.path(), 2).unwrap().1.is_empty());
     }

@@ -1,13 +1,13 @@
-//! A judge: a model at any endpoint that says whether an answer says what a right answer says.
+//! A judge: a model at any endpoint that decides whether an answer means the same as a right answer.
 //!
 //! ```text
 //!   answers ──▶ question, right answers, answer ──▶ judge ──▶ "yes" or "no" ──▶ judgements.jsonl
 //! ```
 //!
-//! Words alone are a poor measure of long answers (MT-RAG is judged by a model). The judge does not know the arm, nor the
-//! documents. Answers with the same words to the same question are judged once, so arms that answer alike are judged
-//! alike. Judgements are kept in the run's folder: another run of the same command asks for none twice, and a finished
-//! run may be judged later, also by another judge.
+//! Common words are a poor measure for long answers (MT-RAG uses a model as judge). The judge sees neither the arm nor
+//! the documents. Equal answers to a question are judged once, so arms that answer alike are judged alike. Judgements
+//! are stored in the run's folder: the same command never asks for one twice, and a finished run can be judged later,
+//! also by another judge.
 
 use super::client::{Client, chat_url};
 use super::data::{Case, Turn};
@@ -35,14 +35,14 @@ pub struct JudgeOptions {
 /// A line of `judgements.jsonl`.
 #[derive(Clone, Serialize, Deserialize)]
 struct Judgement {
-    /// `None`: its reply was neither yes nor no.
+    /// Whether the answer is right; `None` if the reply was neither yes nor no.
     right: Option<bool>,
 }
 
-/// Returns the judgement of every record whose turn has right answers in words.
+/// Judges every record whose turn has right answers in words.
 ///
 /// # Errors
-/// Returns an error if the judge does not answer, or the file cannot be used. What was judged until then is kept.
+/// Returns an error if the judge does not answer, or the file cannot be used. Earlier judgements are kept.
 pub(super) fn judge(
     options: &JudgeOptions,
     client: &Client,
@@ -90,7 +90,7 @@ pub(super) fn judge(
     Ok(())
 }
 
-/// Returns the request that asks about an answer.
+/// Returns the judge's request for an answer.
 fn body(model: &str, turn: &Turn, answer: &str) -> Vec<u8> {
     let answer = answer
         .rsplit_once("</think>")
@@ -116,7 +116,7 @@ fn body(model: &str, turn: &Turn, answer: &str) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-/// Returns what the first word of a reply says, thoughts left out.
+/// Returns the meaning of a reply's first word after any thinking.
 fn verdict(reply: &str) -> Option<bool> {
     let reply = reply
         .rsplit_once("</think>")
@@ -131,7 +131,7 @@ fn verdict(reply: &str) -> Option<bool> {
     }
 }
 
-/// Most tokens of a reply: room for a model that thinks first.
+/// Most tokens of a reply, including a model's thinking.
 const MAX_TOKENS: u32 = 1024;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Results of requests that depend on what was asked alone, kept in a file by a hash of it.
+//! Stores results that depend only on their request, in a file, by the request's hash.
 //!
 //! ```text
 //!   bodies ──▶ those whose hash the file has not ──▶ workers ──▶ {"of": "9f…", …} a line
 //! ```
 //!
-//! A run that was stopped asks only what is left, and equal bodies are asked once. A last line that a crash cut short
-//! is dropped. The file is readable by its owner alone.
+//! A resumed run sends only the requests that are left, and equal ones are sent once. A last line that a crash
+//! truncated is dropped. Only its owner can read the file.
 
 use anyhow::{Context, Result, bail};
 use foreword_ordering::document::Fingerprint;
@@ -19,7 +19,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// A file of results, and what it holds.
+/// A file of results, and its content.
 pub(super) struct Kept<T> {
     file: File,
     known: FxHashMap<String, T>,
@@ -28,19 +28,19 @@ pub(super) struct Kept<T> {
 /// A line of the file.
 #[derive(Serialize, Deserialize)]
 struct Line<T> {
-    /// Hash of what was asked.
+    /// Hash of the request.
     of: String,
     #[serde(flatten)]
     result: T,
 }
 
-/// Returns the key of a result: the hash of what was asked.
+/// Returns the key of a request's result, a hash of it.
 pub(super) fn key(asked: &[u8]) -> String {
     format!("{:016x}", Fingerprint::of(&[asked]).0)
 }
 
 impl<T: Serialize + DeserializeOwned + Clone + Send> Kept<T> {
-    /// Opens the file or creates it.
+    /// Opens the file, creating it if necessary.
     ///
     /// # Errors
     /// Returns an error if it cannot be used or is damaged.
@@ -66,16 +66,16 @@ impl<T: Serialize + DeserializeOwned + Clone + Send> Kept<T> {
         Ok(Self { file, known })
     }
 
-    /// Returns the result of what has this key.
+    /// Returns the result with this key.
     pub(super) fn get(&self, key: &str) -> Option<&T> {
         self.known.get(key)
     }
 
-    /// Asks those of `open` that have no result, several at a time, and keeps the results. What `ask` returns `None`
-    /// for has no result this time.
+    /// Runs `ask` for those of `open` that have no result, several at a time, and stores the results. If `ask` returns
+    /// `None`, nothing is stored.
     ///
     /// # Errors
-    /// Returns the first error of `ask`, or of the file; what was found until then is kept.
+    /// Returns the first error of `ask`, or of the file; earlier results are kept.
     pub(super) fn ask<Q: Send>(
         &mut self,
         mut open: Vec<(String, Q)>,
@@ -112,7 +112,7 @@ impl<T: Serialize + DeserializeOwned + Clone + Send> Kept<T> {
     }
 }
 
-/// What the workers share.
+/// The state that the workers share.
 struct Work<'k, T, Q> {
     open: Vec<(String, Q)>,
     kept: &'k mut Kept<T>,

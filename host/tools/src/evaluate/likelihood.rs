@@ -1,5 +1,5 @@
-//! How likely the model finds the right answer, by teacher forcing: the answer is given as the beginning of the
-//! assistant's message, and the endpoint reports the log-probability of each of its tokens.
+//! The likelihood of the right answer, by teacher forcing: the answer is the beginning of the assistant's message, and
+//! the endpoint reports the log-probability of each of its tokens.
 //!
 //! ```text
 //!   messages … user: documents, question │ assistant: "30 June"   add_generation_prompt: false
@@ -7,13 +7,13 @@
 //!   prompt_logprobs  null … "\n" -0.0    │ "3" -0.9  "0" -0.2  " June" -1.1        -2.2 nats, -0.73 a token
 //! ```
 //!
-//! Exact match tells of a question whether the answer is right; this tells how far it is from being right, so fewer
-//! questions show the same difference, and nothing has to be generated. The first of the right answers is forced, the same under
+//! Exact match shows whether an answer is right; the likelihood shows how far it is from being right. So fewer
+//! questions show the same difference, and no answer is generated. The first right answer is forced, the same one under
 //! every arm.
 //!
-//! The fields are vLLM's, which Foreword's host has too. The answer's tokens are the last ones of the prompt: their
-//! texts are compared with the answer, from its end, by what ASCII shows. Tokenizers report spaces and parts of
-//! characters in their own ways.
+//! The fields are vLLM's, which Foreword's host also supports. The answer's tokens are the last ones of the prompt.
+//! Their texts are compared with the answer, from its end, by the visible ASCII characters, since tokenizers report
+//! spaces and parts of characters differently.
 
 use super::stream::Broken;
 use anyhow::{Context, Result};
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::io::BufRead;
 
-/// The likelihood of an answer, as a line of `scores.jsonl`.
+/// The likelihood of an answer; a line of `scores.jsonl`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Likelihood {
     /// Log-probability of the answer, in nats.
@@ -36,16 +36,16 @@ impl Likelihood {
     }
 }
 
-/// A request that reports how likely an answer is.
+/// A request for the likelihood of an answer.
 #[derive(Clone, Debug)]
 pub(super) struct Forced {
     pub(super) body: Vec<u8>,
     pub(super) answer: String,
-    /// Chat route to ask.
+    /// The chat route.
     pub(super) url: String,
 }
 
-/// A prompt as the endpoint reports it: its tokens from the second one on.
+/// A prompt's tokens from the second one on, as the endpoint reports them.
 #[derive(Debug)]
 pub(super) struct ScoredPrompt(Vec<ScoredToken>);
 
@@ -61,10 +61,10 @@ struct Response {
 }
 
 impl Forced {
-    /// Returns the request that forces `answer` on the chat that `body` asks.
+    /// Returns the request that forces `answer` on the chat in `body`.
     ///
     /// # Errors
-    /// Returns an error if the body is no chat.
+    /// Returns an error if the body is not a chat.
     pub(super) fn new(body: &[u8], answer: &str, url: &str) -> Result<Self> {
         let mut body: Value = serde_json::from_slice(body).context("a body that the core wrote")?;
         let answer = answer.trim();
@@ -76,7 +76,7 @@ impl Forced {
                 fields.remove(field);
             }
         }
-        // vLLM generates at least one token.
+        // vLLM requires at least one generated token.
         for (field, value) in [
             ("max_tokens", json!(1)),
             ("prompt_logprobs", json!(0)),
@@ -93,10 +93,10 @@ impl Forced {
     }
 }
 
-/// Reads the response to a request that asks for its prompt's log-probabilities.
+/// Reads the response to a request for its prompt's log-probabilities.
 ///
 /// # Errors
-/// Returns [`Broken`] if it does not tell them.
+/// Returns [`Broken`] if they are missing.
 pub(super) fn read(mut body: impl BufRead) -> Result<ScoredPrompt, Broken> {
     let mut text = Vec::new();
     body.read_to_end(&mut text)?;
@@ -107,7 +107,7 @@ pub(super) fn read(mut body: impl BufRead) -> Result<ScoredPrompt, Broken> {
         return Err(unusable("it has no prompt_logprobs".to_owned()));
     };
     let tokens = tokens.into_iter().skip(1).map(|token| {
-        // With 0 alternatives, a token is reported alone.
+        // With 0 alternatives, only the token itself is reported.
         let only = token.and_then(|token| token.into_iter().next());
         let token = only.map(|(_, token)| serde_json::from_value(token));
         token.and_then(Result::ok)
@@ -118,7 +118,7 @@ pub(super) fn read(mut body: impl BufRead) -> Result<ScoredPrompt, Broken> {
 }
 
 impl ScoredPrompt {
-    /// Returns the likelihood of the answer that the prompt ends with; `None` if it does not.
+    /// Returns the likelihood of `answer`; `None` if the prompt does not end with it.
     pub(super) fn likelihood(&self, answer: &str) -> Option<Likelihood> {
         let wanted = visible(answer);
         let mut left = wanted.len();
@@ -132,13 +132,13 @@ impl ScoredPrompt {
                 if rest.ends_with(&shown) {
                     left -= shown.len();
                 } else if shown.ends_with(rest) {
-                    // The token also holds the end of what stands before the answer.
+                    // The token also contains the end of the text before the answer.
                     left = 0;
                 } else {
                     return None;
                 }
             } else {
-                // Parts of the characters that the answer begins with.
+                // Parts of the characters at the answer's beginning.
                 let is_part = shown.is_empty() && (text.is_empty() || !text.is_ascii());
                 if !(begins_hidden && is_part) {
                     break;
@@ -151,7 +151,7 @@ impl ScoredPrompt {
     }
 }
 
-/// Returns the characters that every tokenizer reports alike.
+/// Returns the characters that all tokenizers report in the same way.
 fn visible(text: &str) -> String {
     text.chars().filter(char::is_ascii_graphic).collect()
 }
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn the_answers_tokens_are_the_last_ones() {
         is("30 June", &["assistant", "\n", "3", "0", " June"], Some(3));
-        // Equal words before the answer are not the answer's.
+        // Equal words before the answer do not belong to it.
         is("yes", &["yes", "\n", "yes"], Some(1));
         // SentencePiece's space, and a token that begins before the answer.
         is("30 June", &["▁", "30", "▁June"], Some(2));

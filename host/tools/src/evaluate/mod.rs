@@ -1,5 +1,5 @@
-//! `foreword evaluate`: tests whether answers are as good when documents stand in another order. It asks the user's
-//! own model questions with known answers, before the filter is switched on.
+//! `foreword evaluate`: tests whether answers are as good with documents in another order. It asks the user's own model
+//! questions with known answers, before the filter is enabled.
 //!
 //! ```text
 //!  FILE ──▶ data ──▶ cases ─┐
@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The arms order with the filter's own core, so the measurement covers what the filter does (`tests/tests/evaluate`
-//! proves it, through Envoy). The endpoint may be any that speaks OpenAI's chat protocol, over HTTP or HTTPS. A run
-//! that was stopped is resumed; a finished one is scored again without a request.
+//! proves it, through Envoy). The endpoint may be any with OpenAI's chat protocol, over HTTP or HTTPS. A stopped run is
+//! resumed; a finished one is scored again without a request.
 
 mod arm;
 mod ask;
@@ -73,37 +73,37 @@ pub struct Options {
     pub model: String,
     /// File with the questions.
     pub data: PathBuf,
-    /// The file's format; `None`: by its ending.
+    /// The file's format; `None` to choose by its extension.
     pub format: Option<Format>,
-    /// A model that says which answers are right.
+    /// A model that judges which answers are right.
     pub judge: Option<JudgeOptions>,
     /// Folder of the run.
     pub out: PathBuf,
-    /// The arms; empty: all that make a difference for the questions.
+    /// The arms; if empty, all that make a difference for the questions.
     pub arms: Vec<Arm>,
-    /// Whether the answer's document is also put first, in the middle and last.
+    /// Whether to put the answer's document also first, in the middle and last.
     pub positions: bool,
-    /// Whether the order hint is also put before the documents and behind the question.
+    /// Whether to put the order hint also before the documents and after the question.
     pub hint_positions: bool,
     /// Most questions.
     pub questions: Option<usize>,
-    /// Most documents of a question.
+    /// Most documents per question.
     pub documents: Option<usize>,
     /// Number of requests in flight.
     pub concurrency: usize,
-    /// Seed of all random choices: the questions' order, the arms', random orders, resamples.
+    /// Seed of all random choices: the order of questions and of arms, random orders, and resamples.
     pub seed: u64,
-    /// The system message; empty: none.
+    /// The system message; empty for none.
     pub system: String,
-    /// Whether what stands before the documents differs from request to request.
+    /// Whether the prompt's head differs from request to request.
     pub changing_head: bool,
     /// Most tokens of an answer.
     pub max_tokens: u32,
-    /// More members of every body, which replace the standard ones.
+    /// Further fields of every body, which replace the standard ones.
     pub extra: Map<String, Value>,
     /// The gateway's configuration of ordering.
     pub ordering: RawConfig,
-    /// Whether every arm has a cache of its own, by `cache_salt`.
+    /// Whether every arm has its own cache, by means of `cache_salt`.
     pub salts: bool,
     /// Bearer token for the endpoint.
     pub api_key: Option<String>,
@@ -115,26 +115,26 @@ pub struct Options {
     pub backoff: Duration,
     /// How documents are written into the prompt.
     pub template: Template,
-    /// What is measured of each question.
+    /// What is measured for each question.
     pub measure: Measure,
-    /// Whether it is measured where the model reads.
+    /// Whether to measure the rank profile, and in how many orders.
     pub profile: Option<ProfileOrders>,
-    /// Whether standard output gets JSON instead of a table.
+    /// Whether standard output is JSON instead of a table.
     pub json: bool,
 }
 
-/// What is measured of a question under an arm.
+/// What is measured for a question under an arm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
     /// The model's answer.
     Answers,
-    /// How likely the model finds the right answer.
+    /// The likelihood of the right answer.
     Likelihood,
     /// Both.
     Both,
 }
 
-/// The orders in which each question is asked to measure where the model reads.
+/// The number of document orders per question for the rank profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProfileOrders {
     /// As many as the question has documents.
@@ -153,7 +153,8 @@ impl Measure {
     }
 }
 
-/// Asks, prints the figures to standard output, and writes `figures.json` and `report.html` into the run's folder.
+/// Runs the evaluation, prints the figures to standard output, and writes `figures.json` and `report.html` to the run's
+/// folder.
 ///
 /// # Errors
 /// Returns an error for an unsuitable argument, a file that cannot be read or written, or an endpoint that does not
@@ -284,7 +285,7 @@ pub fn run(options: &Options) -> Result<()> {
     show(&figures, options)
 }
 
-/// Returns whether the endpoint can tell how likely an answer is, and says why if it cannot.
+/// Returns whether the endpoint can report likelihoods, and prints the reason if it cannot.
 ///
 /// # Errors
 /// Returns an error if it cannot and nothing else is to be measured, or if it does not answer at all.
@@ -370,7 +371,7 @@ fn show(figures: &Figures, options: &Options) -> Result<()> {
         .context("cannot write to standard output")
 }
 
-/// Returns the arms, each once, in the order of [`Arm::ALL`].
+/// Returns the distinct arms, in the order of [`Arm::ALL`].
 fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
     let mut arms: FxHashSet<Arm> = options.arms.iter().copied().collect();
     if arms.is_empty() {
@@ -411,8 +412,8 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
     Ok(core.chain(named).filter(|arm| arms.contains(arm)).collect())
 }
 
-/// Returns the parameters on which answers and times depend: a run is resumed only with the same ones. The key and the
-/// patience with the endpoint are no part of them.
+/// Returns the parameters on which answers and times depend: a run is resumed only with the same ones. The API key,
+/// time limit and retries do not belong to them.
 fn parameters(
     options: &Options,
     arms: &[Arm],

@@ -1,4 +1,4 @@
-//! The report's plots as SVG text, with one row per arm and its name at the left.
+//! The report's plots as SVG, with one row per arm and its name at the left.
 
 use super::arm::Arm;
 use super::bootstrap::{Interval, MARGIN};
@@ -18,7 +18,7 @@ pub(super) fn exact_match_differences(figures: &Figures, width: Width) -> Result
     })
 }
 
-/// Plots the same for F1.
+/// Plots the differences of F1 in the same way.
 pub(super) fn f1_differences(figures: &Figures, width: Width) -> Result<String> {
     differences(figures, width, |figure| {
         Some(figure.difference.as_ref()?.f1.0)
@@ -43,7 +43,7 @@ fn differences(
     rows_of(&rows.collect::<Vec<_>>(), Some(MARGIN), width)
 }
 
-/// Plots how much likelier right answers are than in retrieval order, in nats a token, with intervals.
+/// Plots the differences of right answers' likelihoods from retrieval order, in nats per token, with intervals.
 pub(super) fn likelihood(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.arms.iter().filter_map(|figure| {
         let (less, _) = figure.answer_logprob.as_ref()?.less_retrieval?;
@@ -70,7 +70,7 @@ pub(super) fn positions(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// Plots what places are worth to ranks: a circle for each, whose area is the value, filled if its interval leaves out 0.
+/// Plots the rank profile: a circle per rank and place, whose area is the value, filled if its interval excludes 0.
 pub(super) fn profile(profile: &RankProfile, width: Width) -> Result<String> {
     let columns: Vec<&str> = profile.columns().collect();
     let rows: Vec<_> = profile.rows().collect();
@@ -129,11 +129,11 @@ pub(super) fn profile(profile: &RankProfile, width: Width) -> Result<String> {
     })
 }
 
-/// Height of a cell of the profile, and the greatest radius in it.
+/// Height of a cell of the profile, and the largest radius in it.
 const CELL: i32 = 64;
 const RADIUS: i32 = 20;
 
-/// Plots the share of prompt tokens that were cached, if the endpoint reports it.
+/// Plots the share of cached prompt tokens, if the endpoint reports it.
 pub(super) fn reused(figures: &Figures, width: Width) -> Result<String> {
     let rows = figures.orders().filter_map(|figure| {
         let reused = figure.reused?;
@@ -160,7 +160,7 @@ pub(super) fn ttft(figures: &Figures, width: Width) -> Result<String> {
     rows_of(&rows.collect::<Vec<_>>(), None, width)
 }
 
-/// A bar from 0, or, with an interval, a point and a line.
+/// A bar from 0, or a point with an interval.
 struct Row {
     name: &'static str,
     colour: RGBColor,
@@ -183,7 +183,7 @@ const EDGE: i32 = 8;
 const NAMES: i32 = 132;
 const LABELS: i32 = 84;
 
-/// Plots rows on one scale, which reaches from 0 or below to the greatest value. `band` reaches as far to either side
+/// Plots rows on a common scale, from 0 or below to the greatest value. `band` marks an area of this size on both sides
 /// of 0.
 fn rows_of(rows: &[Row], band: Option<f64>, width: Width) -> Result<String> {
     let ends = rows.iter().flat_map(|row| {

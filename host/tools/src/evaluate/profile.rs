@@ -1,4 +1,4 @@
-//! Where a model reads: how much likelier the right answer is when the document of one rank stands in one place.
+//! A model's rank profile: how much likelier the right answer is when the document of a given rank is in a given place.
 //!
 //! ```text
 //!   question ──▶ orders: rotations of a shuffle, so that every rank stands in every place equally often
@@ -10,10 +10,10 @@
 //!   b: a table of ranks and places ──▶ what a placement of the best documents costs ──▶ `ordering.rank`
 //! ```
 //!
-//! An order puts one document in each place, so the data determine `b` but for one number a rank and one a place, which
-//! cancel out between orders of the same documents. They are chosen so that the last class of ranks has 0 everywhere
-//! and every other rank has 0 in the mean over places: `b` is what a place is worth to a rank, against a document of
-//! the last class there.
+//! An order puts one document in each place, so the data determine `b` except for one number per rank and one per
+//! place, which cancel out between orders of the same documents. These are chosen so that the last class of ranks has 0
+//! everywhere and every other rank has a mean of 0 over places: `b` is a place's effect on a rank, relative to a
+//! document of the last class there.
 
 use super::arm::Arm;
 use super::bootstrap::{self, Interval, MIN_CASES};
@@ -28,26 +28,26 @@ use foreword_ordering::{Config, Orderer, Tenant};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What places are worth to ranks, in nats a token of the right answer, as `rank-profile.json` holds it.
+/// The effect of places on ranks, in nats per token of the right answer; the content of `rank-profile.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankProfile {
     /// Version of the file's format.
     format: u32,
     /// Name of the model.
     model: String,
-    /// How documents are written into the prompt.
+    /// Name of the prompt template.
     template: String,
     /// Number of documents of most questions.
     documents: usize,
-    /// Number of questions that were measured.
+    /// Number of questions measured.
     questions: usize,
-    /// The classes of ranks, the rows of the table.
+    /// The classes of ranks, which are the rows of the table.
     ranks: Vec<String>,
-    /// The classes of places, the columns of the table.
+    /// The classes of places, which are the columns of the table.
     places: Vec<String>,
     /// Effect of a place on each rank, `[ranks][places]`, in nats per token; `None` for a cell that no order has.
     table: Vec<Vec<Option<Worth>>>,
-    /// What placements of the best documents cost, those with the most freedom first.
+    /// Costs of placements of the best documents, those with the most freedom first.
     placements: Vec<Placed>,
     /// The placement to configure; `None` if the questions are too few to tell.
     chosen: Option<Placement>,
@@ -61,7 +61,7 @@ pub(super) struct Worth {
     pub(super) high: f64,
 }
 
-/// What a placement costs: nats a token less than in retrieval order, the documents that are free in a random order.
+/// A placement's cost: loss of nats per token relative to retrieval order, with the free documents in a random order.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Placed {
     #[serde(flatten)]
@@ -70,10 +70,10 @@ pub(super) struct Placed {
     pub(super) loss: Worth,
 }
 
-/// An order of a question's documents, with how likely its answer was.
+/// An order of a question's documents, with the likelihood of its answer.
 #[derive(Clone, Debug)]
 struct Measured {
-    /// Ranks in the order in which they stood.
+    /// Ranks, in the order of the documents.
     order: Vec<usize>,
     per_token: f64,
 }
@@ -86,20 +86,20 @@ const CELLS: usize = RANKS.len() * PLACES.len();
 /// Number of draws of questions for the intervals; each solves the equations again.
 const DRAWS: usize = 2_000;
 
-/// Number of placements that are compared.
+/// Number of placements compared.
 const RULES: usize = 9;
 
 type Table = [f64; CELLS];
 
-/// The requests that measure where the model reads, each with the number of its question and its order.
+/// The requests for a rank profile, each with the index of its question and its order.
 pub(super) struct Orders {
     asked: Vec<(usize, Vec<usize>)>,
     documents: usize,
 }
 
 impl Orders {
-    /// Returns the requests: `orders` for each question, or as many as it has documents. Of a chat, the first question
-    /// is asked.
+    /// Returns the requests: `orders` for each question, or as many as it has documents. For a chat, only the first
+    /// question is asked.
     ///
     /// # Errors
     /// Returns an error if no question has an answer and two documents.
@@ -146,7 +146,7 @@ impl Orders {
         Ok((Self { asked, documents }, forced))
     }
 
-    /// Returns the profile that the likelihoods of the orders' answers show.
+    /// Returns the profile computed from the likelihoods of the orders' answers.
     pub(super) fn profile(
         self,
         likelihoods: &[Option<Likelihood>],
@@ -216,7 +216,7 @@ fn profile(
         };
         (0..PLACES.len()).map(cell).collect()
     };
-    // Not worse than the best one, as far as the questions tell.
+    // Its interval does not show that it is worse than the best one.
     let is_as_good = |index: &usize| intervals[CELLS + RULES + index].low <= 0.0;
     let indices = || (0..RULES).filter(of_rule);
     let freest = indices().find(is_as_good).and_then(|index| rules[index]);
@@ -248,8 +248,8 @@ fn profile(
     }
 }
 
-/// Returns `count` orders of `documents` documents: rotations of a shuffle, spread evenly, and of another shuffle when
-/// all its rotations are there.
+/// Returns `count` orders of `documents` documents: evenly spaced rotations of a shuffle, and of another shuffle once
+/// all its rotations are used.
 fn balanced(documents: usize, count: usize, random: &mut Random) -> Vec<Vec<usize>> {
     let mut orders = Vec::with_capacity(count);
     while orders.len() < count {
@@ -285,7 +285,7 @@ fn cell(rank: usize, place: usize, documents: usize) -> usize {
     rank_class(rank) * PLACES.len() + place_class(place, documents)
 }
 
-/// What one question adds to the normal equations, its own mean taken out; of the squares, the lower triangle.
+/// One question's contribution to the normal equations, without its own mean; of the squares, the lower triangle.
 struct Sums {
     squares: [[f64; CELLS]; CELLS],
     products: Table,
@@ -323,7 +323,7 @@ impl Sums {
     }
 }
 
-/// Returns the least-squares table of the drawn questions, in its normal form.
+/// Returns the least-squares table of the drawn questions, normalised.
 #[expect(
     clippy::needless_range_loop,
     reason = "a matrix is addressed by row and column"
@@ -343,7 +343,7 @@ fn fitted(questions: &[Sums], drawn: &[usize], documents: usize) -> Table {
     normalised(solved(squares, products), documents)
 }
 
-/// Solves the normal equations by Cholesky's decomposition. What the data do not determine is kept small by a ridge.
+/// Solves the normal equations by Cholesky's decomposition. A ridge keeps small what the data do not determine.
 #[expect(
     clippy::needless_range_loop,
     reason = "a matrix is addressed by row and column"
@@ -375,10 +375,10 @@ fn solved(mut squares: [[f64; CELLS]; CELLS], mut products: Table) -> Table {
     products
 }
 
-/// Relative to the mean square, far below what any question adds and far above rounding.
+/// Ridge relative to the mean square, far below any question's contribution and far above rounding.
 const RIDGE: f64 = 1e-9;
 
-/// Brings a table into the form in which the last class of ranks has 0 and the others have 0 in the mean over places.
+/// Normalises a table: the last class of ranks has 0, and the others have a mean of 0 over places.
 fn normalised(mut table: Table, documents: usize) -> Table {
     let last = rank_class(documents.saturating_sub(1));
     let reference: [f64; PLACES.len()] =
@@ -398,8 +398,7 @@ fn normalised(mut table: Table, documents: usize) -> Table {
     table
 }
 
-/// Returns the placements that are compared, those with the most freedom first; `None` where there are too few
-/// documents.
+/// Returns the placements to compare, those with the most freedom first; `None` if there are too few documents for one.
 fn rules(documents: usize) -> [Option<Placement>; RULES] {
     [
         (Place::Free, 0),
@@ -420,7 +419,7 @@ fn rules(documents: usize) -> [Option<Placement>; RULES] {
     })
 }
 
-/// Returns what a placement costs against retrieval order, if the free documents stand in a random order.
+/// Returns a placement's cost relative to retrieval order, with the free documents in a random order.
 fn loss(placement: Placement, table: &Table, documents: usize) -> f64 {
     let split = placement.split(documents);
     let worth = |place: usize, rank: usize| table[cell(rank, place, documents)];
@@ -442,7 +441,7 @@ fn loss(placement: Placement, table: &Table, documents: usize) -> f64 {
     usual - favoured - shared / free.len().max(1) as f64
 }
 
-/// Returns a placement in words.
+/// Describes a placement in words.
 pub(super) fn words(placement: Placement) -> String {
     match (placement.documents, placement.place) {
         (0, _) => "all free".to_owned(),
@@ -452,7 +451,7 @@ pub(super) fn words(placement: Placement) -> String {
     }
 }
 
-/// Returns a placement as it is written into the gateway's configuration.
+/// Returns a placement as a setting of the gateway's configuration.
 pub(super) fn setting(placement: Placement) -> String {
     match placement.place {
         Place::Free => r#"{"place": "free"}"#.to_owned(),
@@ -468,7 +467,7 @@ impl RankProfile {
     /// Reads a `rank-profile.json`.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, or is no profile of this version.
+    /// Returns an error if the file cannot be read, or is not a profile of this version.
     pub fn read(path: &Path) -> Result<Self> {
         let failed = || format!("cannot read the rank profile {}", path.display());
         let text = std::fs::read(path).with_context(failed)?;
@@ -498,8 +497,8 @@ impl RankProfile {
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Returns how much less likely the right answer is than in retrieval order, in nats a token, when the documents
-    /// stand in this `order`: their ranks, 0 for the retriever's best. Negative if it is likelier.
+    /// Returns how much less likely the right answer is than in retrieval order, in nats per token, if documents are in
+    /// this `order`: their ranks, 0 for the best. Negative if it is likelier.
     #[must_use]
     pub fn loss(&self, order: &[usize]) -> f64 {
         let worth = |rank: usize, place: usize| {
@@ -513,7 +512,8 @@ impl RankProfile {
             .sum()
     }
 
-    /// Returns the classes of ranks, each with what the places are worth to it; those that no order has are left out.
+    /// Returns the classes of ranks, each with the effects of the places; classes of places that no order has are left
+    /// out.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&str, Vec<Worth>)> {
         let rows = self.ranks.iter().zip(&self.table);
         rows.map(|(rank, row)| (rank.as_str(), row.iter().copied().flatten().collect()))
@@ -547,7 +547,7 @@ impl RankProfile {
 pub(super) mod tests {
     use super::*;
 
-    /// A model whose answers are likelier by this much when the best document is first or last.
+    /// A model whose answers are likelier by `first` or `last` if the best document is in that place.
     fn questions(count: usize, documents: usize, first: f64, last: f64) -> Vec<Sums> {
         let mut random = Random::new(5);
         (0..count)
@@ -667,7 +667,8 @@ pub(super) mod tests {
             .iter()
             .map(|placed| placed.loss.value)
             .collect();
-        // Retrieval order has the best document first, where it is worth nothing; a random one has it last in a fifth.
+        // Retrieval order has the best document first, which has no effect; a random order has it last in a fifth of
+        // cases.
         assert!((losses[0] + 0.06).abs() < 0.01, "{losses:?}");
         assert!((losses[1] + 0.3).abs() < 0.01, "{losses:?}");
         let few = super::profile(&questions(29, 5, 0.0, 0.3), 5, "m", "tags", 1);

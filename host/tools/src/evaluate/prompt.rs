@@ -1,5 +1,5 @@
-//! The bodies of requests, as a client without Foreword writes them: a system message, and each turn's question with its
-//! documents, as a [template](super::template) writes them.
+//! Builds the requests of a client without Foreword: a system message, and each turn's question with its documents in
+//! the form of a [template](super::template).
 
 use super::arm::Arm;
 use super::choice;
@@ -11,27 +11,27 @@ use foreword_ordering::{Config, RawConfig, documents_of};
 use fxhash::FxHashSet;
 use serde_json::{Map, Value, json};
 
-/// The parts that all requests of a run share.
+/// The parts common to all requests of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Prompts {
     pub(super) model: String,
-    /// The system message; empty: there is none.
+    /// The system message; empty for none.
     pub(super) system: String,
     pub(super) max_tokens: u32,
-    /// More members of the body, which replace or extend the standard ones.
+    /// Further fields of the body, which replace or extend the standard ones.
     pub(super) extra: Map<String, Value>,
-    /// The beginning of every `cache_salt`; `None`: requests have none.
+    /// The prefix of every `cache_salt`; `None` if requests have no salt.
     pub(super) salt: Option<String>,
-    /// How documents are written.
+    /// The form of documents in the prompt.
     pub(super) template: Template,
-    /// The tag around a document, if the template is of tags.
+    /// The tag around a document, for templates with tags.
     pub(super) tag: String,
-    /// Seed of heads that change from request to request; `None`: all requests have the same.
+    /// Seed of heads that change from request to request; `None` for a constant head.
     pub(super) changing_head: Option<u64>,
 }
 
 impl Prompts {
-    /// Returns a tag that the core takes for a document's, under the gateway's configuration.
+    /// Returns a tag that the core recognises as a document's, under the gateway's configuration.
     pub(super) fn tag(ordering: &RawConfig) -> Result<String> {
         let tags = &ordering.documents.tags;
         let usual = tags.iter().find(|tag| *tag == "document");
@@ -40,7 +40,7 @@ impl Prompts {
             .ok_or_else(|| anyhow!("documents.tags is empty: documents are sent in tags"))
     }
 
-    /// Returns the request for the turn after those that `answers` answered.
+    /// Returns the request for the turn after those answered by `answers`.
     pub(super) fn body(&self, case: &Case, arm: Arm, answers: &[&str]) -> Vec<u8> {
         let mut messages = Vec::new();
         let head = (self.changing_head).map(|seed| ChangingHead::of(seed, &case.id, answers.len()));
@@ -89,7 +89,7 @@ impl Prompts {
         Value::Object(body).to_string().into_bytes()
     }
 
-    /// Returns a short chat without documents, by which an endpoint is tried.
+    /// Returns a short chat without documents, for testing an endpoint.
     pub(super) fn probe(&self) -> Vec<u8> {
         let mut body = Map::new();
         body.insert("model".into(), self.model.clone().into());
@@ -100,8 +100,7 @@ impl Prompts {
         Value::Object(body).to_string().into_bytes()
     }
 
-    /// Checks that the core finds a case's documents and nothing else; otherwise the order would not be what is
-    /// measured.
+    /// Checks that the core finds exactly the case's documents; otherwise the measurement would not be of their order.
     pub(super) fn check(&self, case: &Case, config: &Config) -> Result<()> {
         for turn in &case.turns {
             let alone = Case {

@@ -1,4 +1,4 @@
-//! The report: one HTML file, filled from the figures.
+//! The report, an HTML file.
 
 use super::bootstrap::{MIN_CASES, MIN_CASES_WITHIN, RESAMPLES, Verdict};
 use super::compare::{Difference, Estimate, Figure};
@@ -59,7 +59,7 @@ fn caches(figures: &Figures) -> &'static str {
     }
 }
 
-/// Returns the numbers of answers that were cut, by arm, if there are any.
+/// Returns the numbers of truncated answers by arm, if there are any.
 fn cut(figures: &Figures) -> String {
     let cut: Vec<_> = (figures.arms.iter())
         .filter(|figure| figure.cut > 0)
@@ -72,7 +72,7 @@ fn cut(figures: &Figures) -> String {
     }
 }
 
-/// Returns the arm that stands for the filter: the gateway itself if it was asked, else the core with hints.
+/// Returns the arm that represents the filter: the gateway if there is one, otherwise the core with hints.
 fn filter(figures: &Figures) -> Option<&Figure> {
     use super::arm::Arm::{DedupHint, Ordered, OrderedHint};
     let gateway = figures.arms.iter().rfind(|figure| figure.arm.is_gateway());
@@ -138,7 +138,7 @@ fn differences(figures: &Figures) -> Result<String> {
     ))
 }
 
-/// Returns how likely right answers are, if that is known.
+/// Returns the section on right answers' likelihoods, if known.
 fn likelihood(figures: &Figures) -> Result<String> {
     let mut rows = String::new();
     for figure in &figures.arms {
@@ -191,7 +191,7 @@ fn positions(figures: &Figures) -> Result<String> {
     ))
 }
 
-/// Returns where the model reads, if that was measured.
+/// Returns the section on the rank profile, if it was measured.
 fn profile(figures: &Figures) -> Result<String> {
     let Some(profile) = &figures.profile else {
         return Ok(String::new());
@@ -230,7 +230,7 @@ fn profile(figures: &Figures) -> Result<String> {
     ))
 }
 
-/// Returns reuse and times of what was asked.
+/// Returns the section on reuse and times of the model's answers.
 fn served(figures: &Figures) -> Result<String> {
     if !figures.is_asked() {
         return Ok(
@@ -280,7 +280,7 @@ fn rows(figures: &Figures) -> String {
     rows
 }
 
-/// Returns the table of arms that have the order hint elsewhere, if there are any.
+/// Returns the table of arms with the order hint elsewhere, if there are any.
 fn hint_places(figures: &Figures) -> String {
     let rows = compared(figures, |figure| figure.from_usual_hint.as_ref());
     if rows.is_empty() {

@@ -2,21 +2,21 @@
 //! Rajpurkar et al., 2018).
 //!
 //! Both compare words after the script's normalisation: lower case, no ASCII punctuation, no `a`, `an` and `the`, and
-//! white space only between words. Of several right answers the best one counts, for each score separately.
+//! single spaces between words. If there are several right answers, the best one counts, for each score separately.
 
 use fxhash::FxHashMap;
 
 /// The score of an answer; each part is from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Score {
-    /// 1 when the words are those of a right answer, else 0.
+    /// 1 if the words are those of a right answer, otherwise 0.
     pub(super) exact_match: f64,
-    /// Harmonic mean of the share of the answer's words that are right and the share of the right words that it has.
+    /// Harmonic mean of precision (the answer's words that are right) and recall (the right words that it has).
     pub(super) f1: f64,
 }
 
 impl Score {
-    /// Scores a choice, which is a letter: SQuAD's normalisation would take `A` for an article.
+    /// Scores a choice, which is a letter: SQuAD's normalisation would remove `A` as an article.
     pub(super) fn of_choice(answer: &str, right: &[String]) -> Self {
         let is_right = right.iter().any(|right| right == answer.trim());
         let value = f64::from(u8::from(is_right));
@@ -27,9 +27,9 @@ impl Score {
     }
 }
 
-/// Scores `answer` against the best of the `right` ones; 0 when there are none.
+/// Scores `answer` against the best of the `right` ones; 0 if there are none.
 ///
-/// The text of a model's thinking, up to a last `</think>`, is not part of its answer.
+/// A model's thinking, up to the last `</think>`, does not belong to its answer.
 pub(super) fn score(answer: &str, right: &[String]) -> Score {
     let answer = answer
         .rsplit_once("</think>")
@@ -44,11 +44,11 @@ pub(super) fn score(answer: &str, right: &[String]) -> Score {
     best
 }
 
-/// Returns the words that count, with one space between two.
+/// Returns the normalised words, with single spaces between them.
 fn normalised(text: &str) -> String {
     let text = text.to_lowercase();
     let text: String = text.chars().filter(|c| !c.is_ascii_punctuation()).collect();
-    // The script's `\b(a|an|the)\b`: articles stand between letters and anything else, white space or not.
+    // The script's `\b(a|an|the)\b`: articles are between characters that are not letters, white space or not.
     let is_letter = |c: char| c.is_alphanumeric() || c == '_';
     let mut kept = String::with_capacity(text.len());
     let mut rest = text.as_str();
@@ -104,7 +104,7 @@ mod tests {
         is("The  Denver Broncos.", &["denver broncos"], 1.0, 1.0);
         is("an A-Team\n", &["ateam"], 1.0, 1.0);
         is("$1,000", &["1000"], 1.0, 1.0);
-        // As Python's `\b` has it: what no letter touches is an article, also at a dash that is not ASCII.
+        // As with Python's `\b`, an article is one without adjacent letters, also next to a dash that is not ASCII.
         is("the—dog", &["—dog"], 1.0, 1.0);
         is("theatre", &["atre"], 0.0, 0.0);
         is("ÉCOLE", &["école"], 1.0, 1.0);
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn f1_counts_each_common_word_once() {
-        // Two of three words right, both of the right ones found.
+        // Two of three words are right, and both right words are found.
         is("in Santa Clara", &["Santa Clara"], 0.0, 0.8);
         // `ho` is common twice, not three times: 2 of 3 and 2 of 2.
         is("ho ho ho", &["ho ho"], 0.0, 0.8);

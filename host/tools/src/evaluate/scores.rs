@@ -1,4 +1,4 @@
-//! Asks an endpoint for the likelihoods of right answers, and keeps them in the run's folder.
+//! Requests the likelihoods of right answers, and stores them in the run's folder.
 
 use super::client::{Client, Fault};
 use super::kept::Kept;
@@ -8,10 +8,10 @@ use indicatif::ProgressBar;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Asks for the likelihood of a forced answer.
+/// Requests the likelihood of a forced answer.
 ///
 /// # Errors
-/// Returns a fault if there is no answer, or if what the endpoint reports is not the answer's.
+/// Returns a fault if there is no response, or if it does not cover the answer.
 fn ask(forced: &Forced, client: &Client) -> Result<Likelihood, Fault> {
     let prompt = client.score(&forced.url, &forced.body)?.read;
     prompt.likelihood(&forced.answer).ok_or_else(|| {
@@ -22,10 +22,10 @@ fn ask(forced: &Forced, client: &Client) -> Result<Likelihood, Fault> {
     })
 }
 
-/// Returns why the endpoint cannot tell how likely an answer is; `None` if it can.
+/// Returns why the endpoint cannot report likelihoods; `None` if it can.
 ///
 /// # Errors
-/// Returns the fault of an endpoint that does not answer at all.
+/// Returns the fault if the endpoint does not answer at all.
 pub(super) fn unable(client: &Client, body: &[u8], url: &str) -> Result<Option<String>> {
     match ask(&Forced::new(body, "Four.", url)?, client) {
         Ok(_) => Ok(None),
@@ -34,11 +34,11 @@ pub(super) fn unable(client: &Client, body: &[u8], url: &str) -> Result<Option<S
     }
 }
 
-/// Asks for the likelihood of every answer whose likelihood `folder` does not hold, and returns them in the order of
-/// `forced`; `None` for those that the endpoint does not serve.
+/// Requests the likelihoods that `folder` does not have, and returns all in the order of `forced`; `None` for those
+/// that the endpoint does not serve.
 ///
 /// # Errors
-/// Returns an error if the endpoint fails, or the file cannot be used. What was found until then is kept.
+/// Returns an error if the endpoint fails, or the file cannot be used. Earlier results are kept.
 pub(super) fn likelihoods(
     forced: Vec<Forced>,
     client: &Client,
@@ -47,7 +47,7 @@ pub(super) fn likelihoods(
     bar: &ProgressBar,
 ) -> Result<Vec<Option<Likelihood>>> {
     let mut kept = Kept::<Likelihood>::open(&folder.join("scores.jsonl"))?;
-    // A gateway changes what it is sent.
+    // The URL is part of the key, since a gateway changes the body.
     let key = |forced: &Forced| super::kept::key(&[forced.url.as_bytes(), &forced.body].concat());
     let keys: Vec<String> = forced.iter().map(key).collect();
     let open = keys.iter().cloned().zip(forced).collect();

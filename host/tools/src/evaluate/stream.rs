@@ -1,4 +1,4 @@
-//! Reads an answer from server-sent events as OpenAI's endpoints send them.
+//! Reads an answer from server-sent events in OpenAI's format.
 
 use serde::Deserialize;
 use std::io::BufRead;
@@ -8,17 +8,17 @@ use std::time::Duration;
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Streamed {
     pub(super) text: String,
-    /// Time until the first word of the answer, or of the thinking before it. If a model ends at once, the time until
+    /// Time to the first token of the answer, or of the thinking before it. If a model generates no token, the time to
     /// the end.
     pub(super) first: Duration,
-    /// The reason why it ended: `stop`, `length`, …
+    /// The finish reason: `stop`, `length`, …
     pub(super) finish: Option<String>,
-    /// The likeliest first tokens and their log-probabilities, if they were asked for.
+    /// The likeliest first tokens and their log-probabilities, if they were requested.
     pub(super) first_token: Vec<(String, f64)>,
     pub(super) usage: Usage,
 }
 
-/// The counts that the endpoint reports, as far as it does.
+/// The counts that the endpoint reports, if any.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: Option<u64>,
@@ -26,7 +26,7 @@ pub(super) struct Usage {
     pub(super) completion_tokens: Option<u64>,
 }
 
-/// The reason why a stream is no answer.
+/// Why a stream is not an answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error(
@@ -84,7 +84,7 @@ struct Rival {
 #[derive(Default, Deserialize)]
 struct Delta {
     content: Option<String>,
-    /// The text of the model's thinking, by vLLM's name and SGLang's.
+    /// The text of the model's thinking, under vLLM's name and SGLang's.
     reasoning: Option<String>,
     reasoning_content: Option<String>,
 }
@@ -101,10 +101,10 @@ struct Details {
     cached_tokens: Option<u64>,
 }
 
-/// Reads a stream to its end, which leaves its connection usable.
+/// Reads a stream to its end, so that its connection can be reused.
 ///
 /// # Errors
-/// Returns [`Broken`] if the stream broke off, or is no answer.
+/// Returns [`Broken`] if the stream broke off, or is not an answer.
 pub(super) fn read(
     stream: impl BufRead,
     elapsed: impl Fn() -> Duration,

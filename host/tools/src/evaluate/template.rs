@@ -1,5 +1,5 @@
-//! How a client writes documents into a prompt. Where documents stand, and what stands around them, decides where a
-//! model reads best, so a measurement holds for the template that it was made with.
+//! The forms of documents in a client's prompt. The place of the documents and the text around them affect where a
+//! model reads best, so a measurement is valid only for its template.
 //!
 //! | template | documents | earlier turns |
 //! | --- | --- | --- |
@@ -9,8 +9,8 @@
 //! | `llamaindex` | `file_name: …` between rules, at the beginning of the system message | are sent without |
 //! | `cohere` | the array `documents`, which the model's chat template must know | are sent without |
 //!
-//! These are the templates in which the core finds single documents. It finds none in LangChain's, which joins bare
-//! texts by blank lines, and one in Dify's.
+//! In these templates the core finds single documents. It finds none in LangChain's, which joins bare texts by blank
+//! lines, and one in Dify's.
 
 use super::data::Document;
 use foreword_ordering::RawConfig;
@@ -18,19 +18,19 @@ use foreword_ordering::config::DocumentsField;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A way to write documents into a prompt.
+/// A form of documents in a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Template {
-    /// Tags before the question, as the core writes the elements of an array.
+    /// Tags before the question, like those that the core writes for the elements of an array.
     #[default]
     Tags,
     /// A numbered list before the question.
     Numbered,
-    /// Open WebUI's.
+    /// Open WebUI's template.
     OpenWebUi,
-    /// LlamaIndex's context chat engine's.
+    /// The template of LlamaIndex's context chat engine.
     LlamaIndex,
-    /// An array beside the messages, as Cohere's API and Hugging Face's templates have it.
+    /// An array outside the messages, as in Cohere's API and Hugging Face's templates.
     Cohere,
 }
 
@@ -64,7 +64,7 @@ impl Template {
             .find(|template| template.name() == name)
     }
 
-    /// Lets a gateway's configuration find this template's documents.
+    /// Makes a gateway's configuration find this template's documents.
     pub(super) fn configure(self, ordering: &mut RawConfig) {
         match self {
             Self::Tags | Self::OpenWebUi => {}
@@ -74,12 +74,12 @@ impl Template {
         }
     }
 
-    /// Returns whether a chat's earlier turns are sent with their documents.
+    /// Returns whether a chat's earlier turns keep their documents.
     pub(super) fn keeps_documents(self) -> bool {
         matches!(self, Self::Tags | Self::Numbered)
     }
 
-    /// Returns a user's message: `documents`, in `tag` where the template is of tags, and the question.
+    /// Returns a user's message: `documents`, in `tag` if the template has tags, and the question.
     pub(super) fn message(self, tag: &str, documents: &[&Arc<Document>], question: &str) -> String {
         if documents.is_empty() {
             return question.to_owned();
@@ -96,7 +96,7 @@ impl Template {
         }
     }
 
-    /// Returns what precedes the system message.
+    /// Returns the text before the system message.
     pub(super) fn before_system(self, documents: &[&Arc<Document>]) -> String {
         match self {
             Self::LlamaIndex if !documents.is_empty() => format!(
@@ -107,7 +107,7 @@ impl Template {
         }
     }
 
-    /// Returns the array beside the messages, if there is one.
+    /// Returns the array outside the messages, if the template has one.
     pub(super) fn array(self, documents: &[&Arc<Document>]) -> Option<Value> {
         let element = |document: &&Arc<Document>| json!({"id": document.id, "title": document.title, "text": document.text});
         (self == Self::Cohere && !documents.is_empty())
@@ -122,7 +122,7 @@ impl Template {
         text
     }
 
-    /// Writes the `number`th document.
+    /// Writes a document with its number.
     pub(super) fn write(self, text: &mut String, tag: &str, number: usize, document: &Document) {
         let name = document.id.replace('"', "'").replace(['\n', '\r'], " ");
         let (title, words) = (document.title.as_str(), document.text.as_str());
@@ -153,8 +153,8 @@ impl Template {
     }
 }
 
-/// Writes a document in tags; `edge` separates its words from them. A text that contains the tag's own name in brackets
-/// gets a space there, or the document would end early.
+/// Writes a document in tags, with `edge` around its text. If the text contains the tag's own name in brackets, a space
+/// is inserted there, so that the document does not end early.
 fn write_tagged(
     text: &mut String,
     tag: &str,

@@ -1,16 +1,15 @@
-//! Reads lines of JSON, with a question or a chat on each:
+//! Reads lines of JSON, each with a question or a chat:
 //!
 //! ```text
 //!   {"id": …, "question": …, "documents": […, …], "answers": […, …]}
 //!   {"id": …, "turns": [{"question": …, "documents": […], "answers": […]}, …]}
 //! ```
 //!
-//! Documents stand as they were retrieved, best first: each is a text, or an object with `text` and maybe `id` and
-//! `title`. One without an id gets a number, the same wherever it stands. The document that holds the answer is the
-//! only one whose text contains one of the answers, in upper or lower case; if several do, or none, it is unknown. With
-//! `"choices": [texts]`, the answer is the letter of one: A for the first.
-//! Other members and blank lines are skipped. Questions are asked in the file's order, since a log has an order of its
-//! own.
+//! Documents are in the retriever's order, best first: each is a text, or an object with `text` and optionally `id` and
+//! `title`. A document without an id gets a number, the same in every line. The document with the answer is the only
+//! one whose text contains one of the answers, ignoring case; it is unknown if several do, or none. With `"choices":
+//! [texts]`, the answer is a choice's letter: A for the first. Other fields and blank lines are ignored. Questions are
+//! asked in the file's order, since a log's order has a meaning.
 
 use super::{Case, Data, Document, Turn, lines_of};
 use anyhow::{Context, Result, bail, ensure};
@@ -59,7 +58,7 @@ enum RawDocument {
     },
 }
 
-/// Returns the questions of `text`, with the first `documents` of each one's documents.
+/// Returns the questions of `text`, each with its first `documents` documents.
 pub(super) fn read(text: &[u8], documents: Option<usize>) -> Result<Data> {
     let mut known = Known::default();
     let mut data = Data::default();
@@ -124,7 +123,7 @@ fn turn(raw: RawTurn, documents: usize, known: &mut Known) -> Result<Turn> {
     })
 }
 
-/// Returns the index of the only document that holds one of the answers, in upper or lower case.
+/// Returns the index of the only document that contains one of the answers, ignoring case.
 fn holder(documents: &[Arc<Document>], answers: &[String]) -> Option<usize> {
     let lower: Vec<_> = answers.iter().map(|answer| answer.to_lowercase()).collect();
     let mut holding = (0..documents.len()).filter(|&at| {
@@ -135,7 +134,7 @@ fn holder(documents: &[Arc<Document>], answers: &[String]) -> Option<usize> {
     first.filter(|_| holding.next().is_none())
 }
 
-/// Documents without an id, by title and text.
+/// Numbers of documents without an id, by title and text.
 #[derive(Default)]
 struct Known {
     numbered: FxHashMap<(String, String), Arc<Document>>,
@@ -187,7 +186,7 @@ mod tests {
         let line = r#"{"question": "Who?", "documents": ["It was Ann."], "choices": ["Bo", "Ann"], "answers": ["B"]}"#;
         let cases = read(line, None).unwrap();
         assert_eq!(cases[0].turns[0].choices, ["Bo", "Ann"]);
-        // A letter names no document.
+        // A letter does not identify a document.
         let letter = line.replace("It was Ann.", "It was B.");
         assert_eq!(
             read(&letter, None).unwrap()[0].turns[0].answer_document,
@@ -212,7 +211,7 @@ mod tests {
         let ids =
             |turn: &Turn| -> Vec<String> { turn.documents.iter().map(|d| d.id.clone()).collect() };
         assert_eq!(ids(&first.turns[0]), ["1", "7", "1"]);
-        // Two documents hold the answer.
+        // Two documents contain the answer.
         assert_eq!(first.turns[0].answer_document, None);
         assert_eq!((chat.id.as_str(), chat.turns.len()), ("chat", 3));
         assert_eq!(ids(&chat.turns[0]), ["2"]);

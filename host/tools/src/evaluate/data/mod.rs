@@ -1,11 +1,12 @@
-//! The questions: read from SQuAD's JSON or from lines of JSON, checked, and brought into one form.
+//! Reads questions from SQuAD's JSON or from lines of JSON, and converts them to one form.
 //!
 //! ```text
 //!   FILE.json  ── squad ── words: BM25 over the file's paragraphs ──┐
 //!   FILE.jsonl ── lines ── documents as they were retrieved ────────┴──▶ cases, each of one turn or several
 //! ```
 //!
-//! `examples/datasets.py` writes other published data sets as such lines. This module knows nothing of arms or requests.
+//! `examples/datasets.py` converts other published data sets to such lines. This module does not depend on arms or
+//! requests.
 
 mod lines;
 mod squad;
@@ -16,7 +17,7 @@ use fxhash::FxHashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A document that was retrieved for a question.
+/// A retrieved document.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Document {
     /// The document's name in hints.
@@ -26,24 +27,24 @@ pub(super) struct Document {
     pub(super) text: String,
 }
 
-/// A question, and what a retriever found for it.
+/// A question with its retrieved documents.
 #[derive(Clone, Debug)]
 pub(super) struct Turn {
     pub(super) question: String,
     /// The documents, best first.
     pub(super) documents: Vec<Arc<Document>>,
-    /// The right answers; empty: the turn is asked but not scored.
+    /// The right answers; if empty, the turn is asked but not scored.
     pub(super) answers: Vec<String>,
-    /// Index of the document that holds the answer, if it is known.
+    /// Index of the document with the answer, if known.
     pub(super) answer_document: Option<usize>,
-    /// What there is to choose from; the answer is a letter then. Empty: the answer is in words.
+    /// The choices, if the answer is a letter; empty if it is in words.
     pub(super) choices: Vec<String>,
 }
 
-/// A chat that is asked as a whole, under every arm.
+/// A chat, which is asked as a whole under every arm.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
-    /// The case's id, which no other case has.
+    /// The case's unique id.
     pub(super) id: String,
     /// The turns, at least one; at least one has an answer, and one has documents.
     pub(super) turns: Vec<Turn>,
@@ -52,15 +53,15 @@ pub(super) struct Case {
 /// The questions of a file.
 #[derive(Debug, Default)]
 pub(super) struct Data {
-    /// The cases, in the order in which they are asked.
+    /// The cases, in the order of asking.
     pub(super) cases: Vec<Case>,
-    /// Number of questions left out because the file has no answer.
+    /// Number of questions left out because they have no answer.
     pub(super) without_answers: usize,
-    /// A hash of the file's bytes.
+    /// Hash of the file's bytes.
     pub(super) fingerprint: u64,
 }
 
-/// A format of questions.
+/// A file format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// SQuAD's JSON: paragraphs with questions and answers.
@@ -88,7 +89,7 @@ impl Format {
         Self::ALL.into_iter().find(|format| format.name() == name)
     }
 
-    /// Returns the format of a file by its ending.
+    /// Returns the format for a file's extension.
     fn of(path: &Path) -> Result<Self> {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("json") => Ok(Self::Squad),
@@ -104,17 +105,17 @@ impl Format {
 /// The options for reading a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reading {
-    /// The file's format; `None`: by its ending.
+    /// The file's format; `None` to choose by its extension.
     pub(super) format: Option<Format>,
-    /// Most documents of a question.
+    /// Most documents per question.
     pub(super) documents: Option<usize>,
-    /// Most questions: the first ones are kept.
+    /// Most questions; the first ones are kept.
     pub(super) questions: Option<usize>,
     pub(super) seed: u64,
 }
 
 impl Case {
-    /// Returns whether an answer's place is known in every turn with an answer, and there are places to choose from.
+    /// Returns whether every turn with an answer has a known answer document, and there are places to choose from.
     pub(super) fn has_positions(&self) -> bool {
         let scored = self.turns.iter().filter(|turn| !turn.answers.is_empty());
         scored
@@ -123,18 +124,18 @@ impl Case {
     }
 }
 
-/// Returns the letter of a choice; there are at most 26.
+/// Returns a choice's letter; `None` beyond 26 choices.
 pub(super) fn letter(at: usize) -> Option<char> {
     (at < 26).then(|| char::from(b'A' + at as u8))
 }
 
-/// Iterates over the lines of a text that are not blank, with their numbers, from 1.
+/// Iterates over the lines that are not blank, with their numbers, from 1.
 fn lines_of(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let lines = (1..).zip(text.split(|&byte| byte == b'\n'));
     lines.filter(|(_, line)| !line.trim_ascii().is_empty())
 }
 
-/// Returns the bytes of a file, which is held in memory.
+/// Returns a file's bytes.
 fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     let failed = || format!("cannot read {}", path.display());
     let bytes = std::fs::metadata(path).with_context(failed)?.len();
@@ -147,7 +148,7 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).with_context(failed)
 }
 
-/// Reads `path`; its extension determines the format, unless that is told.
+/// Reads `path`; its extension determines the format, unless `reading` does.
 pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
     let failed = || format!("cannot read {}", path.display());
     let format = reading.format.map_or_else(|| Format::of(path), Ok)?;
@@ -177,10 +178,10 @@ pub(super) fn read(path: &Path, reading: Reading) -> Result<Data> {
     Ok(data)
 }
 
-/// Default number of paragraphs for a question of a SQuAD file.
+/// Default number of paragraphs per question of a SQuAD file.
 const SQUAD_DOCUMENTS: usize = 10;
 
-/// Most bytes of a file, which is held in memory.
+/// Most bytes of a file, which is read into memory.
 const MAX_BYTES: u64 = 1 << 30;
 
 #[cfg(test)]

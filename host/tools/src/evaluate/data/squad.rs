@@ -1,9 +1,9 @@
 //! Reads SQuAD's JSON: articles of paragraphs, each with questions. The paragraphs are the documents.
 //!
-//! **The documents of a question** are the best `documents` of all paragraphs of the file by BM25, best first. The
-//! paragraph that the question was written for is always among them: if BM25 does not find it, it takes the last
-//! place. Questions without an answer (SQuAD 2.0's impossible ones) are left out. Questions come in an order drawn
-//! with the seed: in the file, those of one paragraph stand together, and users do not ask like that.
+//! **The documents of a question** are the best `documents` paragraphs of the file by BM25, best first. The question's
+//! own paragraph is always among them: if BM25 does not rank it high enough, it takes the last place. Questions without
+//! an answer (SQuAD 2.0's impossible ones) are left out. Questions are shuffled with the seed: in the file, those of
+//! one paragraph are adjacent, which users' questions are not.
 
 use super::{Case, Data, Document, Turn};
 use anyhow::{Result, bail};
@@ -43,7 +43,7 @@ struct Answer {
     text: String,
 }
 
-/// Returns the questions of `json` with `documents` documents each.
+/// Returns the questions of `json`, each with `documents` documents.
 pub(super) fn read(json: &[u8], documents: usize, seed: u64) -> Result<Data> {
     let file: File = serde_json::from_slice(json)?;
     let mut paragraphs: Vec<Arc<Document>> = Vec::new();
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(ids(turn("a")), ("1 2".into(), Some(0)));
         assert_eq!(turn("a").answers, ["noon", "at noon"]);
         assert_eq!(turn("a").documents[0].title, "The Ferry");
-        // Its own paragraph, 1, fits less well than 3 and 2: it takes the last place.
+        // The question's own paragraph, 1, ranks below 3 and 2: it takes the last place.
         assert_eq!(ids(turn("b")), ("3 1".into(), Some(1)));
         assert_eq!(ids(turn("question 4")), ("3 1".into(), Some(0)));
     }
