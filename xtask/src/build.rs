@@ -1,5 +1,5 @@
-//! `cargo xtask build`: the filter, as a Wasm module, as a dynamic module and as an external processor, and the host with its
-//! programs.
+//! `cargo xtask build`: builds the filter (as a Wasm module, a dynamic module and an external processor), and the host
+//! with its programs.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,8 +12,8 @@ use crate::setup;
 use crate::step::Step;
 use crate::workspace::Workspace;
 
-/// The programs that `foreword` runs for some of its subcommands, each with a package of its name, and the folder of that:
-/// the external processor, then the rehearsal.
+/// The programs that `foreword` runs for some subcommands, each a package of the same name: the external processor,
+/// then the rehearsal.
 pub(crate) const PROGRAMS: [Program; 2] = [
     Program {
         name: "foreword-gateway",
@@ -57,18 +57,18 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What was built, for the tests and for the demo.
+/// The results of a build, for the tests and the demo.
 pub(crate) struct Built {
     /// Path of the filter's Wasm module.
     pub(crate) filter: PathBuf,
     /// Path of the `foreword` binary.
     pub(crate) host: PathBuf,
-    /// Path of the `foreword-gateway` binary; `None`: it was not built.
+    /// Path of the `foreword-gateway` binary; `None` if it was not built.
     pub(crate) ext_proc: Option<PathBuf>,
 }
 
 impl Built {
-    /// Tells a step's tests of it, which else build all by themselves.
+    /// Passes the paths to the tests in a step, which would otherwise build everything themselves.
     pub(crate) fn given_to(&self, step: Step) -> Step {
         let step = step
             .env("FOREWORD_FILTER", &self.filter.to_string_lossy())
@@ -91,8 +91,8 @@ pub(crate) fn filter(workspace: &Workspace) -> Result<PathBuf> {
     )
 }
 
-/// Builds a package as a Wasm module, and returns its path. The same source gives the same bytes on every machine: none of
-/// the builder's own paths is in them, where panics would name them.
+/// Builds a package as a Wasm module, and returns its path. The same source gives the same bytes on every machine: the
+/// builder's paths, which panics would contain, are replaced.
 pub(crate) fn module(
     workspace: &Workspace,
     name: &str,
@@ -118,13 +118,13 @@ pub(crate) fn module(
     built(workspace.artifacts_for(target, profile).join(file))
 }
 
-/// The folders that cargo unpacked the dependencies into, one per registry.
+/// Returns the folders into which cargo unpacked the dependencies, one per registry.
 fn sources() -> Result<Vec<PathBuf>> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(env::home_dir()?.join(".cargo")));
     let registries = home.context("no home folder")?.join("registry/src");
     let mut found = Vec::new();
-    // None at all: every dependency comes from elsewhere (vendored), by paths that we do not know.
+    // There is none if all dependencies are vendored, in paths unknown here.
     for registry in fs::read_dir(&registries).into_iter().flatten() {
         found.push(registry?.path());
     }
@@ -132,7 +132,7 @@ fn sources() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Cargo's setting under which the compiler writes `/` in place of each of these folders.
+/// Returns the cargo setting that makes the compiler write `/` in place of each of these folders.
 fn remapped(target: &str, folders: &[PathBuf]) -> String {
     let flags = folders.iter().map(|folder| {
         let folder = folder.display();
@@ -179,7 +179,7 @@ fn native(workspace: &Workspace, name: &str, profile: &str, target: &[&str]) -> 
     Step::cargo(name, workspace.root(), &arguments).run()
 }
 
-/// What a release ships of native code.
+/// The native programs of a release.
 pub(crate) struct Shipped {
     pub(crate) dynamic: PathBuf,
     pub(crate) host: PathBuf,
@@ -187,16 +187,17 @@ pub(crate) struct Shipped {
     pub(crate) programs: [PathBuf; PROGRAMS.len()],
 }
 
-/// Builds the dynamic module, the host and its programs as a release ships them, without the builder's paths.
+/// Builds the dynamic module, the host and its programs for a release, without the builder's paths.
 ///
-/// They have a profile, and so a folder, of their own: other flags would make cargo build everything twice.
+/// They have their own profile, and so their own folder: with different flags, cargo would rebuild everything each
+/// time.
 pub(crate) fn for_release(workspace: &Workspace) -> Result<Shipped> {
     const PROFILE: &str = "dist";
     let mut folders = sources()?;
     folders.push(workspace.root().to_owned());
     folders.push(workspace.target().to_owned());
     let remap = remapped(&host_triple()?, &folders);
-    // The C compiler writes paths too.
+    // The C compiler writes paths as well.
     let flags: Vec<String> = folders
         .iter()
         .map(|folder| format!("-ffile-prefix-map={}=/", folder.display()))

@@ -1,12 +1,12 @@
-//! The step `circles`: no files of a crate use each other in a circle.
+//! The step `circles`: checks that no files of a crate use each other in a circle.
 //!
 //! ```text
 //!   src/**/*.rs ─▶ source: uses, paths, definitions ─▶ graph: file ─▶ files whose items it names ─▶ circles
 //! ```
 //!
-//! A name counts for the file that defines it, through all re-exports; a re-export by itself counts for nothing. Tests are
-//! left out, and so is what a file uses of the folders' own files (`mod.rs`) that it lies in: a folder's file declares what
-//! the files inside share, and puts them together. Macros' expansions and methods are not seen.
+//! A name counts as a use of the file that defines it, through all re-exports; a re-export by itself is no use. Tests
+//! are excluded, and so are a file's uses of the `mod.rs` of its own folders: these declare what the files inside
+//! share, and combine them. Macro expansions and method calls are not analysed.
 
 mod graph;
 mod source;
@@ -25,7 +25,7 @@ use source::Source;
 /// A module's path within its crate; that of `lib.rs` is empty.
 type Module = Vec<String>;
 
-/// Fails if files of a crate use each other in a circle; the error names them.
+/// Returns an error that names the files if files of a crate use each other in a circle.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let root = workspace.root();
     let output = Command::new("git")
@@ -37,7 +37,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     ensure!(output.status.success(), "`git ls-files` failed");
     let listed = String::from_utf8(output.stdout).context("a file's name is not UTF-8")?;
     let mut crates: BTreeMap<&str, BTreeMap<Module, Source>> = BTreeMap::new();
-    // A library comes before its program, whose root is another.
+    // A library comes before the program of its package, which has another root.
     for path in listed.lines() {
         let Some((package, file)) = path.split_once("/src/") else {
             continue;
@@ -152,7 +152,7 @@ mod tests {
         let files = files.into_iter().filter(|(file, _)| module(file).is_some());
         let mut files: Vec<_> = files.collect();
         assert_eq!(circles(&files), [""; 0]);
-        // The folder is put together of what leads back to it.
+        // The folder's own file may use the files that use it.
         files[3].1 = "pub struct B; use crate::a::A;";
         assert_eq!(circles(&files), ["a a::part b"]);
     }

@@ -1,13 +1,12 @@
-//! `cargo xtask config-docs`: what people read about configuration fields, from the schema.
+//! `cargo xtask config-docs`: generates the documentation of configuration fields from the schema.
 //!
 //! ```text
 //!   schema.json ─┬─► the tables of gateway-config/envoy/README.md
 //!                └─► `Config` in the browser package's types.d.ts
 //! ```
 //!
-//! The schema states each field once: its name, type, default, range and meaning. `x-table` holds the words for a default
-//! or a range that cannot be derived from these. Texts between the markers are replaced, and everything
-//! else in the two files stays as it is.
+//! The schema states each field once: its name, type, default, range and meaning. `x-table` has the text for a default
+//! or a range that cannot be derived from these. Only the text between markers is replaced.
 
 use std::fmt::Write;
 use std::fs;
@@ -23,7 +22,7 @@ const SCHEMA: &str = "wasm-module/filter/src/config/schema.json";
 const TABLES: &str = "gateway-config/envoy/README.md";
 const TYPES: &str = "wasm-module/browser/src/types.d.ts";
 
-/// Where a bound is this large, there is none that anybody would meet.
+/// A bound this large is not shown.
 const UNBOUNDED: u64 = u32::MAX as u64;
 
 #[derive(clap::Args)]
@@ -55,7 +54,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A part of the schema. The order of properties is the order of rows.
+/// A part of the schema. Table rows have the order of its properties.
 #[derive(Deserialize, Default)]
 struct Part {
     #[serde(default)]
@@ -75,7 +74,7 @@ struct Part {
     table: Words,
 }
 
-/// The words of a row that cannot be derived.
+/// The texts of a row that cannot be derived.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct Words {
@@ -83,12 +82,12 @@ struct Words {
     allowed: Option<String>,
 }
 
-/// Reads a default that is `null` as one.
+/// Reads a `null` default as a default, not as an absent one.
 fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
-/// Properties in the order in which they are written.
+/// Properties in their written order.
 #[derive(Default)]
 struct Properties(Vec<(String, Part)>);
 
@@ -129,7 +128,7 @@ impl Part {
         Ok(part)
     }
 
-    /// Returns the words of the column *default*.
+    /// Returns the text of the column *default*.
     fn default_words(&self) -> String {
         match (&self.table.default, &self.default) {
             (Some(words), _) => words.clone(),
@@ -139,7 +138,7 @@ impl Part {
         }
     }
 
-    /// Returns the words of the column *allowed*.
+    /// Returns the text of the column *allowed*.
     fn allowed_words(&self) -> String {
         if let Some(words) = &self.table.allowed {
             return words.clone();
@@ -159,7 +158,7 @@ impl Part {
     }
 }
 
-/// Returns a list of words with a space behind each comma, as people write it; any other value as JSON.
+/// Formats a list of texts with a space after each comma; any other value as JSON.
 fn spaced(value: &Value) -> String {
     match value.as_array() {
         Some(list) => {
@@ -193,11 +192,11 @@ fn head(first: &str) -> String {
     format!("| {first} | default | allowed | meaning |\n| --- | --- | --- | --- |\n")
 }
 
-/// Writes a row for a field, and for those in it.
+/// Writes the rows of a field and of its fields.
 fn rows(table: &mut String, path: &str, part: &Part) -> Result<()> {
     let items = part.items.as_deref();
     let items = items.filter(|items| !items.properties.0.is_empty());
-    // An object that cannot be switched off is no more than its fields.
+    // An object that cannot be `null` has no row of its own.
     let is_group = !part.properties.0.is_empty() && !part.is("null");
     if !is_group {
         row(table, path, part)?;
@@ -232,7 +231,7 @@ fn row(table: &mut String, path: &str, part: &Part) -> Result<()> {
     Ok(())
 }
 
-/// Returns the browser package's types of what it is configured with.
+/// Returns the browser package's types of configurations.
 fn types(root: &Part) -> Result<Texts> {
     let ordering = root.property("ordering")?;
     let policies = ordering.property("policy")?.words.iter().flatten();
@@ -293,7 +292,7 @@ fn type_of(name: &str, part: &Part) -> String {
     kinds.collect::<Vec<_>>().join(" | ")
 }
 
-/// Replaces what stands between the markers of this name.
+/// Replaces the text between the markers of this name.
 fn replaced(text: &str, name: &str, by: &str) -> Result<String> {
     let find = |mark: &str| {
         let lines = text.split_inclusive('\n');

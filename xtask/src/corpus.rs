@@ -1,5 +1,5 @@
-//! `cargo xtask corpus`: the handbook's retrieval results, made by BM25 (program `ranker`) and committed, so that the
-//! demo and the tests replay the same lists everywhere.
+//! `cargo xtask corpus`: computes the handbook's retrieval results by BM25 (program `ranker`). They are committed, so
+//! that the demo and the tests use the same lists everywhere.
 
 use std::fs;
 use std::io::Write as _;
@@ -53,7 +53,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the committed rankings are the retriever's, for `cargo xtask test`.
+/// Checks the committed rankings against the retriever's, for `cargo xtask test`.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     run(workspace, &Options { check: true })
 }
@@ -83,7 +83,7 @@ fn retrieve(workspace: &Workspace, handbook: &Handbook) -> Result<Vec<Retrieved>
         .stdout(Stdio::piped())
         .spawn()
         .context("the ranker cannot be started")?;
-    // The ranker reads all of its input before it writes, so full pipes cannot deadlock.
+    // The ranker reads its whole input before it writes, so full pipes cannot deadlock.
     let mut input = ranker.stdin.take().context("the ranker has no stdin")?;
     let written = input.write_all(&serde_json::to_vec(&job)?);
     drop(input);
@@ -106,8 +106,7 @@ fn retrieve(workspace: &Workspace, handbook: &Handbook) -> Result<Vec<Retrieved>
         .collect())
 }
 
-/// Returns the mean share of a question's labelled documents among its first `depth`, over the questions that have
-/// labels.
+/// Returns the mean share of a question's labelled documents among its first `depth`, over the questions with labels.
 fn recall(handbook: &Handbook, retrieved: &[Retrieved], depth: usize) -> f64 {
     let (mut sum, mut counted) = (0.0, 0);
     for (question, line) in handbook.questions.iter().zip(retrieved) {

@@ -1,6 +1,6 @@
 //! `cargo xtask fuzz`: runs the fuzz targets under libFuzzer, one after another.
 //!
-//! Coverage is a pass of the stable compiler, and libFuzzer is a crate that a C++ compiler builds, so neither nightly
+//! Coverage is a pass of the stable compiler, and libFuzzer is a crate compiled by a C++ compiler, so neither nightly
 //! nor cargo-fuzz is needed. AddressSanitizer needs nightly and is omitted, because the fuzzed code has no unsafe code
 //! of the project. Assertions and overflow checks are on.
 //!
@@ -56,7 +56,7 @@ fn build(workspace: &Workspace) -> Result<PathBuf> {
         Command::new("c++").arg("--version").output().is_ok(),
         "libFuzzer needs a C++ compiler, and `c++` is not there (Debian: g++)"
     );
-    // With a target named on the command line, build scripts and macros do not get the flags.
+    // Without an explicit target, build scripts and macros would get the flags, too.
     let machine = machine()?;
     let arguments = [
         "build",
@@ -91,7 +91,7 @@ fn machine() -> Result<String> {
         .context("rustc -vV names no host")
 }
 
-/// Returns the requested targets, or all that the program names.
+/// Returns the requested targets; if none, all of the program's.
 fn chosen(program: &Path, asked: &[String]) -> Result<Vec<String>> {
     let output = Command::new(program).env_remove("FOREWORD_FUZZ").output();
     let output = output.with_context(|| format!("{} cannot be started", program.display()))?;
@@ -122,7 +122,7 @@ fn fuzz(
     let folder = workspace.target().join("fuzz");
     let corpus = folder.join("corpus").join(target);
     let found = workspace.root().join("fuzz/found").join(target);
-    // What is kept of earlier runs, minimised; libFuzzer writes to the first folder alone.
+    // The minimised inputs of earlier runs. libFuzzer writes only to the first folder.
     let kept = workspace.root().join("fuzz/corpus").join(target);
     for folder in [&corpus, &found, &kept] {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
@@ -149,7 +149,7 @@ fn fuzz(
     })
 }
 
-/// Returns the figures in libFuzzer's output, and the assertion that failed.
+/// Returns the statistics in libFuzzer's output, and the failed assertion.
 fn summary(said: &str) -> String {
     let figure = |name: &str| {
         let mut lines = said.lines().rev();
@@ -196,8 +196,8 @@ const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-l
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
 
-/// Limits for libFuzzer: an input takes milliseconds and megabytes, or something is wrong. The first one of `instructions`
-/// also compiles the module.
+/// Limits for libFuzzer: an input should take milliseconds and megabytes. The first input of `instructions` also
+/// compiles the module.
 const LIBFUZZER: [&str; 4] = [
     "-max_len=65536",
     "-timeout=60",

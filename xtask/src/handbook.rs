@@ -1,4 +1,4 @@
-//! The handbook in `examples/handbook`, read and checked.
+//! Reads and checks the handbook in `examples/handbook`.
 //!
 //! ```text
 //! documents.jsonl   {"id", "title", "text"}                           the documents
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::workspace::Workspace;
 
-/// A document as a request carries it.
+/// A document, as in a request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Document {
     pub(crate) id: String,
@@ -30,9 +30,9 @@ pub(crate) struct Question {
     pub(crate) id: String,
     #[serde(rename = "question")]
     pub(crate) text: String,
-    /// The answer; `None` where no document contains it.
+    /// The answer; `None` if no document contains it.
     pub(crate) answer: Option<String>,
-    /// Labels: ids of the documents that contain the answer; empty where there is no answer.
+    /// Labels: ids of the documents that contain the answer; empty if there is none.
     #[serde(rename = "documents")]
     pub(crate) answered_by: Vec<String>,
 }
@@ -54,8 +54,7 @@ pub(crate) struct Handbook {
 const FOLDER: &str = "examples/handbook";
 
 impl Handbook {
-    /// Reads the documents and questions, and checks that every id is unique and every label names a
-    /// document.
+    /// Reads documents and questions, and checks that ids are unique and that every label names a document.
     pub(crate) fn read(workspace: &Workspace) -> Result<Self> {
         let folder = workspace.root().join(FOLDER);
         let handbook = Self {
@@ -95,7 +94,7 @@ impl Handbook {
         self.folder.join("retrieved.jsonl")
     }
 
-    /// Reads the rankings: one for each question, in the questions' order.
+    /// Reads the rankings, one per question, in the order of the questions.
     pub(crate) fn retrieved(&self) -> Result<Vec<Retrieved>> {
         let path = self.retrieved_path();
         let retrieved: Vec<Retrieved> =

@@ -1,12 +1,12 @@
-//! `cargo xtask image`: the Wasm filter, or the host, as an OCI image.
+//! `cargo xtask image`: builds the Wasm filter, or the host, as an OCI image.
 //!
 //! The filter's image is the "compat" variant of the Wasm Image Specification
-//! (<https://github.com/solo-io/wasm/tree/master/spec>), which Istio's agent and Envoy Gateway fetch: the last layer is
-//! an ordinary one and holds a file `plugin.wasm`.
+//! (<https://github.com/solo-io/wasm/tree/master/spec>), which Istio's agent and Envoy Gateway support: the last layer
+//! is an ordinary one with a file `plugin.wasm`.
 //!
-//! The host's image has no base image: it holds `foreword`, the external processor that `foreword ext-proc` runs, and the
-//! shared libraries that they are linked with, as the
-//! machine that built it has them. A GPU's driver comes from the node (NVIDIA's container toolkit puts it there).
+//! The host's image has no base image. It contains `foreword`, the external processor that `foreword ext-proc` runs,
+//! and their shared libraries from the build machine. A GPU's driver comes from the node (NVIDIA's container toolkit
+//! mounts it).
 
 use std::borrow::Cow;
 use std::fs;
@@ -87,8 +87,8 @@ pub(crate) fn filter(module: &[u8]) -> Result<Image> {
     })
 }
 
-/// The host's image, for the processor that `program` was built for: this machine's. It holds the external processor too,
-/// if there is one.
+/// Returns the host's image, for this machine's processor, for which `program` was built. It includes the external
+/// processor, if there is one.
 pub(crate) fn host(program: &Path, ext_proc: Option<&Path>) -> Result<Image> {
     let read =
         |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
@@ -152,7 +152,7 @@ pub(crate) fn host(program: &Path, ext_proc: Option<&Path>) -> Result<Image> {
     })
 }
 
-/// The paths of the loader and of the libraries that the loader would load for `program`, sorted.
+/// Returns the paths of the loader and of the libraries that it would load for `program`, sorted.
 fn libraries(program: &Path) -> Result<Vec<String>> {
     let output = Command::new("ldd")
         .arg(program)
@@ -191,7 +191,7 @@ mod tests {
         serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
     }
 
-    /// Follows a descriptor to its bytes, which must be what it says.
+    /// Returns the bytes that a descriptor refers to, after checking their size and digest.
     fn follow(folder: &Path, descriptor: &Value) -> Vec<u8> {
         let named = descriptor["digest"].as_str().unwrap();
         let bytes = fs::read(folder.join("blobs").join(named.replace(':', "/"))).unwrap();
@@ -200,7 +200,7 @@ mod tests {
         bytes
     }
 
-    /// Reads the image as Istio's agent does: the last layer must be a gzipped tar that holds `plugin.wasm`.
+    /// Reads the image like Istio's agent: the last layer must be a gzipped tar with `plugin.wasm`.
     #[test]
     fn a_fetcher_finds_the_module_in_the_last_layer() {
         let folder = tempfile::tempdir().unwrap();
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(blobs.count(), 3, "the older image was left behind");
     }
 
-    /// The image's files alone, as its own root: the program finds its loader and libraries there.
+    /// Only the image's files are the root: the program finds its loader and libraries there.
     #[test]
     fn a_hosts_image_runs_by_itself() {
         let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `cargo xtask …`: the repository's chores, each one command that sets up what it needs.
+//! `cargo xtask …`: the repository's maintenance commands, each of which sets up what it needs.
 //!
 //! ```text
 //! setup    targets, Envoy, cargo-deny      ← test, demo call what they need of it
@@ -17,7 +17,7 @@
 //! vllm     reuse in a real vLLM, by order, and the bridge beside it (6.5 GB)
 //! ```
 //!
-//! One file per command. A child's output goes to stderr, so that stdout carries results only.
+//! There is one file per command. A child's output goes to stderr, so that stdout has only results.
 
 mod browser;
 mod build;

@@ -1,11 +1,11 @@
-//! OCI images in a folder that `skopeo`, `oras` or `crane` push as it stands, without a Docker daemon.
+//! OCI images in a folder that `skopeo`, `oras` or `crane` can push, without a Docker daemon.
 //!
 //! ```text
 //! FOLDER/oci-layout, index.json ─► manifest ─► config
 //!                                     └──────► layer: tar.gz
 //! ```
 //!
-//! The same files give the same bytes, and so the same digest, on every machine: archives carry no time and no owner.
+//! The same files give the same bytes, and so the same digest, on every machine: archives contain no time and no owner.
 
 use std::fs;
 use std::path::Path;
@@ -26,18 +26,18 @@ pub(crate) struct Image {
 
 /// A file of an archive.
 pub(crate) struct Entry<'a> {
-    /// Its path in the archive, without a leading `/`.
+    /// Path in the archive, without a leading `/`.
     pub(crate) path: String,
     pub(crate) bytes: std::borrow::Cow<'a, [u8]>,
     pub(crate) mode: u32,
 }
 
 impl Image {
-    /// Writes the image into `folder` under `tag` and returns the manifest's digest, by which a registry names it too.
-    /// An image that is there already is replaced.
+    /// Writes the image to `folder` under `tag`, replacing an existing one. Returns the manifest's digest, by which
+    /// registries identify the image.
     ///
     /// # Errors
-    /// The folder cannot be written.
+    /// Returns an error if the folder cannot be written.
     pub(crate) fn write(self, folder: &Path, tag: &str) -> Result<String> {
         let blobs = folder.join("blobs/sha256");
         if blobs.is_dir() {
@@ -68,10 +68,10 @@ impl Image {
     }
 }
 
-/// A tar of these files in their order; no time, no owner.
+/// Returns a tar of these files, in order, without times and owners.
 ///
 /// # Errors
-/// A path is too long for a tar's header.
+/// Returns an error if a path is too long for a tar header.
 pub(crate) fn archive(entries: &[Entry<'_>]) -> Result<Vec<u8>> {
     let mut tar = tar::Builder::new(Vec::new());
     for entry in entries {
@@ -85,10 +85,10 @@ pub(crate) fn archive(entries: &[Entry<'_>]) -> Result<Vec<u8>> {
     Ok(tar.into_inner()?)
 }
 
-/// The bytes as gzip, without a time or a name.
+/// Compresses the bytes with gzip, without a time or a name.
 ///
 /// # Errors
-/// None that a buffer in memory has.
+/// Writing to a buffer in memory cannot fail.
 pub(crate) fn compressed(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut encoder = GzBuilder::new()
         .mtime(0)
@@ -97,13 +97,13 @@ pub(crate) fn compressed(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(encoder.finish()?)
 }
 
-/// The SHA-256 of the bytes, in hexadecimal digits.
+/// Returns the SHA-256 of the bytes in hexadecimal digits.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The bytes' digest as registries write it.
+/// Returns the bytes' digest in registries' format.
 pub(crate) fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", sha256(bytes))
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask release`: what a release consists of, in one folder.
+//! `cargo xtask release`: builds all files of a release in one folder.
 //!
 //! ```text
 //! foreword-VERSION-ARCH-linux.tar.gz   host and its programs, filter, order modules, dynamic module, gateway-config, documents
@@ -9,7 +9,7 @@
 //! SHA256SUMS                           of the files above
 //! ```
 //!
-//! Two runs of the same commit give the same bytes: archives carry no time and no owner, the programs none of the
+//! Two runs of the same commit give the same bytes: archives contain no time and no owner, the programs none of the
 //! builder's paths, and the lists of components no serial number.
 
 use std::borrow::Cow;
@@ -105,10 +105,10 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A release as it grows.
+/// A release in progress.
 struct Release<'a> {
     folder: &'a Path,
-    /// A line for each file, as `sha256sum` prints and checks it.
+    /// A line per file in the format of `sha256sum`.
     sums: String,
 }
 
@@ -121,7 +121,7 @@ impl Release<'_> {
     }
 }
 
-/// An image's folder as one file: `skopeo copy oci-archive:FILE …` reads it.
+/// Returns an image's folder as one file, for `skopeo copy oci-archive:FILE …`.
 fn packed(image: Image) -> Result<Vec<u8>> {
     let folder = tempfile::tempdir()?;
     image.write(folder.path(), VERSION)?;
@@ -142,7 +142,7 @@ fn packed(image: Image) -> Result<Vec<u8>> {
     oci::archive(&entries)
 }
 
-/// The documents and configurations that go along, as git knows them, by their paths from the root.
+/// Returns the tracked documents and configurations in a release, as paths from the root.
 fn documents(workspace: &Workspace) -> Result<Vec<String>> {
     let output = Command::new("git")
         .args(["ls-files", "-z", "--"])
@@ -174,7 +174,7 @@ fn documents(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What the package in `folder` is built from for `target`, as CycloneDX in JSON.
+/// Returns the components of the package in `folder` for `target`, as CycloneDX JSON.
 fn components(workspace: &Workspace, folder: &str, target: &str) -> Result<Vec<u8>> {
     const NAME: &str = "foreword-components";
     let program = setup::cyclonedx(workspace)?;
@@ -195,13 +195,13 @@ fn components(workspace: &Workspace, folder: &str, target: &str) -> Result<Vec<u
         "--override-filename",
         NAME,
     ];
-    // With a time given it writes that one, and no random serial number.
+    // With a given time, it writes that time and no random serial number.
     let made = Step::program("components", workspace.root(), &program, &arguments)
         .env("SOURCE_DATE_EPOCH", &commit_time(workspace)?)
         .run();
     let file = format!("{NAME}.json");
     let bytes = made.and_then(|()| read(&workspace.root().join(folder).join(&file)));
-    // It writes one beside each manifest of the workspace.
+    // It writes a list next to each manifest of the workspace.
     for member in workspace.members() {
         let _ = fs::remove_file(member.join(&file));
     }
@@ -214,7 +214,7 @@ fn components(workspace: &Workspace, folder: &str, target: &str) -> Result<Vec<u
     Ok(text.into_bytes())
 }
 
-/// The time of the commit that is checked out, in seconds since 1970.
+/// Returns the time of the checked-out commit, in seconds since 1970.
 fn commit_time(workspace: &Workspace) -> Result<String> {
     let output = Command::new("git")
         .args(["log", "-1", "--format=%ct"])

@@ -1,4 +1,5 @@
-//! A step: a named command that is printed, run and timed. When it fails, the error is the line that repeats it.
+//! A step is a named command that is printed, run and timed. If it fails, the error is the command line that repeats
+//! it.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -58,7 +59,7 @@ impl Step {
         &self.name
     }
 
-    /// Sets an environment variable, in the printed line too.
+    /// Sets an environment variable, which is also printed.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.command.env(name, value);
         self.line = format!("{name}={} {}", quoted(value), self.line);
@@ -89,7 +90,7 @@ impl Step {
     }
 }
 
-/// Formats a duration for people: `0.4 s`, `12.0 s`, `3 min 05 s`.
+/// Formats a duration: `0.4 s`, `12.0 s`, `3 min 05 s`.
 pub(crate) fn seconds(duration: Duration) -> String {
     let mut text = String::new();
     let whole = duration.as_secs();
@@ -101,7 +102,7 @@ pub(crate) fn seconds(duration: Duration) -> String {
     written.map(|()| text).unwrap_or_default()
 }
 
-/// Quotes an argument as a POSIX shell needs it.
+/// Quotes an argument for a POSIX shell.
 fn quoted(argument: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:@,+".contains(c);
     if !argument.is_empty() && argument.chars().all(plain) {

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: everything CI needs, in order; stops at the first step that fails.
+//! `cargo xtask test`: runs everything that CI needs, in order; stops at the first failed step.
 //!
-//! The steps share build profiles. Clippy's metadata serves rustdoc, and clippy is what compiles the benches; the tests
-//! and the demo share the dev profile's artifacts (dependencies and the engine are optimised in it).
+//! The steps share build profiles. Rustdoc uses clippy's metadata, and clippy compiles the benches; the tests and the
+//! demo share the dev profile's artifacts (in which dependencies and the engine are optimised).
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -18,7 +18,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut plan = Plan::begin(workspace);
     plan.task("set-up", || setup::everything(workspace))?;
 
-    // Before anything is built: what is built embeds the kernels.
+    // This precedes all builds, since they embed the kernels.
     plan.task("kernels", || kernels::check(workspace))?;
 
     plan.cargo("format", "fmt --all -- --check")?;
@@ -70,7 +70,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Seed of the property tests, so that a run's result depends on the commit alone. `cargo test` by itself draws other
+/// Seed of the property tests, so that a run's result depends only on the commit. Without it, `cargo test` draws other
 /// cases each time.
 const CASES: &str = "PROPTEST_RNG_SEED";
 
@@ -82,16 +82,17 @@ fn rustdoc(workspace: &Workspace) -> Step {
     Step::cargo("rustdoc", workspace.root(), &arguments).env("RUSTDOCFLAGS", "-D warnings")
 }
 
-/// The tests have run with the Wasm filter; those of the gateway hold for its other shells too. They are named within the
-/// workspace, whose features they were built with.
+/// Runs the gateway's tests with another shell of the filter; they have run with the Wasm filter. The package is named
+/// within the workspace, so that the tests keep the features of their build.
 fn gateway_as(workspace: &Workspace, name: &str, shell: &str) -> Step {
     let arguments = ["test", "--locked", "--workspace", "--test", "gateway"];
     Step::cargo(&format!("gateway, {name}"), workspace.root(), &arguments)
         .env("FOREWORD_SHELL", shell)
 }
 
-/// The core's unit tests as 32-bit Wasm, in Node's V8: what ships in Envoy and in pages has other widths than this machine.
-/// The filter's own tests need a proxy around them there; `tests/tests/artefact.rs` plays its module instead.
+/// Runs the core's unit tests as 32-bit Wasm, in Node's V8: the Wasm modules of Envoy and of pages have other integer
+/// widths than this machine. The filter's own tests would need a proxy; `tests/tests/artefact.rs` runs its module
+/// instead.
 fn core_as_wasm(workspace: &Workspace) -> Step {
     let arguments = [
         "test",
@@ -111,7 +112,7 @@ fn core_as_wasm(workspace: &Workspace) -> Step {
     Step::cargo("core as Wasm", workspace.root(), &arguments)
         .env(CASES, "1")
         .env("CARGO_TARGET_WASM32_WASIP1_RUNNER", &runner)
-        // Unoptimised they run for a minute.
+        // Unoptimised, they run for a minute.
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
 }
 
@@ -129,7 +130,7 @@ fn deny(workspace: &Workspace, arguments: &[&str]) -> Step {
     )
 }
 
-/// Brings the advisory database up to date; the error is the reason in one line.
+/// Updates the advisory database; the error is the reason in one line.
 fn fetch_advisories(workspace: &Workspace) -> Result<(), String> {
     let output = Command::new(setup::deny_program(workspace))
         .args(["--color", "never", "fetch", "db"])
@@ -148,7 +149,7 @@ fn fetch_advisories(workspace: &Workspace) -> Result<(), String> {
         .to_owned())
 }
 
-/// Runs steps and keeps what became of them for the table at the end.
+/// Runs steps and records their results for the table at the end.
 struct Plan<'a> {
     workspace: &'a Workspace,
     started: Instant,
@@ -168,7 +169,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// A cargo command, its arguments separated by spaces.
+    /// Runs a cargo command, with its arguments separated by spaces.
     fn cargo(&mut self, name: &str, line: &str) -> Result<()> {
         let arguments: Vec<&str> = line.split_ascii_whitespace().collect();
         self.step(Step::cargo(name, self.workspace.root(), &arguments))
@@ -181,7 +182,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Another of our commands.
+    /// Runs another command of xtask.
     fn task(&mut self, name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let started = Instant::now();
         work().with_context(|| format!("`{name}` failed"))?;

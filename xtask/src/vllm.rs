@@ -1,6 +1,6 @@
-//! `cargo xtask vllm`: measures reuse in a real vLLM, which is installed where it is missing.
+//! `cargo xtask vllm`: measures reuse in a real vLLM, installing it if necessary.
 //!
-//! vLLM's CPU build takes 6.5 GB and some minutes to install, so no other command sets it up. The wheel asks for a
+//! vLLM's CPU build takes 6.5 GB and some minutes to install, so no other command installs it. The wheel requires a
 //! build of torch that PyPI does not have; the plain build of the same version works.
 
 use std::fs;
@@ -56,7 +56,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         .run()
 }
 
-/// Returns a Python with vLLM in its own environment. An unfinished installation is repeated.
+/// Returns a Python with vLLM in its own environment. An incomplete installation is repeated.
 fn install(workspace: &Workspace) -> Result<PathBuf> {
     let home = workspace.tools().join("vllm");
     let python = home.join("bin/python");

@@ -1,4 +1,4 @@
-//! Where things lie: the repository's root, cargo's target folder, the folder of fetched tools.
+//! Locations: the repository's root, cargo's target folder, and the folder of downloaded tools.
 
 use std::env;
 use std::ffi::OsString;
@@ -8,14 +8,14 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// The repository as it lies on this machine.
+/// The repository on this machine.
 pub(crate) struct Workspace {
     root: PathBuf,
     target: PathBuf,
     members: Vec<PathBuf>,
 }
 
-/// The part of `cargo metadata` that is read here.
+/// The part of `cargo metadata` that is used.
 #[derive(Deserialize)]
 struct Metadata {
     workspace_root: PathBuf,
@@ -30,7 +30,7 @@ struct Package {
 }
 
 impl Workspace {
-    /// Asks cargo, which knows `CARGO_TARGET_DIR` and the user's configuration.
+    /// Returns the locations as cargo reports them; it knows `CARGO_TARGET_DIR` and the user's configuration.
     pub(crate) fn find() -> Result<Self> {
         let output = Command::new(cargo())
             .args(["metadata", "--no-deps", "--format-version", "1"])
@@ -58,38 +58,38 @@ impl Workspace {
         &self.root
     }
 
-    /// The folders of the workspace's packages.
+    /// Returns the folders of the workspace's packages.
     pub(crate) fn members(&self) -> &[PathBuf] {
         &self.members
     }
 
-    /// Fetched tools; ignored by git, safe to delete.
+    /// Returns the folder of downloaded tools, which git ignores and which can be deleted.
     pub(crate) fn tools(&self) -> PathBuf {
         self.root.join(".tools")
     }
 
-    /// Cargo's target folder: what can be built again.
+    /// Returns cargo's target folder.
     pub(crate) fn target(&self) -> &Path {
         &self.target
     }
 
-    /// The folder into which cargo puts the artifacts of `profile` for the native target.
+    /// Returns the folder of `profile`'s artifacts for the native target.
     pub(crate) fn artifacts(&self, profile: &str) -> PathBuf {
         self.target.join(profile_folder(profile))
     }
 
-    /// Returns the folder of [`Workspace::artifacts`] for another target.
+    /// Returns the folder of `profile`'s artifacts for another target.
     pub(crate) fn artifacts_for(&self, target: &str, profile: &str) -> PathBuf {
         self.target.join(target).join(profile_folder(profile))
     }
 }
 
-/// The cargo that runs us, so that a toolchain chosen on the command line holds for the steps too.
+/// Returns the cargo that runs this program, so that a toolchain chosen on the command line also applies to the steps.
 pub(crate) fn cargo() -> OsString {
     env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Cargo calls the dev profile's folder `debug`; the others bear their profile's name.
+/// Returns a profile's folder: `debug` for the dev profile, otherwise the profile's name.
 fn profile_folder(profile: &str) -> &str {
     match profile {
         "dev" | "test" => "debug",

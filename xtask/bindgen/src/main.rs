@@ -1,4 +1,4 @@
-//! Writes the JavaScript, the types and the final module for cargo's build of `foreword-browser`.
+//! Produces the JavaScript, the types and the final module from cargo's build of `foreword-browser`.
 //!
 //! ```text
 //! bindgen MODULE.wasm FOLDER      FOLDER/bundler   `import` of the module, as bundlers understand it
@@ -6,10 +6,10 @@
 //! ```
 //!
 //! wasm-bindgen's tool must have exactly the version of its macro. The lockfile ensures that, because both are
-//! dependencies of this workspace. This is a separate program because only builds for the browser need it.
+//! dependencies of this workspace. This is a separate program because only browser builds need it.
 //!
-//! The functions that a module imports are named after their contents, with 16 digits of a hash that nothing compresses. They
-//! get short names here, in the module and in the JavaScript beside it: half a percent of what a page loads.
+//! wasm-bindgen names a module's imported functions with 16 digits of a hash, which does not compress. They get short
+//! names here, in the module and in its JavaScript: half a percent of what a page loads.
 
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -40,7 +40,7 @@ fn write(
         .input_path(module)
         .out_name("foreword")
         .typescript(true)
-        // A page finds the module beside its JavaScript.
+        // A page finds the module next to its JavaScript.
         .omit_default_module_path(false)
         .remove_name_section(true)
         .remove_producers_section(true);
@@ -75,7 +75,7 @@ fn has_hash(name: &str) -> bool {
         && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Returns a script with these names replaced. A name ends with a hash, so that none is a part of another.
+/// Returns a script with these names replaced. Each name ends with a hash, so none is part of another.
 fn renamed(script: String, names: &[(String, String)]) -> String {
     (names.iter()).fold(script, |script, (long, short)| script.replace(long, short))
 }

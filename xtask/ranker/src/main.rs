@@ -1,4 +1,4 @@
-//! Ranks documents for queries by BM25: one JSON object in on stdin, one out on stdout.
+//! Ranks documents for queries by BM25: reads one JSON object from stdin, and writes one to stdout.
 //!
 //! ```text
 //! in   {"documents": [{"id", "title", "text"}, …], "queries": ["…", …], "top": 10}
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The retriever is SQLite's FTS5: Porter stems over Unicode words, Okapi BM25 with k1 = 1.2 and b = 0.75 (fixed by
-//! FTS5). It knows nothing of files, labels or the demo; `cargo xtask corpus` does. This is a separate program because
+//! FTS5). Files, labels and the demo are the business of `cargo xtask corpus`. This is a separate program because
 //! SQLite takes half a minute to compile and only changes to the corpus need it.
 
 use std::io;
@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use rusqlite::{Connection, params};
 use serde::Deserialize;
 
-/// The documents to rank, and the queries to rank them for.
+/// The input: documents and queries.
 #[derive(Deserialize)]
 struct Job {
     documents: Vec<Document>,
@@ -64,7 +64,7 @@ impl Index {
         Ok(Self { connection })
     }
 
-    /// Returns the best documents for a query, best first; ties go to the smaller id. Documents that share no word with
+    /// Returns the best documents for a query, best first; on a tie, the smaller id first. Documents without a word of
     /// the query are omitted, so there may be fewer than `top`.
     fn rank(&self, query: &str, top: u32) -> Result<Vec<String>> {
         let expression = any_word_of(query);
@@ -81,10 +81,11 @@ impl Index {
     }
 }
 
-/// Weight of the title, whose words say more about a document than the same words in its text.
+/// Weight of the title, whose words are more relevant than the same words in the text.
 const TITLE_WEIGHT: f64 = 2.0;
 
-/// Returns FTS5's expression for "any of the query's words". Each word is quoted, so that none acts as an operator.
+/// Returns FTS5's expression for "any of the query's words". Each word is quoted, so that none is parsed as an
+/// operator.
 fn any_word_of(query: &str) -> String {
     let words = query
         .split(|c: char| !c.is_alphanumeric())

@@ -1,4 +1,4 @@
-//! `cargo xtask browser`: the npm package `foreword-browser` and the demo page, each a folder as it is published.
+//! `cargo xtask browser`: builds the npm package `foreword-browser` and the demo page, each as a folder to publish.
 //!
 //! ```text
 //! cargo ──▶ foreword_browser.wasm ──bindgen──▶ JavaScript, types ─┬▶ target/browser/foreword-browser   npm package
@@ -31,7 +31,7 @@ pub(crate) struct Options {
     test: bool,
 }
 
-/// What the build has produced.
+/// The results of a build.
 pub(crate) struct Built {
     /// Folder of the npm package.
     pub(crate) package: PathBuf,
@@ -57,7 +57,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds and tests the package and the page. `programs` are the filter and the host; without them the tests build both.
+/// Builds and tests the package and the page. `programs` are the filter and the host; if absent, the tests build them.
 pub(crate) fn check(workspace: &Workspace, programs: Option<&Programs>) -> Result<()> {
     setup::for_browser_tests(workspace)?;
     tests::run(workspace, &build(workspace)?, programs)
@@ -76,7 +76,7 @@ fn build(workspace: &Workspace) -> Result<Built> {
     Ok(built)
 }
 
-/// Replaces `folder` by an empty one.
+/// Empties `folder`, creating it if necessary.
 fn fresh(folder: &Path) -> Result<()> {
     if folder.is_dir() {
         fs::remove_dir_all(folder).with_context(|| format!("removing {}", folder.display()))?;
@@ -84,7 +84,7 @@ fn fresh(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))
 }
 
-/// Copies a file, or a folder with everything in it, to the new path `to`.
+/// Copies a file, or a folder with its content, to the new path `to`.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let failed = || format!("copying {} to {}", from.display(), to.display());
     if !from.is_dir() {

@@ -1,4 +1,4 @@
-//! The module and the JavaScript around it, for bundlers and for plain pages.
+//! Builds the module and its JavaScript, for bundlers and for plain pages.
 
 use std::fs;
 use std::path::Path;
@@ -40,8 +40,8 @@ pub(super) fn build(workspace: &Workspace, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes documentation (which the types beside it contain too), other comment lines, blank lines and indentation from
-/// JavaScript: a quarter of what a page would load. The glue code has no strings over several lines.
+/// Removes documentation (which is also in the types), other comment lines, blank lines and indentation from
+/// JavaScript: a quarter of what a page would load. The glue code has no multi-line strings.
 fn without_docs(text: &str) -> String {
     let mut lines = Vec::new();
     let mut is_doc = false;

@@ -1,4 +1,4 @@
-//! The npm package as a folder: what `npm pack` packs and `npm install FOLDER` installs.
+//! Builds the npm package as a folder, for `npm pack` and `npm install FOLDER`.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The demo page as a folder of static files: its sources, the module, the corpus and the chart library.
+//! Builds the demo page as a folder of static files: its sources, the module, the corpus and the chart library.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ pub(super) fn write(workspace: &Workspace, glue: &Path, folder: &Path) -> Result
     Ok(())
 }
 
-/// The page's source files; its README and its picture are for the repository only.
+/// The page's source files, without its README and picture, which are only for the repository.
 const SOURCES: [&str; 10] = [
     "index.html",
     "style.css",

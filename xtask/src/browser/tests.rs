@@ -1,4 +1,4 @@
-//! Tests of the package in Node and of the page in headless Chromium, and one run through Envoy and the host.
+//! Tests the package in Node and the page in headless Chromium, once through Envoy and the host.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::setup;
 use crate::step::Step;
 use crate::workspace::Workspace;
 
-/// Runs every test, with these `programs` behind the page if they are built already.
+/// Runs all tests. `programs` serve the page; if absent, the tests build them.
 pub(super) fn run(workspace: &Workspace, built: &Built, programs: Option<&Programs>) -> Result<()> {
     let model = workspace.root().join("host/engine/fixtures/qwen2");
     let host = match programs {
@@ -37,8 +37,7 @@ pub(super) fn bench(workspace: &Workspace, built: &Built) -> Result<()> {
     node(workspace, "browser bench", built, &arguments)?.run()
 }
 
-/// Origins of pages that the gateway accepts: a regular expression for the tests' server, whose port the system
-/// chooses.
+/// Origins of pages that the gateway accepts: a regular expression for the tests' server, which has any port.
 const PAGES: &str = r"http://127\.0\.0\.1:\d+";
 
 /// Returns the test files by name, because not every Node.js supports patterns.

@@ -1,11 +1,11 @@
-//! Which files of a crate use which, and where that leads back.
+//! The graph of which files of a crate use which, and its circles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Module;
 use super::source::Source;
 
-/// The files that each file uses, each with a name that it uses there.
+/// For each file, the files that it uses, each with one of the names used.
 pub(super) struct Graph<'s> {
     sources: &'s BTreeMap<Module, Source>,
     uses: BTreeMap<&'s [String], BTreeMap<&'s [String], String>>,
@@ -20,7 +20,7 @@ impl<'s> Graph<'s> {
         for (module, source) in sources {
             let mut uses = BTreeMap::new();
             let imported = source.uses.iter();
-            // A re-export that the file itself does not name leads elsewhere, and so does the name of a whole module.
+            // A re-export that the file itself does not name is resolved elsewhere, as is the name of a whole module.
             let imported = imported
                 .filter(|one| !one.is_shared || source.words.contains(&one.name))
                 .map(|one| &one.path)
@@ -38,7 +38,7 @@ impl<'s> Graph<'s> {
         graph
     }
 
-    /// Returns the circles, each as the files that lead to each other.
+    /// Returns the circles, each as the files that use each other.
     pub(super) fn circles(&self) -> Vec<Vec<&'s [String]>> {
         let reached: BTreeMap<_, _> = (self.uses.keys())
             .map(|module| (*module, self.reached(module)))
@@ -53,7 +53,7 @@ impl<'s> Graph<'s> {
         circles.into_iter().collect()
     }
 
-    /// Iterates over the uses of files of a circle by each other.
+    /// Iterates over the uses between files of a circle.
     pub(super) fn edges_within<'g>(
         &'g self,
         circle: &'g [&'s [String]],
@@ -76,7 +76,7 @@ impl<'s> Graph<'s> {
         reached
     }
 
-    /// Returns the module that a path leads into, and what follows in the path. `None`: it begins with no module.
+    /// Returns the module at the beginning of a path, and the rest of the path; `None` if it begins with no module.
     fn walk<'p>(
         &self,
         from: &[String],
@@ -112,7 +112,7 @@ impl<'s> Graph<'s> {
             .is_some_and(|(_, rest)| rest.is_empty())
     }
 
-    /// Returns the file that defines what a path means in a file.
+    /// Returns the file that defines the item at a path in a file.
     fn resolve(&self, from: &[String], path: &[String], depth: usize) -> Option<&'s [String]> {
         if depth > MAX_DEPTH {
             return None;
@@ -147,5 +147,5 @@ impl<'s> Graph<'s> {
     }
 }
 
-/// Most re-exports behind each other.
+/// Most re-exports followed for one path.
 const MAX_DEPTH: usize = 16;

@@ -1,4 +1,4 @@
-//! What a file of Rust names and defines, read from its tokens.
+//! The names that a Rust file uses and defines, read from its tokens.
 
 use std::collections::BTreeSet;
 
@@ -15,25 +15,25 @@ pub(super) struct Source {
     pub(super) uses: Vec<Use>,
     /// The paths in the code.
     pub(super) paths: BTreeSet<Path>,
-    /// Single words in the code, among them imported names.
+    /// Single identifiers in the code, including imported names.
     pub(super) words: BTreeSet<String>,
     /// Names of the items.
     pub(super) items: BTreeSet<String>,
 }
 
-/// One name that a `use` brings.
+/// A name imported by a `use`.
 #[derive(Debug)]
 pub(super) struct Use {
-    /// What is used; it ends with `*` for all names of a module.
+    /// The item's path; it ends with `*` for all names of a module.
     pub(super) path: Path,
-    /// Its name here.
+    /// The item's name in this file.
     pub(super) name: String,
-    /// Whether others may use it from here.
+    /// Whether it is re-exported.
     pub(super) is_shared: bool,
 }
 
 impl Source {
-    /// Reads a file.
+    /// Parses a file.
     ///
     /// # Errors
     /// Returns an error for a text that is not Rust.
@@ -111,7 +111,7 @@ impl Source {
         }
     }
 
-    /// Reads the tree of a `use` behind `prefix`.
+    /// Reads the tree of a `use` after `prefix`.
     fn import(&mut self, tree: &[TokenTree], prefix: &Path, is_shared: bool) {
         let mut path = prefix.clone();
         let mut name = None;
@@ -163,7 +163,7 @@ fn is_for_tests(attribute: &Group) -> bool {
     text == "cfg(test)" || text.starts_with("cfg(all(test,")
 }
 
-/// Returns the place behind the item, or the field, that begins at `at`.
+/// Returns the index after the item or field that begins at `at`.
 fn end_of_item(tokens: &[TokenTree], mut at: usize) -> usize {
     let mut is_item = false;
     let mut is_use = false;

@@ -1,11 +1,11 @@
-//! Ctrl-C and SIGTERM: noticed between requests, so that the owners of host and Envoy end them.
+//! Detects Ctrl-C and SIGTERM between requests, so that the owners of host and Envoy stop them.
 
 use std::sync::OnceLock;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
-/// Tells whether the user wants to stop. There is one per process, because signals are per process.
+/// Whether the user wants to stop. There is one per process, because signals are per process.
 pub(super) struct Interrupt {
     signal: &'static Signal,
 }
@@ -17,7 +17,7 @@ struct Signal {
 }
 
 impl Interrupt {
-    /// Catches SIGINT, SIGTERM and SIGHUP from here on.
+    /// Begins to catch SIGINT, SIGTERM and SIGHUP.
     pub(super) fn install() -> Result<Self> {
         static SIGNAL: OnceLock<Signal> = OnceLock::new();
         if let Some(signal) = SIGNAL.get() {
@@ -31,7 +31,7 @@ impl Interrupt {
     /// Checks whether the user wants to stop.
     ///
     /// # Errors
-    /// Returns an error when the user wants to stop.
+    /// Returns an error if so.
     pub(super) fn check(&self) -> Result<()> {
         if *self
             .signal

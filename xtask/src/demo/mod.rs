@@ -7,8 +7,8 @@
 //!                      └─▶ Envoy + filter, as shipped ───────────────────┘
 //! ```
 //!
-//! Every question is asked in all three orders, one after another and in an order of its own, so that whatever else the
-//! machine does falls on all alike. The orders share the engine but no KV state (`cache_salt`). Figures and report are
+//! Every question is asked in all three orders, one after another and in varying sequence, so that other load on the
+//! machine affects all of them. The orders share the engine but no KV state (`cache_salt`). Figures and report are
 //! those of `foreword evaluate`.
 
 mod interrupt;
@@ -55,13 +55,13 @@ pub(crate) struct Options {
     profile: String,
 }
 
-/// Asking takes three minutes on two cores.
+/// Default number of questions; asking them takes three minutes on two cores.
 const DEFAULT_QUESTIONS: usize = 12;
 
-/// Enough for reuse to be counted.
+/// Number of questions of the check, enough for a measurable reuse.
 const CHECKED_QUESTIONS: usize = 8;
 
-/// Room for the prompts of all questions, in each order.
+/// Default size of the KV cache, enough for the prompts of all questions in each order.
 const DEFAULT_KV_TOKENS: u32 = 65_536;
 
 /// Most tokens of an answer; the handbook's are short.
@@ -70,10 +70,10 @@ const MAX_TOKENS: &str = "24";
 /// Least gain of ordering as shipped, as a multiple of the reuse in retrieval order.
 const LEAST_GAIN: f64 = 1.5;
 
-/// The orders, by their arms in `foreword evaluate`: retrieval order is its baseline, the others are gateways.
+/// The orders, as arms of `foreword evaluate`: retrieval order is its baseline, the others are gateways.
 const ORDERS: [&str; 3] = ["retrieval", "free", "shipped"];
 
-/// Returns the filter's configuration of an order.
+/// Returns an order's filter configuration.
 fn ordering(order: &str) -> Value {
     match order {
         "retrieval" => json!({"policy": "retrieval"}),
@@ -104,8 +104,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the demo ends by itself with the promised keys and gain; for `cargo xtask test`, which has built
-/// everything.
+/// Checks that the demo completes with the promised keys and gain, for `cargo xtask test`, which has built everything.
 pub(crate) fn check(workspace: &Workspace, built: &Built) -> Result<()> {
     let options = Options {
         once: true,
@@ -142,7 +141,7 @@ pub(crate) fn check(workspace: &Workspace, built: &Built) -> Result<()> {
     Ok(())
 }
 
-/// The keys that `--json` promises at its top level.
+/// The top-level keys that `--json` guarantees.
 const PROMISED_KEYS: [&str; 14] = [
     "requests",
     "prompt_tokens",
@@ -160,8 +159,8 @@ const PROMISED_KEYS: [&str; 14] = [
     "time.ordered.ttft_p95_ms",
 ];
 
-/// Returns the figures of `foreword evaluate` in the demo's form: members with dots at the top level, for
-/// `jq '.["ordered.cached_tokens"]'`, and each order's figures whole under its name. `ordered` is the order as shipped.
+/// Converts the figures of `foreword evaluate` to the demo's form: top-level keys with dots, for `jq
+/// '.["ordered.cached_tokens"]'`, and each order's complete figures under its name. `ordered` is the order as shipped.
 fn promised(figures: &Value) -> Result<Value> {
     let arms = figures["arms"].as_array().context("no arms were asked")?;
     let mut all = Map::new();
@@ -174,7 +173,7 @@ fn promised(figures: &Value) -> Result<Value> {
             format!("{name}.cached_tokens"),
             arm["cached_tokens"].clone(),
         );
-        // A share, where `evaluate` has percent.
+        // A fraction; `evaluate` reports percent.
         let exact = arm["exact_match"]["value"]
             .as_f64()
             .map(|percent| percent / 100.0);
@@ -199,7 +198,7 @@ fn promised(figures: &Value) -> Result<Value> {
     Ok(Value::Object(all))
 }
 
-/// Sets up and builds, before signals are caught, because cargo handles them by itself. Returns the model's path too.
+/// Sets up and builds, before signals are caught, because cargo handles them itself. Also returns the model's path.
 fn prepare(workspace: &Workspace, options: &Options) -> Result<(Built, PathBuf)> {
     setup::for_demo(workspace)?;
     let model = match &options.model {
@@ -216,7 +215,7 @@ fn prepare(workspace: &Workspace, options: &Options) -> Result<(Built, PathBuf)>
     Ok((built, model))
 }
 
-/// The engine, and a gateway for each order in front of it.
+/// The engine, and a gateway in front of it for each order.
 struct Demo {
     // Dropped first: a gateway without an engine would only log refused connections.
     gateways: Vec<Gateway>,
@@ -289,7 +288,7 @@ impl Demo {
             command.stdout(Stdio::null());
         }
         let status = command.status().context("foreword cannot be started")?;
-        // A signal from the terminal ends the children too; their ends are then not the error to report.
+        // A signal from the terminal also ends the children; their failure is then not reported.
         interrupt.check()?;
         ensure!(status.success(), "foreword evaluate: {status}");
         let page = folder.join("report.html");
@@ -299,7 +298,8 @@ impl Demo {
         serde_json::from_slice(&figures).context("reading the figures")
     }
 
-    /// Returns a command line to paste: a question that was asked, with its documents in a file because they are long.
+    /// Returns a command line for the user to paste: a question with its documents, which are in a file because they
+    /// are long.
     fn curl_line(&self, workspace: &Workspace, options: &Options) -> Result<String> {
         let asked = questions::all(workspace, usize::from(options.top_k))?;
         let question = asked.first().context("the handbook has no question")?;

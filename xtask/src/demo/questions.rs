@@ -1,4 +1,4 @@
-//! The handbook's questions with their retrieved documents, as `foreword evaluate` reads them and as a request.
+//! The handbook's questions with their retrieved documents, as input of `foreword evaluate` and as requests.
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -42,7 +42,7 @@ pub(super) fn all(workspace: &Workspace, top_k: usize) -> Result<Vec<Question>> 
 }
 
 impl Question {
-    /// Returns the question as a line of a file for `foreword evaluate`.
+    /// Returns the question as a line of `foreword evaluate`'s input.
     pub(super) fn line(&self) -> String {
         let line = json!({
             "id": self.id, "question": self.text, "documents": self.documents, "answers": [self.answer],
@@ -50,7 +50,7 @@ impl Question {
         format!("{line}\n")
     }
 
-    /// Returns a chat request that asks it with its documents.
+    /// Returns a chat request with the question and its documents.
     pub(super) fn body(&self, model: &str) -> Result<Vec<u8>> {
         let mut content = String::new();
         for Document { id, title, text } in &self.documents {

@@ -1,4 +1,4 @@
-//! The few functions of NVRTC that compile a program.
+//! The functions of NVRTC that compile a program.
 
 #![expect(
     unsafe_code,
@@ -30,14 +30,14 @@ type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 /// The loaded compiler library.
 pub(super) struct Compiler {
     library: Library,
-    /// Opened before the library asks for it by a name that is not on the library path.
+    /// Opened first, because the library loads it by a name that is not on the library path.
     _builtins: Library,
 }
 
 impl Compiler {
     pub(super) fn open(nvrtc: &Nvrtc) -> Result<Self> {
         let open = |path: &std::path::Path| {
-            // SAFETY: the libraries are NVIDIA's, verified by their sums; opening them computes nothing.
+            // SAFETY: the libraries are NVIDIA's, verified by their checksums; opening them computes nothing.
             unsafe { Library::new(path) }.with_context(|| format!("opening {}", path.display()))
         };
         Ok(Self {
@@ -46,8 +46,8 @@ impl Compiler {
         })
     }
 
-    /// Compiles the source called `root`, which includes the others. Returns the machine code, and the messages of the
-    /// compiler and the assembler.
+    /// Compiles the source `root`, which includes the others. Returns the machine code, and the messages of compiler
+    /// and assembler.
     pub(super) fn compile(
         &self,
         root: &str,
@@ -106,9 +106,9 @@ impl Compiler {
     }
 
     /// # Safety
-    /// The program must be one of the library's, and the function must have a twin that returns its size.
+    /// The program must be one of the library's, and there must be a function with the suffix `Size` for its size.
     unsafe fn get(&self, program: Program, function: &str) -> Result<Vec<u8>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract.
         unsafe {
             let size: Symbol<'_, Size> = self.symbol(&format!("{function}Size"))?;
             let get: Symbol<'_, Get> = self.symbol(function)?;
@@ -126,7 +126,7 @@ impl Compiler {
     /// # Safety
     /// `T` must be the function's type.
     unsafe fn symbol<T>(&self, name: &str) -> Result<Symbol<'_, T>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the contract.
         unsafe { self.library.get(name.as_bytes()) }.with_context(|| format!("NVRTC has no {name}"))
     }
 }

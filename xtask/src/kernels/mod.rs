@@ -1,9 +1,9 @@
 //! `cargo xtask kernels`: compiles the engine's CUDA kernels to machine code, for all known architectures.
 //!
-//! The code is written to `host/engine/kernels/built`, from where the next build of the host embeds it; git ignores it.
-//! The compiler's report on each kernel (registers, and memory that registers spilled into) is a file that git tracks,
-//! so that changes are seen in review. Attention kernels that spill are an error, and so are those whose asynchronous
-//! multiplications the assembler serialises (its warnings about `wgmma`).
+//! The code is written to `host/engine/kernels/built`, which git ignores, and embedded by the host's next build. The
+//! compiler's report on each kernel (registers, and spilled bytes) is tracked by git, so that changes appear in review.
+//! Attention kernels that spill are an error, and so are those whose asynchronous multiplications the assembler
+//! serialises (its warnings about `wgmma`).
 
 mod compiler;
 mod resources;
@@ -24,7 +24,7 @@ include!("../../../host/engine/kernels/sources.rs");
 /// The kernels' folder, relative to the repository's root.
 const FOLDER: &str = "host/engine/kernels";
 
-/// The table that git tracks.
+/// The tracked table.
 const TABLE: &str = "resources.txt";
 
 /// Options of `cargo xtask kernels`.
@@ -47,7 +47,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Compiles and compares, as CI does.
+/// Compiles and compares, for CI.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let table = compile(workspace)?;
     compare(&workspace.root().join(FOLDER).join(TABLE), &table)
@@ -60,7 +60,7 @@ fn compile(workspace: &Workspace) -> Result<String> {
     let sources = sources(&folder).with_context(|| format!("reading {}", folder.display()))?;
     let hash = hash(&sources);
     let built = folder.join("built");
-    // Code that was built from other sources is of no use.
+    // Code from other sources is useless.
     let _ = fs::remove_dir_all(&built);
     fs::create_dir_all(&built)?;
     let mut table = String::new();

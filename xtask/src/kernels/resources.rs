@@ -15,7 +15,7 @@ pub(super) struct Resources {
 }
 
 impl Resources {
-    /// Reads the log of a verbose assembler, sorted by name.
+    /// Parses a verbose assembler's log; the result is sorted by name.
     pub(super) fn read(log: &str) -> Result<Vec<Self>> {
         let mut kernels: Vec<Self> = Vec::new();
         for line in log.lines() {
@@ -53,7 +53,7 @@ impl Resources {
         Ok(kernels)
     }
 
-    /// Returns the bytes that did not fit into registers.
+    /// Returns the bytes spilled from registers.
     pub(super) fn spilled(&self) -> u32 {
         self.spill_stores + self.spill_loads
     }

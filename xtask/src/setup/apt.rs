@@ -1,4 +1,4 @@
-//! Debian's packages: installed where we may, asked for where we may not.
+//! Debian packages: installed if the user may, otherwise requested from the user.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,10 +8,10 @@ use anyhow::{Result, bail};
 use crate::step::Step;
 use crate::workspace::Workspace;
 
-/// Installs `package`, because `missing`.
+/// Installs `package`; `missing` says why it is needed.
 ///
 /// # Errors
-/// This user may not install packages, or there is no apt; the error holds the line to run.
+/// Returns an error with the command to run if this user may not install packages, or there is no apt.
 pub(super) fn install(workspace: &Workspace, missing: &str, package: &str) -> Result<()> {
     if !(is_root() && Path::new("/usr/bin/apt-get").is_file()) {
         bail!(

@@ -1,8 +1,8 @@
-//! What the npm package, the demo page and their tests need: Node.js, three npm packages, Debian's Chromium; and the packages of
-//! clients that run in Node.js.
+//! The requirements of the npm package, the demo page and their tests: Node.js, three npm packages, and Debian's
+//! Chromium; also the packages of Node.js clients.
 //!
-//! npm installs exactly what `package-lock.json` in `tests/browser` and in `tests/node` says, checked by its hashes, and runs no
-//! script of any package. Only the browser tests need Chromium.
+//! npm installs exactly the versions in `package-lock.json` of `tests/browser` and of `tests/node`, checks their
+//! hashes, and runs no package's scripts. Only the browser tests need Chromium.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,13 +19,13 @@ pub(crate) fn npm_folder(workspace: &Workspace) -> PathBuf {
     workspace.root().join("tests/browser")
 }
 
-/// Node.js and the npm packages of the browser's tests.
+/// Installs Node.js and the npm packages of the browser's tests.
 pub(super) fn node(workspace: &Workspace) -> Result<()> {
     with_node(workspace)?;
     packages(workspace, &npm_folder(workspace))
 }
 
-/// Node.js and the npm packages of clients that the tests run through a gateway.
+/// Installs Node.js and the npm packages of clients that the tests run through a gateway.
 pub(super) fn clients(workspace: &Workspace) -> Result<()> {
     with_node(workspace)?;
     packages(workspace, &workspace.root().join("tests/node"))
@@ -45,12 +45,12 @@ fn with_node(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The Chromium that the tests start: `FOREWORD_CHROMIUM`, or Debian's.
+/// Returns the path of the tests' Chromium: `FOREWORD_CHROMIUM`, or Debian's.
 pub(crate) fn chromium() -> PathBuf {
     std::env::var_os("FOREWORD_CHROMIUM").map_or_else(|| PathBuf::from(CHROMIUM), PathBuf::from)
 }
 
-/// Installs Chromium, unless the program is already there.
+/// Installs Chromium, unless it is present.
 pub(super) fn install_chromium(workspace: &Workspace) -> Result<()> {
     let program = chromium();
     if program.is_file() {
@@ -75,7 +75,7 @@ fn packages(workspace: &Workspace, folder: &Path) -> Result<()> {
     let lock = folder.join("package-lock.json");
     let wanted =
         fs::read_to_string(&lock).with_context(|| format!("reading {}", lock.display()))?;
-    // Written last: an interrupted installation leaves nothing that looks finished.
+    // Written last, so that an interrupted installation does not look complete.
     let installed = folder.join("node_modules/.installed-lock.json");
     if fs::read_to_string(&installed).is_ok_and(|installed| installed == wanted) {
         say("npm packages", "as package-lock.json says");
@@ -100,7 +100,7 @@ fn version(program: &str) -> Option<String> {
     output.status.success().then_some(said)
 }
 
-/// The oldest Node.js whose test runner and Playwright do.
+/// The oldest Node.js supported by its test runner and by Playwright.
 const LEAST_NODE: u32 = 20;
 
 const CHROMIUM: &str = "/usr/bin/chromium";

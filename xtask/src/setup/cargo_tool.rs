@@ -11,12 +11,12 @@ use crate::workspace::Workspace;
 
 /// A cargo subcommand: the package, the program and the version that this repository uses.
 pub(super) struct CargoTool {
-    /// The package's name, which is the program's too.
+    /// Name of the package and of its program.
     pub(super) name: &'static str,
     pub(super) version: &'static str,
-    /// What the program prints for its version.
+    /// The version that the program prints.
     pub(super) version_line: &'static str,
-    /// The arguments that make it print that line.
+    /// The arguments that make it print its version.
     pub(super) version_arguments: &'static [&'static str],
 }
 
@@ -26,10 +26,10 @@ impl CargoTool {
         self.home(workspace).join("bin").join(self.name)
     }
 
-    /// Builds the program, unless this very version is there.
+    /// Builds the program, unless this version is present.
     ///
     /// # Errors
-    /// crates.io cannot be reached, or the build fails.
+    /// Returns an error if crates.io cannot be reached, or the build fails.
     pub(super) fn install(&self, workspace: &Workspace) -> Result<()> {
         let Self { name, version, .. } = *self;
         if self.is_there(workspace) {
@@ -51,7 +51,7 @@ impl CargoTool {
             &*build_folder,
             "--force",
         ];
-        // It runs for a second at a time: optimising it would only lengthen the first set-up.
+        // It runs for a second at a time; optimising it would only lengthen the first set-up.
         Step::cargo(name, workspace.root(), &arguments)
             .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
             .run()?;

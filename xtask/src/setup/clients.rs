@@ -1,4 +1,4 @@
-//! The official SDKs of OpenAI and Anthropic, 20 MB of wheels: the tests read our answers with what clients read theirs with.
+//! The official SDKs of OpenAI and Anthropic (20 MB of wheels), with which the tests read the server's answers.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use super::{python, say};
 use crate::workspace::Workspace;
 
-/// Both, and all that they depend on.
+/// Both SDKs and their dependencies.
 const PACKAGES: [&str; 17] = [
     "openai==3.54.0",
     "anthropic==2.12.0",
@@ -28,7 +28,7 @@ const PACKAGES: [&str; 17] = [
     "typing-inspection==0.4.5",
 ];
 
-/// Installs them into a folder of their own, unless this Python can import them there already.
+/// Installs the SDKs into their own folder, unless this Python can import them from there.
 pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let folder = workspace.tools().join("clients");
     let import = || {

@@ -1,4 +1,4 @@
-//! cargo-cyclonedx, which lists what a program was built from.
+//! cargo-cyclonedx, which lists a program's components.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ const CYCLONEDX: CargoTool = CargoTool {
     version_arguments: &["cyclonedx", "--version"],
 };
 
-/// Builds cargo-cyclonedx unless it is there, and returns its path.
+/// Builds cargo-cyclonedx unless it is present, and returns its path.
 pub(crate) fn install(workspace: &Workspace) -> Result<PathBuf> {
     CYCLONEDX.install(workspace)?;
     Ok(CYCLONEDX.program(workspace))

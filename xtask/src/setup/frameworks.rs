@@ -1,4 +1,4 @@
-//! RAG frameworks and the SDKs that they bring, 240 MB: the tests send through a gateway what their users send.
+//! RAG frameworks and their SDKs (240 MB), whose requests the tests send through a gateway.
 
 use std::process::Command;
 
@@ -9,15 +9,15 @@ use crate::workspace::Workspace;
 
 const REQUIREMENTS: &str = "xtask/src/setup/frameworks.txt";
 
-/// Imports a package of each framework; those behind it are imported by these.
+/// Imports a package of each framework, which imports the others.
 const IMPORTS: &str = "import openai, cohere, langchain_openai, langchain_classic.chains, llama_index.llms.openai_like, \
                        haystack.components.generators.chat";
 
-/// Installs them into a folder of their own, unless what is there was installed from the same list.
+/// Installs the frameworks into their own folder, unless they were installed from the same list.
 pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let folder = workspace.tools().join("frameworks");
     let wanted = std::fs::read_to_string(workspace.root().join(REQUIREMENTS))?;
-    // Written last: an interrupted installation leaves nothing that looks finished.
+    // Written last, so that an interrupted installation does not look complete.
     let installed = folder.join("installed.txt");
     if std::fs::read_to_string(&installed).is_ok_and(|installed| installed == wanted) {
         say("frameworks", "as frameworks.txt says");

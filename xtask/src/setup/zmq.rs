@@ -1,4 +1,4 @@
-//! pyzmq and msgspec, 1.1 MB of wheels: the tests read our KV events with what readers of vLLM's events use.
+//! pyzmq and msgspec (1.1 MB of wheels), with which the tests read KV events, like readers of vLLM's events.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::workspace::Workspace;
 
 const PACKAGES: [&str; 2] = ["pyzmq==27.3.0", "msgspec==0.22.0"];
 
-/// Installs both into a folder of their own, unless this Python can read them there already.
+/// Installs both into their own folder, unless this Python can import them from there.
 pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let folder = workspace.tools().join("python");
     let import = || {
