@@ -1,10 +1,10 @@
-//! The programs and modules that the harness starts: where they are, and how they are built.
+//! The programs and modules that the harness starts: their locations and builds.
 //!
-//! Cargo itself reports where it put a build's result, so profiles and target folders need no guessing. An environment
-//! variable names what has already been built: `FOREWORD_ENVOY`, `FOREWORD_FILTER`, `FOREWORD_HOST` and `FOREWORD_EXT_PROC` (of
-//! the dev profile), and `FOREWORD_RELEASE_HOST` (for benches). `cargo xtask test` uses `FOREWORD_FILTER`, `FOREWORD_HOST` and
-//! `FOREWORD_EXT_PROC`, because a package alone has other features than the workspace, so cargo would build the host's
-//! dependencies again.
+//! Cargo itself reports where it put a build's result, so profiles and target folders need no guessing. Environment
+//! variables name existing builds: `FOREWORD_ENVOY`, `FOREWORD_FILTER`, `FOREWORD_HOST` and `FOREWORD_EXT_PROC` (of the
+//! dev profile), and `FOREWORD_RELEASE_HOST` (for benches). `cargo xtask test` sets `FOREWORD_FILTER`, `FOREWORD_HOST`
+//! and `FOREWORD_EXT_PROC`: a package built alone has other features than in the workspace, so cargo would rebuild the
+//! host's dependencies.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub fn repository() -> &'static Path {
         .unwrap_or(Path::new("."))
 }
 
-/// Returns the path of Envoy, as `cargo xtask setup` installs it.
+/// Returns the path of Envoy, which `cargo xtask setup` installs.
 pub fn envoy_binary() -> Result<PathBuf> {
     if let Some(path) = given("FOREWORD_ENVOY")? {
         return Ok(path);
@@ -35,7 +35,7 @@ pub fn envoy_binary() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the path of SmolLM2's GGUF file, as `cargo xtask setup` installs it.
+/// Returns the path of SmolLM2's GGUF file, which `cargo xtask setup` installs.
 pub fn smollm2() -> Result<PathBuf> {
     let path = repository().join(".tools/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
     ensure!(
@@ -95,7 +95,7 @@ pub fn ext_proc_binary(profile: &str) -> Result<PathBuf> {
     build(&[&["--profile", profile], &package[..]].concat(), "")
 }
 
-/// Returns the path that an environment variable names, if it is set.
+/// Returns the path in an environment variable; `None` if it is not set.
 fn given(variable: &str) -> Result<Option<PathBuf>> {
     let Some(path) = std::env::var_os(variable).map(PathBuf::from) else {
         return Ok(None);
@@ -120,7 +120,7 @@ fn build(arguments: &[&str], extension: &str) -> Result<PathBuf> {
     if !output.status.success() {
         bail!("`{command}` failed ({})", output.status);
     }
-    // One JSON message a line. The requested package is built last, so its files are named last.
+    // Cargo prints one JSON message per line. The requested package is built last, so its files come last.
     let text = String::from_utf8(output.stdout).context("cargo's messages are not UTF-8")?;
     text.lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())

@@ -1,4 +1,4 @@
-//! `foreword kv-bridge`, which stands between an engine's events and the readers of the feed.
+//! `foreword kv-bridge`, between an engine's events and the readers of the feed.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::artifacts::host_binary;
 use crate::http::{Client, Response};
 use crate::process::{Process, Watch};
 
-/// A running bridge; it ends when this is dropped.
+/// A running bridge; it stops when this is dropped.
 #[derive(Debug)]
 pub struct Bridge {
     address: SocketAddr,
@@ -21,8 +21,9 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Builds `foreword` in the cargo profile `dev` and follows an engine that publishes its events at `events`, repeats
-    /// them at `replay`, and serves the checkpoint in `model` as `name`. `args` are added to the command line.
+    /// Builds `foreword` in the cargo profile `dev` and starts a bridge for an engine that publishes events at
+    /// `events`, repeats them at `replay`, and serves the checkpoint in `model` as `name`. `args` are added to the
+    /// command line.
     pub fn start(
         model: &Path,
         name: &str,
@@ -55,7 +56,7 @@ impl Bridge {
         })
     }
 
-    /// Returns the address that the bridge listens on for copies of requests.
+    /// Returns the bridge's address for copied requests.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -72,7 +73,7 @@ impl Bridge {
         client.response()
     }
 
-    /// Returns a counter or gauge of `/metrics` by its full name with labels, or 0 while it is absent.
+    /// Returns a counter or gauge of `/metrics` by its full name with labels; 0 while it is absent.
     pub fn metric(&self, name: &str) -> Result<u64> {
         let response = self.get("/metrics")?;
         ensure!(

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::http::{self, Client};
 use crate::process::{Process, Watch};
 
-/// A running external processor, for one gateway or several; it ends when this is dropped.
+/// A running external processor, for one or several gateways; it stops when this is dropped.
 #[derive(Debug)]
 pub struct ExtProc {
     address: SocketAddr,
@@ -25,7 +25,7 @@ pub struct ExtProc {
     arguments: Vec<OsString>,
     environment: Vec<(&'static str, String)>,
     folder: TempDir,
-    /// The process; `None` while it is killed.
+    /// The process; `None` after it was killed.
     process: Mutex<Option<Process>>,
 }
 
@@ -37,7 +37,8 @@ pub(crate) fn program() -> Result<PathBuf> {
 }
 
 impl ExtProc {
-    /// Starts the program on free ports, with the filter's configuration in a file. The error shows the end of its log.
+    /// Starts the program on free ports, with the filter's configuration in a file. An error includes the end of its
+    /// log.
     pub fn start(
         program: &Path,
         plugin: &Value,
@@ -53,7 +54,8 @@ impl ExtProc {
         Self::begin(program, plugin, folder, arguments, environment)
     }
 
-    /// Starts the program as an endpoint picker over these endpoints, in a file that it watches, with further arguments.
+    /// Starts the program as an endpoint picker over these endpoints, listed in a file that it watches, with further
+    /// arguments.
     pub fn picker(
         plugin: &Value,
         endpoints: &[SocketAddr],
@@ -67,7 +69,7 @@ impl ExtProc {
         Self::begin(&program()?, plugin, folder, all, &[])
     }
 
-    /// Starts the program as an endpoint picker over a name in DNS and its port.
+    /// Starts the program as an endpoint picker over the addresses of a DNS name, with a port.
     pub fn picker_over_name(plugin: &Value, name: &str) -> Result<Arc<Self>> {
         let arguments = vec!["--endpoints-dns".into(), name.into()];
         Self::begin(&program()?, plugin, folder()?, arguments, &[])
@@ -118,19 +120,19 @@ impl ExtProc {
         Ok((process, address, internal))
     }
 
-    /// Kills the process at once, as `kill -9` does.
+    /// Kills the process, like `kill -9`.
     pub fn kill(&self) {
         *self.process() = None;
     }
 
-    /// Starts the process again on the same addresses. Its log begins anew.
+    /// Restarts the process on the same addresses, with an empty log.
     pub fn revive(&self) -> Result<()> {
         let (process, ..) = self.launch()?;
         *self.process() = Some(process);
         Ok(())
     }
 
-    /// Sends the process a signal, by its name: `TERM`, `HUP`.
+    /// Sends the process a signal, given by its name: `TERM`, `HUP`.
     pub fn signal(&self, name: &str) -> Result<()> {
         self.of_process(|process| process.signal(name))
     }
@@ -141,25 +143,25 @@ impl ExtProc {
         process.context("the processor is killed")?.wait()
     }
 
-    /// Writes another configuration. Returns when the processor has taken it, or the error when it refuses it.
+    /// Writes a new configuration. Returns when the processor has accepted it, or an error if it refuses it.
     pub fn reload(&self, plugin: &Value) -> Result<()> {
         let counts = ["reloads", "refused_configurations"];
         self.replace("foreword.json", &plugin.to_string(), counts)
     }
 
-    /// Lists other endpoints. Returns when the picker has taken them.
+    /// Lists other endpoints. Returns when the picker has accepted them.
     pub fn set_endpoints(&self, endpoints: &[SocketAddr]) -> Result<()> {
         self.write_endpoints(&listed(endpoints))
     }
 
-    /// Writes another text into the list of endpoints. Returns when the picker has taken it, or the error when it refuses
-    /// it.
+    /// Writes a new list of endpoints as text. Returns when the picker has accepted it, or an error if it refuses it.
     pub fn write_endpoints(&self, text: &str) -> Result<()> {
         let counts = ["endpoint_changes", "refused_endpoint_lists"];
         self.replace(ENDPOINTS, text, counts)
     }
 
-    /// Replaces a file that the processor watches. `counts` are the counters of what it takes and of what it refuses.
+    /// Replaces a file that the processor watches. The last argument names the counters of accepted and of refused
+    /// files.
     fn replace(&self, file: &str, text: &str, [taken, refused]: [&str; 2]) -> Result<()> {
         let count = |name: &str| -> Result<u64> {
             let name = format!("foreword_ext_proc_{name}_total");
@@ -183,7 +185,7 @@ impl ExtProc {
         }
     }
 
-    /// Returns the address that gateways connect to.
+    /// Returns the address for gateways.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -196,14 +198,14 @@ impl ExtProc {
         Ok((response.status, String::from_utf8(response.body)?))
     }
 
-    /// Returns all metrics, as Prometheus reads them.
+    /// Returns all metrics in Prometheus' format.
     pub fn metrics(&self) -> Result<String> {
         let (status, text) = self.get("/metrics")?;
         ensure!(status == 200, "/metrics answered {status}");
         Ok(text)
     }
 
-    /// Returns a counter or a gauge by its full name, or `None` if there is none.
+    /// Returns a counter or gauge by its full name; `None` if it does not exist.
     pub fn metric(&self, name: &str) -> Result<Option<u64>> {
         let metrics = self.metrics()?;
         let value = metrics
@@ -213,7 +215,7 @@ impl ExtProc {
         value.transpose().with_context(|| name.to_owned())
     }
 
-    /// Returns all that the process has logged.
+    /// Returns the process's whole log.
     pub fn log(&self) -> Result<String> {
         Ok(fs::read_to_string(self.folder.path().join("stderr.log"))?)
     }
@@ -243,11 +245,11 @@ fn folder() -> Result<TempDir> {
         .tempdir()?)
 }
 
-/// Returns a list of endpoints, as a picker reads it.
+/// Returns a list of endpoints in the picker's format.
 fn listed(endpoints: &[SocketAddr]) -> String {
     let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
     json!({"endpoints": endpoints}).to_string()
 }
 
-/// The name of the file with a picker's endpoints.
+/// Name of the file with a picker's endpoints.
 const ENDPOINTS: &str = "endpoints.json";

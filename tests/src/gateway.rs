@@ -1,8 +1,8 @@
 //! Real Envoy, with or without the filter.
 //!
-//! Its configuration is the file that users start, `gateway-config/envoy/envoy.yaml`, or `dynamic-module.yaml` or
-//! `ext-proc.yaml` beside it. Ports, paths and the plugin's JSON are replaced in it. Each replacement must fit exactly once, so a change of
-//! the files cannot go unnoticed.
+//! The configuration is the shipped file `gateway-config/envoy/envoy.yaml`, or `dynamic-module.yaml` or `ext-proc.yaml`
+//! next to it. Ports, paths and the plugin's JSON are replaced. Each replacement must match exactly once, so a change
+//! of the files cannot go unnoticed.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -24,22 +24,22 @@ use crate::wait::until;
 /// How the filter runs in Envoy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shell {
-    /// As a Wasm module, in a VM for each worker.
+    /// As a Wasm module, with a VM per worker.
     Wasm,
     /// As a dynamic module, in Envoy's process.
     Dynamic,
-    /// As an external processor, a process of its own, with buffered bodies.
+    /// As an external processor, in its own process, with buffered bodies.
     ExtProc,
-    /// The same with bodies that are streamed both ways.
+    /// As an external processor, with bodies streamed in both directions.
     ExtProcDuplex,
 }
 
 impl Shell {
-    /// Returns the shell that the environment variable `FOREWORD_SHELL` names: `wasm` (the default), `dynamic`,
-    /// `ext-proc` or `ext-proc-duplex`. So one suite of tests runs against all.
+    /// Returns the shell in the environment variable `FOREWORD_SHELL`: `wasm` (the default), `dynamic`, `ext-proc` or
+    /// `ext-proc-duplex`. So one test suite runs with all of them.
     ///
     /// # Panics
-    /// Panics when the variable names another shell.
+    /// Panics when the variable has another value.
     pub fn chosen() -> Self {
         match std::env::var("FOREWORD_SHELL").as_deref() {
             Err(_) | Ok("wasm") => Self::Wasm,
@@ -60,7 +60,7 @@ impl Shell {
         }
     }
 
-    /// Returns whether the filter runs in a process of its own.
+    /// Returns whether the filter runs in its own process.
     pub fn is_ext_proc(self) -> bool {
         matches!(self, Self::ExtProc | Self::ExtProcDuplex)
     }
@@ -77,7 +77,7 @@ impl Shell {
         }
     }
 
-    /// Returns the module's path as the template has it; `None`: it names none.
+    /// Returns the module's path in the template; `None` if it has none.
     fn module_path(self) -> Option<&'static str> {
         match self {
             Self::Wasm => Some("target/wasm32-wasip1/wasm/foreword_filter.wasm"),
@@ -86,7 +86,7 @@ impl Shell {
         }
     }
 
-    /// Returns what Envoy puts before the names of the filter's metrics.
+    /// Returns Envoy's prefix of the filter's metrics.
     fn metric_prefix(self) -> &'static str {
         match self {
             Self::Wasm => "wasmcustom.",
@@ -96,72 +96,72 @@ impl Shell {
     }
 }
 
-/// How Envoy chooses among several engines where no header names one.
+/// How Envoy chooses among several engines if no header names one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallback {
-    /// The way that `engines.yaml` configures.
+    /// As configured in `engines.yaml`.
     LeastRequest,
-    /// One after the other.
+    /// Round robin.
     RoundRobin,
 }
 
-/// Which paths a gateway sends to the engine.
+/// The paths that a gateway forwards to the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Paths {
-    /// The paths of `envoy.yaml`: the watched paths and those without a prompt, compared after normalization.
+    /// The paths of `envoy.yaml`: the watched ones and those without a prompt, compared after normalization.
     Listed,
-    /// Every path, as the client spelt it. Such a configuration leaves all checks to the filter.
+    /// Every path, unchanged. With such a configuration, only the filter checks paths.
     All,
 }
 
 /// Options of a gateway.
 #[derive(Debug, Clone)]
 pub struct GatewayOptions {
-    /// The address that the gateway sends requests to.
+    /// The address to which the gateway forwards requests.
     pub upstream: SocketAddr,
-    /// Three engines in place of `upstream`, as `gateway-config/envoy/engines.yaml` has them.
+    /// Three engines instead of `upstream`, as in `gateway-config/envoy/engines.yaml`.
     pub engines: Option<[SocketAddr; 3]>,
-    /// Addresses of the engines' KV feeds; `None`: the addresses that the engines listen on.
+    /// Addresses of the engines' KV feeds; `None` if they are the engines' own.
     pub feeds: Option<[SocketAddr; 3]>,
-    /// Further clusters, of one address each, that the plugin may call.
+    /// Further clusters that the plugin may call, of one address each.
     pub clusters: Vec<(&'static str, SocketAddr)>,
-    /// How Envoy chooses an engine where no header names one.
+    /// How Envoy chooses an engine if no header names one.
     pub fallback: Fallback,
-    /// Which paths go to an engine.
+    /// The paths that are forwarded to an engine.
     pub paths: Paths,
-    /// Whether the shipped rate limit is kept. It is far above what tests send, and below what benches send.
+    /// Whether to keep the shipped rate limit. It is far above the tests' load, and below the benches'.
     pub rate_limit: bool,
-    /// The plugin configuration; `None` leaves the filter out.
+    /// The plugin's configuration; `None` for Envoy without the filter.
     pub plugin: Option<Value>,
-    /// Whether every document may stand anywhere unless `plugin` says otherwise, since most tests are not about ranks.
+    /// Whether documents may be in any place unless `plugin` says otherwise, since most tests are not about ranks.
     pub places_freely: bool,
-    /// Worker threads, each with a VM and trees of its own.
+    /// Number of worker threads, each with its own VM and trees.
     pub concurrency: u32,
     /// How the filter runs.
     pub shell: Shell,
-    /// A regular expression of the origins whose web pages may call the gateway; `None`: none may.
+    /// A regular expression for the origins whose web pages may call the gateway; `None` for no page.
     pub pages: Option<String>,
-    /// The filter's module, or the external processor's program; `None` builds it.
+    /// The filter's module, or the external processor's program; `None` to build it.
     pub module: Option<PathBuf>,
-    /// An external processor that other gateways use too; `None` starts one, if the shell needs it.
+    /// An external processor shared with other gateways; `None` to start one if the shell needs it.
     pub ext_proc: Option<Arc<ExtProc>>,
-    /// Further replacements in Envoy's configuration, each of which must fit once.
+    /// Further replacements in Envoy's configuration, each of which must match once.
     pub edits: Vec<(&'static str, String)>,
-    /// Whether the filter's configuration is a file of its own that Envoy watches, as [`Gateway::reload`] needs.
+    /// Whether the filter's configuration is in its own file that Envoy watches, which [`Gateway::reload`] requires.
     pub reloadable: bool,
-    /// Whether Envoy lets the filter hold headers (`allow_on_headers_stop_iteration`). The resources of Istio and
-    /// Envoy Gateway cannot configure that.
+    /// Whether Envoy lets the filter pause at the headers (`allow_on_headers_stop_iteration`). The resources of Istio
+    /// and Envoy Gateway cannot configure that.
     pub headers_may_wait: bool,
-    /// YAML, without indentation, of filters in front of Foreword or in its place.
+    /// YAML, without indentation, of filters before Foreword's, or instead of it.
     pub filters_before: Option<String>,
-    /// Environment variables of Envoy that the filter may read.
+    /// Envoy's environment variables, which the filter may read.
     pub environment: Vec<(&'static str, String)>,
     /// Whether Envoy logs all messages of the filter and its VM.
     pub verbose: bool,
 }
 
 impl GatewayOptions {
-    /// Returns the options of a gateway with one worker that places documents freely.
+    /// Returns the options of a gateway with one worker that may put documents in any place.
     pub fn placing_freely(upstream: SocketAddr) -> Self {
         Self {
             places_freely: true,
@@ -169,7 +169,7 @@ impl GatewayOptions {
         }
     }
 
-    /// Returns `plugin` as this gateway is given it.
+    /// Returns `plugin` with this gateway's settings.
     fn given(&self, plugin: &Value) -> Value {
         let mut plugin = plugin.clone();
         if self.places_freely
@@ -212,7 +212,7 @@ impl GatewayOptions {
     }
 }
 
-/// A running Envoy; it ends when this is dropped.
+/// A running Envoy; it stops when this is dropped.
 #[derive(Debug)]
 pub struct Gateway {
     process: Process,
@@ -227,7 +227,7 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Starts Envoy and returns when it accepts requests. The error shows the end of Envoy's log.
+    /// Starts Envoy, and returns when it accepts requests. An error includes the end of Envoy's log.
     pub fn start(options: &GatewayOptions) -> Result<Self> {
         let options = &GatewayOptions {
             plugin: options.plugin.as_ref().map(|plugin| options.given(plugin)),
@@ -281,7 +281,7 @@ impl Gateway {
     }
 
     /// Starts Envoy with a recipe, a file of `gateway-config/`. The filter's module, free ports and `replacements` are
-    /// put in; each must fit once.
+    /// inserted; each must match once.
     pub fn recipe(file: &str, replacements: &[(&str, String)]) -> Result<Self> {
         let text = shipped(file)?;
         let module = Shell::Wasm.module()?;
@@ -297,7 +297,7 @@ impl Gateway {
             .prefix("foreword-gateway-")
             .tempdir()?;
         fs::write(folder.path().join("envoy.yaml"), text)?;
-        // Nothing is behind this address: the recipe has its own.
+        // This address is unused: the recipe has its own.
         let options = GatewayOptions {
             shell: Shell::Wasm,
             ..GatewayOptions::new(SocketAddr::from(([127, 0, 0, 1], 0)))
@@ -305,7 +305,8 @@ impl Gateway {
         Self::launch(folder, &options)
     }
 
-    /// Starts Envoy with the shipped configuration before an endpoint picker. `replacements` are put in; each must fit once.
+    /// Starts Envoy with the shipped configuration for an endpoint picker. `replacements` are inserted; each must match
+    /// once.
     pub fn before_picker(picker: &Arc<ExtProc>, replacements: &[(&str, String)]) -> Result<Self> {
         let mut text = shipped("gateway-config/inference-extension/envoy.yaml")?;
         let port = format!("port_value: {} ", picker.address().port());
@@ -332,7 +333,7 @@ impl Gateway {
         })
     }
 
-    /// Lets Envoy check a configuration, in YAML or JSON, without starting. The error shows Envoy's message.
+    /// Makes Envoy check a configuration, in YAML or JSON, without starting. An error includes Envoy's message.
     pub fn validate(config: &str) -> Result<()> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("envoy.yaml");
@@ -340,7 +341,7 @@ impl Gateway {
         let output = Command::new(envoy_binary()?)
             .args(["--mode", "validate", "-c"])
             .arg(&file)
-            // The keys that a configuration takes from the environment, as a Secret would give them.
+            // The keys that a configuration reads from the environment, where a Secret would put them.
             .envs(["FOREWORD_FEED_KEY", "SALT_KEY"].map(|name| (name, "5a".repeat(32))))
             .output()?;
         let log = String::from_utf8_lossy(&output.stderr);
@@ -348,7 +349,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// Starts Envoy on the `envoy.yaml` in this folder.
+    /// Starts Envoy with the `envoy.yaml` in this folder.
     fn launch(folder: TempDir, options: &GatewayOptions) -> Result<Self> {
         let config = folder.path().join("envoy.yaml");
         let admin_file = folder.path().join("admin");
@@ -359,9 +360,9 @@ impl Gateway {
             .arg("--admin-address-path")
             .arg(&admin_file)
             .args(["--concurrency", &options.concurrency.to_string()])
-            // Whoever has configuration delivered, be it by a file, must have a name.
+            // Envoy requires a name if it receives configuration dynamically, even from a file.
             .args(["--service-node", "gateway", "--service-cluster", "gateways"])
-            // Several Envoys of one user would otherwise meet in shared memory.
+            // Otherwise, several Envoys of one user would share memory.
             .arg("--disable-hot-restart");
         if !options.shell.is_ext_proc() {
             command.envs(options.environment.iter().cloned());
@@ -392,7 +393,7 @@ impl Gateway {
         })
     }
 
-    /// Gives the filter another configuration. Returns when Envoy has taken it, or the error when Envoy refuses it.
+    /// Changes the filter's configuration. Returns when Envoy has accepted it, or an error if Envoy refuses it.
     pub fn reload(&self, plugin: &Value) -> Result<()> {
         const STATS: &str = "extension_config_discovery.http_filter.foreword.";
         if let Some(ext_proc) = &self.ext_proc {
@@ -407,7 +408,7 @@ impl Gateway {
         let before = [count("config_reload")?, count("config_fail")?];
         let new = self.folder.path().join("filter.new");
         fs::write(&new, text)?;
-        // Envoy watches for a file that is moved into place, so it never reads one half written.
+        // Envoy watches for renames, so it never reads a half-written file.
         fs::rename(&new, self.folder.path().join("filter.yaml"))?;
         let deadline = Instant::now() + http::READ_LIMIT;
         loop {
@@ -426,7 +427,7 @@ impl Gateway {
         }
     }
 
-    /// Returns the address that clients connect to.
+    /// Returns the address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -436,8 +437,7 @@ impl Gateway {
         self.admin
     }
 
-    /// Waits until exactly `count` requests are counted, each with its outcome. A VM publishes its counts at its
-    /// ticks.
+    /// Waits until exactly `count` requests are counted with an outcome. A VM publishes its counts at its ticks.
     ///
     /// # Panics
     /// Panics when that takes more than a minute.
@@ -457,7 +457,7 @@ impl Gateway {
         });
     }
 
-    /// Returns a counter of the filter's own, e.g. `foreword_requests_total`, as [`Gateway::stat`] does.
+    /// Returns one of the filter's counters, such as `foreword_requests_total`, like [`Gateway::stat`].
     pub fn metric(&self, name: &str) -> Result<Option<u64>> {
         if let Some(ext_proc) = &self.ext_proc {
             return ext_proc.metric(name);
@@ -465,8 +465,8 @@ impl Gateway {
         self.stat(&format!("{}{name}", self.shell.metric_prefix()))
     }
 
-    /// Returns a counter or gauge of `/stats` by its full name, or `None` if Envoy does not know it. Counters by
-    /// reason appear with their first request.
+    /// Returns a counter or gauge of `/stats` by its full name; `None` if Envoy does not have it. Counters by reason
+    /// exist from their first request on.
     pub fn stat(&self, name: &str) -> Result<Option<u64>> {
         let stats = admin_get(self.admin, "/stats")?;
         let value = stats
@@ -481,9 +481,8 @@ impl Gateway {
             .transpose()
     }
 
-    /// Returns how often the filter has failed as a whole: VMs lost, or panics caught. The log is counted, because
-    /// Envoy counts a lost VM (`vm_reload_success`) only when a later request starts another; `vm_reload` counts
-    /// nothing.
+    /// Returns the number of the filter's failures: VMs lost, or panics caught. They are counted in the log: Envoy
+    /// counts a lost VM (`vm_reload_success`) only when a later request starts another, and `vm_reload` counts nothing.
     pub fn failures(&self) -> Result<u64> {
         let words = match self.shell {
             Shell::Wasm => "Uncaught RuntimeError",
@@ -497,7 +496,7 @@ impl Gateway {
         admin_get(self.admin, path)
     }
 
-    /// Returns all metrics, Envoy's and the filter's, as Prometheus reads them.
+    /// Returns all metrics, Envoy's and the filter's, in Prometheus' format.
     pub fn prometheus(&self) -> Result<String> {
         let mut text = self.admin_get("/stats/prometheus")?;
         if let Some(ext_proc) = &self.ext_proc {
@@ -511,7 +510,7 @@ impl Gateway {
         self.ext_proc.as_ref()
     }
 
-    /// Returns all that Envoy and the filter have logged.
+    /// Returns the log of Envoy and the filter.
     pub fn log(&self) -> Result<String> {
         let mut log = self.process.log()?;
         if let Some(ext_proc) = &self.ext_proc {
@@ -520,7 +519,7 @@ impl Gateway {
         Ok(log)
     }
 
-    /// Returns the YAML, without indentation, of Foreword's own lines in Envoy's configuration.
+    /// Returns the YAML, without indentation, of Foreword's lines in Envoy's configuration.
     pub fn filter_yaml(&self) -> Result<String> {
         let text = fs::read_to_string(self.folder.path().join("envoy.yaml"))?;
         let (_, rest) = text.split_once(FILTER_BEGIN).context("no filter")?;
@@ -531,7 +530,7 @@ impl Gateway {
             .collect())
     }
 
-    /// Stops Envoy in an orderly way. Returns its access log, one JSON object a line.
+    /// Stops Envoy gracefully. Returns its access log, one JSON object per line.
     pub fn stop(mut self) -> Result<String> {
         let quit = b"POST /quitquitquit HTTP/1.1\r\nhost: admin\r\ncontent-length: 0\r\n\r\n";
         http::exchange(self.admin, quit)?;
@@ -539,14 +538,14 @@ impl Gateway {
         Ok(fs::read_to_string(self.folder.path().join("stdout.log"))?)
     }
 
-    /// Returns the processor time that Envoy has used so far, and the external processor if there is one, in user and
+    /// Returns the processor time used so far by Envoy, and by the external processor if there is one, in user and
     /// kernel mode, in steps of 10 ms.
     pub fn cpu_time(&self) -> Result<Duration> {
         let others = self.ext_proc.as_ref().map(|ext_proc| ext_proc.cpu_time());
         Ok(self.process.cpu_time()? + others.transpose()?.unwrap_or_default())
     }
 
-    /// Returns the resident memory, in bytes, of the Envoy process, and of the external processor if there is one.
+    /// Returns the resident memory, in bytes, of Envoy, and of the external processor if there is one.
     pub fn resident_bytes(&self) -> Result<u64> {
         let others = (self.ext_proc.as_ref()).map(|ext_proc| ext_proc.resident_bytes());
         Ok(self.process.resident_bytes()? + others.transpose()?.unwrap_or_default())
@@ -565,13 +564,13 @@ fn admin_get(admin: SocketAddr, path: &str) -> Result<String> {
     Ok(String::from_utf8(response.body)?)
 }
 
-/// Returns the text of a file of the repository.
+/// Returns the text of a file in the repository.
 fn shipped(file: &str) -> Result<String> {
     let path = repository().join(file);
     fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Returns a configuration of the Wasm module with the filter's lines rewritten for `shell`.
+/// Returns a Wasm module's configuration with the filter's lines rewritten for `shell`.
 fn with_shell(text: &str, shell: Shell) -> Result<String> {
     if shell == Shell::Wasm {
         return Ok(text.to_owned());
@@ -591,7 +590,7 @@ fn with_shell(text: &str, shell: Shell) -> Result<String> {
     )
 }
 
-/// Returns a configuration whose access log has the fields from where an external processor writes them.
+/// Returns a configuration whose access log reads its fields from an external processor's metadata.
 fn with_metadata(text: &str) -> String {
     text.replace(
         "%FILTER_STATE(wasm.foreword.",
@@ -600,7 +599,7 @@ fn with_metadata(text: &str) -> String {
     .replace(":PLAIN)%", ")%")
 }
 
-/// Returns the lines of the processor's cluster, which end `ext-proc.yaml`, with its address.
+/// Returns the processor's cluster, the last lines of `ext-proc.yaml`, with its address.
 fn ext_proc_cluster(address: SocketAddr) -> Result<String> {
     let template = shipped(EXT_PROC_TEMPLATE)?;
     let (_, cluster) = (template.split_once(EXT_PROC_CLUSTER)).context("no cluster")?;
@@ -609,7 +608,7 @@ fn ext_proc_cluster(address: SocketAddr) -> Result<String> {
     Ok(format!("{EXT_PROC_CLUSTER}{cluster}"))
 }
 
-/// Returns the clusters that an external processor may call, which Envoy has among its own for the other shells.
+/// Returns the clusters that an external processor may call, which the other shells configure in Envoy.
 fn processor_clusters(options: &GatewayOptions) -> Vec<(String, SocketAddr)> {
     let feeds = options.feeds.or(options.engines);
     let feeds = ["feed-a", "feed-b", "feed-c"]
@@ -621,7 +620,7 @@ fn processor_clusters(options: &GatewayOptions) -> Vec<(String, SocketAddr)> {
         .collect()
 }
 
-/// Returns the users' configuration with this run's addresses, module and plugin configuration.
+/// Returns the shipped configuration with this run's addresses, module and plugin configuration.
 fn configuration(
     template: &str,
     options: &GatewayOptions,
@@ -675,7 +674,7 @@ fn configuration(
             ),
         )?;
     }
-    // The file ends with the list of clusters.
+    // The list of clusters is the last part of the file.
     for (name, address) in &options.clusters {
         let [ip, port] = [address.ip().to_string(), address.port().to_string()];
         text.push_str(&format!(
@@ -691,7 +690,7 @@ fn configuration(
         let others = options.filters_before.as_deref().unwrap_or_default();
         return replace_between(&text, FILTER_BEGIN, FILTER_END, &indented(others, 10));
     };
-    // JSON strings are YAML strings.
+    // Every JSON string is a YAML string.
     let module = Value::from(module.to_str().context("the module's path is not UTF-8")?);
     if let Some(path) = options.shell.module_path() {
         text = replace_once(&text, path, &module.to_string())?;
@@ -712,7 +711,7 @@ fn configuration(
             &format!("{runtime}{}", indented(&variables, 18)),
         )?;
     }
-    // A dynamic module may always hold headers.
+    // A dynamic module may always pause at the headers.
     if !options.headers_may_wait && options.shell == Shell::Wasm {
         text = replace_once(&text, "allow_on_headers_stop_iteration: true", "")?;
     }
@@ -734,8 +733,8 @@ fn configuration(
     }
 }
 
-/// Returns the configuration with the chosen routes: the shipped ones and the further paths that the plugin watches,
-/// or one route for everything.
+/// Returns the configuration with the chosen routes: the shipped ones and the plugin's further watched paths, or one
+/// route for everything.
 fn with_paths(text: &str, options: &GatewayOptions) -> Result<String> {
     let route = |path: &str| format!("              - match: {{ path: {path} }}\n");
     match options.paths {
@@ -777,7 +776,7 @@ fn with_paths(text: &str, options: &GatewayOptions) -> Result<String> {
     }
 }
 
-/// What matches the paths of a route with names in braces.
+/// Returns a regular expression for the paths of a route with names in braces.
 fn regex_of(route: &str) -> String {
     let mut parts = route.split('{');
     let mut regex = parts.next().unwrap_or_default().replace('.', "[.]");
@@ -789,7 +788,7 @@ fn regex_of(route: &str) -> String {
     regex
 }
 
-/// The configuration with the filter in a file of its own in `folder`, and that file.
+/// Returns the configuration with the filter in its own file in `folder`, and that file's text.
 fn discovered(text: &str, folder: &Path) -> Result<(String, String)> {
     let (before, filter) = text.split_once(FILTER_BEGIN).context("no filter")?;
     let (filter, after) = filter.split_once(FILTER_END).context("no filter's end")?;
@@ -813,7 +812,7 @@ fn discovered(text: &str, folder: &Path) -> Result<(String, String)> {
     Ok((format!("{before}{discovery}{after}"), filter))
 }
 
-/// Puts the two documents of `cors.yaml` into the configuration where that file's comments say.
+/// Inserts the two documents of `cors.yaml` into the configuration, where that file's comments say.
 fn with_pages(text: &str, origins: &str) -> Result<String> {
     let cors = shipped("gateway-config/envoy/cors.yaml")?;
     let (filter, host) = cors
@@ -842,14 +841,14 @@ fn indented(yaml: &str, indent: usize) -> String {
 }
 
 fn replace_once(text: &str, from: &str, to: &str) -> Result<String> {
-    // Comments mention addresses too, but without the YAML around them.
+    // Comments also contain addresses, but not with this YAML around them.
     match text.matches(from).count() {
         1 => Ok(text.replacen(from, to, 1)),
         count => bail!("envoy.yaml has {from:?} {count} times, not once"),
     }
 }
 
-/// Replaces `begin` and the text after it up to `end`, which stays.
+/// Replaces `begin` and the text after it up to `end`, which is kept.
 fn replace_between(text: &str, begin: &str, end: &str, to: &str) -> Result<String> {
     let missing = || format!("envoy.yaml has no {begin:?} … {end:?}");
     let (before, rest) = text.split_once(begin).with_context(missing)?;
@@ -860,10 +859,10 @@ fn replace_between(text: &str, begin: &str, end: &str, to: &str) -> Result<Strin
 const ENGINES_TEMPLATE: &str = "gateway-config/envoy/engines.yaml";
 const EXT_PROC_TEMPLATE: &str = "gateway-config/envoy/ext-proc.yaml";
 
-/// The line that the processor's cluster begins with, the last one of `ext-proc.yaml`.
+/// The line before the processor's cluster, the last part of `ext-proc.yaml`.
 const EXT_PROC_CLUSTER: &str = "  # The processor.";
 
-/// What `ext-proc.yaml` says of streaming bodies both ways.
+/// The replacements in `ext-proc.yaml` for streaming bodies in both directions.
 const DUPLEX: [(&str, &str); 3] = [
     (
         "request_body_mode: BUFFERED\n",
@@ -879,9 +878,9 @@ const DUPLEX: [(&str, &str); 3] = [
     ),
 ];
 
-/// Marks the place of a plugin's configuration.
+/// Placeholder for a plugin's configuration.
 const PLUGIN: &str = "{{plugin}}\n";
 
-/// The lines between these are what Foreword adds to an Envoy configuration.
+/// Foreword's lines in an Envoy configuration are between these.
 const FILTER_BEGIN: &str = "          # Foreword: begin.";
 const FILTER_END: &str = "          # Foreword: end.";

@@ -12,15 +12,15 @@ use tempfile::TempDir;
 use crate::artifacts::host_binary;
 use crate::process::{Process, Watch};
 
-/// A running host; it ends when this is dropped.
+/// A running host; it stops when this is dropped.
 #[derive(Debug)]
 pub struct Host {
     address: SocketAddr,
     internal: SocketAddr,
-    /// The path of `foreword`, and the arguments that follow the address.
+    /// The path of `foreword`, and the arguments after the address.
     program: PathBuf,
     arguments: Vec<OsString>,
-    /// The process; `None` while it is killed.
+    /// The process; `None` after it was killed.
     process: Option<Process>,
     folder: TempDir,
 }
@@ -31,8 +31,8 @@ impl Host {
         Self::start_binary(&host_binary("dev")?, model, args)
     }
 
-    /// Starts this `foreword` in place of a built one. Returns when the host says where it listens. The error shows
-    /// the end of its log.
+    /// Starts the `foreword` at `binary` instead of building one. Returns when the host prints its address. An error
+    /// includes the end of its log.
     pub fn start_binary(binary: &Path, model: &Path, args: &[&str]) -> Result<Self> {
         let mut arguments = vec![OsString::from("--model"), model.into()];
         arguments.extend(args.iter().map(OsString::from));
@@ -50,12 +50,12 @@ impl Host {
         Ok(host)
     }
 
-    /// Kills the host at once, as `kill -9` does.
+    /// Kills the host, like `kill -9`.
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// Starts the host again on the same address.
+    /// Restarts the host on the same address.
     pub fn revive(&mut self) -> Result<()> {
         let mut command = Command::new(&self.program);
         command.args(["serve", "--listen", &self.address.to_string()]);
@@ -71,7 +71,7 @@ impl Host {
         Ok(())
     }
 
-    /// Returns the address that the host listens on.
+    /// Returns the host's address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -87,14 +87,14 @@ impl Host {
         process.cpu_time()
     }
 
-    /// Returns all that the host has written to its standard output.
+    /// Returns the host's whole standard output.
     pub fn log(&self) -> Result<String> {
         let process = self.process.as_ref().context("it is killed")?;
         process.log()
     }
 }
 
-/// Returns the internal listener's address from a line of a server's standard output.
+/// Returns the internal listener's address in a line of a server's standard output.
 pub(crate) fn internal(line: &str) -> Option<SocketAddr> {
     let (_, address) = line.split_once("KV feed on http://")?;
     address.trim().parse().ok()

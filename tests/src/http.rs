@@ -1,4 +1,4 @@
-//! HTTP/1.1 by hand, so that a test controls every byte that is sent and sees every byte that arrives.
+//! A raw HTTP/1.1 client, so that a test controls every byte that it sends and sees every byte that it receives.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -36,7 +36,7 @@ impl Client {
             .context("cannot send")
     }
 
-    /// Reads a response to a request other than `HEAD`, body included.
+    /// Reads a response with its body; not for a `HEAD` request.
     pub fn response(&mut self) -> Result<Response> {
         let mut response = self.head()?;
         while let Some(piece) = self.piece(&response)? {
@@ -59,8 +59,8 @@ impl Client {
         })
     }
 
-    /// Reads the next piece of the body that `head` announced: a chunk as the sender framed it, or the whole body where
-    /// it has a length. Returns `None` at the body's end.
+    /// Reads the next piece of a response's body: a chunk as sent, or the whole body if it has a length. Returns `None`
+    /// at the end.
     pub fn piece(&mut self, head: &Response) -> Result<Option<Vec<u8>>> {
         if head.header("transfer-encoding") == Some("chunked") {
             return read_chunk(&mut self.stream);
@@ -82,7 +82,7 @@ impl Client {
         Ok(Some(body))
     }
 
-    /// Waits until the peer sends data or closes the connection. Returns whether it has closed it.
+    /// Waits until the peer sends data or closes the connection. Returns whether it closed it.
     pub fn is_closed(&mut self) -> bool {
         matches!(self.stream.fill_buf(), Ok([]) | Err(_))
     }
@@ -105,7 +105,7 @@ impl Response {
         find(&self.headers, name)
     }
 
-    /// Returns the filter's report header, or an empty string.
+    /// Returns the filter's report header; empty if absent.
     pub fn report(&self) -> &str {
         self.header("x-foreword").unwrap_or_default()
     }
@@ -117,7 +117,7 @@ impl Response {
     }
 }
 
-/// Sends one request on a connection of its own and returns the response.
+/// Sends one request on a new connection and returns the response.
 pub fn exchange(address: SocketAddr, request: &[u8]) -> Result<Response> {
     let mut client = Client::connect(address)?;
     client.send(request)?;
@@ -169,7 +169,7 @@ pub(crate) fn write_chunk(out: &mut Vec<u8>, piece: &[u8]) {
     out.extend(b"\r\n");
 }
 
-/// Reads the first line and the headers. Returns `None` if the connection closed before the first byte.
+/// Reads the first line and the headers. Returns `None` if the connection was closed before the first byte.
 pub(crate) fn read_head(stream: &mut impl BufRead) -> Result<Option<(String, Headers)>> {
     let mut first = String::new();
     if stream.read_line(&mut first)? == 0 {
@@ -194,7 +194,7 @@ fn read_headers(stream: &mut impl BufRead) -> Result<Headers> {
     }
 }
 
-/// Reads one chunk. Returns `None` for the last one, whose trailers are read and dropped.
+/// Reads one chunk. Returns `None` for the last one, whose trailers are discarded.
 pub(crate) fn read_chunk(stream: &mut impl BufRead) -> Result<Option<Vec<u8>>> {
     let mut size = String::new();
     stream.read_line(&mut size)?;
@@ -220,5 +220,5 @@ pub(crate) fn find<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'
         .map(|(_, value)| value.as_str())
 }
 
-/// Time limit that ends a test which would hang; nothing correct takes this long.
+/// Time limit for a test that hangs; correct tests are far faster.
 pub(crate) const READ_LIMIT: Duration = Duration::from_secs(60);

@@ -1,13 +1,12 @@
-//! The end-to-end harness: starts real Envoy with the built filter (as a Wasm or a dynamic module, or as
-//! an external processor), the host, and
-//! upstreams that follow a script. Used by the tests beside it, by the load bench and by `cargo xtask demo`.
+//! The end-to-end harness: starts real Envoy with the built filter (as a Wasm or a dynamic module, or as an external
+//! processor), the host, and scripted upstreams. The tests, the load bench and `cargo xtask demo` use it.
 //!
 //! ```text
 //!   http::Client ──► Gateway (Envoy + foreword_filter.wasm) ──► Upstream (scripted), or Host (`foreword`)
 //! ```
 //!
-//! Everything listens on a port that the system chose, is waited for by what it prints and not by time, and
-//! ends when its handle is dropped. Nothing here knows what the filter decides; the tests do.
+//! Every process listens on a free port, is ready when its output says so, and stops when its handle is dropped. The
+//! harness does not depend on the filter's decisions; the tests check those.
 
 pub mod artifacts;
 mod bridge;

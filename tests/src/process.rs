@@ -1,7 +1,7 @@
 //! A child process whose output is watched, and which is killed on drop.
 //!
 //! One of its two output streams is watched line by line, so that readiness is a condition and not a delay. Both are
-//! kept in files, whose ends are included in every error.
+//! written to files, whose ends are included in every error.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
-/// The stream that shows when the process is ready. The other one goes straight to a file.
+/// The stream that shows when the process is ready. The other one is written only to a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Watch {
     Stdout,
@@ -26,14 +26,14 @@ pub(crate) struct Process {
     child: Child,
     lines: Receiver<String>,
     reader: Option<JoinHandle<()>>,
-    /// Files with its standard output and its standard error.
+    /// Files with standard output and standard error.
     files: [PathBuf; 2],
     /// Index of the watched stream in `files`.
     watched: usize,
 }
 
 impl Process {
-    /// Starts the command; the files `stdout.log` and `stderr.log` are written in `folder`.
+    /// Starts the command, with its output in the files `stdout.log` and `stderr.log` in `folder`.
     pub(crate) fn start(mut command: Command, watch: Watch, folder: &Path) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         let paths = [folder.join("stdout.log"), folder.join("stderr.log")];
@@ -57,7 +57,7 @@ impl Process {
             (_, Some(stream)) => Box::new(stream),
             _ => return Err(anyhow!("{name} has no piped stream")),
         };
-        // The channel fills once nobody waits any more. From then on lines go only to the file.
+        // Once no caller waits, the channel fills up, and later lines are only written to the file.
         let (sender, lines) = sync_channel(MAX_WAITING_LINES);
         let reader = std::thread::spawn(move || copy_lines(stream, &mut log, &sender));
         Ok(Self {
@@ -70,7 +70,7 @@ impl Process {
         })
     }
 
-    /// Waits for a line from which `wanted` returns a value. Fails when the process ends before.
+    /// Waits for a line from which `wanted` returns a value. Fails if the process ends first.
     pub(crate) fn wait_for<T>(&mut self, wanted: impl Fn(&str) -> Option<T>) -> Result<T> {
         let deadline = Instant::now() + START_LIMIT;
         loop {
@@ -104,7 +104,7 @@ impl Process {
         Ok(())
     }
 
-    /// Returns an error that shows the end of both streams.
+    /// Returns an error with the ends of both streams.
     pub(crate) fn error(&self, what: &str) -> anyhow::Error {
         let mut message = format!("{} {what}", self.name);
         for path in &self.files {
@@ -118,7 +118,7 @@ impl Process {
         anyhow!(message)
     }
 
-    /// Returns everything that the watched stream has contained.
+    /// Returns the whole content of the watched stream.
     pub(crate) fn log(&self) -> Result<String> {
         read_lossy(&self.files[self.watched])
     }
@@ -147,7 +147,7 @@ impl Process {
         Ok(kibibytes.trim().parse::<u64>()? * 1024)
     }
 
-    /// Sends the process a signal, by its name: `TERM`, `HUP`.
+    /// Sends the process a signal, given by its name: `TERM`, `HUP`.
     pub(crate) fn signal(&self, name: &str) -> Result<()> {
         let id = self.child.id().to_string();
         let status = Command::new("kill").args(["-s", name, &id]).status()?;
@@ -158,7 +158,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both calls fail only when the process has already ended.
+        // Both calls fail only if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if let Some(reader) = self.reader.take() {
@@ -171,7 +171,7 @@ fn read_lossy(path: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
 }
 
-/// Copies lines until the stream ends or the log cannot be written; errors end the copying, not the process.
+/// Copies lines until the stream ends or the log cannot be written; an error ends only the copying.
 fn copy_lines(stream: impl Read, log: &mut File, lines: &SyncSender<String>) {
     let mut stream = BufReader::new(stream);
     let mut line = Vec::new();
@@ -184,8 +184,8 @@ fn copy_lines(stream: impl Read, log: &mut File, lines: &SyncSender<String>) {
     }
 }
 
-/// Far more lines than any program prints before it is ready (Envoy: about 120).
+/// Most lines not read yet, far more than any program prints before it is ready (Envoy: about 120).
 const MAX_WAITING_LINES: usize = 10_000;
 const TAIL_LINES: usize = 15;
-/// Time limit for a start that hangs, generous for a loaded machine.
+/// Time limit for a start, generous for a loaded machine.
 const START_LIMIT: Duration = Duration::from_secs(120);

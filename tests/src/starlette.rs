@@ -1,5 +1,5 @@
-//! A real Starlette as upstream, and an HTTP/2 client that sends requests unchecked. Both are programs in
-//! `tests/python/`, which use what `cargo xtask setup` installs in `.tools/starlette`.
+//! A real Starlette as upstream, and an HTTP/2 client that sends requests without checks. Both are programs in
+//! `tests/python/`, which use packages that `cargo xtask setup` installs in `.tools/starlette`.
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::artifacts::repository;
 use crate::process::{Process, Watch};
 
-/// A running Starlette; it ends when this is dropped.
+/// A running Starlette; it stops when this is dropped.
 #[derive(Debug)]
 pub struct Starlette {
     address: SocketAddr,
@@ -22,10 +22,10 @@ pub struct Starlette {
     folder: TempDir,
 }
 
-/// A request as Starlette's router saw it.
+/// A request as Starlette's router received it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routed {
-    /// The name of the function that took the request; `None` if the router had none.
+    /// Name of the function that handled the request; `None` if there was none.
     pub handler: Option<String>,
     /// The method of the request.
     pub method: String,
@@ -36,7 +36,7 @@ pub struct Routed {
 }
 
 impl Starlette {
-    /// Starts Starlette. Returns `None`, and prints why, where `cargo xtask setup` has not installed it.
+    /// Starts Starlette. Returns `None`, and prints the reason, if `cargo xtask setup` has not installed it.
     pub fn start() -> Result<Option<Self>> {
         let Some(mut command) = python("engine.py") else {
             return Ok(None);
@@ -62,8 +62,7 @@ impl Starlette {
         self.address
     }
 
-    /// Returns all requests that have arrived, whether or not a handler took them. A request is listed before it is
-    /// answered.
+    /// Returns all requests received, with or without a handler. A request is listed before it is answered.
     pub fn received(&self) -> Result<Vec<Routed>> {
         let text = fs::read_to_string(self.folder.path().join(RECORD)).unwrap_or_default();
         // The last line may be incomplete.
@@ -88,11 +87,10 @@ impl Starlette {
     }
 }
 
-/// A request: the names and values of its headers, pseudo-headers first, and its body. Only the gateway checks them.
+/// A request: the names and values of its headers, pseudo-headers first, and its body. Only the gateway validates them.
 pub type RawRequest = (Vec<(Vec<u8>, Vec<u8>)>, Vec<u8>);
 
-/// Sends requests over HTTP/2, each on a connection of its own. Returns the status of each, or 0 where there was no
-/// answer.
+/// Sends requests over HTTP/2, each on its own connection. Returns each status; 0 if there was no response.
 pub fn over_http2(address: SocketAddr, requests: &[RawRequest]) -> Result<Vec<u16>> {
     let mut command = python("http2.py").context("Starlette and h2 are not installed")?;
     let mut client = command
@@ -109,7 +107,7 @@ pub fn over_http2(address: SocketAddr, requests: &[RawRequest]) -> Result<Vec<u1
         lines += &format!("{}\n", Value::from(line));
     }
     let mut input = client.stdin.take().context("no standard input")?;
-    // The program answers while it reads, so another thread writes.
+    // The program responds while it reads, so another thread writes.
     let writing = std::thread::spawn(move || input.write_all(lines.as_bytes()));
     let output = client.wait_with_output()?;
     ensure!(

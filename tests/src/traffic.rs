@@ -1,4 +1,4 @@
-//! Chat traffic that continues while something happens to the servers.
+//! Chat traffic that continues while a test changes the servers.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -7,12 +7,11 @@ use std::thread::{self, ScopedJoinHandle};
 use crate::http::{Client, post};
 use crate::wait::until;
 
-/// Sends chats over `senders` connections at once, one after another on each, while `meanwhile` runs. `body` makes a
-/// chat from the sender's number and the chat's number. `meanwhile` receives a function that waits for a given number
-/// of further answers.
+/// Sends chats on `senders` connections, one at a time on each, while `meanwhile` runs. `body` makes a chat from the
+/// sender's number and the chat's number. `meanwhile` receives a function that waits for a number of further responses.
 ///
 /// # Panics
-/// Panics when an answer has a status other than 200, or none comes.
+/// Panics when a response has a status other than 200, or is missing.
 pub fn under_traffic(
     address: SocketAddr,
     senders: u32,
@@ -38,7 +37,7 @@ pub fn under_traffic(
         let handles: Vec<_> = (0..senders)
             .map(|sender| scope.spawn(move || send(sender)))
             .collect();
-        // The senders also stop if the test fails meanwhile.
+        // The senders stop, too, if the test fails.
         let _ending = Ending(&done);
         meanwhile(&|by| {
             let goal = answered.load(SeqCst) + by;
@@ -49,7 +48,7 @@ pub fn under_traffic(
     });
 }
 
-/// Makes the senders stop when it is dropped.
+/// Stops the senders when it is dropped.
 struct Ending<'a>(&'a AtomicBool);
 
 impl Drop for Ending<'_> {

@@ -1,4 +1,4 @@
-//! An upstream that records what it receives and answers by a script.
+//! An upstream that records the requests it receives and responds by a script.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 
 use crate::http::{Headers, READ_LIMIT, find, read_chunk, read_head, write_chunk};
 
-/// A listening upstream. It accepts no further connections once it is dropped.
+/// A listening upstream. It accepts no more connections once it is dropped.
 pub struct Upstream {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -21,17 +21,17 @@ pub struct Upstream {
 
 struct Shared {
     script: Script,
-    /// The received requests; `None` if they are not kept.
+    /// The received requests; `None` if they are not recorded.
     received: Option<Mutex<Vec<Received>>>,
     stopping: AtomicBool,
-    /// Open connections by number, which are closed when the upstream stops.
+    /// Open connections by number; they are closed when the upstream stops.
     open: Mutex<HashMap<u64, TcpStream>>,
     accepted: AtomicU64,
 }
 
 type Script = Box<dyn Fn(&Received, &mut Reply<'_>) -> Result<()> + Send + Sync>;
 
-/// A request as it arrived.
+/// A request as received.
 #[derive(Debug, Clone)]
 pub struct Received {
     /// The request line as the gateway sent it.
@@ -55,20 +55,20 @@ impl Received {
 }
 
 impl Upstream {
-    /// Starts an upstream that answers every request with a small JSON object.
+    /// Starts an upstream that responds to every request with a small JSON object.
     pub fn start() -> Result<Self> {
         Self::scripted(|_, reply| reply.json(200, r#"{"ok": true}"#))
     }
 
-    /// Starts an upstream that answers by the script, which runs after the request was recorded. The connection is
-    /// closed when the script fails or leaves a response unfinished.
+    /// Starts an upstream with this script, which runs after the request was recorded. The connection is closed if the
+    /// script fails or leaves a response unfinished.
     pub fn scripted(
         script: impl Fn(&Received, &mut Reply<'_>) -> Result<()> + Send + Sync + 'static,
     ) -> Result<Self> {
         Self::listen(Box::new(script), Some(Mutex::default()))
     }
 
-    /// Starts an upstream like [`Self::start`], but keeps no requests, for load tests.
+    /// Starts an upstream like [`Self::start`] that records no requests, for load tests.
     pub fn forgetful() -> Result<Self> {
         Self::listen(
             Box::new(|_, reply| reply.json(200, r#"{"ok": true}"#)),
@@ -76,7 +76,7 @@ impl Upstream {
         )
     }
 
-    /// Starts an upstream like [`Self::scripted`], but keeps no requests.
+    /// Starts an upstream like [`Self::scripted`] that records no requests.
     pub fn scripted_forgetful(
         script: impl Fn(&Received, &mut Reply<'_>) -> Result<()> + Send + Sync + 'static,
     ) -> Result<Self> {
@@ -101,8 +101,8 @@ impl Upstream {
         })
     }
 
-    /// Stops as if its process had been killed, and restarts on the same address. In between, nothing listens there,
-    /// and every connection is closed.
+    /// Stops as if the process had been killed, and restarts on the same address. Meanwhile connections are refused,
+    /// and open ones are closed.
     pub fn restart(&mut self) -> Result<()> {
         self.stop();
         let deadline = Instant::now() + READ_LIMIT;
@@ -166,7 +166,7 @@ fn accept(listener: TcpListener, shared: &Arc<Shared>) -> JoinHandle<()> {
             }
             let shared = Arc::clone(&accepting);
             let number = shared.accepted.fetch_add(1, Ordering::Relaxed);
-            // The thread ends with its connection, so with the gateway at the latest.
+            // The thread ends with its connection, at the latest when the gateway stops.
             std::thread::spawn(move || {
                 if let Ok(open) = stream.try_clone() {
                     shared.open().insert(number, open);
@@ -186,7 +186,7 @@ impl Shared {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves one connection until it closes or the script ends it.
+    /// Serves a connection until it closes or the script ends it.
     fn serve(&self, stream: TcpStream) {
         let _ = stream.set_nodelay(true);
         let Ok(writing) = stream.try_clone() else {
@@ -254,12 +254,12 @@ impl Reply<'_> {
         self.raw(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
     }
 
-    /// Sends one event at once, as a chunk of its own.
+    /// Sends one event immediately, in its own chunk.
     pub fn event(&mut self, data: &str) -> Result<()> {
         self.piece(format!("data: {data}\n\n").as_bytes())
     }
 
-    /// Sends a piece of the stream at once, as a chunk of its own.
+    /// Sends a piece of the stream immediately, in its own chunk.
     pub fn piece(&mut self, bytes: &[u8]) -> Result<()> {
         let mut chunk = Vec::new();
         write_chunk(&mut chunk, bytes);
@@ -273,7 +273,7 @@ impl Reply<'_> {
         Ok(())
     }
 
-    /// Sends bytes unchanged. The connection closes after the script unless a response was finished.
+    /// Sends bytes unchanged. The connection is closed after the script unless a response was finished.
     pub fn raw(&mut self, bytes: &[u8]) -> Result<()> {
         let mut stream = self.stream;
         stream.write_all(bytes).context("the gateway has gone")

@@ -1,15 +1,15 @@
-//! Waiting for conditions that other processes bring about.
+//! Waits for conditions caused by other processes.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time limit for a condition; nothing correct takes this long.
+/// Time limit for a condition; correct tests are far faster.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Returns when `condition` holds; it is checked again and again.
+/// Polls until `condition` is true.
 ///
 /// # Panics
-/// Panics when the condition does not hold within a minute; the message names `what` was waited for.
+/// Panics when it is not within a minute; the message contains `what`.
 #[track_caller]
 pub fn until(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
