@@ -52,7 +52,7 @@ enum CpuPrecision {
 }
 
 impl Arguments {
-    /// Returns the conflict between arguments, if there is one.
+    /// Returns a description of conflicting arguments; `None` if there are none.
     pub(crate) fn conflict(&self) -> Option<String> {
         let (kv, page) = (self.kv_tokens?, self.page_tokens);
         (kv < page)

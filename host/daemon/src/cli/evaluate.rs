@@ -133,7 +133,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// A JSON object in one argument.
+/// A JSON object as one argument.
 #[derive(Clone)]
 struct Object(Map<String, Value>);
 
@@ -151,7 +151,7 @@ impl Arguments {
             if gateways.iter().any(|(other, _)| *other == name) {
                 bail!("--gateway: two gateways have the name {name}");
             }
-            // An arm's name lives as long as the process.
+            // An arm's name is static.
             gateways.push((name.leak(), url));
         }
         let api_key = key("--api-key-env", self.api_key_env.as_ref())?;
@@ -212,7 +212,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// Reads a gateway's name, which no other arm has, and its URL.
+/// Parses a gateway's name, which must not be another arm's, and its URL.
 fn gateway(text: &str) -> Result<(String, String), String> {
     let usual = Arm::GATEWAY.name();
     let (name, url) = match text.split_once('=') {

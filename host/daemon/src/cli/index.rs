@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Runs the subcommand. A log without requests counts as a wrong argument rather than a failure.
+/// Runs the subcommand. A log without requests counts as a bad argument, not as a failure.
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
     let options = index::Options {
         files: arguments.files,

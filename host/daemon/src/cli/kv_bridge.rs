@@ -1,4 +1,4 @@
-//! `foreword kv-bridge`: its arguments, and its run until a signal.
+//! `foreword kv-bridge`: its arguments and its main function.
 
 use super::{LOG_HELP, folder_name, listener, ordering};
 use anyhow::Context;
@@ -75,7 +75,7 @@ pub(crate) struct Arguments {
     pub(crate) log_format: LogFormat,
 }
 
-/// Follows the engine until a signal.
+/// Runs the bridge until a signal.
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let mut signals = StopSignals::new().context("cannot listen to signals")?;
     let bridge = Bridge::start(config(arguments)?).await?;
@@ -121,7 +121,7 @@ fn config(arguments: Arguments) -> anyhow::Result<Config> {
     })
 }
 
-/// Parses `tcp://HOST:PORT`, as ZeroMQ writes addresses to connect to.
+/// Parses `tcp://HOST:PORT`, ZeroMQ's form of an address to connect to.
 fn endpoint(text: &str) -> Result<String, String> {
     let valid = text
         .strip_prefix("tcp://")

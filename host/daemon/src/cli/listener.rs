@@ -1,4 +1,4 @@
-//! The arguments of a server's listeners, and the bounds of their connections.
+//! The arguments for a server's listeners, and the limits of their connections.
 
 use anyhow::{Context, bail};
 use foreword_ordering::feed::FeedKey;
@@ -47,8 +47,8 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the address of the internal listener, beside the clients' at `listen`. The default follows `listen`, so
-    /// several hosts on one machine get different ones.
+    /// Returns the internal listener's address for a public listener at `listen`. The default is derived from `listen`,
+    /// so several hosts on one machine have different ones.
     pub(crate) fn internal(&self, listen: SocketAddr) -> anyhow::Result<Option<SocketAddr>> {
         let port = match (self.internal_listen, listen.port()) {
             (Some(InternalListen(address)), _) => return Ok(address),
@@ -63,7 +63,7 @@ impl Arguments {
         Ok(Some((Ipv4Addr::LOCALHOST, port).into()))
     }
 
-    /// Returns the bounds of clients' connections. Raises the process's limit of open files.
+    /// Returns the limits of clients' connections. Raises the process's limit of open files.
     pub(crate) fn bounds(&self, max_body_bytes: u64) -> Bounds {
         let connections = within_open_files(self.max_connections, FILES);
         if connections < self.max_connections {
@@ -88,7 +88,7 @@ impl Arguments {
         Duration::from_secs(self.body_timeout_s)
     }
 
-    /// Returns the key that seals the feed.
+    /// Returns the key that seals the feed, if there is one.
     pub(crate) fn feed_key(&self) -> anyhow::Result<Option<FeedKey>> {
         const EXPECTED: &str = "64 to 256 hexadecimal digits (try `openssl rand -hex 32`)";
         if let Some(file) = &self.feed_key_file {
@@ -108,7 +108,7 @@ impl Arguments {
     }
 }
 
-/// Says on standard output where a server listens.
+/// Prints a server's addresses on standard output.
 pub(crate) fn announce(address: SocketAddr, internal: Option<SocketAddr>) {
     let internal = internal.map(|internal| ("probes, metrics and KV feed", internal));
     foreword_process::announce(&format!("http://{address}"), internal);
@@ -116,6 +116,5 @@ pub(crate) fn announce(address: SocketAddr, internal: Option<SocketAddr>) {
 
 const PORTS_ABOVE: u16 = 1000;
 const KEY_VARIABLE: &str = "FOREWORD_FEED_KEY";
-/// Number of files besides clients' connections: the internal listener's, and those of the model, the index and the
-/// log.
+/// Number of files besides clients' connections: the internal listener's connections, the model, the index and the log.
 const FILES: u32 = INTERNAL_CONNECTIONS + 128;

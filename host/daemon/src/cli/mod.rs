@@ -1,4 +1,4 @@
-//! The subcommands, one file each, and what several of them share: exit codes, the gateway's configuration.
+//! The subcommands, one file each, and code that several of them share: exit codes, the gateway's configuration.
 
 pub(crate) mod batch;
 pub(crate) mod check_config;
@@ -27,7 +27,7 @@ use std::process::ExitCode;
 pub(crate) const LOG_HELP: &str = "Environment:
   FOREWORD_LOG  Level of the log: warn, say, or foreword=debug [default: info]";
 
-/// Runs a mode that continues until a signal.
+/// Runs a subcommand that continues until a signal.
 pub(crate) fn until_signal(
     log: LogFormat,
     mode: impl Future<Output = anyhow::Result<ExitCode>>,
@@ -55,12 +55,12 @@ fn block_on(mode: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Res
         .build()
         .context("cannot start threads")?;
     let code = runtime.block_on(mode);
-    // The runtime does not wait for a model that is still being loaded.
+    // The runtime does not wait for a model that is being loaded.
     runtime.shutdown_background();
     code
 }
 
-/// Reads the gateway's configuration of documents from `file`, and checks it.
+/// Reads and validates the gateway's configuration of documents in `file`.
 fn ordering(file: Option<&Path>) -> anyhow::Result<RawConfig> {
     let Some(file) = file else {
         return Ok(RawConfig::default());
@@ -77,7 +77,7 @@ fn ordering(file: Option<&Path>) -> anyhow::Result<RawConfig> {
     Ok(raw)
 }
 
-/// Returns the folder's own name, also if it was given as `.` or `models/..`.
+/// Returns the folder's own name, even for `.` or `models/..`.
 fn folder_name(folder: &Path) -> String {
     let absolute = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     absolute.file_name().map_or_else(

@@ -1,4 +1,4 @@
-//! Subcommands that are programs of their own, as git's and cargo's are: `rehearse` holds a compiler for WebAssembly, and
+//! Subcommands that are separate programs, as in git and cargo: `rehearse` contains a WebAssembly compiler, and
 //! `ext-proc` all of Envoy's messages, which no server needs.
 
 use std::ffi::OsString;
@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-/// A subcommand that is a program of its own, beside this one.
+/// A subcommand that is a separate program, installed next to this one.
 #[derive(Clone, Copy)]
 pub(crate) struct Program {
     subcommand: &'static str,
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
 }
 
 impl Program {
-    /// Takes this process's place; comes back only where that fails.
+    /// Replaces this process by the program; returns only if that fails.
     pub(crate) fn run(self, arguments: Arguments) -> ExitCode {
         let Self { subcommand, name } = self;
         let (program, looked) = self.path();
@@ -52,7 +52,8 @@ impl Program {
         ExitCode::FAILURE
     }
 
-    /// The program beside this one, else the one on the path; and in words, where it was looked for before the path.
+    /// Returns the path of the program next to this one, or its name to be found on the path; and the folder searched
+    /// before the path, in words.
     fn path(self) -> (PathBuf, String) {
         let folder = std::env::current_exe();
         let folder = folder.ok().and_then(|path| Some(path.parent()?.to_owned()));

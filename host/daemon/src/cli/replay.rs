@@ -82,7 +82,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Runs the subcommand. A trace without requests counts as a wrong argument rather than a failure.
+/// Runs the subcommand. A trace without requests counts as a bad argument, not as a failure.
 pub(crate) fn run(arguments: Arguments) -> ExitCode {
     let mut policies = arguments.policies;
     if policies.is_empty() {

@@ -1,6 +1,6 @@
-//! Sizes in bytes, as arguments name them.
+//! Sizes in bytes as arguments.
 
-/// Units by name, with their bytes. Bare letters are missing on purpose: `1G` is 10⁹ bytes to Kubernetes and 2³⁰ to vLLM.
+/// Units with their bytes. Single letters are omitted on purpose: `1G` is 10⁹ bytes to Kubernetes and 2³⁰ to vLLM.
 const UNITS: [(&str, u64); 13] = [
     ("B", 1),
     ("kB", 1_000),
@@ -39,7 +39,7 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     }
     let number: f64 = number.parse().map_err(|_| wrong())?;
     let size = number * *bytes as f64;
-    // Below 2^63, so that the product is exact enough and the conversion does not saturate.
+    // Below 2^63, the product is exact enough and the conversion does not saturate.
     (size < i64::MAX as f64)
         .then_some(size as u64)
         .ok_or_else(|| "it is more than 2^63 bytes".to_owned())

@@ -1,4 +1,4 @@
-//! The arms of the workload: what stands in front of the engine.
+//! The arms of the workload: the configurations in front of the engine.
 //!
 //! | arm | order of documents | what the engine reuses |
 //! | --- | --- | --- |
@@ -7,31 +7,31 @@
 //! | `random`, `sorted`, `recency`, `greedy`, `longest`, `foresight` | that policy's | what the policy arranges for |
 //! | any of these with `+hint` | the same | the same, and every prompt carries the hint that the gateway writes |
 //!
-//! `longest` finds the longest cached prefix exactly, which is RAGCache++'s oracle (table 9) without its k! permutations.
+//! `longest` finds the longest cached prefix exactly, like RAGCache++'s oracle (table 9) without its k! permutations.
 
 use foreword_ordering::policy::PolicyKind;
 
-/// What stands in front of the engine.
+/// A configuration in front of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arm {
-    /// Retrieval order on an engine that reuses nothing.
+    /// Retrieval order on an engine without reuse.
     NoCache,
     /// The gateway, with this policy.
     Gateway {
         policy: PolicyKind,
-        /// Whether the gateway tells the model the retriever's order.
+        /// Whether the gateway writes the retriever's order into the prompt.
         hint: bool,
     },
 }
 
 impl Arm {
-    /// The retriever's order, which all others are compared with.
+    /// The retriever's order, the baseline of all comparisons.
     pub(super) const RETRIEVAL: Self = Self::Gateway {
         policy: PolicyKind::Retrieval,
         hint: false,
     };
 
-    /// The gateway as it comes.
+    /// The gateway's defaults.
     pub(super) const SHIPPED: Self = Self::Gateway {
         policy: PolicyKind::Foresight,
         hint: true,
@@ -43,10 +43,10 @@ impl Arm {
         hint: false,
     };
 
-    /// The arms of sweeps: no cache, both orders of the paper, and the gateway as it comes.
+    /// The arms of sweeps: no cache, both orders of the paper, and the gateway's defaults.
     pub(super) const FEW: [Self; 4] = [Self::NoCache, Self::RETRIEVAL, Self::GREEDY, Self::SHIPPED];
 
-    /// Returns all arms, in the order of tables. In retrieval order nothing moves, so there is no hint.
+    /// Returns all arms, in the order of tables. Retrieval order moves nothing, so it has no arm with a hint.
     pub(super) fn all() -> Vec<Self> {
         let moving = [
             PolicyKind::Random,

@@ -1,58 +1,58 @@
-//! The figures of a workload: one row for each arm, over all requests and over the second half of them.
+//! The figures of a workload: one row per arm, over all requests and over their second half.
 //!
-//! The first requests of a seed do not count, as in RAGCache++ (section 4): engine and gateway begin empty. What is left
-//! is *all*, the second half of the trace *steady*. A figure is computed for each seed; what is shown is the mean of
-//! these, with the half width of its 95 % interval by Student's t. With one seed there is no interval.
+//! The first requests of a seed are excluded, as in RAGCache++ (section 4), because engine and gateway begin empty. The
+//! rest is *all*, and the second half of the trace *steady*. A figure is computed for each seed; the result is the mean
+//! of these, with the half width of its 95 % interval by Student's t. With one seed there is no interval.
 
 use super::arm::Arm;
 use super::replay::{Outcome, Sample};
 use foreword_report::plot::quantile;
 use serde_json::{Value, json};
 
-/// Requests at the beginning of each seed that do not count.
+/// Requests excluded at the beginning of each seed, but at most half of them.
 pub(super) const WARM_UP: usize = 5;
 
-/// The mean of a figure over seeds.
+/// The mean of a figure over the seeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Estimate {
     pub(super) mean: f64,
-    /// Half the width of the 95 % interval; `None` with one seed.
+    /// Half the width of the 95 % interval; `None` for one seed.
     pub(super) within: Option<f64>,
 }
 
-/// The part of a trace that counts.
+/// The part of a trace that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// Everything after the warm-up.
     All,
-    /// The second half of the counted requests, where engine and gateway are warm.
+    /// The second half of the trace, where engine and gateway are warm.
     Steady,
 }
 
-/// An arm's figures. Times are seconds until the first token.
+/// An arm's figures. Times are to the first token, in seconds.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) arm: Arm,
     pub(super) mean: Estimate,
     pub(super) p50: Estimate,
     pub(super) p95: Estimate,
-    /// One less mean and median over those of retrieval order, seed by seed.
+    /// One minus the ratio of the mean to retrieval order's, seed by seed; then the same for the median.
     pub(super) mean_below: Option<Estimate>,
     pub(super) p50_below: Option<Estimate>,
-    /// Share of requests that were faster than the same ones in retrieval order.
+    /// Share of requests that were faster than in retrieval order.
     pub(super) faster: Option<f64>,
     /// Share of prompt tokens that were not computed.
     pub(super) saved_tokens: f64,
-    /// One less time to the first token over the median without a cache: at the median, on the average, at the 95th
-    /// percentile of savings (RAGCache++, table 7).
+    /// One minus the ratio of the time to the first token to its median without a cache: the median, mean and 95th
+    /// percentile of these savings (RAGCache++, table 7).
     pub(super) saved_time: Option<[f64; 3]>,
-    /// Requests that found a document in the cache, of how many.
+    /// Number of requests that found a document in the cache, and of all.
     pub(super) benefiting: usize,
     pub(super) requests: usize,
-    /// Mean tokens of a prompt, and how many more than in retrieval order: the hint.
+    /// Mean tokens of a prompt, and the difference from retrieval order, which is the hint.
     pub(super) prompt_tokens: f64,
     pub(super) hint_tokens: Option<f64>,
-    /// Mean seconds of ordering, of building the prompt, and in the engine.
+    /// Mean seconds for ordering, for building the prompt, and in the engine.
     pub(super) ordering: f64,
     pub(super) building: f64,
     pub(super) prefill: f64,
@@ -69,7 +69,7 @@ impl Part {
         }
     }
 
-    /// Returns the samples of a seed that count.
+    /// Returns a seed's counted samples.
     pub(super) fn of(self, seed: &[Sample]) -> &[Sample] {
         let first = match self {
             Self::All => WARM_UP.min(seed.len() / 2),
@@ -79,7 +79,7 @@ impl Part {
     }
 }
 
-/// Returns the rows of all outcomes, in their order. `shared` is the number of tokens that every prompt begins with.
+/// Returns a row for each outcome, in order. `shared` is the number of tokens at the beginning of every prompt.
 pub(super) fn rows(outcomes: &[Outcome], part: Part, shared: u32) -> Vec<Row> {
     let of = |arm| outcomes.iter().find(|outcome| outcome.arm == arm);
     let (retrieval, none) = (of(Arm::RETRIEVAL), of(Arm::NoCache));
@@ -160,7 +160,7 @@ fn row(
     }
 }
 
-/// Returns the samples of all seeds that count.
+/// Returns the counted samples of all seeds.
 pub(super) fn counted(outcome: &Outcome, part: Part) -> impl Iterator<Item = &Sample> {
     outcome.seeds.iter().flat_map(move |seed| part.of(seed))
 }
@@ -173,7 +173,7 @@ pub(super) fn times<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> Vec<f6
 }
 
 impl Estimate {
-    /// Returns the mean of one value for each seed.
+    /// Returns the mean of one value per seed.
     pub(super) fn of(values: &[f64]) -> Self {
         let average = mean(values);
         let squares: f64 = values.iter().map(|value| (value - average).powi(2)).sum();
@@ -193,13 +193,13 @@ impl Estimate {
     }
 }
 
-/// Quantiles of Student's t for a two-sided interval of 95 %, with 1 to 10 degrees of freedom.
+/// Quantiles of Student's t for a two-sided interval of 95 %, for 1 to 10 degrees of freedom.
 const STUDENT: [f64; 10] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
 ];
 
 impl Row {
-    /// Returns the row as JSON; times in milliseconds, of ordering and building in microseconds.
+    /// Returns the row as JSON; times in milliseconds, except for ordering and building in microseconds.
     pub(super) fn to_json(&self) -> Value {
         let milliseconds = |estimate: Estimate| {
             Estimate {
@@ -229,12 +229,12 @@ impl Row {
     }
 }
 
-/// Returns the mean; 0 of nothing.
+/// Returns the mean; 0 for no values.
 pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// Returns the median; 0 of nothing.
+/// Returns the median; 0 for no values.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     quantile(&values, 0.5)

@@ -1,4 +1,4 @@
-//! `foreword measure`: measures on a device, without a server, what an answer takes and what ordering saves of it.
+//! `foreword measure`: measures on a device, without a server, the time of an answer and what ordering saves.
 //!
 //! ```text
 //!   steps        prefill, decode, cached prefixes, pages from the host's memory; on CUDA the device's own ceilings too
@@ -8,7 +8,7 @@
 //!   pipelining   retrieval beside the system prompt's prefill
 //! ```
 //!
-//! Each part is a module. All but the first go through the whole engine: cache, scheduler and backend. The command prints a
+//! Each part is a module. All except the first use the whole engine: cache, scheduler and backend. The command prints a
 //! table or one JSON object, and writes a page with distributions.
 
 mod arm;
@@ -121,7 +121,7 @@ enum Part {
 }
 
 impl Arguments {
-    /// Returns the conflict between arguments, if there is one.
+    /// Returns a description of conflicting arguments; `None` if there are none.
     pub(crate) fn conflict(&self) -> Option<String> {
         self.device.conflict()
     }
@@ -130,7 +130,7 @@ impl Arguments {
         self.parts.is_empty() || self.parts.contains(&part)
     }
 
-    /// Returns the arms of the main experiment. Retrieval order is among them, since all others are compared with it.
+    /// Returns the arms of the main experiment, including retrieval order, the baseline.
     fn arms(&self) -> Vec<Arm> {
         if self.arms.is_empty() {
             return Arm::all();
@@ -208,7 +208,7 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             open(arguments, arguments.arm_kv_tokens, arms.len(), &mut results)?;
         let bar = progress::bar("measure", requests(arguments, arms.len()))?;
         through_engine(arguments, &mut engine, kv_tokens, &arms, &mut results, &bar)?;
-        // The pool is as large as it is: another one needs another engine, and there is memory for one.
+        // An engine's pool has a fixed size, and there is memory for one engine.
         drop(engine);
         if arguments.measures(Part::Sweeps) {
             for pool in &arguments.pools {
@@ -238,7 +238,7 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Measures what needs no engine of its own.
+/// Measures the parts that can share an engine.
 fn through_engine(
     arguments: &Arguments,
     engine: &mut Stepper,
@@ -321,7 +321,7 @@ fn through_engine(
     Ok(())
 }
 
-/// Tokens of the throughput's answers (RAGCache++, table 4).
+/// Tokens of an answer when measuring throughput (RAGCache++, table 4).
 const ANSWER_TOKENS: u32 = 50;
 
 /// Returns the workload of sweeps.
@@ -338,7 +338,7 @@ fn sweep(arguments: &Arguments, kv_tokens: u64) -> Workload {
     }
 }
 
-/// Returns the number of requests of all parts together.
+/// Returns the number of requests of all parts.
 fn requests(arguments: &Arguments, arms: usize) -> usize {
     let mut requests = 0;
     if arguments.measures(Part::Orders) {
@@ -358,7 +358,7 @@ fn requests(arguments: &Arguments, arms: usize) -> usize {
     requests
 }
 
-/// Opens an engine for so many arms, and returns the tokens of KV state that each has.
+/// Opens an engine for this number of arms, and returns the tokens of KV state for each.
 fn open(
     arguments: &Arguments,
     arm_tokens: Option<u32>,

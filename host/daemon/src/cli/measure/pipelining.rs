@@ -1,5 +1,5 @@
-//! Measures retrieval and the system prompt's prefill side by side (RAGCache++, section 3.6), on a real engine, by the
-//! clock.
+//! Measures retrieval concurrent with the system prompt's prefill (RAGCache++, section 3.6), on a real engine, in
+//! elapsed time.
 //!
 //! ```text
 //!   serial      ── retrieval ──▶ system prompt ▶ documents, question ▶ token
@@ -7,8 +7,8 @@
 //!               system prompt ▶
 //! ```
 //!
-//! The retrieval is a wait. The prompts have the sizes of the workload's ([`prompt`](super::prompt)), and nothing of them is
-//! cached when the clock starts. So the saving is that of a cold start, or of an evicted system prompt.
+//! The retrieval is simulated by waiting. The prompts have the workload's sizes ([`prompt`](super::prompt)), and are
+//! uncached at the start. So the saving is that of a cold start, or of an evicted system prompt.
 
 use super::figures::median;
 use super::prompt::{QUESTION, SYSTEM};
@@ -19,15 +19,15 @@ use foreword_engine::engine::{Kind, Request, Stepper};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Times of retrieval in milliseconds, those of the paper's table 6.
+/// Retrieval times in milliseconds, from the paper's table 6.
 const RETRIEVAL_MS: [u64; 3] = [20, 50, 100];
-/// Tokens of system prompts: the workload's, and one that describes tools.
+/// Tokens of system prompts: the workload's, and one with descriptions of tools.
 const SYSTEMS: [u64; 2] = [SYSTEM as u64, 1_000];
 /// Number of documents in a prompt of the workload.
 const DOCUMENTS: u64 = 5;
 const DOCUMENT: u64 = 200;
 
-/// Measures the medians of `runs` requests for each system prompt and each time of retrieval; the two ways alternate.
+/// Measures the medians of `runs` requests for each system prompt and retrieval time; the two modes alternate.
 pub(super) fn run(engine: &mut Stepper, runs: u32) -> anyhow::Result<Value> {
     let mut results = Vec::new();
     for system in SYSTEMS {
@@ -59,7 +59,7 @@ pub(super) fn run(engine: &mut Stepper, runs: u32) -> anyhow::Result<Value> {
     Ok(json!(results))
 }
 
-/// A question that was never asked, under a salt that was never used.
+/// A new question under a new salt.
 struct Chat {
     system: u64,
     retrieval: Duration,
@@ -67,15 +67,15 @@ struct Chat {
 }
 
 impl Chat {
-    /// Returns the seconds until the first token when the engine begins after the documents have arrived.
+    /// Returns the seconds until the first token if the engine starts after the documents have arrived.
     fn serial(&self, engine: &mut Stepper) -> anyhow::Result<f64> {
         let start = Instant::now();
         std::thread::sleep(self.retrieval);
         self.answer(engine, start)
     }
 
-    /// Returns the seconds until the first token when the engine begins with the system prompt, and the seconds of
-    /// that prefill.
+    /// Returns the seconds until the first token if the engine starts with the system prompt, and the seconds of that
+    /// prefill.
     fn pipelined(&self, engine: &mut Stepper) -> anyhow::Result<(f64, f64)> {
         let start = Instant::now();
         let warm_up = Request {

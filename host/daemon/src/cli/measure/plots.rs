@@ -1,4 +1,4 @@
-//! The report's plots as SVG text.
+//! The report's plots as SVG.
 
 use super::arm::Arm;
 use super::figures::Part;
@@ -7,8 +7,7 @@ use anyhow::Result;
 use foreword_report::plot::{self, BASELINE, BEST, OTHERS, Points, Width, lines, quantile};
 use plotters::style::RGBColor;
 
-/// Plots the share of requests whose first token came within a time, for every arm. The slowest hundredth may be off the
-/// plot.
+/// Plots the distribution of the time to the first token for every arm. The slowest hundredth may be outside the plot.
 pub(super) fn distributions(experiment: &Experiment, width: Width) -> Result<String> {
     let arms: Vec<_> = (experiment.outcomes.iter())
         .map(|outcome| (outcome.arm, distribution(experiment, outcome.arm)))
@@ -29,7 +28,7 @@ pub(super) fn distributions(experiment: &Experiment, width: Width) -> Result<Str
     )
 }
 
-/// Plots the mean time to the first token over the values of one sweep, for every arm.
+/// Plots the mean time to the first token over a sweep's values, for every arm.
 pub(super) fn sweep(points: &[&Experiment], what: &str, width: Width) -> Result<String> {
     let line = |arm: Arm| -> Points {
         let means = points.iter().filter_map(|experiment| {
@@ -43,7 +42,7 @@ pub(super) fn sweep(points: &[&Experiment], what: &str, width: Width) -> Result<
     lines(drawn.to_vec(), what, "milliseconds, mean", width)
 }
 
-/// Returns the colour of an arm: the gateway as it comes, retrieval order, and all others.
+/// Returns an arm's colour: one for the gateway's defaults, one for retrieval order, and one for all others.
 fn colour(arm: Arm) -> RGBColor {
     match arm {
         Arm::SHIPPED => BEST,

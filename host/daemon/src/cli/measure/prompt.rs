@@ -1,14 +1,14 @@
-//! The requests of the workload as a client writes them, and the prompts that an engine gets of them.
+//! Builds the workload's requests as a client would, and the prompts that an engine gets.
 //!
 //! ```text
 //!   documents of a trace ──▶ chat body ──▶ core, configured as the arm says ──▶ body ──▶ text ──▶ tokens
 //!                                          (order, hint: what the gateway writes)
 //! ```
 //!
-//! A shape has no tokenizer. Tokens are the pieces that Qwen's tokenizers cut a text into before they look anything up: a
-//! word with the character before it, a digit, a run of marks, a run of white space. The words here are such that a
-//! tokenizer of a usual size has each as one token. So a document, the system text and a question have the numbers of
-//! tokens that are stated here, and a hint has as many as it would have in front of a real model.
+//! There is no tokenizer. Tokens are the pieces into which Qwen's tokenizers split a text before any look-up: a word
+//! with the character before it, a digit, a run of marks, a run of white space. The words used are single tokens for
+//! tokenizers of usual size. So a document, the system text and a question have the stated numbers of tokens, and a
+//! hint as many as with a real model.
 
 use super::arm::Arm;
 use anyhow::{Context, anyhow};
@@ -23,23 +23,23 @@ use std::time::{Duration, Instant};
 pub(super) const SYSTEM: usize = 100;
 pub(super) const QUESTION: usize = 32;
 
-/// What orders the documents of one arm: the gateway's own core, with everything that it learns.
+/// One arm's gateway: the core with its learnt state.
 pub(super) struct Gateway {
     orderer: Orderer,
 }
 
-/// A prompt, and what it cost to make it.
+/// A prompt, and the time to make it.
 pub(super) struct Prompt {
     pub(super) tokens: Vec<TokenId>,
-    /// From the body as it came to the body as it is sent.
+    /// Time from the client's body to the forwarded one.
     pub(super) ordering: Duration,
-    /// From that body to tokens.
+    /// Time from the forwarded body to tokens.
     pub(super) building: Duration,
     rewrite: Rewrite,
 }
 
 impl Gateway {
-    /// Returns a gateway that knows nothing yet, in front of an engine with room for so many tokens.
+    /// Returns a gateway without history, for an engine with this capacity.
     pub(super) fn new(arm: Arm, kv_tokens: u64) -> anyhow::Result<Self> {
         let (policy, hint) = match arm {
             Arm::NoCache => ("retrieval", false),
@@ -55,7 +55,7 @@ impl Gateway {
         })
     }
 
-    /// Returns the prompt of a request's body.
+    /// Returns the prompt for a request's body.
     pub(super) fn prompt(&mut self, body: &[u8]) -> anyhow::Result<Prompt> {
         let start = Instant::now();
         let rewrite = self.orderer.rewrite(Tenant::default(), body);
@@ -70,7 +70,7 @@ impl Gateway {
         })
     }
 
-    /// Learns from an answer how much of a prompt was cached, as the gateway does.
+    /// Records the response's cached tokens of a prompt, as the gateway does.
     pub(super) fn learn(&mut self, prompt: &Prompt, cached_tokens: u32) {
         let usage = Usage {
             prompt_tokens: prompt.tokens.len() as u64,
@@ -82,7 +82,7 @@ impl Gateway {
     }
 }
 
-/// Returns the chat body of a trace's request; `number` makes its question its own.
+/// Returns the chat body of a trace's request; `number` makes its question unique.
 pub(super) fn body(request: &Request, number: u64) -> Vec<u8> {
     let documents: Vec<Value> = (request.documents.iter())
         .map(|document| {
@@ -103,7 +103,7 @@ pub(super) fn body(request: &Request, number: u64) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-/// Returns the text of a chat's messages, one behind the other.
+/// Returns the text of a chat's messages, concatenated.
 fn text(body: &[u8]) -> anyhow::Result<String> {
     let body: Value = serde_json::from_slice(body)?;
     let messages = body["messages"].as_array().context("no messages")?;
@@ -113,20 +113,20 @@ fn text(body: &[u8]) -> anyhow::Result<String> {
     Ok(contents.collect::<Vec<_>>().join("\n"))
 }
 
-/// Returns a document's name, as a client would give it.
+/// Returns a document's name.
 fn name(number: u64) -> String {
     format!("doc-{number}")
 }
 
-/// Returns the text of a document whose block, tags included, has so many tokens.
+/// Returns a document's text, such that its block, including tags, has `tokens` tokens.
 fn document_text(number: u64, tokens: usize) -> String {
     let frame = format!("<document id=\"{}\">\n</document>\n", name(number));
-    // The line end behind the text is a token of its own.
+    // The line break after the text is a separate token.
     let frame = pieces(&frame).count() + 1;
     words(Random::new(number + 1), tokens.saturating_sub(frame).max(1))
 }
 
-/// Returns so many words.
+/// Returns `count` random words.
 fn words(mut random: Random, count: usize) -> String {
     let mut text = String::new();
     for at in 0..count {
@@ -139,7 +139,7 @@ fn words(mut random: Random, count: usize) -> String {
     text
 }
 
-/// Words that every tokenizer for English has as one token.
+/// Words that every English tokenizer has as single tokens.
 const WORDS: [&str; 64] = [
     "about", "after", "again", "all", "also", "and", "any", "are", "back", "been", "before",
     "both", "but", "can", "come", "could", "day", "does", "down", "each", "even", "first", "for",
@@ -154,17 +154,17 @@ pub(super) fn tokens(text: &str) -> Vec<TokenId> {
     pieces(text).map(token).collect()
 }
 
-/// Returns a piece's token: below 128, so that every vocabulary has it.
+/// Returns a piece's token, below 128, so that it is in every vocabulary.
 fn token(piece: &str) -> TokenId {
-    // FNV-1a, whose upper bits are mixed better than its lower ones.
+    // FNV-1a; its upper bits are mixed better than the lower ones.
     let hash = piece.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as TokenId
 }
 
-/// Cuts a text as Qwen2's pre-tokenizer does, without its rule for contractions:
-/// `[^\r\n\p{L}\p{N}]?\p{L}+`, a digit, ` ?[^\s\p{L}\p{N}]+[\r\n]*`, white space.
+/// Splits a text like Qwen2's pre-tokenizer, without its rule for contractions: `[^\r\n\p{L}\p{N}]?\p{L}+`, a digit, `
+/// ?[^\s\p{L}\p{N}]+[\r\n]*`, white space.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -175,7 +175,7 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the bytes of a text's first piece.
+/// Returns the length of a text's first piece, in bytes.
 fn first_piece(text: &str) -> Option<usize> {
     let is_mark = |c: char| !c.is_whitespace() && !c.is_alphanumeric();
     let is_break = |c: char| matches!(c, '\r' | '\n');
@@ -233,7 +233,7 @@ mod tests {
         let mut gateway = Gateway::new(arm, 65_536).unwrap();
         for (request, number) in trace.iter().zip(0..) {
             let prompt = gateway.prompt(&body(request, number)).unwrap();
-            // A line end before the documents, and two behind them.
+            // One line break precedes the documents, and two follow them.
             assert_eq!(prompt.tokens.len(), SYSTEM + 5 * 200 + QUESTION + 1);
         }
     }

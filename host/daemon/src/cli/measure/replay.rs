@@ -1,4 +1,4 @@
-//! RAGCache++'s workload on a real engine: the time until the first token, by what stands in front of the engine.
+//! RAGCache++'s workload on a real engine: the time to the first token for each arm.
 //!
 //! ```text
 //!   trace ──▶ arm 1: gateway ──▶ prompt ─┐
@@ -6,10 +6,10 @@
 //!         ──▶ …                          ┘
 //! ```
 //!
-//! The arms are sent **in turns**: request by request, or group by group, each arm in its turn goes first. So whatever
-//! else the machine does falls on all arms alike, and their ratios hold where their times do not. All arms share one
-//! pool of KV pages, and no page among each other. The pool is as many times larger as there are arms. An arm that
-//! computes less also stores less; so an arm's share of the pool is not exact.
+//! The arms **take turns**, request by request or group by group, and each is first in turn. So other load on the
+//! machine affects all arms, and their ratios are valid even if their times are not. All arms share one pool of KV
+//! pages, sized for all of them, but no pages. An arm that computes less also stores less, so an arm's share of the
+//! pool is not exact.
 
 use super::arm::Arm;
 use super::prompt::{Gateway, body};
@@ -26,25 +26,25 @@ pub(super) enum Kind {
     Bursty,
     /// Places around cities (section 4.7), in random order.
     Geospatial,
-    /// Each request draws its documents from the whole corpus, all alike.
+    /// Each request draws its documents from the whole corpus uniformly.
     Uniform,
 }
 
-/// The workload that is sent to every arm.
+/// The workload for every arm.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Workload {
     pub(super) kind: Kind,
-    /// Share of documents that a request has in common with the one before; of bursty traces.
+    /// Share of documents common to consecutive requests, for bursty traces.
     pub(super) overlap: f64,
     /// Documents in a request.
     pub(super) k: usize,
-    /// Requests submitted at once; the next group comes when all answers of a group have ended.
+    /// Requests submitted at once; the next group follows when all answers have ended.
     pub(super) at_once: usize,
     /// Tokens of an answer.
     pub(super) answer: u32,
-    /// Number of requests for each seed.
+    /// Number of requests per seed.
     pub(super) queries: usize,
-    /// Number of runs, each of which draws its workload from a seed of its own.
+    /// Number of runs, each with its own seed.
     pub(super) seeds: u64,
     /// Tokens of KV state for each arm.
     pub(super) kv_tokens: u64,
@@ -53,7 +53,7 @@ pub(super) struct Workload {
 /// The measurements of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Sample {
-    /// Seconds of ordering, of building the prompt, and in the engine until the first token.
+    /// Seconds for ordering, for building the prompt, and in the engine until the first token.
     pub(super) ordering: f64,
     pub(super) building: f64,
     pub(super) prefill: f64,
@@ -68,7 +68,7 @@ impl Sample {
     }
 }
 
-/// What one arm did: the samples of each seed, and the seconds that all its answers took.
+/// An arm's results: the samples of each seed, and the seconds that all its answers took.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) arm: Arm,
@@ -109,7 +109,7 @@ impl Workload {
         }
     }
 }
-/// Sends the workload under every arm; `name` keeps its salts apart from those of other workloads, and `done` is told of
+/// Runs the workload under every arm. `name` makes its salts differ from other workloads', and `done` is called after
 /// every request.
 pub(super) fn run(
     engine: &mut Stepper,
@@ -163,7 +163,7 @@ pub(super) fn run(
     Ok(outcomes)
 }
 
-/// Sends requests at once, and returns their samples and the seconds until the last answer has ended.
+/// Submits requests at once, and returns their samples and the seconds until the last answer ended.
 fn group(
     engine: &mut Stepper,
     gateway: &mut Gateway,
@@ -199,14 +199,14 @@ fn group(
     Ok((samples.collect(), seconds))
 }
 
-/// An answer: seconds until its first token, and the prompt tokens that it found in the cache.
+/// An answer: seconds until its first token, and the prompt tokens found in the cache.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Answered {
     pub(super) first_token: f64,
     pub(super) cached_tokens: u32,
 }
 
-/// Submits requests at once and computes until none is left.
+/// Submits requests at once and runs the engine until all have ended.
 pub(super) fn answers(
     engine: &mut Stepper,
     requests: Vec<Request>,

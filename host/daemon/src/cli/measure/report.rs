@@ -1,4 +1,4 @@
-//! The report: one HTML file, filled from the results.
+//! The report, an HTML file.
 
 use super::arm::Arm;
 use super::figures::{Part, Row};
@@ -10,7 +10,7 @@ use foreword_report::{both_widths, filled};
 
 const TITLE: &str = "Foreword measure: what ordering saves in time";
 
-/// Returns the HTML page of all results, which loads nothing from outside.
+/// Returns the HTML page of all results, which loads nothing from elsewhere.
 pub(super) fn page(results: &Results) -> Result<String> {
     let parts = [
         results.orders.as_ref().map(orders).transpose()?,
@@ -35,7 +35,7 @@ pub(super) fn page(results: &Results) -> Result<String> {
     ))
 }
 
-/// A table of many columns breaks its heads, and scrolls by itself on a phone.
+/// A wide table wraps its heads, and scrolls by itself on a phone.
 const STYLE: &str = ".scroll { overflow-x: auto; }\n.scroll thead th { white-space: normal; }\n";
 
 fn orders(orders: &Experiment) -> Result<String> {
@@ -90,7 +90,7 @@ fn tiles(rows: &[Row]) -> String {
     .concat()
 }
 
-/// Returns two tables of the rows: times, and what they come from.
+/// Returns two tables of the rows: times, and their causes.
 fn tables(title: &str, words: &str, rows: &[Row]) -> String {
     let times = [
         "mean, ms",
@@ -114,7 +114,7 @@ fn tables(title: &str, words: &str, rows: &[Row]) -> String {
     )
 }
 
-/// Returns a table with the cells from `first` on, one below each head.
+/// Returns a table with the cells from `first` on, one per head.
 fn table(rows: &[Row], heads: &[&str], first: usize) -> String {
     let lines: String = (rows.iter())
         .map(|row| {
@@ -138,7 +138,7 @@ fn table(rows: &[Row], heads: &[&str], first: usize) -> String {
     )
 }
 
-/// Returns a figure for each sweep over numbers, and a table of all.
+/// Returns a plot for each sweep over numbers, and a table of all sweeps.
 fn sweeps(sweeps: &[Experiment]) -> Result<Option<String>> {
     if sweeps.is_empty() {
         return Ok(None);

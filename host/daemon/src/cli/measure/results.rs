@@ -1,4 +1,4 @@
-//! Everything that was measured, and its forms as a table and as JSON.
+//! All results, and their forms as tables and as JSON.
 
 use super::arm::Arm;
 use super::figures::{Estimate, Part, Row, counted, rows};
@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// What was asked for.
+/// The requested measurement.
 pub(super) struct Setting {
     pub(super) model: String,
     pub(super) queries: u32,
@@ -21,7 +21,7 @@ pub(super) struct Setting {
     pub(super) k: u32,
 }
 
-/// Everything that was measured; absent is what was not asked for.
+/// All results; those that were not requested are absent.
 pub(super) struct Results {
     pub(super) setting: Setting,
     /// The device, in words.
@@ -36,7 +36,7 @@ pub(super) struct Results {
 
 /// One workload under several arms.
 pub(super) struct Experiment {
-    /// What is varied, and its value.
+    /// Name of the varied parameter, and its value.
     pub(super) name: &'static str,
     pub(super) value: f64,
     pub(super) workload: Workload,
@@ -44,7 +44,7 @@ pub(super) struct Experiment {
 }
 
 impl Experiment {
-    /// Sends the workload under these arms.
+    /// Runs the workload under these arms.
     pub(super) fn run(
         name: &'static str,
         value: f64,
@@ -64,7 +64,7 @@ impl Experiment {
         })
     }
 
-    /// Sends the workload under the arms of sweeps.
+    /// Runs the workload under the arms of sweeps.
     pub(super) fn sweep(
         name: &'static str,
         value: f64,
@@ -77,16 +77,16 @@ impl Experiment {
 
     /// Returns a row for each arm.
     pub(super) fn rows(&self, part: Part) -> Vec<Row> {
-        // What every prompt begins with: the system text, and the rest of its last page.
+        // The beginning of every prompt: the system text, and the rest of its last page.
         rows(&self.outcomes, part, SYSTEM as u32 + 15)
     }
 
-    /// Returns the value of what is varied, in words.
+    /// Returns the varied parameter's value, in words.
     pub(super) fn label(&self) -> String {
         label(self.name, self.value)
     }
 
-    /// Returns requests, and tokens of prompts and answers, of each second.
+    /// Returns requests, and tokens of prompts and answers, per second.
     pub(super) fn rates(&self, outcome: &Outcome) -> (f64, f64) {
         let samples = outcome.seeds.iter().flatten();
         let (mut requests, mut tokens) = (0.0, 0.0);
@@ -132,7 +132,7 @@ fn label(name: &str, value: f64) -> String {
 }
 
 impl Results {
-    /// Returns results without any figure yet.
+    /// Returns results without figures.
     pub(super) fn new(setting: Setting) -> Self {
         Self {
             setting,
@@ -146,7 +146,7 @@ impl Results {
         }
     }
 
-    /// Returns all figures as the object that `--json` prints.
+    /// Returns all results as the object that `--json` prints.
     pub(super) fn to_json(&self) -> Value {
         let throughput = self.throughput.iter().flat_map(|experiment| {
             experiment.outcomes.iter().map(|outcome| {
@@ -176,7 +176,7 @@ impl Results {
         })
     }
 
-    /// Returns the figures as tables, for a terminal.
+    /// Returns the results as tables for a terminal.
     pub(super) fn to_table(&self) -> String {
         let mut table = format!("{} on {}\n", self.setting.model, self.device);
         if let Some(steps) = &self.steps {
@@ -273,7 +273,7 @@ impl Results {
 }
 
 /// Returns a row's cells: name, mean, median, 95th percentile, mean and median below retrieval order, share faster,
-/// tokens saved, requests that benefited, tokens of the hint, and what ordering and building take.
+/// tokens saved, requests that benefited, tokens of the hint, and times of ordering and building.
 pub(super) fn cells(row: &Row) -> [String; 12] {
     let none = || "".to_owned();
     [
@@ -383,7 +383,7 @@ fn write_sweeps(table: &mut String, sweeps: &[Experiment]) {
     }
 }
 
-/// Returns the times of an arm's requests until the first token, in milliseconds, ascending; nothing if the arm was not
+/// Returns the times to the first token of an arm's requests, in milliseconds, ascending; empty if the arm was not
 /// measured.
 pub(super) fn distribution(experiment: &Experiment, arm: Arm) -> Vec<f64> {
     let outcome = experiment

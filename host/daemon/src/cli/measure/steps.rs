@@ -1,5 +1,5 @@
 //! The parts of an answer on a device, without a server: prefill, decode, cached prefixes, and pages from the host's
-//! memory. Every figure is the median of several runs of the backend's own steps, in which nothing is drawn by chance.
+//! memory. Every figure is the median of several runs of the backend's own steps, without random sampling.
 
 use anyhow::ensure;
 use foreword_engine::TokenId;
@@ -12,15 +12,15 @@ use foreword_engine::sampling::Sampling;
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// The sizes that are measured.
+/// The sizes to measure.
 pub(super) struct Sizes {
     /// Tokens of the prompt.
     pub(super) prompt: u32,
     /// Tokens of context for decoding.
     pub(super) context: u32,
-    /// Numbers of sequences that decode side by side.
+    /// Numbers of sequences decoded together.
     pub(super) batches: Vec<u32>,
-    /// Number of runs of a step, of which the median counts.
+    /// Number of runs of a step; their median counts.
     pub(super) runs: u32,
 }
 
@@ -69,13 +69,13 @@ struct Bench {
     backend: Box<dyn Backend>,
     max_step_tokens: u32,
     runs: u32,
-    /// Buffer that is reused for its memory.
+    /// Buffer for logits, reused.
     logits: Vec<f32>,
 }
 
 impl Bench {
-    /// Measures prefill: cold, with three quarters of the prompt cached, and with everything but a question of 32
-    /// tokens cached.
+    /// Measures prefill: cold, with three quarters of the prompt cached, and with all except a question of 32 tokens
+    /// cached.
     fn prefill(
         &mut self,
         tokens: u32,
@@ -137,7 +137,7 @@ impl Bench {
                 ..Step::default()
             })
         })?;
-        // Every weight is read once, and every sequence's keys and values.
+        // Every weight is read once, as are every sequence's keys and values.
         let bytes = config.decode_bytes(u64::from(batch), u64::from(context));
         Ok(json!({
             "batch": batch,
@@ -149,7 +149,7 @@ impl Bench {
         }))
     }
 
-    /// Measures loading a prefix from the host's memory, against computing it.
+    /// Measures loading a prefix from the host's memory, compared with computing it.
     fn host_tier(&mut self, context: u32) -> anyhow::Result<Value> {
         let BackendShape {
             page_tokens,
@@ -231,7 +231,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Returns the median, after two runs that do not count: the backend may record the second one.
+    /// Returns the median time after two warm-up runs: the backend may record the second one.
     fn time(
         &mut self,
         mut work: impl FnMut(&mut Self) -> anyhow::Result<()>,
@@ -249,7 +249,7 @@ impl Bench {
     }
 }
 
-/// Returns a token for a position. There are few of them, so that every vocabulary has them.
+/// Returns a token for a position, below 128, so that it is in every vocabulary.
 fn token(position: u32) -> TokenId {
     position.wrapping_mul(2_654_435_761) >> 25
 }

@@ -1,4 +1,4 @@
-//! The part of the arguments that says whether batches are taken, and how many.
+//! The arguments for batches: whether they are accepted, and their limits.
 
 use foreword_ordering::RawConfig;
 use foreword_server::batches::{Bounds, Config};
@@ -44,7 +44,7 @@ enum Order {
 }
 
 impl Arguments {
-    /// How batches are taken; `None`: they are not.
+    /// Returns the configuration of batches; `None` if they are not accepted.
     pub(crate) fn config(&self, ordering: RawConfig) -> Option<Config> {
         let folder = self.batch_dir.clone()?;
         Some(Config {

@@ -1,4 +1,4 @@
-//! The arguments of the cache's further tiers and of eviction.
+//! The arguments for the cache's further tiers and for eviction.
 
 use crate::cli::size::size;
 use foreword_engine::cache::EvictionPolicy;
@@ -45,10 +45,10 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the conflict between arguments, if there is one.
+    /// Returns a description of conflicting arguments; `None` if there are none.
     pub(crate) fn conflict(&self, page_tokens: u32) -> Option<String> {
         let tokens = self.kv_host_tokens;
-        // Whether so many bytes have room for a page is known when the model is.
+        // Whether a size in bytes has room for a page is known only once the model is.
         let in_tokens = self.kv_host_memory_bytes.is_none();
         (self.kv_disk.is_some() && in_tokens && tokens < page_tokens).then(|| {
             format!(
@@ -57,7 +57,7 @@ impl Arguments {
         })
     }
 
-    /// Returns the size of the pool in host memory.
+    /// Returns the size of the host memory tier.
     pub(crate) fn host_size(&self) -> KvSize {
         self.kv_host_memory_bytes
             .map_or(KvSize::Tokens(self.kv_host_tokens), KvSize::Bytes)

@@ -1,4 +1,4 @@
-//! `foreword serve`: its arguments, and its run until a signal.
+//! `foreword serve`: its arguments and its main function.
 
 mod batches;
 mod cache;
@@ -237,7 +237,7 @@ fn load(arguments: &Arguments) -> anyhow::Result<Model> {
     Ok(model.with_token_cache((arguments.token_cache_mib as usize) << 20))
 }
 
-/// Parses `tcp://ADDRESS:PORT`, as ZeroMQ writes addresses to listen on; `*` is every interface.
+/// Parses `tcp://ADDRESS:PORT`, ZeroMQ's form of an address to listen on; `*` means every interface.
 fn endpoint(text: &str) -> Result<SocketAddr, String> {
     let address = text.strip_prefix("tcp://").unwrap_or(text);
     let address = match address.strip_prefix("*:") {

@@ -52,7 +52,8 @@ enum Speculation {
 }
 
 impl Arguments {
-    /// Returns the configuration. `ordering` is the gateway's configuration of documents, which holds here too.
+    /// Returns the configuration of retrieval. `ordering` is the gateway's configuration of documents, which applies
+    /// here, too.
     pub(crate) fn config(&self, ordering: RawConfig) -> anyhow::Result<Config> {
         Ok(Config {
             embedder: self.embedder.clone(),

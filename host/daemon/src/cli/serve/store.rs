@@ -1,4 +1,4 @@
-//! The part of the arguments that says which responses are kept for those that go on from them.
+//! The arguments for storing responses, which later requests may continue.
 
 use foreword_server::transcripts::Bounds;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// How much is kept; `None`: nothing.
+    /// Returns the limits of stored responses; `None` if none are stored.
     pub(crate) fn bounds(&self) -> Option<Bounds> {
         self.store.then(|| Bounds {
             responses: self.store_responses as usize,
