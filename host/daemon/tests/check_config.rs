@@ -1,4 +1,4 @@
-//! `foreword check-config` from outside: what it prints, and its exit code.
+//! Tests the output and the exit code of `foreword check-config`.
 
 use std::io::Write;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `foreword explain`, run as its user runs it.
+//! Tests the program `foreword explain`.
 
 use serde_json::{Value, json};
 use std::process::{Command, Output};
@@ -35,7 +35,7 @@ impl Log {
 
 const SECRET: &str = "Kellermeister";
 
-/// A request with its tools in an order of their own, a clock in the system text, or neither.
+/// A request, optionally with reordered tools or a clock in the system text.
 fn request(nth: usize, tools_turned: usize, clock: &str) -> Value {
     let text = |what: &str| format!("The {what} of {SECRET} is told at some length. ").repeat(12);
     let mut tools: Vec<Value> = ["alpha", "beta", "gamma"]
@@ -54,7 +54,7 @@ fn request(nth: usize, tools_turned: usize, clock: &str) -> Value {
     ]})
 }
 
-/// The second request breaks nothing, the third has other tools first, the others another time.
+/// The second request keeps the head of the first, the third reorders the tools, and the others change the time.
 fn log() -> Log {
     Log::new(&[
         request(0, 0, "12:00:00"),
@@ -100,7 +100,7 @@ fn every_request_has_its_cause_and_every_cause_what_mends_it() {
             .map(|diagnosis| diagnosis["lost_tokens"].as_u64().unwrap())
             .sum();
         assert_eq!(row["tokens"], lost, "{row}");
-        // The line is a configuration, and the log replayed with it alone costs less.
+        // The line is a configuration, and replaying the log with only it costs less.
         let line = format!("{{{}}}", row["configuration"].as_str().unwrap());
         let line: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(line["ordering"]["head"]["mode"], "apply");
@@ -124,7 +124,7 @@ fn the_table_and_the_page_say_the_same_and_no_word_of_a_request() {
     );
     assert!(table.contains("it would save"), "{table}");
     assert!(page.contains("<svg"), "the plot of tokens by cause");
-    // Nothing of it is fetched from elsewhere.
+    // The page loads nothing from elsewhere.
     assert!(!page.contains("src=\"http") && !page.contains("href=\"http"));
     let quick = log.told(&["--no-gain"]);
     assert!(!quick.contains("it would save"), "{quick}");

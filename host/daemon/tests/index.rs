@@ -1,4 +1,4 @@
-//! `foreword index`, run as its user runs it: a log becomes an `ordering`, which `replay` and `check-config` take.
+//! Tests the program `foreword index`: it converts a log to an `ordering` that `replay` and `check-config` accept.
 
 use serde_json::{Value, json};
 use std::path::Path;
@@ -20,7 +20,7 @@ fn json_of(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A chat that retrieved these documents.
+/// A chat with these retrieved documents.
 fn chat(documents: &[&str]) -> String {
     let listed: Vec<Value> = documents
         .iter()
@@ -65,7 +65,7 @@ fn a_log_makes_an_ordering_by_which_later_requests_open_alike() {
         4
     );
 
-    // Both requests hold a and b, and neither shares anything with what the other policy value was sent before them.
+    // Both requests have a and b, but without the index neither shares a prefix with what was sent before it.
     let later = [&["q", "a", "b"][..], &["b", "r", "a"]].map(chat);
     std::fs::write(path.join("later.jsonl"), later.join("\n")).unwrap();
     let replay = |more: &[&str]| {

@@ -1,4 +1,4 @@
-//! `foreword ingest` from outside: a folder in, an index out, and what happens when something is wrong.
+//! Tests the program `foreword ingest`: it converts a folder to an index, and reports errors.
 
 use foreword_retrieval::Collection;
 use foreword_retrieval::index::IvfOptions;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// A folder of texts, and where its index goes.
+/// A folder of texts, and the path of its index.
 struct Corpus {
     folder: TempDir,
 }
@@ -136,7 +136,7 @@ fn the_index_has_the_settings_that_were_asked_for() {
     };
     let (clusters, probes) = (3, 2);
     assert_eq!(options(), Some(IvfOptions { clusters, probes }));
-    // A later run keeps them, whether or not it names them, and refuses others.
+    // A later run keeps the settings, whether or not it names them, and refuses others.
     corpus.write("more.txt", "Another text, on something else.");
     assert_eq!(corpus.ingest(&[]).0, Some(0));
     assert_eq!(corpus.ingest(&settings).0, Some(0));

@@ -1,4 +1,4 @@
-//! `foreword rehearse` and `foreword ext-proc` from outside: each runs the program beside it, or says how to build that.
+//! Tests that `foreword rehearse` and `foreword ext-proc` run the program next to `foreword`, or say how to build it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The tests come one after another: a program that one has just written cannot run while a child that the other starts still
-/// has the file open for writing.
+/// Runs the tests one at a time: a program written by one cannot run while the other's new child still has the file
+/// open for writing.
 fn in_turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A copy of `foreword` in a folder of its own, where nothing of ours stands beside it.
+/// A copy of `foreword` in its own folder, without other programs.
 fn alone() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("foreword");

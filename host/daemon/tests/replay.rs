@@ -1,4 +1,4 @@
-//! `foreword replay`, run as its user runs it.
+//! Tests the program `foreword replay`.
 
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -53,8 +53,8 @@ fn reuse(json: &Value, policy: &str) -> f64 {
     found.unwrap()["reuse"].as_f64().unwrap()
 }
 
-/// Ten tokens a document, 90 in all. In the retriever's order the third request finds `a b` (20 tokens) and the
-/// second nothing; the exact match finds `a b` for both (40), and no request shares more with any one earlier one.
+/// Ten tokens per document, 90 in all. In the retriever's order the third request finds `a b` (20 tokens) and the
+/// second nothing; the exact match finds `a b` for both (40), and no request shares more with any one earlier request.
 const RANKINGS: [&str; 3] = [
     r#"{"query_id":"q1","docs":["a","b","c"],"tokens":10}"#,
     r#"{"query_id":"q2","docs":["b","a","d"],"tokens":[10,10,10]}"#,
@@ -63,8 +63,8 @@ const RANKINGS: [&str; 3] = [
 
 #[test]
 fn a_batch_is_planned_as_a_whole() {
-    // Alone, the first request of each pair shares nothing with what came before it; planned together, `x` opens both
-    // of its requests and `y` both of the others: 20 tokens of 80.
+    // In the log's order, the first request of each pair shares nothing with the one before it. Planned together, `x`
+    // begins both of its requests and `y` both of the others: 20 tokens of 80.
     let log = Log::new(&[
         r#"{"query_id":1,"docs":["a","x"],"tokens":10}"#,
         r#"{"query_id":2,"docs":["b","y"],"tokens":10}"#,
@@ -101,10 +101,10 @@ fn reuse_is_what_one_computes_by_hand() {
     // Pages of 16 tokens cut 20 to 16.
     let json = log.json(&["log.jsonl", "--page-tokens", "16"]);
     is(reuse(&json, "longest"), 32.0 / 90.0);
-    // One prompt's room: the second request's `d` has pushed out `c`, so what is left is still found.
+    // The capacity of one prompt: the second request's `d` has evicted `c`, and the rest is still found.
     let json = log.json(&["log.jsonl", "--cache-tokens", "30"]);
     is(reuse(&json, "longest"), 40.0 / 90.0);
-    // Less than one prompt's.
+    // Less than one prompt's capacity.
     let json = log.json(&["log.jsonl", "--cache-tokens", "10"]);
     is(reuse(&json, "longest"), 20.0 / 90.0);
 }
@@ -146,7 +146,7 @@ fn the_table_and_the_report_name_the_policies() {
     assert!(!table.contains("greedy"));
     let page = std::fs::read_to_string(log.folder.path().join("replay-report.html")).unwrap();
     assert!(page.starts_with("<!doctype html>") && page.contains("44.4 %"));
-    // Neither progress nor anything else but the report's place where no terminal is.
+    // Without a terminal, only the report's path is printed.
     assert_eq!(error_of(&output), "report: replay-report.html\n");
 
     let output = log.replay(&[

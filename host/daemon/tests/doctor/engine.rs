@@ -1,5 +1,5 @@
-//! An engine that computes nothing: it renders chats, counts words as tokens, reports which beginnings it has seen, publishes
-//! blocks over ZeroMQ, and lies in one way.
+//! A stub engine without a model: it renders chats, counts words as tokens, reports cached prefixes, publishes blocks
+//! over ZeroMQ, and has one fault.
 
 use axum::Router;
 use axum::body::Bytes;
@@ -17,16 +17,16 @@ use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
 
-/// A lie of the engine's, or of the gateway's before it.
+/// A fault of the engine, or of the gateway in front of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
     NoCaching,
-    /// The named API's usage has no cached tokens.
+    /// The named API's usage lacks cached tokens.
     Unreported(&'static str),
-    /// The named API reports none, whatever was cached.
+    /// The named API always reports 0 cached tokens.
     ReportedAsZero(&'static str),
-    /// The named API's prompts share one cache, whatever their salt.
+    /// The named API's prompts share one cache, whatever their salts.
     Unsalted(&'static str),
     /// No salted prompt is ever reused.
     SaltedInVain,
@@ -43,19 +43,19 @@ pub(crate) enum Fault {
     NoUsage,
     BrokenStream,
     SilentStream,
-    /// Each decision knows nothing of earlier ones.
+    /// No decision considers earlier requests.
     Blind,
-    /// What one worker sends is unknown to the other.
+    /// The two workers do not share their knowledge.
     TwoMinds,
     PassedOn,
     OtherEngine,
     DroppedSalt,
     BelievedReset,
-    /// Lines that the gateway's metrics have besides the usual.
+    /// Additional lines in the gateway's metrics.
     Metrics(&'static str),
 }
 
-/// The engine.
+/// The stub engine.
 pub(crate) struct Engine {
     fault: Fault,
     state: Mutex<Known>,
@@ -66,7 +66,7 @@ pub(crate) struct Engine {
 struct Known {
     vocabulary: HashMap<String, u32>,
     words: Vec<String>,
-    /// Prompts that were computed, by salt.
+    /// Computed prompts, by salt.
     prompts: Vec<(String, Vec<u32>)>,
     rendered: usize,
     blocks: u128,
@@ -84,7 +84,7 @@ impl Engine {
         })
     }
 
-    /// How often its cache was emptied.
+    /// Number of times that the cache was reset.
     pub(crate) fn resets(&self) -> usize {
         self.state.lock().unwrap().resets
     }
@@ -289,7 +289,7 @@ impl Engine {
             return;
         }
         if let Some(batch) = write::batch(events, 1.0, Encoding::Map).unwrap() {
-            // Nobody may listen.
+            // There may be no subscriber.
             let _ = self.news.send(batch);
         }
     }

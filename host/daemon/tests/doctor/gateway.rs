@@ -1,4 +1,4 @@
-//! A gateway that orders with the filter's core, in front of a stub engine, and lies in one way.
+//! A gateway that orders with the filter's core, in front of a stub engine, and has one fault.
 
 use crate::engine::{Engine, Fault, listen};
 use axum::Router;
@@ -15,19 +15,19 @@ use std::sync::{Arc, Mutex};
 struct Gateway {
     fault: Fault,
     engine: Arc<Engine>,
-    /// The engine of those requests that go to another one.
+    /// The engine for misrouted requests.
     other: Arc<Engine>,
     state: Mutex<Workers>,
 }
 
 struct Workers {
     workers: [Orderer; 2],
-    /// Chats with documents so far.
+    /// Number of chats with documents so far.
     chats: usize,
     resets: usize,
 }
 
-/// Serves a gateway before the engine, and returns its address.
+/// Serves a gateway in front of the engine, and returns its address.
 pub(crate) async fn serve(fault: Fault, engine: Arc<Engine>) -> SocketAddr {
     let orderer = || Orderer::new(Config::default());
     let gateway = Arc::new(Gateway {
@@ -114,7 +114,7 @@ impl Gateway {
         ))
     }
 
-    /// Changes the engine's answer as the fault says.
+    /// Changes the engine's response according to the fault.
     async fn spoil(&self, answer: Response) -> Response {
         let (head, body) = answer.into_parts();
         let body = to_bytes(body, 1 << 24).await.unwrap();
@@ -137,7 +137,7 @@ impl Gateway {
         Response::from_parts(head, text.into())
     }
 
-    /// The filter's counters as Envoy shows them.
+    /// Returns the filter's counters in Envoy's format.
     fn metrics(&self) -> String {
         let usual = "# TYPE foreword_requests_total counter\nforeword_requests_total{} 528\n\
                      foreword_corrections_total{} 3\nforeword_lost_entries_total{} 0\n\

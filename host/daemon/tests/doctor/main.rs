@@ -1,4 +1,4 @@
-//! `foreword doctor` before an engine and a gateway that lie in one way each: it names that lie, and nothing else.
+//! Tests `foreword doctor` with an engine and a gateway that have one fault: it reports that fault and no other.
 
 mod engine;
 mod gateway;
@@ -8,14 +8,14 @@ use serde_json::Value;
 use std::net::SocketAddr;
 use tokio::process::Command;
 
-/// What the doctor printed, and its exit code.
+/// The doctor's output and exit code.
 struct Told {
     code: Option<i32>,
     findings: Vec<(String, String, Value)>,
 }
 
 impl Told {
-    /// The checks that found something, with their status.
+    /// The checks with findings, with their status.
     fn wrong(&self) -> Vec<(&str, &str)> {
         let wrong = |status: &str| status != "ok" && status != "skipped";
         let found = self.findings.iter().filter(|(_, status, _)| wrong(status));
@@ -53,7 +53,7 @@ async fn ask(arguments: &[&str]) -> Told {
     }
 }
 
-/// Examines an engine and a gateway with this fault, with everything that can be asked.
+/// Examines an engine and a gateway with this fault, with all checks enabled.
 async fn examine(fault: Fault) -> Told {
     let engine = Engine::new(fault);
     let (url, events) = (engine.serve().await, engine.publish().await);
@@ -76,7 +76,7 @@ async fn examine(fault: Fault) -> Told {
     .await
 }
 
-/// Each fault, and the only check that may find something.
+/// Each fault, and the only check that may report it.
 const SEEDED: [(Fault, &str, &str); 33] = [
     (Fault::NoCaching, "caching", "fail"),
     (Fault::LongBlocks, "least-reusable", "warn"),
@@ -154,7 +154,7 @@ async fn a_healthy_engine_and_gateway_pass_every_check() {
     for (_, check, _) in SEEDED {
         assert_eq!(told.status(check), "ok");
     }
-    // Every check has a fault that it finds.
+    // Every check has a fault that it detects.
     for (check, ..) in &told.findings {
         assert!(SEEDED.iter().any(|(_, of, _)| of == check), "{check}");
     }
@@ -179,7 +179,7 @@ async fn each_seeded_fault_is_found_and_no_other() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// A clock in the template breaks every prefix: the prompts that follow it are never reused.
+/// A clock in the template changes every prefix: prompts that contain it are never reused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_in_the_template_fails_with_what_it_costs() {
     let told = examine(Fault::Clock).await;

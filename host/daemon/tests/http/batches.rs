@@ -1,4 +1,4 @@
-//! `/v1/files` and `/v1/batches`: life cycle, owners, bounds, restarts.
+//! Tests `/v1/files` and `/v1/batches`: life cycle, owners, limits, restarts.
 
 use crate::support::client::{self, Response};
 use crate::support::clients::OfficialClients;
@@ -43,7 +43,7 @@ async fn with(options: Options) -> TestServer {
     TestServer::with(options).await
 }
 
-/// Sends a request with headers and a body of its own.
+/// Sends a request with its own headers and body.
 async fn send(
     address: SocketAddr,
     method: &str,
@@ -56,7 +56,7 @@ async fn send(
         "{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n{headers}\r\n",
         body.len()
     );
-    // A server that refuses may close before it has read everything.
+    // A server that refuses may close the connection before it has read everything.
     let _ = connection
         .write_all(&[head.as_bytes(), body].concat())
         .await;
@@ -112,7 +112,7 @@ fn lines(count: usize) -> String {
         .collect()
 }
 
-/// Begins a batch of these lines.
+/// Creates a batch of these lines.
 async fn begin(address: SocketAddr, headers: &str, lines: &str) -> String {
     let file = upload(address, headers, &form("batch", lines)).await;
     assert_eq!(file.status, 200, "{}", file.text());
@@ -122,7 +122,7 @@ async fn begin(address: SocketAddr, headers: &str, lines: &str) -> String {
     batch.json()["id"].as_str().unwrap().to_owned()
 }
 
-/// Waits until a batch is at its end, and returns it.
+/// Waits until a batch has ended, and returns it.
 async fn ended(address: SocketAddr, headers: &str, id: &str) -> Value {
     loop {
         let batch = get(address, &format!("/v1/batches/{id}"), headers)
@@ -138,7 +138,7 @@ async fn ended(address: SocketAddr, headers: &str, id: &str) -> Value {
     }
 }
 
-/// The lines of a file of answers by their ids.
+/// Returns the lines of an output file, by id.
 async fn answers(address: SocketAddr, headers: &str, file: &Value) -> Vec<(String, Value)> {
     let path = format!("/v1/files/{}/content", file.as_str().unwrap());
     let content = get(address, &path, headers).await;
@@ -179,7 +179,7 @@ async fn a_batch_is_asked_and_its_answers_and_refusals_become_files() {
     let errors = answers(address, "", &batch["error_file_id"]).await;
     assert_eq!(errors[0].1["response"]["status_code"], 400);
 
-    // Files are listed the latest first, and can be removed now.
+    // Files are listed latest first, and can be deleted now.
     let files = get(address, "/v1/files?purpose=batch_output&limit=1", "")
         .await
         .json();
@@ -292,7 +292,7 @@ async fn a_batch_waits_while_a_request_waits_and_ends_when_it_is_cancelled() {
     .await;
     let address = house.address();
     house.steps.hold(0);
-    // One runs and one waits, until the steps are let go.
+    // One request runs and one waits, until the steps are released.
     let chat = json!({"messages": [{"role": "user", "content": "say(live)"}]});
     let live: Vec<_> = (0..2)
         .map(|_| {
@@ -352,11 +352,11 @@ async fn a_batch_goes_on_after_a_restart_and_asks_nothing_twice() {
     );
     let output = answers(house.address(), "", &batch["output_file_id"]).await;
     assert_eq!(output.len(), 30);
-    // What the first life answered was counted there.
+    // Requests answered before the restart count.
     assert!(house.stats().finished <= 30 - before);
 }
 
-/// Returns a metric of the server's that has these labels.
+/// Returns the value of a metric with these labels.
 async fn metric(house: &TestServer, name: &str) -> u64 {
     let metrics = client::get(house.internal(), "/metrics").await;
     let text = metrics.text();
@@ -375,7 +375,7 @@ async fn the_metrics_count_batches_by_status_and_their_requests_by_outcome() {
     })
     .await;
     let address = house.address();
-    // Everything is told from the start, or nothing could be said of how fast it grows.
+    // All counters exist from the start, so that their rate can be computed.
     for name in [
         "batches{status=\"in_progress\"}",
         "batches_ended_total{status=\"expired\"}",
@@ -385,7 +385,7 @@ async fn the_metrics_count_batches_by_status_and_their_requests_by_outcome() {
     ] {
         assert_eq!(metric(&house, &format!("foreword_{name}")).await, 0);
     }
-    // One runs and one waits, so that the batch waits too, until the steps are let go.
+    // One request runs and one waits, so that the batch waits too, until the steps are released.
     house.steps.hold(0);
     let chat = json!({"messages": [{"role": "user", "content": "say(live)"}]});
     let live = [chat.clone(), chat].map(|chat| {
@@ -458,7 +458,7 @@ async fn a_batch_whose_time_runs_out_keeps_what_was_answered() {
     assert_eq!(house.stats().finished, 0);
 }
 
-/// Waits until so many requests of a batch are answered, and returns how many are.
+/// Waits until at least `least` requests of a batch are answered; returns their number.
 async fn until_completed(address: SocketAddr, path: &str, least: u64) -> u64 {
     loop {
         let batch = get(address, path, "").await.json();
@@ -524,7 +524,7 @@ async fn a_server_that_ended_while_it_made_files_of_the_answers_does_the_rest() 
     let batch = ended(house.address(), "", &id).await;
     house.server.stop().await;
 
-    // As it is between the record of the file and the file.
+    // The state between the writes of the file's record and of the file.
     let place = folder.path().join("batches");
     let file = batch["output_file_id"].as_str().unwrap();
     let answers_file = place.join(format!("{file}.jsonl"));
@@ -577,7 +577,7 @@ async fn bad_requests_are_refused_with_the_value_and_the_limit() {
     )
     .await;
     json.error(400, "invalid_value", None);
-    // More than the folder may hold.
+    // Larger than the folder's limit.
     let full = upload(address, "", &form("batch", &"x".repeat(1 << 20 | 1))).await;
     assert!(
         full.error(413, "storage_full", None)
@@ -613,7 +613,7 @@ async fn bad_requests_are_refused_with_the_value_and_the_limit() {
     get(address, "/v1/files/..%2Flock/content", "")
         .await
         .error(404, "file_not_found", None);
-    // Nothing of what was refused is left: the lock, and one file with its record.
+    // The refused uploads left nothing: there are only the lock, and one file with its record.
     let left = std::fs::read_dir(folder.path().join("batches"))
         .unwrap()
         .count();
@@ -643,7 +643,7 @@ async fn a_forms_heads_are_bounded_and_its_file_is_not_held() {
         let message = refused.error(400, "invalid_value", None);
         assert!(message.contains("more than 1048576 bytes"), "{message}");
     }
-    // A file of four times that is read as it comes, with its line ends.
+    // A file four times that size is processed as it arrives, with its line breaks.
     let lines = "x\r\n".repeat((4 << 20) / 3);
     let kept = upload(address, "", &form("batch", &lines)).await.json();
     assert_eq!(kept["bytes"], lines.len());

@@ -1,4 +1,4 @@
-//! The binary: its arguments, its output, its exit codes.
+//! Tests the binary: its arguments, its output, its exit codes.
 
 use crate::support::client::{Reply, begin, get, post};
 use crate::support::process::Process;
@@ -235,7 +235,7 @@ async fn a_restarted_server_answers_alike_from_its_disk_tier() {
     assert_eq!(cached, 0);
     first.signal("TERM");
     assert_eq!(first.exit().await.code(), Some(0));
-    // After an end in good order, and after none.
+    // After a graceful stop, and after a kill.
     for _ in 0..2 {
         let mut process = Process::serve(&arguments);
         let (cached, answer) = ask(&process).await;
@@ -244,14 +244,14 @@ async fn a_restarted_server_answers_alike_from_its_disk_tier() {
         process.signal("KILL");
         process.exit().await;
     }
-    // No text in any file.
+    // No file contains text.
     for entry in std::fs::read_dir(folder.path()).unwrap() {
         let bytes = std::fs::read(entry.unwrap().path()).unwrap();
         assert!(!bytes.windows(8).any(|window| window == b"zeppelin"));
     }
 }
 
-/// Tokens of `prompt` that were cached.
+/// Returns the number of cached tokens of `prompt`.
 async fn cached(process: &Process, prompt: &str) -> u64 {
     let body = json!({"prompt": prompt, "temperature": 0, "max_tokens": 1});
     let answer = post(process.address, "/v1/completions", &body).await.json();
@@ -264,7 +264,7 @@ async fn what_a_token_costs_decides_what_the_default_policy_keeps() {
     let folder = tempfile::TempDir::new().unwrap();
     let cache = folder.path().join("foreword/costs");
     let arguments = ["--kv-tokens", "768", "--kv-profile-s", "0"];
-    // The first start measures the cost and keeps it, though no argument says so.
+    // The first start measures the cost and stores it, without an argument for that.
     let mut process = Process::serve_with_cache(folder.path(), &arguments);
     process.signal("TERM");
     process.exit().await;
@@ -276,7 +276,7 @@ async fn what_a_token_costs_decides_what_the_default_policy_keeps() {
         "A long one. ".repeat(120),
     );
     let mut kept = Vec::new();
-    // Each token costs the same; then one of the long prompt costs eight times as much as one of the short prompt.
+    // Each token has the same cost; then one of the long prompt costs eight times as much as one of the short prompt.
     for seconds in [[1, 64, 512], [1, 64, 4_096]] {
         let mut profile = measured.clone();
         profile["profile"] = json!({"cached": [0], "new": [1, 64, 512], "seconds": seconds});
@@ -442,7 +442,7 @@ fn a_shape_without_weights_is_measured_in_every_part() {
         positive(&found["host_tier"]["question_with_loads_s"]),
         "{found}"
     );
-    // Retrieval order is always measured: the others are compared with it.
+    // Retrieval order is always measured, as the baseline.
     let arms = ["none", "retrieval", "foresight", "foresight+hint"];
     for part in ["all", "steady"] {
         let rows = found["orders"][part].as_array().unwrap();
@@ -455,7 +455,7 @@ fn a_shape_without_weights_is_measured_in_every_part() {
             assert!(positive(&row["ttft_p95_ms"]["mean"]), "{row}");
             assert!(positive(&row["ttft_mean_ms"]["within"]), "{row}");
         }
-        // Work, not time: what ordering saves does not depend on the machine.
+        // Work, not time: the saving does not depend on the machine.
         let saved = |at: usize| rows[at]["saved_tokens"].as_f64().unwrap();
         assert!(saved(0) == 0.0 && saved(2) > 1.5 * saved(1), "{rows:?}");
         let hint = rows[3]["hint_tokens"].as_f64().unwrap();

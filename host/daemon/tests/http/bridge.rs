@@ -1,4 +1,4 @@
-//! `foreword kv-bridge`: the real binary between a scripted engine, or our own, and a gateway that reads the feed.
+//! Tests `foreword kv-bridge`: the real binary between an engine (scripted, or Foreword's) and a reader of its feed.
 
 use crate::support::client::{JSON, Response, get, send};
 use crate::support::engine::{Engine, Event, Form, Hashes, REPEATED, Wire};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const CHAT: &str = "/v1/chat/completions";
 const SNAPSHOT: &str = "/v1/kv/snapshot";
 const EVENTS: &str = "/v1/kv/events";
-/// Tokens in a block of the scripted engine.
+/// Tokens per block of the scripted engine.
 const BLOCK: usize = 16;
 
 fn bridge(engine: &Engine) -> Process {
@@ -38,7 +38,7 @@ fn bridge_with(engine: &Engine, arguments: &[&str]) -> Process {
     )
 }
 
-/// A bridge that follows what is published there, by a model that is called `m` unless the arguments say otherwise.
+/// A bridge that follows these events, for a model called `m` unless the arguments name another.
 fn bridge_to(events: &str, replay: Option<&str>, folder: &Path, arguments: &[&str]) -> Process {
     let mut all = vec!["--events", events];
     if let Some(replay) = replay {
@@ -51,18 +51,18 @@ fn bridge_to(events: &str, replay: Option<&str>, folder: &Path, arguments: &[&st
     Process::start("kv-bridge", folder, &all)
 }
 
-/// A request as the gateway sends it on.
+/// A request as the gateway forwards it.
 struct Request {
     body: String,
     path: String,
     salt: Option<&'static str>,
-    /// Its prompt's, from the engine's point of view.
+    /// The prompt's tokens in the engine.
     tokens: Vec<u32>,
-    /// Where its documents end, in tokens, in order.
+    /// Ends of its documents in tokens, in order.
     ends: Vec<u32>,
 }
 
-/// A request of four documents; the same number, the same documents.
+/// A request with four documents, which depend only on the number.
 fn request(number: usize, salt: Option<&'static str>) -> Request {
     let documents: Vec<String> = (0..4)
         .map(|at| {
@@ -99,7 +99,7 @@ fn request(number: usize, salt: Option<&'static str>) -> Request {
 }
 
 impl Request {
-    /// The events of its blocks from one to another, by numbers from `first` on.
+    /// The event that stores a range of its blocks, numbered from `first` on.
     fn stored(&self, from: usize, to: usize, first: u64) -> Event {
         Event::Stored {
             blocks: (from..to).map(|block| first + block as u64).collect(),
@@ -109,7 +109,7 @@ impl Request {
         }
     }
 
-    /// The event of all its blocks.
+    /// The event that stores all its blocks.
     fn all_stored(&self, first: u64) -> Event {
         self.stored(0, self.blocks(), first)
     }
@@ -118,7 +118,7 @@ impl Request {
         self.tokens.len() / BLOCK
     }
 
-    /// Documents that `blocks` of its blocks hold, but for the tokens on the page after the last whole one.
+    /// The number of documents in its first `blocks` blocks; tokens after the last whole page are ignored.
     fn held(&self, blocks: usize) -> usize {
         let pages = self.ends.iter().map(|end| *end as usize / BLOCK);
         pages.filter(|pages| (1..=blocks).contains(pages)).count()
@@ -137,13 +137,13 @@ fn batch(response: &Response) -> Batch {
     serde_json::from_slice(&response.body).expect("a batch")
 }
 
-/// Where to wait for what follows a batch.
+/// The query that waits for what follows a batch.
 fn after(batch: &Batch) -> String {
     let (epoch, next) = (batch.epoch.0, batch.next);
     format!("{EVENTS}?wait_ms=60000&epoch={epoch:016x}&since={next}")
 }
 
-/// The paths that are held, beginnings included, with their tenants.
+/// The resident paths, including their beginnings, with their tenants.
 async fn held(address: SocketAddr) -> BTreeSet<(TenantKey, u64, Vec<u64>)> {
     let batch = batch(&get(address, SNAPSHOT).await);
     let mut held = BTreeSet::new();
@@ -180,7 +180,7 @@ async fn forgotten(address: SocketAddr, cause: &str) -> u64 {
     .await
 }
 
-/// Waits until a condition holds that is asked for over HTTP.
+/// Waits for a condition that is polled over HTTP.
 async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !condition().await {
@@ -205,7 +205,8 @@ async fn until_held(bridge: SocketAddr, count: usize) {
     .await;
 }
 
-/// Waits until the bridge follows the engine over its second connection. What the engine repeats is known before that.
+/// Waits until the bridge follows the engine over its second connection. Events that the engine repeats are known
+/// before.
 async fn until_connected_again(bridge: SocketAddr) {
     let name = "foreword_bridge_connections_total";
     until("it is connected again", async || {
@@ -215,7 +216,7 @@ async fn until_connected_again(bridge: SocketAddr) {
     assert_eq!(metric(bridge, name).await, 2);
 }
 
-/// Publishes until the bridge hears it.
+/// Publishes until the bridge receives it.
 async fn until_heard(engine: &mut Engine, bridge: SocketAddr) {
     let before = metric(bridge, TAKEN).await;
     let heard = async || metric(bridge, TAKEN).await > before;
@@ -223,7 +224,7 @@ async fn until_heard(engine: &mut Engine, bridge: SocketAddr) {
     until_ready(bridge).await;
 }
 
-/// An engine and a bridge that hears it.
+/// An engine and a connected bridge.
 async fn followed(wire: Wire, repeats: bool) -> (Engine, Process) {
     let mut engine = Engine::start(wire, repeats).await;
     let bridge = bridge(&engine);
@@ -252,7 +253,7 @@ async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form
         },
     ] {
         let (mut engine, bridge) = followed(wire, false).await;
-        // Some of the blocks before the request, the rest after it.
+        // Some blocks are stored before the request arrives, the rest after it.
         engine.publish(&[request.stored(0, 3, 100), Event::Future]);
         request.copy_to(bridge.address).await;
         until_held(bridge.internal, request.held(3)).await;
@@ -270,7 +271,7 @@ async fn the_feed_tells_which_documents_the_engines_blocks_hold_in_whatever_form
             .collect();
         assert!(request.path.ends_with(&fingerprints.join(",")), "{wire:?}");
 
-        // A reader that waits is told when the engine drops a block.
+        // A waiting reader is notified when the engine drops a block.
         let query = after(&told);
         engine.publish(&[Event::Removed(vec![102])]);
         let news = batch(&get(bridge.internal, &query).await);
@@ -322,7 +323,7 @@ async fn a_gap_is_closed_where_the_engine_repeats_what_was_missed() {
     engine.lose(&[request.stored(0, 3, 100)]);
     engine.publish(&[request.stored(3, request.blocks(), 100)]);
     until_held(bridge.internal, 4).await;
-    // A loss that no later batch shows is found in the silence that follows.
+    // A loss that no later batch shows is detected while the engine is silent.
     engine.lose(&[Event::Removed(vec![100])]);
     until_held(bridge.internal, 0).await;
     for cause in ["gap", "restart", "disconnected", "unreadable"] {
@@ -341,7 +342,7 @@ async fn a_gap_that_cannot_be_closed_leaves_nothing_known_but_what_follows() {
         let epoch = batch(&get(bridge.internal, SNAPSHOT).await).epoch;
 
         engine.lose(&[Event::Removed(vec![100])]);
-        // Asked for what it missed, it has kept nothing from before that.
+        // Its replay buffer no longer has the missed events.
         engine.forget();
         engine.publish(&[second.all_stored(200)]);
         until_held(bridge.internal, 0).await;
@@ -366,7 +367,7 @@ async fn an_engine_that_was_restarted_holds_nothing_of_before() {
         until_held(bridge.internal, 4).await;
 
         let mut engine = engine.restart().await;
-        // Numbers that go on as if nothing had happened do not deceive it.
+        // Sequence numbers that continue as if nothing had happened do not deceive it.
         for _ in 0..more * u64::from(repeats) {
             engine.lose(&[]);
         }
@@ -409,7 +410,7 @@ async fn a_batch_that_cannot_be_read_may_have_said_anything() {
     engine.publish_garbage();
     until_held(bridge.internal, 0).await;
     assert_eq!(forgotten(bridge.internal, "unreadable").await, 1);
-    // It goes on with the next one.
+    // It continues with the next one.
     let request = self::request(2, None);
     request.copy_to(bridge.address).await;
     engine.publish(&[request.all_stored(200)]);
@@ -421,7 +422,7 @@ async fn a_tenants_blocks_are_told_as_its_own() {
     let (mut engine, bridge) = followed(Wire::TODAY, false).await;
     let [nobody, crimson, azure] =
         [None, Some("crimson"), Some("azure")].map(|salt| request(1, salt));
-    // One tenant's blocks, and the same text asked for by all.
+    // One tenant's blocks, and the same text without a salt.
     engine.publish(&[crimson.all_stored(100)]);
     for request in [&nobody, &azure, &crimson] {
         request.copy_to(bridge.address).await;
@@ -498,7 +499,7 @@ async fn the_feed_waits_for_the_engine_and_asks_for_its_keys() {
     let (file, kv_file) = (path(&file), path(&kv_file));
     let address = engine.events;
     let events = format!("tcp://{address}");
-    // Nobody listens there yet.
+    // No engine listens there yet.
     drop(engine);
     let keys = ["--api-key-file", &file, "--kv-key-file", &kv_file];
     let bridge = bridge_to(&events, None, Path::new(CHECKPOINT), &keys);
@@ -551,11 +552,11 @@ async fn a_signal_ends_it_while_a_reader_waits_and_its_log_holds_no_text() {
     }
 }
 
-/// Python's ZeroMQ and msgpack, which are what vLLM publishes with.
+/// A publisher with Python's ZeroMQ and msgpack, which vLLM uses.
 struct Publisher {
     process: std::process::Child,
     stdin: std::process::ChildStdin,
-    /// Of events, and of those that were missed.
+    /// Ports for events and for replay.
     ports: Vec<String>,
 }
 
@@ -584,7 +585,7 @@ impl Publisher {
         }
     }
 
-    /// Publishes a batch, or `-` in front: keeps it to be asked for.
+    /// Publishes a batch. With the prefix `-`, the batch is only stored for replay.
     fn tell(&mut self, line: &str) {
         writeln!(self.stdin, "{line}").unwrap();
     }
@@ -617,12 +618,12 @@ async fn what_vllms_own_libraries_publish_is_followed() {
             event.to_string()
         };
         until_ready(bridge.internal).await;
-        // One that is sent, one that must be asked for.
+        // One batch is sent, the other only available for replay.
         engine.tell(&stored(0, 3));
         engine.tell(&format!("-{}", stored(3, request.blocks())));
         request.copy_to(bridge.address).await;
         until_held(bridge.internal, 4).await;
-        // The engine is killed, and another one is there.
+        // The engine is killed and replaced by another.
         engine.process.kill().unwrap();
         engine.process.wait().unwrap();
         let [publish, replay] = [0, 1].map(|at| &*engine.ports[at]);
@@ -639,7 +640,7 @@ async fn what_vllms_own_libraries_publish_is_followed() {
     }
 }
 
-/// Our own engine, which publishes vLLM's events and tells its documents itself: both must say the same.
+/// Foreword's engine publishes vLLM's events and its own feed; the bridge must agree with the feed.
 #[tokio::test]
 async fn the_bridge_behind_our_own_engine_tells_what_the_engine_tells() {
     let local = SocketAddr::from(([127, 0, 0, 1], 0));

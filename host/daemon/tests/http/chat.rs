@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions`, answered whole.
+//! Tests `POST /v1/chat/completions` without streaming.
 
 use crate::support::client::{JSON, post, send};
 use crate::support::{MODEL, TestServer};
@@ -28,7 +28,7 @@ async fn an_answer_has_openais_shape() {
             .as_u64()
             .is_some_and(|seconds| seconds > 1_700_000_000)
     );
-    // <|user|>say(Guten Tag)<|assistant|>, a token for each byte and mark.
+    // <|user|>say(Guten Tag)<|assistant|>, one token per byte and mark.
     let expected = json!({
         "id": "chatcmpl-abc-1",
         "object": "chat.completion",

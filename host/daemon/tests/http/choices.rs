@@ -1,4 +1,4 @@
-//! `n`: several answers to one prompt.
+//! Tests `n`: several answers to one prompt.
 
 use crate::chat::say;
 use crate::streaming::{forever, streaming};
@@ -33,7 +33,7 @@ async fn choices_share_the_prompt_and_its_computation() {
     assert_eq!(answer["usage"], expected);
     house.idle().await;
     let stats = house.stats();
-    // The others found at least the prompt's full pages.
+    // The other choices found at least the prompt's full pages.
     assert_eq!(stats.lookups, 3, "{stats:?}");
     assert!(
         stats.cached_tokens >= 2 * (prompt as u64 / 16 * 16),
@@ -87,7 +87,7 @@ async fn a_stop_string_ends_one_choice_and_not_the_others() {
 #[tokio::test]
 async fn every_choice_takes_a_place() {
     let house = TestServer::with(Options {
-        // Both choices may have to wait: the engine need not have begun the one when the other comes.
+        // Both choices may have to wait, since the engine may not have started the first one when the second arrives.
         max_waiting: 2,
         max_running: 1,
         ..Options::default()

@@ -1,4 +1,4 @@
-//! `POST /v1/completions`.
+//! Tests `POST /v1/completions`.
 
 use crate::support::client::{begin, post};
 use crate::support::parrot::VOCABULARY;

@@ -1,4 +1,4 @@
-//! The Grafana dashboard asks for nothing that `/metrics` does not tell.
+//! Checks that every metric in the Grafana dashboard exists in `/metrics`.
 
 use crate::batches;
 use crate::chat::say;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 const DASHBOARD: &str = include_str!("../../../../gateway-config/grafana/foreword.json");
 
-/// The names that begin with `foreword_` in a query.
+/// The names in a query that begin with `foreword_`.
 fn names(query: &str) -> BTreeSet<&str> {
     let word = |character: char| character.is_ascii_alphanumeric() || character == '_';
     query

@@ -1,10 +1,10 @@
-//! `foreword doctor` before `foreword serve` with a small real model.
+//! Tests `foreword doctor` with `foreword serve` and a small real model.
 
 use crate::support::process::Process;
 use serde_json::Value;
 use tokio::process::Command;
 
-/// Examines a host that was started with these arguments; returns the exit code, and checks with their status.
+/// Examines a host started with these arguments; returns the exit code, and the checks with their status.
 async fn examine(arguments: &[&str], more: &[&str]) -> (Option<i32>, Vec<(String, String)>) {
     let host = Process::serve(arguments);
     let internal = format!("http://{}", host.internal);

@@ -1,4 +1,4 @@
-//! What routers ask of an engine: a host stands where vLLM or SGLang stood.
+//! Tests the requests of routers to an engine, when a host replaces vLLM or SGLang.
 
 use crate::chat::say;
 use crate::support::client::{get, post, send};
@@ -117,7 +117,7 @@ async fn the_cache_is_emptied_by_operators_alone() {
             assert_eq!(with_key(address, "POST", path, "operator").await, 200);
         }
     }
-    // Where there is one kind of key, it is the operator's; the load needs it on the clients' listener.
+    // If there is one kind of key, it is the operator's; on the clients' listener, the load requires it.
     let one = TestServer::with(Options {
         keys: Some(tenants),
         ..Options::default()
@@ -134,7 +134,7 @@ async fn the_cache_is_emptied_by_operators_alone() {
         with_key(one.address(), "POST", "/flush_cache", "tenant").await,
         200
     );
-    // Without keys, clients cannot.
+    // Without keys, clients cannot reset the cache.
     let none = TestServer::open().await;
     let body = say(&"word ".repeat(40));
     let cached = async || {

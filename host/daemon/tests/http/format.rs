@@ -1,4 +1,4 @@
-//! `response_format`: answers that must be JSON, whatever the model would say.
+//! Tests `response_format`: answers must be JSON, whatever the model prefers.
 
 use crate::chat::say;
 use crate::support::TestServer;
@@ -11,7 +11,7 @@ fn with_schema(text: &str, schema: Value) -> Value {
     let mut body = say(text);
     let format = json!({"name": "test", "schema": schema, "strict": true});
     body["response_format"] = json!({"type": "json_schema", "json_schema": format});
-    // The parrot wants what it wants: only the sampling's dice find a way round the mask.
+    // The parrot prefers its own text; only random sampling can choose tokens that the mask allows.
     body["seed"] = 7.into();
     body["max_tokens"] = 400.into();
     body
@@ -56,7 +56,7 @@ async fn a_model_that_means_otherwise_is_held_to_the_schema() {
     );
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
 
-    // The same, streamed and twice.
+    // The same, streamed and with two choices.
     let mut body = with_schema("I would rather talk.", schema);
     body["stream"] = true.into();
     body["n"] = 2.into();

@@ -1,5 +1,6 @@
-//! Clients that hold what they do not use: heads and bodies that do not arrive, answers that are not read. Each costs its
-//! own connection, and everybody else is answered. Outcomes are counted; time-outs are short, and waited for.
+//! Tests clients that occupy resources without using them: heads and bodies that do not arrive, answers that are not
+//! read. Each loses its own connection, and other clients are served. Outcomes are counted; time-outs are short, and
+//! waited for.
 
 use crate::chat::say;
 use crate::streaming::streaming;
@@ -13,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
 
 const PATH: &str = "/v1/chat/completions";
-/// As the issue that asked for these bounds has it.
+/// The number in the issue that requested these limits.
 const HALF_HEADS: usize = 250;
 const HALF_BODIES: usize = 264;
 
@@ -31,21 +32,21 @@ async fn half_head(house: &TestServer) -> TcpStream {
     connection
 }
 
-/// A body of which so many bytes are announced, and so many sent.
+/// Sends `sent` bytes of a body that announces `announced`.
 async fn half_body(house: &TestServer, announced: usize, sent: usize) -> TcpStream {
     let mut connection = connect(house.address()).await;
     let head = format!(
         "POST {PATH} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {announced}\r\n\r\n"
     );
     let body = vec![b' '; sent];
-    // It may be closed meanwhile.
+    // The connection may have been closed meanwhile.
     let _ = connection
         .write_all(&[head.as_bytes(), &body].concat())
         .await;
     connection
 }
 
-/// Returns when the server has closed it, with what it said.
+/// Returns what the server sent before it closed the connection.
 async fn closed(mut connection: TcpStream) -> Vec<u8> {
     let mut said = Vec::new();
     // A reset is a close as well.
@@ -71,7 +72,7 @@ async fn half_sent_heads_cost_each_other_their_connections_and_nobody_else_his()
         ..Bounds::default()
     }))
     .await;
-    // Somebody is being answered all the while.
+    // One client is being answered meanwhile.
     house.steps.hold(1);
     let mut running = begin(house.address(), PATH, &streaming("to the end")).await;
     running.event().await.expect("it runs");
@@ -83,7 +84,7 @@ async fn half_sent_heads_cost_each_other_their_connections_and_nobody_else_his()
     is_answered(&house).await;
     assert_eq!(running.events().await.last().unwrap(), "[DONE]");
     assert!(house.app().connections.connections() <= 64);
-    // One place was the running one's; the last ones were asked for by the chat.
+    // One place was the running request's; later requests closed at most two connections more.
     let gone = (HALF_HEADS - 63) as u64;
     until("they went for each other", || {
         count(&house, "crowded") >= gone
@@ -110,7 +111,7 @@ async fn announced_bodies_take_no_place_of_a_request() {
     }
     assert_eq!(house.app().gate.inside(), 0);
     is_answered(&house).await;
-    // And in time each is told why it is closed.
+    // Each connection is told why it is closed.
     for connection in half {
         let said = String::from_utf8(closed(connection).await).unwrap();
         assert!(said.starts_with("HTTP/1.1 408"), "{said}");
@@ -157,7 +158,7 @@ async fn half_sent_bodies_share_a_memory() {
         assert!(house.app().connections.arriving_bytes() <= limit);
     }
     until("the oldest went", || count(&house, "body_memory") >= 35).await;
-    // A body as large as theirs that does arrive is served.
+    // A body of the same size that arrives is served.
     let mut body = say("received");
     body["documents"] = json!([{"id": "d", "text": "", "attachment": "x".repeat(2 << 20)}]);
     let answer = post(house.address(), PATH, &body).await;
@@ -180,7 +181,7 @@ async fn a_client_that_does_not_read_its_answers_is_closed() {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let mut connection = socket.connect(house.address()).await.unwrap();
-    // More answers than all buffers between the two hold, and none is read.
+    // More responses than fit into the buffers of both sides, and none is read.
     let asked = b"GET /v1/models HTTP/1.1\r\nhost: test\r\n\r\n".repeat(1000);
     while connection.write_all(&asked).await.is_ok() {}
     assert_eq!(count(&house, "slow_reader"), 1);
@@ -197,7 +198,7 @@ async fn places_that_nobody_gives_back_make_a_server_unready() {
     .await;
     house.steps.hold(0);
     let running = begin(house.address(), PATH, &streaming("first")).await;
-    // Until it runs, it stands where the second is to wait.
+    // Until it runs, it occupies the place where the second one is to wait.
     until("the first runs", || house.stats().running == 1).await;
     let waiting = begin(house.address(), PATH, &streaming("second")).await;
     until("both are inside", || house.app().gate.inside() == 2).await;

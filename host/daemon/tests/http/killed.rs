@@ -1,4 +1,5 @@
-//! A server that is killed under load: what the next one finds in the file of the disk tier (RAGCache, section 6).
+//! Tests a server that is killed under load: what the next one finds in the file of the disk tier (RAGCache, section
+//! 6).
 
 use crate::support::client::{get, post};
 use crate::support::process::Process;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const PAGE_TOKENS: u64 = 16;
 
-/// Prompts that are asked again and again. All open with the same ten pages, and each has ten of its own.
+/// Prompts that are sent repeatedly. All begin with the same ten pages, and each has ten of its own.
 const PROMPTS: u32 = 6;
 const PAGES: u64 = 10 + 10 * PROMPTS as u64;
 
@@ -25,7 +26,7 @@ fn body(prompt: &Value) -> Value {
     json!({"prompt": prompt, "temperature": 0, "ignore_eos": true, "max_tokens": 6})
 }
 
-/// The tokens that were found in the cache, and the answer.
+/// Returns the number of cached tokens, and the response.
 async fn ask(address: SocketAddr, number: u32) -> (u64, Value) {
     let answer = post(address, "/v1/completions", &body(&prompt(number)))
         .await
@@ -50,7 +51,7 @@ async fn metric(process: &Process, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
-/// Sends prompts that no request has sent before, one after another, until the server is killed.
+/// Sends new prompts, one after another, until the server is killed.
 async fn load(address: SocketAddr, seed: u64) {
     let mut random = Random::new(seed);
     loop {
@@ -111,7 +112,7 @@ async fn a_killed_servers_most_used_pages_are_found_by_the_next_one() {
     second.signal("KILL");
     second.exit().await;
 
-    // Writes that never reached the disk, as after a power failure: records without the bytes that they are of.
+    // Lost writes, as after a power failure: records without their bytes.
     let pages = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     let length = pages.metadata().unwrap().len();
     for at in (length / 100..length).step_by(40_000) {

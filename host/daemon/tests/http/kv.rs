@@ -1,5 +1,5 @@
-//! `GET /v1/kv/events` and `GET /v1/kv/snapshot`: the feed as gateways read it. What happens in the cache is scripted
-//! here; that the engine tells the truth about its own is tested beside it.
+//! Tests `GET /v1/kv/events` and `GET /v1/kv/snapshot`, the feed for gateways. Cache events are scripted here; the
+//! engine's own events are tested next to its code.
 
 use crate::chat::say;
 use crate::support::client::{JSON, Reply, Response, get, post_bytes, send};
@@ -90,7 +90,7 @@ async fn a_reader_gets_all_that_is_held_and_then_what_happens() {
     assert_eq!(path, &[Fingerprint(1), Fingerprint(3)]);
     assert_eq!(follower.follow(&more).count(), 3);
 
-    // In small bites the same.
+    // The same in small responses.
     let mut bites = Follower::default();
     bites.follow(&all).for_each(drop);
     for _ in 0..3 {
@@ -125,7 +125,7 @@ async fn a_reader_that_waits_is_answered_when_something_happens_to_its_tenant() 
     happen(&house, vec![stored("mine", &[2])]);
     let news = batch(&waiting.await.unwrap());
     assert_eq!(paths(&news), [[2]]);
-    // What was passed over counts.
+    // Skipped events count.
     assert_eq!((news.from, news.next), (start.next, start.next + 2));
 }
 
@@ -176,7 +176,7 @@ async fn a_reader_that_is_too_slow_begins_anew_and_holds_nothing_up() {
     let house = TestServer::open().await;
     let mut follower = Follower::default();
     follower.follow(&read(&house, "").await).for_each(drop);
-    // A stream that nobody reads.
+    // A stream that is not read.
     let _unread = stream(&house, &[]).await;
     for round in 0..20_000 {
         happen(
@@ -188,7 +188,7 @@ async fn a_reader_that_is_too_slow_begins_anew_and_holds_nothing_up() {
     let news = read(&house, &follower.query()).await;
     assert!(news.reset);
     assert_eq!(paths(&news), [[1, 2, 3]]);
-    // The engine answers as ever.
+    // The engine answers as usual.
     let answer = post_bytes(house.address(), CHAT, say("hello").to_string().as_bytes()).await;
     assert_eq!(answer.status, 200);
 }
@@ -269,7 +269,7 @@ async fn a_sealed_feed_tells_nothing_without_its_key_and_is_read_with_the_token_
     let key = FeedKey::new(&[7; 32]);
     let document = Fingerprint::of(&[b"a document that somebody guesses"]).0;
     happen(&house, vec![stored("salt", &[document]), stored("", &[5])]);
-    // Clients' keys open the API, and not this.
+    // Clients' keys give access to the API, but not to this.
     for other in ["clients", "", FeedKey::new(&[8; 32]).token()] {
         let refused = read_with(&house, other, SNAPSHOT).await;
         refused.error(401, "invalid_api_key", None);
@@ -289,7 +289,7 @@ async fn a_sealed_feed_tells_nothing_without_its_key_and_is_read_with_the_token_
     let mut expected = [vec![document], vec![5]];
     expected.sort();
     assert_eq!(found, expected);
-    // One tenant's, by its name as the feed writes it. Its open name would be a question that anybody could ask.
+    // One tenant's events, by its sealed name, as in the feed. Its plain name would let any client ask.
     let whose = key.seal_tenant(TenantKey::of("salt"));
     let path = format!("{EVENTS}?tenant={whose}");
     let one = read_with(&house, key.token(), &path).await;
@@ -314,7 +314,7 @@ async fn a_feed_without_a_key_is_for_loopback_alone_and_says_that_it_has_none() 
     let snapshot = get(house.internal(), SNAPSHOT).await.json();
     assert!(snapshot.as_object().unwrap().contains_key("key"));
     assert_eq!(snapshot["key"], Value::Null);
-    // With a key it is served there too.
+    // With a key, it is served there, too.
     let (_house, here) = TestServer::with_internal_everywhere(sealed("clients")).await;
     assert_eq!(get(here, SNAPSHOT).await.status, 401);
 }
@@ -337,7 +337,7 @@ async fn a_reader_takes_no_other_keys_places() {
     }
     let refused = read_with(&house, "greedy", EVENTS).await;
     refused.error(429, "queue_full", None);
-    // Nor does whoever has no key.
+    // Requests without a key take no place.
     for _ in 0..2 * MAX_READERS {
         get(house.internal(), EVENTS)
             .await
@@ -467,7 +467,7 @@ async fn documents_that_the_gateway_named_are_told_with_their_tokens_once_they_a
         let answer = send(house.address(), "POST", CHAT, &headers, body.as_bytes()).await;
         assert_eq!(answer.read().await.status, 200);
 
-        // The answer is there, so the feed is.
+        // The answer is complete, so its events are in the feed.
         let news = read(&house, &follower.query()).await;
         follower.follow(&news).for_each(drop);
         let [
@@ -485,7 +485,7 @@ async fn documents_that_the_gateway_named_are_told_with_their_tokens_once_they_a
             .iter()
             .zip(path.runs[0].documents.iter().zip(&blocks))
         {
-            // A byte is a token here.
+            // One byte is one token here.
             assert_eq!((document, *tokens as usize), (chosen, block.len()));
         }
     }

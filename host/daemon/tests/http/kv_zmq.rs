@@ -1,5 +1,5 @@
-//! vLLM's KV events over ZeroMQ, read by Python: pyzmq and msgspec, with vLLM's own types (`kv_subscriber.py`). Both
-//! are installed by `cargo xtask setup`; without them the tests say that they are skipped.
+//! Tests vLLM's KV events over ZeroMQ, read by Python's pyzmq and msgspec with vLLM's own types (`kv_subscriber.py`).
+//! `cargo xtask setup` installs both; without them the tests are skipped, with a message.
 
 use crate::support::{Options, TestServer};
 use foreword_engine::cache::{CacheEvent, PageHash, Tier};
@@ -14,14 +14,14 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// A Python program that subscribes.
+/// A Python subscriber.
 struct Subscriber {
     lines: Lines<BufReader<ChildStdout>>,
     stdin: ChildStdin,
     _process: Child,
 }
 
-/// Where `cargo xtask setup` puts pyzmq and msgspec; `None`, said aloud, when it has not.
+/// Returns the folder of pyzmq and msgspec; `None`, with a message, if `cargo xtask setup` has not installed them.
 pub(crate) fn modules() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/python");
     let there = folder.join("zmq").is_dir() && folder.join("msgspec").is_dir();
@@ -54,14 +54,14 @@ impl Subscriber {
         }
     }
 
-    /// The next thing that it received.
+    /// Returns the next message that it received.
     async fn next(&mut self) -> Value {
         let line = tokio::time::timeout(Duration::from_secs(60), self.lines.next_line());
         let line = line.await.expect("a line within a minute").expect("text");
         serde_json::from_str(&line.expect("one more line")).expect("JSON")
     }
 
-    /// Has something happen until it receives that.
+    /// Publishes until it receives the first message.
     async fn first(&mut self, house: &TestServer) -> Value {
         loop {
             happen(house, vec![removed(1)]);
@@ -119,7 +119,7 @@ async fn publish(encoding: Encoding, name: &str) {
     let house = publishing(local, local).await;
     let mut subscriber = Subscriber::start(&house, &modules, name);
 
-    // A subscription takes effect some time after it was made: publish until something arrives.
+    // A subscription takes effect with a delay: publish until a message arrives.
     let first = subscriber.first(&house).await;
     assert_eq!(first["events"][0]["type"], "BlockRemoved");
 
@@ -160,7 +160,7 @@ async fn publish(encoding: Encoding, name: &str) {
         (&json!("kv-events"), &json!(0))
     );
 
-    // Everything so far can be had again, numbered without a gap.
+    // All earlier events can be replayed, numbered without a gap.
     let again = subscriber.replay(0).await;
     let numbers: Vec<_> = again
         .iter()
@@ -170,7 +170,7 @@ async fn publish(encoding: Encoding, name: &str) {
     assert_eq!(again.last(), Some(&told));
     assert!(subscriber.replay(number + 1).await.is_empty());
 
-    // Lost events leave a gap in the numbers, and clear what was known.
+    // Lost events leave a gap in the numbers, and clear the earlier state.
     happen(&house, vec![CacheEvent::Gap { events: 3 }, removed(9)]);
     let after = subscriber.next().await;
     number += 2;
@@ -178,7 +178,7 @@ async fn publish(encoding: Encoding, name: &str) {
     assert_eq!(after["events"][0], json!({"type": "AllBlocksCleared"}));
     assert_eq!(after["events"][1]["block_hashes"], json!([9]));
 
-    // Its sockets find a host that is started again.
+    // Its sockets reconnect to a restarted host.
     let sockets = house.kv_events().expect("events are published");
     house.server.stop().await;
     let house = publishing(sockets.address, sockets.replay.expect("a replay socket")).await;

@@ -1,4 +1,4 @@
-//! Stopping: who may finish, who is refused, who is cut off.
+//! Tests stopping: which requests finish, which are refused, which are aborted.
 
 use crate::chat::say;
 use crate::streaming::{forever, streaming};
@@ -86,7 +86,7 @@ async fn an_idle_connection_does_not_hold_a_stop_up() {
     let address = server.address();
     let _silent = TcpStream::connect(address).await.unwrap();
     let kept_alive = begin(address, PATH, &say("x")).await.read_on().await;
-    // The grace is ten minutes.
+    // The grace period is ten minutes.
     let stopped = tokio::time::timeout(Duration::from_secs(60), server.stop()).await;
     assert!(stopped.is_ok(), "idle connections held the stop up");
     drop(kept_alive);

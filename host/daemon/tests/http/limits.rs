@@ -1,4 +1,4 @@
-//! Bounds: of bodies, of requests at once, of time.
+//! Tests the limits on bodies, concurrent requests and time.
 
 use crate::chat::say;
 use crate::streaming::{forever, streaming};
@@ -27,7 +27,7 @@ fn answers_within(request_timeout: Duration) -> Options {
     }
 }
 
-/// A connection on which a chat's head was sent, with these headers, and whatever is to come behind it.
+/// A connection on which a chat's head was sent with these headers, followed by `rest`.
 async fn begun(house: &TestServer, headers: &str, rest: &str) -> BufReader<TcpStream> {
     let mut connection = BufReader::new(connect(house.address()).await);
     let sent = format!(
@@ -41,7 +41,8 @@ async fn begun(house: &TestServer, headers: &str, rest: &str) -> BufReader<TcpSt
 async fn a_body_of_two_megabytes_is_served() {
     let house = TestServer::open().await;
     let mut body = say("received");
-    // Read whole, parsed and checked; left out of the prompt by the template, which would make it two million tokens.
+    // It is read, parsed and checked; the template leaves it out of the prompt, which would otherwise have two million
+    // tokens.
     body["documents"] = json!([{"id": "d", "text": "", "attachment": "x".repeat(2 << 20)}]);
     let response = post(house.address(), PATH, &body).await;
     assert_eq!(
@@ -147,7 +148,7 @@ async fn a_connection_serves_one_request_after_another() {
         assert_eq!(response.status, status);
         connection = rest;
     }
-    // A stream leaves its connection usable too.
+    // A stream's connection can be reused, too.
     write_request(
         &mut connection,
         "POST",

@@ -1,4 +1,4 @@
-//! `logprobs`, in both dialects, whole and streamed.
+//! Tests `logprobs` in both APIs, streamed and not.
 
 use crate::chat::say;
 use crate::support::client::{begin, post};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// The bytes of all tokens of a chat choice's log-probabilities.
+/// The bytes of all tokens in a chat choice's log-probabilities.
 fn bytes(logprobs: &Value) -> Vec<u8> {
     let tokens = logprobs["content"].as_array().unwrap();
     let bytes = tokens
@@ -26,7 +26,7 @@ async fn a_chat_tells_the_logprob_of_each_token_and_its_rivals() {
     let answer = post(house.address(), CHAT, &body).await.json();
     let logprobs = &answer["choices"][0]["logprobs"];
     assert_eq!(bytes(logprobs), "hé".as_bytes());
-    // The parrot is sure: 10,000 above all others, of which the lowest ids come first.
+    // The parrot's token has a logit of 10,000 above all others, of which the lowest ids come first.
     let first = &logprobs["content"][0];
     let expected = json!({
         "token": "h", "logprob": 0.0, "bytes": [104],
@@ -134,7 +134,7 @@ async fn a_chat_tells_how_likely_an_answer_is_that_it_is_given() {
     for _ in 0..2 {
         let answer = post(house.address(), CHAT, &forced("ab")).await.json();
         assert_eq!(answer["choices"][0]["message"]["content"], "c");
-        // The whole prompt is computed, whether or not it is cached.
+        // The whole prompt is computed, even if it is cached.
         let usage = &answer["usage"];
         assert_eq!(usage["prompt_tokens"], 12);
         assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
@@ -146,7 +146,7 @@ async fn a_chat_tells_how_likely_an_answer_is_that_it_is_given() {
     let wrong = post(house.address(), CHAT, &forced("ax")).await.json();
     let expected = json!({"120": entry(-9999.0, VOCABULARY, "x"), "98": entry(0.0, 1, "b")});
     assert_eq!(wrong["prompt_logprobs"][11], expected);
-    // What was computed serves requests that do not ask.
+    // The computed pages serve requests without log-probabilities.
     let mut plain = forced("ab");
     plain.as_object_mut().unwrap().remove("prompt_logprobs");
     let plain = post(house.address(), CHAT, &plain).await.json();
@@ -168,7 +168,7 @@ async fn a_chat_ends_where_it_is_asked_to() {
     };
     let begin = "<|user|>say(abc)<|assistant|>a b ";
     assert_eq!(rendered(json!({})).await, begin);
-    // One of the two fields is enough.
+    // One of the two fields is sufficient.
     assert_eq!(
         rendered(json!({"add_generation_prompt": null})).await,
         begin
@@ -223,7 +223,7 @@ async fn a_completion_repeats_its_prompt_with_logprobs() {
         );
         assert_eq!(logprobs["token_logprobs"][0], Value::Null);
         assert_eq!(logprobs["top_logprobs"][0], Value::Null);
-        // The parrot expects the end token.
+        // The parrot's likeliest token is the end token.
         assert_eq!(
             logprobs["top_logprobs"][1],
             json!({"<|end|>": 0.0, "\u{fffd}": -9999.0})
@@ -247,7 +247,7 @@ async fn a_completion_repeats_its_prompt_with_logprobs() {
 #[tokio::test]
 async fn a_stream_repeats_its_prompt_first() {
     let house = TestServer::open().await;
-    // As in vLLM, no log-probabilities of the prompt are none.
+    // As in vLLM, a request for 0 log-probabilities of the prompt returns none.
     let body = json!({"prompt": "say(b)", "echo": true, "stream": true, "prompt_logprobs": 0});
     let events = begin(house.address(), "/v1/completions", &body)
         .await

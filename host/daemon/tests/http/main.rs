@@ -1,6 +1,6 @@
-//! The server over real HTTP, with the real engine on a scripted backend (see `support::parrot`).
+//! Tests the server over real HTTP, with the real engine on a scripted backend (see `support::parrot`).
 //!
-//! One binary, so that it links once.
+//! There is one test binary, so that it links once.
 
 mod batches;
 mod binary;

@@ -1,4 +1,4 @@
-//! `POST /v1/messages`: Anthropic's Messages, whole and streamed, and its errors.
+//! Tests `POST /v1/messages`, Anthropic's Messages API: streamed and not, and its errors.
 
 use crate::support::client::{JSON, begin, post, send};
 use crate::support::{MODEL, Options, TestServer};
@@ -229,7 +229,7 @@ async fn failures_are_told_in_anthropics_words() {
     let wrong = wrong.read().await;
     assert_eq!(wrong.status, 405);
     assert_eq!(wrong.json()["error"]["type"], "invalid_request_error");
-    // Within a stream, as an event.
+    // Within a stream, it is an event.
     let mut body =
         json!({"max_tokens": 100_000, "messages": [{"role": "user", "content": "forever"}]});
     body["stream"] = true.into();

@@ -1,4 +1,4 @@
-//! A chat whose documents are searched for in stages that the test makes: what the engine computes meanwhile.
+//! Tests a chat whose documents are retrieved in scripted stages: what the engine computes meanwhile.
 
 use crate::support::client::{get, post};
 use crate::support::{Options, TestServer, until};
@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// A search that goes as it is told to.
+/// A scripted search.
 struct Scripted {
     steps: Mutex<Receiver<Step>>,
 }
@@ -105,7 +105,7 @@ async fn ask(house: &TestServer) -> tokio::task::JoinHandle<crate::support::clie
     tokio::spawn(async move { post(address, "/v1/chat/completions", &chat()).await })
 }
 
-/// Whether so many guesses have been taken in and none of them waits or runs.
+/// Returns whether `guesses` guesses have been received and none of them waits or runs.
 fn has_computed(house: &TestServer, guesses: u64) -> bool {
     let stats = house.stats();
     stats.speculations_started == guesses && stats.waiting + stats.running == 0
@@ -118,7 +118,7 @@ async fn a_right_guess_is_joined_and_nothing_is_computed_twice() {
     script.send(Step::Stage(&["a", "b"])).unwrap();
     until("the guess is computed", || has_computed(&house, 1)).await;
     let computed = house.stats().prompt_tokens;
-    // Other ranks of the same documents are no other guess.
+    // Other ranks of the same documents do not start a new guess.
     script.send(Step::Stage(&["b", "a"])).unwrap();
     script.send(Step::End(&["a", "b"])).unwrap();
     let answer = answer.await.unwrap();
@@ -135,7 +135,7 @@ async fn a_right_guess_is_joined_and_nothing_is_computed_twice() {
     house.idle().await;
 }
 
-/// Checks how many guesses have been computed after each stage of a search. Returns the tokens that the chat then computes.
+/// Checks the number of guesses computed after each stage of a search. Returns the tokens that the chat then computes.
 async fn guesses(retrieval: Config, stages: &[(&'static [&'static str], u64)]) -> u64 {
     let (house, script) = house_with(retrieval, 8, 512).await;
     let answer = ask(&house).await;
@@ -164,7 +164,7 @@ async fn ranks_end_a_guess_where_the_order_follows_from_them() {
         let stages: [&[&str]; 3] = [&["a", "b", "c"], &["a", "c", "b"], &["c", "a", "b"]];
         [0, 1, 2].map(|stage| (stages[stage], counts[stage]))
     };
-    // The best document is favoured, and it is another one in the end.
+    // The best document is favoured, and it changes in the last stage.
     let placed = with("{}", Compared::Documents);
     assert_eq!(guesses(placed, &stages([1, 1, 2])).await, 1);
     let free = r#"{"rank": {"place": "free"}}"#;
@@ -173,7 +173,7 @@ async fn ranks_end_a_guess_where_the_order_follows_from_them() {
     assert!((2..80).contains(&hint), "{hint}");
     let ranks = with(free, Compared::Ranks);
     assert_eq!(guesses(ranks, &stages([1, 2, 3])).await, 1);
-    // The retriever's order is sent, whatever was guessed before.
+    // The retriever's order is forwarded, whatever was guessed before.
     let retrieval = with(r#"{"policy": "retrieval"}"#, Compared::Documents);
     assert_eq!(guesses(retrieval, &stages([1, 2, 3])).await, 1);
 }
@@ -218,7 +218,7 @@ async fn a_wrong_guess_is_superseded_and_what_it_shares_is_kept() {
     let before = house.stats().cached_tokens;
     script.send(Step::Stage(&["b", "a"])).unwrap();
     until("the second guess is computed", || has_computed(&house, 2)).await;
-    // Document a stands in front, though b is the better one now: its tokens were there.
+    // Document a comes first, although b ranks higher now: a's tokens were cached.
     let shared = house.stats().cached_tokens - before;
     assert!(shared > 8 * "a is a document. ".len() as u64, "{shared}");
     script.send(Step::End(&["b", "a"])).unwrap();
@@ -235,7 +235,7 @@ async fn a_wrong_guess_is_superseded_and_what_it_shares_is_kept() {
 async fn under_load_nothing_is_guessed() {
     let (house, script) = house(64).await;
     house.steps.hold(0);
-    // One runs, and four wait: as many as a batch of prefills.
+    // One request runs, and four wait, which is the batch limit for prefills.
     let others: Vec<_> = (0..5)
         .map(|_| {
             let address = house.address();
@@ -268,8 +268,7 @@ async fn under_load_nothing_is_guessed() {
     house.idle().await;
 }
 
-/// Tokens that were computed for an answer: those of its prompt that were not cached, and its own, which the end token
-/// follows.
+/// Tokens computed for an answer: the uncached ones of its prompt, and its own, including the end token.
 fn computed(answer: &Value) -> u64 {
     let usage = &answer["usage"];
     let count = |value: &Value| value.as_u64().expect("a count");
@@ -299,7 +298,7 @@ async fn under_load_a_guess_whose_documents_changed_is_computed_no_further() {
         house.stats().waiting >= 5
     })
     .await;
-    // The guess's third step is being computed. It is the last, though no other guess takes its place.
+    // The guess's third step is being computed. It is the last one, although no other guess replaces it.
     script.send(Step::Stage(&["c", "d"])).unwrap();
     until("the next guess is refused", || {
         house.stats().speculations_refused == 1
@@ -366,7 +365,7 @@ async fn a_client_that_goes_away_ends_the_search_and_the_guess() {
         house.app().gate.inside() == 0
     })
     .await;
-    // The search learns of it with its next stage, and the next chat is searched for.
+    // The search is cancelled at its next stage, and the next chat is searched for.
     script.send(Step::Stage(&["c"])).unwrap();
     script.send(Step::End(&["a"])).unwrap();
     let answer = post(house.address(), "/v1/chat/completions", &chat()).await;

@@ -1,4 +1,4 @@
-//! The table of ports in `SECURITY.md` names every port that a server opens, and where it is by default.
+//! Checks that `SECURITY.md`'s table of ports lists every port that a server opens, with its default address.
 
 use crate::support::ports::{Port, assert_listening, options, promised};
 use crate::support::process::{CHECKPOINT, Process};
@@ -12,7 +12,7 @@ fn help(program: &str) -> String {
     String::from_utf8(output.expect("the binary runs").stdout).expect("text")
 }
 
-/// Starts a program as it is, and with every option that opens a port.
+/// Starts a program with its defaults, and with every option that opens a port.
 fn check(program: &str, needed: &[&str], outgoing: &[&str]) {
     let table = promised(program);
     let mut opens = options(&help(program));
@@ -23,7 +23,7 @@ fn check(program: &str, needed: &[&str], outgoing: &[&str]) {
     let by_default = table.iter().filter(|port| port.default.is_some());
     let process = Process::start(program, folder, needed);
     assert_listening(process.id(), by_default.count());
-    // The process was started with `--listen` already.
+    // The process was started with `--listen`.
     let more = table.iter().filter(|port| port.option != "--listen");
     let more = more.flat_map(|port| {
         let is_endpoint = port.option.contains("endpoint");

@@ -1,4 +1,4 @@
-//! `/healthz`, `/readyz`, `/metrics`, `/v1/models`.
+//! Tests `/healthz`, `/readyz`, `/metrics`, `/v1/models`.
 
 use crate::chat::say;
 use crate::support::client::{get, post};
@@ -84,7 +84,7 @@ async fn metrics_follow_what_was_served() {
         "foreword_request_prompt_tokens_sum 20.0",
         "foreword_request_cached_tokens_sum 9.0",
         "foreword_request_seconds_count 2",
-        // <|user|>say(abc)<|assistant|>, twice; the second time all but one token from the cache.
+        // <|user|>say(abc)<|assistant|>, twice; the second time all tokens except one are cached.
         "foreword_prompt_tokens_total 20",
         "foreword_cached_tokens_total 9",
         "foreword_generated_tokens_total 6",

@@ -1,4 +1,4 @@
-//! `GET` and `POST /v1/kv/records`: what gateways tell each other through the feed's server.
+//! Tests `GET` and `POST /v1/kv/records`, by which gateways exchange updates through the feed's server.
 
 use crate::support::client::{JSON, Response, get, send};
 use crate::support::{Options, TestServer, until};
@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 
 const RECORDS: &str = "/v1/kv/records";
 
-/// An update about the model of that name.
+/// An update for the model of that name.
 fn update(model: &str) -> Vec<u8> {
     let residency = Residency {
         engine: EngineId::default(),
@@ -62,7 +62,7 @@ fn pushes(response: &Response) -> Pushes {
     serde_json::from_slice(&response.body).unwrap()
 }
 
-/// Asks as a holder of the feed's key.
+/// Sends a request with the feed's key.
 async fn ask(address: SocketAddr, path: &str) -> Response {
     let bearer = format!("Bearer {}", key().token());
     let headers = [("authorization", &*bearer)];
@@ -116,12 +116,12 @@ async fn a_gateway_that_waits_is_woken_by_others_alone_and_when_one_joins() {
     tell(&house, &push(1, &["own"])).await;
     tell(&house, &push(2, &["a"])).await;
     assert_eq!(waiting.await.unwrap().pushes.len(), 1);
-    // One that joined before it asked is no news it would wait for.
+    // A request whose number of other gateways is out of date does not wait.
     let address_of =
         |others: u32| format!("{}&wait_ms=60000&others={others}", query(1, Some(&joined)));
     let at_once = pushes(&ask(address, &address_of(7)).await);
     assert_eq!(at_once.others, 1);
-    // And nobody holds up the server's end.
+    // Waiting requests do not delay the server's end.
     let waiting = wait(&listen(&house, 1, None).await);
     until("it waits", || house.app().readers.listening() == 1).await;
     house.server.stop().await;
@@ -147,7 +147,7 @@ async fn with_a_feed_key_pushes_are_its_holders_and_show_nothing() {
         let refused = tell_with(&house, token, &body).await;
         refused.error(401, "invalid_api_key", None);
     }
-    // A reader with a key of its own cannot seal, so it cannot tell.
+    // A reader with a key of its own cannot seal, so it cannot push.
     for (key, words) in [
         (Some(&other), "sealed with another key"),
         (None, "is not sealed"),
@@ -172,7 +172,7 @@ async fn with_a_feed_key_pushes_are_its_holders_and_show_nothing() {
     assert!(!body.to_string().contains("74656e616e7420726564"), "{body}");
 }
 
-/// A chat that holds what is sent, and the record of its newest request.
+/// A chat whose conversation is recorded, and the record of its newest request.
 fn record() -> PeerUpdate {
     let config = json!({"conversation": {"pin": true}});
     let config = Config::from_json(config.to_string().as_bytes()).unwrap();
@@ -292,7 +292,7 @@ async fn a_push_that_is_none_is_refused_with_its_field_and_limit_and_not_passed_
 async fn who_pushes_more_than_its_key_may_is_told_to_wait_and_others_are_not() {
     let house = TestServer::with(sealed()).await;
     let key = key();
-    // They count before they are read.
+    // A push counts against the key's budget even if it is malformed.
     let long = json!("x".repeat(2 * MAX_PUSH_BYTES));
     let mut refused = None;
     for _ in 0..20_000 {
@@ -321,7 +321,7 @@ async fn without_a_key_nothing_is_told_even_on_loopback_and_gateways_elsewhere_a
     let refused = refused.read().await;
     refused.error(403, "feed_key_required", None);
 
-    // On loopback they may listen, and hear nothing.
+    // On loopback they may listen, but receive nothing.
     let house = TestServer::open().await;
     let address = house.internal();
     assert_eq!(get(address, &query(1, None)).await.status, 200);
@@ -353,7 +353,7 @@ async fn places_of_those_who_listen_are_bounded() {
     .await;
     let refused = ask(house.internal(), &query(0, Some(&start))).await;
     refused.error(429, "queue_full", None);
-    // Readers of the feed have places of their own.
+    // Readers of the feed have separate places.
     assert_eq!(ask(house.internal(), "/v1/kv/events").await.status, 200);
     tell(&house, &push(7, &[])).await;
     for waiting in waiting {

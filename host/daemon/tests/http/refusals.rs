@@ -1,4 +1,4 @@
-//! Every refusal: its status, its code, the field it names, its words.
+//! Tests every refusal: its status, its code, the field it names, its message.
 
 use crate::chat::say;
 use crate::support::client::{JSON, get, post, post_bytes, send};

@@ -1,4 +1,4 @@
-//! `POST /v1/responses`, whole, streamed, and kept.
+//! Tests `POST /v1/responses`: complete, streamed, and stored.
 
 use crate::support::client::{JSON, begin, get, post, send};
 use crate::support::{MODEL, Options, TestServer, until};
@@ -29,7 +29,7 @@ async fn keeping() -> TestServer {
     .await
 }
 
-/// Takes out what differs from run to run, after checking it.
+/// Removes the fields that differ from run to run, after checking them.
 fn without_ids(mut response: Value) -> Value {
     for (pointer, prefix) in [
         ("/id", "resp_"),
@@ -190,7 +190,7 @@ async fn calls_of_tools_are_items_and_come_back_as_items() {
     );
     assert_eq!(events[added]["output_index"], 1);
     assert_eq!(events[added]["item"]["arguments"], "");
-    // What was answered goes back as it came, with the tool's result.
+    // The answer is sent back unchanged, with the tool's result.
     let mut input = vec![json!({"role": "user", "content": "Weather?"})];
     input.extend(response["output"].as_array().unwrap().iter().cloned());
     input.push(
@@ -227,7 +227,7 @@ async fn a_stream_that_fails_says_so_with_its_usage() {
         ..Options::default()
     })
     .await;
-    // Few events: a client that is behind may miss the last one.
+    // There are few events: a client that is behind may miss the last one.
     house.steps.hold(4);
     let events = streamed(house.address(), json!({"input": "forever"})).await;
     house.steps.release();
@@ -300,7 +300,7 @@ async fn responses_go_on_from_kept_ones_where_some_are_kept() {
     // <|user|>say(…)<|user|>…<|user|>say(again)<|assistant|>
     let said = "a parrot ".repeat(9).len() as u64;
     assert_eq!(second["usage"]["input_tokens"], 4 + 2 * said + 5 + 10);
-    // And on from there.
+    // A third request continues the second.
     let third = json!({"input": "say(more)", "previous_response_id": second["id"]});
     let third = post(address, PATH, &third).await.json();
     assert_eq!(third["output"][0]["content"][0]["text"], "more");
@@ -355,7 +355,7 @@ async fn kept_responses_are_their_tenants_alone() {
         let refused = asked(key, &next(salt)).await;
         refused.error(404, "response_not_found", Some("previous_response_id"));
     }
-    // A request without a body has no salt to show.
+    // A request without a body has no salt.
     let path = format!("{PATH}/{}", id.as_str().unwrap());
     let headers = [("authorization", "Bearer one")];
     let shown = send(house.address(), "GET", &path, &headers, b"")
@@ -363,7 +363,7 @@ async fn kept_responses_are_their_tenants_alone() {
         .read()
         .await;
     shown.error(404, "response_not_found", None);
-    // Nor is anything kept that must not be.
+    // Responses that must not be stored are not.
     let before = house.app().transcripts.as_ref().unwrap().held();
     let mut unkept = say("x");
     unkept["store"] = false.into();

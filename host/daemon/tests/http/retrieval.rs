@@ -1,4 +1,5 @@
-//! `/v1/embeddings`, `/v1/retrieve`, `/v1/prefill`, and what is left when what they need is gone.
+//! Tests `/v1/embeddings`, `/v1/retrieve`, `/v1/prefill`, and their behaviour when the index or the embedder is
+//! missing.
 
 use crate::support::client::{get, post};
 use crate::support::{MODEL, Options, TestServer};
@@ -43,7 +44,7 @@ fn index(path: &Path) {
     collection.save(path).unwrap();
 }
 
-/// A house that searches the index in `folder`, if there is one.
+/// A server that searches the index in `folder`, if there is one.
 async fn house(folder: &TempDir, embedder: &str) -> TestServer {
     let shelf = Shelf::new(folder.path().join("index"));
     let retrieval = Config {
@@ -88,7 +89,7 @@ async fn embeddings_come_in_openais_shape() {
 
     let body = json!({"input": "the ferry", "encoding_format": "base64", "dimensions": 768});
     let answer = post(house.address(), path, &body).await.json();
-    // Four bytes of f32 for each number, three of them in four characters.
+    // Four bytes of f32 per number; three bytes are four characters of base64.
     assert_eq!(answer["data"][0]["embedding"].as_str().unwrap().len(), 4096);
 
     for (body, status, words) in [
@@ -139,7 +140,7 @@ async fn a_question_finds_its_documents_by_words_and_by_vector() {
     let body = json!({"query": "ferry at noon", "k": 3, "filters": {"wheels": true}});
     let answer = post(house.address(), path, &body).await.json();
     assert_eq!(answer["data"].as_array().unwrap().len(), 2);
-    // So many values, in however many filters; one more is refused.
+    // The limit applies to all values of all filters together.
     for (values, status) in [(255, 200), (256, 400)] {
         let filters = json!({"wheels": true, "number": vec![7; values]});
         let body = json!({"query": "ferry at noon", "filters": filters});
@@ -186,7 +187,7 @@ async fn a_chat_that_wants_documents_gets_them_and_the_next_order_knows_what_is_
     let bytes: u64 = TEXTS[..2].iter().map(|(_, text)| text.len() as u64).sum();
     assert!(answer["usage"]["prompt_tokens"].as_u64().unwrap() > bytes);
 
-    // The ferry is the better match now, and the train is what the cache begins with.
+    // The ferry matches better now, but the cached prefix begins with the train.
     let body = json!({"query": "the ferry in the harbour at noon", "k": 2, "order": true});
     let ordered = post(house.address(), "/v1/retrieve", &body).await.json();
     assert_eq!(ids(&ordered), ["train", "ferry"]);
@@ -240,7 +241,7 @@ async fn without_an_index_searching_is_refused_and_everything_else_is_served() {
     let refused = post(house.address(), "/v1/chat/completions", &strict).await;
     assert_eq!(refused.status, 503);
 
-    // It comes, and is found; it goes, and what was read of it serves on.
+    // The index appears and is used; when it is deleted, the mapped one continues to serve.
     index(&folder.path().join("index"));
     let query = json!({"query": "the ferry", "k": 1});
     let answer = post(house.address(), "/v1/retrieve", &query).await.json();
@@ -277,7 +278,7 @@ async fn without_its_embedder_an_index_is_searched_by_vectors_alone() {
     )
     .await;
     assert_eq!(ids(&answer.json()), ["ferry"]);
-    // An embedder that makes other vectors is as good as none.
+    // An embedder with other vectors is as good as none.
     let other = self::house(&folder, "hashing:128").await;
     let refused = post(other.address(), "/v1/retrieve", &json!({"query": "ferry"})).await;
     assert_eq!(refused.status, 503);
@@ -293,7 +294,7 @@ async fn a_prompts_beginning_is_computed_ahead_and_found_by_the_chat() {
     let usage = &answer.json()["usage"];
     assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
     let computed = usage["prompt_tokens"].as_u64().unwrap();
-    // The mark of the message, its text, and the mark of the next one.
+    // The message's mark, its text, and the next message's mark.
     assert_eq!(computed, system.len() as u64 + 2);
 
     let chat = json!({"messages": [{"role": "system", "content": system}, {"role": "user", "content": "say(aye)"}]});

@@ -1,5 +1,5 @@
-//! The official SDKs of OpenAI and Anthropic against the server (`tests/python/sdks.py`), streaming and not. They are
-//! installed by `cargo xtask setup`; without them the test says that it is skipped.
+//! Tests the server with the official SDKs of OpenAI and Anthropic (`tests/python/sdks.py`), streaming and not. `cargo
+//! xtask setup` installs them; without them the test is skipped, with a message.
 
 use crate::support::clients::OfficialClients;
 use crate::support::{Options, TestServer};
@@ -28,7 +28,7 @@ async fn official_sdks_read_every_answer() {
     assert!(text.trim_end().ends_with("22 checks"), "{text}");
 }
 
-/// Recorded streams of the real servers (`tests/recorded`) and ours, through the SDKs' own parsers.
+/// Recorded streams of the real servers (`tests/recorded`) and this server's, read by the SDKs' own parsers.
 #[tokio::test]
 async fn streams_are_those_that_the_real_servers_sent() {
     let Some(clients) = OfficialClients::installed(&["openai", "anthropic"]) else {

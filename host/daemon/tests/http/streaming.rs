@@ -1,4 +1,4 @@
-//! Server-sent events: their bytes, their order, and what ends them.
+//! Tests server-sent events: their bytes, their order, and what ends them.
 
 use crate::chat::say;
 use crate::support::client::begin;
@@ -50,7 +50,7 @@ async fn the_events_are_openais() {
     let expected = [
         choice(json!({"role": "assistant", "content": ""}), Value::Null),
         choice(json!({"content": "h"}), Value::Null),
-        // Two tokens, one character.
+        // Two tokens make one character.
         choice(json!({"content": "é"}), Value::Null),
         choice(json!({}), json!("stop")),
     ];
@@ -197,7 +197,7 @@ async fn a_stream_over_its_time_ends_with_an_error_and_no_done() {
 async fn a_client_that_does_not_read_holds_its_place_only_until_its_time_is_over() {
     let house = TestServer::with(Options {
         request_timeout: Duration::from_millis(500),
-        // It stands in each event: a few dozen of them fill every buffer on the way.
+        // The name is in each event: a few dozen of them fill every buffer.
         name: "parrot".repeat(20_000),
         ..Options::default()
     })

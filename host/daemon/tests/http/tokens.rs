@@ -1,4 +1,4 @@
-//! `/tokenize`, `/detokenize`, the renderers, and roles that a template does not know.
+//! Tests `/tokenize`, `/detokenize`, the renderers, and roles that a template does not support.
 
 use crate::support::client::{post, post_bytes};
 use crate::support::parrot::MAX_POSITIONS;

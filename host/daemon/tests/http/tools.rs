@@ -1,4 +1,4 @@
-//! `tools`: calls that a model writes become `tool_calls`, and calls that are demanded are made.
+//! Tests `tools`: calls in a model's text become `tool_calls`, and required calls are made.
 
 use crate::chat::say;
 use crate::support::client::{begin, post};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 const PATH: &str = "/v1/chat/completions";
 
-/// A template in the manner of Hermes and Qwen.
+/// A template in the style of Hermes and Qwen.
 pub(crate) const HERMES: &str = "\
 {%- if tools %}{{ tools | tojson }} Call: <tool_call>…</tool_call>{% endif %}\
 {%- if enable_thinking is defined and not enable_thinking %}/no_think{% endif %}\
@@ -91,7 +91,7 @@ async fn without_tools_the_same_words_are_text() {
         );
         assert_eq!(choice["finish_reason"], "stop");
     }
-    // Likewise where the template shows no such manner.
+    // The same if the template has no such style.
     let plain = TestServer::open().await;
     let choice = post(plain.address(), PATH, &with_tools(CALL)).await.json()["choices"][0].clone();
     assert_eq!(choice["message"]["content"], CALL);
@@ -107,7 +107,7 @@ async fn a_call_that_is_demanded_is_made() {
         (named, true),
     ] {
         let mut body = with_tools("I would rather talk.");
-        // Free arguments of a model of random weights hardly ever end.
+        // With random weights, unrestricted arguments hardly ever end.
         body["tools"][1]["function"]["parameters"] =
             json!({"type": "object", "properties": {}, "additionalProperties": false});
         body["tool_choice"] = choice.clone();
@@ -150,7 +150,7 @@ async fn a_call_that_is_demanded_is_made() {
 #[tokio::test]
 async fn a_demanded_call_is_asked_for_in_the_models_manner() {
     let house = house().await;
-    // The opening tag ends the prompt, so the parrot takes it for said.
+    // The opening tag ends the prompt, so the parrot counts it as said.
     let mut body = with_tools("<tool_call>\n{\"name\": \"time\", \"arguments\": {\"now\": true}}");
     body["tool_choice"] = json!({"type": "function", "function": {"name": "time"}});
     let answer = post(house.address(), PATH, &body).await.json();

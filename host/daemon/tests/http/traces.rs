@@ -1,4 +1,4 @@
-//! OpenTelemetry: what arrives at a collector.
+//! Tests the OpenTelemetry spans that arrive at a collector.
 
 use crate::chat::say;
 use crate::streaming::streaming;
@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 const PATH: &str = "/v1/chat/completions";
 
-/// A collector just able to receive: the bodies posted to `/v1/traces`.
+/// A minimal collector, which stores the bodies posted to `/v1/traces`.
 struct Collector {
     endpoint: String,
     bodies: Arc<Mutex<Vec<Vec<u8>>>>,

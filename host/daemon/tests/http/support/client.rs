@@ -1,12 +1,11 @@
-//! A client just able to talk HTTP/1.1 to the server: one request per connection, answers read to their end or event
-//! by event.
+//! A minimal HTTP/1.1 client: one request per connection, with responses read to their end or event by event.
 
 use serde_json::Value;
 use std::net::SocketAddr;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-/// A response's head, and the rest of it unread.
+/// A response's head; the rest is unread.
 pub(crate) struct Reply {
     pub(crate) status: u16,
     headers: Vec<(String, String)>,
@@ -33,7 +32,7 @@ pub(crate) async fn post_bytes(address: SocketAddr, path: &str, body: &[u8]) -> 
     send(address, "POST", path, &JSON, body).await.read().await
 }
 
-/// Posts and returns when the head of the response is there.
+/// Sends a `POST`, and returns when the head of the response has arrived.
 pub(crate) async fn begin(address: SocketAddr, path: &str, body: &Value) -> Reply {
     send(address, "POST", path, &JSON, body.to_string().as_bytes()).await
 }
@@ -58,7 +57,7 @@ pub(crate) async fn connect(address: SocketAddr) -> TcpStream {
         .expect("the server listens")
 }
 
-/// Writes a request whose connection stays open behind it.
+/// Writes a request and keeps the connection open.
 pub(crate) async fn write_request(
     connection: &mut BufReader<TcpStream>,
     method: &str,
@@ -74,7 +73,7 @@ pub(crate) async fn write_request(
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     head.push_str("\r\n");
-    // One packet: the server may answer and close before a second one.
+    // One packet: the server may respond and close before a second one.
     connection
         .write_all(&[head.as_bytes(), body].concat())
         .await
@@ -121,12 +120,12 @@ impl Reply {
         header(&self.headers, name)
     }
 
-    /// The rest of the response; the connection is closed behind it.
+    /// Reads the rest of the response, and closes the connection.
     pub(crate) async fn read(self) -> Response {
         self.read_on().await.0
     }
 
-    /// The rest of the response, and its connection for the next request.
+    /// Reads the rest of the response, and returns its connection for the next request.
     pub(crate) async fn read_on(mut self) -> (Response, BufReader<TcpStream>) {
         let mut body = Vec::new();
         match self
@@ -157,7 +156,7 @@ impl Reply {
         )
     }
 
-    /// The next chunk of a chunked body; `None` at its proper end.
+    /// Reads the next chunk of a chunked body; `None` at its proper end.
     async fn chunk(&mut self) -> Option<Vec<u8>> {
         let size = read_line(&mut self.connection).await;
         let size = usize::from_str_radix(&size, 16).expect("the body ends with its last chunk");
@@ -170,8 +169,8 @@ impl Reply {
         (size > 0).then_some(chunk)
     }
 
-    /// The data of the next server-sent event; `None` at the end of the stream. The server writes each event as one
-    /// chunk, at once: that is asserted here.
+    /// Reads the data of the next server-sent event; `None` at the end of the stream. Asserts that the server writes
+    /// each event as one chunk.
     pub(crate) async fn event(&mut self) -> Option<String> {
         loop {
             let chunk = String::from_utf8(self.chunk().await?).expect("UTF-8");
@@ -196,13 +195,13 @@ impl Reply {
         }
     }
 
-    /// As [`Reply::event`], parsed.
+    /// Like [`Reply::event`], parsed.
     pub(crate) async fn event_json(&mut self) -> Value {
         let event = self.event().await.expect("one more event");
         serde_json::from_str(&event).unwrap_or_else(|_| panic!("JSON, got {event:?}"))
     }
 
-    /// All events to the end of the stream.
+    /// Reads all events to the end of the stream.
     pub(crate) async fn events(mut self) -> Vec<String> {
         let mut events = Vec::new();
         while let Some(event) = self.event().await {

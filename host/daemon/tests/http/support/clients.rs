@@ -1,4 +1,4 @@
-//! The official Python clients, which `cargo xtask setup` installs, and the scripts that try the server with them.
+//! The official Python clients, which `cargo xtask setup` installs, and the scripts that test the server with them.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub(crate) struct OfficialClients {
 }
 
 impl OfficialClients {
-    /// Returns the clients if all these packages are installed; otherwise it says that the test is skipped.
+    /// Returns the clients if all these packages are installed; otherwise prints that the test is skipped.
     pub(crate) fn installed(packages: &[&str]) -> Option<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let modules = root.join(".tools/clients");
@@ -31,7 +31,7 @@ impl OfficialClients {
     /// Runs a script of `tests/python` against the server, and returns what it printed.
     ///
     /// # Panics
-    /// When the script fails, or does not end within two minutes.
+    /// Panics when the script fails, or does not end within two minutes.
     pub(crate) async fn run(&self, script: &str, server: SocketAddr) -> String {
         let output = Command::new("python3")
             .arg(self.root.join("tests/python").join(script))

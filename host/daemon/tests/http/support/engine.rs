@@ -1,4 +1,4 @@
-//! An engine as far as it publishes KV events: sockets, batches and numbers as vLLM has them, scripted by a test.
+//! A scripted publisher of KV events, with vLLM's sockets, batches and numbers.
 
 use foreword_engine::TokenId;
 use foreword_server::zmtp::{Error, Peer, Received, Socket};
@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 
-/// How an engine writes events.
+/// The format of an engine's events.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wire {
     pub(crate) form: Form,
@@ -20,7 +20,7 @@ pub(crate) struct Wire {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Form {
-    /// With names, since 2026.
+    /// Named fields, since 2026.
     Map,
     /// Fields by position, as before 2026.
     Array,
@@ -40,7 +40,7 @@ impl Wire {
     };
 }
 
-/// What an engine tells; blocks by numbers that a test chooses.
+/// An engine's event; a test chooses the blocks' numbers.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Stored {
@@ -51,7 +51,7 @@ pub(crate) enum Event {
     },
     Removed(Vec<u64>),
     Cleared,
-    /// Of a version to come.
+    /// An event of a future version.
     Future,
 }
 
@@ -65,34 +65,34 @@ pub(crate) struct Engine {
     publish: broadcast::Sender<Batch>,
     pub(crate) events: SocketAddr,
     pub(crate) replay: Option<SocketAddr>,
-    /// Its sockets, which end with the engine.
+    /// Its sockets, which are closed with the engine.
     _sockets: JoinSet<()>,
     kept: Arc<Mutex<Vec<Batch>>>,
-    /// Of the next batch.
+    /// Sequence number of the next batch.
     number: u64,
 }
 
 impl Engine {
-    /// On ports of its own.
+    /// Starts an engine on free ports.
     pub(crate) async fn start(wire: Wire, repeats: bool) -> Self {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let engine = Self::bind(wire, any, repeats.then_some(any)).await;
         engine.expect("port 0 is free")
     }
 
-    /// At the address of one that is gone, and without repeating anything.
+    /// Starts an engine at the address of a stopped one, without replay.
     pub(crate) async fn at(wire: Wire, events: SocketAddr) -> Self {
         Self::again(wire, events, None).await
     }
 
-    /// Another life at the same addresses.
+    /// Restarts the engine at the same addresses.
     pub(crate) async fn restart(self) -> Self {
         let (wire, events, replay) = (self.wire, self.events, self.replay);
         drop(self);
         Self::again(wire, events, replay).await
     }
 
-    /// The same life, but its subscribers have to come back.
+    /// Closes all connections of the engine, which keeps its state.
     pub(crate) async fn disconnect(self) -> Self {
         let (kept, number) = (self.kept.lock().unwrap().clone(), self.number);
         let engine = self.restart().await;
@@ -139,24 +139,24 @@ impl Engine {
         })
     }
 
-    /// Tells these events, in one batch.
+    /// Publishes these events in one batch.
     pub(crate) fn publish(&mut self, events: &[Event]) {
         let batch = self.keep(events);
-        // Nobody may listen yet.
+        // There may be no subscriber yet.
         let _ = self.publish.send(batch);
     }
 
-    /// The same, but nobody receives it: it can only be asked for.
+    /// Stores these events in a batch that is only available for replay.
     pub(crate) fn lose(&mut self, events: &[Event]) {
         self.keep(events);
     }
 
-    /// What it kept to be repeated is gone.
+    /// Empties the replay buffer.
     pub(crate) fn forget(&mut self) {
         self.kept.lock().unwrap().clear();
     }
 
-    /// A batch that is none.
+    /// Publishes a malformed batch.
     pub(crate) fn publish_garbage(&mut self) {
         let number = self.number;
         self.number += 1;
@@ -178,7 +178,7 @@ impl Engine {
         batch
     }
 
-    /// Publishes empty batches until `arrived`: a subscription takes effect some time after it was made.
+    /// Publishes empty batches until `arrived`, because a subscription takes effect with a delay.
     pub(crate) async fn until_heard(&mut self, mut arrived: impl AsyncFnMut() -> bool) {
         while !arrived().await {
             self.publish(&[]);
@@ -187,7 +187,7 @@ impl Engine {
     }
 }
 
-/// Accepts connections for ever, and does with each what `work` says.
+/// Accepts connections for ever, and runs `work` for each.
 async fn each<F: Future<Output = Result<(), Error>> + Send + 'static>(
     listener: TcpListener,
     work: impl Fn(TcpStream) -> F,
@@ -199,7 +199,7 @@ async fn each<F: Future<Output = Result<(), Error>> + Send + 'static>(
     }
 }
 
-/// Sends batches from the first subscription on.
+/// Sends all batches from the first subscription on.
 async fn send_all(stream: TcpStream, mut batches: broadcast::Receiver<Batch>) -> Result<(), Error> {
     let mut peer = Peer::meet(stream, Socket::Pub, 1024).await?;
     let Received::Subscribe(topic) = peer.receive().await? else {
@@ -216,10 +216,10 @@ async fn send_all(stream: TcpStream, mut batches: broadcast::Receiver<Batch>) ->
     }
 }
 
-/// Batches that reach whoever asks for more, before the last one: what a queue holds that is too short for the answer.
+/// Number of batches before the last one that a replay returns, as if the queue were too short for the rest.
 pub(crate) const REPEATED: usize = 20;
 
-/// As vLLM's publisher: every batch with its topic, then -1.
+/// Replays like vLLM's publisher: every batch with its topic, then -1.
 async fn repeat(stream: TcpStream, kept: Arc<Mutex<Vec<Batch>>>) -> Result<(), Error> {
     let mut peer = Peer::meet(stream, Socket::Router, 1024).await?;
     while let Received::Message(request) = peer.receive().await? {
@@ -304,9 +304,9 @@ impl Wire {
         }
     }
 
-    /// As vLLM makes them: 32 bytes, or the last 8 of these as a number of either sign.
+    /// A hash like vLLM's: 32 bytes, or the last 8 of these as a signed or unsigned number.
     fn hash(self, block: u64) -> Value {
-        // Far apart, and more than 63 bits for most.
+        // The hashes are far apart, and most have more than 63 bits.
         let hash = block.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         match self.hashes {
             Hashes::Unsigned => Value::Unsigned(hash),
@@ -316,7 +316,7 @@ impl Wire {
     }
 }
 
-/// What msgpack can hold.
+/// A msgpack value.
 enum Value {
     Nil,
     Unsigned(u64),

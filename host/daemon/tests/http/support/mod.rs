@@ -1,4 +1,4 @@
-//! A running server for one test, and how to wait for things.
+//! A running server for one test, and functions to wait for conditions.
 
 pub(crate) mod client;
 pub(crate) mod clients;
@@ -25,7 +25,7 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The settings of the server that tests vary.
+/// The server's settings that tests vary.
 pub(crate) struct Options {
     pub(crate) max_body_bytes: u64,
     pub(crate) request_timeout: Duration,
@@ -76,10 +76,10 @@ impl Default for Options {
     }
 }
 
-/// A server that serves a [`Parrot`], under the name [`MODEL`] unless a test has another.
+/// A server of a [`Parrot`], named [`MODEL`] unless a test chooses another name.
 pub(crate) struct TestServer {
     pub(crate) server: Server,
-    /// The parrot's steps: free to run unless a test holds them.
+    /// The parrot's steps, which run freely unless a test holds them.
     pub(crate) steps: Steps,
 }
 
@@ -90,8 +90,8 @@ impl TestServer {
         Self::with(Options::default()).await
     }
 
-    /// Starts a server whose internal listener takes connections on every interface. Also returns its address on
-    /// loopback.
+    /// Starts a server whose internal listener accepts connections on every interface. Also returns its loopback
+    /// address.
     pub(crate) async fn with_internal_everywhere(options: Options) -> (Self, SocketAddr) {
         let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
         let house = Self::with(Options {
@@ -115,7 +115,7 @@ impl TestServer {
         self.server.address()
     }
 
-    /// Where its probes, metrics and KV feed are.
+    /// Returns the address of its probes, metrics and KV feed.
     pub(crate) fn internal(&self) -> SocketAddr {
         internal(&self.server)
     }
@@ -130,7 +130,7 @@ impl TestServer {
             .stats()
     }
 
-    /// How many generations ended as `outcome`.
+    /// Returns the number of generations that ended as `outcome`.
     pub(crate) fn ended(&self, outcome: &str) -> u64 {
         let name = format!("foreword_generations_total{{outcome=\"{outcome}\"}} ");
         let text = self.server.app().metrics.encode().expect("metrics");
@@ -139,7 +139,7 @@ impl TestServer {
             .unwrap_or(0)
     }
 
-    /// Waits until nothing runs and no page is held.
+    /// Waits until no request runs and no page is leased.
     pub(crate) async fn idle(&self) {
         until("nothing runs", || {
             let stats = self.stats();
@@ -157,12 +157,12 @@ impl Deref for TestServer {
     }
 }
 
-/// Where a server's probes, metrics and KV feed are.
+/// Returns the address of a server's probes, metrics and KV feed.
 pub(crate) fn internal(server: &Server) -> SocketAddr {
     server.internal_address().expect("an internal listener")
 }
 
-/// A server whose model is not there yet.
+/// Starts a server whose model is not loaded yet.
 pub(crate) async fn loading(options: Options) -> Server {
     let config = Config {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -205,10 +205,10 @@ pub(crate) fn model(options: &Options, steps: Steps) -> Model {
         .expect("the checkpoint is whole")
 }
 
-/// Waits for a condition that other threads will make true.
+/// Waits for a condition that other threads make true.
 ///
 /// # Panics
-/// When they have not within a minute: then the test has failed.
+/// Panics when it is not true within a minute.
 pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {

@@ -1,4 +1,4 @@
-//! A backend that says what its prompt asks it to say, one byte per token.
+//! A backend that says what its prompt tells it to say, one byte per token.
 //!
 //! | the prompt contains | the answer |
 //! | --- | --- |
@@ -6,8 +6,8 @@
 //! | `forever` | `a` without end |
 //! | neither | the end token |
 //!
-//! Its KV state is the tokens themselves, kept by page and slot, and it knows of a sequence only what stands there.
-//! So an answer is right only if engine and cache gave it the right pages.
+//! Its KV state is the tokens themselves, stored by page and slot, and it knows a sequence only from there. So an
+//! answer is right only if engine and cache passed the right pages.
 
 use foreword_engine::TokenId;
 use foreword_engine::backend::{Backend, BackendError, BackendShape, Output, PageId, Step};
@@ -33,7 +33,7 @@ pub(crate) const TEMPLATE: &str = "\
 {{- raise_exception('unknown role ' ~ message.role) }}\
 {%- endif %}<|user|>{{ message.content }}{% endfor %}<|assistant|>";
 
-/// A backend whose answer is written in its prompt, as the table above says.
+/// A backend whose answer is in its prompt, by the table above.
 pub(crate) struct Parrot {
     slots: Vec<TokenId>,
     steps: Steps,
@@ -106,7 +106,7 @@ impl Backend for Parrot {
     }
 }
 
-/// Not a token: asks for a device that fails.
+/// Not a token: makes the device fail.
 const BROKEN: TokenId = TokenId::MAX;
 
 fn next(history: &[TokenId]) -> TokenId {
@@ -116,7 +116,7 @@ fn next(history: &[TokenId]) -> TokenId {
             .windows(text.len())
             .rposition(|window| window == text)
     };
-    // What is already said begins behind the assistant's mark or, in a raw prompt, behind the order itself.
+    // The answer so far begins after the assistant's mark or, in a raw prompt, after the order itself.
     let (prompt, said) = match history.iter().rposition(|token| *token == ASSISTANT) {
         Some(mark) => (&history[..mark], history.len() - mark - 1),
         None => (history, 0),
@@ -138,13 +138,13 @@ fn next(history: &[TokenId]) -> TokenId {
     }
 }
 
-/// Lets a test hold the backend, since each step takes a permit, and counts the tokens that it computes.
+/// Each step takes a permit, so that a test can hold the backend. Also counts the computed tokens.
 #[derive(Clone)]
 pub(crate) struct Steps(Arc<(Mutex<Permits>, Condvar)>);
 
 #[derive(Default)]
 struct Permits {
-    /// Steps that may still be computed; `None` is any number.
+    /// Steps that may still be computed; `None` for any number.
     left: Option<u32>,
     computed_tokens: u64,
 }
@@ -154,18 +154,18 @@ impl Steps {
         Self(Arc::default())
     }
 
-    /// From now on only `permits` steps are computed.
+    /// Lets only `permits` more steps be computed.
     pub(crate) fn hold(&self, permits: u32) {
         self.0.0.lock().unwrap().left = Some(permits);
     }
 
-    /// As many steps as there are.
+    /// Lets any number of steps be computed.
     pub(crate) fn release(&self) {
         self.0.0.lock().unwrap().left = None;
         self.0.1.notify_all();
     }
 
-    /// Tokens computed so far.
+    /// Returns the number of tokens computed so far.
     pub(crate) fn computed_tokens(&self) -> u64 {
         self.0.0.lock().unwrap().computed_tokens
     }
@@ -182,7 +182,7 @@ impl Steps {
     }
 }
 
-/// Writes the files that stand beside a parrot: a byte-level tokenizer, a template, a configuration.
+/// Writes the files of a parrot's checkpoint: a byte-level tokenizer, a template, a configuration.
 pub(crate) fn write_checkpoint(folder: &Path, template: Option<&str>) {
     let write = |name: &str, text: String| {
         std::fs::write(folder.join(name), text).expect("a writable folder");
@@ -228,7 +228,7 @@ pub(crate) fn write_checkpoint(folder: &Path, template: Option<&str>) {
     }
 }
 
-/// GPT-2's printable stand-ins for the 256 bytes, in the bytes' order.
+/// Returns GPT-2's printable characters for the 256 bytes, in order.
 fn byte_alphabet() -> Vec<char> {
     let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let mut others = 0x100..;

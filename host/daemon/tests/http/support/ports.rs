@@ -1,15 +1,15 @@
-//! The ports that `SECURITY.md` says a program listens on, and those on which a process does.
+//! The ports of a program in `SECURITY.md`, and those on which a process listens.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// An option that opens a port, and its default address; `None`: the port is closed unless it is asked for.
+/// An option that opens a port, and its default address; `None` if the port is closed by default.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Port {
     pub(crate) option: String,
     pub(crate) default: Option<SocketAddr>,
 }
 
-/// Returns the rows of the table whose option is one of `foreword PROGRAM`.
+/// Returns the table's rows for the options of `foreword PROGRAM`.
 pub(crate) fn promised(program: &str) -> Vec<Port> {
     let text = include_str!("../../../../../SECURITY.md");
     let rows = text.lines().filter_map(|line| {
@@ -33,7 +33,7 @@ pub(crate) fn promised(program: &str) -> Vec<Port> {
     rows
 }
 
-/// Returns the options that take an address or endpoint, by a program's help.
+/// Returns the options in a program's help that take an address or endpoint.
 pub(crate) fn options(help: &str) -> Vec<String> {
     let lines = help.lines().map(str::trim);
     let lines = lines.filter_map(|line| line.rsplit_once(' '));
@@ -41,7 +41,7 @@ pub(crate) fn options(help: &str) -> Vec<String> {
     options.map(|(option, _)| option.to_owned()).collect()
 }
 
-/// Returns where a process listens.
+/// Returns the addresses on which a process listens.
 pub(crate) fn listening(process: u32) -> Vec<SocketAddr> {
     let folder = format!("/proc/{process}/fd");
     let files = std::fs::read_dir(folder).expect("its files");
@@ -63,7 +63,7 @@ pub(crate) fn listening(process: u32) -> Vec<SocketAddr> {
     addresses
 }
 
-/// Reads an address as the kernel writes it: words of 32 bits in the machine's order, and a port.
+/// Parses an address in the kernel's format: words of 32 bits in native byte order, and a port.
 fn address(text: &str) -> SocketAddr {
     let (address, port) = text.split_once(':').expect("a port");
     let port = u16::from_str_radix(port, 16).expect("a port");
@@ -81,7 +81,7 @@ fn address(text: &str) -> SocketAddr {
     }
 }
 
-/// Asserts that a process listens on so many ports, all of loopback.
+/// Asserts that a process listens on `ports` ports, all on loopback.
 pub(crate) fn assert_listening(process: u32, ports: usize) {
     let found = listening(process);
     assert_eq!(found.len(), ports, "{found:?}");

@@ -1,4 +1,4 @@
-//! The binary in a process of its own.
+//! Runs the binary in its own process.
 
 use super::until;
 use std::io::{BufRead, BufReader, Read};
@@ -7,14 +7,14 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 
-/// A mode of the binary that listens; killed when dropped.
+/// A listening mode of the binary; killed on drop.
 pub(crate) struct Process {
     child: Child,
     stdout: BufReader<ChildStdout>,
-    /// Reads what it logs, or it would wait when the pipe is full.
+    /// Reads the log, so that the process does not block on a full pipe.
     log: Option<JoinHandle<String>>,
     pub(crate) address: SocketAddr,
-    /// Where its probes, metrics and KV feed are.
+    /// Address of its probes, metrics and KV feed.
     pub(crate) internal: SocketAddr,
 }
 
@@ -28,21 +28,21 @@ impl Process {
         Self::start("serve", Path::new(CHECKPOINT), arguments)
     }
 
-    /// The same, for a user whose cache folder is `cache`.
+    /// Starts `foreword serve` with [`CHECKPOINT`], for a user whose cache folder is `cache`.
     pub(crate) fn serve_with_cache(cache: &Path, arguments: &[&str]) -> Self {
         let mut binary = Command::new(env!("CARGO_BIN_EXE_foreword"));
         binary.env("XDG_CACHE_HOME", cache);
         Self::run(binary, "serve", Path::new(CHECKPOINT), arguments)
     }
 
-    /// Returns when the line on its standard output says that it listens.
+    /// Starts a mode of the binary. Returns when its standard output says that it listens.
     pub(crate) fn start(mode: &str, model: &Path, arguments: &[&str]) -> Self {
         let mut binary = Command::new(env!("CARGO_BIN_EXE_foreword"));
         binary.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
         Self::run(binary, mode, model, arguments)
     }
 
-    /// Serves [`CHECKPOINT`] with so many open files at most.
+    /// Starts `foreword serve` with [`CHECKPOINT`] and at most `files` open files.
     pub(crate) fn serve_with_files(files: u32, arguments: &[&str]) -> Self {
         let mut shell = Command::new("sh");
         let limited = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
@@ -108,7 +108,7 @@ impl Process {
         status.unwrap()
     }
 
-    /// What it wrote after its first two lines, and its log; after its end, once.
+    /// Returns its output after the first two lines, and its log. Call it once, after the process has ended.
     pub(crate) fn output(&mut self) -> (String, String) {
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).unwrap();
