@@ -14,7 +14,7 @@
 //! demo     host + Envoy, the handbook's questions in three orders, figures and a report
 //! corpus   rank the handbook's documents for its questions
 //! fuzz     the fuzz targets under libFuzzer
-//! vllm     reuse in a real vLLM, by order, and the bridge beside it (6.5 GB)
+//! vllm     reuse in a real vLLM, by order, and with the bridge (6.5 GB)
 //! ```
 //!
 //! There is one file per command. A child's output goes to stderr, so that stdout has only results.

@@ -1,5 +1,5 @@
 //! Foreword's filter behind Envoy's external-processing protocol (`envoy.service.ext_proc.v3`): a third shell around
-//! [`foreword_filter`], beside the Wasm module and the dynamic module.
+//! [`foreword_filter`], next to the Wasm module and the dynamic module.
 //!
 //! ```text
 //!   gateway 1: worker, worker, …  ┐                      ┌─ ProcessingStream ─ Exchange ┐

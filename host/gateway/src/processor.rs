@@ -1,8 +1,8 @@
 //! The state shared by all streams: the plugin and its reload, the endpoint pool, and the limits.
 //!
 //! ```text
-//!   file ──▶ load ──▶ accepted ─▶ the plugin of streams that begin from now on; those under way keep theirs
-//!                └──▶ refused ──▶ a line in the log, a count; the old plugin goes on
+//!   file ──▶ load ──▶ accepted ─▶ new streams use the new plugin; open ones keep theirs
+//!                └──▶ refused ──▶ a line in the log, a count; the old plugin stays in use
 //! ```
 //!
 //! A new plugin reads the old one's knowledge from the shared data, as in every shell.

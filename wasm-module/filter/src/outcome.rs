@@ -35,7 +35,7 @@ pub enum RequestOutcome {
     DryRun {
         /// The changes that would have been made.
         report: Report,
-        /// The match of the client's order.
+        /// The report for the client's order, for comparison.
         as_sent: Report,
     },
     /// The original body was forwarded, for the reason given in kebab case.

@@ -24,7 +24,7 @@ include!("../../../host/engine/kernels/sources.rs");
 /// The kernels' folder, relative to the repository's root.
 const FOLDER: &str = "host/engine/kernels";
 
-/// The tracked table.
+/// The table of resources, which git tracks.
 const TABLE: &str = "resources.txt";
 
 /// Options of `cargo xtask kernels`.

@@ -6,7 +6,7 @@
 //!   request body ────▶   ◀─ body, new headers and new body        (each piece is kept)
 //!   its last piece ──▶                                             ◀─ headers with all changes, then the body in pieces
 //!   response headers ▶   ◀─ headers with the report                ◀─ the same
-//!   response pieces ─▶   ◀─ each one as it came                    ◀─ each one as it came
+//!   response pieces ─▶   ◀─ each one unchanged                     ◀─ each one unchanged
 //!   the last of them ▶   ◀─ and dynamic metadata for access logs   ◀─ and dynamic metadata for access logs
 //! ```
 //!

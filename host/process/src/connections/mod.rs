@@ -1,14 +1,14 @@
 //! Serves a listener's connections with hyper, with limits on their number, time, speed and memory.
 //!
 //! ```text
-//!   accept ──▶ book: is there a place? ──▶ task: hyper's HTTP/1 connection, and beside it a clock
+//!   accept ──▶ book: is there a place? ──▶ task: hyper's HTTP/1 connection, and a clock
 //!     │ EMFILE: log, pause                  head ──▶ busy ──▶ idle ──▶ head …
 //!     │                                       └ arriving ┘ while a body is read
 //!     └── no place: the connection goes that waits longest for a head, then the longest idle one, then the one whose
 //!         body has been arriving longest. One that is being answered never goes for another.
 //! ```
 //!
-//! A client that holds idle places so takes them only from such clients. Hyper's own time-out for heads also runs
+//! So clients that hold places without using them take them only from each other. Hyper's own time-out for heads also runs
 //! between two requests, so one value would serve for both; a place's clock distinguishes them. It also ends
 //! connections whose client does not read the response.
 

@@ -238,7 +238,7 @@ fn table(file: &[u8]) -> Result<Vec<(u32, Range<usize>)>, Fault> {
     Ok(table)
 }
 
-/// Writes a file of these parts beside `path`, syncs it to disk and renames it to `path`, replacing any file there.
+/// Writes a file of these parts next to `path`, syncs it to disk and renames it to `path`, replacing any file there.
 ///
 /// # Errors
 /// Returns [`FileError::Io`] when it cannot be written; the previous file at `path` is then still there.

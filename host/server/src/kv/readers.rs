@@ -69,12 +69,12 @@ impl Access {
         u32::try_from(keys).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Returns the number of places of one key.
+    /// Returns the most concurrent readers with one key.
     fn places(&self) -> u32 {
         (MAX_READERS_IN_ALL / self.pools()).clamp(1, MAX_READERS)
     }
 
-    /// Returns the number of places of all keys.
+    /// Returns the most concurrent readers with all keys.
     pub fn readers(&self) -> u32 {
         self.places().saturating_mul(self.pools())
     }

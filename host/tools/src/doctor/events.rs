@@ -243,7 +243,7 @@ fn covered(prompt: &[u64], stored: &[Stored]) -> u64 {
     is_held.into_iter().filter(|is_held| *is_held).count() as u64
 }
 
-/// Whether events arrive; `caching`: how the check of that name ended.
+/// Checks that events arrive. `caching` is the status of the check `caching`.
 pub(super) fn arrive(heard: &Result<Heard, Silence>, caching: Status) -> Outcome {
     match heard {
         Err(Silence::NotAsked(came)) => Outcome::skipped(came, PUBLISH),

@@ -140,7 +140,7 @@ impl Survey {
     }
 }
 
-/// Whether the second time finds the first.
+/// Checks that a prompt sent twice is found in the cache the second time.
 pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Outcome {
     if let Some((route, warm)) = survey.reusing() {
         let (name, cached) = (route.api.name, warm.shown());

@@ -31,7 +31,7 @@ pub struct Layout {
     pub mode: Mode,
     /// Hash of everything that keeps prompts from sharing: model, salt, realm.
     pub(super) scope: u64,
-    /// The client's `prompt_cache_key`, if it has one.
+    /// Whether the client sent a `prompt_cache_key`.
     pub(super) has_key: bool,
     /// Texts that are split into pieces.
     pub(super) texts: Vec<SplitText>,

@@ -221,7 +221,7 @@ impl Ledger {
         }
     }
 
-    /// Counts visits that have passed an age without a hit.
+    /// For each age, counts the visits that have reached its end without a hit.
     fn grow_older(&mut self, rules: &CacheRules, now_ms: u64) {
         for age in 0..AGES {
             let end = ends_at(age, rules);

@@ -35,7 +35,7 @@ struct Template {
 /// The text between two stable units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Slot {
-    /// Hash of the slot's first value; 0 if it has had none.
+    /// Hash of the first text seen between the two units; 0 if there was none.
     first: u64,
     /// Whether the slot has had another value.
     is_volatile: bool,

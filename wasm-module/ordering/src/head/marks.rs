@@ -191,7 +191,7 @@ impl Stream {
     }
 }
 
-/// The constant added for hidden words.
+/// Value that replaces the hash of a volatile word.
 const HIDDEN: u64 = 0x5851_f42d_4c95_7f2d;
 
 /// Returns whether the text between two words may join them into one value: `Tue, Jun 16`, `12:03 / 13:04`.

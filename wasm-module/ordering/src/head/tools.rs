@@ -421,9 +421,9 @@ impl Layout {
 enum Context {
     /// Keywords of JSON schema, or of a tool.
     Schema,
-    /// Names of schemas.
+    /// Names of schemas, such as the keys of `properties`.
     Names,
-    /// Names of set-like arrays.
+    /// Names whose values are set-like arrays.
     Sets,
 }
 

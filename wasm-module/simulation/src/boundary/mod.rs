@@ -1,8 +1,8 @@
 //! Computes a log's cost with caches that match only up to marked boundaries, by who sets the markers.
 //!
 //! ```text
-//!   logged body ──┬─ as it came ───────────▶ layout ── no markers / the client's / automatic / fixed ─▶ a cache each
-//!                 ├─ as it came, our markers ▶ layout ───────────────────────────────────────────────▶ cache
+//!   logged body ──┬─ original ───────────────▶ layout ── no markers / the client's / automatic / fixed ─▶ a cache each
+//!                 ├─ original, our markers ──▶ layout ───────────────────────────────────────────────▶ cache
 //!                 └─ our order, our markers ─▶ layout ───────────────────────────────────────────────▶ cache
 //! ```
 //!

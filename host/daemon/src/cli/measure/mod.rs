@@ -5,7 +5,7 @@
 //!   orders       RAGCache++'s workload under every arm: time to the first token, tokens saved, cost of ordering
 //!   sweeps       the same under a few arms: overlap, requests at once, k, KV pool, kinds of traces
 //!   throughput   answers of 50 tokens, one after another and eight at once
-//!   pipelining   retrieval beside the system prompt's prefill
+//!   pipelining   retrieval during the system prompt's prefill
 //! ```
 //!
 //! Each part is a module. All except the first use the whole engine: cache, scheduler and backend. The command prints a

@@ -49,7 +49,7 @@ pub(crate) struct SentContexts {
 }
 
 impl SentContexts {
-    /// Returns whether a chat that continues with `next` may take this text.
+    /// Returns whether this message may be restored in a chat that continues with `next`.
     pub(crate) fn continues(&self, next: Chain) -> bool {
         self.next.contains(&next) || self.open > 0 && !self.is_contested
     }
