@@ -22,15 +22,14 @@ pub(crate) struct Clusters {
     client: Client<HttpConnector, Full<Bytes>>,
 }
 
-/// A call that is yet to be made.
+/// A call that has not been made yet.
 pub(crate) struct Call {
     pub(crate) id: u64,
     request: Request<Full<Bytes>>,
     limit: Duration,
 }
 
-/// The result of a call, as the filter takes it: the status, unless there was no response, and the body, unless it is
-/// longer than the limit.
+/// The result of a call. `status` is absent if there was no response; `body` is absent if it exceeds the limit.
 pub(crate) struct Answer {
     pub(crate) id: u64,
     pub(crate) status: Option<u16>,
@@ -38,7 +37,7 @@ pub(crate) struct Answer {
 }
 
 impl Clusters {
-    /// Returns clusters by name, each with its `host:port`. Connections are made when they are needed.
+    /// Returns the clusters at these addresses (`host:port`, by name). Connections are opened on first use.
     pub(crate) fn new(addresses: BTreeMap<String, String>) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
@@ -49,8 +48,8 @@ impl Clusters {
         Self { addresses, client }
     }
 
-    /// Returns the call, ready to be [made](Clusters::make). Fails if there is no such cluster, or if the headers
-    /// cannot be written.
+    /// Returns the call, ready to be [made](Clusters::make). Fails if the cluster is unknown or the headers are
+    /// invalid.
     pub(crate) fn prepare(
         &self,
         id: u64,
@@ -89,8 +88,8 @@ impl Clusters {
         })
     }
 
-    /// Reads a page of an endpoint, at most `max_bytes` of it, within `limit`; `None`: there was no response, or another
-    /// status than 200, or more.
+    /// Fetches a page of an endpoint within `limit`; `None` if there is no response, a status other than 200, or a body
+    /// of more than `max_bytes`.
     pub(crate) fn page(
         &self,
         address: SocketAddr,
@@ -117,7 +116,8 @@ impl Clusters {
         }
     }
 
-    /// Makes a call and waits for its response, within the call's time. At most `max_bytes` of its body are kept.
+    /// Makes a call and waits for its response, within the call's time limit. A body of more than `max_bytes` is
+    /// dropped.
     pub(crate) fn make(
         &self,
         call: Call,
@@ -129,7 +129,7 @@ impl Clusters {
             let answer = tokio::time::timeout(limit, async {
                 let response = response.await.ok()?;
                 let status = response.status().as_u16();
-                // A body that breaks off is no response; one that is too long has a status.
+                // A body that breaks off counts as no response; one that is too long keeps its status.
                 let body = match Limited::new(response.into_body(), max_bytes)
                     .collect()
                     .await
@@ -143,7 +143,7 @@ impl Clusters {
             let (status, body) = match answer.await {
                 Ok(Some((status, body))) => (Some(status), body),
                 Ok(None) => (None, Some(Bytes::new())),
-                // As Envoy says it.
+                // Envoy reports a time-out in this way.
                 Err(_) => (Some(504), Some(Bytes::new())),
             };
             Answer { id, status, body }
@@ -164,7 +164,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
-    /// Answers one connection with these bytes, and returns what it was asked.
+    /// Serves `bytes` on one connection; the task returns the request.
     async fn answer(bytes: &'static str) -> (Clusters, tokio::task::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

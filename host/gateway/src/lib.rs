@@ -20,12 +20,12 @@
 //!
 //! With a [`pool`], the same service is an endpoint picker of the Gateway API's inference extension.
 //!
-//! It decides nothing about requests: decisions are the filter's and the core's. All gateways' requests meet in one
-//! [`Plugin`](foreword_filter::Plugin), whose knowledge is behind a mutex for the microseconds that an order takes;
-//! parsing, rendering of refusals and the protocol itself run beside it, on all cores.
+//! This crate decides nothing about requests: the filter and the core do. All gateways share one
+//! [`Plugin`](foreword_filter::Plugin). Its mutex is held for the microseconds that an ordering takes; parsing,
+//! rendering of refusals and the protocol run concurrently on all cores.
 //!
-//! It works wherever ext_proc does, and several gateways order as one. It costs round trips, and Envoy's messages take
-//! a minute to build, so it is a binary of its own.
+//! It works wherever ext_proc does, and several gateways share their knowledge. It costs round trips. Envoy's messages
+//! take a minute to compile, so it is a separate binary.
 
 #![forbid(unsafe_code)]
 

@@ -161,7 +161,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Serves until a signal. Returns whether all streams have ended by themselves.
+/// Serves until a signal. Returns whether all streams ended before the grace period did.
 async fn run(arguments: Arguments) -> anyhow::Result<bool> {
     let bounds = Bounds {
         streams: arguments.max_streams as usize,

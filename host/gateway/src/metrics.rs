@@ -22,31 +22,31 @@ pub struct Metrics {
     filter: RwLock<FilterMetrics>,
     /// Connections of the internal listener.
     pub(crate) connections: Counts,
-    /// Streams that are open.
+    /// Open streams.
     pub(crate) open_streams: Gauge,
-    /// Streams that were accepted.
+    /// Streams accepted.
     pub(crate) streams: Counter,
-    /// Streams that were not accepted, because too many were open.
+    /// Streams refused because too many were open.
     pub(crate) refused_streams: Counter,
-    /// Streams that ended with an error, whether the gateway's or the processor's.
+    /// Streams that ended with an error, of the gateway or the processor.
     pub(crate) failed_streams: Counter,
-    /// Bytes of requests' bodies that are held.
+    /// Bytes of request bodies in memory.
     pub(crate) held_bytes: Gauge,
-    /// Configurations that were loaded in the place of another.
+    /// Configurations that replaced another.
     pub(crate) reloads: Counter,
-    /// Configurations that were refused.
+    /// Configurations refused.
     pub(crate) refused_configurations: Counter,
-    /// Endpoints that are in the pool.
+    /// Endpoints in the pool.
     pub(crate) endpoints: Gauge,
-    /// Times at which the pool's endpoints became others.
+    /// Changes to the set of endpoints.
     pub(crate) endpoint_changes: Counter,
-    /// Lists of endpoints that could not be read, while the old ones stay.
+    /// Lists of endpoints that could not be read; the previous list stays in use.
     pub(crate) refused_endpoint_lists: Counter,
-    /// Scrapes of endpoints' metrics that told nothing.
+    /// Scrapes of endpoints' metrics that yielded no load.
     pub(crate) failed_scrapes: Counter,
-    /// Requests that no endpoint of the pool could take.
+    /// Requests refused because no endpoint of the pool was eligible.
     pub(crate) no_endpoint: Counter,
-    /// Requests that were shed.
+    /// Requests shed because all endpoints were saturated.
     pub(crate) shed: Counter,
 }
 
@@ -64,7 +64,7 @@ enum FilterMetric {
 }
 
 impl Metrics {
-    /// Returns the processor's own metrics, and none of the filter's yet.
+    /// Returns the processor's own metrics. The filter defines its metrics later.
     pub(crate) fn new() -> Self {
         let mut registry = Registry::default();
         let counter = |registry: &mut Registry, name: &str, help: &str| {
@@ -137,19 +137,19 @@ impl Metrics {
         }
     }
 
-    /// Returns the counter of that name, which is defined if it is new. `None` if the name is a histogram's.
+    /// Returns the counter of that name, defining it if it is new. `None` if the name is a histogram's.
     pub(crate) fn counter(&self, name: &str) -> Option<MetricId> {
         self.define(name, || FilterMetric::Counter(Counter::default()))
     }
 
-    /// Returns the histogram of that name, which is defined if it is new. `None` if the name is a counter's.
+    /// Returns the histogram of that name, defining it if it is new. `None` if the name is a counter's.
     pub(crate) fn histogram(&self, name: &str) -> Option<MetricId> {
         self.define(name, || {
             FilterMetric::Histogram(Histogram::new(buckets(name).iter().copied()))
         })
     }
 
-    /// Returns the metric of that name, unless it is of another kind than the one that `new` makes.
+    /// Returns the metric of that name, defining it with `new` if it is new. `None` if it has another kind.
     fn define(&self, name: &str, new: impl FnOnce() -> FilterMetric) -> Option<MetricId> {
         let mut filter = self.filter.write();
         let metric = new();
@@ -220,7 +220,7 @@ fn help(name: &str) -> String {
     format!("The filter's {}", words.replace('_', " "))
 }
 
-/// Returns a histogram's buckets, as `gateway-config/envoy/envoy.yaml` gives them to Envoy.
+/// Returns a histogram's buckets, the same as in `gateway-config/envoy/envoy.yaml`.
 fn buckets(name: &str) -> &'static [f64] {
     if name.ends_with("_microseconds") {
         &[

@@ -1,11 +1,11 @@
-//! What all streams of a process share: the plugin, its reload, and the bounds.
+//! The state shared by all streams: the plugin and its reload, the endpoint pool, and the limits.
 //!
 //! ```text
 //!   file ──▶ load ──▶ accepted ─▶ the plugin of streams that begin from now on; those under way keep theirs
 //!                └──▶ refused ──▶ a line in the log, a count; the old plugin goes on
 //! ```
 //!
-//! A new plugin learns from the shared data what the old one knew, as in every shell.
+//! A new plugin reads the old one's knowledge from the shared data, as in every shell.
 
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,14 +28,14 @@ use crate::pool::source::Source;
 use crate::pool::{Endpoint, Pool, scrape};
 use crate::proxy::{PluginCalls, Proxy, Scope};
 
-/// The bounds of a process.
+/// The limits of a process.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Most streams at once; each is a request that some gateway has under way.
+    /// Most open streams; each is a request in flight at a gateway.
     pub streams: usize,
-    /// Most bytes of requests' bodies that all streams hold together.
+    /// Most bytes of request bodies that all streams together keep in memory.
     pub held_bytes: usize,
-    /// Most bytes of one message of the protocol: a whole body where the gateway buffers.
+    /// Most bytes of one protocol message, which is a whole body if the gateway buffers.
     pub message_bytes: usize,
 }
 
@@ -49,23 +49,23 @@ impl Default for Bounds {
     }
 }
 
-/// Returns what a plugin asks for a tick with.
+/// Returns the function by which a plugin requests a tick.
 fn waker(woken: &Arc<Notify>) -> impl Fn() + Send + Sync + use<> {
     let woken = Arc::clone(woken);
     move || woken.notify_one()
 }
 
-/// What all streams of a process share.
+/// The state shared by all streams of a process.
 pub struct Processor {
     plugin: RwLock<Arc<Plugin>>,
-    /// Whether a plugin has asked for a tick.
+    /// Signalled when a plugin requests a tick.
     woken: Arc<Notify>,
-    /// The path of the file that holds the filter's configuration.
+    /// Path of the filter's configuration.
     file: PathBuf,
     pub(crate) shared_data: SharedData,
     pub(crate) metrics: Metrics,
     pub(crate) clusters: Clusters,
-    /// The endpoints that requests may go to; `None`: the process picks none.
+    /// The endpoint pool; `None` if this process picks no endpoints.
     pub(crate) pool: Option<Pool>,
     pub(crate) bounds: Bounds,
     places: Arc<Semaphore>,
@@ -73,11 +73,11 @@ pub struct Processor {
 }
 
 impl Processor {
-    /// Loads the configuration in `file`: the JSON that the filter takes in every shell. `clusters` has the address of
-    /// each cluster that it may call. With a `pool`, every request gets one of its endpoints.
+    /// Loads the configuration in `file`, the JSON that the filter accepts in every shell. `clusters` has the addresses
+    /// of the clusters that it may call. With a `pool`, every request is sent to one of its endpoints.
     ///
     /// # Errors
-    /// Fails when the file cannot be read or the filter refuses it; the error has the filter's own words.
+    /// Fails when the file cannot be read, or with the filter's error when the filter refuses it.
     pub fn load(
         file: &Path,
         clusters: BTreeMap<String, String>,
@@ -114,10 +114,10 @@ impl Processor {
         }))
     }
 
-    /// Loads the configuration's file again.
+    /// Reloads the configuration file.
     ///
     /// # Errors
-    /// Fails as [`Processor::load`] does; then the old configuration stays.
+    /// Fails like [`Processor::load`]; the old configuration then stays in use.
     pub fn reload(&self) -> anyhow::Result<()> {
         let calls = PluginCalls::default();
         let loaded = read(&self.file).and_then(|configuration| {
@@ -139,14 +139,14 @@ impl Processor {
         }
     }
 
-    /// Returns the plugin for a stream that begins now.
+    /// Returns the plugin for a new stream.
     pub(crate) fn plugin(&self) -> Arc<Plugin> {
         let plugin = self.plugin.read();
         Arc::clone(&plugin)
     }
 
-    /// Reloads the configuration whenever its file has changed, or `asked` (SIGHUP) comes; runs until it is dropped. The
-    /// bytes are compared, so a file that is moved into place and a Kubernetes volume are noticed alike.
+    /// Reloads the configuration when the file's bytes change or `asked` (SIGHUP) arrives; runs until it is dropped.
+    /// Because bytes are compared, both a renamed file and a Kubernetes volume are noticed.
     pub async fn watch(self: Arc<Self>, mut asked: Signal) {
         let mut seen = read(&self.file).ok();
         let mut clock = tokio::time::interval(LOOK);
@@ -157,7 +157,7 @@ impl Processor {
                 _ = asked.recv() => true,
             };
             let now = read(&self.file).ok();
-            // A file that is gone, or half written, is looked at again.
+            // A file that is missing or half written is read again later.
             if !is_asked && (now.is_none() || now == seen) {
                 continue;
             }
@@ -171,10 +171,10 @@ impl Processor {
         }
     }
 
-    /// Has the plugin tick, and makes its calls to engines' feeds; runs until it is dropped.
+    /// Runs the plugin's ticks and its calls to engines' feeds; runs until it is dropped.
     pub async fn tick(self: Arc<Self>) {
         let calls = PluginCalls::default();
-        // A response belongs to the plugin that asked, though another one may have taken its place.
+        // A response belongs to the plugin that made the call, even if a reload has replaced it.
         let mut under_way: JoinSet<(Arc<Plugin>, Answer)> = JoinSet::new();
         let mut next = tokio::time::Instant::now();
         loop {
@@ -209,10 +209,10 @@ impl Processor {
         }
     }
 
-    /// Looks at the pool's source for the first time, if there is a pool.
+    /// Reads the pool's source for the first time, if there is a pool.
     ///
     /// # Errors
-    /// Fails when the source is a file that cannot be read. A name that cannot be resolved yet is looked up again later.
+    /// Fails when the source is a file that cannot be read. A name that cannot be resolved yet is retried later.
     pub async fn find_endpoints(&self) -> anyhow::Result<()> {
         let Some(pool) = &self.pool else {
             return Ok(());
@@ -232,8 +232,8 @@ impl Processor {
         }
     }
 
-    /// Follows the pool's source, if there is a pool; runs until it is dropped. A source that cannot be read leaves the
-    /// endpoints as they are, with a line in the log when that begins.
+    /// Polls the pool's source, if there is a pool; runs until it is dropped. A source that cannot be read leaves the
+    /// endpoints unchanged; its error is logged once.
     pub async fn follow_endpoints(self: Arc<Self>) {
         let Some(pool) = &self.pool else { return };
         let source = &pool.options().source;
@@ -291,8 +291,8 @@ impl Processor {
         tracing::info!(endpoints = count, joined, left, "endpoints changed");
     }
 
-    /// Scrapes the load of the pool's endpoints, if there are any; runs until it is dropped. An endpoint that has not
-    /// answered yet is not asked again.
+    /// Scrapes the load of the pool's endpoints, if there are any; runs until it is dropped. An endpoint whose scrape
+    /// is in flight is skipped.
     pub async fn scrape(self: Arc<Self>) {
         let Some(pool) = &self.pool else { return };
         let Some(path) = &pool.options().metrics_path else {
@@ -328,7 +328,7 @@ impl Processor {
                             }
                         }
                     }
-                    // Whose it was is not known: all may be asked again.
+                    // The endpoint is unknown after a panic, so all may be scraped again.
                     Err(_) => asked.clear(),
                 }
             }
@@ -346,12 +346,12 @@ impl Processor {
         }
     }
 
-    /// Takes a stream's place; `None`: all are taken.
+    /// Admits a stream; `None` if the limit is reached.
     pub(crate) fn admit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.places).try_acquire_owned().ok()
     }
 
-    /// Counts bytes that a stream holds from now on. Returns `false`, and counts nothing, if they are too many.
+    /// Reserves memory for a body. Returns `false`, and reserves nothing, if the limit would be exceeded.
     pub(crate) fn hold(&self, bytes: usize) -> bool {
         let limit = self.bounds.held_bytes;
         let more = |held: usize| held.checked_add(bytes).filter(|sum| *sum <= limit);
@@ -363,14 +363,14 @@ impl Processor {
         is_held
     }
 
-    /// Counts bytes that a stream no longer holds.
+    /// Releases reserved memory.
     pub(crate) fn release(&self, bytes: usize) {
         self.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
         (self.metrics.held_bytes).dec_by(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 }
 
-/// Catches a panic, which would else end the ticks for ever; the next tick finds everything else as it was.
+/// Catches a panic in `work`, which would otherwise end the ticks for ever.
 fn caught(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }
@@ -379,7 +379,7 @@ fn read(file: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
-/// Time for one scrape.
+/// Time limit of a scrape.
 const SCRAPE: Duration = Duration::from_secs(1);
-/// The interval at which the configuration's file is looked at.
+/// Interval between checks of the configuration file.
 const LOOK: Duration = Duration::from_secs(1);

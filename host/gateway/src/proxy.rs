@@ -1,12 +1,12 @@
-//! The proxy as the filter sees it: [`Host`], for a request by what the gateway has sent of it, and for the plugin.
+//! [`Host`] for the filter: one request's state from the protocol's messages, or the plugin's own scope.
 //!
 //! ```text
 //!   the protocol's messages ─▶ RequestState ─▶ Exchange reads headers, body, attributes
 //!   the protocol's answers  ◀─ RequestState ◀─ Exchange changes headers, replaces the body, responds, logs
 //! ```
 //!
-//! A header that was changed reads as changed, as it does in Envoy. Nothing is sent here: `stream` takes the changes
-//! and writes them into the answer that is due.
+//! A changed header reads as changed, as in Envoy. Nothing is sent here: `stream` writes the changes into the next
+//! answer.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use crate::metrics::Metrics;
 use crate::pool::Pool;
 use crate::pool::subset::{Subset, served};
 
-/// The proxy around one request, or around the plugin.
+/// The filter's host for one request, or for the plugin.
 pub(crate) struct Proxy<'a> {
     pub(crate) shared_data: &'a SharedData,
     pub(crate) metrics: &'a Metrics,
@@ -36,7 +36,7 @@ pub(crate) enum Scope<'a> {
     Request(&'a RefCell<RequestState>),
 }
 
-/// The plugin's HTTP calls that are still to be made.
+/// The plugin's HTTP calls that have not been made yet.
 #[derive(Default)]
 pub(crate) struct PluginCalls {
     asked: RefCell<Vec<Call>>,
@@ -49,47 +49,47 @@ impl PluginCalls {
     }
 }
 
-/// What is known of a request and its response, and what the filter wants of them.
+/// A request, its response, and the changes that the filter has asked for.
 #[derive(Default)]
 pub(crate) struct RequestState {
     pub(crate) request: Headers,
     pub(crate) response: Headers,
-    /// What has arrived of the request's body.
+    /// The part of the request's body that has arrived.
     pub(crate) body: Vec<u8>,
-    /// What takes the body's place.
+    /// The body to forward instead; `None` for the original body.
     pub(crate) new_body: Option<Vec<u8>>,
     /// The current chunk of the response's body.
     pub(crate) chunk: Vec<u8>,
-    /// The filter's own response.
+    /// The filter's own response, if it refuses the request.
     pub(crate) reply: Option<Reply>,
-    /// Whether the filter has let go a request that it had held.
+    /// Whether the filter has resumed a request that it had paused.
     pub(crate) resumed: bool,
-    /// Fields for access logs that were not sent yet.
+    /// Access-log fields not sent yet.
     pub(crate) log_fields: Vec<(String, String)>,
-    /// Attributes of the request, by the filter that they were sent for.
+    /// The request's attributes, by the filter for which they were sent.
     pub(crate) attributes: Vec<Struct>,
-    /// Dynamic metadata by its namespace.
+    /// Dynamic metadata, by namespace.
     pub(crate) metadata: BTreeMap<String, Struct>,
-    /// The endpoints that the gateway lets the picker choose from; `None`: all.
+    /// The endpoints that the gateway allows; `None` for all.
     pub(crate) subset: Option<Subset>,
-    /// Calls that were asked for and not made yet.
+    /// Calls requested by the filter and not made yet.
     pub(crate) asked: Vec<Call>,
     calls: u64,
     logged: bool,
 }
 
-/// A response of the filter's own.
+/// The filter's own response to a request.
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Vec<u8>,
 }
 
-/// Headers as they came, with what was changed since the last answer.
+/// Headers, with the changes since the last answer.
 #[derive(Default)]
 pub(crate) struct Headers {
     fields: Vec<(String, Vec<u8>)>,
-    /// The new value by name; `None`: the header is removed.
+    /// The new value by name; `None` removes the header.
     changes: BTreeMap<String, Option<String>>,
 }
 
@@ -124,14 +124,14 @@ impl Headers {
         self.changes.insert(name.to_owned(), None);
     }
 
-    /// Returns what was changed since the last time: names with their new values, or none where they are removed.
+    /// Takes the changes since the last call: the new value by name, `None` for a removed header.
     pub(crate) fn take_changes(&mut self) -> BTreeMap<String, Option<String>> {
         std::mem::take(&mut self.changes)
     }
 }
 
 impl<'a> Proxy<'a> {
-    /// Returns the request's state. Nothing is called while it is borrowed.
+    /// Borrows the request's state. The caller must not call the filter while it is borrowed.
     fn state(&self, call: &'static str) -> Result<std::cell::RefMut<'_, RequestState>, HostError> {
         match &self.scope {
             Scope::Request(state) => state.try_borrow_mut().map_err(|_| refused(call, NESTED)),
@@ -184,7 +184,7 @@ impl Host for Proxy<'_> {
     }
 
     fn replace_request_body(&self, _size: usize, body: &[u8]) -> Result<(), HostError> {
-        // The filter always replaces the whole.
+        // The filter always replaces the whole body.
         self.state("replace_request_body")?.new_body = Some(body.to_vec());
         Ok(())
     }
@@ -230,9 +230,9 @@ impl Host for Proxy<'_> {
         Ok(self.shared_data.set(key, value, unchanged_since))
     }
 
-    /// Returns an attribute that the gateway sends (`request_attributes`, `response_attributes`), or dynamic metadata
-    /// that it forwards (`metadata_options.forwarding_namespaces`). Only texts can be read. To a picker, a gateway says in
-    /// metadata of the protocol's own name which endpoint has answered.
+    /// Returns a text attribute that the gateway sends (`request_attributes`, `response_attributes`), or text in
+    /// dynamic metadata that it forwards (`metadata_options.forwarding_namespaces`). For an endpoint picker, the
+    /// endpoint that answered is in the protocol's own metadata namespace.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>, HostError> {
         const CALL: &str = "property";
         if matches!(self.scope, Scope::Plugin(_)) {
@@ -356,7 +356,7 @@ impl Host for Proxy<'_> {
     }
 }
 
-/// Returns what stands in a structure at a path of names.
+/// Returns the value at a path of names within a structure.
 fn within<'s>(structure: &'s Struct, path: &[&str]) -> Option<&'s Kind> {
     let (name, rest) = path.split_first()?;
     let kind = structure.fields.get(*name)?.kind.as_ref()?;
@@ -371,13 +371,13 @@ fn refused(call: &'static str, status: u32) -> HostError {
     HostError { call, status }
 }
 
-/// Status of a request's call where there is none.
+/// Status of a request call outside a request.
 const NO_REQUEST: u32 = 10;
-/// Status of a plugin's call in a request.
+/// Status of a plugin call within a request.
 const NO_PLUGIN: u32 = 11;
-/// Status of a call within another one.
+/// Status of a nested call.
 const NESTED: u32 = 12;
-/// Status of a property that is no text.
+/// Status of a property that is not text.
 const NO_TEXT: u32 = 13;
-/// Status of a metric that is unknown, or of another kind.
+/// Status of a metric that is unknown or has another kind.
 const NO_METRIC: u32 = 14;

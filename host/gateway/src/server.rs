@@ -1,4 +1,4 @@
-//! A process's life: listeners, probes, and the drain.
+//! The server process: listeners, probes, and the drain.
 //!
 //! ```text
 //!   --listen           gRPC: the external-processing service, and the health service      TCP, TLS or a Unix socket
@@ -30,12 +30,12 @@ use crate::pool::Pool;
 use crate::processor::Processor;
 use crate::service::Service;
 
-/// Where a process listens.
+/// The address that a process listens on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// A TCP port; port 0 picks a free one.
+    /// A TCP address; port 0 picks a free port.
     Tcp(SocketAddr),
-    /// A socket in the file system, for gateways on the same machine.
+    /// A Unix socket, for gateways on the same machine.
     Unix(PathBuf),
 }
 
@@ -50,27 +50,27 @@ impl std::fmt::Display for Place {
 
 /// Certificates of a TCP listener, in PEM.
 pub struct Tls {
-    /// The server's chain of certificates.
+    /// The server's certificate chain.
     pub certificate: Vec<u8>,
-    /// The key of its first certificate.
+    /// The private key of its first certificate.
     pub key: Vec<u8>,
-    /// The authority whose certificates gateways must show; `None`: they need none.
+    /// The authority of the gateways' certificates; `None` if they need no certificate.
     pub client_authority: Option<Vec<u8>>,
 }
 
 /// The configuration of a process.
 pub struct Options {
-    /// Where gateways connect to.
+    /// Address for gateways.
     pub listen: Place,
-    /// Certificates; `None`: connections are not encrypted.
+    /// Certificates; `None` for unencrypted connections.
     pub tls: Option<Tls>,
-    /// Address for probes and metrics; `None`: there is none.
+    /// Address for probes and metrics; `None` for no internal listener.
     pub internal: Option<SocketAddr>,
-    /// Time that streams have after a signal to stop.
+    /// Time that open streams have after a stop signal.
     pub grace: Duration,
 }
 
-/// A process that listens.
+/// A process with bound listeners.
 pub struct Server {
     processor: Arc<Processor>,
     incoming: Incoming,
@@ -86,10 +86,10 @@ enum Incoming {
 }
 
 impl Server {
-    /// Binds the listeners; connections are accepted only once the server serves.
+    /// Binds the listeners. Connections are accepted once [`Server::serve`] runs.
     ///
     /// # Errors
-    /// Fails when a place cannot be listened on.
+    /// Fails when an address cannot be bound.
     pub async fn bind(processor: Arc<Processor>, options: Options) -> anyhow::Result<Self> {
         let listening = || format!("cannot listen on {}", options.listen);
         let (incoming, place) = match &options.listen {
@@ -106,7 +106,8 @@ impl Server {
                 if options.tls.is_some() {
                     bail!("a Unix socket has no TLS");
                 }
-                // A process that was killed leaves its socket behind. One that still listens keeps its own.
+                // A killed process leaves its socket behind, which is replaced. A socket that still accepts connections
+                // is not.
                 if tokio::net::UnixStream::connect(path).await.is_ok() {
                     bail!("{} is in use", path.display());
                 }
@@ -136,7 +137,7 @@ impl Server {
         })
     }
 
-    /// Returns where gateways connect to.
+    /// Returns the address for gateways.
     pub fn place(&self) -> &Place {
         &self.place
     }
@@ -146,8 +147,8 @@ impl Server {
         self.internal.as_ref().map(|(_, address)| *address)
     }
 
-    /// Serves until `stop` is over, and then until all streams have ended, at most for the grace. Returns whether all
-    /// have ended.
+    /// Serves until `stop` completes, then until all streams have ended or the grace period is over. Returns whether
+    /// all streams ended by then.
     ///
     /// # Errors
     /// Fails when a certificate cannot be read.
@@ -163,7 +164,7 @@ impl Server {
         let known = self.processor.pool.as_ref().map(Pool::is_known);
         let (health_then, ready_then) = (health.clone(), Arc::clone(&is_ready));
         let becomes_ready = async move {
-            // A picker is ready once it knows its endpoints.
+            // An endpoint picker is ready once its endpoints are known.
             if let Some(mut known) = known
                 && known.wait_for(|known| *known).await.is_err()
             {
@@ -186,7 +187,7 @@ impl Server {
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keepalive_interval(Some(KEEPALIVE))
-            // Clients that leave make gateways reset their streams, perhaps many at once.
+            // Disconnecting clients make gateways reset their streams, possibly many at once.
             .http2_max_pending_accept_reset_streams(Some(bounds.streams));
         if let Some(tls) = self.tls {
             let mut config =
@@ -202,7 +203,7 @@ impl Server {
             .add_service(Service::over(Arc::clone(&self.processor)));
         let (drain, draining) = oneshot::channel::<()>();
         let draining = async move {
-            // An error means that the sender is gone, which also ends the serving.
+            // An error means that the sender was dropped, which also ends serving.
             let _ = draining.await;
         };
         let mut serving = tokio::spawn(async move {
@@ -281,10 +282,10 @@ fn internal(processor: Arc<Processor>, is_ready: Arc<AtomicBool>) -> Router {
         .route("/ready", get(ready))
 }
 
-/// The services that the health service knows, with `liveness`: the whole server, the service itself, and the name by which
-/// the Gateway API's inference extension asks endpoint pickers.
+/// The names that the health service answers for, besides `liveness`: the whole server, the service, and the name that
+/// the Gateway API's inference extension uses for endpoint pickers.
 const READINESS_NAMES: [&str; 3] = ["", SERVICE_NAME, "readiness"];
-/// Bounds of the internal listener's connections: probes and scrapers, which others' connections may not keep away.
+/// Limits of the internal listener's connections, for probes and scrapers, independent of the public listener's.
 const INTERNAL_BOUNDS: Bounds = Bounds {
     connections: 64,
     per_address: 0,
@@ -294,11 +295,11 @@ const INTERNAL_BOUNDS: Bounds = Bounds {
     window: Duration::from_secs(10),
     body_bytes: 0,
 };
-/// Time limit for the handshake of TLS.
+/// Time limit of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Bytes of a stream that may be under way: a body of common size without waiting.
+/// Flow-control window of a stream, in bytes: a typical body fits.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// Bytes of a connection that may be under way; a gateway's worker has one for all its streams.
+/// Flow-control window of a connection, in bytes; each gateway worker has one connection for all its streams.
 const CONNECTION_WINDOW: u32 = 16 << 20;
-/// The interval at which silent connections are checked.
+/// Interval of keepalive pings on idle connections.
 const KEEPALIVE: Duration = Duration::from_secs(30);

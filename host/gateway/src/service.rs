@@ -1,12 +1,12 @@
-//! The gRPC service: admits streams, hands their messages to `stream` in their order, and ends them.
+//! The gRPC service: admits streams, passes their messages to `stream` in order, and ends them.
 //!
-//! Each stream is one future, polled by its connection's task: no channel and no further task stand between a message
-//! and its answer. A gateway that gives a stream up drops it, and with it everything that it held.
+//! Each stream is one future, polled by its connection's task, without a channel or another task between a message and
+//! its answer. When a gateway cancels a stream, its state is dropped.
 //!
 //! | end | the gateway |
 //! | --- | --- |
-//! | OK | goes on without the filter: nothing is left to be done |
-//! | RESOURCE_EXHAUSTED: too many streams or bytes | as for every error: 500, or on as `failure_mode_allow` says |
+//! | OK | forwards without the filter: nothing is left to do |
+//! | RESOURCE_EXHAUSTED: too many streams or bytes | as for every error: 500, or forwards, by `failure_mode_allow` |
 //! | FAILED_PRECONDITION: a mode in which nothing can be ordered | the same |
 //! | OUT_OF_RANGE: a message longer than the bound | the same |
 
@@ -32,7 +32,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Returns the service, with the processor's bound on messages.
+    /// Returns the gRPC service, with the processor's limit on message size.
     pub fn over(processor: Arc<Processor>) -> ExternalProcessorServer<Self> {
         let message_bytes = processor.bounds.message_bytes;
         ExternalProcessorServer::new(Self { processor })
@@ -73,7 +73,7 @@ impl ExternalProcessor for Service {
     }
 }
 
-/// A stream of the protocol, with everything that it waits for.
+/// An open stream and everything that it waits for.
 struct Conversation {
     messages: Streaming<ProcessingRequest>,
     stream: ProcessingStream,
@@ -84,7 +84,7 @@ struct Conversation {
 }
 
 impl Conversation {
-    /// Returns the next answer, or the error that the stream ends with; `None`: it ends without one.
+    /// Returns the next answer or the final error; `None` when the stream ends normally.
     async fn next(&mut self) -> Option<Result<ProcessingResponse, Status>> {
         loop {
             if let Some(answer) = self.stream.next_answer() {
@@ -109,7 +109,7 @@ impl Conversation {
             if let Err(status) = result {
                 self.has_failed = true;
                 self.processor.metrics.failed_streams.inc();
-                // A gateway that cancels is told nothing, and has its reasons.
+                // A gateway that cancelled receives no status.
                 if status.code() != tonic::Code::Cancelled {
                     tracing::warn!(code = ?status.code(), "a stream failed: {}", status.message());
                 }

@@ -1,4 +1,5 @@
-//! The table of ports in `SECURITY.md` names every port that `foreword ext-proc` opens, and where it is by default.
+//! Checks that `SECURITY.md`'s table of ports lists every port that `foreword ext-proc` opens, with its default
+//! address.
 
 #[path = "../../daemon/tests/http/support/ports.rs"]
 mod ports;

@@ -1,4 +1,4 @@
-//! The server from outside, by a gateway's client: listeners, certificates, bounds, health, and the end.
+//! Tests the server through a gateway's client: listeners, certificates, limits, health, and shutdown.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,7 +24,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-/// A server that runs until it is told to stop.
+/// A server that runs until it is stopped.
 struct Running {
     place: Place,
     internal: SocketAddr,
@@ -107,7 +107,7 @@ async fn begin(channel: &Channel) -> Result<Stream, Status> {
     Ok((messages, answers.into_inner()))
 }
 
-/// Opens a stream and has its headers answered.
+/// Opens a stream and receives the answer to its headers.
 async fn served(channel: &Channel) -> Stream {
     let (messages, mut answers) = begin(channel).await.unwrap();
     let answer = answers.message().await.unwrap().unwrap();
@@ -146,7 +146,7 @@ async fn a_message_over_the_bound_ends_its_stream_with_an_error_and_no_other() {
     assert!(answers_a_body(other.message().await.unwrap()));
 }
 
-/// The answer to a request of the internal listener.
+/// The response to a request of the internal listener.
 async fn probed(internal: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(internal).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: probe\r\nconnection: close\r\n\r\n");
@@ -167,7 +167,7 @@ async fn connections_without_a_request_keep_no_probe_away_and_their_number_is_bo
     }
     let answer = probed(running.internal, "/live").await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    // It was closed for another.
+    // It was closed to admit another.
     let mut rest = Vec::new();
     let first = &mut silent[0];
     let closed = first.read_to_end(&mut rest).await;
@@ -194,7 +194,7 @@ async fn streams_beyond_the_bound_are_refused_and_places_come_back() {
         ..Bounds::default()
     };
     let (running, channel) = plain(bounds).await;
-    // Another connection: within one, HTTP/2 itself lets a third stream wait.
+    // Another connection: on the first one, HTTP/2 itself would make a third stream wait.
     let other = connected(format!("http://{}", running.place)).await;
     let first = served(&channel).await;
     let _second = served(&channel).await;
@@ -244,7 +244,7 @@ async fn a_drain_says_so_lets_streams_end_and_ends() {
 async fn a_unix_socket_is_served_and_one_left_behind_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("foreword.sock");
-    // Left behind by a process that was killed.
+    // A socket left behind by a killed process.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let running = start(Place::Unix(path.clone()), None, Bounds::default()).await;
     let channel = connected(format!("unix://{}", path.display())).await;

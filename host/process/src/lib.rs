@@ -1,5 +1,5 @@
-//! What the servers `foreword` and `foreword-gateway` have in common as processes: how they log, which signals stop
-//! them, how they say where they listen, and how they bound their connections.
+//! The process code that the servers `foreword` and `foreword-gateway` share: log, stop signals, announcement of
+//! addresses, and limits on connections.
 
 pub mod connections;
 
@@ -23,11 +23,11 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts the log on standard error, with the level that `FOREWORD_LOG` names (`info` without it). From then on a panic
-/// is logged by its place alone, because its message may quote a request.
+/// Starts the log on standard error, at the level in `FOREWORD_LOG` (default `info`). A panic is logged by its place
+/// only, because its message may quote a request.
 ///
 /// # Errors
-/// Returns an error when `FOREWORD_LOG` is no filter of the log.
+/// Returns an error when `FOREWORD_LOG` is not a valid log filter.
 pub fn start_log(format: LogFormat) -> anyhow::Result<()> {
     let wanted = std::env::var("FOREWORD_LOG").unwrap_or_else(|_| "info".to_owned());
     let log = tracing_subscriber::fmt()
@@ -44,9 +44,8 @@ pub fn start_log(format: LogFormat) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints `listening on PLACE` on standard output and, on a second line, what the internal listener serves and where.
-/// The process that started this one waits for the lines, and gets both at once. A closed output is no reason not to
-/// serve.
+/// Prints `listening on PLACE` on standard output and, on a second line, the internal listener's routes and address.
+/// Both lines are written at once, for the parent process that waits for them. A closed output is ignored.
 pub fn announce(place: &str, internal: Option<(&str, SocketAddr)>) {
     let mut lines = format!("listening on {place}\n");
     if let Some((serves, address)) = internal {
@@ -59,10 +58,10 @@ pub fn announce(place: &str, internal: Option<(&str, SocketAddr)>) {
     }
 }
 
-/// Binds a listener at `address` and returns it with the address that it got. `whom` says in errors whom it is for.
+/// Binds a listener at `address`. Returns it with its actual address. `whom` names its clients in errors.
 ///
 /// # Errors
-/// Returns an error that names `address` and `whom` if the address cannot be bound.
+/// Returns an error that names `address` and `whom` if binding fails.
 pub async fn listen(address: SocketAddr, whom: &str) -> anyhow::Result<(TcpListener, SocketAddr)> {
     let listener = TcpListener::bind(address)
         .await
@@ -74,7 +73,7 @@ pub async fn listen(address: SocketAddr, whom: &str) -> anyhow::Result<(TcpListe
 /// Parses an address to listen on.
 ///
 /// # Errors
-/// Returns the expected form, in words.
+/// Returns a description of the expected form.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     let words =
         "it must be an IP address with a port: 127.0.0.1:8000, or 0.0.0.0:8000 for every interface";
@@ -104,10 +103,10 @@ pub struct StopSignals {
 }
 
 impl StopSignals {
-    /// Starts to listen for them.
+    /// Starts to listen for the signals.
     ///
     /// # Errors
-    /// Returns an error when the system refuses to deliver a signal.
+    /// Returns an error when the system cannot deliver a signal.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,

@@ -1,7 +1,8 @@
-//! Proxy-wasm ABI 0.2.1: its numbers, and how it writes maps and paths. [The specification](https://github.com/proxy-wasm/spec/tree/main/abi-versions/v0.2.1)
-//! names them; where it is silent, Envoy's host (`proxy-wasm-cpp-host`, `src/exports.cc`) decides.
+//! Numbers and encodings of proxy-wasm ABI 0.2.1. They are from [the
+//! specification](https://github.com/proxy-wasm/spec/tree/main/abi-versions/v0.2.1); where it is silent, from Envoy's
+//! host (`proxy-wasm-cpp-host`, `src/exports.cc`).
 
-/// What a host call answers.
+/// Status codes of host calls.
 pub(crate) mod status {
     pub(crate) const OK: i32 = 0;
     pub(crate) const NOT_FOUND: i32 = 1;
@@ -25,7 +26,7 @@ pub(crate) enum MapType {
 }
 
 impl MapType {
-    /// gRPC's metadata (4, 5) is no map of ours.
+    /// Returns the map of this number. gRPC's metadata (4, 5) is not supported.
     pub(crate) fn of(number: i32) -> Option<Self> {
         Some(match number {
             0 => Self::RequestHeaders,
@@ -50,7 +51,8 @@ pub(crate) enum BufferType {
 }
 
 impl BufferType {
-    /// A connection's bytes (2, 3), gRPC's (5) and a foreign function's (8) are no buffers of ours.
+    /// Returns the buffer of this number. A connection's bytes (2, 3), gRPC's (5) and a foreign function's (8) are not
+    /// supported.
     pub(crate) fn of(number: i32) -> Option<Self> {
         Some(match number {
             0 => Self::RequestBody,
@@ -63,10 +65,10 @@ impl BufferType {
     }
 }
 
-/// Names and values of headers, in their order.
+/// Names and values of headers, in order.
 pub type Headers = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Writes a map: the number of pairs, each one's two lengths, then names and values, a 0 byte behind each.
+/// Encodes a map: the number of pairs, the two lengths of each, then names and values, each followed by a 0 byte.
 pub(crate) fn written(map: &Headers) -> Vec<u8> {
     let number = |length: usize| u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
     let mut bytes = Vec::from(number(map.len()));
@@ -83,7 +85,7 @@ pub(crate) fn written(map: &Headers) -> Vec<u8> {
     bytes
 }
 
-/// Reads a map that [`written`] could have written; names in lower case. `None`: it is none. No bytes are no headers.
+/// Decodes a map, with names in lower case. Returns `None` if it is malformed; no bytes are an empty map.
 pub(crate) fn read(bytes: &[u8]) -> Option<Headers> {
     if bytes.is_empty() {
         return Some(Headers::new());
@@ -94,7 +96,7 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Headers> {
     };
     let count = number(0)?;
     let mut at = 4_usize.checked_add(count.checked_mul(8)?)?;
-    // A count that the bytes cannot hold reserves nothing.
+    // A count larger than the bytes allow reserves no memory.
     if at > bytes.len() {
         return None;
     }

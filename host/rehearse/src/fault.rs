@@ -1,48 +1,48 @@
-//! How a module fails: in which callback, and by what. No text of a request is in it: of a panic's message only the place in
-//! the source is told.
+//! Faults of a module: the callback and the cause. They contain no text of a request: of a panic's message, only the
+//! place in the source is kept.
 
 use crate::limits::{Exited, HandedOver, MemoryExceeded};
 use std::fmt;
 use std::time::Duration;
 use wasmtime::Trap;
 
-/// A callback that did not end as it should.
+/// A callback that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The callback's name in the ABI, such as `proxy_on_request_body`.
     pub callback: &'static str,
     /// The kind of the fault.
     pub kind: FaultKind,
-    /// Where the source panicked, if the module said so.
+    /// Place of the panic in the source, if the module logged it.
     pub place: Option<String>,
 }
 
-/// What went wrong in a callback.
+/// Why a callback failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The module trapped: a panic, an access out of bounds, a stack overflow.
+    /// The module trapped, by a panic, an access out of bounds or a stack overflow.
     Trap(String),
-    /// It used all the instructions that a callback has.
+    /// The callback used all its instructions.
     Fuel(u64),
-    /// It took longer than a callback may.
+    /// The callback exceeded its time limit.
     Deadline(Duration),
-    /// It wanted more memory than it may have: so many bytes, of so many.
+    /// The module exceeded its memory limit.
     Memory {
-        /// Bytes that it wanted.
+        /// Bytes requested.
         wanted: u64,
-        /// Bytes that it may have.
+        /// Limit in bytes.
         limit: u64,
     },
-    /// It handed the proxy more bytes than a callback may.
+    /// The callback passed more bytes to the proxy than the limit.
     HandedOver,
-    /// The module ended itself, with this exit code.
+    /// The module exited with this code.
     Exit(i32),
-    /// It holds the request, and nothing is under way that could let it go on.
+    /// The module paused the request, and nothing in flight could resume it.
     Held,
 }
 
 impl FaultKind {
-    /// One word, the same for all faults of a kind.
+    /// Returns the kind's name, one word.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -95,7 +95,7 @@ impl fmt::Display for Fault {
 impl std::error::Error for Fault {}
 
 impl Fault {
-    /// What wasmtime's error says of a callback.
+    /// Returns the fault that wasmtime's error means for a callback.
     pub(crate) fn new(
         callback: &'static str,
         error: &wasmtime::Error,

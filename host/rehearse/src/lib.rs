@@ -1,4 +1,4 @@
-//! A proxy-wasm module as it ships, under wasmtime: what it would do to a log of requests.
+//! Runs a built proxy-wasm module under wasmtime, and shows its effect on a log of requests.
 //!
 //! ```text
 //!   LOG ──▶ run ──▶ Proxy: VMs that share data ──▶ what the engine would get, fuel, calls, memory, faults
@@ -7,12 +7,12 @@
 //!                    Vm ── callbacks ──▶ module.wasm ── host calls ──▶ calls
 //! ```
 //!
-//! Nothing comes from outside: clock and random numbers are fixed, clusters answer by a script, and instructions are counted
-//! instead of time. So two runs agree to the instruction, on any machine, and two builds or configurations can be compared
-//! ([`run::run`] with `--against`).
+//! Nothing comes from outside: clock and random numbers are fixed, cluster responses are scripted, and instructions are
+//! counted instead of time. Two runs agree to the instruction on any machine, so two builds or configurations can be
+//! compared ([`run::run`] with `--against`).
 //!
-//! The host calls are ours, not a crate's: the one there is (`proxy-wasm-host`) needs a newer compiler than this workspace.
-//! They answer as Envoy's do. What Envoy has beside them, routes, retries, several requests at once in a VM, is not played.
+//! The host calls are the project's own: the existing crate (`proxy-wasm-host`) needs a newer compiler than this
+//! workspace. They behave like Envoy's. Routes, retries and concurrent requests in a VM are not simulated.
 
 mod abi;
 mod calls;

@@ -1,16 +1,16 @@
-//! What a module may use: instructions and time in a callback, memory of its own, memory of the proxy's.
+//! A module's limits: instructions and time per callback, its memory, and the bytes that it passes to the proxy.
 
 use std::time::Duration;
 use wasmtime::ResourceLimiter;
 
-/// What a module may use.
+/// A module's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Instructions of one callback. Envoy has no such limit: an endless loop stops its worker for ever.
+    /// Instructions per callback. Envoy has no such limit: an endless loop blocks its worker for ever.
     pub fuel: u64,
-    /// Time of one callback, for a machine on which the instructions take too long.
+    /// Time per callback, for machines that execute the instructions too slowly.
     pub deadline: Duration,
-    /// Bytes of a VM's memory.
+    /// Memory per VM, in bytes.
     pub memory_bytes: u64,
 }
 
@@ -24,20 +24,20 @@ impl Default for Limits {
     }
 }
 
-/// Bytes that one callback may hand to the proxy: it keeps some of them, outside the VM's memory.
+/// Most bytes that one callback may pass to the proxy, which keeps some of them outside the VM's memory.
 pub(crate) const HANDED_OVER: usize = 256 << 20;
 
-/// Watches a VM's memory: that of all its memories together, and of all its tables, since a module may have many.
+/// Limits a VM's memory: all its linear memories together, and the entries of all its tables.
 #[derive(Debug)]
 pub(crate) struct MemoryWatch {
     limit: u64,
     held: u64,
     table_entries: usize,
-    /// The most that it was.
+    /// Largest total so far.
     pub(crate) peak: u64,
 }
 
-/// A module wanted more memory than it may have.
+/// A module exceeded its memory limit.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("it wanted {wanted} bytes of memory, more than the limit of {limit}")]
 pub(crate) struct MemoryExceeded {
@@ -45,7 +45,7 @@ pub(crate) struct MemoryExceeded {
     pub(crate) limit: u64,
 }
 
-/// A callback handed the proxy more than it may.
+/// A callback passed more bytes to the proxy than the limit.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("it handed the proxy more than {HANDED_OVER} bytes")]
 pub(crate) struct HandedOver;
@@ -67,8 +67,8 @@ impl MemoryWatch {
 }
 
 impl ResourceLimiter for MemoryWatch {
-    /// Beyond the limit the callback ends here: were the module only refused, it would trap somewhere else, for a reason
-    /// that says nothing of memory.
+    /// Ends the callback if the limit is exceeded. If growth were only refused, the module would trap elsewhere, for a
+    /// reason that does not mention memory.
     fn memory_growing(
         &mut self,
         current: usize,
@@ -103,5 +103,5 @@ impl ResourceLimiter for MemoryWatch {
     }
 }
 
-/// Functions of a module that can be called by pointer: more than any has.
+/// Most table entries (functions callable by pointer) of a module, more than any has.
 const TABLE_ENTRIES: usize = 1 << 20;

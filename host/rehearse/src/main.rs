@@ -164,7 +164,7 @@ fn options(arguments: Arguments) -> Result<Options, String> {
     })
 }
 
-/// A header; its name may begin with a colon, as `:path` does.
+/// Parses a header; its name may begin with a colon, as in `:path`.
 fn header(text: &str) -> Result<(String, String), String> {
     let start = usize::from(text.starts_with(':'));
     let (name, value) = text

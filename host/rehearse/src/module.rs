@@ -1,4 +1,4 @@
-//! A compiled module, and the clock that ends callbacks which take too long.
+//! A compiled module, and the clock for its callbacks' time limit.
 
 use crate::calls;
 use crate::limits::Limits;
@@ -10,24 +10,24 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use wasmtime::{Config, Engine, InstancePre, Linker};
 
-/// Why a file is no module that can be rehearsed.
+/// Why a module cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
     /// The file cannot be read.
     #[error("cannot read it")]
     Read(#[from] std::io::Error),
-    /// It is no WebAssembly that could run.
+    /// The file is not valid WebAssembly.
     #[error("it is no WebAssembly module: {0}")]
     Wasm(String),
-    /// It speaks another language than the proxy.
+    /// The module is for another ABI than the proxy's.
     #[error(
         "it does not say that it is written for proxy-wasm ABI 0.2.0 or 0.2.1; it says {found}"
     )]
     Abi {
-        /// The ABI that the module names, in words.
+        /// The module's ABI, in words.
         found: String,
     },
-    /// It needs what the proxy has not.
+    /// The module imports what the proxy does not provide.
     #[error("it cannot be linked: {0}")]
     Link(String),
 }
@@ -41,10 +41,10 @@ pub struct Module {
 }
 
 impl Module {
-    /// Compiles the bytes of a `.wasm` file.
+    /// Reads and compiles a `.wasm` file.
     ///
     /// # Errors
-    /// [`ModuleError`].
+    /// Returns a [`ModuleError`].
     pub fn read(file: &Path, limits: Limits) -> Result<Self, ModuleError> {
         Self::compile(&std::fs::read(file)?, limits)
     }
@@ -52,7 +52,7 @@ impl Module {
     /// Compiles a module's bytes.
     ///
     /// # Errors
-    /// [`ModuleError`].
+    /// Returns a [`ModuleError`].
     pub fn compile(bytes: &[u8], limits: Limits) -> Result<Self, ModuleError> {
         let mut config = Config::new();
         config.consume_fuel(true).epoch_interruption(true);
@@ -86,7 +86,7 @@ impl Module {
         })
     }
 
-    /// The deadline of a callback in the ticker's ticks, one more for the tick that has begun.
+    /// Returns a callback's time limit in ticks, one more for the tick in progress.
     pub(crate) fn deadline_ticks(&self) -> u64 {
         let ticks = self.limits.deadline.as_millis().div_ceil(TICK.as_millis());
         u64::try_from(ticks).unwrap_or(u64::MAX).saturating_add(1)
@@ -104,7 +104,7 @@ impl std::fmt::Debug for Module {
 const VERSIONS: [&str; 2] = ["proxy_abi_version_0_2_0", "proxy_abi_version_0_2_1"];
 const TICK: Duration = Duration::from_millis(50);
 
-/// Counts the engine's epochs on a thread of its own, until it is dropped.
+/// A thread that advances the engine's epoch, until it is dropped.
 struct Ticker {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -132,7 +132,7 @@ impl Drop for Ticker {
         self.is_over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It does nothing that could fail.
+            // The thread cannot panic.
             let _ = thread.join();
         }
     }

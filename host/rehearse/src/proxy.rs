@@ -1,5 +1,5 @@
-//! A proxy: VMs that share data, requests played through one after the other in turn, and a clock that moves a little with
-//! each. So the same log gives the same instructions every time, with any number of VMs.
+//! A proxy: VMs that share data. Requests are played one at a time, on each VM in turn, and each advances the clock by
+//! the same interval. So a log needs the same instructions in every run, with any number of VMs.
 
 use crate::abi::Headers;
 use crate::fault::Fault;
@@ -19,15 +19,15 @@ use std::time::Duration;
 pub struct Setup {
     /// The plugin's configuration, byte for byte.
     pub configuration: Vec<u8>,
-    /// What the module finds in its environment.
+    /// Variables of the module's environment.
     pub environment: Vec<(String, String)>,
-    /// What clusters answer to calls; a call of any other cluster fails.
+    /// Responses to cluster calls; a call to any other cluster fails.
     pub answers: BTreeMap<String, CallAnswer>,
-    /// VMs, at least one.
+    /// Number of VMs, at least one.
     pub workers: usize,
     /// Time between two requests.
     pub interval: Duration,
-    /// Holding headers holds the body too, as in Envoy without `allow_on_headers_stop_iteration`.
+    /// Pausing at the headers pauses the body, too, as in Envoy without `allow_on_headers_stop_iteration`.
     pub headers_hold_all: bool,
 }
 
@@ -45,7 +45,7 @@ impl Default for Setup {
 }
 
 impl CallAnswer {
-    /// Status 200, and this JSON body.
+    /// Returns a response with status 200 and this JSON body.
     #[must_use]
     pub fn json(body: Vec<u8>) -> Self {
         let answer = crate::request::Answer::json(body);
@@ -56,7 +56,7 @@ impl CallAnswer {
     }
 }
 
-/// VMs of one module that share data, and through which requests are played in turn.
+/// VMs of one module that share data. Requests are played on each in turn.
 pub struct Proxy<'m> {
     module: &'m Module,
     setup: Setup,
@@ -66,34 +66,34 @@ pub struct Proxy<'m> {
     vms: Vec<Vm>,
     turn: usize,
     now_ns: u64,
-    /// Of VMs that are gone.
+    /// Totals of VMs that were replaced.
     past: Totals,
 }
 
-/// What all VMs of a proxy did.
+/// Totals over all VMs of a proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// The most memory that one VM had.
+    /// Most memory that one VM used.
     pub memory_peak_bytes: u64,
-    /// By name, without those that were never made.
+    /// Host calls made, by name.
     pub calls: BTreeMap<&'static str, u64>,
-    /// By name, without those that never ran.
+    /// Callbacks run, by name.
     pub callbacks: BTreeMap<&'static str, CallbackUse>,
-    /// Lines of the log: trace, debug, info, warn, error, critical.
+    /// Log lines by level: trace, debug, info, warn, error, critical.
     pub log_lines: [u64; LEVELS],
-    /// Counters' sums, gauges' values and histograms' numbers of samples, by name.
+    /// By name, a counter's sum, a gauge's value, or a histogram's number of samples.
     pub metrics: BTreeMap<String, i64>,
-    /// Faults outside of requests: in ticks, queues, and at the end.
+    /// Faults outside of requests: in ticks, in queue callbacks, and at the end.
     pub faults: Vec<Fault>,
-    /// VMs that were started in the place of one that failed.
+    /// Number of VMs that replaced a failed one.
     pub restarts: u64,
 }
 
 impl<'m> Proxy<'m> {
-    /// Starts the VMs with their configuration.
+    /// Starts the VMs and configures the plugin in each.
     ///
     /// # Errors
-    /// The plugin did not start.
+    /// Returns an error if the plugin does not start.
     pub fn start(module: &'m Module, setup: Setup) -> Result<Self, StartError> {
         let mut proxy = Self {
             module,
@@ -125,10 +125,10 @@ impl<'m> Proxy<'m> {
         Vm::start(self.module, state)
     }
 
-    /// Plays a request on the VM whose turn it is. A VM that fails is replaced, as Envoy's `FAIL_RELOAD` does.
+    /// Plays a request on the next VM. A failed VM is replaced, as with Envoy's `FAIL_RELOAD`.
     ///
     /// # Errors
-    /// The plugin did not start again.
+    /// Returns an error if the plugin does not start again.
     pub fn play(&mut self, request: &Request) -> Result<Outcome, StartError> {
         self.pass_time()?;
         let index = self.turn % self.vms.len().max(1);
@@ -150,7 +150,7 @@ impl<'m> Proxy<'m> {
         Ok(outcome)
     }
 
-    /// The clock moves, and plugins tick whose time it is.
+    /// Advances the clock, and runs the ticks that are due.
     fn pass_time(&mut self) -> Result<(), StartError> {
         let interval = u64::try_from(self.setup.interval.as_nanos()).unwrap_or(u64::MAX);
         self.now_ns = self.now_ns.saturating_add(interval);
@@ -170,7 +170,7 @@ impl<'m> Proxy<'m> {
         Ok(())
     }
 
-    /// Runs what is of no request, and answers the calls that it makes.
+    /// Runs callbacks outside of requests, and answers their cluster calls. A failed VM is replaced.
     fn beside(
         &mut self,
         index: usize,
@@ -201,16 +201,16 @@ impl<'m> Proxy<'m> {
         Ok(())
     }
 
-    /// Faults outside of requests so far.
+    /// Returns the faults outside of requests so far.
     #[must_use]
     pub fn faults(&self) -> &[Fault] {
         &self.past.faults
     }
 
-    /// The end: plugins tick once more and go.
+    /// Ends the run: the plugins tick once more and end. Returns the totals.
     ///
     /// # Errors
-    /// The plugin did not start again.
+    /// Returns an error if a plugin does not start again.
     pub fn finish(mut self) -> Result<Totals, StartError> {
         for index in 0..self.vms.len() {
             self.beside(index, |vm| {
@@ -262,7 +262,7 @@ impl std::fmt::Debug for Proxy<'_> {
     }
 }
 
-/// Headers of a request or an answer, from text.
+/// Returns headers from text.
 #[must_use]
 pub fn headers(pairs: &[(&str, &str)]) -> Headers {
     let pairs = pairs.iter();
@@ -271,9 +271,9 @@ pub fn headers(pairs: &[(&str, &str)]) -> Headers {
         .collect()
 }
 
-/// The clock's first reading, some moment in 2026: never today's, which would make two runs differ.
+/// The clock's first time, in 2026. It is fixed so that runs do not differ.
 const BEGIN_NS: u64 = 1_780_000_000_000_000_000;
-/// Queues told of in a row: a module that answers each entry with another one does not hold up everything.
+/// Most queue callbacks run at one time: a module that answers each entry with another one must not loop for ever.
 const QUEUES_IN_A_ROW: usize = 1024;
-/// Faults outside of requests that are kept.
+/// Most faults outside of requests that are kept.
 const FAULTS: usize = 100;

@@ -1,37 +1,37 @@
-//! A request to play, and what became of it.
+//! A request to play, and its outcome.
 
 use crate::abi::Headers;
 use crate::fault::Fault;
 use crate::state::LocalResponse;
 
-/// A request, and the engine's answer to it.
+/// A request, and the engine's response to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// With `:method`, `:path`, `:authority` and `:scheme`; names in lower case.
+    /// Headers, with `:method`, `:path`, `:authority` and `:scheme`; names in lower case.
     pub headers: Headers,
-    /// The body, whole.
+    /// The whole body.
     pub body: Vec<u8>,
-    /// Bytes of the pieces that the body comes in; `None`: it comes whole.
+    /// Size of the pieces in which the body arrives; `None` if it arrives whole.
     pub piece_bytes: Option<usize>,
-    /// Trailers that follow the body.
+    /// Trailers after the body.
     pub trailers: Headers,
-    /// What the engine answers, should it be asked.
+    /// The engine's response, if the request is forwarded.
     pub answer: Answer,
-    /// What the proxy knows of it beside: a path, a 0 byte between two parts, and the value.
+    /// Further properties of the request. In a path, a 0 byte separates two parts.
     pub properties: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// What an engine answers.
+/// An engine's response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Headers of the response, `:status` among them.
+    /// Headers, including `:status`.
     pub headers: Headers,
-    /// The body, whole.
+    /// The whole body.
     pub body: Vec<u8>,
 }
 
 impl Request {
-    /// A `POST` of this JSON body, and an engine that answers with an empty object.
+    /// Returns a `POST` of this JSON body, for an engine that responds with an empty object.
     #[must_use]
     pub fn post(path: &str, body: Vec<u8>) -> Self {
         let pair = |name: &str, value: &str| (name.into(), value.into());
@@ -59,7 +59,7 @@ impl Request {
 }
 
 impl Answer {
-    /// Status 200, and this JSON body.
+    /// Returns a response with status 200 and this JSON body.
     #[must_use]
     pub fn json(body: Vec<u8>) -> Self {
         let pair = |name: &str, value: &str| (name.into(), value.into());
@@ -73,42 +73,42 @@ impl Answer {
     }
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// What the engine got; `None`: nothing.
+    /// The request as forwarded; `None` if it was not forwarded.
     pub forwarded: Option<Forwarded>,
-    /// The module's own answer; the client gets it in place of the engine's.
+    /// The module's own response; the client gets it instead of the engine's.
     pub local: Option<LocalResponse>,
-    /// Headers of the answer as the client gets them.
+    /// Headers of the response that the client got.
     pub response_headers: Headers,
     /// Body of the response that the client got.
     pub response_body: Vec<u8>,
-    /// The callback that failed. The rest is as it was then.
+    /// The fault, if a callback failed; the other fields then show the state at that point.
     pub fault: Option<Fault>,
-    /// Instructions of all its callbacks.
+    /// Instructions of all callbacks of the request.
     pub fuel: u64,
-    /// Calls into the proxy.
+    /// Host calls of the request.
     pub calls: u64,
 }
 
-/// What the engine got.
+/// A request as the engine received it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forwarded {
-    /// Headers in the order in which they were sent.
+    /// Headers, in order.
     pub headers: Headers,
-    /// The body, whole.
+    /// The whole body.
     pub body: Vec<u8>,
 }
 
 impl Outcome {
-    /// The first header of this name that the client gets.
+    /// Returns the first header of this name in the client's response.
     #[must_use]
     pub fn response_header(&self, name: &str) -> Option<&[u8]> {
         find(&self.response_headers, name)
     }
 
-    /// The first header of this name that the engine got.
+    /// Returns the first header of this name in the forwarded request.
     #[must_use]
     pub fn forwarded_header(&self, name: &str) -> Option<&[u8]> {
         find(&self.forwarded.as_ref()?.headers, name)

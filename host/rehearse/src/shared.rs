@@ -1,16 +1,16 @@
-//! What the VMs of one proxy share: data with compare-and-swap, queues, metrics. As in Envoy, all of it outlives a VM that
-//! trapped.
+//! State shared by the VMs of one proxy: data with compare-and-swap, queues, metrics. As in Envoy, it outlives a VM
+//! that trapped.
 
 use crate::abi::status;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Bytes that all VMs together may keep here. Envoy has no such limit.
+/// Most bytes that all VMs together may keep here. Envoy has no such limit.
 const MAX_BYTES: usize = 1 << 30;
 
-/// What the VMs of one proxy share: data, queues and metrics.
+/// State shared by the VMs of one proxy: data, queues and metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// Each value with the number that a change may be made conditional on.
+    /// Each value with its compare-and-swap number.
     data: BTreeMap<Vec<u8>, (Vec<u8>, u32)>,
     number: u32,
     queues: Vec<Queue>,
@@ -21,10 +21,10 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 struct Queue {
     name: Vec<u8>,
-    /// The VM that registered it.
+    /// The VM that registered the queue.
     vm: usize,
     entries: VecDeque<Vec<u8>>,
-    /// Whether that VM has yet to be told of an entry.
+    /// Whether the VM has a pending callback for new entries.
     is_ready: bool,
 }
 
@@ -33,7 +33,7 @@ struct Queue {
 pub(crate) struct Metric {
     pub(crate) name: String,
     pub(crate) kind: MetricKind,
-    /// A counter's sum, a gauge's value, a histogram's number of samples.
+    /// A counter's sum, a gauge's value, or a histogram's number of samples.
     pub(crate) value: i64,
 }
 
@@ -50,7 +50,7 @@ impl Shared {
         Some((value, *number))
     }
 
-    /// Puts `value` there, unless it was changed since `number`; 0 and a key without a value set no condition.
+    /// Sets a value. Fails with `CAS_MISMATCH` if `number` is not 0 and the present value has another number.
     pub(crate) fn set(&mut self, key: &[u8], value: &[u8], number: u32) -> i32 {
         let old = self.data.get(key);
         if old.is_some_and(|(_, now)| number != 0 && number != *now) {
@@ -62,14 +62,14 @@ impl Shared {
             return status::INTERNAL_FAILURE;
         }
         self.bytes = bytes;
-        // Never 0, which says that there is no condition.
+        // Never 0, which means no condition.
         self.number = self.number.checked_add(1).unwrap_or(1);
         self.data
             .insert(key.to_vec(), (value.to_vec(), self.number));
         status::OK
     }
 
-    /// Whoever registers a queue last is told of its entries.
+    /// Registers a queue. The VM that registers it last gets the callbacks.
     pub(crate) fn register_queue(&mut self, vm: usize, name: &[u8]) -> Option<u32> {
         if let Some(at) = self.resolve_queue(name) {
             self.queues.get_mut(at as usize)?.vm = vm;
@@ -114,7 +114,7 @@ impl Shared {
         Ok(entry)
     }
 
-    /// A queue that has entries which its VM was not told of.
+    /// Returns a queue with a pending callback, and clears that.
     pub(crate) fn next_ready(&mut self) -> Option<(usize, u32)> {
         let ready = self
             .queues
@@ -126,7 +126,7 @@ impl Shared {
         Some((queue.vm, u32::try_from(id).ok()?))
     }
 
-    /// The metric's number; the same for the same name.
+    /// Returns the metric's number, the same for the same name.
     pub(crate) fn define(&mut self, name: String, kind: MetricKind) -> Option<u32> {
         let known = (self.metrics.iter()).position(|metric| metric.name == name);
         if let Some(at) = known {
@@ -153,7 +153,7 @@ impl Shared {
     }
 }
 
-/// What an entry and a metric take beside their bytes, roughly.
+/// Approximate overhead of an entry and a metric, in bytes.
 const QUEUE_BYTES: usize = 64;
 const METRIC_BYTES: usize = 64;
 

@@ -1,4 +1,4 @@
-//! What the host calls of one VM work on: the request whose callback is running, what the plugin was given, and the proxy's
+//! The state that one VM's host calls use: the request whose callback is running, the plugin's configuration, and the
 //! clock.
 
 use crate::abi::{BufferType, Headers, MapType};
@@ -10,52 +10,52 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use wasmtime::{Memory, TypedFunc};
 
-/// The plugin's own context; requests have the numbers behind it.
+/// The plugin's own context id; requests have higher ids.
 pub(crate) const ROOT: i32 = 1;
 
-/// What a VM's host calls see and change.
+/// The state that a VM's host calls use.
 pub(crate) struct State {
     pub(crate) memory: Option<Memory>,
-    /// Room in the VM for what a host call returns.
+    /// The module's allocator, for values that host calls return.
     pub(crate) allocate: Option<TypedFunc<i32, i32>>,
     pub(crate) watch: MemoryWatch,
     pub(crate) shared: Rc<RefCell<Shared>>,
-    /// The VM's place among those of the proxy.
+    /// Index of the VM in the proxy.
     pub(crate) vm: usize,
     pub(crate) configuration: Rc<[u8]>,
     pub(crate) environment: Rc<[(String, String)]>,
     pub(crate) now_ns: u64,
     pub(crate) random: Random,
     pub(crate) tick_ms: u32,
-    /// The context that the running callback is of.
+    /// Id of the running callback's context.
     pub(crate) context: i32,
     pub(crate) stream: Stream,
-    /// Calls of clusters that wait for an answer.
+    /// Cluster calls in flight.
     pub(crate) pending: Vec<PendingCall>,
     next_token: u32,
-    /// The answer that the running callback is about.
+    /// The response that the running callback may read.
     pub(crate) answer: Option<CallAnswer>,
-    /// Host calls, by name.
+    /// Number of host calls, by name.
     pub(crate) calls: BTreeMap<&'static str, u64>,
     pub(crate) call_count: u64,
-    /// Lines of the log, by level.
+    /// Number of log lines, by level.
     pub(crate) log_lines: [u64; LEVELS],
-    /// What was said while the plugin was configured, as loud as a warning: that has no text of a request.
+    /// Warnings and errors logged while the plugin was configured, when no request's text can be in them.
     pub(crate) said: Vec<String>,
     pub(crate) is_starting: bool,
-    /// Where the source panicked, if the module said so.
+    /// Place of a panic in the source, if the module logged it.
     pub(crate) panicked_at: Option<String>,
-    /// Bytes that the running callback handed over.
+    /// Bytes that the running callback has passed to the proxy.
     handed_over: usize,
 }
 
-/// Levels of the log: trace, debug, info, warn, error, critical.
+/// Number of log levels: trace, debug, info, warn, error, critical.
 pub(crate) const LEVELS: usize = 6;
 
-/// Lines that are kept of a refused configuration.
+/// Most log lines kept of a refused configuration.
 const SAID: usize = 8;
 
-/// A call of a cluster.
+/// A cluster call in flight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PendingCall {
     pub(crate) token: u32,
@@ -63,16 +63,16 @@ pub(crate) struct PendingCall {
     pub(crate) cluster: String,
 }
 
-/// What a cluster answers to a call.
+/// A cluster's response to a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallAnswer {
-    /// Headers of the answer, `:status` among them; none at all: the call failed.
+    /// Headers, including `:status`; empty if the call failed.
     pub headers: Headers,
-    /// The body, whole.
+    /// The whole body.
     pub body: Vec<u8>,
 }
 
-/// The request whose callbacks are running. A map or a body that the proxy has let go of is `None`.
+/// The request whose callbacks are running. A map or body that has been forwarded is `None`.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
     pub(crate) request_headers: Option<Headers>,
@@ -81,9 +81,9 @@ pub(crate) struct Stream {
     pub(crate) response_trailers: Option<Headers>,
     pub(crate) request_body: Option<Vec<u8>>,
     pub(crate) response_body: Option<Vec<u8>>,
-    /// The access log is being written: maps may be absent.
+    /// Whether the access log is being written; maps may then be absent.
     pub(crate) is_logging: bool,
-    /// By path, a 0 byte between two parts.
+    /// Properties by path, with a 0 byte between two parts.
     pub(crate) properties: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(crate) request_goes_on: bool,
     pub(crate) response_goes_on: bool,
@@ -91,14 +91,14 @@ pub(crate) struct Stream {
     pub(crate) local: Option<LocalResponse>,
 }
 
-/// An answer that the module gave in the engine's place.
+/// A response that the module sent instead of the engine's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalResponse {
-    /// Of the answer.
+    /// Status of the response.
     pub status: u32,
-    /// Beside the status.
+    /// Further headers.
     pub headers: Headers,
-    /// The body, whole.
+    /// The whole body.
     pub body: Vec<u8>,
 }
 
@@ -136,7 +136,7 @@ impl State {
         }
     }
 
-    /// A callback begins, of this context.
+    /// Begins a callback of this context.
     pub(crate) fn begin(&mut self, context: i32) {
         self.context = context;
         self.handed_over = 0;
@@ -147,7 +147,7 @@ impl State {
         self.call_count += 1;
     }
 
-    /// The module hands over so many bytes.
+    /// Counts bytes that the module passes to the proxy; an error beyond the limit.
     pub(crate) fn take(&mut self, bytes: usize) -> Result<(), HandedOver> {
         self.handed_over = self.handed_over.saturating_add(bytes);
         if self.handed_over > HANDED_OVER {
@@ -156,13 +156,13 @@ impl State {
         Ok(())
     }
 
-    /// The time now. Each reading takes a microsecond, so that whoever waits for a moment sees it come.
+    /// Returns the time. Each call advances it by a microsecond, so that a module waiting in a loop makes progress.
     pub(crate) fn read_clock(&mut self) -> u64 {
         self.now_ns += 1_000;
         self.now_ns
     }
 
-    /// A line of the log. While the plugin starts, loud ones are kept; of a panic, its place.
+    /// Records a log line. While the plugin starts, warnings and errors are kept; of a panic, its place is.
     pub(crate) fn log(&mut self, level: usize, line: &[u8]) {
         if let Some(lines) = self.log_lines.get_mut(level) {
             *lines += 1;
@@ -174,7 +174,7 @@ impl State {
         }
     }
 
-    /// Rust's panics begin with their place in the source: `panicked at src/lib.rs:1:2:`. What follows may quote a request.
+    /// Records the place in a Rust panic's message: `panicked at src/lib.rs:1:2:`. The rest may quote a request.
     pub(crate) fn notice_panic(&mut self, line: &str) {
         let Some((_, rest)) = line.split_once("panicked at ") else {
             return;
@@ -184,7 +184,7 @@ impl State {
             .next()
             .unwrap_or_default()
             .trim_end_matches(':');
-        // An older form of the message begins with the panic's words, in quotes.
+        // The older format begins with the panic's message, in quotes.
         let is_place = place.len() <= PLACE_BYTES
             && !place.contains(['\'', '"', ' '])
             && place.split(':').count() == 3;
@@ -193,7 +193,7 @@ impl State {
         }
     }
 
-    /// A token for a call of a cluster.
+    /// Returns a new token for a cluster call.
     pub(crate) fn token(&mut self) -> u32 {
         let token = self.next_token;
         self.next_token = self.next_token.checked_add(1).unwrap_or(1);
@@ -208,7 +208,7 @@ impl State {
             MapType::ResponseHeaders => stream.response_headers.as_mut(),
             MapType::ResponseTrailers => stream.response_trailers.as_mut(),
             MapType::CallHeaders => self.answer.as_mut().map(|answer| &mut answer.headers),
-            // A scripted answer has none.
+            // A scripted response has no trailers.
             MapType::CallTrailers => None,
         }
     }
@@ -223,7 +223,7 @@ impl State {
         }
     }
 
-    /// A buffer that may be changed.
+    /// Returns a buffer that the module may change.
     pub(crate) fn body(&mut self, buffer: BufferType) -> Option<&mut Vec<u8>> {
         match buffer {
             BufferType::RequestBody => self.stream.request_body.as_mut(),

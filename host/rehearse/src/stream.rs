@@ -1,4 +1,4 @@
-//! A request's way through a VM, as Envoy drives a filter.
+//! Plays a request on a VM, with callbacks in the order in which Envoy makes them.
 //!
 //! ```text
 //!   create ─▶ headers ─▶ body, piece by piece ─▶ trailers ─▶ engine, or the module's own answer
@@ -6,8 +6,8 @@
 //!   after each callback: the calls of clusters that it made are answered
 //! ```
 //!
-//! A callback that pauses holds what has come; the next one sees it with what comes then. Headers that were let go cannot be
-//! read any more. The module's own answer goes through its response callbacks, like the engine's.
+//! A callback that pauses holds what has arrived, and the next one sees it together with the rest. Forwarded headers
+//! cannot be read any more. The module's own response passes through its response callbacks, like the engine's.
 
 use crate::abi::Headers;
 use crate::fault::{Fault, FaultKind};
@@ -15,15 +15,15 @@ use crate::request::{Forwarded, Outcome, Request};
 use crate::state::{CallAnswer, Stream};
 use crate::vm::{Action, Vm};
 
-/// What the proxy around the VM does.
+/// The proxy's behaviour around the VM.
 pub(crate) struct Around<'a> {
-    /// What a cluster answers.
+    /// Returns a cluster's response to a call.
     pub(crate) answer: &'a dyn Fn(&str) -> CallAnswer,
-    /// Holding headers holds the body too (Envoy without `allow_on_headers_stop_iteration`).
+    /// Whether pausing at the headers pauses the body, too (Envoy without `allow_on_headers_stop_iteration`).
     pub(crate) holds_all: bool,
 }
 
-/// Plays a request. After a fault the VM is of no use any more.
+/// Plays a request. After a fault the VM must not be used again.
 pub(crate) fn play(vm: &mut Vm, request: &Request, around: &Around<'_>) -> Outcome {
     let before = (vm.fuel, vm.store.data().call_count);
     vm.store.data_mut().stream = Stream {
@@ -77,7 +77,7 @@ fn way(
     vm.finish(context)
 }
 
-/// Whether the engine got the request.
+/// Returns whether the request was forwarded.
 fn request(
     vm: &mut Vm,
     context: i32,
@@ -157,21 +157,21 @@ fn request(
     Ok(true)
 }
 
-/// Headers go on to the engine, unless they went before.
+/// Forwards the headers, unless they have been forwarded.
 fn let_go(vm: &mut Vm, sent: &mut Forwarded) {
     if let Some(headers) = vm.store.data_mut().stream.request_headers.take() {
         sent.headers = headers;
     }
 }
 
-/// Answers the calls that a callback of the request made; whether the request is still held.
+/// Answers the cluster calls made by a request's callback. Returns whether the request is still paused.
 fn settled(vm: &mut Vm, action: Action, around: &Around<'_>) -> Result<bool, Fault> {
     vm.answer_calls(around.answer)?;
     let resumed = std::mem::take(&mut vm.store.data_mut().stream.request_goes_on);
     Ok(action == Action::Pause && !resumed)
 }
 
-/// The module answered by itself or closed the stream.
+/// Returns whether the module responded itself or closed the stream.
 fn is_over(vm: &Vm) -> bool {
     let stream = &vm.store.data().stream;
     stream.local.is_some() || stream.is_closed

@@ -1,4 +1,4 @@
-//! One VM: a module's instance, the plugin in it, and its callbacks, each with its own instructions and deadline.
+//! One VM: a module's instance, its plugin, and its callbacks, each with a limit on instructions and time.
 
 use crate::abi::Headers;
 use crate::fault::{Fault, FaultKind};
@@ -11,16 +11,16 @@ use wasmtime::{Instance, Store, TypedFunc, WasmParams, WasmResults};
 /// Why a plugin did not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
-    /// It refused its configuration, with these words.
+    /// The plugin refused its configuration.
     #[error("the module refused its configuration: {}", words(.said))]
     Refused {
-        /// Its log's warnings and errors.
+        /// The warnings and errors that it logged.
         said: Vec<String>,
     },
-    /// It failed before it could say anything.
+    /// A callback failed during the start.
     #[error("the module failed before it was configured: {0}")]
     Fault(Fault),
-    /// A function of the ABI has not the ABI's arguments, or the instance could not be made.
+    /// The module could not be instantiated, or an ABI function has a wrong signature.
     #[error("the module cannot be started: {0}")]
     Shape(String),
 }
@@ -33,21 +33,21 @@ fn words(said: &[String]) -> String {
     }
 }
 
-/// What the callbacks of one name used.
+/// The use of one callback.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallbackUse {
-    /// How often it was called.
+    /// Number of calls.
     pub count: u64,
-    /// Instructions of all these calls.
+    /// Instructions of all calls.
     pub fuel: u64,
-    /// Instructions of the costliest.
+    /// Most instructions of one call.
     pub most_fuel: u64,
 }
 
-/// A callback that a module need not have.
+/// A callback that a module may lack.
 type Hook<P, R = ()> = Option<TypedFunc<P, R>>;
 
-/// One instance of a module, with its memory and what it was told.
+/// An instance of a module, with its state.
 pub(crate) struct Vm {
     pub(crate) store: Store<State>,
     limits: Limits,
@@ -57,7 +57,7 @@ pub(crate) struct Vm {
     pub(crate) fuel: u64,
     pub(crate) uses: BTreeMap<&'static str, CallbackUse>,
     next_context: i32,
-    /// When the plugin ticks next.
+    /// Time of the plugin's next tick.
     next_tick_ns: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ struct Hooks {
     delete: Hook<i32>,
 }
 
-/// What a callback of a request says: whether the request, or the response, may go on.
+/// The result of a request's callback: whether the request, or the response, continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Continue,
@@ -86,12 +86,12 @@ pub(crate) enum Action {
 }
 
 impl Vm {
-    /// An instance in which the plugin has taken its configuration.
+    /// Instantiates the module and configures the plugin.
     pub(crate) fn start(module: &Module, state: State) -> Result<Self, StartError> {
         let mut store = Store::new(&module.engine, state);
         store.limiter(|state| &mut state.watch);
         let limits = module.limits;
-        // The start function of the module runs here.
+        // The module's start function runs here.
         let deadline_ticks = module.deadline_ticks();
         refuel(&mut store, limits.fuel, deadline_ticks);
         let instance = module.instance.instantiate(&mut store);
@@ -155,7 +155,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Runs a callback of this context, if the module has it.
+    /// Runs a callback in this context, if the module has it.
     fn run<P: WasmParams, R: WasmResults>(
         &mut self,
         name: &'static str,
@@ -187,7 +187,7 @@ impl Vm {
         }
     }
 
-    /// A context for a request.
+    /// Creates a context for a request.
     pub(crate) fn create(&mut self) -> Result<i32, Fault> {
         self.next_context = self.next_context.checked_add(1).unwrap_or(ROOT + 1);
         let context = self.next_context;
@@ -235,7 +235,7 @@ impl Vm {
             .map(Self::action)
     }
 
-    /// The request is over: the access log, then the context's end.
+    /// Ends a request: writes the access log and deletes the context.
     pub(crate) fn finish(&mut self, context: i32) -> Result<(), Fault> {
         let hooks = (self.hooks.log.clone(), self.hooks.done.clone());
         self.run("proxy_on_log", hooks.0, context, context)?;
@@ -245,7 +245,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Answers the calls that are under way, those that the answers lead to included.
+    /// Answers the cluster calls in flight, and those that the module makes meanwhile.
     pub(crate) fn answer_calls(
         &mut self,
         answer: impl Fn(&str) -> crate::state::CallAnswer,
@@ -281,7 +281,7 @@ impl Vm {
         })
     }
 
-    /// The proxy's clock moves, and the plugin ticks if it is time; whether it did.
+    /// Advances the proxy's clock, and runs a tick if one is due. Returns whether it did.
     pub(crate) fn moment(&mut self, now_ns: u64) -> Result<bool, Fault> {
         let state = self.store.data_mut();
         state.now_ns = state.now_ns.max(now_ns);
@@ -309,14 +309,14 @@ impl Vm {
             .map(|_| ())
     }
 
-    /// The plugin goes.
+    /// Ends the plugin.
     pub(crate) fn end(&mut self) -> Result<(), Fault> {
         let hook = self.hooks.done.clone();
         self.run("proxy_on_done", hook, ROOT, ROOT).map(|_| ())
     }
 }
 
-/// Calls of clusters of which each follows from the answer to the one before.
+/// Most cluster calls answered after one callback; a module that makes more is faulty.
 const CALLS_IN_A_ROW: usize = 1024;
 
 impl Hooks {
@@ -354,9 +354,9 @@ fn hook<P: WasmParams, R: WasmResults>(
         .map_err(|error| wasmtime::format_err!("{name}: {error}"))
 }
 
-/// Gives a callback its instructions and its time.
+/// Sets a callback's limits on instructions and time.
 fn refuel(store: &mut Store<State>, fuel: u64, deadline_ticks: u64) {
-    // It fails only where fuel is not counted.
+    // Fails only if fuel is not counted.
     let _ = store.set_fuel(fuel);
     store.set_epoch_deadline(deadline_ticks);
 }

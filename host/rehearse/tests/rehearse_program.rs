@@ -1,4 +1,4 @@
-//! The program from outside: what it prints, writes and exits with.
+//! Tests the program's output, files and exit codes.
 
 use serde_json::Value;
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 /// A folder with a module, another one, and a log.
 struct Folder(tempfile::TempDir);
 
-/// A module that puts `{}` in the place of bodies longer than so many bytes, and traps at bodies longer than twice that. It
+/// A module that replaces bodies longer than `limit` bytes with `{}`, and traps at bodies longer than twice that. It
 /// refuses a configuration that begins with `!`.
 fn wat(limit: usize) -> String {
     format!(
@@ -55,7 +55,7 @@ impl Folder {
         fs::write(self.path(name), bytes).unwrap();
     }
 
-    /// A log of bodies of these lengths, with words that nothing may print.
+    /// A log of bodies of these lengths, with words that must never be printed.
     fn log(&self, lengths: &[usize]) {
         let line = |length: &usize| {
             let frame = r#"{"messages":[{"role":"user","content":"secret"}]}"#.len();
@@ -272,7 +272,7 @@ fn bad_arguments_and_logs_are_told_by_their_names() {
 
 #[test]
 fn what_a_line_says_of_tenant_path_and_usage_reaches_the_module() {
-    // Answers with the header and the path, and leaves the engine's answer alone.
+    // Responds with the header and the path, and leaves the engine's response unchanged.
     let echo = r#"(module
         (import "env" "proxy_get_header_map_value"
             (func $get (param i32 i32 i32 i32 i32) (result i32)))
@@ -300,7 +300,7 @@ fn what_a_line_says_of_tenant_path_and_usage_reaches_the_module() {
     folder.write("log.jsonl", line.as_bytes());
     let (code, value) = folder.json(&["echo.wasm", "log.jsonl", "--config", "config"]);
     assert_eq!((code, &value["traps"]), (Some(0), &0.into()), "{value}");
-    // Without them it traps: they did reach it.
+    // Without them it traps, so the variables did reach it.
     let (code, _) = folder.json(&[
         "echo.wasm",
         "log.jsonl",

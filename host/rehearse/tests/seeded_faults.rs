@@ -1,18 +1,18 @@
-//! Modules that fail in known ways, written in WAT: each is named with its request and callback.
+//! Tests modules with known faults, written in WAT: each fault is reported with its request and callback.
 
 use foreword_rehearse::{
     Fault, FaultKind, Limits, Module, ModuleError, Proxy, Request, Setup, StartError, headers,
 };
 use std::time::Duration;
 
-/// Little of everything, so that a fault comes soon.
+/// Low limits, so that a fault occurs soon.
 const LIMITS: Limits = Limits {
     fuel: 3_000_000,
     deadline: Duration::from_secs(60),
     memory_bytes: 1 << 20,
 };
 
-/// A module whose contexts do nothing, and these functions beside.
+/// A module with these functions, whose other callbacks do nothing.
 fn module(functions: &str) -> Module {
     compiled(functions, LIMITS).unwrap()
 }
@@ -56,7 +56,7 @@ fn request() -> Request {
     Request::post("/v1/chat/completions", b"{\"messages\":[]}".to_vec())
 }
 
-/// The fault of the second of three requests, where the first and the third have none.
+/// Returns the fault of the second of three requests; the first and the third have none.
 fn second(functions: &str) -> Fault {
     let module = module(functions);
     let mut proxy = start(&module).unwrap();
@@ -76,7 +76,7 @@ fn second(functions: &str) -> Fault {
     fault.clone()
 }
 
-/// Does this in the callback of a body that is one byte longer than usual, and lets others go on.
+/// Does `work` in the callback of a body that is one byte longer than usual; others continue.
 fn on_long_body(work: &str) -> String {
     format!(
         r#"(func (export "proxy_on_request_body") (param i32 i32 i32) (result i32)
@@ -220,7 +220,7 @@ fn a_module_that_cannot_run_here_says_why() {
 
 #[test]
 fn memory_that_is_not_there_is_refused_and_nothing_happens() {
-    // The status comes back as the first byte of the body.
+    // The status is returned as the first byte of the body.
     let module = module(&on_long_body(
         "(i32.store8 (i32.const 0) (call $set_shared (i32.const 0x7ffffff0) (i32.const 9)
             (i32.const 0) (i32.const 1) (i32.const 0)))
@@ -259,7 +259,7 @@ fn a_changed_body_goes_on_and_an_answer_of_the_modules_own_does_not() {
 
 #[test]
 fn the_vms_of_a_proxy_share_data_and_take_turns() {
-    // Each body puts the number behind the last one there; the engine gets it.
+    // Writes to each body a count in shared data and a count in the VM's memory.
     let counting = r#"(func (export "proxy_on_request_body") (param i32 i32 i32) (result i32)
         (i32.store (i32.const 200) (i32.const 0))
         (if (i32.eqz (call $get_shared (i32.const 16) (i32.const 2) (i32.const 208) (i32.const 212) (i32.const 216)))
@@ -278,7 +278,7 @@ fn the_vms_of_a_proxy_share_data_and_take_turns() {
     let bodies: Vec<_> = (0..7)
         .map(|_| proxy.play(&request()).unwrap().forwarded.unwrap().body)
         .collect();
-    // What is shared counts all requests, what is not those of the VM.
+    // Shared data counts all requests, other data those of the VM.
     let expected: Vec<_> = (0..7_u8)
         .map(|at| vec![at + 1, 0, 0, 0, at / 3 + 1])
         .collect();
@@ -287,7 +287,7 @@ fn the_vms_of_a_proxy_share_data_and_take_turns() {
 
 #[test]
 fn a_body_in_pieces_is_seen_as_it_grows_while_it_is_held() {
-    // Holds each piece but the last, and writes down how much it saw.
+    // Pauses at each piece except the last, and records how much it saw.
     let holding = r#"(func (export "proxy_on_request_body") (param i32 i32 i32) (result i32)
         (i32.store8 (i32.add (i32.const 300) (global.get $seen)) (local.get 1))
         (global.set $seen (i32.add (global.get $seen) (i32.const 1)))

@@ -1,9 +1,9 @@
-//! Cancellation of a search: the caller holds a guard, and the search looks at a flag that the guard's end sets.
+//! Cancellation of a search: the caller holds a guard, and dropping it sets a flag that the search checks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A flag that ends a search whose caller has gone. Clones share it.
+/// A flag that ends a search whose caller has disconnected. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Cancelled(Arc<AtomicBool>);
 
@@ -19,7 +19,7 @@ impl Cancelled {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Returns a guard whose end cancels the search.
+    /// Returns a guard that cancels the search when it is dropped.
     pub fn on_drop(&self) -> CancelOnDrop {
         CancelOnDrop(self.clone())
     }

@@ -1,4 +1,4 @@
-//! Retrieval: from a question to ranked documents, in stages.
+//! Retrieval: finds and ranks documents for a question, in stages.
 //!
 //! ```text
 //!   folder ──▶ ingest ──▶ embedder ──▶ collection ──▶ file (mapped, checksummed, replaced whole)
@@ -9,9 +9,9 @@
 //!                         └ store: PostgreSQL with pgvector, Qdrant (one stage)
 //! ```
 //!
-//! This crate owns vectors, words, their indexes and the file that contains them. It knows no prompts, orders of
-//! documents or HTTP servers, and nothing here is a daemon. A [`Collection`] does not change while it is searched; to
-//! update one, write a new file in its place.
+//! This crate owns vectors, words, their indexes and the file that contains them. It has no notion of prompts, orders
+//! of documents or HTTP servers, and runs no daemon. A [`Collection`] is immutable; to update one, write a new file in
+//! its place.
 
 mod cancelled;
 pub mod collection;

@@ -1,9 +1,8 @@
-//! BM25 over words, for questions in which exact words matter: names, numbers, identifiers.
+//! BM25 over words, for questions that depend on exact words, such as names, numbers and identifiers.
 //!
-//! Words are runs of letters and digits in lower case. Words from a file are looked up in it, by bisection over the
-//! sorted words; those of documents added since are in a map. A deleted document's words stay until the file is
-//! written. They count in the estimate of how rare a word is, which changes ranks little, and deleted documents are
-//! never returned.
+//! Words are runs of letters and digits in lower case. A file's words are sorted and looked up by bisection; those of
+//! documents added since are in a map. A deleted document is never returned, but its words stay until the file is
+//! rewritten and still count in the estimate of how rare a word is, which changes ranks little.
 
 use crate::file::{Array, FileError, Part, Parts};
 use crate::index::{Hit, Slot, SlotFilter, Top};
@@ -27,7 +26,7 @@ pub struct Words {
     total: u64,
 }
 
-/// A slot, and how often a word occurs in it.
+/// A slot, and the number of times that a word occurs in it.
 type Posting = [u32; 2];
 
 #[derive(Default)]
@@ -40,7 +39,7 @@ struct Mapped {
 }
 
 impl Words {
-    /// Returns the words of `texts`.
+    /// Returns an index of the words of `texts`.
     #[must_use]
     pub fn of<'t>(texts: impl IntoIterator<Item = &'t str>) -> Self {
         let mut words = Self::default();
@@ -50,8 +49,8 @@ impl Words {
         words
     }
 
-    /// Returns the indexes of the `k` texts that match `question` best, best first, the earlier one first among equals.
-    /// Returns fewer when fewer share a word with it.
+    /// Returns the indexes of the `k` texts that match `question` best, best first; among equals, the earlier one
+    /// first. Texts without a word of the question are not returned.
     #[must_use]
     pub fn best(&self, question: &str, k: usize) -> Vec<usize> {
         let hits = self.search(question, k, &|_| true);
@@ -101,8 +100,8 @@ impl Words {
         self.total += u64::from(length);
     }
 
-    /// Returns the best `k` slots that `keep` accepts, for any of the words of `text`; a word that occurs in it twice
-    /// counts twice. Costs `O(postings of its words)`.
+    /// Returns the best `k` slots accepted by `keep`, for the words of `text`; a repeated word counts each time. Costs
+    /// `O(postings of its words)`.
     pub(crate) fn search(&self, text: &str, k: usize, keep: &SlotFilter<'_>) -> Vec<Hit> {
         let count = self.lengths.len() as f32;
         let mean = (self.total as f32 / count).max(1.0);
@@ -226,7 +225,7 @@ mod tests {
         assert_eq!(slots(&words, "ångström, 4711"), [3]);
         assert_eq!(slots(&words, "station"), [0_u32; 0]);
         assert_eq!(slots(&words, "?!"), [0_u32; 0]);
-        // Equal scores: the earlier text first. A word asked for twice counts more than anything else.
+        // Equal scores: the earlier text first. A word that the question repeats counts more.
         assert_eq!(words.best("noon passengers", 4), [0, 1]);
         assert_eq!(words.best("ferry bar bar station station station", 1), [1]);
     }

@@ -1,5 +1,4 @@
-//! Tests of collections through their public interface: edited at random beside an obvious model, written, read,
-//! damaged.
+//! Tests collections through their public interface: random edits against a simple model, saving, opening and damage.
 
 use foreword_ordering::random::Random;
 use foreword_retrieval::embedder::{Embedder, Hashing};
@@ -253,8 +252,8 @@ fn a_mirror_adds_replaces_and_deletes_and_leaves_the_rest() {
     );
 }
 
-/// Checksums detect accidents. A file that was written to deceive has valid ones, and must still be refused or at least
-/// do no harm: nothing may panic.
+/// Checksums detect accidents. A file made by an attacker has valid ones, and must be refused or opened without a
+/// panic.
 #[test]
 fn a_file_with_right_checksums_and_wrong_contents_does_no_harm() {
     use foreword_retrieval::file::{Part, Parts, write};
@@ -284,7 +283,7 @@ fn a_file_with_right_checksums_and_wrong_contents_does_no_harm() {
                 1 => bytes.extend([0; 8]),
                 _ if bytes.is_empty() => continue,
                 2 if bytes.len() >= 4 => {
-                    // A number as large as possible, or the upper half of one.
+                    // The largest possible number, or its upper half.
                     let at = 4 * random.below(bytes.len() as u64 / 4) as usize;
                     bytes[at..at + 4].fill(0xff);
                 }

@@ -1,7 +1,7 @@
-//! Tests of the encoder against numbers of the transformers package (5.17.0 on torch 2.11.0: `AutoModel`, mean of the
-//! last hidden states over the attention mask, length 1, truncated at 256 tokens).
+//! Tests the encoder against results of the transformers package (5.17.0 on torch 2.11.0: `AutoModel`, mean of the last
+//! hidden states over the attention mask, length 1, truncated at 256 tokens).
 //!
-//! They are skipped, with a message, where the weights are missing: `cargo xtask setup-embedder` downloads them, or
+//! They are skipped, with a message, if the weights are missing: `cargo xtask setup-embedder` downloads them, or
 //! `FOREWORD_EMBEDDER` names their folder.
 
 use foreword_retrieval::embedder::{EmbedError, Embedder, MiniLm};

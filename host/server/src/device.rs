@@ -112,7 +112,7 @@ pub struct Opened {
 
 const CPU_KV_TOKENS: u32 = 65_536;
 const CPU_STEP_TOKENS: u32 = 512;
-/// With AMX, a step of this size takes about as long as one of 512 without.
+/// Most tokens of a CPU step without decoding, with AMX: it takes about as long as one of 512 without AMX.
 const CPU_TILES_PREFILL_STEP_TOKENS: u32 = 2_048;
 const CUDA_STEP_TOKENS: u32 = 8_192;
 

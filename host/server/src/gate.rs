@@ -26,19 +26,19 @@ pub enum Phase {
     Loading,
     /// Requests are served.
     Open,
-    /// No request is admitted; those inside finish.
+    /// No request is admitted; those in flight finish.
     Stopping,
-    /// Requests still inside are aborted.
+    /// Requests still in flight are aborted.
     Cut,
     /// The server is closed.
     Closed,
 }
 
-/// The gate of a server: its phase, and the number of requests inside.
+/// The gate of a server: its phase, and the number of requests in flight.
 #[derive(Debug)]
 pub struct Gate {
     state: watch::Sender<GateState>,
-    /// Most requests inside at once.
+    /// Most requests in flight at once.
     limit: u32,
 }
 

@@ -36,7 +36,7 @@ impl OnBad {
     "the {what} is empty: no line of {files} has documents ({lines} lines read, {bad} of them bad)"
 )]
 pub struct EmptyLog {
-    /// The command's word for the files together.
+    /// What the command calls its files, such as a trace, in the error's text.
     pub what: &'static str,
     /// Names of the files.
     pub files: String,

@@ -1,4 +1,4 @@
-//! The class `Explainer`: why the prompt of a body cannot begin like an earlier one, as `foreword explain` says of a log.
+//! The class `Explainer`: why a prompt could not begin like an earlier one, as `foreword explain` reports for a log.
 
 use crate::values::{self, refused, refused_argument};
 use foreword_ordering::head::{Diagnosis, Index, Limits, SegmentKind, Volatile};
@@ -6,7 +6,7 @@ use foreword_ordering::{Config, RawConfig};
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
-/// An index of recent requests, without their texts.
+/// An index of recent requests. It keeps no texts.
 #[wasm_bindgen]
 pub struct Explainer {
     core: Index,
@@ -15,8 +15,8 @@ pub struct Explainer {
 
 #[wasm_bindgen]
 impl Explainer {
-    /// Returns an explainer that has seen no request. `config` is what the gateway calls `ordering`; a beginning
-    /// shorter than `page_tokens`, by default 16, is not reused.
+    /// Returns an explainer that has seen no requests. `config` is the gateway's `ordering`. A shared beginning shorter
+    /// than `page_tokens` (16 by default) does not count as reusable.
     ///
     /// # Errors
     /// Throws if `config` has an unknown field, or a value is out of its range.
@@ -45,7 +45,7 @@ impl Explainer {
         })
     }
 
-    /// Compares the prompt of an OpenAI chat body with those of earlier calls, and keeps it.
+    /// Compares the prompt of an OpenAI chat body with those of earlier calls, and records it.
     ///
     /// # Errors
     /// Throws if the body cannot be read; the message gives the reason.
@@ -66,7 +66,7 @@ impl Explainer {
     }
 }
 
-/// Most tokens of a page: more than any engine has.
+/// Most tokens per page, more than any engine has.
 const MAX_PAGE_TOKENS: u64 = 1 << 20;
 
 #[derive(Serialize)]

@@ -1,4 +1,4 @@
-//! The report on a request's head, as plain objects.
+//! The report on a prompt's head (tools and system text), as plain objects.
 
 use foreword_ordering::head::{Change, ChangeKind, HeadReport};
 use serde::Serialize;
@@ -7,7 +7,7 @@ use wasm_bindgen::prelude::*;
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = include_str!("head.d.ts");
 
-/// What was done with a head; in mode `report`, what would be.
+/// The changes to a head; in mode `report`, the proposed ones.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Head {

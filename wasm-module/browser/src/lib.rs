@@ -9,13 +9,13 @@
 //!                  Error, TypeError, RangeError: what was given, what is allowed
 //! ```
 //!
-//! Nothing is decided here. A class holds a value of `foreword-ordering`; a method reads its arguments (`values`),
-//! calls the core, and writes the result as plain objects. The hand-written `types.d.ts` describes these objects, and
+//! This crate decides nothing. A class holds a value of `foreword-ordering`; a method reads its arguments (`values`),
+//! calls the core, and returns the result as plain objects. The hand-written `types.d.ts` describes these objects, and
 //! the package's tests compare it with real results.
 //!
-//! No panic crosses the boundary, since a panic is an abort and ends the module. So arguments are accepted as whatever
-//! JavaScript passes and checked here, not in the generated glue. Objects come in as JSON, because a getter that
-//! throws in the middle of a call would leave its object locked.
+//! A panic would abort the module, so arguments have any JavaScript type and are checked here, not in the generated
+//! glue. Objects are passed as JSON, because a getter that throws in the middle of a call would leave its object
+//! locked.
 
 #![cfg_attr(
     not(test),
@@ -47,15 +47,15 @@ use wasm_bindgen::prelude::*;
 #[wasm_bindgen(typescript_custom_section)]
 const TYPES: &str = include_str!("types.d.ts");
 
-/// Replaces std's allocator, which takes 3 KB more of the package.
+/// Replaces std's allocator, which would make the package 3 KB larger.
 #[cfg(target_arch = "wasm32")]
 #[global_allocator]
 static ALLOCATOR: talc::wasm::WasmDynamicTalc = talc::wasm::new_wasm_dynamic_allocator();
 
-/// Returns the policies' names, in the order of tables.
+/// Returns the policies' names, in the order used in tables.
 ///
 /// # Errors
-/// There are none that a caller could cause.
+/// Throws nothing that a caller can cause.
 #[wasm_bindgen(unchecked_return_type = "Policy[]")]
 pub fn policies() -> Result<JsValue, JsValue> {
     values::plain(&PolicyKind::ALL.map(PolicyKind::name))

@@ -1,4 +1,4 @@
-//! The class `Orderer`: it does with a request what the gateway does, in the page that writes it.
+//! The class `Orderer`: orders requests in the page, as the gateway would.
 
 use crate::values::{self, refused, refused_argument};
 use foreword_ordering::document::Fingerprint;
@@ -8,7 +8,7 @@ use foreword_ordering::{hexadecimal, object};
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
-/// Orders documents so that a prompt opens like an earlier one; holds what was sent.
+/// Orders documents so that a prompt begins like an earlier one; records what was sent.
 #[wasm_bindgen]
 pub struct Orderer {
     core: foreword_ordering::Orderer,
@@ -16,7 +16,7 @@ pub struct Orderer {
 
 #[wasm_bindgen]
 impl Orderer {
-    /// Returns an orderer that knows nothing yet. `config` is what the gateway calls `ordering`.
+    /// Returns an orderer without history. `config` is the gateway's `ordering`.
     ///
     /// # Errors
     /// Throws if `config` has an unknown field, or a value out of its range.
@@ -32,11 +32,11 @@ impl Orderer {
         })
     }
 
-    /// Orders the documents of an OpenAI chat body and expects it to be sent. A body that cannot be ordered comes back
+    /// Orders the documents of an OpenAI chat body, and records them as sent. A body that cannot be ordered is returned
     /// unchanged, with the reason in `skipped`.
     ///
     /// # Errors
-    /// Throws if an argument is no string.
+    /// Throws if an argument is not a string.
     #[wasm_bindgen(unchecked_return_type = "Rewrite")]
     pub fn rewrite(
         &mut self,
@@ -69,10 +69,10 @@ impl Orderer {
         })
     }
 
-    /// Orders documents that stand in no body, and expects them to be sent in that order behind `options.before`.
+    /// Orders documents without a body, and records them as sent in that order after `options.before`.
     ///
     /// # Errors
-    /// Throws if there are no documents, or more than `documents.max`, or if one has no text.
+    /// Throws if there are no documents or more than `documents.max`, or if a document has no text.
     #[wasm_bindgen(unchecked_return_type = "Ordered")]
     pub fn order(
         &mut self,
@@ -104,7 +104,7 @@ impl Orderer {
         })
     }
 
-    /// Returns the documents that would be found in an OpenAI chat body, without repeats. Nothing is remembered.
+    /// Returns the documents found in an OpenAI chat body, without duplicates. Records nothing.
     ///
     /// # Errors
     /// Throws if the body would be skipped; the message gives the reason.
@@ -128,8 +128,7 @@ impl Orderer {
         values::plain(&listed.collect::<Vec<_>>())
     }
 
-    /// Returns the knowledge tree of a tenant and model, the most recently used nodes first, a parent before its
-    /// children.
+    /// Returns the knowledge tree of a tenant and model, the most recently used nodes first, parents before children.
     ///
     /// # Errors
     /// Throws if an option has the wrong type or is out of its range.
@@ -153,7 +152,7 @@ impl Orderer {
         values::plain(&nodes.into_iter().map(TreeNode::from).collect::<Vec<_>>())
     }
 
-    /// Forgets everything, as is right after a restart of the engine.
+    /// Clears all history, for instance after a restart of the engine.
     pub fn clear(&mut self) {
         self.core.clear();
     }
@@ -165,7 +164,7 @@ impl Orderer {
         self.core.nodes() as f64
     }
 
-    /// Returns the number of chats' messages that are remembered.
+    /// Returns the number of recorded chat messages.
     #[wasm_bindgen(getter, js_name = rememberedMessages)]
     #[must_use]
     pub fn remembered_messages(&self) -> f64 {
@@ -227,7 +226,7 @@ struct Skipped {
     message: String,
 }
 
-/// A document of the caller's. Its other fields, a score for instance, are left out before it is read.
+/// A document from the caller. Other fields, such as a score, are dropped before parsing.
 #[derive(Default)]
 struct Document {
     id: Option<String>,
@@ -248,7 +247,7 @@ impl Document {
     }
 }
 
-/// The options of `order` and of `tree`; each uses those that concern it.
+/// The options of `order` and of `tree`; each ignores the other's.
 #[derive(Default)]
 struct Options {
     before: String,

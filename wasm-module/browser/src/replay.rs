@@ -1,4 +1,4 @@
-//! The class `Replay`: a trace under a policy, some requests at a time, so that a worker can report its progress.
+//! The class `Replay`: replays a trace under a policy, some requests per call, so that a worker can report progress.
 
 use crate::trace::Trace;
 use crate::values::{self, refused};
@@ -8,7 +8,7 @@ use foreword_simulation::Capacity;
 use serde::Serialize;
 use wasm_bindgen::prelude::*;
 
-/// A policy in front of a simulated engine, with its position in a trace.
+/// A policy with a simulated engine, and its position in a trace.
 #[wasm_bindgen]
 pub struct Replay {
     core: foreword_simulation::Replay,
@@ -19,7 +19,7 @@ pub struct Replay {
 
 #[wasm_bindgen]
 impl Replay {
-    /// Returns a replay with an engine that holds nothing and a policy that has learnt nothing.
+    /// Returns a replay with an empty engine and a policy without history.
     ///
     /// # Errors
     /// Throws if an option is unknown or out of its range.
@@ -56,11 +56,11 @@ impl Replay {
         })
     }
 
-    /// Serves at most `requests` further requests of `trace`, and returns what was reused so far. The trace may have
-    /// grown since the last call.
+    /// Replays up to `requests` further requests of `trace`, and returns the reuse so far. The trace may have grown
+    /// since the last call.
     ///
     /// # Errors
-    /// Throws if `requests` is no whole number.
+    /// Throws if `requests` is not a whole number.
     #[wasm_bindgen(unchecked_return_type = "Reuse")]
     pub fn advance(
         &mut self,
@@ -88,7 +88,7 @@ impl Replay {
     }
 }
 
-/// Most tokens of a page: more than any engine has.
+/// Most tokens per page, more than any engine has.
 const MAX_PAGE_TOKENS: u32 = 1 << 20;
 
 object! {

@@ -1,4 +1,4 @@
-//! The class `SimilarityCache`, and the embedder that needs no model.
+//! The class `SimilarityCache`, and an embedder without a model.
 
 use crate::values::{self, refused};
 use foreword_similarity::embedding::{HashingEmbedder, MAX_DIMENSIONS};
@@ -7,7 +7,7 @@ use js_sys::{Array, Float32Array, JsString, RegExp};
 use serde::Serialize;
 use wasm_bindgen::{JsCast, prelude::*};
 
-/// Answers questions with the documents that a retriever found for nearly identical ones.
+/// Returns the documents that a retriever found for a nearly identical question.
 #[wasm_bindgen]
 pub struct SimilarityCache {
     core: foreword_similarity::SimilarityCache,
@@ -38,11 +38,11 @@ impl SimilarityCache {
         })
     }
 
-    /// Returns the documents of the nearest question that accepts this one. On `null`, search and then insert. `nowMs`
-    /// is the time, from any beginning.
+    /// Returns the documents of the nearest question that accepts this one; `null` means that the caller should search
+    /// and insert. `nowMs` is a time in milliseconds from any origin.
     ///
     /// # Errors
-    /// Throws if the embedding has the wrong length, or a component that is no finite number.
+    /// Throws if the embedding has the wrong length, or a component that is not a finite number.
     #[wasm_bindgen(unchecked_return_type = "Hit | null")]
     pub fn lookup(
         &mut self,
@@ -60,10 +60,10 @@ impl SimilarityCache {
         })
     }
 
-    /// Remembers what was found for a question: the documents' ids, best first.
+    /// Records the ids of the documents found for a question, best first.
     ///
     /// # Errors
-    /// Throws if the embedding does not fit this cache, there are too many documents, or an id is too long.
+    /// Throws if the embedding is invalid for this cache, there are too many documents, or an id is too long.
     pub fn insert(
         &mut self,
         #[wasm_bindgen(unchecked_param_type = "Float32Array | number[]")] embedding: &JsValue,
@@ -83,10 +83,10 @@ impl SimilarityCache {
             .map_err(refused)
     }
 
-    /// Forgets every answer that holds one of these documents, and returns the number of answers forgotten.
+    /// Removes every entry with one of these documents, and returns the number of entries removed.
     ///
     /// # Errors
-    /// Throws if `documents` is no list of strings.
+    /// Throws if `documents` is not a list of strings.
     pub fn invalidate(
         &mut self,
         #[wasm_bindgen(unchecked_param_type = "string[]")] documents: &JsValue,
@@ -103,11 +103,11 @@ impl SimilarityCache {
     }
 }
 
-/// Most bytes of a cache: half of what a module can address.
+/// Most bytes of a cache: half of a module's address space.
 const MAX_BYTES: u64 = 2 << 30;
 
 /// Returns a text's vector of length 1, without a model: hashed words and their parts. Texts are near when they share
-/// words. A text without letters and digits has no direction, and gets the zero vector.
+/// words. A text without letters and digits gets the zero vector.
 ///
 /// # Errors
 /// Throws if `dimensions` is out of range.
@@ -126,8 +126,8 @@ pub fn embed(
     Ok(Float32Array::from(vector.as_slice()))
 }
 
-/// Returns a text's words in lower case, with spaces between. The embedder would compute the same, but here the
-/// JavaScript engine's tables of letters do it, so the module need not contain them.
+/// Returns a text's words in lower case, joined by spaces. The embedder could compute the same; the JavaScript engine's
+/// letter tables save including them in the module.
 fn words(text: &JsString) -> String {
     let words = RegExp::new(r"[\p{Alphabetic}\p{N}]+", "gu");
     let found = text.to_lower_case().match_(&words);
@@ -146,7 +146,7 @@ fn vector(value: &JsValue) -> Result<Vec<f32>, JsValue> {
 }
 
 fn time(value: &JsValue) -> Result<u64, JsValue> {
-    // This is 285,000 years in milliseconds, as far as a JavaScript number counts exactly.
+    // 285,000 years in milliseconds, the largest integer that a JavaScript number counts exactly.
     const LATEST: u64 = (1 << 53) - 1;
     Ok(values::real("nowMs", value)?.clamp(0.0, LATEST as f64) as u64)
 }

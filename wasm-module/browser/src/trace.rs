@@ -1,4 +1,4 @@
-//! The class `Trace`: a log of requests, read from pieces that may be cut anywhere.
+//! The class `Trace`: reads a log of requests in pieces that may be cut anywhere.
 
 use crate::values::{self, refused};
 use foreword_simulation::{BadLine, Bound, CompactTrace, LogReader};
@@ -10,9 +10,9 @@ use wasm_bindgen::prelude::*;
 pub struct Trace {
     reader: LogReader,
     pub(crate) requests: CompactTrace,
-    /// The beginning of a line whose end has not come yet.
+    /// The beginning of an incomplete line.
     begun: Vec<u8>,
-    /// Whether that line is longer than [`MAX_LINE_BYTES`]; then it is not held.
+    /// Whether that line is longer than [`MAX_LINE_BYTES`]; it is then not stored.
     too_long: bool,
     bytes: u64,
     /// Number of line breaks seen.
@@ -26,11 +26,11 @@ pub struct Trace {
 
 #[wasm_bindgen]
 impl Trace {
-    /// Returns an empty trace. A document whose line does not state its tokens weighs `document_tokens`, by default
-    /// 256.
+    /// Returns an empty trace. A document whose line does not state its tokens counts as `document_tokens`, 256 by
+    /// default.
     ///
     /// # Errors
-    /// Throws if the weight is out of range.
+    /// Throws if `document_tokens` is out of range.
     #[wasm_bindgen(constructor)]
     pub fn new(
         #[wasm_bindgen(
@@ -56,10 +56,10 @@ impl Trace {
         })
     }
 
-    /// Reads the next piece of the log. A line that is not understood is counted, and named if it is one of the first.
+    /// Reads the next piece of the log. Bad lines are counted, and the first ones are listed.
     ///
     /// # Errors
-    /// Throws if the log is longer than a trace may be; what was read so far stays.
+    /// Throws if the log exceeds a trace's limits; what was read so far is kept.
     pub fn push(
         &mut self,
         #[wasm_bindgen(unchecked_param_type = "Uint8Array")] chunk: &JsValue,
@@ -86,10 +86,10 @@ impl Trace {
         Ok(())
     }
 
-    /// Reads the rest after the last line break, and returns a summary of the log.
+    /// Reads the last line, if it lacks a line break, and returns a summary of the log.
     ///
     /// # Errors
-    /// Throws if the log is longer than a trace may be.
+    /// Throws if the log exceeds a trace's limits.
     #[wasm_bindgen(unchecked_return_type = "TraceSummary")]
     pub fn finish(&mut self) -> Result<JsValue, JsValue> {
         if self.too_long || !self.begun.is_empty() {
@@ -114,10 +114,10 @@ impl Trace {
         self.requests.requests() as f64
     }
 
-    /// Returns a bound that no order of documents exceeds. It takes some seconds on a long trace.
+    /// Returns an upper bound on reuse by any order of documents. Takes some seconds for a long trace.
     ///
     /// # Errors
-    /// Throws if the seed is no whole number.
+    /// Throws if the seed is not a whole number.
     #[wasm_bindgen(js_name = upperBound, unchecked_return_type = "Bound")]
     pub fn upper_bound(
         &self,
@@ -128,7 +128,7 @@ impl Trace {
         values::plain(&BoundOut { share, sampled })
     }
 
-    /// Reads the begun line as a complete one.
+    /// Reads the stored line as a complete one.
     fn line(&mut self) -> Result<(), JsValue> {
         let line = std::mem::take(&mut self.begun);
         let too_long = std::mem::take(&mut self.too_long);
@@ -171,19 +171,19 @@ impl Trace {
     }
 }
 
-/// Most bytes of a log: 20,000 bodies of 50 KB. What is kept of it is far less.
+/// Most bytes of a log: 20,000 bodies of 50 KB. A trace keeps far less.
 const MAX_LOG_BYTES: u64 = 1 << 30;
 
-/// Most bytes of a line: more than any gateway lets through.
+/// Most bytes of a line, more than any gateway accepts.
 const MAX_LINE_BYTES: usize = 16 << 20;
 
-/// Most requests of a trace, at 60 bytes each.
+/// Most requests of a trace; each takes 60 bytes.
 const MAX_REQUESTS: usize = 1_000_000;
 
-/// Most documents in all its requests: at most 150 bytes each, which a page's memory of 4 GB holds.
+/// Most documents in all requests: at most 150 bytes each, which fit a page's memory of 4 GB.
 const MAX_LISTED: u64 = 16_000_000;
 
-/// Number of bad lines that are named; further ones are only counted.
+/// Most bad lines listed; further ones are only counted.
 const NAMED: usize = 20;
 
 #[derive(Serialize)]

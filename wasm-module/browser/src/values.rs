@@ -1,7 +1,7 @@
-//! Checks the values that JavaScript passes, and creates the plain objects that it gets. Every error names the
-//! argument, the value given and what is allowed.
+//! Checks values from JavaScript, and creates the plain objects returned. Every error names the argument, the value
+//! given and the accepted values.
 //!
-//! Objects cross as JSON: a getter that throws would leave its object locked.
+//! Objects are passed as JSON: a getter that throws would leave its object locked.
 
 use js_sys::{Error, JSON, JsString, RangeError, TypeError};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use std::fmt::Display;
 use wasm_bindgen::{JsCast, JsValue};
 
-/// Returns an `Error` with the words of `reason`.
+/// Returns an `Error` with `reason` as its message.
 pub(crate) fn refused<R: Display>(reason: R) -> JsValue {
     fn told(reason: &dyn Display) -> JsValue {
         Error::new(&reason.to_string()).into()
@@ -17,7 +17,7 @@ pub(crate) fn refused<R: Display>(reason: R) -> JsValue {
     told(&reason)
 }
 
-/// Returns an `Error` with the words of `reason`, for an argument.
+/// Returns an `Error` for an argument, with `reason` in its message.
 pub(crate) fn refused_argument(name: &str, reason: impl Display) -> JsValue {
     refused(format_args!("{name}: {reason}"))
 }
@@ -56,7 +56,7 @@ pub(crate) fn whole(
     let number = value
         .as_f64()
         .ok_or_else(|| wrong_type(name, value, "a number"))?;
-    // Beyond 2^53 a double is no exact number; no limit is that large.
+    // Beyond 2^53 a double is not exact; no limit is that large.
     let is_whole = number.fract() == 0.0 && (low as f64..=high as f64).contains(&number);
     if is_whole {
         Ok(number as u64)
@@ -77,7 +77,7 @@ pub(crate) fn real(name: &str, value: &JsValue) -> Result<f64, JsValue> {
     Ok(number)
 }
 
-/// Reads an object, by way of JSON; `T`'s default if it is absent. serde's words say what does not fit.
+/// Reads an object as JSON; `T`'s default if it is absent. Errors have serde's message.
 pub(crate) fn options<T: DeserializeOwned + Default>(
     name: &str,
     value: &JsValue,
@@ -88,12 +88,12 @@ pub(crate) fn options<T: DeserializeOwned + Default>(
     parsed(name, &json(name, value, &JsValue::NULL)?)
 }
 
-/// Reads an array, by way of JSON.
+/// Reads an array as JSON.
 pub(crate) fn list<T: DeserializeOwned>(name: &str, value: &JsValue) -> Result<Vec<T>, JsValue> {
     objects(name, value, &JsValue::NULL)
 }
 
-/// Reads an array of objects, of which only the fields named in an array are taken.
+/// Reads an array of objects. Only the fields named in an array are read.
 pub(crate) fn objects<T: DeserializeOwned>(
     name: &str,
     value: &JsValue,
@@ -109,7 +109,7 @@ fn parsed<T: DeserializeOwned>(name: &str, json: &str) -> Result<T, JsValue> {
     serde_json::from_str(json).map_err(|error| refused_argument(name, without_place(&error)))
 }
 
-/// Returns the JSON of an object or an array, with the fields named in an array, or with all.
+/// Returns the JSON of an object or array, with only the fields named in `fields` if that is an array.
 fn json(name: &str, value: &JsValue, fields: &JsValue) -> Result<String, JsValue> {
     if !value.is_object() {
         return Err(wrong_type(name, value, "an object"));
@@ -132,7 +132,7 @@ pub(crate) fn is_absent(value: &JsValue) -> bool {
     value.is_undefined() || value.is_null()
 }
 
-/// Returns serde's words without the line and column of a text that the caller never saw.
+/// Returns serde's message without the line and column, which refer to JSON that the caller never saw.
 fn without_place(error: &impl Display) -> String {
     let words = error.to_string();
     match words.split_once(" at line ") {

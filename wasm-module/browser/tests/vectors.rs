@@ -1,9 +1,9 @@
-//! The same decisions everywhere: 1,000 random requests with what the core makes of them, natively. `tests/browser`
-//! holds the built package against the same file, in Node and in Chromium.
+//! Checks that decisions are the same everywhere: 1,000 random requests with the native core's results. `tests/browser`
+//! compares the built package with the same file, in Node and in Chromium.
 //!
-//! `vectors.jsonl` says in its first line under which configurations, and what some texts' embeddings are; then in each
-//! line one request in few words ([`Request::body`] says what they stand for) and its outcome. `UPDATE_GOLDEN=1 cargo test -p foreword-browser --test
-//! vectors` writes it anew.
+//! The first line of `vectors.jsonl` has the configurations and some texts' embeddings; each further line has a request
+//! in short form (see [`Request::body`]) and its outcome. `UPDATE_GOLDEN=1 cargo test -p foreword-browser --test
+//! vectors` rewrites it.
 
 use foreword_ordering::policy::{Place, PolicyKind};
 use foreword_ordering::random::Random;
@@ -48,14 +48,14 @@ struct Vector {
     outcome: Value,
 }
 
-/// A request in few words.
+/// A request in short form.
 #[derive(Clone, Serialize, Deserialize)]
 struct Request {
-    /// Which of the configurations, each having an orderer of its own.
+    /// Index of the configuration; each has its own orderer.
     config: usize,
     tenant: String,
     form: Form,
-    /// Numbers of the documents that come with each question of the chat, the last one being that of this request.
+    /// Numbers of the documents that each question of the chat brings; the last question is this request's.
     turns: Vec<Vec<u64>>,
 }
 
@@ -63,16 +63,16 @@ struct Request {
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Form {
-    /// As spans of every user message.
+    /// As tagged documents in every user message.
     Tags,
-    /// As a `documents` array, which holds the last turn's only.
+    /// As a `documents` array with the last turn's documents only.
     Array,
     /// In a request without a body.
     Plain,
 }
 
 impl Request {
-    /// The chat body. Keys stand in alphabetical order, so that every printer of JSON makes the same bytes.
+    /// Returns the chat body. Keys are in alphabetical order, so that every JSON printer produces the same bytes.
     fn body(&self) -> String {
         let mut messages = vec![json!({"content": "Be brief.", "role": "system"})];
         for (at, documents) in self.turns.iter().enumerate() {
@@ -96,7 +96,7 @@ impl Request {
         json!({"documents": documents, "messages": messages, "model": "m"}).to_string()
     }
 
-    /// Of the last turn.
+    /// The documents of the last turn.
     fn documents(&self) -> impl Iterator<Item = u64> {
         self.turns.last().into_iter().flatten().copied()
     }
@@ -142,12 +142,12 @@ fn id(number: u64) -> String {
     format!("d{number}")
 }
 
-/// With what JSON escapes and what it does not.
+/// A text with characters that JSON escapes and others that it does not.
 fn text(number: u64) -> String {
     format!("\"Où\" {number}? ").repeat(1 + number as usize % 7)
 }
 
-/// FNV-1a, 32 bits: five lines in any language.
+/// FNV-1a, 32 bits, which is short in any language.
 fn digest(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, &byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
@@ -168,7 +168,8 @@ fn orderers(configs: &[Value]) -> Vec<Orderer> {
     configs.collect()
 }
 
-/// A configuration for every policy, the best documents in all places, trees small enough to forget, chats pinned under every other one.
+/// A configuration for each policy, with the best documents in every place, trees small enough to evict, and pinned
+/// chats in every other one.
 fn configs() -> Vec<Value> {
     let kinds = PolicyKind::ALL.iter().enumerate();
     let configs = kinds.map(|(at, kind)| {
@@ -183,7 +184,7 @@ fn configs() -> Vec<Value> {
     configs.collect()
 }
 
-/// Words in several scripts, with what lower case does to them.
+/// Words in several scripts, including special cases of lower case.
 const TEXTS: [&str; 10] = [
     "",
     "?!",
@@ -226,7 +227,7 @@ fn generated() -> String {
                 turns: Vec::new(),
             },
         };
-        // Few topics, so that requests overlap; now and then a document comes twice.
+        // Few topics, so that requests overlap; sometimes a document is repeated.
         let topic = 6 * random.below(4);
         let mut documents: Vec<u64> = (topic..topic + 9).collect();
         random.shuffle(&mut documents);

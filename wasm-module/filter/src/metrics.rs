@@ -214,7 +214,7 @@ impl Metrics {
         }
     }
 
-    /// Counts the changes to a head, made or only proposed.
+    /// Counts the changes to a prompt's head (tools and system text), made or only proposed.
     pub(crate) fn head(&self, host: &impl Host, head: &HeadReport) {
         if head.is_empty() {
             return;
@@ -229,7 +229,7 @@ impl Metrics {
         }
     }
 
-    /// Counts the markers of a prompt.
+    /// Counts the cache markers set in a prompt.
     pub(crate) fn marked(&self, host: &impl Host, cut: Option<&Cut>) {
         let Some(cut) = cut else { return };
         for (counter, (_, count)) in self.cuts.iter().zip(cut_counts(cut)) {
@@ -274,7 +274,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a response that corrected a tree.
+    /// Counts a response whose cached tokens corrected a tree.
     pub(crate) fn corrected(&self, host: &impl Host) {
         self.corrections.add(host, 1);
     }

@@ -1,14 +1,14 @@
-//! What is wrong with a line of a log.
+//! Errors in a line of a log.
 
 use foreword_ordering::Skip;
 
-/// The error that a line is not a request.
+/// Why a line is not a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadLine {
     /// The line is too long.
     #[error("the line has more than {limit} bytes")]
     TooLong {
-        /// Most bytes of a line.
+        /// Most bytes of a line, the limit.
         limit: u64,
     },
     /// The line is not a JSON object.
@@ -17,16 +17,16 @@ pub enum BadLine {
         /// Column where reading failed, from 1.
         column: usize,
     },
-    /// It has the shape of neither.
+    /// The line is neither a chat body nor a ranking.
     #[error("neither a chat body (no `messages`, `input` or `contents`) nor a ranking (no `docs`)")]
     Neither,
-    /// `request` or `body` is not a body.
+    /// `request` or `body` is not a JSON body.
     #[error("`request` (or `body`) is neither an object nor a string that holds one")]
     Request,
     /// `docs` is not a list.
     #[error("`docs` is not a list")]
     DocsNotAList,
-    /// An element of `docs` cannot be an id.
+    /// An element of `docs` is not a valid id.
     #[error("docs[{index}] is neither a string nor a number")]
     Id {
         /// Index of the element.
@@ -46,7 +46,7 @@ pub enum BadLine {
         u32::MAX
     )]
     Tokens,
-    /// `tokens` does not fit `docs`.
+    /// `tokens` and `docs` have different lengths.
     #[error("`tokens` has {tokens} elements, `docs` has {docs}")]
     TokensOfOthers {
         /// Number of elements of `tokens`.

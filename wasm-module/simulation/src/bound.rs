@@ -1,6 +1,6 @@
-//! The pairwise upper bound of [`upper_bound`](super::upper_bound) over a compact trace, at an affordable cost for a
-//! long one. The exact bound compares every two requests that share a document, which grows with the square of the
-//! trace. So beyond a budget of comparisons it is estimated from a random sample of the requests.
+//! The pairwise upper bound of [`upper_bound`](super::upper_bound) for a compact trace. The exact bound compares every
+//! two requests that share a document, so its cost grows with the square of the trace. Beyond a budget of comparisons,
+//! it is estimated from a random sample of the requests.
 
 use super::CompactTrace;
 use foreword_ordering::document::Fingerprint;
@@ -9,7 +9,7 @@ use foreword_ordering::tree::Scope;
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// An upper bound on reuse by any order.
+/// An upper bound on reuse under any order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
     /// The bound, as a share of the document tokens.
@@ -19,15 +19,15 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Computes the bound of `trace`; `seed` draws the sample. `progress` is called after every part, with its number
-    /// from 1.
+    /// Computes the bound of `trace`; `seed` determines the sample. `progress` is called after every part, with its
+    /// number from 1.
     #[must_use]
     pub fn of(trace: &CompactTrace, seed: u64, progress: impl FnMut(usize)) -> Self {
         Self::within(trace, seed, 1, BUDGET, progress)
     }
 
-    /// Computes the bound with matches cut to whole pages of `page_tokens` tokens, as
-    /// [`EngineCache`](super::EngineCache) cuts them.
+    /// Computes the bound with matches cut to whole pages of `page_tokens` tokens, like those of
+    /// [`EngineCache`](super::EngineCache).
     #[must_use]
     pub fn in_pages(
         trace: &CompactTrace,
@@ -48,9 +48,9 @@ impl Bound {
         let Places { numbers, counts } = Places::of(trace);
         let every = comparisons(&counts).div_ceil(budget).max(1);
         let mut random = Random::new(seed);
-        // By document number, the parts so far that hold it.
+        // By document number, the parts so far that have it.
         let mut holders: Vec<Vec<u32>> = vec![Vec::new(); counts.len()];
-        // By part, the tokens that it shares with the current one.
+        // By part, the tokens shared with the current one.
         let mut shared: Vec<u64> = Vec::new();
         let (mut reused, mut total) = (0, 0);
         let mut met: Vec<u32> = Vec::new();
@@ -102,7 +102,7 @@ const BUDGET: u64 = 400_000_000;
 struct Places {
     /// Document numbers of all parts, one part after another.
     numbers: Vec<usize>,
-    /// By document number, how many parts hold it.
+    /// By document number, the number of parts with it.
     counts: Vec<u64>,
 }
 

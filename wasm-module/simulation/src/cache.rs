@@ -1,9 +1,9 @@
-//! A model of an engine's prefix cache, at the granularity of documents: a tree with least-recently-used leaf
-//! eviction under a capacity in tokens, as vLLM's and SGLang's caches are.
+//! A model of an engine's prefix cache at the granularity of documents: a tree with least-recently-used leaf eviction
+//! and a capacity in tokens, as in vLLM and SGLang.
 //!
-//! It answers two questions that the knowledge tree must not: how many tokens a prompt really finds, in whole pages,
-//! and what the engine forgets when it is full. A document is either cached or not. A page that holds the end of one
-//! document and the beginning of the next belongs to the path that goes on, so a match is cut to whole pages.
+//! It tracks what the knowledge tree must not: how many tokens a prompt really finds, in whole pages, and what the
+//! engine evicts when it is full. A document is either cached or not. A page with the end of one document and the
+//! beginning of the next belongs to the longer path, so a match is cut to whole pages.
 
 use super::Retrieved;
 use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
@@ -11,14 +11,14 @@ use foreword_ordering::tree::{Bounds, KnowledgeTree, Scope};
 /// The capacity of an engine's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Most tokens of documents; `None`: any number.
+    /// Most document tokens; `None` for no limit.
     pub tokens: Option<u64>,
-    /// Tokens in a page; a match is cut to whole pages. 1: exact.
+    /// Tokens per page; a match is cut to whole pages, so 1 is exact.
     pub page_tokens: u32,
 }
 
 impl Capacity {
-    /// A cache that holds everything and matches exactly.
+    /// A cache without a limit and with exact matches.
     pub const UNBOUNDED: Self = Self {
         tokens: None,
         page_tokens: 1,
@@ -35,7 +35,7 @@ impl Capacity {
         }
     }
 
-    /// Returns the bounds of a knowledge tree that knows what an engine of this capacity holds.
+    /// Returns the bounds of a knowledge tree for an engine of this capacity.
     #[must_use]
     pub fn bounds(self) -> Bounds {
         Bounds {
@@ -62,8 +62,8 @@ impl EngineCache {
         }
     }
 
-    /// Computes a prompt whose documents are `path`, and returns the tokens that it found in the cache. Afterwards the
-    /// path is the most recently used one, and the least recently used leaves have been evicted for it.
+    /// Serves a prompt whose documents are `path`, and returns the tokens found in the cache. The path becomes the most
+    /// recently used one, and the least recently used leaves are evicted to make room.
     pub fn serve<'a>(
         &mut self,
         scope: Scope,
@@ -85,7 +85,7 @@ impl EngineCache {
         found - found % self.page_tokens
     }
 
-    /// Returns the number of tokens held.
+    /// Returns the number of cached tokens.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.held.tokens()

@@ -1,5 +1,5 @@
-//! A trace that takes little memory: each document is kept once, and requests are lists of 4-byte numbers. A million
-//! requests of ten documents take about 60 MB, the documents themselves aside.
+//! A trace in little memory: each document is stored once, and requests are lists of 4-byte numbers. A million requests
+//! of ten documents take about 60 MB, without the documents themselves.
 
 use super::{Request, Retrieved};
 use foreword_ordering::document::Fingerprint;
@@ -12,7 +12,7 @@ use fxhash::{FxHashMap, FxHashSet};
 #[derive(Clone, Debug, Default)]
 pub struct CompactTrace {
     documents: Vec<Retrieved>,
-    /// Numbers by identity and weight, since a log may weigh a document differently at times.
+    /// Numbers by identity and weight, since a log may weight a document differently at times.
     numbers: FxHashMap<(Fingerprint, u32), u32>,
     /// Document numbers of all parts.
     places: Vec<u32>,

@@ -1,15 +1,14 @@
-//! Simulates what ordering would save: traces of requests are replayed under a policy against a model of an engine's
-//! cache.
+//! Simulates what ordering saves: replays traces of requests under a policy, against a model of an engine's cache.
 //!
 //! ```text
 //!   trace ──▶ policy + its knowledge tree ──▶ order ──▶ engine cache ──▶ tokens reused
 //! ```
 //!
-//! The policy decides as it would in front of a real engine. The engine is modelled document by document: the result
-//! is how many document tokens a prefix match would have saved. Generation, batching and time are not modelled.
+//! The policy decides as in front of a real engine. The engine is modelled document by document: the result is the
+//! number of document tokens that prefix matches save. Generation, batching and time are not modelled.
 //!
-//! This crate also plans batches, of which every request is known before the first is sent: [`batch()`] returns the
-//! order of its requests, and of the documents inside each.
+//! This crate also plans batches, whose requests are all known before the first is sent: [`batch()`] returns the order
+//! of the requests, and of the documents in each.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -70,7 +69,7 @@ pub fn document_tokens(trace: &[Request]) -> u64 {
         .sum()
 }
 
-/// Returns the configuration in which every document may stand anywhere, for tests that are not about ranks.
+/// Returns a configuration in which every document may be in any place, for tests that are not about ranks.
 #[cfg(test)]
 fn placing_freely() -> foreword_ordering::RawConfig {
     foreword_ordering::RawConfig {

@@ -1,12 +1,12 @@
-//! Lines of a log, each within a bound.
+//! Reads the lines of a log, with a limit on their length.
 
 use super::BadLine;
 use std::io::{BufRead, Read, Result};
 
-/// Bytes of a line: more than any gateway lets through.
+/// Most bytes of a line, more than any gateway accepts.
 pub const MAX_LINE_BYTES: u64 = 64 << 20;
 
-/// Lines of a reader; one that is longer than the limit, 64 MiB unless said otherwise, is passed over without being held.
+/// The lines of a reader. A line longer than the limit (64 MiB by default) is skipped without being stored.
 #[derive(Debug)]
 pub struct Lines<R> {
     reader: R,
@@ -17,12 +17,12 @@ pub struct Lines<R> {
 }
 
 impl<R: BufRead> Lines<R> {
-    /// The lines of `reader`, from the first.
+    /// Reads the lines of `reader`.
     pub fn new(reader: R) -> Self {
         Self::within(reader, MAX_LINE_BYTES)
     }
 
-    /// The lines of `reader` with so many bytes at most.
+    /// Reads the lines of `reader`, with at most `limit` bytes each.
     pub fn within(reader: R, limit: u64) -> Self {
         Self {
             reader,
@@ -33,20 +33,21 @@ impl<R: BufRead> Lines<R> {
         }
     }
 
-    /// Lines read so far: the number, from 1, of the one that was read last.
+    /// Returns the number of the last line read, from 1.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Bytes read so far.
+    /// Returns the number of bytes read so far.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The next line, with its end; `None`: there is none.
+    /// Returns the next line, with its line break; `None` at the end.
     ///
     /// # Errors
-    /// It cannot be read. [`BadLine::TooLong`] within: the next call returns the line behind it.
+    /// Returns the reader's error. The inner error is [`BadLine::TooLong`]; the next call then returns the following
+    /// line.
     #[expect(clippy::should_implement_trait, reason = "a line borrows the reader")]
     pub fn next(&mut self) -> Result<Option<std::result::Result<&[u8], BadLine>>> {
         self.line.clear();

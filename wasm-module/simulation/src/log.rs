@@ -1,5 +1,5 @@
-//! Reads logs of requests line by line: a line is a chat body, or a ranking. Errors name places and limits, never a
-//! value of the line. The caller gets the lines from a file or a page.
+//! Parses logs of requests line by line: a line is a chat body or a ranking. Errors name positions and limits, never a
+//! value of the line. The caller reads the lines from a file or a page.
 
 use super::bad_line::BadLine;
 use super::logged::{LoggedKind, kind_of};
@@ -22,8 +22,8 @@ pub struct LogReader {
 }
 
 impl LogReader {
-    /// Returns a reader that weighs a document as `document_tokens` if its line does not state its tokens. Bodies are
-    /// read under the default configuration, except for the number of documents: as many as can be ordered.
+    /// Returns a reader that counts a document as `document_tokens` tokens if its line states none. Bodies are parsed
+    /// with the default configuration, and as many documents as can be ordered.
     #[must_use]
     pub fn new(document_tokens: u32) -> Self {
         Self {
@@ -32,7 +32,7 @@ impl LogReader {
         }
     }
 
-    /// Returns the reader of bodies as they are read under `config`, except for the number of documents.
+    /// Makes the reader parse bodies with `config`, and as many documents as can be ordered.
     #[must_use]
     pub fn under(self, config: Config) -> Self {
         Self {
@@ -41,8 +41,8 @@ impl LogReader {
         }
     }
 
-    /// Returns the request of a line, with a part for every group of documents that is ordered separately; without
-    /// documents it has no part.
+    /// Returns the request of a line, with a part for every group of documents that is ordered separately; none without
+    /// documents.
     ///
     /// # Errors
     /// Returns a [`BadLine`] if the line is not a request.

@@ -1,50 +1,50 @@
-//! Reads a line of a log that states more than a request: its tenant, its engine, and the engine's usage.
+//! Parses a line of a log with more than a request: its tenant, its engine, and the engine's usage.
 //!
 //! ```text
 //!   {"messages": […], …}                                                              the body itself
 //!   {"request": {"messages": […], …}, "response": {"usage": {…}}, "tenant": "a", "engine": "10.0.0.1:8000"}
 //! ```
 //!
-//! `body` is another name for `request`; either holds the body as an object, or as a string, which access logs write.
-//! `usage` may stand beside the request, in the words of any API; `upstream` is another name for `engine`, and
-//! `cached_tokens` and `prompt_tokens`, the fields of the gateway's access log, may stand by themselves, and so may `path`. A
-//! line's time is its `time` or `timestamp`. What else there is (headers, durations) is passed over.
+//! `body` is another name for `request`; either has the body as an object, or as a string, as access logs write it.
+//! `usage` may be next to the request, in the format of any API. `upstream` is another name for `engine`. The fields of
+//! the gateway's access log, `cached_tokens`, `prompt_tokens` and `path`, may also be at the top level. A line's time
+//! is its `time` or `timestamp`. Other fields (headers, durations) are ignored.
 
 use super::{BadLine, time};
 use foreword_ordering::scan::{self, Bad};
 use foreword_ordering::string;
 use std::borrow::Cow;
 
-/// A request in a log, with what the log states about it.
+/// A request in a log, with the log's data on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logged<'a> {
     /// The body, or a ranking.
     pub body: Cow<'a, str>,
-    /// Name of the tenant; empty: unknown.
+    /// Name of the tenant; empty if unknown.
     pub tenant: Cow<'a, str>,
-    /// The engine that served the request; empty: unknown.
+    /// The engine that served the request; empty if unknown.
     pub engine: Cow<'a, str>,
-    /// Path that the request was sent to; empty: unknown.
+    /// Path of the request; empty if unknown.
     pub path: Cow<'a, str>,
-    /// Tokens of the prompt, as the engine counts.
+    /// Tokens of the prompt, counted by the engine.
     pub prompt_tokens: Option<u64>,
     /// Prompt tokens that the engine had cached.
     pub cached_tokens: Option<u64>,
-    /// Milliseconds since 1970, if the line states its `time` (or `timestamp`).
+    /// Milliseconds since 1970, from the line's `time` or `timestamp`.
     pub at_ms: Option<u64>,
 }
 
 /// The kind of a logged body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoggedKind {
-    /// The line is a chat body, or holds one.
+    /// The line is or has a chat body.
     Chat,
-    /// The line is a list of documents' ids.
+    /// The line is a list of document ids.
     Ranking,
 }
 
 impl<'a> Logged<'a> {
-    /// Reads a line.
+    /// Parses a line.
     ///
     /// # Errors
     /// Returns [`BadLine::NotAnObject`] or [`BadLine::Request`]. [`LogReader::requests`](super::LogReader::requests)
@@ -145,8 +145,8 @@ impl<'a> Logged<'a> {
     }
 }
 
-/// What a body is by its fields `messages`, `message` (Cohere's first API), `input` (Responses), `contents` (Gemini) and
-/// `docs`. A ranking may have an `input` of its own.
+/// Returns a body's kind by its fields `messages`, `message` (Cohere's first API), `input` (Responses), `contents`
+/// (Gemini) and `docs`. A ranking may have an `input` of its own.
 pub(super) fn kind_of(fields: [Option<&str>; 5]) -> Result<LoggedKind, BadLine> {
     match fields {
         [None, None, _, _, Some(_)] => Ok(LoggedKind::Ranking),
@@ -155,12 +155,12 @@ pub(super) fn kind_of(fields: [Option<&str>; 5]) -> Result<LoggedKind, BadLine> 
     }
 }
 
-/// A number, written as one or as a string of digits.
+/// Parses a number, or a string of digits.
 fn number(value: &str) -> Option<u64> {
     value.trim_matches('"').parse().ok()
 }
 
-/// Returns the tokens of the prompt, and those that were cached, in either dialect.
+/// Returns the prompt's tokens and the cached ones, from any API's usage.
 fn counted(usage: &str) -> [Option<u64>; 2] {
     let names = [
         "prompt_tokens",
@@ -170,7 +170,7 @@ fn counted(usage: &str) -> [Option<u64>; 2] {
         "cache_read_input_tokens",
         "cache_creation_input_tokens",
     ];
-    // Bedrock's and Gemini's.
+    // The fields of Bedrock and Gemini.
     let others = [
         "inputTokens",
         "cacheReadInputTokens",
@@ -193,7 +193,7 @@ fn counted(usage: &str) -> [Option<u64>; 2] {
     let [read, created] = [read, created].map(|value| value.and_then(number));
     match (prompt.and_then(number), input.and_then(number)) {
         (Some(prompt), _) => [Some(prompt), cached.or(read)],
-        // Anthropic's count excludes tokens that were read from the cache or written to it.
+        // Anthropic's count excludes tokens read from the cache or written to it.
         (None, Some(input)) if read.is_some() || created.is_some() => {
             let prompt = input + read.unwrap_or(0) + created.unwrap_or(0);
             [Some(prompt), Some(read.unwrap_or(0))]

@@ -1,13 +1,12 @@
 //! Replays whole prompts against a model of an engine's cache: tools, system text, history, documents, hints and
-//! question, as the gateway would send them.
+//! question, as the gateway would forward them.
 //!
 //! ```text
 //!   body ──▶ Orderer ──▶ body as sent ──▶ pieces of its prompt ──▶ engine cache ──▶ tokens reused
 //! ```
 //!
-//! The orderer is the gateway's own, so its decisions are the gateway's. The cache is [`EngineCache`], whose paths
-//! consist of pieces (a tool, a line or sentence of the system text, a message, a document) instead of documents
-//! alone.
+//! The orderer is the gateway's own, so it makes the same decisions. The cache is [`EngineCache`], with paths of pieces
+//! (a tool, a line or sentence of the system text, a message, a document) instead of only documents.
 
 use super::{Capacity, EngineCache, Replay, Request, Retrieved, Reuse};
 use crate::Logged;
@@ -25,16 +24,16 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// The result of a replay of whole prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromptReuse {
-    /// Estimated tokens of the prompts as they were sent.
+    /// Estimated tokens of the forwarded prompts.
     pub prompt_tokens: u64,
-    /// Prompt tokens that came from the cache.
+    /// Prompt tokens found in the cache.
     pub reused_tokens: u64,
-    /// The same for documents alone.
+    /// The same for only the documents.
     pub documents: Reuse,
 }
 
 impl PromptReuse {
-    /// Returns the share that came from the cache; 0 of nothing.
+    /// Returns the share found in the cache; 0 if there were no tokens.
     #[must_use]
     pub fn share(self) -> f64 {
         if self.prompt_tokens == 0 {
@@ -54,19 +53,18 @@ impl PromptReuse {
 /// A replay of whole prompts, request by request.
 pub struct PromptReplay {
     orderer: Orderer,
-    /// The replay of rankings, whose documents stand in no body.
+    /// The replay of rankings, which have no body.
     rankings: Replay,
     cache: EngineCache,
     reuse: PromptReuse,
-    /// Numbers of engines by their names.
+    /// Numbers of engines, by name.
     engines: FxHashMap<String, EngineId>,
-    /// Whether bodies are sent as they came.
+    /// Whether original bodies are forwarded.
     as_came: bool,
 }
 
 impl PromptReplay {
-    /// Returns a replay with nothing cached and nothing learnt. Under [`PolicyKind::Retrieval`] bodies are sent as
-    /// they came.
+    /// Returns a replay with an empty cache and no history. [`PolicyKind::Retrieval`] forwards original bodies.
     ///
     /// # Errors
     /// Returns an error if the configuration is not valid.
@@ -76,7 +74,7 @@ impl PromptReplay {
         capacity: Capacity,
     ) -> Result<Self, ConfigError> {
         raw.policy = kind.name().into();
-        // The configured block size takes precedence over that of the modelled cache.
+        // A configured block size takes precedence over the modelled cache's.
         if raw.policy_options.block_tokens == 1 {
             raw.policy_options.block_tokens = capacity.page_tokens.max(1);
         }
@@ -94,13 +92,13 @@ impl PromptReplay {
         })
     }
 
-    /// Rewrites bodies under [`PolicyKind::Retrieval`] too: everything else that the configuration says is done.
+    /// Makes [`PolicyKind::Retrieval`] rewrite bodies as well, by the rest of the configuration.
     pub fn order_all(&mut self) {
         self.as_came = false;
     }
 
-    /// Orders a logged body as the gateway would, and returns what it would send, if that differs. A body without
-    /// documents is sent as it came.
+    /// Orders a logged body like the gateway. Returns the body to forward; `None` for the original body, for instance
+    /// if it has no documents.
     ///
     /// # Errors
     /// Returns the reason why the body cannot be read.
@@ -131,7 +129,7 @@ impl PromptReplay {
         }
     }
 
-    /// Serves the [decision](Self::decide) for a logged body.
+    /// Serves a logged body, in the form [decided](Self::decide).
     ///
     /// # Errors
     /// Returns the reason why the body cannot be read.
@@ -151,12 +149,12 @@ impl PromptReplay {
         Ok(())
     }
 
-    /// Orders a ranking of documents that stand in no body.
+    /// Orders a ranking of documents without a body.
     pub fn decide_ranking(&mut self, request: &Request) -> Order {
         self.rankings.decide(request)
     }
 
-    /// Serves a ranking whose documents stand in `order`; its prompt consists of the documents.
+    /// Serves a ranking in the order `order`; its prompt consists of the documents.
     pub fn serve_ranking(&mut self, request: &Request, order: &Order) {
         let path = (order.iter()).filter_map(|&rank| request.documents.get(usize::from(rank)));
         let pieces: Vec<(SegmentKind, Retrieved)> = path
@@ -175,7 +173,7 @@ impl PromptReplay {
             self.reuse.prompt_tokens += tokens;
             if *kind == SegmentKind::Document {
                 self.reuse.documents.document_tokens += tokens;
-                // A page's end may have cut the last one.
+                // A page boundary may have cut the last one.
                 self.reuse.documents.reused_tokens += found.saturating_sub(at).min(tokens);
             }
             at += tokens;
@@ -183,7 +181,7 @@ impl PromptReplay {
         self.reuse.reused_tokens += found;
     }
 
-    /// Returns the configuration that bodies are ordered by.
+    /// Returns the configuration for ordering bodies.
     pub(crate) fn config(&self) -> &Config {
         self.orderer.config()
     }

@@ -1,4 +1,4 @@
-//! Replays a trace under a policy, and finds the share of the document tokens that comes from the cache.
+//! Replays a trace under a policy, and computes the share of document tokens found in the cache.
 
 use super::{Capacity, EngineCache, Request, Trace, document_tokens};
 use foreword_ordering::document::{Candidate, Fingerprint};
@@ -11,14 +11,14 @@ use std::borrow::Borrow;
 /// The result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reuse {
-    /// Tokens of the documents that were requested.
+    /// Tokens of the requested documents.
     pub document_tokens: u64,
-    /// Document tokens that came from the cache.
+    /// Document tokens found in the cache.
     pub reused_tokens: u64,
 }
 
 impl Reuse {
-    /// Returns the share that came from the cache; 0 of nothing.
+    /// Returns the share found in the cache; 0 if there were no tokens.
     #[must_use]
     pub fn share(self) -> f64 {
         if self.document_tokens == 0 {
@@ -29,24 +29,24 @@ impl Reuse {
     }
 }
 
-/// A replay, request by request, for callers that want to time or show it: [`Replay::decide`] is the gateway's part,
+/// A replay, request by request, for callers that time or show it: [`Replay::decide`] is the gateway's part,
 /// [`Replay::serve`] the engine's.
 pub struct Replay {
     policy: Box<dyn Policy>,
-    /// The knowledge tree, under the same bounds as the engine's cache, as an operator would set them.
+    /// The knowledge tree, with the same bounds as the engine's cache, as an operator would set them.
     tree: KnowledgeTree,
     cache: EngineCache,
     reuse: Reuse,
 }
 
 impl Replay {
-    /// Returns a replay with nothing cached and nothing learnt.
+    /// Returns a replay with an empty cache and no history.
     #[must_use]
     pub fn new(kind: PolicyKind, options: &PolicyOptions, capacity: Capacity) -> Self {
         Self::of(kind.build(options), capacity)
     }
 
-    /// Returns a replay of `policy`, with nothing cached.
+    /// Returns a replay of `policy` with an empty cache.
     #[must_use]
     pub fn of(policy: Box<dyn Policy>, capacity: Capacity) -> Self {
         Self {
@@ -57,7 +57,7 @@ impl Replay {
         }
     }
 
-    /// Orders a request's documents and remembers the order.
+    /// Orders a request's documents and records the order.
     pub fn decide(&mut self, request: &Request) -> Order {
         let candidates: SmallVec<[Candidate<'_>; 16]> = request
             .documents
@@ -92,7 +92,7 @@ impl Replay {
         order
     }
 
-    /// Serves a request whose documents stand in `order`, and returns the tokens that came from the cache.
+    /// Serves a request in the order `order`, and returns the tokens found in the cache.
     pub fn serve(&mut self, request: &Request, order: &Order) -> u64 {
         let path = order
             .iter()
@@ -103,7 +103,7 @@ impl Replay {
         reused
     }
 
-    /// Decides and serves requests, one after another, and returns the result.
+    /// Decides and serves requests one by one, and returns the result.
     #[must_use]
     pub fn run(mut self, requests: impl IntoIterator<Item = impl Borrow<Request>>) -> Reuse {
         for request in requests {
@@ -137,10 +137,9 @@ pub fn replay(
     Replay::new(kind, options, capacity).run(trace)
 }
 
-/// Returns the pairwise upper bound: each request is given its largest overlap, in tokens, with any one earlier
-/// request of its scope. No order reaches it on every trace (one request's best order is another's worst), and none
-/// exceeds it, since a prefix is cached because one earlier request held all of it. O(requests x overlapping
-/// requests).
+/// Returns the pairwise upper bound: each request counts its largest overlap, in tokens, with any one earlier request
+/// of its scope. No order exceeds it, since a cached prefix came from one earlier request that had all of it. No order
+/// reaches it on every trace, since one request's best order is another's worst. O(requests x overlapping requests).
 #[must_use]
 pub fn upper_bound(trace: &Trace) -> Reuse {
     let mut postings: FxHashMap<(u64, Fingerprint), Vec<usize>> = FxHashMap::default();
@@ -179,12 +178,12 @@ mod tests {
         replay(trace, kind, &PolicyOptions::default(), capacity).share()
     }
 
-    /// Small versions of the generated traces that share documents.
+    /// Small versions of the generated traces with shared documents.
     fn traces(seed: u64) -> [(&'static str, Trace); 4] {
         let bursty = workload::bursty(seed, 1_000, workload::Bursty::default());
         [
             ("bursty", bursty),
-            // With a telling ranking `longest`, which keeps to it, reuses slightly more in an unbounded cache.
+            // With a telling ranking, `longest`, which follows it, reuses slightly more in an unbounded cache.
             (
                 "geospatial",
                 workload::geospatial(seed, 1_000, 5, workload::Ranks::Shuffled),
@@ -203,7 +202,7 @@ mod tests {
         ];
         const SEEDS: u64 = 4;
         for (at, (name, _)) in traces(0).iter().enumerate() {
-            // One capacity after another; means, for a single trace is noisy by half a percent.
+            // Means, because a single trace varies by half a percent.
             let mut means = [[0.0; KINDS.len()]; 2];
             for seed in 0..SEEDS {
                 let trace = &traces(seed)[at].1;

@@ -1,9 +1,9 @@
-//! Reads the time that a line of a log states: a number of seconds or milliseconds, or a date as access logs write it.
+//! Parses the time in a line of a log: a number of seconds or milliseconds, or a date as in access logs.
 
-/// Returns milliseconds since 1970 of a JSON value; `None`: it states no time that is understood.
+/// Returns milliseconds since 1970 of a JSON value; `None` if it is not a supported time.
 ///
-/// A number below 100,000,000,000 counts seconds, and a greater one milliseconds. A string holds either a number or a date
-/// as in RFC 3339, `2026-11-23T09:30:00.250Z` or with an offset.
+/// A number below 100,000,000,000 is in seconds, a greater one in milliseconds. A string has either a number or an RFC
+/// 3339 date, such as `2026-11-23T09:30:00.250Z`, possibly with an offset.
 pub(crate) fn milliseconds(value: &str) -> Option<u64> {
     let text = value.trim_matches('"');
     if let Ok(number) = text.parse::<f64>() {
@@ -40,7 +40,7 @@ pub(crate) fn milliseconds(value: &str) -> Option<u64> {
     u64::try_from(milliseconds).ok()
 }
 
-/// As many numbers as are wanted, and no more.
+/// Parses exactly `N` numbers; `None` if there are more or fewer.
 fn numbers<'a, const N: usize>(words: impl Iterator<Item = &'a str>) -> Option<[i64; N]> {
     let is_number =
         |word: &str| (1..=4).contains(&word.len()) && word.bytes().all(|b| b.is_ascii_digit());

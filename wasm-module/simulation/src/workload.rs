@@ -1,6 +1,6 @@
 //! Generates traces from a seed: the workloads of RAGCache++ (section 4) and four more.
 //!
-//! Documents have the paper's 200 tokens. A request's documents stand in random order, so that no policy can exploit
+//! Documents have the paper's 200 tokens. A request's documents are in random order, so that no policy can exploit
 //! what a ranking reveals of later requests; bursty and geospatial traces are also available with [stable](Ranks) ranks.
 
 use super::{Request, Retrieved, Trace};
@@ -35,10 +35,10 @@ impl Default for Bursty {
     }
 }
 
-/// Generates RAGCache++'s main workload: bursts of 10 requests for one region. Each request keeps `max(1, k *
-/// overlap)` documents of the one before (so that an overlap of 0 still keeps one, as section 4.4 says of their
-/// generator) and draws the rest from the region. At an overlap of 0.6 the mean Jaccard index of neighbours is 0.51,
-/// and 0.57 inside bursts; the paper's is 0.52.
+/// Generates RAGCache++'s main workload: bursts of 10 requests for one region. Each request keeps `max(1, k * overlap)`
+/// documents of the previous one (so an overlap of 0 still keeps one, as in section 4.4) and draws the rest from the
+/// region. With an overlap of 0.6 the mean Jaccard index of neighbours is 0.51, and 0.57 inside bursts; the paper's is
+/// 0.52.
 #[must_use]
 pub fn bursty(seed: u64, requests: usize, shape: Bursty) -> Trace {
     const REGION: u64 = 10;
@@ -80,8 +80,8 @@ pub enum Ranks {
 }
 
 /// Generates RAGCache++'s geospatial workload (section 4.7): 20 cities on a grid, each with 10 documents at places
-/// around it. With a probability of 0.7 a request comes from the last one's city, else from any; it retrieves the `k`
-/// documents nearest to its own place.
+/// around it. With a probability of 0.7 a request comes from the previous one's city, otherwise from any city; it
+/// retrieves the `k` documents nearest to its own place.
 #[must_use]
 pub fn geospatial(seed: u64, requests: usize, k: usize, ranking: Ranks) -> Trace {
     const COLUMNS: u64 = 5;
@@ -120,7 +120,7 @@ pub fn geospatial(seed: u64, requests: usize, k: usize, ranking: Ranks) -> Trace
         .collect()
 }
 
-/// Generates long-tailed topics: a request draws a topic of 100 documents, then `k` distinct ones of it, each by
+/// Generates long-tailed topics: a request draws a topic of 100 documents, then `k` distinct documents of it, both by
 /// Zipf's law.
 #[must_use]
 pub fn zipf_topics(seed: u64, requests: usize, documents: u64, k: usize) -> Trace {
@@ -136,7 +136,7 @@ pub fn zipf_topics(seed: u64, requests: usize, documents: u64, k: usize) -> Trac
 }
 
 /// Generates interleaved conversations of 2 to 8 turns, 20 at a time, over topics of 40 documents. A turn keeps about
-/// half of what the turn before retrieved. Documents stand before the conversation, so turns share their beginnings.
+/// half of the previous turn's documents. Documents precede the conversation, so turns share their beginnings.
 #[must_use]
 pub fn conversations(seed: u64, requests: usize, k: usize) -> Trace {
     const AT_ONCE: u64 = 20;
@@ -176,8 +176,8 @@ pub fn conversations(seed: u64, requests: usize, k: usize) -> Trace {
     trace
 }
 
-/// Generates requests without any locality: each draws `k` distinct documents of the corpus, all alike. What requests
-/// share is chance, so this shows what a policy brings at the least.
+/// Generates requests without locality: each draws `k` distinct documents of the corpus uniformly. Requests share
+/// documents only by chance, so this shows the least that a policy gains.
 #[must_use]
 pub fn uniform(seed: u64, requests: usize, documents: u64, k: usize) -> Trace {
     let mut random = Random::new(seed);
@@ -194,7 +194,7 @@ pub fn uniform(seed: u64, requests: usize, documents: u64, k: usize) -> Trace {
         .collect()
 }
 
-/// Generates requests that share no document, which shows what a policy costs when there is nothing to gain.
+/// Generates requests without shared documents, which shows what a policy costs when there is nothing to gain.
 #[must_use]
 pub fn disjoint(requests: usize, k: usize) -> Trace {
     (0..requests as u64)
@@ -216,7 +216,7 @@ fn request(documents: &[u64]) -> Request {
     }
 }
 
-/// Adds to `chosen` what it does not hold of `more`, up to `k`.
+/// Adds elements of `more` that `chosen` lacks, up to `k` in all.
 fn fill(chosen: &mut Vec<u64>, more: Vec<u64>, k: usize) {
     for document in more {
         if chosen.len() >= k {
@@ -228,7 +228,7 @@ fn fill(chosen: &mut Vec<u64>, more: Vec<u64>, k: usize) {
     }
 }
 
-/// Returns `k` distinct documents of the `count` from `first` on (all of them if there are fewer), by Zipf's law.
+/// Draws `k` distinct documents of the `count` from `first` on (all of them if there are fewer), by Zipf's law.
 fn popular(random: &mut Random, first: u64, count: u64, k: usize) -> Vec<u64> {
     let k = k.min(usize::try_from(count).unwrap_or(usize::MAX));
     let mut chosen: Vec<u64> = Vec::with_capacity(k);
@@ -238,8 +238,8 @@ fn popular(random: &mut Random, first: u64, count: u64, k: usize) -> Vec<u64> {
     chosen
 }
 
-/// Returns a number below `count`, by Zipf's law with exponent 1: the inverse transform of the continuous 1/x law,
-/// which is close enough.
+/// Draws a number below `count`, by Zipf's law with exponent 1, approximated by the inverse transform of the continuous
+/// 1/x law.
 fn zipf(random: &mut Random, count: u64) -> u64 {
     let drawn = ((count as f64 + 1.0).powf(random.unit()) - 1.0) as u64;
     drawn.min(count.saturating_sub(1))
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn overlaps_are_the_papers() {
-        // Table 12, which counts the borders of bursts. Inside bursts ours are .04 to .07 higher.
+        // Table 12, which includes the borders of bursts. Inside bursts ours are .04 to .07 higher.
         let paper = [
             (0.0, 0.386),
             (0.2, 0.386),

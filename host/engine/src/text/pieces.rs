@@ -24,7 +24,7 @@ use serde_json::Value as Json;
 /// The newlines that are cuts, if a character that is not white space follows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cuts {
-    /// Every such newline.
+    /// Every newline followed by a character that is not white space.
     EveryNewline,
     /// Only newlines after a character that is not white space.
     LoneNewlines,

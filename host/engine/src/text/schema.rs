@@ -588,7 +588,7 @@ const MAX_PATTERN_PROPERTIES: usize = 8;
 const MAX_COUNTED_PROPERTIES: usize = 128;
 /// Most schemas and values within a `oneOf`: each is compared with every other one.
 const MAX_ONE_OF: usize = 2_000;
-/// Most characters that are counted. A lexer has some ten states for each.
+/// Most characters that a schema's distinct length bounds add up to. A lexer has some ten states for each.
 const MAX_COUNTED: usize = 8_192;
 /// Most decimals of a `multipleOf`.
 const MAX_DECIMALS: u32 = 6;

@@ -1,4 +1,4 @@
-//! The pool of an endpoint picker: which endpoints there are, and how much each has to do.
+//! The pool of an endpoint picker: its endpoints and their load.
 //!
 //! ```text
 //!   source ── addresses ──▶ places  0  10.0.0.1:8000    ◀── load ── scrape
@@ -9,12 +9,12 @@
 //!   request, its subset ─▶ EnginePool ─▶ the filter chooses ─▶ x-gateway-destination-endpoint
 //! ```
 //!
-//! An endpoint keeps its place as long as it is in the pool, and gets it back when it returns. A place is the id under which
-//! the filter knows what an engine holds, so nothing is forgotten when another endpoint comes or goes. A new endpoint takes
-//! a place that no endpoint has had. If there is none, it takes the one that was left longest ago, after the filter has
-//! forgotten what it knew of that place.
+//! An endpoint keeps its place while it is in the pool, and gets it back when it returns. The place is the engine id
+//! under which the filter records cache contents, so other endpoints' arrivals and departures lose nothing. A new
+//! endpoint takes an unused place. If there is none, it takes the place vacated longest ago, after the filter has
+//! forgotten what it recorded there.
 //!
-//! Nothing here chooses: that is the core's.
+//! The core chooses the endpoint; this module does not.
 
 pub(crate) mod scrape;
 pub mod source;
@@ -36,24 +36,24 @@ pub const MAX_ENDPOINTS: usize = MAX_ENGINES as usize;
 /// The configuration of an endpoint picker.
 #[derive(Debug, Clone)]
 pub struct PoolOptions {
-    /// Where the endpoints are listed.
+    /// The source of the endpoint list.
     pub source: Source,
-    /// Most further addresses that are named after the chosen one, for retries.
+    /// Most fallback addresses named after the chosen one, for retries.
     pub fallbacks: usize,
-    /// The path of the endpoints' metrics; `None`: nothing is scraped.
+    /// Path of the endpoints' metrics; `None` disables scraping.
     pub metrics_path: Option<String>,
-    /// The interval of scrapes; a load is forgotten after five of them.
+    /// Interval between scrapes; a load expires after five intervals.
     pub scrape_interval: Duration,
-    /// An endpoint with more requests waiting is saturated.
+    /// Most waiting requests of an endpoint that is not saturated.
     pub max_waiting: u64,
-    /// An endpoint that uses more of its KV cache is saturated.
+    /// Largest used share of the KV cache, 0 to 1, of an endpoint that is not saturated.
     pub max_kv_usage: f64,
-    /// Names of objectives whose requests are refused while all endpoints are saturated.
+    /// Objectives whose requests are refused while all endpoints are saturated.
     pub sheddable: Vec<String>,
 }
 
 impl PoolOptions {
-    /// Returns the defaults, with endpoints from this source.
+    /// Returns the defaults for this source.
     pub fn new(source: Source) -> Self {
         Self {
             source,
@@ -70,14 +70,14 @@ impl PoolOptions {
 /// An endpoint, as a source lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Endpoint {
-    /// The address that requests are sent to.
+    /// Address for requests.
     pub address: SocketAddr,
-    /// The address that serves the metrics.
+    /// Address of the metrics.
     pub metrics: SocketAddr,
 }
 
 impl Endpoint {
-    /// Returns an endpoint that serves requests and metrics at the same address.
+    /// Returns an endpoint with requests and metrics at the same address.
     pub fn at(address: SocketAddr) -> Self {
         Self {
             address,
@@ -86,12 +86,12 @@ impl Endpoint {
     }
 }
 
-/// How much an endpoint has to do, as its metrics say.
+/// An endpoint's load, from its metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Load {
-    /// The number of requests that wait at the endpoint.
+    /// Requests waiting at the endpoint.
     pub(crate) waiting: u64,
-    /// Requests that are computed.
+    /// Requests running on the endpoint.
     pub(crate) running: u64,
     /// The used share of the KV cache, 0 to 1.
     pub(crate) kv_usage: f64,
@@ -106,7 +106,7 @@ pub struct Pool {
 
 #[derive(Debug, Default)]
 struct Places {
-    /// The places that endpoints have or had, at most [`MAX_ENDPOINTS`].
+    /// Current and former places of endpoints, at most [`MAX_ENDPOINTS`].
     places: Vec<Place>,
     /// Number of changes so far.
     changes: u64,
@@ -115,29 +115,29 @@ struct Places {
 #[derive(Debug, Clone, Copy)]
 struct Place {
     endpoint: Endpoint,
-    /// The change with which the endpoint left; `None`: it is in the pool.
+    /// Number of the change in which the endpoint left; `None` while it is in the pool.
     left: Option<u64>,
-    /// Number of requests that were sent here.
+    /// Number of requests sent here.
     picks: u64,
     load: Option<Measured>,
 }
 
-/// A load, and when its measuring began.
+/// A load, and when its scrape began.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     load: Load,
     at: Instant,
-    /// Number of requests that had been sent until then.
+    /// Number of requests sent to the endpoint before the scrape.
     picks: u64,
 }
 
-/// A change of the pool that is still to be made.
+/// A planned change of the pool.
 #[derive(Debug)]
 pub(crate) struct Change {
     places: Vec<Place>,
-    /// Whether an endpoint's metrics are elsewhere now.
+    /// Whether any endpoint's metrics address changed.
     moved: bool,
-    /// Places that other endpoints had, of which everything is to be forgotten before the change is made.
+    /// Places reused by other endpoints. The filter must forget what it recorded for them before the change is made.
     pub(crate) renewed: Vec<EngineId>,
     pub(crate) joined: usize,
     pub(crate) left: usize,
@@ -151,7 +151,7 @@ impl Change {
 }
 
 impl Pool {
-    /// Returns a pool whose endpoints are not known yet.
+    /// Returns a pool with no known endpoints yet.
     pub fn new(options: PoolOptions) -> Self {
         Self {
             options,
@@ -164,13 +164,13 @@ impl Pool {
         &self.options
     }
 
-    /// Returns a receiver that says whether the endpoints are known.
+    /// Returns a receiver that becomes true once the endpoints are known.
     pub(crate) fn is_known(&self) -> watch::Receiver<bool> {
         self.is_known.subscribe()
     }
 
-    /// Returns the change to these endpoints, of which there are at most [`MAX_ENDPOINTS`]; others are left out. Only one
-    /// task plans and makes changes.
+    /// Plans the change to these endpoints; those beyond [`MAX_ENDPOINTS`] are left out. Only one task may plan and
+    /// make changes.
     pub(crate) fn plan(&self, endpoints: &[Endpoint]) -> Change {
         let endpoints = endpoints.get(..MAX_ENDPOINTS).unwrap_or(endpoints);
         let state = self.places.read();
@@ -228,11 +228,11 @@ impl Pool {
         change
     }
 
-    /// Makes a change. From now on the endpoints are known.
+    /// Applies a change. The endpoints then count as known.
     pub(crate) fn make(&self, change: Change) {
         let mut state = self.places.write();
         let mut places = change.places;
-        // Loads may have been reported since, and requests sent.
+        // Loads may have been reported and requests sent since the plan.
         for (place, old) in places.iter_mut().zip(&state.places) {
             if place.endpoint.address == old.endpoint.address && old.left.is_none() {
                 place.load = old.load;
@@ -245,21 +245,21 @@ impl Pool {
         self.is_known.send_replace(true);
     }
 
-    /// Returns the endpoints that are in the pool, each with the number of requests that were sent there.
+    /// Returns the endpoints in the pool, each with the number of requests sent to it.
     pub(crate) fn endpoints(&self) -> Vec<(Endpoint, u64)> {
         let state = self.places.read();
         let members = state.places.iter().filter(|place| place.left.is_none());
         members.map(|place| (place.endpoint, place.picks)).collect()
     }
 
-    /// Takes an endpoint's load. Its measuring began at that time, when `picks` requests had been sent there.
+    /// Records an endpoint's load. `at` and `picks` are the time and the number of requests sent when the scrape began.
     pub(crate) fn report(&self, address: SocketAddr, load: Load, at: Instant, picks: u64) {
         self.change(address, |place| {
             place.load = Some(Measured { load, at, picks });
         });
     }
 
-    /// Counts a request that is sent to an endpoint.
+    /// Counts a request sent to an endpoint.
     pub(crate) fn picked(&self, address: SocketAddr) {
         self.change(address, |place| place.picks = place.picks.wrapping_add(1));
     }
@@ -273,7 +273,7 @@ impl Pool {
         }
     }
 
-    /// Returns the pool as a request with this subset sees it at that time.
+    /// Returns the pool's endpoints and loads at `now`, with eligibility by `subset`.
     pub(crate) fn view(&self, subset: Option<&Subset>, now: Instant) -> EnginePool {
         let state = self.places.read();
         let stale = self.options.scrape_interval.saturating_mul(STALE_INTERVALS);
@@ -283,9 +283,9 @@ impl Pool {
             let address = place.endpoint.address;
             let measured = place.load;
             let measured = measured.filter(|it| now.saturating_duration_since(it.at) <= stale);
-            // Nothing known is no reason to avoid it.
+            // An endpoint with an unknown load counts as idle.
             let load = measured.map_or(Load::default(), |it| it.load);
-            // Until the next measurement all would else go to the one that had least to do.
+            // Without this, all requests until the next scrape would go to the least loaded endpoint.
             let since = measured.map_or(0, |it| place.picks.wrapping_sub(it.picks));
             PoolEngine {
                 engine,
@@ -304,7 +304,7 @@ impl Pool {
     }
 }
 
-/// Intervals of scrapes after which a load is forgotten.
+/// Number of scrape intervals after which a load expires.
 const STALE_INTERVALS: u32 = 5;
 
 #[cfg(test)]
@@ -323,7 +323,7 @@ mod tests {
         Pool::new(PoolOptions::new(Source::File("endpoints.yaml".into())))
     }
 
-    /// Changes the pool, and returns the places that were renewed.
+    /// Changes the pool to these endpoints; returns the reused places.
     fn change(pool: &Pool, numbers: &[usize]) -> Vec<u16> {
         let endpoints: Vec<Endpoint> = numbers.iter().map(|number| endpoint(*number)).collect();
         let change = pool.plan(&endpoints);
@@ -348,7 +348,7 @@ mod tests {
         let before = places(&pool);
         change(&pool, &[3, 1]);
         assert_eq!(places(&pool), [before[0], before[2]]);
-        // Another one does not take the place that is left, while there are others.
+        // A vacated place is not reused while there are unused ones.
         assert_eq!(change(&pool, &[9, 3, 1]), [0; 0]);
         assert_eq!(places(&pool)[2], (3, endpoint(9).address));
         change(&pool, &[3, 2, 1, 9]);
@@ -362,7 +362,7 @@ mod tests {
         let pool = pool();
         let all: Vec<usize> = (0..MAX_ENDPOINTS).collect();
         change(&pool, &all);
-        // First 5 leaves, and then 2.
+        // Endpoint 5 leaves first, then 2.
         let without_5: Vec<usize> = all.iter().copied().filter(|it| *it != 5).collect();
         change(&pool, &without_5);
         let mut now: Vec<usize> = without_5.iter().copied().filter(|it| *it != 2).collect();
@@ -372,7 +372,7 @@ mod tests {
         now.push(1_001);
         assert_eq!(change(&pool, &now), [2]);
         assert_eq!(places(&pool)[5], (5, endpoint(1_000).address));
-        // Nobody may push out one that is there.
+        // An excess endpoint does not displace a present one.
         now.push(1_002);
         assert_eq!(change(&pool, &now), [0; 0]);
         assert_eq!(places(&pool).len(), MAX_ENDPOINTS);

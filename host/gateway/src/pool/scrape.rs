@@ -1,4 +1,4 @@
-//! Reads how much endpoints have to do from the metrics that they serve for Prometheus.
+//! Reads endpoints' load from their Prometheus metrics.
 //!
 //! | | vLLM, `foreword serve` | SGLang |
 //! | --- | --- | --- |
@@ -6,12 +6,11 @@
 //! | running | `vllm:num_requests_running` | `sglang:num_running_reqs` |
 //! | KV cache in use | `vllm:kv_cache_usage_perc`, before 0.10 `vllm:gpu_cache_usage_perc` | `sglang:token_usage` |
 //!
-//! A process may report several series of a name, one for each of its engines. Requests are added up; of caches, the
-//! fullest counts.
+//! A process may report several series of a name, one per engine. Requests are summed; for caches, the fullest counts.
 
 use super::Load;
 
-/// Returns the load that metrics report; `None`: they report no queue, so they are not those of an engine.
+/// Returns the load in these metrics; `None` if they have no queue length, so they are not an engine's.
 pub(crate) fn load(metrics: &[u8]) -> Option<Load> {
     let mut load = Load::default();
     let mut is_engine = false;
@@ -39,9 +38,9 @@ enum Kind {
     KvUsage,
 }
 
-/// Returns what a line tells of, and the line without the name.
+/// Returns the kind of a line's metric, and the rest of the line after the name.
 fn kind(line: &[u8]) -> Option<(Kind, &[u8])> {
-    // Most lines are of other metrics.
+    // Most lines belong to other metrics.
     if !matches!(line.first(), Some(b'v' | b's')) {
         return None;
     }
@@ -51,7 +50,7 @@ fn kind(line: &[u8]) -> Option<(Kind, &[u8])> {
     })
 }
 
-/// Returns the value of a series: the word behind its labels. A label may hold a brace, or a quote behind a backslash.
+/// Returns a series' value, the word after its labels. A label may contain a brace, or an escaped quote.
 fn value(rest: &[u8]) -> Option<f64> {
     let mut rest = rest;
     if let Some(labels) = rest.strip_prefix(b"{") {
@@ -90,7 +89,7 @@ const NAMES: [(&str, Kind); 7] = [
     ("sglang:token_usage", Kind::KvUsage),
 ];
 
-/// Most bytes of metrics that are read. vLLM's are some hundred thousand.
+/// Most bytes of metrics read. vLLM serves some hundred thousand.
 pub(crate) const MAX_BYTES: usize = 8 << 20;
 
 #[cfg(test)]
@@ -135,7 +134,7 @@ mod tests {
         assert_eq!(huge.unwrap().waiting, u64::MAX);
     }
 
-    /// Pages cut anywhere, with any byte changed: whatever an endpoint serves is read or not, and nothing worse.
+    /// Truncated and corrupted pages parse without a panic.
     #[test]
     fn damaged_pages_are_read_as_far_as_they_go() {
         let page = b"vllm:num_requests_waiting{engine=\"0\",model_name=\"a}\\\"\"} 2.0\nsglang:token_usage 0.9\n";

@@ -1,4 +1,4 @@
-//! Where a pool's endpoints are listed: a file that is watched, or a name in DNS that is looked up again and again.
+//! The source of a pool's endpoints: a watched file, or a DNS name that is resolved periodically.
 //!
 //! ```yaml
 //! endpoints:
@@ -8,10 +8,10 @@
 //! - { name: vllm-2, address: 10.0.0.3, port: "8000" }   # as llm-d-router's file-discovery has it
 //! ```
 //!
-//! A name is that of a headless Service, whose records are the ready pods that its selector matches: the pods of an
-//! `InferencePool` with the same selector. So no client of the Kubernetes API is needed, and no right to use it.
+//! A DNS name is that of a headless Service. Its records are the ready pods that its selector matches: the pods of an
+//! `InferencePool` with the same selector. So no client of the Kubernetes API is needed, and no permission to use it.
 //!
-//! A client of that API (`kube`) would be 42 crates more and would save some seconds of delay.
+//! Such a client (`kube`) would add 42 crates and save some seconds of delay.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -27,27 +27,27 @@ use serde::Deserialize;
 
 use super::{Endpoint, MAX_ENDPOINTS};
 
-/// Where a pool's endpoints are listed.
+/// The source of a pool's endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// A file in JSON or YAML.
     File(PathBuf),
-    /// The addresses of a name, with each of these ports.
+    /// The addresses of a DNS name, with each of its ports.
     Dns(Name),
 }
 
-/// A name in DNS and the ports of what stands behind it.
+/// A DNS name, and the ports of the endpoints behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Name {
     host: String,
-    /// At least one, and at most [`MAX_PORTS`].
+    /// One to [`MAX_PORTS`] ports.
     ports: Vec<u16>,
 }
 
 impl FromStr for Name {
     type Err = String;
 
-    /// Parses a name with its ports, written as `HOST:PORT[,PORT…]`.
+    /// Parses `HOST:PORT[,PORT…]`.
     fn from_str(text: &str) -> Result<Self, String> {
         let limit = || {
             format!(
@@ -80,7 +80,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// What a source says, before it is read: so that what says the same as before is not read again.
+/// The unparsed content of a source. Equal content is not parsed again.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Listing {
     File(Vec<u8>),
@@ -89,19 +89,19 @@ pub(crate) enum Listing {
 }
 
 impl Source {
-    /// Returns the interval at which the source is looked at.
+    /// Returns the interval between checks of the source.
     pub(crate) fn interval(&self) -> Duration {
         match self {
             Self::File(_) => Duration::from_secs(1),
-            // What Kubernetes' DNS keeps an answer for.
+            // Kubernetes' DNS caches an answer for this long.
             Self::Dns(_) => Duration::from_secs(5),
         }
     }
 
-    /// Looks at the source.
+    /// Fetches the source's content.
     ///
     /// # Errors
-    /// Fails when a file cannot be read or is too long, or a name cannot be resolved in time.
+    /// Fails when the file cannot be read or is too long, or the name cannot be resolved in time.
     pub(crate) async fn look(&self) -> anyhow::Result<Listing> {
         match self {
             Self::File(path) => Ok(Listing::File(file(path)?)),
@@ -122,10 +122,10 @@ impl Source {
 }
 
 impl Listing {
-    /// Returns the endpoints. Of a name's addresses beyond the bound, the last ones are left out, with a line in the log.
+    /// Returns the endpoints. A name's addresses beyond the bound are left out, with a line in the log.
     ///
     /// # Errors
-    /// Fails when a file's text is not what it should be.
+    /// Fails when the file's text is not a list of endpoints.
     pub(crate) fn endpoints(&self) -> anyhow::Result<Vec<Endpoint>> {
         match self {
             Self::File(text) => parse(text),
@@ -144,7 +144,7 @@ impl Listing {
     }
 }
 
-/// Reads a file, but no pipe, which would be waited for, and no more than the bound of one that grows.
+/// Reads a regular file up to the size limit. A pipe is refused, since reading it could block.
 fn file(path: &Path) -> anyhow::Result<Vec<u8>> {
     let context = || format!("cannot read {}", path.display());
     let kind = std::fs::metadata(path).with_context(context)?;
@@ -184,7 +184,7 @@ struct RawFields {
     address: String,
     port: Option<RawPort>,
     metrics: Option<String>,
-    // For whoever reads the file.
+    // A label for human readers.
     #[serde(rename = "name")]
     _name: Option<String>,
     #[serde(rename = "namespace")]
@@ -200,11 +200,11 @@ enum RawPort {
     Text(String),
 }
 
-/// Reads a list of endpoints: JSON or YAML.
+/// Parses a list of endpoints in JSON or YAML.
 fn parse(text: &[u8]) -> anyhow::Result<Vec<Endpoint>> {
     let text = str::from_utf8(text).context("it is not UTF-8")?;
     let list: RawList = serde_saphyr::from_str(text).map_err(|error| {
-        // Only the first line: the others show the file.
+        // Only the first line: the others quote the file.
         let error = error.to_string();
         let line = error.lines().next().unwrap_or_default();
         anyhow::anyhow!("{}", line.trim_start_matches("error: ").to_owned())
@@ -260,7 +260,7 @@ fn endpoint(raw: RawEndpoint) -> anyhow::Result<Endpoint> {
     Ok(Endpoint { address, metrics })
 }
 
-/// Most ports of a pool, as of an `InferencePool`.
+/// Most ports of a pool, the same as in an `InferencePool`.
 const MAX_PORTS: usize = 8;
 const MAX_FILE_BYTES: u64 = 1 << 20;
 const LOOKUP: Duration = Duration::from_secs(5);

@@ -1,5 +1,5 @@
-//! The endpoints that a gateway lets the picker choose from, and the one that it says has answered: dynamic metadata, by
-//! the names of the endpoint picker protocol.
+//! The endpoints that the gateway allows for a request, and the one that answered it. Both are in dynamic metadata,
+//! with the endpoint picker protocol's names.
 //!
 //! ```text
 //!   request    envoy.lb.subset_hint   x-gateway-destination-endpoint-subset   ["10.0.0.1:8000", …]
@@ -12,17 +12,17 @@ use std::net::{IpAddr, SocketAddr};
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 
-/// The endpoints that a request may go to. Nothing else may be chosen, even if none of them is in the pool.
+/// The endpoints allowed for a request. No other endpoint may be chosen, even if none of them is in the pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Subset {
     addresses: Vec<SocketAddr>,
-    /// Entries without a port: all endpoints of that host.
+    /// Hosts from entries without a port: all their endpoints are allowed.
     hosts: Vec<IpAddr>,
 }
 
 impl Subset {
-    /// Returns the subset in a request's metadata; `None`: there is none, and every endpoint may be chosen. A list and a
-    /// text with commas are read alike. Entries that are no address, and a value of another kind, hold no endpoint.
+    /// Returns the subset in a request's metadata; `None` if there is none, so every endpoint is allowed. The value is
+    /// a list, or a text with commas. Entries that are not addresses, and values of other types, allow no endpoint.
     pub(crate) fn of(metadata: &BTreeMap<String, Struct>) -> Option<Self> {
         let value = metadata.get(SUBSET_NAMESPACE)?.fields.get(SUBSET_KEY)?;
         let mut subset = Self::default();
@@ -55,7 +55,7 @@ impl Subset {
     }
 }
 
-/// Returns the endpoint that the gateway says has answered.
+/// Returns the endpoint that answered, as the gateway reports it.
 pub(crate) fn served(metadata: &BTreeMap<String, Struct>) -> Option<&str> {
     let value = metadata
         .get(DESTINATION_NAMESPACE)?
@@ -95,7 +95,7 @@ mod tests {
         BTreeMap::from([(namespace.to_owned(), Struct { fields })])
     }
 
-    /// Which of three endpoints a hint leaves; `None`: it says nothing.
+    /// The endpoints, of three, that a hint allows; `None` if it is no hint.
     fn left(hint: Value) -> Option<Vec<usize>> {
         let subset = Subset::of(&metadata(SUBSET_NAMESPACE, SUBSET_KEY, hint))?;
         let holds = |last: &usize| subset.holds(format!("10.0.0.{last}:8080").parse().unwrap());

@@ -1,4 +1,4 @@
-//! The processor's messages: answers to the gateway's, one function each.
+//! Builds the processor's messages, one function per kind of answer.
 
 use std::collections::BTreeMap;
 
@@ -23,17 +23,17 @@ use foreword_filter::DESTINATION_HEADER;
 use crate::pool::subset::DESTINATION_NAMESPACE;
 use crate::proxy::Reply;
 
-/// Whose message is answered.
+/// Whether a message belongs to the request or the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Request,
     Response,
 }
 
-/// Changes of headers: names with their new values, or none where they are removed.
+/// Header changes: the new value by name; `None` removes the header.
 pub(super) type Changes = BTreeMap<String, Option<String>>;
 
-/// Returns the answer to headers, which go on.
+/// Returns the answer that forwards headers with `changes`.
 pub(super) fn headers(side: Side, changes: Changes) -> ProcessingResponse {
     let answer = HeadersResponse {
         response: Some(CommonResponse {
@@ -47,7 +47,7 @@ pub(super) fn headers(side: Side, changes: Changes) -> ProcessingResponse {
     })
 }
 
-/// Returns the answer to a body, or a piece of one, which goes on as it came, or as `new`.
+/// Returns the answer that forwards a body, or a piece of one: `new`, or the original if `None`.
 pub(super) fn body(side: Side, changes: Changes, new: Option<Vec<u8>>) -> ProcessingResponse {
     of_body(
         side,
@@ -61,7 +61,7 @@ pub(super) fn body(side: Side, changes: Changes, new: Option<Vec<u8>>) -> Proces
     )
 }
 
-/// Returns a piece of a body that is streamed both ways.
+/// Returns a piece of a body that is streamed in both directions.
 pub(super) fn piece(side: Side, body: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
     let piece = StreamedBodyResponse {
         body,
@@ -79,7 +79,7 @@ pub(super) fn piece(side: Side, body: Vec<u8>, end_of_stream: bool) -> Processin
     )
 }
 
-/// Returns the answer to trailers, which go on.
+/// Returns the answer that forwards trailers.
 pub(super) fn trailers(side: Side) -> ProcessingResponse {
     let answer = TrailersResponse::default();
     of(match side {
@@ -88,7 +88,7 @@ pub(super) fn trailers(side: Side) -> ProcessingResponse {
     })
 }
 
-/// Returns a response to the client; the request goes no further.
+/// Returns the answer that ends the request with this response to the client.
 pub(super) fn immediate(reply: Reply) -> ProcessingResponse {
     let headers = reply.headers.into_iter();
     let headers = headers.map(|(name, value)| (name, Some(value))).collect();
@@ -103,8 +103,8 @@ pub(super) fn immediate(reply: Reply) -> ProcessingResponse {
     }))
 }
 
-/// Returns the mode of a stream whose bodies need not be sent any more. Gateways heed it where `allow_mode_override`
-/// is on, and never where bodies are streamed both ways.
+/// Returns a mode override that stops the sending of bodies. Gateways apply it only with `allow_mode_override`, and
+/// never to bodies streamed in both directions.
 pub(super) fn without_bodies(wants_response_headers: bool) -> ProcessingMode {
     let response_headers = match wants_response_headers {
         true => HeaderSendMode::Send,
@@ -120,7 +120,7 @@ pub(super) fn without_bodies(wants_response_headers: bool) -> ProcessingMode {
     }
 }
 
-/// Adds dynamic metadata to an answer: texts by name under one namespace.
+/// Adds texts, by name, to an answer's dynamic metadata under one namespace.
 pub(super) fn add_metadata(
     answer: &mut ProcessingResponse,
     namespace: &str,
@@ -140,7 +140,7 @@ pub(super) fn add_metadata(
     metadata.fields.insert(namespace.to_owned(), inner);
 }
 
-/// Tells the gateway in metadata as well which endpoint a request goes to, and has it choose the route anew, which may
+/// Adds the request's destinations to the answer's metadata, and makes the gateway recompute the route, which may
 /// depend on the header.
 pub(super) fn direct(answer: &mut ProcessingResponse, destinations: &str) {
     let fields = vec![(DESTINATION_HEADER.to_owned(), destinations.to_owned())];
@@ -191,5 +191,5 @@ fn mutation(changes: Changes) -> Option<HeaderMutation> {
     (!mutation.set_headers.is_empty() || !mutation.remove_headers.is_empty()).then_some(mutation)
 }
 
-/// The response-code details of the filter's own responses, the same as the dynamic module's.
+/// The response-code details of the filter's own responses, the same as in the dynamic module.
 const DETAILS: &str = "foreword";

@@ -1,5 +1,4 @@
-//! One request and its response: what the protocol's messages mean to the filter, and what its decisions mean in the
-//! protocol.
+//! Handles one request and its response: translates protocol messages for the filter, and its decisions into answers.
 //!
 //! ```text
 //!   gateway                     BUFFERED                               FULL_DUPLEX_STREAMED
@@ -11,16 +10,16 @@
 //!   the last of them ▶   ◀─ and dynamic metadata for access logs   ◀─ and dynamic metadata for access logs
 //! ```
 //!
-//! With a pool of endpoints, the answer that lets a request go says where it goes, in a header and in metadata, whatever the
-//! filter has made of the request. One that no endpoint can take is answered with 503, one that is shed with 429.
+//! With a pool of endpoints, the answer that forwards a request names its destination in a header and in metadata,
+//! whatever the filter decided. A request without an eligible endpoint is answered with 503, a shed one with 429.
 //!
-//! A request that the filter refuses is answered at once (`ImmediateResponse`). One that it does not watch, or has let
-//! go, costs as little as the mode allows: a stream that is not needed any more is closed, where that loses nothing,
-//! or asked to be sent no more bodies (`mode_override`).
+//! A request that the filter refuses is answered immediately (`ImmediateResponse`). Requests that the filter does not
+//! watch or no longer needs cost as little as the mode allows: the stream is closed if that loses nothing, otherwise
+//! the gateway is asked to send no more bodies (`mode_override`).
 //!
-//! `content-length` is right or absent. Where the gateway buffers, the filter sets it with the body. Where bodies are
-//! streamed both ways nobody would check it, and a stale one lets a body's tail pass for the next request; there it is
-//! removed with every change of the body.
+//! `content-length` is right or absent. If the gateway buffers, the filter sets it with the body. With bodies streamed
+//! in both directions the gateway does not check it, and a stale length would let a body's tail pass for the next
+//! request; so each change of the body removes it.
 
 mod answers;
 mod mode;
@@ -55,42 +54,42 @@ pub(crate) struct ProcessingStream {
     state: RefCell<RequestState>,
     modes: Option<Modes>,
     request: RequestPhase,
-    /// Whether the filter has been told that the stream is over.
+    /// Whether the filter has handled the end of the stream.
     is_done: bool,
-    /// Answers that were not sent yet.
+    /// Answers not sent yet.
     out: VecDeque<ProcessingResponse>,
-    /// Whether the stream is closed once `out` is sent.
+    /// Whether the stream closes once `out` is sent.
     is_closed: bool,
-    /// Bytes that are counted as held.
+    /// Bytes reserved from the processor's memory limit.
     held: usize,
 }
 
-/// How far the request has come.
+/// The state of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RequestPhase {
     /// No message has arrived yet.
     New,
     /// The body is being collected.
     Collecting,
-    /// The whole request has come, and the filter waits for answers to its calls.
+    /// The whole request has arrived, and the filter waits for responses to its calls.
     Waiting(End),
-    /// The request has been let go; pieces that still come go on unchanged.
+    /// The request has been forwarded; later pieces are forwarded unchanged.
     Passing,
 }
 
-/// The message that completed a request.
+/// The message with which a request was forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The request's body, or the last piece of it.
+    /// The request's body, or its last piece.
     Body,
     /// The request's trailers, which follow its body.
     Trailers,
-    /// The request is not complete yet: the filter has let it go in mid-body.
+    /// A piece before the last one: the filter stopped reading before the body's end.
     Open,
 }
 
 impl ProcessingStream {
-    /// Returns a stream of which nothing has arrived yet.
+    /// Returns a stream without messages yet.
     pub(crate) fn new(processor: Arc<Processor>) -> Self {
         let exchange = Exchange::new(processor.plugin());
         Self {
@@ -106,11 +105,11 @@ impl ProcessingStream {
         }
     }
 
-    /// Handles a message of the gateway's.
+    /// Handles a message from the gateway.
     ///
     /// # Errors
-    /// Returns the status that the stream is to end with: the gateway then goes on without the filter, or refuses the
-    /// request, as its `failure_mode_allow` says.
+    /// Returns the status to end the stream with. The gateway then forwards or refuses the request, by its
+    /// `failure_mode_allow`.
     pub(crate) fn on_message(&mut self, message: ProcessingRequest) -> Result<(), Status> {
         self.guarded(|stream| stream.handle(message))
     }
@@ -118,7 +117,7 @@ impl ProcessingStream {
     /// Handles the result of a call.
     ///
     /// # Errors
-    /// Returns the status that the stream is to end with, as [`ProcessingStream::on_message`] does.
+    /// Returns the status to end the stream with, like [`ProcessingStream::on_message`].
     pub(crate) fn on_answer(&mut self, answer: &Answer) -> Result<(), Status> {
         self.guarded(|stream| {
             let Answer { id, status, body } = answer;
@@ -134,28 +133,28 @@ impl ProcessingStream {
         })
     }
 
-    /// Returns the next answer to be sent.
+    /// Returns the next answer to send.
     pub(crate) fn next_answer(&mut self) -> Option<ProcessingResponse> {
         self.out.pop_front()
     }
 
-    /// Returns whether the stream is to be closed, now that all answers are sent.
+    /// Returns whether to close the stream, now that all answers are sent.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed
     }
 
-    /// Returns the calls that the filter has asked for.
+    /// Takes the calls that the filter has requested.
     pub(crate) fn take_calls(&mut self) -> Vec<Call> {
         std::mem::take(&mut self.state.get_mut().asked)
     }
 
-    /// Returns how many bytes of a call's response are read.
+    /// Returns the most bytes to read of a call's response.
     pub(crate) fn max_answer_bytes(&self) -> usize {
         self.exchange.max_answer_bytes()
     }
 
-    /// Catches a panic, which would else end the connection and all its streams. A request that has not gone on is
-    /// answered with 500.
+    /// Catches a panic in the filter, which would otherwise end the connection with all its streams. A request that has
+    /// not been forwarded is answered with 500.
     fn guarded(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<(), Status>,
@@ -258,7 +257,7 @@ impl ProcessingStream {
         let changes = self.request_changes();
         let mut answer = self.directed(changes, |changes| answers::headers(Side::Request, changes));
         let wants_response = self.exchange.wants_response_headers();
-        // Of a streamed body pieces may be on their way, and what is not sent back is lost.
+        // Pieces of a streamed body may be in flight, and those not sent back would be lost.
         let is_over = ends || modes.request != BodyMode::Duplex;
         self.is_closed = is_over && !wants_response && modes.may_close();
         if wants_response && modes.request != BodyMode::Duplex {
@@ -304,9 +303,9 @@ impl ProcessingStream {
             state.body.append(&mut body);
         }
         let (size, is_whole) = match (modes.request, ends) {
-            // Trailers may follow, but nothing more of the body.
+            // Trailers may follow, but no more of the body.
             (BodyMode::Buffered, _) => (state.body.len(), true),
-            // There is more, which the gateway will not show: more than any bound.
+            // The body exceeds the gateway's buffer, so it counts as larger than any limit.
             (BodyMode::Partial, false) => (usize::MAX, false),
             _ => (state.body.len(), ends),
         };
@@ -328,8 +327,8 @@ impl ProcessingStream {
         }
     }
 
-    /// Sends what the filter has made of a request that has come up to `end`, unless the filter wants more of the request or waits
-    /// for answers to its calls.
+    /// Forwards or refuses a request that has arrived up to `end`, by the filter's decision. Returns without an answer
+    /// if the filter needs more of the body or waits for responses to its calls.
     fn go_on(&mut self, end: End) {
         if self.refuse() {
             return;
@@ -358,7 +357,7 @@ impl ProcessingStream {
                     answers::body(Side::Request, changes, new)
                 }),
             });
-            // The gateway may hold trailers back until this is answered.
+            // The gateway may hold back trailers until this is answered.
             return self.after_request();
         }
         let mut changes = changes;
@@ -386,7 +385,7 @@ impl ProcessingStream {
         }
     }
 
-    /// Closes the stream after the request's last answer, if the response is not needed.
+    /// Closes the stream after the request's last answer if the response is not needed.
     fn after_request(&mut self) {
         let may_close = self.modes.is_some_and(Modes::may_close);
         if may_close && !self.exchange.wants_response_headers() {
@@ -426,7 +425,7 @@ impl ProcessingStream {
         }
     }
 
-    /// Sends the filter's own response, if it has one, and closes the stream.
+    /// Sends the filter's own response, if there is one, and closes the stream. Returns whether there was one.
     fn refuse(&mut self) -> bool {
         let Some(reply) = self.state.get_mut().reply.take() else {
             return false;
@@ -439,7 +438,7 @@ impl ProcessingStream {
         true
     }
 
-    /// Answers a request that no endpoint of the pool can take, or that is to be shed.
+    /// Refuses a request that has no eligible endpoint in the pool, or that is shed. Returns whether it did.
     fn refuse_for_pool(&mut self) -> bool {
         let Some(pool) = &self.processor.pool else {
             return false;
@@ -463,8 +462,8 @@ impl ProcessingStream {
         false
     }
 
-    /// Answers a request that is about to go on without a destination, although there is a pool: its endpoints have left
-    /// while the body came.
+    /// Refuses a request that would be forwarded without a destination because its endpoints left the pool while its
+    /// body arrived. Returns whether it did.
     fn refuse_undirected(&mut self) -> bool {
         let is_directed = |stream: &mut Self| {
             let request = &stream.state.get_mut().request;
@@ -477,8 +476,8 @@ impl ProcessingStream {
         true
     }
 
-    /// Returns the answer with these changes of headers, which also says in metadata where the request goes, if a header
-    /// says so.
+    /// Builds an answer with these header changes. If they set a destination, the answer's metadata names it too, and
+    /// the pool counts the request.
     fn directed(
         &self,
         changes: answers::Changes,
@@ -524,7 +523,7 @@ impl ProcessingStream {
             body,
         });
         self.refuse();
-        // The filter has seen nothing of the request, or has let it go.
+        // The filter has not seen the request, or no longer handles it, so it reports no outcome.
         if let Some(answer) = self.out.back_mut() {
             let field = |name: &str, value: &str| (name.to_owned(), value.to_owned());
             let fields = vec![field("outcome", "refused"), field("reason", code)];
@@ -532,14 +531,14 @@ impl ProcessingStream {
         }
     }
 
-    /// Sends an answer with everything that is left to say.
+    /// Sends the stream's last answer, with the access-log metadata.
     fn answer_last(&mut self, mut answer: ProcessingResponse) {
         self.finish();
         self.describe(&mut answer);
         self.out.push_back(answer);
     }
 
-    /// Closes the stream after the answers that are due, the last of which says what is left to say.
+    /// Closes the stream after the pending answers; the last one gets the access-log metadata.
     fn close(&mut self) {
         self.finish();
         self.is_closed = true;
@@ -549,14 +548,14 @@ impl ProcessingStream {
         }
     }
 
-    /// Tells the filter, once, that the stream is over.
+    /// Ends the filter's exchange, once.
     fn finish(&mut self) {
         if !std::mem::replace(&mut self.is_done, true) {
             self.with(|exchange, proxy| exchange.on_done(proxy));
         }
     }
 
-    /// Adds dynamic metadata for access logs, if there is any that was not sent.
+    /// Adds access-log metadata to an answer, if any has not been sent.
     fn describe(&mut self, answer: &mut ProcessingResponse) {
         let fields = std::mem::take(&mut self.state.get_mut().log_fields);
         if !fields.is_empty() {
@@ -571,20 +570,20 @@ impl ProcessingStream {
 
 impl Drop for ProcessingStream {
     fn drop(&mut self) {
-        // The client or the gateway has gone in the middle.
+        // The client or the gateway disconnected early.
         let _ = catch_unwind(AssertUnwindSafe(|| self.finish()));
         self.processor.release(self.held);
     }
 }
 
-/// Why a picker answers a request itself.
+/// Why an endpoint picker refuses a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refusal {
     NoEndpoint,
     Shed,
 }
 
-/// Returns headers as the filter reads them.
+/// Converts headers for the filter.
 fn fields(headers: Option<HeaderMap>) -> Headers {
     let headers = headers.unwrap_or_default().headers.into_iter();
     let field = headers.map(|header| {
@@ -597,10 +596,10 @@ fn fields(headers: Option<HeaderMap>) -> Headers {
     Headers::new(field.collect())
 }
 
-/// Most bytes of a piece that is sent back: what Envoy advises.
+/// Most bytes of a piece sent back, as Envoy recommends.
 const PIECE_BYTES: usize = 62_000;
-/// The header in which a request names its objective; the pool's options say which of them are sheddable.
+/// The header that names a request's objective; the pool's options list the sheddable ones.
 const OBJECTIVE_HEADER: &str = "x-gateway-inference-objective";
-/// The namespace of the dynamic metadata for access logs: `%DYNAMIC_METADATA(foreword:outcome)%`.
+/// The namespace of the access-log metadata: `%DYNAMIC_METADATA(foreword:outcome)%`.
 const NAMESPACE: &str = "foreword";
 const OBSERVABILITY: &str = "observability_mode is on, in which nothing can be changed: use mode \"dry-run\" in the filter's configuration";

@@ -1,4 +1,4 @@
-//! How the gateway sends bodies, as it says in a stream's first message.
+//! How the gateway sends bodies, from a stream's first message.
 //!
 //! | mode | of a request | of a response |
 //! | --- | --- | --- |
@@ -23,20 +23,20 @@ pub(super) struct Modes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BodyMode {
     None,
-    /// One message holds the whole body.
+    /// One message has the whole body.
     Buffered,
-    /// One message holds the body's beginning, which may be all of it.
+    /// One message has the body's beginning, possibly all of it.
     Partial,
-    /// The body comes in pieces, each of which waits for its answer.
+    /// The body arrives in pieces, each of which waits for its answer.
     Streamed,
-    /// The body comes in pieces that wait for nothing; what is sent back takes their place.
+    /// The body arrives in pieces without waiting; the pieces sent back replace them.
     Duplex,
-    /// A mode that this processor does not know.
+    /// An unsupported mode.
     Unknown,
 }
 
 impl Modes {
-    /// Returns the modes of a stream. A gateway that does not tell them is taken to buffer requests.
+    /// Returns a stream's modes. If the gateway does not state them, it is assumed to buffer requests.
     pub(super) fn of(config: Option<&ProtocolConfiguration>) -> Self {
         let mode = |mode| match BodySendMode::try_from(mode) {
             Ok(BodySendMode::None) => BodyMode::None,
@@ -51,7 +51,7 @@ impl Modes {
                 request: mode(config.request_body_mode),
                 response: mode(config.response_body_mode),
             },
-            // A piece that is not the last shows that the body is longer than the buffer.
+            // A piece that is not the last means that the body exceeds the buffer.
             None => Self {
                 request: BodyMode::Partial,
                 response: BodyMode::Streamed,
@@ -59,9 +59,9 @@ impl Modes {
         }
     }
 
-    /// Returns whether a stream may be closed before its response has passed. Where responses are streamed both ways it
-    /// may not: a gateway may have sent pieces of one already, which nobody would send back. The request's own end is no
-    /// sign, since a gateway may answer before it has read all.
+    /// Returns whether a stream may be closed before its response has passed. It may not if responses are streamed in
+    /// both directions: pieces in flight would be lost. The request's end is no indication, since a gateway may respond
+    /// before it has read the whole request.
     pub(super) fn may_close(self) -> bool {
         !matches!(self.response, BodyMode::Duplex | BodyMode::Unknown)
     }

@@ -1,5 +1,5 @@
-//! The book of a listener's connections: which ones have a place, and which one is closed when there is none left. It
-//! knows nothing of sockets or HTTP.
+//! The book of a listener's connections: which connections have a place, and which one is closed when all places are
+//! taken. It does not depend on sockets or HTTP.
 
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -16,22 +16,22 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The bounds of a listener's connections: how many, for how long and how slow.
+/// The limits of a listener's connections: their number, time, speed and memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Most connections at once, at least one.
+    /// Most open connections, at least one.
     pub connections: u32,
-    /// Most connections from one address (of IPv6, one network of 64 bits); loopback has no bound. 0: any number.
+    /// Most connections per address (an IPv6 /64 network counts as one); 0 for no limit. Loopback has no limit.
     pub per_address: u32,
-    /// Time for a request's head to arrive, from its first byte, or from the connection's beginning.
+    /// Time limit for a request's head, from its first byte or, for the first request, from the connection's start.
     pub head_time: Duration,
-    /// How long a connection may stay idle between two requests.
+    /// Time limit for an idle connection between two requests.
     pub idle_time: Duration,
-    /// Least bytes a second that a client must send of a body, or take of an answer that waits for it. 0: any.
+    /// Least bytes per second that a client must send of a body, or accept of a pending response. 0 for no limit.
     pub rate: u32,
-    /// Time over which the rate is measured.
+    /// Time window in which the rate is measured.
     pub window: Duration,
-    /// Most bytes of bodies that have not arrived in full.
+    /// Most bytes of incomplete bodies in memory.
     pub body_bytes: u64,
 }
 
@@ -57,26 +57,27 @@ impl Bounds {
     }
 }
 
-/// The stage of a connection, in the order in which connections are closed when places are needed; [`Stage::Busy`]
-/// never is.
+/// The stage of a connection. When places are needed, connections are closed in this order; [`Stage::Busy`] ones never
+/// are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    /// A head is awaited, or has begun to arrive.
+    /// Waiting for a request's head, or receiving it.
     Head,
-    /// The connection is between two requests.
+    /// Idle between two requests.
     Idle,
-    /// A request's body is arriving on the connection.
+    /// Receiving a request's body.
     Arriving,
-    /// A request is being answered.
+    /// Answering a request.
     Busy,
 }
 
-/// All connections of one listener, and what each is doing.
+/// All connections of a listener and their stages.
 #[derive(Debug)]
 pub struct Book {
     name: &'static str,
     bounds: Bounds,
-    /// Nothing under this lock waits. After a panic, the two orders are read by the entries that both contain.
+    /// The lock is never held across a wait. If a panic leaves `order` and the entries inconsistent, only entries in
+    /// both count.
     state: Mutex<State>,
     /// Signals that a connection ended, or may be closed.
     changed: Notify,
@@ -88,12 +89,12 @@ struct State {
     /// Number of the next connection, and of the next change of a stage.
     next: u64,
     entries: HashMap<u64, Entry>,
-    /// Connections in the order in which they are closed: stage, since when, which.
+    /// Connections in the order in which they are closed: stage, start of the stage, id.
     order: BTreeSet<Rank>,
     by_address: HashMap<Address, BTreeSet<Rank>>,
-    /// Bytes of bodies that are arriving.
+    /// Bytes of incomplete bodies.
     body_bytes: u64,
-    /// Time since when no connection can be let in.
+    /// Time since which no connection could be admitted.
     full_since: Option<Instant>,
     is_failing: bool,
 }
@@ -109,7 +110,7 @@ struct Entry {
     evicted: Arc<Notify>,
 }
 
-/// The part of an address that tells clients apart.
+/// The part of an address that identifies a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Address(IpAddr);
 
@@ -122,7 +123,7 @@ impl Address {
         }
         Some(Self(match address {
             IpAddr::V6(address) => {
-                // A client that has one address of a network has them all.
+                // A client with one address of an IPv6 network has them all.
                 let [a, b, c, d, ..] = address.segments();
                 Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
             }
@@ -131,17 +132,17 @@ impl Address {
     }
 }
 
-/// The reason why there is no place.
+/// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
-    /// There is no place for any client: all connections are being answered.
+    /// All connections are busy.
     Everywhere,
-    /// There is no place for this address, all of whose connections are being answered.
+    /// All connections of this address are busy.
     Address,
 }
 
 impl Book {
-    /// Returns an empty book. `name` is used in metrics and log.
+    /// Returns an empty book. `name` labels its metrics and log lines.
     pub fn new(name: &'static str, bounds: Bounds, counts: Counts) -> Arc<Self> {
         Arc::new(Self {
             name,
@@ -161,18 +162,18 @@ impl Book {
         self.state.lock().entries.len()
     }
 
-    /// Returns the bytes of bodies that are arriving.
+    /// Returns the bytes of incomplete bodies.
     pub fn arriving_bytes(&self) -> u64 {
         self.state.lock().body_bytes
     }
 
-    /// Returns whether accepting fails now, or no connection could be let in for `time`.
+    /// Returns whether accepting fails now, or no connection could be admitted for `time`.
     pub fn is_exhausted(&self, time: Duration) -> bool {
         let state = self.state.lock();
         state.is_failing || (state.full_since).is_some_and(|since| since.elapsed() >= time)
     }
 
-    /// Waits until a connection could be let in.
+    /// Waits until a connection can be admitted.
     pub(super) async fn room(&self) {
         loop {
             let changed = self.changed.notified();
@@ -189,7 +190,7 @@ impl Book {
         }
     }
 
-    /// Gives a place to a connection from this address, and may close another one for it.
+    /// Admits a connection from this address, closing another one if necessary.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Place, Full> {
         let address = Address::of(address);
         let mut state = self.state.lock();
@@ -231,7 +232,7 @@ impl Book {
         })
     }
 
-    /// Closes the connection that would be closed for another.
+    /// Closes the connection that is first in the order of closing.
     pub(super) fn evict_one(&self) {
         let mut state = self.state.lock();
         if let Some(id) = first(&state.order) {
@@ -251,7 +252,7 @@ impl Book {
         self.state.lock().is_failing = false;
     }
 
-    /// Removes the entry at once; its task ends when it learns of it.
+    /// Removes the entry at once; the connection's task ends when it notices.
     fn end(&self, state: &mut State, id: u64) {
         if let Some(entry) = state.remove(id) {
             entry.evicted.notify_one();
@@ -299,14 +300,14 @@ impl Book {
         true
     }
 
-    /// Returns the deadline of the connection's stage, and the cause of closing it then.
+    /// Returns the stage's deadline and the cause to report when it passes.
     fn deadline(&self, id: u64) -> Option<(Instant, &'static str)> {
         let state = self.state.lock();
         let entry = state.entries.get(&id)?;
         match entry.rank.0 {
             Stage::Head => Some((entry.since + self.bounds.head_time, "head_time")),
             Stage::Idle => Some((entry.since + self.bounds.idle_time, "idle_time")),
-            // The reader of the body, or the answer, has a deadline of its own.
+            // The body's reader, or the response, has its own deadline.
             Stage::Arriving | Stage::Busy => None,
         }
     }
@@ -341,13 +342,13 @@ impl State {
     }
 }
 
-/// Returns the connection that is closed first, unless all are being answered.
+/// Returns the connection to close first; `None` if all are busy.
 fn first(order: &BTreeSet<Rank>) -> Option<u64> {
     let (stage, _, id) = order.first()?;
     (*stage < Stage::Busy).then_some(*id)
 }
 
-/// A connection's place, which is given back when dropped.
+/// A connection's place, freed on drop.
 #[derive(Debug)]
 pub(super) struct Place {
     book: Arc<Book>,
@@ -357,7 +358,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Returns the handle for those who read, write and serve on the connection.
+    /// Returns a handle for the code that reads, writes and serves the connection.
     pub(super) fn connection(&self) -> Connection {
         Connection {
             book: Arc::clone(&self.book),
@@ -366,7 +367,7 @@ impl Place {
         }
     }
 
-    /// Polls `work`, which serves the connection, until it ends, the connection's time is over, or its place is given to
+    /// Polls `work`, which serves the connection, until it ends, a deadline passes, or the connection is closed for
     /// another.
     pub(super) async fn lend(self, work: impl Future<Output = ()>) {
         let mut work = pin!(work);
@@ -403,13 +404,13 @@ impl Drop for Place {
 #[derive(Debug, Default)]
 struct Traffic {
     is_idle: AtomicBool,
-    /// Number of bytes that the client's side took.
+    /// Number of bytes that the socket accepted.
     written: AtomicU64,
-    /// Whether there are more bytes, which the client's side does not take.
+    /// Whether bytes are waiting because the socket does not accept them.
     is_stuck: AtomicBool,
 }
 
-/// A handle on a connection for those who work on it. The connection may be closed: then reports have no effect.
+/// A handle on a connection. Reports about a closed connection have no effect.
 #[derive(Clone, Debug)]
 pub struct Connection {
     book: Arc<Book>,
@@ -418,7 +419,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Records that bytes have arrived from the client.
+    /// Records bytes received from the client.
     pub(super) fn read(&self) {
         if self.traffic.is_idle.load(Ordering::Relaxed)
             && self.traffic.is_idle.swap(false, Ordering::Relaxed)
@@ -427,7 +428,7 @@ impl Connection {
         }
     }
 
-    /// Records that bytes were taken by the client's side.
+    /// Records bytes that the socket accepted.
     pub(super) fn wrote(&self, bytes: usize) {
         self.traffic
             .written
@@ -435,31 +436,31 @@ impl Connection {
         self.traffic.is_stuck.store(false, Ordering::Relaxed);
     }
 
-    /// Records that there are bytes that the client's side does not take.
+    /// Records that the socket does not accept more bytes.
     pub(super) fn is_stuck(&self) {
         self.traffic.is_stuck.store(true, Ordering::Relaxed);
     }
 
-    /// Records that a request's head is there; its answer is complete when the result is dropped.
+    /// Records that a request's head is complete. The response is complete when the result is dropped.
     pub fn busy(&self) -> Busy {
         self.traffic.is_idle.store(false, Ordering::Relaxed);
         self.book.enter(self.id, Stage::Busy);
         Busy(self.clone())
     }
 
-    /// Records that the request's body is being read until the result is dropped.
+    /// Records that the request's body is being read, until the result is dropped.
     pub fn arriving(&self) -> Arriving {
         self.book.enter(self.id, Stage::Arriving);
         Arriving(self.clone())
     }
 
-    /// Returns the bounds of this listener's connections.
+    /// Returns the limits of this listener's connections.
     pub fn bounds(&self) -> &Bounds {
         &self.book.bounds
     }
 }
 
-/// A request that is being answered.
+/// A request being answered.
 #[derive(Debug)]
 pub struct Busy(Connection);
 
@@ -471,13 +472,13 @@ impl Drop for Busy {
     }
 }
 
-/// A request's body while it arrives; its bytes count against the shared budget until this is dropped.
+/// A request's body being received; its bytes count against the shared limit until this is dropped.
 #[derive(Debug)]
 pub struct Arriving(Connection);
 
 impl Arriving {
-    /// Counts this many more bytes as held, and returns whether they may be. If there is no room, the connection whose
-    /// body has been arriving longest is closed.
+    /// Reserves memory for `bytes` more of the body. Beyond the limit, other connections whose bodies are arriving are
+    /// closed, the longest first. Returns false if this one has been closed or the limit is still exceeded.
     pub fn holds(&self, bytes: usize) -> bool {
         self.0.book.grow(self.0.id, bytes as u64)
     }
@@ -489,16 +490,16 @@ impl Drop for Arriving {
     }
 }
 
-/// Checks a connection periodically.
+/// Checks a connection's deadlines and rate.
 struct Clock<'p> {
     place: &'p Place,
-    /// Start of this window, and the bytes written by then.
+    /// Start of the window, and the bytes written by then.
     window: Instant,
     written: u64,
 }
 
 impl Clock<'_> {
-    /// Returns when to check again; `None`: the connection is over its time.
+    /// Returns when to check again; `None` if a deadline has passed or the client is too slow.
     fn next(&mut self) -> Option<Instant> {
         let Place {
             book, id, traffic, ..
@@ -522,13 +523,13 @@ impl Clock<'_> {
             book.counts.closed(book.name, cause);
             return None;
         }
-        // This is no later than any deadline that a change of stage may bring meanwhile.
+        // No change of stage can bring an earlier deadline.
         let again = now + bounds.head_time.min(bounds.idle_time).min(bounds.window);
         Some(deadline.map_or(again, |(deadline, _)| deadline.min(again)))
     }
 }
 
-/// Numbers of connections by listener, and of the causes for which they were closed.
+/// Numbers of open connections, and of closed ones by cause.
 ///
 /// | name | kind | labels |
 /// | --- | --- | --- |
@@ -566,7 +567,7 @@ impl Counts {
         counts
     }
 
-    /// Returns the number of connections that were closed for this cause.
+    /// Returns the number of connections closed for this cause.
     pub fn closed_for(&self, listener: &'static str, cause: &'static str) -> u64 {
         self.closed.get_or_create(&Closed { listener, cause }).get()
     }
@@ -622,14 +623,14 @@ mod tests {
         let mut others = Vec::new();
         for goes in [3, 2, 1] {
             let other = book.admit(LOOPBACK).unwrap();
-            // It is answered at once, so it does not go for the next one.
+            // It is answered at once, so it is not closed for the next one.
             others.push((other.connection().busy(), other));
             let gone: Vec<usize> = (0..4).filter(|&at| is_gone(&places[at])).collect();
             assert_eq!(gone, (goes..4).collect::<Vec<_>>());
         }
         assert_eq!(book.admit(LOOPBACK).err(), Some(Full::Everywhere));
         assert_eq!(closed(&book, "crowded"), 3);
-        // Those that went give nothing back a second time.
+        // Places already freed are not freed again.
         drop(reading);
         drop(places);
         assert_eq!(book.connections(), 3);
@@ -644,7 +645,7 @@ mod tests {
         let book = book(2, 0);
         let first = book.admit(LOOPBACK).unwrap();
         let second = book.admit(LOOPBACK).unwrap();
-        // It was answered, and its next request has begun.
+        // Its request was answered, and the next one has begun.
         drop(first.connection().busy());
         first.connection().read();
         let third = book.admit(LOOPBACK).unwrap();
@@ -675,7 +676,7 @@ mod tests {
             assert!(!is_gone(&first));
             let third = book.admit(one).unwrap();
             assert!(is_gone(&first) && !is_gone(&second));
-            // When all of them are answered, the next one is refused.
+            // When all connections are busy, the next one is refused.
             let _busy = (second.connection().busy(), third.connection().busy());
             assert_eq!(book.admit(same).err(), Some(Full::Address));
         }
@@ -700,7 +701,7 @@ mod tests {
         assert!(arriving[2].holds(50));
         assert!(is_gone(&places[1]));
         assert_eq!(book.arriving_bytes(), 90);
-        // Whoever has gone holds no more, and nobody holds more than there is.
+        // A closed connection reserves no memory, and no connection exceeds the limit.
         assert!(!arriving[0].holds(1) && !arriving[2].holds(11));
         assert_eq!(closed(&book, "body_memory"), 2);
         drop(arriving);
@@ -735,7 +736,7 @@ mod tests {
         let place = book.admit(LOOPBACK).unwrap();
         let mut clock = place.clock();
         let start = Instant::now();
-        // From the beginning, a head.
+        // At first the head's deadline applies.
         assert_eq!(clock.next(), Some(start + book.bounds.head_time));
         let busy = place.connection().busy();
         tokio::time::sleep(Duration::from_secs(60)).await;
@@ -743,7 +744,7 @@ mod tests {
         drop(busy);
         tokio::time::sleep(Duration::from_secs(3659)).await;
         assert!(clock.next().is_some());
-        // The next request's first byte, and then nothing.
+        // The next request's first byte, and then silence.
         place.connection().read();
         tokio::time::sleep(Duration::from_secs(9)).await;
         place.connection().read();
@@ -773,7 +774,7 @@ mod tests {
             connection.wrote(bytes);
             connection.is_stuck();
             assert_eq!(clock.next().is_some(), goes_on);
-            // Nothing waits for this one.
+            // No bytes were waiting.
             unasked.wrote(1);
             assert!(others.next().is_some());
         }

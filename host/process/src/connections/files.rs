@@ -1,9 +1,9 @@
-//! Computes how many connections fit into the process's limit of open files.
+//! Computes how many connections the process's limit of open files allows.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the limit of open files as far as `wanted` connections beside `reserved` other files need it, and returns
-/// how many connections fit.
+/// Raises the limit of open files as far as `wanted` connections and `reserved` other files need it. Returns the number
+/// of connections possible.
 pub fn within_open_files(wanted: u32, reserved: u32) -> u32 {
     let needed = u64::from(wanted) + u64::from(reserved);
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
@@ -25,7 +25,7 @@ pub fn within_open_files(wanted: u32, reserved: u32) -> u32 {
 }
 
 fn fitting(wanted: u32, reserved: u32, limit: u64) -> u32 {
-    // With few files, half of them are used; connections that cannot be accepted are logged.
+    // With a small limit, half of it is used; failures to accept are logged.
     let room = limit.saturating_sub(reserved.into()).max(limit / 2).max(1);
     u32::try_from(room).map_or(wanted, |room| room.min(wanted))
 }

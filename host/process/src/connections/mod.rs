@@ -1,5 +1,4 @@
-//! A listener's connections: hyper over TCP, with bounds on how many there are, how long each may take and what it may
-//! hold.
+//! Serves a listener's connections with hyper, with limits on their number, time, speed and memory.
 //!
 //! ```text
 //!   accept ──▶ book: is there a place? ──▶ task: hyper's HTTP/1 connection, and beside it a clock
@@ -9,9 +8,9 @@
 //!         body has been arriving longest. One that is being answered never goes for another.
 //! ```
 //!
-//! So clients that hold places without using them take places from each other, and from no other client. Hyper's own
-//! time-out for heads also runs while a connection is idle between two requests, so one value would have to serve for
-//! both; the clock of a place distinguishes them. The same clock ends connections whose client does not read its answer.
+//! A client that holds idle places so takes them only from such clients. Hyper's own time-out for heads also runs
+//! between two requests, so one value would serve for both; a place's clock distinguishes them. It also ends
+//! connections whose client does not read the response.
 
 mod book;
 mod files;
@@ -42,23 +41,23 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// A listener, what it serves and the book of its connections.
+/// A listener, its routes and the book of its connections.
 pub struct Listening {
-    /// The socket on which connections are accepted.
+    /// The bound socket.
     pub listener: TcpListener,
-    /// Routes that are served on the connections.
+    /// The routes served.
     pub router: Router,
-    /// The book that gives these connections their places.
+    /// The book of the listener's connections.
     pub book: Arc<Book>,
 }
 
-/// Tells connections when their server closes.
+/// Notifies connections when their server closes.
 pub trait Closing: Send + Sync + 'static {
-    /// Waits until nothing is served any more.
+    /// Completes when the server has closed.
     fn closed(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// A server that serves until its future is dropped.
+/// A server that closes only when its future is dropped.
 #[derive(Clone, Copy, Debug)]
 pub struct NeverClosing;
 
@@ -68,7 +67,7 @@ impl Closing for NeverClosing {
     }
 }
 
-/// Serves each of these in a task of its own; see [`serve`].
+/// Serves each listener in its own task; see [`serve`].
 pub fn serve_all(
     listening: impl IntoIterator<Item = Listening>,
     closing: &Arc<impl Closing>,
@@ -80,8 +79,7 @@ pub fn serve_all(
     tasks
 }
 
-/// Serves HTTP until the server closes, and then until the last connection has ended. Dropping the future ends all
-/// connections.
+/// Serves HTTP until the server closes and the last connection has ended. Dropping the future ends all connections.
 pub async fn serve(listening: Listening, closing: Arc<impl Closing>) {
     let Listening {
         listener,
@@ -96,9 +94,8 @@ pub async fn serve(listening: Listening, closing: Arc<impl Closing>) {
     accept_each(listener, book, closing, answer).await;
 }
 
-/// Accepts connections that get a place until the server closes, and then waits until the last one has ended. `work`
-/// makes the future that serves a connection; it is dropped when the connection's time is over, or when its place is given
-/// to another.
+/// Accepts connections until the server closes, then waits until the last one has ended. `work` serves an admitted
+/// connection; its future is dropped when a deadline passes or the connection is closed for another.
 pub async fn accept_each<F: Future<Output = ()> + Send + 'static>(
     listener: TcpListener,
     book: Arc<Book>,
@@ -129,7 +126,7 @@ pub async fn accept_each<F: Future<Output = ()> + Send + 'static>(
     while tasks.join_next().await.is_some() {}
 }
 
-/// Returns the next connection that gets a place; `None`: one was refused, or accepting failed for now.
+/// Returns the next admitted connection; `None` if one was refused or accepting failed.
 async fn accept(
     listener: &TcpListener,
     book: &Arc<Book>,
@@ -144,7 +141,7 @@ async fn accept(
         }
     };
     trouble.is_over(book);
-    // Nagle's algorithm is off: a token must not wait for the acknowledgement of the one before.
+    // Without Nagle's algorithm, a token does not wait for the previous one's acknowledgement.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY not set");
     }
@@ -154,15 +151,15 @@ async fn accept(
     loop {
         match book.admit(peer.ip()) {
             Ok(place) => return Some((stream, place)),
-            // The connection that could have been closed is being answered by now.
+            // The connection that could have been closed became busy meanwhile.
             Err(Full::Everywhere) => book.room().await,
             Err(Full::Address) => return None,
         }
     }
 }
 
-/// Makes the system close a connection whose peer has been silent for 90 seconds and does not answer probes, so that a
-/// machine that died holds no place for ever.
+/// Enables keep-alive probes: the system closes a connection whose peer has been silent for 90 seconds and does not
+/// answer them. So a dead machine's connection frees its place.
 ///
 /// # Errors
 /// Returns the system's error.
@@ -174,17 +171,17 @@ pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// A failure to accept: the process has no file left for a connection, say.
+/// A failure to accept, such as too many open files.
 #[derive(Default)]
 struct Trouble {
     pause: Duration,
-    /// Time of the last line in the log, and number of failures since then.
+    /// Time of the last log line, and the failures since then.
     logged: Option<(Instant, u64)>,
 }
 
 impl Trouble {
     async fn wait(&mut self, error: &io::Error, book: &Book) {
-        // The client disconnected before its turn: nothing is wrong here.
+        // The client disconnected before it was accepted, which is not a failure.
         if matches!(
             error.kind(),
             io::ErrorKind::ConnectionAborted
@@ -209,7 +206,7 @@ impl Trouble {
             self.logged.map(|(when, _)| (when, failures))
         };
         self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-        // A connection that waits without being served may hold the very thing that is missing.
+        // An idle connection may use the resource that is lacking.
         book.evict_one();
         tokio::time::sleep(self.pause).await;
     }
@@ -243,7 +240,7 @@ async fn drive(
     let mut http = pin!(
         http1::Builder::new()
             .max_buf_size(MAX_HEAD_BYTES)
-            // The connection's place has a clock for this.
+            // The place's clock enforces this.
             .header_read_timeout(None)
             .serve_connection(TokioIo::new(stream), service)
     );
@@ -266,7 +263,7 @@ async fn drive(
     }
 }
 
-/// A response's body, during which its connection is busy.
+/// A response's body; its connection is busy until it is dropped.
 struct Answer {
     body: Body,
     _busy: Busy,
@@ -292,7 +289,7 @@ impl HttpBody for Answer {
     }
 }
 
-/// Most bytes of a request's head, and of a connection's buffer: twice what Envoy accepts by default.
+/// Most bytes of a request's head, and of a connection's buffer: twice Envoy's default for heads.
 const MAX_HEAD_BYTES: usize = 128 << 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -303,7 +300,7 @@ mod tests {
     use super::*;
     use std::net::{IpAddr, Ipv4Addr};
 
-    /// No file is left: EMFILE.
+    /// Too many open files: EMFILE.
     fn no_file() -> io::Error {
         io::Error::from_raw_os_error(24)
     }
@@ -314,7 +311,7 @@ mod tests {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let _waiting: Vec<Place> = (0..9).map(|_| book.admit(address).unwrap()).collect();
         let mut trouble = Trouble::default();
-        // A client that was gone when its turn came is no trouble.
+        // A client that disconnected early is not a failure.
         let gone = io::Error::from(io::ErrorKind::ConnectionAborted);
         trouble.wait(&gone, &book).await;
         assert!(!book.is_exhausted(Duration::MAX) && trouble.logged.is_none());
@@ -323,7 +320,7 @@ mod tests {
             let before = Instant::now();
             trouble.wait(&no_file(), &book).await;
             pauses.push(before.elapsed().as_millis());
-            // Once in a while in the log, and always in what probes see.
+            // Logged only occasionally, but always visible to probes.
             assert_eq!(trouble.logged.unwrap().1, failures);
             assert!(book.is_exhausted(Duration::MAX));
         }

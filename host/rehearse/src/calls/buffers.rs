@@ -1,4 +1,4 @@
-//! Bodies and configurations.
+//! Host calls on bodies and configurations.
 
 use super::{ENV, Failure, Vm, bytes, call, give, offset, refused, write_number};
 use crate::abi::{BufferType, status};
@@ -18,7 +18,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
                     return refused(status::BAD_ARGUMENT);
                 };
                 let end = (end as usize).min(buffer.len());
-                // Nothing there: the module's variables stay as they are.
+                // Nothing is there: the module's variables keep their values.
                 let part = buffer.get(start as usize..end).unwrap_or_default().to_vec();
                 if part.is_empty() {
                     return Ok(());
@@ -59,8 +59,8 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
     Ok(())
 }
 
-/// As Envoy does it: from the beginning, `size` bytes are replaced; behind the end, bytes are added; elsewhere nothing is
-/// done.
+/// Changes a body as Envoy does. With `start` 0, the first `size` bytes are replaced; with `start` at or past the end,
+/// bytes are appended. Any other `start` changes nothing and returns false.
 fn set(body: &mut Vec<u8>, start: usize, size: usize, new: Vec<u8>) -> bool {
     if start == 0 {
         if size >= body.len() {

@@ -1,4 +1,4 @@
-//! Maps of headers. Names are compared in lower case, as Envoy keeps them.
+//! Host calls on header maps. Names are compared in lower case, as Envoy stores them.
 
 use super::{Answered, ENV, Failure, Vm, bytes, call, give, refused, write_number};
 use crate::abi::{self, Headers, MapType, status};
@@ -94,7 +94,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
     Ok(())
 }
 
-/// A map that is there now.
+/// Returns a map that is available in this callback.
 fn this<'a>(vm: &'a mut Vm<'_>, map: i32) -> Answered<&'a mut Headers> {
     let map = MapType::of(map).and_then(|map| vm.data_mut().map(map));
     map.ok_or(Failure::Status(status::BAD_ARGUMENT))
@@ -104,7 +104,7 @@ fn name(vm: &mut Vm<'_>, at: i32, size: i32) -> Answered<Vec<u8>> {
     Ok(bytes(vm, at, size)?.to_ascii_lowercase())
 }
 
-/// The first value is replaced where it stands, the others go.
+/// Sets a header: replaces its first value in place and removes the others, or appends it.
 fn replace(headers: &mut Headers, name: Vec<u8>, value: Vec<u8>) {
     let Some(first) = headers.iter().position(|(known, _)| *known == name) else {
         headers.push((name, value));

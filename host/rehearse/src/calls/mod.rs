@@ -1,4 +1,4 @@
-//! The host calls of proxy-wasm, as Envoy answers them.
+//! The host calls of proxy-wasm, with Envoy's behaviour.
 //!
 //! | module | calls |
 //! | --- | --- |
@@ -9,7 +9,7 @@
 //! | `outside` | clusters called, requests let go, answered or closed; log, clock, tick |
 //! | `wasi` | the part of WASI that Envoy has; clock and random numbers are the same in every run |
 //!
-//! A call that reaches outside of the module's memory answers `InvalidMemoryAccess` and does nothing.
+//! A call with an address outside the module's memory returns `InvalidMemoryAccess` and has no effect.
 
 mod buffers;
 mod headers;
@@ -22,7 +22,7 @@ use crate::abi::status;
 use crate::state::State;
 use wasmtime::{Caller, Linker, Result};
 
-/// Gives a linker all calls.
+/// Defines all host calls in a linker.
 pub(crate) fn define(linker: &mut Linker<State>) -> Result<()> {
     headers::define(linker)?;
     buffers::define(linker)?;
@@ -32,12 +32,12 @@ pub(crate) fn define(linker: &mut Linker<State>) -> Result<()> {
     wasi::define(linker)
 }
 
-/// Where host calls of proxy-wasm are.
+/// Import module of proxy-wasm's host calls.
 const ENV: &str = "env";
 
 type Vm<'a> = Caller<'a, State>;
 
-/// A status that ends a call; wasmtime's errors end the callback.
+/// Why a host call failed: a status for the module, or an error of wasmtime that ends the callback.
 enum Failure {
     Status(i32),
     Trap(wasmtime::Error),
@@ -55,7 +55,7 @@ fn refused<T>(status: i32) -> Answered<T> {
     Err(Failure::Status(status))
 }
 
-/// Counts a call, and answers with its status.
+/// Counts a call, and returns its status to the module.
 fn call(
     vm: &mut Vm<'_>,
     name: &'static str,
@@ -69,7 +69,7 @@ fn call(
     }
 }
 
-/// The module's bytes from `at` on, which it hands over.
+/// Copies bytes from the module's memory.
 fn bytes(vm: &mut Vm<'_>, at: i32, size: i32) -> Answered<Vec<u8>> {
     let (at, size) = (offset(at), offset(size));
     vm.data_mut().take(size)?;
@@ -97,7 +97,7 @@ fn write_number(vm: &mut Vm<'_>, at: i32, number: u32) -> Answered {
     write(vm, at, &number.to_le_bytes())
 }
 
-/// Hands the module a copy in room that the module itself makes, and says where and how long it is.
+/// Copies a value to memory that the module allocates, and writes its address and size.
 fn give(vm: &mut Vm<'_>, value: &[u8], at: i32, size_at: i32) -> Answered {
     let length = i32::try_from(value.len()).map_err(|_| Failure::Status(status::BAD_ARGUMENT))?;
     let mut place = 0;
@@ -115,7 +115,7 @@ fn give(vm: &mut Vm<'_>, value: &[u8], at: i32, size_at: i32) -> Answered {
     write(vm, size_at, &length.to_le_bytes())
 }
 
-/// Wasm's addresses and sizes have no sign.
+/// Converts an address or a size, which are unsigned in Wasm.
 fn offset(value: i32) -> usize {
     value.cast_unsigned() as usize
 }

@@ -1,4 +1,5 @@
-//! Calls that reach beyond the request's data: clusters called, requests let go, answered or closed; log, clock and tick.
+//! Host calls with effects outside the request's data: cluster calls, resuming, responding or closing; log, clock and
+//! tick.
 
 use super::{ENV, Failure, Vm, bytes, call, give, refused, write, write_number};
 use crate::abi::{self, status};
@@ -54,7 +55,7 @@ fn streams(linker: &mut Linker<State>) -> Result<()> {
                 let body = bytes(vm, body, body_size)?;
                 let headers = bytes(vm, headers, headers_size)?;
                 let headers = abi::read(&headers).ok_or(Failure::Status(status::BAD_ARGUMENT))?;
-                // Envoy sends the first alone.
+                // Envoy sends only the first response.
                 vm.data_mut().stream.local.get_or_insert(LocalResponse {
                     status: status.cast_unsigned(),
                     headers,
@@ -165,7 +166,7 @@ fn environment(linker: &mut Linker<State>) -> Result<()> {
     Ok(())
 }
 
-/// gRPC, foreign functions: the module learns that there are none.
+/// Defines gRPC and foreign functions, all of which report that they are unavailable.
 fn absent(linker: &mut Linker<State>) -> Result<()> {
     macro_rules! unimplemented {
         ($name:literal, $($argument:ident),*) => {
@@ -197,5 +198,5 @@ fn absent(linker: &mut Linker<State>) -> Result<()> {
 const REQUEST: i32 = 0;
 const RESPONSE: i32 = 1;
 const INFO: u32 = 2;
-/// Calls of clusters that one VM may have under way.
+/// Most cluster calls of one VM in flight.
 const PENDING: usize = 1024;

@@ -1,4 +1,4 @@
-//! What is known of proxy and request, by paths whose parts end in 0 bytes.
+//! Properties of the proxy and the request, by paths whose parts end with a 0 byte.
 
 use super::{ENV, Vm, bytes, call, give, refused};
 use crate::abi::{Headers, status};
@@ -27,7 +27,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
                 let path = bytes(vm, path, path_size)?;
                 let value = bytes(vm, at, size)?;
                 let properties = &mut vm.data_mut().stream.properties;
-                // Envoy's filter state is written once.
+                // Envoy's filter state can be written only once.
                 if properties.contains_key(without_end(&path)) {
                     return refused(status::BAD_ARGUMENT);
                 }
@@ -43,7 +43,7 @@ fn without_end(path: &[u8]) -> &[u8] {
     path.strip_suffix(&[0]).unwrap_or(path)
 }
 
-/// The names are Envoy's ("Attributes").
+/// Returns a property's value. The names are Envoy's ("Attributes").
 fn value(state: &State, path: &[u8]) -> Option<Vec<u8>> {
     let stream = &state.stream;
     if let Some(value) = stream.properties.get(path) {

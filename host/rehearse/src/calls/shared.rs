@@ -1,4 +1,4 @@
-//! Data and queues that VMs share, and metrics.
+//! Host calls on data and queues that VMs share, and on metrics.
 
 use super::{Answered, ENV, Failure, Vm, bytes, call, give, refused, write, write_number};
 use crate::abi::status;
@@ -126,7 +126,7 @@ fn metrics(linker: &mut Linker<State>) -> Result<()> {
                 let mut shared = shared.borrow_mut();
                 let metric = shared.metric(id.cast_unsigned());
                 let metric = metric.ok_or(Failure::Status(status::NOT_FOUND))?;
-                // Envoy refuses what makes a counter smaller or leaves it.
+                // Envoy refuses to decrement a counter, and to change a counter by 0.
                 if metric.kind == MetricKind::Histogram
                     || (metric.kind == MetricKind::Counter && amount <= 0)
                 {

@@ -1,4 +1,5 @@
-//! The part of WASI that Envoy has. Clock and random numbers are the same in every run; there are no files and no arguments.
+//! The part of WASI that Envoy supports. Clock and random numbers are the same in every run; there are no files or
+//! arguments.
 
 use super::{Answered, Failure, Vm, bytes, offset, refused, write, write_number};
 use crate::limits::Exited;
@@ -54,7 +55,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
     files(linker)
 }
 
-/// Arguments, of which there are none, and the environment.
+/// Defines arguments, of which there are none, and the environment.
 fn strings(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap(
         WASI,
@@ -102,7 +103,7 @@ fn strings(linker: &mut Linker<State>) -> Result<()> {
     Ok(())
 }
 
-/// Standard output and error go to the log; nothing else is open.
+/// Defines file calls. Standard output and error go to the log; no other file is open.
 fn files(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap(
         WASI,
@@ -148,7 +149,7 @@ fn files(linker: &mut Linker<State>) -> Result<()> {
     Ok(())
 }
 
-/// As [`super::call`], with WASI's number for memory that is not there.
+/// Like [`super::call`], with WASI's error number for invalid addresses.
 fn call(
     vm: &mut Vm<'_>,
     name: &'static str,
@@ -161,7 +162,7 @@ fn call(
     })
 }
 
-/// `NAME=value`, each with a 0 byte behind it.
+/// Returns the variables as `NAME=value`, each followed by a 0 byte.
 fn lines(vm: &Vm<'_>) -> Vec<Vec<u8>> {
     let environment = vm.data().environment.iter();
     let lines = environment.map(|(name, value)| format!("{name}={value}\0").into_bytes());

@@ -1,4 +1,4 @@
-//! What was found, in numbers: as JSON, and as table and page need it.
+//! The results as numbers, for the JSON, the table and the page.
 
 use super::play::{Place, Played, Row};
 use super::{Options, Version, names};
@@ -6,7 +6,7 @@ use crate::fault::Fault;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Everything that the table, the JSON and the page show.
+/// The results shown in the table, the JSON and the page.
 pub(super) struct Figures {
     files: Vec<PathBuf>,
     pub(super) log: String,
@@ -15,7 +15,7 @@ pub(super) struct Figures {
     pub(super) against: Option<Against>,
 }
 
-/// What one version did.
+/// One version's results.
 pub(super) struct Of {
     pub(super) module: String,
     pub(super) config: String,
@@ -24,17 +24,17 @@ pub(super) struct Of {
     pub(super) calls: Quantiles,
 }
 
-/// The other version, and where it did otherwise.
+/// The other version's results, and the requests on which the two differ.
 pub(super) struct Against {
     pub(super) old: Of,
     pub(super) differences: Vec<Difference>,
 }
 
-/// A request with which the versions did not do the same.
+/// A request on which the two versions differ.
 pub(super) struct Difference {
     pub(super) place: Place,
     pub(super) what: Vec<&'static str>,
-    /// Of the old version and of the new one.
+    /// Instructions of the old version and of the new one.
     pub(super) fuel: [u64; 2],
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Quantiles {
 }
 
 impl Quantiles {
-    /// Of any order; nearest rank.
+    /// Returns percentiles by nearest rank. `values` may be in any order.
     fn of(mut values: Vec<u64>) -> Self {
         values.sort_unstable();
         let at = |percent: usize| {
@@ -61,7 +61,7 @@ impl Quantiles {
     }
 }
 
-/// A fault, and the request that it is of: its file and line.
+/// A fault, with the file and line of its request.
 pub(super) struct Named<'a> {
     pub(super) at: String,
     pub(super) place: Option<Place>,
@@ -96,7 +96,7 @@ impl Figures {
         }
     }
 
-    /// A line's place, with its file where there are several.
+    /// Returns a line's place, with the file's name if there are several files.
     pub(super) fn at(&self, place: Place) -> String {
         match self.files.get(place.file) {
             Some(file) if self.files.len() > 1 => format!("{}:{}", file.display(), place.line),
@@ -104,7 +104,7 @@ impl Figures {
         }
     }
 
-    /// The first faults of a version, those between requests last.
+    /// Returns the first faults of a version, those between requests last.
     pub(super) fn faults<'a>(&'a self, of: &'a Of) -> Vec<Named<'a>> {
         let rows = of.played.rows.iter();
         let in_requests = rows.filter_map(|row| {
@@ -208,19 +208,19 @@ impl Of {
         }
     }
 
-    /// Requests whose body went on in other bytes.
+    /// Returns the number of requests whose body was forwarded with changes.
     pub(super) fn changed(&self) -> usize {
         self.played.rows.iter().filter(|row| row.is_changed).count()
     }
 
-    /// Requests that the module answered by itself.
+    /// Returns the number of requests that the module answered itself.
     pub(super) fn answered(&self) -> usize {
         let rows = self.played.rows.iter();
         rows.filter(|row| row.answered.is_some()).count()
     }
 }
 
-/// Faults that are listed; the others are only counted.
+/// Most faults listed; further ones are only counted.
 const LISTED: usize = 100;
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! `foreword rehearse`: a log played through a module, and through another one beside it.
+//! `foreword rehearse`: plays a log through a module, or through two for comparison.
 //!
 //! ```text
 //!   LOG… ──lines──▶ play: Proxy ──▶ rows ──┐
 //!   LOG… ──lines──▶ play: Proxy ──▶ rows ──┴─▶ figures ──▶ table, JSON, page
 //! ```
 //!
-//! The log is read anew by each of the two, on a thread of its own. Of a request nothing is kept but counts and hashes,
-//! some 150 bytes.
+//! Each of the two reads the log itself, on its own thread. Only counts and hashes of a request are kept, some 150
+//! bytes.
 
 mod figures;
 mod page;
@@ -22,32 +22,32 @@ use play::{Played, Tenant};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What to rehearse, and how.
+/// The options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The module that is played, with its configuration.
+    /// The module to play, with its configuration.
     pub module: Version,
-    /// What it is compared with.
+    /// The version to compare with, if any.
     pub against: Option<Version>,
-    /// Logs, one behind the other.
+    /// Logs, read one after the other.
     pub files: Vec<PathBuf>,
-    /// What a module may use.
+    /// The module's limits.
     pub limits: Limits,
-    /// How a proxy runs it; each version has its own configuration.
+    /// How a proxy runs the module; each version has its own configuration.
     pub setup: Setup,
-    /// The path of a request whose line does not tell.
+    /// The path of requests whose line has none.
     pub path: String,
-    /// Headers of every request.
+    /// Headers added to every request.
     pub headers: Vec<(String, String)>,
-    /// The header that the tenant of a line goes to; `None`: as the configuration says.
+    /// The header for a line's tenant; `None` for the one that the configuration names.
     pub tenant_header: Option<String>,
-    /// Bytes of the pieces that bodies come in; `None`: whole.
+    /// Size of the pieces in which bodies arrive; `None` if they arrive whole.
     pub piece_bytes: Option<usize>,
-    /// Whether the first bad line ends it.
+    /// Whether the first bad line ends the run.
     pub strict: bool,
-    /// The file that the HTML report is written to.
+    /// File for the HTML report.
     pub report: Option<PathBuf>,
-    /// Whether standard output gets JSON instead of a table.
+    /// Whether standard output is JSON instead of a table.
     pub json: bool,
 }
 
@@ -56,11 +56,11 @@ pub struct Options {
 pub struct Version {
     /// Path of the `.wasm` file.
     pub module: PathBuf,
-    /// The plugin's configuration; `None`: an empty one.
+    /// File with the plugin's configuration; `None` for an empty one.
     pub config: Option<PathBuf>,
 }
 
-/// The files hold no request with a body.
+/// The files contain no request with a body.
 #[derive(Debug, thiserror::Error)]
 #[error("no line of {files} is a request with a body ({lines} lines read, {bad} of them bad)")]
 pub struct NoRequests {
@@ -69,20 +69,20 @@ pub struct NoRequests {
     bad: u64,
 }
 
-/// Whether the module came through.
+/// Whether all callbacks succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Each callback ended as it should.
+    /// All callbacks succeeded.
     Sound,
-    /// At least one did not.
+    /// At least one callback failed.
     Faulty,
 }
 
-/// Plays, prints what was found to standard output and writes the report.
+/// Plays the logs, prints the results to standard output and writes the report.
 ///
 /// # Errors
-/// A file cannot be read or written; a module cannot be run or refuses its configuration; a bad line, when strict;
-/// [`NoRequests`].
+/// Returns an error if a file cannot be read or written, if a module cannot be run or refuses its configuration, for a
+/// bad line when strict, or [`NoRequests`].
 pub fn run(options: &Options) -> Result<Verdict> {
     let new = || play(options, &options.module, true);
     let (played, against) = match &options.against {

@@ -1,4 +1,4 @@
-//! The report: one HTML file that needs nothing else.
+//! The report, a self-contained HTML file.
 
 use super::figures::{Figures, Of};
 use super::table::change;
@@ -154,5 +154,5 @@ fn against(figures: &Figures) -> String {
     html
 }
 
-/// Differences that are listed.
+/// Most differences listed.
 const LISTED: usize = 500;

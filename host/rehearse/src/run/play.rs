@@ -1,4 +1,4 @@
-//! A log played through one module, line by line.
+//! Plays a log through one module, line by line.
 
 use super::Options;
 use crate::fault::Fault;
@@ -14,50 +14,50 @@ use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::BufReader;
 
-/// What playing a log through one version gave.
+/// The results of playing a log through one version.
 #[derive(Debug, Default)]
 pub(super) struct Played {
     pub(super) rows: Vec<Row>,
     pub(super) counts: Counts,
     pub(super) totals: Totals,
-    /// By what the module says of itself in `x-foreword`.
+    /// Number of requests by the outcome in the module's `x-foreword` header.
     pub(super) outcomes: BTreeMap<String, u64>,
-    /// Faults between requests: before which one, if any came.
+    /// Faults between requests, each with the place of the request that follows, if any.
     pub(super) beside: Vec<(Option<Place>, Fault)>,
 }
 
-/// What was read.
+/// Numbers of lines read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     /// Lines that are not blank.
     pub(super) lines: u64,
-    /// Of these, not understood.
+    /// Lines in `lines` that could not be parsed.
     pub(super) bad: u64,
-    /// Of these, rankings: they have no body.
+    /// Lines in `lines` that are rankings, which have no body.
     pub(super) rankings: u64,
 }
 
-/// Where a request's line stands.
+/// The place of a request's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// The file's place in the list.
+    /// Index of the file.
     pub(super) file: usize,
-    /// From 1.
+    /// Number of the line, from 1.
     pub(super) line: u64,
 }
 
-/// What is kept of a request.
+/// The record of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) place: Place,
-    /// Whether the engine got another body than came.
+    /// Whether the engine got a body other than the original.
     pub(super) is_changed: bool,
     /// The status of the module's own answer.
     pub(super) answered: Option<u32>,
-    /// Of what the engine got, if it got something.
+    /// Hash of the forwarded body; `None` if the request was not forwarded.
     pub(super) body: Option<u64>,
     pub(super) headers: u64,
-    /// Of what the client got: the module's own answer, or the engine's as it came by.
+    /// Hash of the client's response.
     pub(super) response: u64,
     pub(super) fuel: u64,
     pub(super) calls: u64,
@@ -80,7 +80,7 @@ impl Row {
         }
     }
 
-    /// What differs in the other version's row of the same request.
+    /// Names the parts that differ in the other version's row of the same request.
     pub(super) fn differences(&self, other: &Self) -> Vec<&'static str> {
         let differs = [
             ("fault", self.fault != other.fault),
@@ -96,26 +96,26 @@ impl Row {
     }
 }
 
-/// The same for the same value in every run.
+/// Returns a hash that is the same in every run.
 fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()
 }
 
-/// How the module learns whose a request is.
+/// How the module gets a request's tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Tenant {
-    /// By a header.
+    /// From this header.
     Header(String),
-    /// By a claim in the request's metadata: the property's path, a 0 byte between two parts.
+    /// From a claim in the request's metadata: the property's path, with a 0 byte between two parts.
     Claim(String),
-    /// Not at all.
+    /// The module gets no tenant.
     Nowhere,
 }
 
 impl Tenant {
-    /// As Foreword's configuration says; another module's says nothing.
+    /// Reads Foreword's configuration; another module's gives [`Self::Nowhere`].
     pub(super) fn of(configuration: &[u8]) -> Self {
         let configuration: Value = serde_json::from_slice(configuration).unwrap_or_default();
         let tenant = &configuration["tenant"];
@@ -136,7 +136,7 @@ impl Tenant {
 
 const JWT_AUTHN: &str = "envoy.filters.http.jwt_authn";
 
-/// Plays the logs of `options`; bad lines are named if `is_told`.
+/// Plays the logs of `options`; bad lines are printed if `is_told`.
 pub(super) fn play(
     options: &Options,
     module: &Module,
@@ -201,13 +201,14 @@ pub(super) fn play(
     Ok(played)
 }
 
-/// The request of a line; `None`: it has no body.
+/// Returns a line's request; `None` if it has no body.
 fn request(options: &Options, tenant: &Tenant, line: &[u8]) -> Result<Option<Request>, BadLine> {
     let logged = Logged::read(line)?;
     match logged.kind() {
         Ok(LoggedKind::Ranking) => return Ok(None),
         Ok(LoggedKind::Chat) => {}
-        // A body within a line may be anything that a client sends. A line by itself is one, or a mistake.
+        // A body inside a line may be anything that a client sends. A line that is not such a record must be a body
+        // itself.
         Err(_) if logged.body.len() < line.trim_ascii().len() => {}
         Err(reason) => return Err(reason),
     }
@@ -242,7 +243,7 @@ fn request(options: &Options, tenant: &Tenant, line: &[u8]) -> Result<Option<Req
     Ok(Some(request))
 }
 
-/// What the engine said of the prompt, in OpenAI's words.
+/// Returns a response with the logged usage, in OpenAI's format.
 fn answer(logged: &Logged<'_>) -> Vec<u8> {
     let mut usage = serde_json::Map::new();
     if let Some(prompt) = logged.prompt_tokens {
@@ -273,14 +274,14 @@ impl Played {
         Ok(())
     }
 
-    /// How many callbacks failed.
+    /// Returns the number of callbacks that failed.
     pub(super) fn faults(&self) -> usize {
         let in_requests = self.rows.iter().filter(|row| row.fault.is_some()).count();
         in_requests + self.beside.len()
     }
 }
 
-/// The first word of a report, and its reason: what is of the request itself is left out.
+/// Returns the outcome and the reason in a report header, without details of the request.
 fn said(report: &[u8]) -> Option<String> {
     let report = str::from_utf8(report).ok()?;
     let mut fields = report.split("; ");
@@ -297,7 +298,7 @@ fn said(report: &[u8]) -> Option<String> {
 }
 
 impl Counts {
-    /// Which lines were left out, on standard error; nothing when none was.
+    /// Prints the numbers of skipped lines to standard error, if there are any.
     pub(super) fn tell(self) {
         if self.bad > NAMED {
             eprintln!("skipped: … and {} more", self.bad - NAMED);
@@ -317,7 +318,7 @@ impl Counts {
     }
 }
 
-/// Bad lines that are named; the others are only counted.
+/// Most bad lines printed; further ones are only counted.
 const NAMED: u64 = 20;
 
 #[cfg(test)]

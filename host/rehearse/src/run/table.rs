@@ -132,7 +132,7 @@ impl Figures {
     }
 }
 
-/// How much more, or less.
+/// Formats the relative change.
 pub(super) fn change(old: u64, new: u64) -> String {
     if old == new {
         return "as before".to_owned();
@@ -148,5 +148,5 @@ pub(super) fn change(old: u64, new: u64) -> String {
     }
 }
 
-/// Faults and differences that are listed.
+/// Most faults and differences listed.
 const LISTED: usize = 20;

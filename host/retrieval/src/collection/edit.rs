@@ -7,16 +7,16 @@ use crate::index::{Kind, Refused, Slot};
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Edits a collection and yields a new one. Documents are identified by their ids.
+/// Edits a collection and returns a new one. Documents are identified by their ids.
 pub struct Editor {
     collection: Collection,
     ids: FxHashMap<String, Slot>,
-    /// Number of documents that the index was built for.
+    /// Number of documents when the index was built.
     built: usize,
 }
 
 impl Editor {
-    /// Begins with `collection`. Reads all of its records for their ids.
+    /// Starts from `collection`. Reads all of its records for their ids.
     ///
     /// # Errors
     /// Returns [`FileError::Damaged`] when a record cannot be read.
@@ -61,7 +61,7 @@ impl Editor {
     /// Adds a document with its vector, and replaces the one with its id.
     ///
     /// # Errors
-    /// Returns [`Refused`] when the vector is unusable; nothing has changed then.
+    /// Returns [`Refused`] when the vector is unusable; the collection is then unchanged.
     pub fn put(&mut self, document: &Document, vector: &[f32]) -> Result<(), Refused> {
         let collection = &mut self.collection;
         let slot = collection.vectors.push(vector)?;

@@ -28,10 +28,10 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Properties that a collection has from its creation.
+/// Properties that are fixed when a collection is created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// Number of components of its vectors.
+    /// Number of components of each vector.
     pub dimensions: u32,
     /// How vectors are compared.
     pub metric: Metric,
@@ -44,7 +44,7 @@ pub struct Spec {
     pub tuning: Tuning,
 }
 
-/// Settings of an index. `None`: the default of its kind.
+/// Settings of an index; `None` for the kind's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tuning {
     /// See [`IvfOptions::clusters`].
@@ -92,8 +92,7 @@ pub struct ScoredDocument {
     pub score: f32,
 }
 
-/// Documents with their vectors, words and indexes. A collection does not change while it is searched: an [`Editor`]
-/// makes a new one from it.
+/// Documents with their vectors, words and index. A collection is immutable: an [`Editor`] makes a new one from it.
 pub struct Collection {
     spec: Spec,
     vectors: Vectors,

@@ -1,7 +1,7 @@
 //! Saving a collection to a file and opening it again.
 //!
 //! The file's checksums detect damage. This module checks that the parts are consistent, so that no slot, start or link
-//! leads beyond an end, whoever wrote the file.
+//! is out of range, even in a file made by an attacker.
 
 use super::{Collection, Records, Spec};
 use crate::file::{Array, FileError, Part, Parts, write};
@@ -10,7 +10,7 @@ use crate::words::Words;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The part that says how to read the others.
+/// The part that describes how to read the others.
 #[derive(Serialize, Deserialize)]
 struct Description {
     #[serde(flatten)]

@@ -1,8 +1,8 @@
 //! Searching a collection, stage by stage.
 //!
-//! With the question's words beside its vector, two rankings are joined by their ranks (reciprocal rank fusion, Cormack
-//! et al., SIGIR 2009). A document's score is the sum of 1 / (60 + its rank) over the rankings that contain it. Words
-//! are looked up first, in one go, and joined with the best vectors after every stage.
+//! If the question's words are given with its vector, two rankings are fused by their ranks (reciprocal rank fusion,
+//! Cormack et al., SIGIR 2009). A document's score is the sum of 1 / (60 + its rank) over the rankings that contain it.
+//! The word ranking is computed first, in one go, and fused with the best vectors after every stage.
 
 use super::{Collection, ScoredDocument};
 use crate::cancelled::Cancelled;
@@ -18,17 +18,17 @@ use std::sync::Arc;
 pub struct Query<'q> {
     /// The question's vector.
     pub vector: &'q [f32],
-    /// The question itself, if its words are to count too.
+    /// The question, if its words are searched too.
     pub words: Option<&'q str>,
     /// Number of documents wanted.
     pub k: usize,
-    /// Fields of a document's metadata and the values that they must have; an array accepts any of its values.
+    /// Required values of metadata fields; an array accepts any of its values.
     pub filters: &'q Map<String, Value>,
     /// The caller's cancellation. A cancelled search finds no further document.
     pub cancelled: Option<&'q Cancelled>,
 }
 
-/// Why a query has no answer.
+/// Why a query failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
     /// The query's vector was refused.
@@ -41,7 +41,7 @@ pub enum QueryError {
 
 /// The constant of reciprocal rank fusion, from the paper.
 const RANK_OFFSET: f32 = 60.0;
-/// Depth of the rankings that are joined, in multiples of `k`.
+/// Depth of the fused rankings, in multiples of `k`.
 const DEPTH: usize = 4;
 const LEAST_DEPTH: usize = 20;
 
@@ -114,7 +114,7 @@ impl Collection {
     }
 }
 
-/// A field of a document's metadata, and the values that it may have.
+/// A metadata field and its accepted values.
 struct Wanted<'q> {
     field: &'q str,
     values: FxHashSet<&'q Value>,
@@ -132,7 +132,7 @@ impl<'q> Wanted<'q> {
     }
 }
 
-/// Joins rankings by reciprocal ranks.
+/// Fuses rankings by reciprocal ranks.
 fn joined(rankings: &[&[Hit]], k: usize) -> Vec<Hit> {
     let mut scores: FxHashMap<Slot, f32> = FxHashMap::default();
     for ranking in rankings {

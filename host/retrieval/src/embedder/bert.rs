@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The rows of several texts are stacked, `[tokens, hidden]` f32. Products run over all of them at once, attention
-//! within each text. A text's result therefore does not depend on the texts beside it. Shapes come from `config.json`;
-//! names are those of Hugging Face's `BertModel`.
+//! within each text, so a text's result does not depend on the other texts. Shapes come from `config.json`; names are
+//! those of Hugging Face's `BertModel`.
 
 use foreword_engine::backend::cpu::{Dense, Workspace};
 use foreword_engine::models::{CheckpointError, Tensors};
@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use serde::Deserialize;
 use std::ops::Range;
 
-/// The fields of `config.json` that are needed.
+/// The fields used of `config.json`.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Config {
     pub(super) model_type: String,
@@ -37,7 +37,7 @@ fn absolute() -> String {
 }
 
 impl Config {
-    /// Returns which setting is not supported, if any.
+    /// Returns the first unsupported setting, or `None`.
     pub(super) fn unsupported(&self) -> Option<String> {
         let wrong = |field: &str, found: &str, wanted: &str| {
             Some(format!("{field} is {found:?}, supported: {wanted:?}"))
@@ -102,7 +102,7 @@ struct Norm {
     eps: f32,
 }
 
-/// Scratch memory of a pass, reused from one pass to the next.
+/// Scratch memory of a pass, reused by later passes.
 #[derive(Default)]
 pub(super) struct Scratch {
     hidden: Vec<f32>,
@@ -141,8 +141,8 @@ impl Bert {
         &self.config
     }
 
-    /// Returns the last hidden states of `texts`, `[all tokens, hidden]`. No text may have more tokens than there are
-    /// positions, and every token must be below the vocabulary.
+    /// Returns the last hidden states of `texts`, `[all tokens, hidden]`. No text may have more tokens than the model
+    /// has positions, and every token must be below the vocabulary size.
     pub(super) fn forward<'s>(&self, texts: &[&[u32]], scratch: &'s mut Scratch) -> &'s [f32] {
         let hidden = self.config.hidden_size;
         let rows: usize = texts.iter().map(|text| text.len()).sum();
@@ -232,7 +232,7 @@ impl Norm {
         })
     }
 
-    /// Norms every row in place.
+    /// Normalises every row in place.
     fn apply(&self, rows: &mut [f32]) {
         let length = self.weight.len();
         rows.par_chunks_exact_mut(length).for_each(|row| {
@@ -249,7 +249,7 @@ impl Norm {
     }
 }
 
-/// Computes the attention of all tokens of one text to all of them, head by head.
+/// Computes the attention between all tokens of one text, head by head.
 fn attend(
     query: &[f32],
     key: &[f32],

@@ -1,4 +1,4 @@
-//! The core's feature hashing as an embedder: no model, no download, the same bits everywhere.
+//! The core's feature hashing as an embedder: without a model or a download, and with the same bits everywhere.
 
 use super::{EmbedError, Embedder, Embedding};
 use foreword_similarity::embedding::{DimensionsError, HashingEmbedder};
@@ -10,13 +10,13 @@ pub struct Hashing {
 }
 
 impl Hashing {
-    /// Dimensions of an embedder where none are configured.
+    /// Default number of dimensions.
     pub const DIMENSIONS: u32 = 768;
 
     /// Returns an embedder with this number of dimensions.
     ///
     /// # Errors
-    /// Returns a [`DimensionsError`] when there are no dimensions or too many.
+    /// Returns a [`DimensionsError`] when `dimensions` is 0 or too large.
     pub fn new(dimensions: u32) -> Result<Self, DimensionsError> {
         Ok(Self {
             inner: HashingEmbedder::new(dimensions)?,

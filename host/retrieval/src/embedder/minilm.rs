@@ -1,8 +1,8 @@
 //! all-MiniLM-L6-v2 and other sentence encoders of the same design: BERT, the mean of its last hidden states, scaled to
 //! length 1.
 //!
-//! Texts longer than the model's limit are truncated, as sentence-transformers does. Documents are cut into smaller
-//! passages before (see [`crate::ingest`]).
+//! Texts longer than the model's limit are truncated, as in sentence-transformers. Documents are cut into shorter
+//! passages beforehand (see [`crate::ingest`]).
 
 use super::bert::{Bert, Config, Scratch};
 use super::{EmbedError, Embedder, Embedding};
@@ -30,7 +30,7 @@ pub struct MiniLm {
 pub struct LoadError {
     /// The file, or the folder.
     pub file: PathBuf,
-    /// What is wrong with the file.
+    /// What is wrong with it.
     pub reason: String,
 }
 
@@ -136,7 +136,7 @@ impl Embedder for MiniLm {
             .enumerate()
             .map(|(at, text)| self.tokens(at, text))
             .collect::<Result<Vec<_>, _>>()?;
-        // The content of the scratch memory is written before it is read.
+        // The scratch memory is written before it is read, so its old content does not matter.
         let mut scratch = self.scratch.lock();
         let hidden = self.bert.config().hidden_size;
         let mut embeddings = Vec::with_capacity(texts.len());

@@ -1,4 +1,4 @@
-//! Embedders: from texts to vectors.
+//! Embedders convert texts to vectors.
 //!
 //! | embedder | captures | needs |
 //! | --- | --- | --- |
@@ -17,7 +17,7 @@ pub use minilm::{LoadError, MiniLm};
 
 /// Converts texts to vectors of one length.
 pub trait Embedder: Send + Sync {
-    /// Returns a name that distinguishes its vectors from other embedders'.
+    /// Returns a name that distinguishes this embedder's vectors from others'.
     fn name(&self) -> &str;
 
     /// Returns the number of components of every vector.
@@ -42,7 +42,7 @@ pub struct Embedding {
 /// Why a text has no vector.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbedError {
-    /// The text contains nothing to embed.
+    /// The text has no words to embed.
     #[error("text {at} has nothing to embed: no letter and no digit")]
     Empty {
         /// Index of the text, from 0.
@@ -53,7 +53,7 @@ pub enum EmbedError {
     Failed {
         /// Index of the text, from 0.
         at: usize,
-        /// The reason of the failure.
+        /// Why it failed.
         reason: String,
     },
 }

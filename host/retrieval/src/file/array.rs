@@ -1,4 +1,4 @@
-//! Arrays of numbers in a mapped file, or in memory once they are changed.
+//! Arrays of numbers in a mapped file, copied to memory when they are changed.
 
 use bytemuck::Pod;
 use memmap2::Mmap;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub struct Array<T: Pod>(Storage<T>);
 
 enum Storage<T: Pod> {
-    /// A byte range that is aligned and holds whole numbers, as [`Array::mapped`] has checked.
+    /// An aligned range of whole numbers in a mapped file, as [`Array::mapped`] has checked.
     Mapped(Arc<Mmap>, Range<usize>),
     Owned(Vec<T>),
 }
@@ -21,15 +21,15 @@ impl<T: Pod> Array<T> {
         Self(Storage::Owned(values))
     }
 
-    /// Returns the numbers in `bytes` of a mapped file, or `None` where the range is outside the file, not aligned or
-    /// not whole.
+    /// Returns the numbers in `bytes` of a mapped file; `None` if the range is outside the file, unaligned or not a
+    /// whole number of elements.
     #[must_use]
     pub fn mapped(map: Arc<Mmap>, bytes: Range<usize>) -> Option<Self> {
         bytemuck::try_cast_slice::<u8, T>(map.get(bytes.clone())?).ok()?;
         Some(Self(Storage::Mapped(map, bytes)))
     }
 
-    /// Returns the numbers for changing; they are read into memory before the first change.
+    /// Returns the numbers for changing; the first call copies them to memory.
     pub fn to_mut(&mut self) -> &mut Vec<T> {
         if let Storage::Mapped(..) = self.0 {
             self.0 = Storage::Owned(self.to_vec());

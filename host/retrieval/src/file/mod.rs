@@ -1,4 +1,4 @@
-//! The file format of an index: read by mapping it, written whole.
+//! The file format of an index: mapped for reading, and written as a whole.
 //!
 //! ```text
 //!   "FOREWORD" │ version │ parts │ checksum of these and of the table
@@ -6,11 +6,11 @@
 //!   parts      │ …, each from a multiple of 64 bytes on
 //! ```
 //!
-//! Numbers are little-endian. Every byte of a part is covered by its XXH3 checksum. All checksums are verified when the
-//! file is opened, which reads the file once, at the disk's speed, and leaves it in the page cache. The readers of the
-//! parts then check their meaning ([`crate::collection`]), so a file that was made to deceive is refused.
+//! Numbers are little-endian. An XXH3 checksum covers every byte of a part. All checksums are verified when the file is
+//! opened, which reads the file once, at the disk's speed, and leaves it in the page cache. The readers of the parts
+//! then check their meaning ([`crate::collection`]), so a file made by an attacker is refused, too.
 //!
-//! A new file is written beside the old one, synced to disk and renamed over it. Opening the name finds one or the
+//! A new file is written next to the old one, synced to disk and renamed over it. Opening the name finds one or the
 //! other, and processes that have mapped the old file keep it.
 
 #![allow(
@@ -40,22 +40,22 @@ const VERSION: u32 = 2;
 const ALIGNMENT: usize = 64;
 const HEADER: usize = 24;
 const ENTRY: usize = 32;
-/// Largest number of parts, more than there are kinds.
+/// Most parts of a file, more than there are kinds.
 const MAX_PARTS: u32 = 64;
 
 /// The kinds of parts in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Part {
-    /// JSON: how to read everything else.
+    /// JSON that describes how to read the other parts.
     Description = 1,
     /// f32, vectors row by row.
     Vectors = 2,
-    /// u64, a bit for each slot, 1 where it is deleted.
+    /// u64, one bit per slot, set if it is deleted.
     Deleted = 3,
     /// u64, the start of each slot's record, then the end.
     RecordStarts = 4,
-    /// JSON, one document for each slot.
+    /// JSON, one document per slot.
     Records = 5,
     /// u64, a hash of each slot's document.
     Fingerprints = 6,
@@ -99,7 +99,7 @@ pub enum FileError {
     Foreign {
         /// Path of the file.
         path: PathBuf,
-        /// What shows that it is not.
+        /// Why it is not an index.
         reason: String,
     },
     /// The file is an index, but damaged.
@@ -189,7 +189,7 @@ enum Fault {
     Damaged(String),
 }
 
-/// Returns the kind and range of every part, after checking that all are within the file and match their checksums.
+/// Checks that all parts are within the file and match their checksums. Returns their kinds and ranges.
 fn table(file: &[u8]) -> Result<Vec<(u32, Range<usize>)>, Fault> {
     let damaged = |reason: String| Err(Fault::Damaged(reason));
     let Some(header) = file.first_chunk::<HEADER>() else {

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A node's level follows from its slot alone, so the same vectors make the same graph. Deleted vectors stay in the
-//! graph as stepping stones and are not returned. A search with a filter that accepts only few vectors walks on until
-//! it has found enough or has seen everything it can reach.
+//! graph for traversal and are not returned. A search whose filter accepts few vectors continues until it has found
+//! enough or has visited every reachable node.
 
 use super::{Hit, Index, Kind, Search, Slot, SlotFilter, Top, Vectors};
 use crate::file::{Array, Part};
@@ -53,7 +53,7 @@ impl HnswOptions {
     }
 }
 
-/// A graph over vectors, with the nodes of each level linked to near ones.
+/// A graph over vectors. Nodes on a level are linked to near ones.
 pub struct Hnsw {
     options: HnswOptions,
     /// For each slot, the number of links and then the links: `[slots, 1 + 2 · links]`.
@@ -65,7 +65,7 @@ pub struct Hnsw {
 
 /// Visits in one stage.
 const VISITS: usize = 4;
-/// Highest level; higher ones do not pay for any number of vectors that fits 32 bits.
+/// Highest level; a higher one would not pay for any number of slots that fits 32 bits.
 const MAX_LEVEL: usize = 12;
 
 impl Hnsw {
@@ -95,7 +95,7 @@ impl Hnsw {
         }
     }
 
-    /// Builds a graph from a file's parts. Returns `None` where they are inconsistent or name slots that are not below
+    /// Builds a graph from a file's parts. Returns `None` if they are inconsistent or contain slots that are not below
     /// `count`.
     pub(crate) fn over(
         options: HnswOptions,
@@ -187,7 +187,7 @@ impl Hnsw {
         self.upper.get(&slot.0).map_or(0, Vec::len)
     }
 
-    /// From `from`, follows links on `level` to nearer nodes. Returns the node that has no nearer neighbour.
+    /// Follows links on `level` from `from` to nearer nodes. Returns the node without a nearer neighbour.
     fn descend(&self, vectors: &Vectors, query: &[f32], mut from: Hit, level: usize) -> Hit {
         loop {
             let near = self.links(from.slot, level).iter().map(|&slot| Hit {
@@ -205,7 +205,7 @@ impl Hnsw {
         }
     }
 
-    /// Returns the node at which a walk on `level` begins.
+    /// Returns the node at which a walk on `level` starts; `None` if the graph is empty.
     fn approach(&self, vectors: &Vectors, query: &[f32], level: usize) -> Option<Hit> {
         let slot = self.entry?;
         let mut at = Hit {
@@ -220,8 +220,7 @@ impl Hnsw {
 
     /// Chooses the links of a node from `candidates`, which are ordered nearest first. Each chosen one is nearer to the
     /// node than to any chosen before it, so that links point in different directions (the paper's Algorithm 4).
-    /// Remaining places stay empty: a node whose list is full has no room for later nodes, which nothing would then
-    /// link to.
+    /// Remaining places stay empty: a full list would leave no room for links to later nodes.
     fn choose(vectors: &Vectors, candidates: &[Hit], most: usize) -> Vec<u32> {
         let mut chosen: Vec<Hit> = Vec::with_capacity(most);
         for candidate in candidates {
@@ -267,7 +266,8 @@ impl Index for Hnsw {
         let query = vectors.row(slot);
         let breadth = usize::from(self.options.build_breadth);
         let top_level = self.entry.map(|entry| self.level(entry));
-        // From the lowest level up: on the way down from a level where it is already linked, a node would meet itself.
+        // Levels are linked from the lowest up: on the way down from a level where it is already linked, a node would
+        // find itself.
         for level in top_level.map_or(0..0, |top| 0..level.min(top) + 1) {
             let keep = |other: Slot| other != slot;
             let candidates = {
@@ -336,9 +336,9 @@ struct Walk<'a> {
     k: usize,
     /// The best nodes so far that the filter accepts.
     found: Top,
-    /// Nodes that have been seen and not yet visited.
+    /// Nodes seen and not visited yet.
     open: BinaryHeap<Nearest>,
-    /// One bit for each slot that has been seen.
+    /// One bit per slot, set once it has been seen.
     seen: Vec<u64>,
     begun: bool,
 }
@@ -384,7 +384,7 @@ impl<'a> Walk<'a> {
         self.seen[slot as usize / 64] & (1 << (slot % 64)) != 0
     }
 
-    /// Visits the nearest open node. Returns `false` when no open node could lead to anything better.
+    /// Visits the nearest open node. Returns `false` if no open node can improve the result.
     fn visit(&mut self) -> bool {
         let Some(Nearest(next)) = self.open.pop() else {
             return false;

@@ -9,9 +9,8 @@
 //! same vectors make the same index). New vectors join the cluster of the nearest centre. Centres do not move
 //! afterwards, so an index that has grown to a multiple should be rebuilt.
 //!
-//! The vectors of a cluster are stored side by side, in a copy of their own, because in their places among all other
-//! vectors each would cost a search a wait for memory. Vectors added since the file was written are read from those
-//! places.
+//! A copy of the vectors is ordered by cluster, so that a search reads memory sequentially instead of waiting for each
+//! vector. Vectors added since the file was written are read from their original places.
 
 use super::{Hit, Index, Kind, Metric, Search, Slot, SlotFilter, Top, Vectors};
 use crate::file::{Array, Part};
@@ -32,13 +31,13 @@ impl IvfOptions {
     /// Most clusters.
     pub const MOST: u32 = 65_536;
 
-    /// Returns the defaults for this number of vectors: clusters for four times its square root.
+    /// Returns the defaults for this number of vectors, with four times its square root as the number of clusters.
     #[must_use]
     pub fn for_count(vectors: usize) -> Self {
         Self::of_clusters((4.0 * (vectors as f64).sqrt()).ceil() as u32)
     }
 
-    /// Returns this number of clusters, of which a search visits a sixth, but at least 32.
+    /// Returns options with this number of clusters; a search visits a sixth of them, and at least 32.
     #[must_use]
     pub fn of_clusters(clusters: u32) -> Self {
         let clusters = clusters.clamp(1, Self::MOST);
@@ -100,8 +99,8 @@ impl Ivf {
         }
     }
 
-    /// Builds an index from a file's parts. Returns `None` where they are inconsistent or contain slots that are not
-    /// below `count`.
+    /// Builds an index from a file's parts. Returns `None` if they are inconsistent or contain slots that are not below
+    /// `count`.
     pub(crate) fn over(
         options: IvfOptions,
         dimensions: usize,
@@ -130,7 +129,7 @@ impl Ivf {
         })
     }
 
-    /// Iterates over the slots of a cluster with their vectors, those of the build first.
+    /// Iterates over a cluster's slots with their vectors, those of the build first.
     fn list<'a>(
         &'a self,
         vectors: &'a Vectors,
@@ -202,7 +201,7 @@ impl Index for Ivf {
     }
 }
 
-/// A search: visits the nearest clusters, some in every stage.
+/// A search, which visits the nearest clusters, some in every stage.
 struct Visit<'a> {
     ivf: &'a Ivf,
     vectors: &'a Vectors,
@@ -232,8 +231,8 @@ impl Visit<'_> {
         self.order[..self.probes].sort_unstable_by(nearer);
     }
 
-    /// Extends the search to the other clusters while there are fewer than `k` hits, because a filter accepts few
-    /// vectors or clusters have few left.
+    /// Extends the search to further clusters while there are fewer than `k` hits, because the filter accepts few
+    /// vectors or the clusters have few left.
     fn widen(&mut self) {
         if self.top.hits().len() < self.k && self.probes < self.order.len() {
             self.order[self.probes..].sort_unstable_by(nearer);
@@ -265,7 +264,7 @@ impl Search for Visit<'_> {
             }
         }
         self.next = end;
-        // Beyond the planned clusters, visit no more than needed.
+        // Beyond the planned clusters, no more are visited than needed.
         if end > self.ivf.options.probes as usize && self.top.hits().len() == self.k {
             self.probes = end;
         }
@@ -324,7 +323,7 @@ fn means(vectors: &Vectors, count: usize) -> Vec<f32> {
                     *value = sum / members as f32;
                 }
             } else if let Some(row) = rows.get(random.below(rows.len() as u64) as usize) {
-                // An empty cluster starts again at a random vector.
+                // An empty cluster restarts at a random vector.
                 centre.copy_from_slice(row);
             }
         }

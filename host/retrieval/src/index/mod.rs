@@ -11,12 +11,12 @@
 //! | [`Ivf`] | a group of clusters, nearest first | most of it, from a fraction of the vectors |
 //! | [`Hnsw`] | a slice of the walk through the graph | most of it, from a few hundred vectors |
 //!
-//! Stages allow the engine to compute a prompt while its documents are still being searched for (RAGCache, section
-//! 5.3). They are counted in work, not in time as RAGCache counts HNSW's, so the same query has the same stages on
-//! every machine and in every test. The indexes are the project's own, because well-kept crates (usearch, hnsw_rs,
-//! faiss's bindings) run a search to its end in one call, and none shows what it has found so far.
+//! Stages allow the engine to compute a prompt while the search for its documents continues (RAGCache, section 5.3).
+//! They are counted in work, not in time as RAGCache counts HNSW's, so the same query has the same stages on every
+//! machine and in every test. The indexes are the project's own: well-kept crates (usearch, hnsw_rs, faiss's bindings)
+//! run a search to its end in one call, without intermediate results.
 //!
-//! An index contains no vectors: it is given [`Vectors`] and finds [`Slot`]s.
+//! An index does not own vectors: it receives [`Vectors`] and finds [`Slot`]s.
 
 mod flat;
 mod hnsw;
@@ -36,12 +36,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u32);
 
-/// A vector that was found, with its score.
+/// A vector found by a search, with its score.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hit {
     /// The vector's slot.
     pub slot: Slot,
-    /// How near the vector is: larger is nearer, see [`Metric`].
+    /// Similarity to the query; larger is nearer (see [`Metric`]).
     pub score: f32,
 }
 
@@ -70,8 +70,8 @@ impl Kind {
     }
 }
 
-/// Decides which slots a search may return, for instance only those that are not deleted. Called only for slots that
-/// would be among the best.
+/// Decides which slots a search may return, for instance only those not deleted. Called only for slots that would be
+/// among the best.
 pub type SlotFilter<'a> = dyn Fn(Slot) -> bool + Sync + 'a;
 
 /// An index over vectors, which finds those nearest to a query.
@@ -89,7 +89,7 @@ pub trait Index: Send + Sync {
         keep: &'a SlotFilter<'a>,
     ) -> Box<dyn Search + 'a>;
 
-    /// Adds `slot`, which is in `vectors` and was not added before. Slots must be added in ascending order.
+    /// Adds `slot`, which must be in `vectors` and new to the index. Slots must be added in ascending order.
     fn add(&mut self, vectors: &Vectors, slot: Slot);
 
     /// Returns the clustering options of an IVF index.
@@ -108,7 +108,7 @@ pub trait Index: Send + Sync {
 
 /// A search in progress.
 pub trait Search {
-    /// Advances by one stage. Returns whether there was one; after `false`, nothing changes any more.
+    /// Runs the next stage. Returns false if the search was complete; then nothing has changed.
     fn advance(&mut self) -> bool;
 
     /// Returns the best hits so far, nearest first, the lower slot first among equals.
@@ -126,7 +126,7 @@ pub(crate) mod tests {
     use super::*;
     use foreword_ordering::random::Random;
 
-    /// Returns `count` points around `centres` centres; with `spread` 0 they are on the centres, with 1 anywhere.
+    /// Returns `count` points around `centres` centres: on the centres for a `spread` of 0, anywhere for 1.
     pub(crate) fn clustered(
         random: &mut Random,
         count: usize,
@@ -164,7 +164,7 @@ pub(crate) mod tests {
         ]
     }
 
-    /// The slow, obvious way.
+    /// The exact result, by brute force.
     fn exact(vectors: &Vectors, query: &[f32], k: usize, keep: &SlotFilter<'_>) -> Vec<Slot> {
         let slots = (0..vectors.len() as u32).map(Slot);
         let mut all: Vec<Hit> = slots

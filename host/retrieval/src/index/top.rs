@@ -1,4 +1,4 @@
-//! The best `k` of a stream of hits.
+//! The best `k` hits of a stream.
 
 use super::{Hit, Slot};
 
@@ -47,7 +47,7 @@ impl Top {
         &self.hits
     }
 
-    /// Returns the score of the worst hit, once there are `k`.
+    /// Returns the worst score, once there are `k` hits.
     #[must_use]
     pub fn bar(&self) -> Option<f32> {
         (self.hits.len() == self.k).then(|| self.hits.last().map_or(f32::INFINITY, |hit| hit.score))

@@ -1,4 +1,4 @@
-//! Vectors of one length, and how near two of them are.
+//! Vectors of one length, and their similarity.
 //!
 //! Vectors from a file stay in the file, mapped; added ones follow them in memory. A slot is never reused.
 
@@ -6,14 +6,14 @@ use super::Slot;
 use crate::file::Array;
 use serde::{Deserialize, Serialize};
 
-/// A measure of how near two vectors are. Larger is nearer.
+/// A measure of similarity; larger is nearer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Metric {
     /// The cosine of the angle between them, from -1 to 1.
     #[default]
     Cosine,
-    /// The inner product of the two.
+    /// The inner product.
     InnerProduct,
     /// The negative squared Euclidean distance: 0 for equal vectors, -4 at a distance of 2.
     L2,
@@ -51,7 +51,7 @@ pub enum Refused {
 /// Largest component: sums of squares of such components stay finite in an `f32`, whatever the dimensions.
 const MAX_COMPONENT: f32 = 1e15;
 
-/// Vectors by slot, as rows of a file and of memory.
+/// Vectors by slot: rows in a file, then rows in memory.
 pub struct Vectors {
     dimensions: u32,
     metric: Metric,
@@ -66,7 +66,7 @@ impl Vectors {
         Self::over(dimensions, metric, Array::default())
     }
 
-    /// Returns the vectors in `mapped`, whole rows as they were written.
+    /// Returns the vectors in `mapped`, which has whole rows.
     pub(crate) fn over(dimensions: u32, metric: Metric, mapped: Array<f32>) -> Self {
         Self {
             dimensions: dimensions.max(1),
@@ -100,7 +100,7 @@ impl Vectors {
         self.len() == 0
     }
 
-    /// Returns `vector`, checked and in the form in which it is compared: of length 1 for the cosine.
+    /// Checks `vector` and returns it in the form in which vectors are compared: with length 1 for the cosine.
     ///
     /// # Errors
     /// Returns [`Refused`] when the vector is unusable.
@@ -121,7 +121,7 @@ impl Vectors {
         if self.metric != Metric::Cosine {
             return Ok(vector.to_vec());
         }
-        // In f64 no component is too small for its square.
+        // In f64, no component's square underflows.
         let squares: f64 = vector.iter().map(|&value| f64::from(value).powi(2)).sum();
         if squares == 0.0 {
             return Err(Refused::NoDirection);
@@ -134,7 +134,7 @@ impl Vectors {
     /// Adds a vector and returns its slot.
     ///
     /// # Errors
-    /// Returns [`Refused`] when the vector is unusable; nothing was added then.
+    /// Returns [`Refused`] when the vector is unusable; it is then not added.
     pub fn push(&mut self, vector: &[f32]) -> Result<Slot, Refused> {
         let row = self.prepare(vector)?;
         let slot = u32::try_from(self.len()).map_err(|_| Refused::Full)?;
@@ -157,14 +157,14 @@ impl Vectors {
         }
     }
 
-    /// Returns how near a prepared vector is to the one in `slot`.
+    /// Returns the similarity of a prepared vector to the one in `slot`.
     #[inline]
     #[must_use]
     pub fn score(&self, query: &[f32], slot: Slot) -> f32 {
         self.metric.score(query, self.row(slot))
     }
 
-    /// Returns all rows, one after another, for a file.
+    /// Returns all rows, concatenated, for a file.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         [
             bytemuck::cast_slice(&self.mapped),
@@ -175,7 +175,7 @@ impl Vectors {
 }
 
 impl Metric {
-    /// Returns how near two prepared vectors are.
+    /// Returns the similarity of two prepared vectors.
     #[inline]
     pub(crate) fn score(self, a: &[f32], b: &[f32]) -> f32 {
         match self {
@@ -185,7 +185,7 @@ impl Metric {
     }
 }
 
-/// Sums terms in sixteen parallel sums: enough for the compiler to use vector instructions, and the same bits
+/// Adds up `term` in sixteen partial sums, so that the compiler can use vector instructions, with the same bits
 /// everywhere.
 #[inline(always)]
 fn sum(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {

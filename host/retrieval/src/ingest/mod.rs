@@ -1,4 +1,4 @@
-//! Ingestion: from a folder of files to documents, and from documents to a collection that mirrors them.
+//! Ingestion: reads a folder's files as documents, and makes a collection mirror them.
 //!
 //! ```text
 //!   *.txt, *.md   ─▶ cut into passages of up to 160 words, at paragraphs and headings ─▶ id FILE#NUMBER
@@ -21,16 +21,16 @@ use crate::file::FileError;
 use crate::index::Refused;
 use fxhash::FxHashSet;
 
-/// What was done with the documents.
+/// The result of an ingestion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Number of new and changed documents.
     pub embedded: usize,
-    /// Number of documents that were already in the collection, unchanged.
+    /// Number of documents already in the collection, unchanged.
     pub unchanged: usize,
-    /// Number of documents that were in the collection and are no longer in the folder.
+    /// Number of documents deleted because the folder no longer has them.
     pub deleted: usize,
-    /// Number of documents without a letter or a digit, which are skipped.
+    /// Number of documents skipped because they have no letter or digit.
     pub empty: usize,
 }
 
@@ -66,7 +66,7 @@ pub enum IngestError {
     File(#[from] FileError),
 }
 
-/// Number of documents that are embedded together.
+/// Number of documents embedded together.
 const BATCH: usize = 32;
 
 /// Makes `collection` mirror `documents`: new ones are added, changed ones replaced, and all others deleted. `progress`

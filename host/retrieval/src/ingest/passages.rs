@@ -1,10 +1,9 @@
-//! Passages: cuts texts into pieces short enough for an embedder to read whole, and long enough to have a meaning
-//! alone.
+//! Cuts texts into passages: short enough for an embedder to read whole, and long enough to be meaningful alone.
 //!
-//! Paragraphs are joined while they fit. A paragraph that is too long alone is cut at sentences, and a sentence at
-//! words. A Markdown heading begins a passage and is the title of what follows. Passages do not overlap.
+//! Paragraphs are joined while they fit. A paragraph that is too long is cut at sentences, and a sentence at words. A
+//! Markdown heading begins a passage and becomes the title of the text below it. Passages do not overlap.
 
-/// How long passages are.
+/// The length of passages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passages {
     /// Most words in a passage, at least one.
@@ -74,8 +73,7 @@ impl Passages {
     }
 }
 
-/// Returns the pieces that passages are joined from, each at most `most` words long, with the separator before it
-/// within a passage.
+/// Returns the pieces that passages are joined from, each of at most `most` words, with the separator to put before it.
 fn pieces(text: &str, most: usize) -> Vec<(&str, &'static str)> {
     let mut pieces = Vec::new();
     for paragraph in paragraphs(text) {
@@ -99,7 +97,7 @@ fn pieces(text: &str, most: usize) -> Vec<(&str, &'static str)> {
     pieces
 }
 
-/// Iterates over paragraphs: runs of lines between empty lines.
+/// Iterates over paragraphs, which are separated by empty lines.
 fn paragraphs(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -120,7 +118,7 @@ fn paragraphs(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Iterates over sentences, cut after a full stop, question mark or exclamation mark that white space follows.
+/// Iterates over sentences, cut after a full stop, question mark or exclamation mark before white space.
 fn sentences(paragraph: &str) -> impl Iterator<Item = &str> {
     let mut rest = paragraph;
     std::iter::from_fn(move || {
@@ -137,7 +135,7 @@ fn sentences(paragraph: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the first `most` words and the rest, or `None` if there are no more words than that.
+/// Returns the first `most` words and the rest; `None` if there are no more than `most`.
 fn split_words(text: &str, most: usize) -> Option<(&str, &str)> {
     let mut words = 0;
     let mut within = false;

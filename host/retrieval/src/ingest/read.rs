@@ -39,8 +39,8 @@ pub enum ReadError {
     },
 }
 
-/// Returns the documents of all `.txt`, `.md` and `.jsonl` files in `folder` and below (`.markdown` and `.ndjson` too),
-/// in the order of their paths. Hidden files and folders are skipped, and links are not followed.
+/// Returns the documents of all `.txt`, `.md` and `.jsonl` files (also `.markdown` and `.ndjson`) in `folder` and
+/// below, in the order of their paths. Hidden files and folders are skipped, and links are not followed.
 ///
 /// # Errors
 /// Returns a [`ReadError`] when a file cannot be read, a line is not a document, or an id occurs twice.

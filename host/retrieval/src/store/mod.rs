@@ -1,4 +1,4 @@
-//! Stores: where documents are searched, either an index of Foreword or an external database.
+//! Stores in which documents are searched: an index of Foreword or an external database.
 //!
 //! | store | stages | words | filters |
 //! | --- | --- | --- | --- |
@@ -6,7 +6,7 @@
 //! | [`Pgvector`] | one | no | any field of `metadata` |
 //! | [`Qdrant`] | one | no | any field of the payload |
 //!
-//! A store that cannot be reached fails only the present request; the next request tries it again.
+//! A store that cannot be reached fails only the current request; the next one tries again.
 
 mod pgvector;
 mod qdrant;
@@ -26,17 +26,17 @@ use std::ops::ControlFlow;
 pub struct Ask {
     /// The question's vector.
     pub vector: Vec<f32>,
-    /// The question itself, if its words are to count too. Stores without word search ignore it.
+    /// The question, if its words are searched too. Stores without word search ignore it.
     pub words: Option<String>,
     /// Number of documents wanted.
     pub k: usize,
-    /// Fields of a document's metadata and the values that they must have; an array accepts any of its values.
+    /// Required values of metadata fields; an array accepts any of its values.
     pub filters: Map<String, Value>,
-    /// The caller's cancellation. Stores that search in this process look at it for each document.
+    /// The caller's cancellation. Stores that search in this process check it for each document.
     pub cancelled: Cancelled,
 }
 
-/// Why a store gave no answer.
+/// Why a store did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The store is missing or incomplete. The next request may find it.
@@ -47,10 +47,10 @@ pub enum StoreError {
     Refused(String),
 }
 
-/// An external store's URL does not name one.
+/// An external store's URL is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreUrlError {
-    /// The URL, which is not repeated because it may contain a password, is not PostgreSQL's.
+    /// The URL is not PostgreSQL's. It is not repeated, because it may contain a password.
     #[error("no PostgreSQL URL: {0}")]
     Postgres(postgres::Error),
     /// The URL is not that of a Qdrant collection.
@@ -63,10 +63,10 @@ pub enum StoreUrlError {
 /// Receives the best documents so far, and decides whether the search continues.
 pub type Stage<'s> = dyn FnMut(&[ScoredDocument]) -> ControlFlow<()> + 's;
 
-/// A place where documents are searched. Its calls block.
+/// A store of documents. Its calls block.
 pub trait Store: Send + Sync {
-    /// Returns the best documents, best first. `stage` receives the best so far whenever they have changed, the last
-    /// time with what is returned.
+    /// Returns the best documents, best first. `stage` receives the best so far whenever they change, and finally the
+    /// returned ones.
     ///
     /// # Errors
     /// Returns a [`StoreError`] when the store is unavailable or refuses the request.

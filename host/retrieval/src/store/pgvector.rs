@@ -5,9 +5,9 @@
 //!   SELECT …, embedding <=> $1 AS distance FROM table WHERE metadata @> $2 ORDER BY embedding <=> $1 LIMIT k
 //! ```
 //!
-//! The whole search is one stage, and words do not count. A connection is opened when it is first needed, and again
-//! when it was lost; searches use it one at a time. There is no TLS: run the database on the same machine or in the
-//! same network, or put a proxy in between.
+//! The whole search is one stage, without words. A connection is opened on first use, and again after it was lost;
+//! searches use it one at a time. TLS is not supported: run the database on the same machine or network, or put a proxy
+//! in between.
 
 use super::{Ask, Stage, Store, StoreError, StoreUrlError};
 use crate::Document;
@@ -31,7 +31,7 @@ pub struct Pgvector {
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Limit after which PostgreSQL aborts a search.
+/// Time after which PostgreSQL aborts a search.
 const STATEMENT_TIMEOUT: &str = "-c statement_timeout=5000";
 
 impl Pgvector {
@@ -54,7 +54,7 @@ impl Pgvector {
         })
     }
 
-    /// Runs `work` on the connection, and once more on a new connection if the old one turns out to be lost.
+    /// Runs `work` on the connection, and once more on a new connection if the old one was lost.
     fn with<T>(
         &self,
         work: impl Fn(&mut Client) -> Result<T, postgres::Error>,
@@ -97,7 +97,7 @@ impl Store for Pgvector {
                 let mut object = Map::new();
                 object.insert(field.clone(), value.clone());
                 parameters.push(Value::Object(object).to_string());
-                // Writing to a string does not fail.
+                // Writing to a string cannot fail.
                 let _ = write!(
                     conditions,
                     " OR metadata @> ${}::text::jsonb",
@@ -120,7 +120,7 @@ impl Store for Pgvector {
             client.query(&statement, &parameters)
         })?;
         let found: Vec<ScoredDocument> = rows.iter().map(|row| self.found(row)).collect();
-        // The search is complete, so there is nothing left to stop.
+        // The search is complete, so the result of `stage` does not matter.
         let _ = stage(&found);
         Ok(found)
     }

@@ -1,7 +1,7 @@
 //! Qdrant as a store, over its REST API (`POST /collections/{name}/points/query`, Qdrant 1.10 and later).
 //!
 //! A point's payload is the document: `id`, `title` and `text`; all other fields are metadata. A point without an `id`
-//! in its payload uses its own id. The whole search is one stage, and words do not count.
+//! in its payload uses its own id. The whole search is one stage, without words.
 
 use super::{Ask, Stage, Store, StoreError, StoreUrlError};
 use crate::Document;
@@ -15,14 +15,14 @@ use ureq::Agent;
 /// A collection of a Qdrant server.
 pub struct Qdrant {
     agent: Agent,
-    /// URL of the collection, without a slash at its end.
+    /// URL of the collection, without a trailing slash.
     url: String,
     api_key: Option<String>,
 }
 
-/// Timeout of a request, connecting included.
+/// Time limit of a request, connecting included.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest answer in bytes that is accepted.
+/// Longest response accepted, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
 #[derive(Deserialize)]
@@ -129,12 +129,12 @@ impl Store for Qdrant {
         }
         let Points { points } = self.call("/points/query", Some(&body))?;
         let found: Vec<ScoredDocument> = points.into_iter().map(Point::found).collect();
-        // The search is complete, so there is nothing left to stop.
+        // The search is complete, so the result of `stage` does not matter.
         let _ = stage(&found);
         Ok(found)
     }
 
-    /// Returns the numbers of points and of segments, which is all that Qdrant reports about changes.
+    /// Returns the numbers of points and of segments: Qdrant reports no other sign of changes.
     fn version(&self) -> Result<String, StoreError> {
         let about: Value = self.call("", None)?;
         Ok(format!(
@@ -180,7 +180,7 @@ mod tests {
     use std::ops::ControlFlow;
     use std::thread::JoinHandle;
 
-    /// Starts a server for one request, which gives this answer and returns the request's body.
+    /// Starts a server that gives this response to one request and returns the request's body.
     fn server(status: &'static str, answer: Value) -> (SocketAddr, JoinHandle<(String, Value)>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

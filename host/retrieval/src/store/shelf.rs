@@ -1,6 +1,6 @@
-//! An index file as a store: opened on the first request, and again when another file has replaced it.
+//! An index file as a store: opened on the first request, and again when the file has been replaced.
 //!
-//! When the new file is missing or damaged, the store continues to serve the previous one, which stays mapped.
+//! If the new file is missing or damaged, the store continues to serve the previous one, which stays mapped.
 
 use super::{Ask, Stage, Store, StoreError};
 use crate::collection::{Collection, Query, ScoredDocument};
@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A store that serves the index file at a path, and follows its replacements.
+/// A store for the index file at a path; it follows replacements of the file.
 pub struct Shelf {
     path: PathBuf,
     open: Mutex<Option<Open>>,
@@ -25,7 +25,7 @@ struct Open {
     collection: Arc<Collection>,
 }
 
-/// Distinguishes successive files of one name.
+/// Distinguishes successive files with the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -53,16 +53,16 @@ impl Shelf {
         }
     }
 
-    /// Returns the collection in the file now, or the last one that could be read.
+    /// Returns the file's current collection, or the last one that was readable.
     ///
     /// # Errors
-    /// Returns [`StoreError::Unavailable`] when no readable file was ever there.
+    /// Returns [`StoreError::Unavailable`] if the file was never readable.
     pub fn collection(&self) -> Result<Arc<Collection>, StoreError> {
         self.open().map(|open| open.collection)
     }
 
     fn open(&self) -> Result<Open, StoreError> {
-        // Concurrent callers wait while the file is opened, because each would open it too.
+        // Concurrent callers wait while the file is opened, so that only one opens it.
         let mut open = self.open.lock();
         let stamp = std::fs::metadata(&self.path).map(|file| Stamp::of(&file));
         if let (Some(known), Ok(stamp)) = (&*open, &stamp)

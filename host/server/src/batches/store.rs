@@ -179,7 +179,7 @@ pub struct BatchRecord {
 }
 
 impl FileRecord {
-    /// Returns OpenAI's object.
+    /// Returns the file as OpenAI's API shows it.
     #[must_use]
     pub fn object(&self) -> Value {
         json!({
@@ -197,7 +197,7 @@ impl FileRecord {
 }
 
 impl BatchRecord {
-    /// Returns OpenAI's object.
+    /// Returns the batch as OpenAI's API shows it.
     #[must_use]
     pub fn object(&self) -> Value {
         let errors = match self.errors.as_slice() {
@@ -793,7 +793,7 @@ impl Store {
 #[derive(Debug)]
 pub struct Upload {
     store: Arc<Store>,
-    /// `None` once finished.
+    /// The file being written; `None` once the upload has finished.
     file: Option<File>,
     record: FileRecord,
 }

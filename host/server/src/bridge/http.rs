@@ -43,9 +43,9 @@ use tokio::time::Instant;
 
 /// The state that all handlers share.
 pub(super) struct App {
-    /// The gate; a copy is inside until its prompt is computed.
+    /// The gate; a copied request is in flight until its prompt is tokenised.
     pub(super) gate: Arc<Gate>,
-    /// Computes the prompts of copies.
+    /// Renders and tokenises the copied requests' prompts.
     pub(super) prompts: Prompts,
     /// The engine's known cache content.
     pub(super) residency: Arc<Residency>,
@@ -55,7 +55,7 @@ pub(super) struct App {
     pub(super) metrics: Arc<Metrics>,
     /// Accepted keys; `None` if no key is required.
     pub(super) keys: Option<ApiKeys>,
-    /// Longest body of a copy, in bytes.
+    /// Longest body of a copied request, in bytes.
     pub(super) max_body_bytes: u64,
     /// Time limit for a copy's body.
     pub(super) body_time: Duration,

@@ -24,7 +24,7 @@ pub struct Placer<'a> {
 pub struct Placed(Located);
 
 impl<'a> Placer<'a> {
-    /// Returns a placer for the request with this body and path header.
+    /// Prepares to locate the documents of the request with this body and path header.
     pub fn new(
         locator: &'a Locator,
         header: Option<&'a HeaderValue>,

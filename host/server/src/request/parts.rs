@@ -83,7 +83,7 @@ impl Conversation {
         users.insert("content".to_owned(), content(texts));
     }
 
-    /// Returns the messages.
+    /// Returns the chat's messages as a JSON array.
     pub(super) fn messages(self) -> Value {
         self.messages.into_iter().map(Value::Object).collect()
     }

@@ -22,7 +22,7 @@ pub struct Written {
     pub body: Vec<u8>,
     /// The path header of the documents, for locating them in the prompt.
     pub path: Option<HeaderValue>,
-    /// Ranks of the documents, in order.
+    /// Ranks of the documents, in the order of the prompt.
     pub order: Vec<u16>,
 }
 

@@ -124,19 +124,19 @@ impl Api {
         }
     }
 
-    /// Sends a body, and returns what the answer reports.
+    /// Sends a body, and returns the usage that the answer reports.
     ///
     /// # Errors
-    /// Returns what came instead of a 200.
+    /// Returns the failure or the other status as text.
     pub(super) fn ask(&self, client: &Client, root: &str, body: &Value) -> Result<Usage, String> {
         let answer = client.post(&self.url(root), body);
         self.told(client, answer).map(|(usage, _)| usage)
     }
 
-    /// Reads an answer: what it reports, and the whole of it.
+    /// Returns the answer's usage and its whole body.
     ///
     /// # Errors
-    /// Returns what came instead of a 200.
+    /// Returns the failure or the other status as text.
     pub(super) fn told(&self, client: &Client, answer: Answer) -> Result<(Usage, Value), String> {
         match &answer {
             Ok(reply) if reply.status == 200 => {

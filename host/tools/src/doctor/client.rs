@@ -187,7 +187,8 @@ impl Reply {
     }
 }
 
-/// Returns what came of a request instead of a 200: a refusal behind the request, or why there is no response, which names its URL.
+/// Describes a request that did not get a 200: the request and the response's status, or why there is no response
+/// (this text names the URL).
 pub(super) fn refusal(request: &str, answer: &Answer) -> String {
     match answer {
         Ok(reply) => format!("{request}: {}", reply.words()),

@@ -45,7 +45,7 @@ struct Agreement {
     all: u64,
 }
 
-/// The reason why nothing was heard.
+/// Why a source of events cannot be compared with what was sent.
 #[derive(Debug)]
 pub(super) enum Silence {
     /// The question could not be asked.

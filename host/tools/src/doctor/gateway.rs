@@ -15,7 +15,7 @@ use super::survey::Engine;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// What came through the gateway.
+/// Responses to the requests that the doctor sent through the gateway.
 pub(super) struct Gateway {
     /// The same body, sent to the engine and through the gateway.
     pair: [Result<(Usage, Value), String>; 2],

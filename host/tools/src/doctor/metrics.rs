@@ -1,4 +1,4 @@
-//! Figures in Prometheus' text, of an engine or a gateway, and what a gateway's own say of its decisions.
+//! Reads Prometheus metrics of an engine or a gateway, and checks a gateway's decisions by them.
 
 use super::client::{Client, refusal};
 use super::finding::Outcome;

@@ -41,7 +41,7 @@ pub(super) fn question(turn: &Turn) -> String {
     text
 }
 
-/// Adds to a request's body what asks for a choice.
+/// Sets a request's fields so that it generates one token and returns its alternatives' log-probabilities.
 pub(super) fn ask(body: &mut Map<String, Value>) {
     body.insert("max_tokens".into(), 1.into());
     body.insert("logprobs".into(), true.into());

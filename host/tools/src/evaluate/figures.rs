@@ -40,7 +40,7 @@ impl Figures {
         self.arms.iter().filter(|figure| figure.arm.is_position())
     }
 
-    /// Iterates over the other arms.
+    /// Iterates over the arms that leave the answer's document where it falls.
     pub(super) fn orders(&self) -> impl Iterator<Item = &Figure> {
         self.arms.iter().filter(|figure| !figure.arm.is_position())
     }

@@ -321,7 +321,7 @@ fn score(
     Ok(())
 }
 
-/// Measures where the model reads.
+/// Scores the right answer under different document orders, and fits how each rank's place affects it.
 fn measure_profile(
     options: &Options,
     orders: ProfileOrders,

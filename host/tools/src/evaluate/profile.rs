@@ -45,7 +45,7 @@ pub struct RankProfile {
     ranks: Vec<String>,
     /// The classes of places, the columns of the table.
     places: Vec<String>,
-    /// `[ranks][places]` nats a token; `None` for a class that no order has.
+    /// Effect of a place on each rank, `[ranks][places]`, in nats per token; `None` for a cell that no order has.
     table: Vec<Vec<Option<Worth>>>,
     /// What placements of the best documents cost, those with the most freedom first.
     placements: Vec<Placed>,

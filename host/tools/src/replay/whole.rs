@@ -245,7 +245,7 @@ impl Ordered {
         Ok(RawConfig::from_json(value.to_string().as_bytes())?)
     }
 
-    /// Returns the configuration with nothing stabilised and nothing pinned.
+    /// Returns the configuration that neither stabilises the prompt's head nor pins documents to their turns.
     ///
     /// # Errors
     /// Returns the errors of [`Ordered::raw`].

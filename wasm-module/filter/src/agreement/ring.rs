@@ -142,5 +142,5 @@ fn read_head<H: Host>(host: &H, key: &str) -> Result<(u64, u32), HostError> {
 /// Version of the ring's layout; a build with another layout uses another ring.
 const LAYOUT: &str = "1";
 
-/// Status for a head that is missing or malformed.
+/// Error status for a ring whose head is missing or malformed.
 const NO_HEAD: u32 = 200;

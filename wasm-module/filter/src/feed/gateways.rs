@@ -51,7 +51,7 @@ pub(crate) struct Gateways {
     published: (u64, u64),
 }
 
-/// The result of a response.
+/// What a push or a listen returned: other gateways' updates, and counts.
 #[derive(Debug, Default)]
 pub(crate) struct ExchangeResult {
     /// Updates of other gateways' requests.

@@ -18,7 +18,7 @@ pub(super) struct Cache {
     documents: Documents,
     /// The retriever's version in its last response.
     version: String,
-    /// The previous version.
+    /// The retriever's version before that; `None` before the first change.
     left_behind: Option<String>,
 }
 

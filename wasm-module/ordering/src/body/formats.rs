@@ -242,7 +242,7 @@ impl PartStyle {
         }
     }
 
-    /// The JSON before a text.
+    /// The JSON of a text part up to the text's first character.
     pub(crate) fn open(self) -> &'static str {
         match self {
             Self::Typed => r#"{"type":"text","text":""#,
@@ -251,7 +251,7 @@ impl PartStyle {
         }
     }
 
-    /// The JSON before a text that follows another part.
+    /// The JSON that separates a text part from the part before it, and opens the text's string.
     pub(crate) fn open_behind(self) -> &'static str {
         match self {
             Self::Typed => r#",{"type":"text","text":""#,

@@ -24,7 +24,7 @@ pub(crate) struct Numbered {
     number: Range<u32>,
     /// The document's place among the documents of its text, from 1.
     place: u32,
-    /// The number's second occurrence.
+    /// Range of the number in the end tag, if it is repeated there.
     again: Option<Range<u32>>,
     words: Range<u32>,
     /// Whether the words are passages that the client joined without marks.
@@ -150,7 +150,7 @@ impl<'a> NumberedBlock<'a> {
         self.numbered.is_joined.then_some(self.words())
     }
 
-    /// Returns the block with other words; `None` if it would not be shorter.
+    /// Returns the block with `words` in place of the document's; `None` if that would not be shorter.
     pub(crate) fn with_words(&self, words: &str) -> Option<String> {
         let Range { start, end } = self.numbered.words;
         if words.len() >= end.saturating_sub(start) as usize {

@@ -155,7 +155,7 @@ fn nodes(
 struct Search<'n> {
     nodes: &'n [Node],
     rules: &'n CacheRules,
-    /// Most markers that we may set.
+    /// Most markers that the gateway may set.
     most: usize,
     /// For each node, the last cached node that a marker there would find.
     found: Vec<Option<usize>>,
@@ -163,7 +163,7 @@ struct Search<'n> {
     found_by_client: Option<usize>,
     /// The client's last marker.
     clients_last: Option<usize>,
-    /// The last cached node, and the first free node from there on whose marker finds it.
+    /// The last cached node, and the first node from it on where a marker that the gateway may set would read up to it.
     last_held: Option<(usize, Option<usize>)>,
 }
 
@@ -300,7 +300,7 @@ impl<'n> Search<'n> {
         ways
     }
 
-    /// The nodes of a path that need markers of ours.
+    /// The nodes of a path that need the gateway's markers.
     fn path(&self, ways: &[Vec<Option<Way>>], last: usize, used: usize) -> Vec<usize> {
         let mut markers = Vec::new();
         let mut next = Some((last, used));

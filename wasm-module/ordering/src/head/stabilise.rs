@@ -90,7 +90,7 @@ impl Heads {
         self.tools.learn(form);
     }
 
-    /// Decides on the system text; false if the body must not be changed at all.
+    /// Plans what moves out of the system text. Returns false if the body must not be changed at all.
     fn system<'a>(
         &mut self,
         config: &Head,

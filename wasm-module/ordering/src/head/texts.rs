@@ -286,7 +286,7 @@ pub(super) fn element_in(body: &str, element: &str) -> Option<Range<usize>> {
 const IDEOGRAPHIC: [&str; 3] = ["。", "！", "？"];
 const IDEOGRAPHIC_BYTES: usize = 3;
 
-/// Most units read in a request; later text is not changed.
+/// Most lines and sentences read in a request's system texts; later text is not changed.
 pub(super) const MAX_UNITS: usize = 2_048;
 
 /// Most texts read in a request.

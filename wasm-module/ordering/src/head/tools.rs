@@ -38,7 +38,7 @@ pub(crate) struct Tools {
     known: Lru<Known>,
     /// The orders of sets of tools.
     sets: ToolSets,
-    /// Forms first seen here that other workers have not received yet.
+    /// The forms (a tool's bytes, as sent) first seen here that other workers have not received yet.
     told: Vec<Form>,
     /// Increases with every new form.
     pub(crate) version: u64,
@@ -196,7 +196,7 @@ impl Tools {
             .collect()
     }
 
-    /// Records a form first seen here, for other workers too.
+    /// Records a tool's form first seen here, for other workers too.
     fn tell(&mut self, form: Form) {
         self.version += 1;
         self.forms.insert(form.canonical, form.order.clone());
@@ -204,7 +204,7 @@ impl Tools {
         self.told.push(form);
     }
 
-    /// Takes the forms first seen here since the last call.
+    /// Returns the tools' forms first seen here since the last call.
     pub(crate) fn take_told(&mut self) -> Vec<Form> {
         std::mem::take(&mut self.told)
     }
@@ -278,7 +278,7 @@ struct Layout {
 struct List {
     /// Each member, key included, in the current order.
     members: Vec<Member>,
-    /// The members' indices, sorted by key.
+    /// Indices into `members`, sorted by key.
     sorted: SmallVec<[u8; 8]>,
 }
 

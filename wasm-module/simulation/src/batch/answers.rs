@@ -1,4 +1,4 @@
-//! What the output of an interrupted batch says: which requests are answered, and where its last whole line ends.
+//! Reads an interrupted batch's output: which requests are answered, and where its last complete line ends.
 
 use super::index::BatchIndex;
 use super::line::{AnswerLine, BatchUsage, LineError};
@@ -6,24 +6,24 @@ use crate::BadLine;
 use crate::lines::Lines;
 use std::io::BufRead;
 
-/// The answers in an output, counted. A bit is kept for each request.
+/// The answers in an output, counted. One bit is stored per request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchAnswers {
     answered: Vec<u64>,
     /// Requests that were served.
     pub served: u64,
-    /// Requests that were refused, or failed for good.
+    /// Requests that were refused, or failed permanently.
     pub failed: u64,
-    /// What the answers count.
+    /// Sum of the answers' token counts.
     pub usage: BatchUsage,
-    /// Bytes up to the end of the last whole line. What stands behind was cut short when the writer was killed.
+    /// Bytes up to the end of the last complete line. The rest was cut short when the writer was killed.
     pub whole_bytes: u64,
 }
 
-/// A line of an output that belongs to no request of the batch.
+/// Why a line of an output does not belong to the batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnswersError {
-    /// It is no answer.
+    /// The line is not an answer.
     #[error("line {number}: {error}")]
     Line {
         /// Number of the line, from 1.
@@ -31,13 +31,13 @@ pub enum AnswersError {
         /// What is wrong with it.
         error: LineError,
     },
-    /// No request has its id.
+    /// No request has the line's id.
     #[error("line {number}: no request of the batch has this `custom_id`")]
     Unknown {
         /// Number of the line, from 1.
         number: u64,
     },
-    /// Its request is answered already.
+    /// The request has been answered already.
     #[error("line {number}: the request with this `custom_id` is answered already")]
     Twice {
         /// Number of the line, from 1.
@@ -46,7 +46,7 @@ pub enum AnswersError {
 }
 
 impl BatchAnswers {
-    /// Returns the answers of no request, for a batch of this many.
+    /// Returns a count without answers, for a batch of `requests` requests.
     #[must_use]
     pub fn none(requests: usize) -> Self {
         Self {
@@ -55,10 +55,10 @@ impl BatchAnswers {
         }
     }
 
-    /// Adds the answers of an output, which begins at its reader.
+    /// Adds the answers of an output, read from its beginning.
     ///
     /// # Errors
-    /// Returns the reader's error; within, what is wrong with a line that is whole.
+    /// Returns the reader's error; the inner error is that of a complete line.
     pub fn read(
         &mut self,
         reader: impl BufRead,

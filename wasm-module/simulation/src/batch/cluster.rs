@@ -1,11 +1,10 @@
-//! Clusters requests that share documents: the pair that shares most is joined, again and again.
+//! Clusters requests that share documents: repeatedly joins the pair that shares most.
 //!
-//! A join of two clusters keeps the documents that both hold, and saves their tokens once. Greedily taking the pair
-//! that saves most is what average-linkage clustering on a distance (RAGBoost, section 4.1) approximates. Compared by
-//! measurement and rejected: partition from the top by the most frequent document (splits similar requests over one
-//! popular document; 3 to 5 points of reuse less), Jaccard's index in place of shared tokens (2 points less with many
-//! documents in a request), and pruning and regrafting of subtrees afterwards (0.2 to 0.4 points more for more than
-//! the time of all the rest).
+//! A join of two clusters keeps the documents that both have, and saves their tokens once. Greedily joining the pair
+//! that saves most is what average-linkage clustering on a distance (RAGBoost, section 4.1) approximates. Measured and
+//! rejected: top-down partition by the most frequent document (splits similar requests over one popular document; 3 to
+//! 5 points less reuse), Jaccard's index instead of shared tokens (2 points less with many documents per request), and
+//! pruning and regrafting subtrees afterwards (0.2 to 0.4 points more, for more than the time of everything else).
 
 use super::Effort;
 use std::collections::BinaryHeap;
@@ -13,23 +12,22 @@ use std::collections::BinaryHeap;
 /// A set of requests.
 #[derive(Debug)]
 pub(super) struct Cluster {
-    /// Documents that all of them hold, ascending.
+    /// Documents common to all its requests, ascending.
     pub(super) documents: Vec<u32>,
-    /// The two clusters that were joined; `None`: a leaf.
+    /// The two clusters that were joined; `None` for a leaf.
     pub(super) children: Option<[u32; 2]>,
-    /// Whether it is part of no other cluster.
+    /// Whether the cluster is part of no other.
     pub(super) is_root: bool,
     tokens: u64,
 }
 
-/// Joins the leaves `sets` (of ascending documents, which index `tokens`) until no two roots share a document. The
-/// leaves are the first clusters, in the order of the sets; children stand before their parents.
+/// Joins the leaves `sets` (ascending documents, which index `tokens`) until no two roots share a document. The leaves
+/// are the first clusters, in the order of the sets; children come before their parents.
 ///
-/// Among pairs that share equally, roughly, the one that gives up less goes first: see [`GIVEN_UP`]. A cluster looks
-/// for its partner among the nearest [`REACH`] holders of each of its documents, and again when its partner was
-/// joined to another: O(documents x REACH) a search, of which there are a few for every set. With no more than REACH
-/// holders of any document the search is exhaustive; with more, it still ends only when no two roots share, or when the
-/// effort is spent.
+/// Among pairs that share about equally, the one with the smaller loss is joined first: see [`GIVEN_UP`]. A cluster
+/// looks for its partner among the nearest [`REACH`] holders of each of its documents, and again when its partner has
+/// joined another: O(documents x REACH) per search, a few for every set. With at most REACH holders per document the
+/// search is exhaustive. With more it still ends only when no two roots share a document or the effort is spent.
 pub(super) fn agglomerate(
     sets: Vec<Vec<u32>>,
     tokens: &[u64],
@@ -60,12 +58,12 @@ pub(super) fn agglomerate(
     joining.clusters
 }
 
-/// Shared tokens count this many times as much as the tokens that only one of a pair holds, which no join above can
-/// share any more. 5 instead of 10 lost 0.4 points of reuse on Zipf traffic.
+/// Weight of shared tokens relative to tokens that only one of a pair has, which no later join can share. 5 instead of
+/// 10 lost 0.4 points of reuse on Zipf traffic.
 const GIVEN_UP: u64 = 10;
 
-/// Holders of a document among which a partner is sought. A quarter of it halves the time that 100,000 requests of 15
-/// documents take and costs a point of reuse there, nothing at 2,000.
+/// Holders of a document among which a partner is sought. A quarter of it halves the time for 100,000 requests of 15
+/// documents and loses a point of reuse there, none for 2,000.
 const REACH: usize = 1024;
 
 struct Joining<'a, 'e> {
@@ -74,24 +72,24 @@ struct Joining<'a, 'e> {
     /// Holders by document.
     holders: Vec<Holders>,
     tokens: &'a [u64],
-    /// By cluster, the tokens that it shares with the one whose partner is sought; else 0.
+    /// By cluster, the tokens shared with the cluster whose partner is sought; otherwise 0.
     shared: Vec<u64>,
-    /// Clusters of which `shared` is not 0.
+    /// Clusters with a nonzero `shared`.
     met: Vec<u32>,
-    /// Every root's best pair with an older one, and pairs that have become void.
+    /// Each root's best pair with an older one, and obsolete pairs.
     pairs: BinaryHeap<Pair>,
 }
 
-/// The clusters that hold a document.
+/// The clusters with a document.
 #[derive(Default)]
 struct Holders {
-    /// The clusters, ascending; some of them may no longer be roots.
+    /// The clusters, ascending, including former roots.
     clusters: Vec<u32>,
-    /// Number of these that are no longer roots.
+    /// Number of former roots among them.
     joined: usize,
 }
 
-/// Two clusters to join. Each pair belongs to its younger member, which met the older one when it was made. So the
+/// Two clusters to join. Each pair belongs to its younger member, which found the older one when it was created. So the
 /// best of all pairs is the best of every root's best.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
@@ -128,7 +126,7 @@ impl Joining<'_, '_> {
         }
     }
 
-    /// Enters the best pair of `younger` and an older root, if it shares anything with one.
+    /// Adds the best pair of `younger` and an older root, if it shares anything with one.
     fn find_partner(&mut self, younger: u32) {
         let Some(cluster) = self.clusters.get(younger as usize) else {
             return;
@@ -188,8 +186,8 @@ impl Joining<'_, '_> {
         self.add(both, Some(children));
     }
 
-    /// Makes a root part of another cluster. Lists of which half are no longer roots are cleared of those, so that a
-    /// list is walked once for every cluster that leaves it.
+    /// Makes a root part of another cluster. Lists in which half are former roots are compacted, so that a list is
+    /// scanned about once for every cluster that leaves it.
     fn retire(&mut self, id: u32) {
         let Some(cluster) = self.clusters.get_mut(id as usize) else {
             return;

@@ -1,7 +1,7 @@
-//! What is kept of a batch's lines in memory: where each stands and what it shares, never the line itself.
+//! The index of a batch in memory: each line's position and what it shares, but not the line itself.
 //!
-//! A line takes 40 bytes, and 4 more for each of its documents; a distinct document takes 16, and 32 more while the file
-//! is read. So a million requests of ten documents each take about 80 MB, however long their bodies are.
+//! A line takes 40 bytes, and 4 more for each of its documents; a distinct document takes 16, and 32 more while the
+//! file is read. So a million requests of ten documents each take about 80 MB, however long their bodies are.
 
 use super::line::{LineError, RequestLine};
 use super::orderer::BatchOrderer;
@@ -16,35 +16,35 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 /// The lines of a batch, in the order of the file.
 #[derive(Debug, Default)]
 pub struct BatchIndex {
-    /// Hashes of the ids: 128 bits, so that two ids are the same where they are equal.
+    /// Hashes of the ids; 128 bits make collisions negligible.
     ids: Vec<u128>,
-    /// Position of each line in the file, and its bytes.
+    /// Offset of each line in the file, and its length in bytes.
     offsets: Vec<u64>,
     lengths: Vec<u32>,
-    /// What stands before the documents, numbered by first occurrence.
+    /// Number of the text before each line's documents, by first occurrence.
     groups: Vec<u32>,
     /// End of each line's documents in `documents`.
     ends: Vec<u32>,
-    /// Numbers of documents in rank order, which index `corpus`.
+    /// Documents in rank order, as indices into `corpus`.
     documents: Vec<u32>,
     corpus: Vec<Known>,
-    /// Lines by the hashes of their ids, ascending.
+    /// Lines, in ascending order of their ids' hashes.
     by_id: Vec<u32>,
 }
 
-/// A document that some line holds.
+/// A document of some line.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     fingerprint: Fingerprint,
     tokens: u32,
-    /// Lines that hold it.
+    /// Number of lines with the document.
     holders: u32,
 }
 
-/// A wrong line of a batch.
+/// A bad line of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// A line is no request.
+    /// A line is not a request.
     #[error("line {number}: {error}")]
     Line {
         /// Number of the line, from 1.
@@ -52,7 +52,7 @@ pub enum BatchError {
         /// What is wrong with it.
         error: LineError,
     },
-    /// Two lines have one id.
+    /// Two lines have the same id.
     #[error("line {number}: `custom_id` is that of line {first} too")]
     Twice {
         /// Number of the second line, from 1.
@@ -65,7 +65,7 @@ pub enum BatchError {
     TooMany {
         /// Number of the first line beyond the limit.
         number: u64,
-        /// Most requests.
+        /// Most requests, the limit.
         limit: u32,
     },
 }
@@ -82,10 +82,10 @@ impl BatchError {
     }
 }
 
-/// What is read of a batch, and from which routes.
+/// The limits on a batch, and its accepted routes.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchLimits<'a> {
-    /// The routes that a line may ask.
+    /// The routes that a line may request.
     pub urls: &'a [&'a str],
     /// Most requests.
     pub requests: u32,
@@ -93,17 +93,17 @@ pub struct BatchLimits<'a> {
     pub line_bytes: u64,
 }
 
-/// The numbers by which documents and groups are known while a file is read.
+/// Numbers of documents and groups while a file is read.
 #[derive(Default)]
 struct Numbers {
     documents: FxHashMap<Fingerprint, u32>,
     groups: FxHashMap<u64, u32>,
 }
 
-/// Lines that are in no index, blank or wrong: because of them a request's place is not the number of its line.
+/// Lines without an index entry, blank or bad. Because of them, a request's index differs from its line's number.
 #[derive(Default)]
 struct Passed {
-    /// Requests before each run of such lines, and such lines up to its end.
+    /// For each run of such lines, the number of requests before it, and the number of such lines up to its end.
     runs: Vec<(usize, u64)>,
 }
 
@@ -125,8 +125,8 @@ impl Passed {
 }
 
 impl BatchIndex {
-    /// Reads a batch. Every wrong line goes to `wrong`, which says whether reading goes on; blank lines do not count.
-    /// `progress` gets the bytes read so far, and says whether reading goes on. Without an orderer no documents are found.
+    /// Reads a batch. `wrong` gets every bad line, and `progress` the bytes read so far; both decide whether reading
+    /// continues. Blank lines are ignored. Without an orderer, no documents are found.
     ///
     /// # Errors
     /// Returns the reader's error.
@@ -247,7 +247,7 @@ impl BatchIndex {
         self.ends.push(self.documents.len() as u32);
     }
 
-    /// Ends the reading: what grew is cut to its size, and ids can be found.
+    /// Ends reading: shrinks the lists, and sorts the ids for lookups.
     fn sort(&mut self) {
         self.ids.shrink_to_fit();
         self.offsets.shrink_to_fit();
@@ -279,7 +279,7 @@ impl BatchIndex {
         self.corpus.len()
     }
 
-    /// Returns where a line begins in the file, and its bytes.
+    /// Returns a line's offset in the file, and its length in bytes.
     #[must_use]
     pub fn place(&self, line: u32) -> Option<(u64, u32)> {
         let at = line as usize;
@@ -295,7 +295,7 @@ impl BatchIndex {
         (self.id(line) == id).then_some(line)
     }
 
-    /// Returns the bytes that the index takes.
+    /// Returns the bytes of memory used.
     #[must_use]
     pub fn bytes(&self) -> usize {
         fn of<T>(list: &Vec<T>) -> usize {
@@ -310,12 +310,12 @@ impl BatchIndex {
         self.ids.get(line as usize).copied().unwrap_or_default()
     }
 
-    /// Returns the number of what stands before a line's documents.
+    /// Returns the number of the text before a line's documents; lines with the same text have the same number.
     pub(super) fn group(&self, line: u32) -> u32 {
         self.groups.get(line as usize).copied().unwrap_or_default()
     }
 
-    /// Returns a line's documents by their numbers, best first.
+    /// Returns a line's documents as indices, best first.
     pub(super) fn numbers(&self, line: u32) -> &[u32] {
         let at = line as usize;
         let end = |at: usize| self.ends.get(at).copied().unwrap_or_default() as usize;
@@ -335,13 +335,13 @@ impl BatchIndex {
         known.map_or(0, |known| known.tokens)
     }
 
-    /// Returns the number of lines that hold a document.
+    /// Returns the number of lines with a document.
     pub(super) fn holders(&self, number: u32) -> u32 {
         let known = self.corpus.get(number as usize);
         known.map_or(0, |known| known.holders)
     }
 
-    /// Returns a line as the planner knows requests.
+    /// Returns a line as a request for the planner.
     pub(super) fn request(&self, line: u32) -> Request {
         let documents = self.numbers(line).iter().map(|&number| Retrieved {
             label: String::new(),
@@ -356,7 +356,7 @@ impl BatchIndex {
     }
 }
 
-/// Bytes between two reports of progress: milliseconds.
+/// Bytes between two progress reports, a matter of milliseconds.
 const PROGRESS: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A line of a batch in OpenAI's format, as it is asked and as it is answered.
+//! A line of a batch, and the line of its answer, in OpenAI's format.
 //!
 //! ```text
 //!   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
@@ -16,19 +16,19 @@ use std::borrow::Cow;
 pub struct RequestLine<'a> {
     /// The client's name for the request, unique in its batch.
     pub custom_id: String,
-    /// The route that is asked.
+    /// The route requested.
     pub url: String,
-    /// The body that the route gets.
+    /// The body for the route.
     pub body: &'a str,
 }
 
-/// The error that a line is no request of a batch.
+/// Why a line is not a request of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
     /// The line is too long.
     #[error("the line has more than {limit} bytes")]
     TooLong {
-        /// Most bytes of a line.
+        /// Most bytes of a line, the limit.
         limit: u64,
     },
     /// The line is not a JSON object.
@@ -37,12 +37,12 @@ pub enum LineError {
         /// Column where reading failed, from 1.
         column: usize,
     },
-    /// A field is missing or of another kind.
+    /// A field is missing or has the wrong type.
     #[error("`{field}` must be {expected}")]
     Field {
         /// The field.
         field: &'static str,
-        /// What it must be.
+        /// The expected type.
         expected: &'static str,
     },
     /// The id is too long.
@@ -51,12 +51,12 @@ pub enum LineError {
         /// Bytes of the id.
         bytes: usize,
     },
-    /// The route is none that a batch may ask.
+    /// A batch may not request this route.
     #[error("`url` must be {expected}, not {found:?}")]
     Url {
-        /// The beginning of the route.
+        /// The beginning of the route given.
         found: String,
-        /// The routes that are accepted.
+        /// The accepted routes.
         expected: String,
     },
 }
@@ -64,7 +64,7 @@ pub enum LineError {
 /// Most bytes of a `custom_id`.
 pub const MAX_ID_BYTES: usize = 512;
 
-/// The routes that a batch may ask, as OpenAI has them.
+/// The routes of OpenAI's batches.
 pub const URLS: [&str; 4] = [
     "/v1/chat/completions",
     "/v1/completions",
@@ -84,7 +84,7 @@ struct Fields<'a> {
     body: Option<&'a RawValue>,
 }
 
-/// The fields of a body that say how it is answered, and with whom it shares a beginning.
+/// The fields of a body that determine how it is answered and which requests share its prompt's beginning.
 #[derive(Deserialize)]
 struct BodyFields<'a> {
     #[serde(borrow, default)]
@@ -100,7 +100,7 @@ struct BodyFields<'a> {
 }
 
 impl<'a> RequestLine<'a> {
-    /// Reads a line; `urls` are the routes that it may ask.
+    /// Parses a line; `urls` are the accepted routes.
     ///
     /// # Errors
     /// Returns a [`LineError`] that names the field.
@@ -140,8 +140,8 @@ impl<'a> RequestLine<'a> {
         })
     }
 
-    /// Returns the parts of the body that stand at the beginning of its prompt, as far as they can be told from the
-    /// body alone: requests for which they are equal are asked one after another.
+    /// Returns the parts of the body at the beginning of its prompt, as far as the body shows them. Requests for which
+    /// they are equal are sent one after another.
     pub(super) fn head(&self) -> [Cow<'a, str>; 5] {
         let mut head = [const { Cow::Borrowed("") }; 5];
         let Some(fields) = BodyFields::of(self.body) else {
@@ -172,25 +172,25 @@ impl<'a> BodyFields<'a> {
     }
 }
 
-/// The tokens of an answer, as its `usage` counts them.
+/// An answer's token counts, from its `usage`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchUsage {
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Prompt tokens that the engine held already.
+    /// Prompt tokens that the engine had cached.
     pub cached_tokens: u64,
     /// Tokens of the answer.
     pub completion_tokens: u64,
 }
 
-/// The line of an answered request.
+/// An answer's line in a batch's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnswerLine {
     /// The client's name for the request.
     pub custom_id: String,
-    /// The answer's status; `None`: there was no answer.
+    /// The response's status; `None` if there was no response.
     pub status: Option<u16>,
-    /// What the answer counts.
+    /// The answer's token counts.
     pub usage: BatchUsage,
 }
 
@@ -233,7 +233,7 @@ struct Details {
 }
 
 impl BatchUsage {
-    /// Returns what the body of an answer counts; nothing where it does not say.
+    /// Returns the token counts in an answer's body; zeros if it has none.
     #[must_use]
     pub fn of(body: &str) -> Self {
         let body: Option<Body> = serde_json::from_str(body).ok();
@@ -246,7 +246,7 @@ impl BatchUsage {
         }
     }
 
-    /// Adds another answer's count.
+    /// Adds another answer's counts.
     pub fn add(&mut self, other: Self) {
         self.prompt_tokens = self.prompt_tokens.saturating_add(other.prompt_tokens);
         self.cached_tokens = self.cached_tokens.saturating_add(other.cached_tokens);
@@ -255,10 +255,10 @@ impl BatchUsage {
 }
 
 impl AnswerLine {
-    /// Reads the line of an answer, as [`answer_line`] writes it.
+    /// Parses an answer's line, as written by [`answer_line`].
     ///
     /// # Errors
-    /// Returns a [`LineError`] if it is no such line.
+    /// Returns a [`LineError`] if it is not such a line.
     pub fn parse(line: &[u8]) -> Result<Self, LineError> {
         let fields: AnswerFields<'_> = object(line)?;
         let custom_id = text(Some(fields.custom_id)).ok_or(field("custom_id", "a string"))?;
@@ -284,28 +284,28 @@ impl AnswerLine {
     }
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum BatchAnswer<'a> {
-    /// The endpoint answered.
+    /// The endpoint responded.
     Response {
-        /// The answer's status.
+        /// The response's status.
         status: u16,
-        /// The endpoint's id of the request; empty where it has none.
+        /// The endpoint's request id; empty if there is none.
         request_id: &'a str,
-        /// The answer's body. One that is no JSON becomes a string.
+        /// The response's body. If it is not JSON, it is written as a string.
         body: &'a [u8],
     },
-    /// There was no answer.
+    /// There was no response.
     Error {
-        /// What went wrong, in one word.
+        /// The cause in one word.
         code: &'a str,
-        /// What went wrong.
+        /// The cause.
         message: &'a str,
     },
 }
 
-/// Returns the line of an answer, with its end. `id` is unique in the batch.
+/// Returns an answer's line, with its line break. `id` must be unique in the batch.
 #[must_use]
 pub fn answer_line(id: &str, custom_id: &str, answer: BatchAnswer<'_>) -> Vec<u8> {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
@@ -326,7 +326,7 @@ pub fn answer_line(id: &str, custom_id: &str, answer: BatchAnswer<'_>) -> Vec<u8
             );
             match std::str::from_utf8(body) {
                 Ok(json) if serde_json::from_str::<&RawValue>(json).is_ok() => {
-                    // Within a string they would be escaped: these are white space.
+                    // Line breaks in JSON strings are escaped, so these are white space.
                     line.extend(json.trim().chars().map(|character| match character {
                         '\n' | '\r' => ' ',
                         other => other,
@@ -365,7 +365,7 @@ fn field(field: &'static str, expected: &'static str) -> LineError {
     LineError::Field { field, expected }
 }
 
-/// Characters of a route that are shown.
+/// Most characters of a route in an error.
 const SHOWN: usize = 80;
 
 #[cfg(test)]

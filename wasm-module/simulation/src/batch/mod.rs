@@ -1,4 +1,4 @@
-//! Plans a batch: every request is known before the first is sent, so both the order of the requests and the order of
+//! Plans a batch: all requests are known before the first is sent, so both the order of requests and the order of
 //! documents in each can be chosen.
 //!
 //! ```text
@@ -8,10 +8,10 @@
 //!   D {9 2 1}                         B                                             B: 4 5
 //! ```
 //!
-//! A batch in a given order costs the engine one computation of every node of the prefix tree of its prompts. In a
-//! tree that joins two clusters of requests at a time, a join saves once over what all requests below it share; so
-//! the task is to find the tree whose joins share most (`cluster`). Walked depth first, that tree needs no large
-//! cache: whatever a join saves, two neighbours share.
+//! In a given order, a batch makes the engine compute every node of its prompts' prefix tree once. In a tree that joins
+//! two clusters of requests at a time, a join saves once what all requests below it share; so the task is to find the
+//! tree whose joins share most (`cluster`). Walked depth first, that tree needs no large cache: any two neighbours
+//! share what their join saves.
 
 mod answers;
 mod cluster;
@@ -41,16 +41,16 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// A request of a planned batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// Its position in the batch as it was given.
+    /// Index of the request in the given batch.
     pub request: usize,
-    /// The order in which its documents are to stand.
+    /// The order of its documents.
     pub order: Order,
 }
 
-/// Plans a batch so that prompts share prefixes, weighed in tokens, and those that do stand together. Every request
+/// Plans a batch so that prompts share prefixes, weighted by tokens, and those that do are neighbours. Every request
 /// occurs once, and its order is a permutation of its documents (a request has at most `u16::MAX` of them, far more
 /// than [`foreword_ordering::policy::MAX_CANDIDATES`]). Requests of different scopes share nothing. Where sharing
-/// leaves a choice, earlier requests go first and documents stand in rank order.
+/// leaves a choice, earlier requests come first and documents are in rank order.
 ///
 /// The plan is deterministic. Time grows with the pairs of requests that share documents (`agglomerate`); memory is
 /// linear in the batch's documents.
@@ -59,7 +59,7 @@ pub fn batch(requests: &[Request]) -> Vec<Planned> {
     within(requests, &mut Effort::new(u64::MAX, &|| false))
 }
 
-/// Plans as [`batch()`] does, around the favoured documents: those that lead part the requests, those behind share nothing.
+/// Plans like [`batch()`], with favoured documents: leading ones separate requests, and trailing ones share nothing.
 #[must_use]
 pub fn batch_placed(requests: &[Request], placement: Placement) -> Vec<Planned> {
     let shared: Vec<Request> = (requests.iter())
@@ -91,7 +91,7 @@ pub fn batch_placed(requests: &[Request], placement: Placement) -> Vec<Planned> 
     whole.collect()
 }
 
-/// Plans as [`batch()`] does, with bounded effort: when that is spent, requests that are not joined yet stay apart.
+/// Plans like [`batch()`] with bounded effort: once it is spent, requests not joined yet stay apart.
 fn within(requests: &[Request], effort: &mut Effort<'_>) -> Vec<Planned> {
     let corpus = Corpus::of(requests);
     let (sets, members) = corpus.distinct_sets();
@@ -99,13 +99,13 @@ fn within(requests: &[Request], effort: &mut Effort<'_>) -> Vec<Planned> {
     Emission::new(&corpus, &clusters, &members).run()
 }
 
-/// The work that planning may still do.
+/// The work left for planning.
 struct Effort<'a> {
-    /// Looks at a document's holder.
+    /// Number of holders that may still be examined.
     steps: u64,
-    /// Steps until `is_over` is asked again.
+    /// Steps until the next call of `is_over`.
     until_asked: u64,
-    /// Says that nobody waits for the plan any more.
+    /// Returns true if the plan is no longer needed.
     is_over: &'a dyn Fn() -> bool,
 }
 
@@ -134,12 +134,12 @@ impl<'a> Effort<'a> {
     }
 }
 
-/// Steps of a few milliseconds.
+/// Steps between calls of `is_over`, a few milliseconds.
 const ASKED_EVERY: u64 = 1 << 22;
 
-/// The batch in small numbers: documents are numbered by falling number of requests that hold them, scope by scope.
+/// The batch in small numbers: documents are numbered by decreasing number of holders, scope by scope.
 struct Corpus {
-    /// Tokens of each document; at least 1, since a document without any is still worth sharing.
+    /// Tokens of each document, at least 1, since sharing an empty document is still useful.
     tokens: Vec<u64>,
     /// Documents of every request, in rank order.
     requests: Vec<Vec<u32>>,
@@ -184,8 +184,8 @@ impl Corpus {
         }
     }
 
-    /// Returns the requests' document sets, each once, and the requests that have it, in order of arrival. The sets
-    /// are in lexicographic order, which by the numbering puts sets that share frequent documents near each other.
+    /// Returns the distinct document sets, and the requests of each in order of arrival. The sets are in lexicographic
+    /// order, so by the numbering, sets that share frequent documents are near each other.
     fn distinct_sets(&self) -> (Vec<Vec<u32>>, Vec<Vec<usize>>) {
         let mut sorted: Vec<(Vec<u32>, usize)> = self
             .requests
@@ -218,13 +218,13 @@ impl Corpus {
 struct Emission<'a> {
     corpus: &'a Corpus,
     clusters: &'a [Cluster],
-    /// Requests of every leaf.
+    /// Requests of each leaf.
     members: &'a [Vec<usize>],
-    /// The earliest request below every cluster.
+    /// The earliest request below each cluster.
     earliest: Vec<usize>,
-    /// Documents from the root to the current place of the walk.
+    /// Documents from the root to the current node.
     path: Vec<u32>,
-    /// Index in `path` of each document; stale for those that are not in it.
+    /// Index in `path` of each document; stale if the document is not in it.
     places: Vec<u32>,
     plan: Vec<Planned>,
 }
@@ -233,7 +233,7 @@ impl<'a> Emission<'a> {
     fn new(corpus: &'a Corpus, clusters: &'a [Cluster], members: &'a [Vec<usize>]) -> Self {
         let mut earliest: Vec<usize> = Vec::with_capacity(clusters.len());
         for (at, cluster) in clusters.iter().enumerate() {
-            // Children stand before their parents.
+            // Children come before their parents.
             let below = match cluster.children {
                 Some(children) => children
                     .iter()
@@ -261,7 +261,7 @@ impl<'a> Emission<'a> {
             .map(|(id, _)| id)
             .collect();
         self.latest_first(&mut roots);
-        // Clusters to visit, the next one last, and the number of documents of their parents' paths.
+        // Clusters to visit, the next one last, each with the length of its parent's path.
         let mut stack: Vec<(u32, usize)> = roots.into_iter().map(|root| (root, 0)).collect();
         while let Some((id, depth)) = stack.pop() {
             let Some(cluster) = self.clusters.get(id as usize) else {
@@ -284,7 +284,7 @@ impl<'a> Emission<'a> {
         clusters.sort_by_key(|&id| std::cmp::Reverse(self.earliest.get(id as usize)));
     }
 
-    /// Adds to the path what `cluster` shares beyond it, in the order of its earliest request.
+    /// Appends the cluster's further shared documents to the path, in the order of its earliest request.
     fn extend(&mut self, id: u32, cluster: &Cluster) {
         let earliest = self.earliest.get(id as usize);
         let ranked = earliest.and_then(|&request| self.corpus.requests.get(request));
@@ -301,7 +301,7 @@ impl<'a> Emission<'a> {
         }
     }
 
-    /// Plans the requests of a leaf: the path holds all their documents.
+    /// Plans the requests of a leaf; the path has all their documents.
     fn emit(&mut self, leaf: u32) {
         for &request in self.members.get(leaf as usize).into_iter().flatten() {
             let documents = self.corpus.requests.get(request);
@@ -334,7 +334,7 @@ mod tests {
             scope: Scope(scope),
             documents: documents
                 .iter()
-                // Documents weigh differently, but each the same everywhere.
+                // Weights differ between documents, but each document has one weight.
                 .map(|&document| Retrieved::numbered(document, 10 + document as u32 % 7))
                 .collect(),
         }
@@ -347,7 +347,7 @@ mod tests {
             .collect()
     }
 
-    /// The documents of the plan's prompts, as they would be sent.
+    /// The documents of the plan's prompts, as sent.
     fn sent(requests: &[Request], plan: &[Planned]) -> Vec<(usize, Vec<u64>)> {
         plan.iter()
             .map(|planned| {
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn the_heavier_document_is_shared() {
-        // Document 6 has 16 tokens, 7 has 10: sharing either is possible, not both.
+        // Document 6 has 16 tokens, and 7 has 10: only one of them can be shared.
         let requests = trace(&[&[7, 6], &[7], &[6]]);
         let plan = sent(&requests, &batch(&requests));
         assert_eq!(plan[0], (0, vec![6, 7]));
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn effort_is_bounded_and_every_request_is_planned_all_the_same() {
-        // Every document is held by all, so each request looks at each other one, document by document.
+        // Every request has every document, so each examines each other one, document by document.
         let requests: Vec<Request> = (0..1_500)
             .map(|own| request(0, &(0..20).chain([1_000 + own]).collect::<Vec<_>>()))
             .collect();
@@ -443,7 +443,7 @@ mod tests {
             (Effort::new(needed + 1, &never), false),
             (Effort::new(needed / 2, &never), true),
             (Effort::new(1, &never), true),
-            // Its owner cancels it.
+            // The caller cancels it.
             (Effort::new(u64::MAX, &soon), true),
         ] {
             asked.set(0);
@@ -512,7 +512,7 @@ mod tests {
         }
     }
 
-    /// Tokens saved by putting the document that saves most first, and so on in either part.
+    /// Tokens saved by putting first the document that saves most, and so on in both parts.
     fn partition(trace: &[Request], requests: Vec<usize>, placed: &HashSet<u64>) -> u64 {
         let (mut requests, mut saved) = (requests, 0);
         loop {
@@ -546,8 +546,7 @@ mod tests {
         }
     }
 
-    /// Tokens saved by the tree that a plan shall come from, on the requests as sets: every pair is looked at for
-    /// every join.
+    /// Tokens saved by the tree behind a plan, computed on sets: every pair is examined for every join.
     fn model(requests: &[Request]) -> u64 {
         let mut sets: Vec<HashSet<(u64, u64, u32)>> = requests
             .iter()
@@ -612,7 +611,7 @@ mod tests {
             }
         }
 
-        /// A cache that holds the last prompt alone saves what the joins promise.
+        /// A cache of only the last prompt saves what the joins promise.
         #[test]
         fn every_join_is_shared_by_two_neighbours(batches in batches()) {
             let requests: Vec<_> = batches
@@ -653,7 +652,7 @@ mod tests {
             prop_assert!(shared >= promised, "{shared} of {promised}");
         }
 
-        /// Ties are broken differently, so by how much, not exactly: both are greedy on the same worth.
+        /// Ties are broken differently, so the results are only close: both are greedy for the same value.
         #[test]
         fn reuses_as_much_as_looking_at_every_pair(batches in proptest::collection::vec(batches(), 40)) {
             let (mut ours, mut models) = (0, 0);

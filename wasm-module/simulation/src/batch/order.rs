@@ -1,10 +1,10 @@
 //! The order of a batch.
 
-/// The order in which a batch is asked.
+/// The order in which a batch is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchOrder {
-    /// The order of the file; the policy orders documents, request by request.
+    /// The file's order; the policy orders documents, request by request.
     Input,
-    /// Requests and documents stand as planned.
+    /// Requests and documents in the planned order.
     Plan,
 }

@@ -1,8 +1,8 @@
-//! Orders the documents of a batch's bodies with the gateway's own core, as the plan says.
+//! Puts the documents of a batch's bodies into the planned order, with the gateway's own core.
 //!
-//! The core follows what the engine holds. So before a planned body is ordered, the core is told that the engine holds
-//! the documents in the planned order, and nothing else: the longest match is then the whole plan. Hints, bounds and the
-//! bytes that move are the core's, as at the gateway.
+//! The core follows the engine's cache. So before a planned body is ordered, the core records only the documents in the
+//! planned order as resident: the longest match is then the whole plan. Hints, limits and the bytes that move are the
+//! core's, as in the gateway.
 
 use super::BatchOrder;
 use foreword_ordering::document::Fingerprint;
@@ -15,33 +15,33 @@ use foreword_ordering::{
 };
 use fxhash::FxHashMap;
 
-/// Orders bodies, one after another.
+/// Orders bodies, one at a time.
 ///
-/// A body is ordered by itself: nothing of an earlier one is put into it, since the requests of a batch are independent.
-/// So documents are not pinned, whatever the configuration says.
+/// Each body is ordered by itself, without content of earlier ones, since the requests of a batch are independent. So
+/// documents are not pinned, whatever the configuration says.
 pub struct BatchOrderer {
     orderer: Orderer,
-    /// Finds where documents stand, and moves nothing.
+    /// Locates documents without moving them.
     finder: Orderer,
 }
 
-/// The documents that stand first in a body.
+/// The documents at the beginning of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirstDocuments {
     /// The name of the model.
     pub model: Box<str>,
-    /// The hash of what stands before them.
+    /// Hash of the prompt before the documents.
     pub scope: Scope,
-    /// The favoured documents before the others, in the order in which they stand, with their estimated tokens.
+    /// The favoured documents before the others, in prompt order, with their estimated tokens.
     pub leading: Vec<(Fingerprint, u32)>,
-    /// The documents of the shared part with their estimated tokens, best first.
+    /// The documents of the shared part, with their estimated tokens, best first.
     pub documents: Vec<(Fingerprint, u32)>,
 }
 
-/// The reason why a configuration cannot be used for a batch.
+/// Why a configuration cannot be used for a batch.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchConfigError {
-    /// The configuration is wrong.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The policy moves nothing.
@@ -52,11 +52,11 @@ pub enum BatchConfigError {
 }
 
 impl BatchOrderer {
-    /// Returns an orderer for the gateway's configuration. By a plan, documents stand as planned; a `foresight` with a
-    /// `max_displacement` follows the plan that far, and every other policy gives way to it.
+    /// Returns an orderer for the gateway's configuration. A plan replaces the policy, except that `foresight` with a
+    /// `max_displacement` follows the plan only that far.
     ///
     /// # Errors
-    /// Returns an error if the configuration is wrong, or lets no plan be followed.
+    /// Returns an error if the configuration is invalid, or if no plan can be followed with it.
     pub fn new(raw: &RawConfig, order: BatchOrder) -> Result<Self, BatchConfigError> {
         let mut raw = raw.clone();
         raw.conversation.pin = false;
@@ -65,7 +65,7 @@ impl BatchOrderer {
             ..raw.clone()
         };
         if order == BatchOrder::Plan {
-            // What is wrong with it is told before it is replaced.
+            // The configuration is checked before the policy is replaced.
             Config::try_from(raw.clone())?;
             if raw.policy == "retrieval" {
                 return Err(BatchConfigError::Unmoved);
@@ -81,8 +81,7 @@ impl BatchOrderer {
         })
     }
 
-    /// Returns the documents that stand first in the prompt of `body`; `None`: the core would find none, or would not
-    /// touch the body.
+    /// Returns the documents at the beginning of the prompt of `body`; `None` if the core finds none or skips the body.
     pub fn find(&mut self, body: &[u8]) -> Option<FirstDocuments> {
         self.finder.clear();
         let found = self.finder.rewrite(Tenant::default(), body).ok()?;
@@ -120,14 +119,14 @@ impl BatchOrderer {
         })
     }
 
-    /// Orders `body` by the configured policy, as a gateway would that got the requests in this order. `None`: the body
-    /// is sent as it is.
+    /// Orders `body` by the configured policy, like a gateway that receives the requests in this order. `None` if the
+    /// original body is to be sent.
     pub fn order(&mut self, body: &[u8]) -> Option<Vec<u8>> {
         let rewrite = self.orderer.rewrite(Tenant::default(), body);
         rewrite.ok()?.body
     }
 
-    /// Orders `body` so that its first documents stand as `planned`. `None`: the body is sent as it is.
+    /// Orders `body` so that its first documents are in the order `planned`. `None` if the original body is to be sent.
     pub fn order_as(&mut self, body: &[u8], planned: &[Fingerprint]) -> Option<Vec<u8>> {
         let first = self.find(body)?;
         let tokens: FxHashMap<Fingerprint, u32> = first.documents.iter().copied().collect();
@@ -136,7 +135,7 @@ impl BatchOrderer {
             Some((*document, tokens))
         });
         let path = first.leading.iter().copied().chain(planned);
-        // What it knows of another body helps nothing here, and would hold memory.
+        // History of other bodies is useless here, and would take memory.
         self.orderer.clear();
         self.orderer.learn(&PeerUpdate::Residency(Residency {
             engine: EngineId::default(),
@@ -184,7 +183,7 @@ mod tests {
         )
     }
 
-    /// The documents in the order in which their texts stand.
+    /// The documents in the order of their texts.
     fn order_in(body: &str, documents: &[u64]) -> Vec<u64> {
         let mut found: Vec<(usize, u64)> = documents
             .iter()

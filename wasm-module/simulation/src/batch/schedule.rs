@@ -1,4 +1,4 @@
-//! In which order a batch's requests are asked, by several workers at once.
+//! The order in which several workers send a batch's requests.
 //!
 //! ```text
 //!   index ─▶ windows of lines that share ─▶ plan of a window ─▶ runs, cut where neighbours share nothing
@@ -7,12 +7,13 @@
 //!                                            a worker without a run takes half of the longest one
 //! ```
 //!
-//! An engine finds in its cache what was computed, not what is being computed: neighbours of the plan that are asked at
-//! once compute alike what they share. So a worker asks neighbours one after another, and workers follow different runs.
+//! An engine's cache has what was computed, not what is being computed: neighbours of the plan that are sent at the
+//! same time compute their shared prefix twice. So a worker sends neighbours one after another, and workers follow
+//! different runs.
 //!
-//! Planning takes memory and time for each request, about 1.5 KB and 50 µs with 15 documents. A batch of more than
-//! [`WINDOW`] requests is planned window by window; each window takes lines that hold the same frequent documents. The
-//! effort for a window is bounded: beyond it, lines that are not joined yet stay apart.
+//! Planning takes about 1.5 KB and 50 µs per request with 15 documents. A batch of more than [`WINDOW`] requests is
+//! planned window by window; each window takes lines with the same frequent documents. The effort for a window is
+//! bounded: beyond it, lines not joined yet stay apart.
 
 use super::index::BatchIndex;
 use super::order::BatchOrder;
@@ -22,26 +23,26 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// A request to ask now.
+/// The next request to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchTask {
     /// The line.
     pub line: u32,
-    /// The documents that stand first, as planned; `None`: there is no plan for the line.
+    /// The first documents, in planned order; `None` if there is no plan for the line.
     pub documents: Option<Vec<Fingerprint>>,
 }
 
-/// The lines of a batch that are still to be asked.
+/// The lines of a batch that have not been sent.
 #[derive(Debug)]
 pub struct BatchSchedule {
     order: BatchOrder,
-    /// Lines, window after window.
+    /// Unplanned lines, window after window.
     lines: VecDeque<u32>,
     window: usize,
     planned: Vec<Step>,
-    /// Runs of `planned` that no worker follows.
+    /// Runs of `planned` without a worker.
     runs: VecDeque<Range<usize>>,
-    /// What each worker still has before it.
+    /// Rest of each worker's run.
     workers: Vec<Range<usize>>,
 }
 
@@ -49,14 +50,14 @@ pub struct BatchSchedule {
 #[derive(Debug)]
 struct Step {
     line: u32,
-    /// Numbers of documents, as planned.
+    /// Indices of documents, in planned order.
     documents: Box<[u32]>,
-    /// Estimated tokens that it shares with the step before.
+    /// Estimated tokens shared with the previous step.
     shared: u64,
 }
 
 impl BatchSchedule {
-    /// Schedules the lines of `index` for which `is_pending` is true, for so many workers.
+    /// Schedules the lines of `index` for which `is_pending` is true, for `workers` workers.
     pub fn new(
         index: &BatchIndex,
         order: BatchOrder,
@@ -89,7 +90,7 @@ impl BatchSchedule {
         }
     }
 
-    /// Returns whether a worker's next request needs [`BatchSchedule::plan`], which takes seconds at worst.
+    /// Returns whether a worker's next request needs [`BatchSchedule::plan`], which takes seconds at most.
     #[must_use]
     pub fn needs_plan(&self, worker: usize) -> bool {
         let has_run = self.workers.get(worker).is_none_or(|run| !run.is_empty());
@@ -100,16 +101,15 @@ impl BatchSchedule {
             && !self.lines.is_empty()
     }
 
-    /// Plans the next window, unless a worker still has something before it. When `is_over` returns true, which is asked
-    /// now and then, the rest is left as it is.
+    /// Plans the next window, unless a worker still has requests. Stops early when `is_over`, which is called now and
+    /// then, returns true.
     pub fn plan(&mut self, index: &BatchIndex, is_over: &dyn Fn() -> bool) {
         if (0..self.workers.len()).all(|worker| self.needs_plan(worker)) {
             self.plan_window(index, is_over);
         }
     }
 
-    /// Returns the next request for a worker, by its number; `None`: nothing is left for it. What needs to be planned is
-    /// planned here.
+    /// Returns a worker's next request; `None` if there is none left for it. Plans a window if necessary.
     pub fn next(&mut self, index: &BatchIndex, worker: usize) -> Option<BatchTask> {
         if self.order == BatchOrder::Input {
             return Some(BatchTask {
@@ -143,7 +143,7 @@ impl BatchSchedule {
         }
     }
 
-    /// Returns the bytes that the schedule takes now: 4 for each line that is not planned yet, and the planned window.
+    /// Returns the bytes of memory used: 4 per unplanned line, and the planned window.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let documents = self.planned.iter().map(|step| step.documents.len());
@@ -153,8 +153,8 @@ impl BatchSchedule {
             + (self.runs.capacity() + self.workers.capacity()) * size_of::<Range<usize>>()
     }
 
-    /// Takes the end of the longest run that a worker follows: from the step on, about its middle, that shares least
-    /// with the one before it.
+    /// Takes the end of the longest run in progress. The cut is near its middle, before the step that shares least with
+    /// the previous one.
     fn split(&mut self) -> Option<Range<usize>> {
         let longest = self
             .workers
@@ -175,7 +175,7 @@ impl BatchSchedule {
         Some(rest)
     }
 
-    /// Plans the next window. Lines with the same words before their documents stay together.
+    /// Plans the next window. Lines with the same text before their documents stay together.
     fn plan_window(&mut self, index: &BatchIndex, is_over: &dyn Fn() -> bool) {
         let mut effort = Effort::new(STEPS, is_over);
         let count = self.window.min(self.lines.len());
@@ -196,7 +196,7 @@ impl BatchSchedule {
                     .collect();
                 let alike = before.iter().zip(&documents);
                 let alike = alike.take_while(|(before, document)| before == document);
-                // A document without tokens is still worth sharing.
+                // Sharing a document without tokens is still useful.
                 let shared = alike.map(|(_, &number)| u64::from(index.tokens(number).max(1)));
                 let shared = shared.sum();
                 self.planned.push(Step {
@@ -218,7 +218,7 @@ impl BatchSchedule {
     }
 }
 
-/// Returns the line's most frequent documents. Lines that are ordered by them stand beside lines that hold the same.
+/// Returns the line's most frequent documents. Sorting by them puts lines with the same documents together.
 fn frequent(index: &BatchIndex, line: u32) -> [u32; 4] {
     let mut numbers: Vec<u32> = index.numbers(line).to_vec();
     numbers.sort_unstable_by_key(|&number| (Reverse(index.holders(number)), number));
@@ -229,9 +229,9 @@ fn frequent(index: &BatchIndex, line: u32) -> [u32; 4] {
     first
 }
 
-/// Looks at a document's holder, for each window: some seconds, and several times what 15 documents in a line need.
+/// Most holders examined per window: some seconds, and several times what 15 documents per line need.
 const STEPS: u64 = 1 << 30;
-/// Most requests that are planned together.
+/// Most requests planned together.
 pub const WINDOW: usize = 16_384;
 
 #[cfg(test)]
@@ -250,7 +250,7 @@ mod tests {
             .collect()
     }
 
-    /// Asks with so many workers, each of which answers in turn.
+    /// Sends all requests with `workers` workers in turn.
     fn asked(schedule: &mut BatchSchedule, index: &BatchIndex, workers: usize) -> Vec<BatchTask> {
         let mut tasks = Vec::new();
         let mut idle = 0;
@@ -300,7 +300,7 @@ mod tests {
         for worker in (0..2).cycle() {
             if ahead.needs_plan(worker) {
                 ahead.plan(&index, &|| false);
-                // Again, it would drop nothing.
+                // A second plan would drop nothing.
                 ahead.plan(&index, &|| false);
                 assert!(!ahead.needs_plan(worker));
                 windows += 1;
@@ -362,7 +362,7 @@ mod tests {
             most
         };
         let (few, many) = (most(1_000), most(5_000));
-        // Windows differ a little in how many runs and documents they have.
+        // Windows differ a little in their number of runs and documents.
         assert!((many - few).abs_diff(4 * 4_000) < 4_096, "{few}, {many}");
         assert!(few < 4 * 1_000 + 100 * 200, "{few}");
     }
@@ -381,7 +381,8 @@ mod tests {
         assert!(windows * 10 > whole * 9, "{windows} against {whole}");
     }
 
-    /// Tokens found by prompts that are asked in rounds: of those in one round none finds what another computes.
+    /// Tokens found in the cache when requests are sent in rounds: within a round, no request finds what another
+    /// computes.
     fn found_in_rounds(index: &BatchIndex, rounds: &[Vec<BatchTask>]) -> u64 {
         let mut held: HashSet<Vec<Fingerprint>> = HashSet::new();
         let mut found = 0;
@@ -430,7 +431,7 @@ mod tests {
 
     #[test]
     fn workers_follow_runs_of_their_own_until_none_is_left_and_then_take_half_of_one() {
-        // Two runs: lines with document 1, lines with document 2; and one line alone.
+        // Two runs, with document 1 and with document 2, and a single line.
         let lines: Vec<String> = (0..9)
             .map(|at| match at {
                 0..4 => line(&at.to_string(), &[1, 100 + at]),
@@ -445,7 +446,7 @@ mod tests {
             [next(0), next(1), next(0), next(1)],
             [Some(0), Some(4), Some(1), Some(5)]
         );
-        // The second worker is faster: it ends its run, takes the line that stands alone, then the end of the first run.
+        // The second worker is faster: it ends its run, takes the single line, then the end of the first run.
         assert_eq!([next(1), next(1), next(1)], [Some(6), Some(7), Some(8)]);
         assert_eq!([next(1), next(0)], [Some(3), Some(2)]);
         assert_eq!([next(0), next(1)], [None, None]);

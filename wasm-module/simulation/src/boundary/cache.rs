@@ -1,20 +1,20 @@
-//! A provider's cache that matches only up to boundaries that earlier requests marked.
+//! A provider's cache, which matches only up to boundaries marked by earlier requests.
 
 use foreword_ordering::cuts::layout::Mode;
 use foreword_ordering::cuts::{CacheKind, CacheRules, Layout, MarkTtl};
 use fxhash::FxHashMap;
 use std::ops::AddAssign;
 
-/// What a provider bills of prompts, in tokens.
+/// The prompt tokens that a provider bills, by price.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BoundaryUsage {
     /// Tokens at the plain price.
     pub plain: u64,
     /// Tokens read from the cache.
     pub read: u64,
-    /// Tokens written for the default lifetime.
+    /// Tokens written with the default lifetime.
     pub written: u64,
-    /// Tokens written for the longer one.
+    /// Tokens written with the longer lifetime.
     pub written_long: u64,
 }
 
@@ -25,7 +25,7 @@ impl BoundaryUsage {
         self.plain + self.read + self.written + self.written_long
     }
 
-    /// Returns the number of plain tokens that cost as much.
+    /// Returns the number of plain tokens with the same price.
     #[must_use]
     pub fn plain_tokens_worth(self, rules: &CacheRules) -> f64 {
         self.plain as f64
@@ -44,12 +44,12 @@ impl AddAssign for BoundaryUsage {
     }
 }
 
-/// A simulated cache of marked boundaries, as Anthropic, OpenAI from GPT-5.6 on and Bedrock describe theirs.
+/// A simulated cache of marked boundaries, by the documentation of Anthropic, OpenAI (from GPT-5.6 on) and Bedrock.
 ///
-/// A marker writes one entry: the prompt up to it. A marker reads the last entry that an earlier request wrote within
-/// the look-back, itself counted; with OpenAI only its own place, and, unless the mode is explicit, the ends of the last
-/// messages. Each use renews an entry. An entry can be read once the response of the request that wrote it has begun.
-/// Nothing is evicted before its time: no provider says when that happens.
+/// A marker writes one entry: the prompt up to it. It reads the last entry that an earlier request wrote within the
+/// look-back, its own position included. With OpenAI it reads only its own position and, unless the mode is explicit, the
+/// ends of the last messages. Each use renews an entry. An entry can be read once the response to the request that wrote
+/// it has begun. No entry is evicted before it expires: no provider documents when that happens.
 #[derive(Debug)]
 pub struct BoundaryCache {
     first_token_ms: u64,
@@ -63,14 +63,14 @@ struct Entry {
     lifetime_ms: u64,
 }
 
-/// Marked places that OpenAI looks up: the first two and the latest fifty.
+/// Marked positions that OpenAI looks up: the first two and the latest fifty.
 const FIRST_LOOKED_UP: usize = 2;
 const LATEST_LOOKED_UP: usize = 50;
-/// Ends of messages that OpenAI looks up besides.
+/// Ends of messages that OpenAI looks up in addition.
 const ENDS_LOOKED_UP: usize = 20;
 
 impl BoundaryCache {
-    /// Returns an empty cache, whose entries can be read so many milliseconds after they were written.
+    /// Returns an empty cache, whose entries can be read `first_token_ms` milliseconds after they were written.
     #[must_use]
     pub fn new(first_token_ms: u64) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl BoundaryCache {
         }
     }
 
-    /// Computes a prompt that comes at `now_ms` and is marked at these positions, which must be in order.
+    /// Serves a prompt that arrives at `now_ms`, with markers at these positions, which must be in order.
     pub fn serve(
         &mut self,
         layout: &Layout,
@@ -108,7 +108,7 @@ impl BoundaryCache {
         {
             entry.until_ms = entry.until_ms.max(now_ms + entry.lifetime_ms);
         }
-        // The newest ones are written.
+        // The last markers are written.
         let most = rules.markers as usize;
         let written = marks
             .get(marks.len().saturating_sub(most)..)
@@ -150,7 +150,7 @@ impl BoundaryCache {
         entry.is_some_and(|entry| entry.from_ms <= now_ms && now_ms < entry.until_ms)
     }
 
-    /// The last position that a marker finds by stepping back.
+    /// Returns the last position that a marker finds by looking back.
     fn looked_back(
         &self,
         layout: &Layout,
@@ -169,7 +169,7 @@ impl BoundaryCache {
         found.max()
     }
 
-    /// The last position that is found at the places that OpenAI looks up.
+    /// Returns the last position found by OpenAI's look-ups.
     fn looked_up(&self, layout: &Layout, marks: &[(usize, MarkTtl)], now_ms: u64) -> Option<usize> {
         let latest = marks.len().saturating_sub(LATEST_LOOKED_UP);
         let marked = marks.iter().enumerate();
@@ -191,7 +191,7 @@ mod tests {
     use foreword_ordering::Config;
     use foreword_ordering::cuts::layout::Blocks;
 
-    /// A prompt of blocks of 400 bytes, a letter each.
+    /// A prompt of blocks of 400 bytes, one letter each.
     fn prompt(letters: &str, kind: CacheKind) -> Layout {
         let blocks: Vec<String> = (letters.chars())
             .map(|letter| {
@@ -232,11 +232,11 @@ mod tests {
             tokens(cache.serve(&prompt(letters, kind), &at(marks), &rules, now_ms))
         };
         assert_eq!(serve("abcd", &[1, 2], 0), [0, 300, 100]);
-        // The second block ends where the first request wrote.
+        // The second block ends at the entry of the first request.
         assert_eq!(serve("abxy", &[3], 1), [200, 200, 0]);
         // The first block was never marked.
         assert_eq!(serve("axyz", &[3], 2), [0, 400, 0]);
-        // Without a marker nothing is read.
+        // Without a marker, nothing is read.
         assert_eq!(serve("abcd", &[], 3), [0, 0, 400]);
         // A marker before the entry does not find it.
         assert_eq!(serve("abcd", &[0], 4), [0, 100, 300]);
@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(explicit("abcd", &[1], 0), [0, 200, 200]);
         assert_eq!(explicit("abxy", &[2], 1), [0, 300, 100]);
         assert_eq!(explicit("abxy", &[1], 2), [200, 0, 200]);
-        // Six markers: the newest four are written.
+        // Of six markers, the last four are written.
         assert_eq!(explicit("efghij", &[0, 1, 2, 3, 4, 5], 3), [0, 600, 0]);
         assert_eq!(explicit("efxxxx", &[1], 4), [0, 200, 400]);
         assert_eq!(explicit("efgxxx", &[2], 5), [300, 0, 300]);

@@ -1,4 +1,4 @@
-//! What a log of requests costs where caches match only up to marked boundaries, and how that depends on who marks.
+//! Computes a log's cost with caches that match only up to marked boundaries, by who sets the markers.
 //!
 //! ```text
 //!   logged body ──┬─ as it came ───────────▶ layout ── no markers / the client's / automatic / fixed ─▶ a cache each
@@ -6,9 +6,9 @@
 //!                 └─ our order, our markers ─▶ layout ───────────────────────────────────────────────▶ cache
 //! ```
 //!
-//! Ours are the bodies that the gateway would send, read again as the provider reads them: blocks and markers as they
-//! stand. Each arm has a [cache of its own](cache::BoundaryCache), under the provider's rules. Tokens are the core's
-//! estimates; answers cost the same under every arm and are left out.
+//! Foreword's bodies are those that the gateway would send, parsed again as the provider parses them. Each arm has a
+//! [cache of its own](cache::BoundaryCache) with the provider's rules. Tokens are the core's estimates; responses cost
+//! the same in every arm and are left out.
 
 mod cache;
 mod prices;
@@ -27,22 +27,22 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Who orders and marks a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BoundaryArm {
-    /// Bodies as they came, and nothing is cached.
+    /// Original bodies without caching.
     NoCaching,
-    /// Bodies as they came, with the client's markers.
+    /// Original bodies with the client's markers.
     Client,
-    /// Bodies as they came, in the provider's automatic mode, without other markers.
+    /// Original bodies in the provider's automatic mode, without other markers.
     Automatic,
-    /// Bodies as they came, marked at the end of the tools, the system text, and the last two user messages.
+    /// Original bodies, marked at the end of the tools, the system text, and the last two user messages.
     Fixed,
-    /// Bodies as they came, each document a block of its own, marked by Foreword.
+    /// Original bodies with a block for each document, marked by Foreword.
     Markers,
-    /// Bodies as Foreword orders and marks them.
+    /// Bodies ordered and marked by Foreword.
     Foreword,
 }
 
 impl BoundaryArm {
-    /// All arms, the one that changes least first.
+    /// All arms, in order of increasing change.
     pub const ALL: [Self; 6] = [
         Self::NoCaching,
         Self::Client,
@@ -71,13 +71,13 @@ impl BoundaryArm {
 pub struct BoundaryOutcome {
     /// The arm.
     pub arm: BoundaryArm,
-    /// Its tokens.
+    /// The prompts' tokens, by price.
     pub usage: BoundaryUsage,
-    /// Its price, in the currency of the prices.
+    /// Cost in the currency of the prices.
     pub cost: f64,
     /// Number of markers in all requests.
     pub markers: u64,
-    /// Number of requests that the provider would refuse, because they have too many markers. They are served plain.
+    /// Number of requests that the provider would refuse because of too many markers. They are served without caching.
     pub refused: u64,
 }
 
@@ -85,20 +85,20 @@ pub struct BoundaryOutcome {
 pub struct BoundaryReplay {
     kind: CacheKind,
     prices: CachePrices,
-    /// The name by which rules and prices are chosen, in place of the bodies' own.
+    /// The model whose rules and prices apply; `None` for each body's own.
     model: Option<String>,
     orderer: PromptReplay,
-    /// One for each order: the client's, and ours.
+    /// One for each order: the client's and Foreword's.
     cutters: [Cutter; 2],
     arms: Vec<(BoundaryOutcome, BoundaryCache)>,
 }
 
-/// Milliseconds from a request to the first word of its response, from when on its prompt can be read.
+/// Milliseconds from a request to its response's first token, after which its prompt can be read.
 pub const FIRST_TOKEN_MS: u64 = 1_000;
 
 impl BoundaryReplay {
-    /// Returns a replay with nothing cached and nothing learnt. The `model` chooses rules and prices for all bodies;
-    /// `None`: each body's own.
+    /// Returns a replay with empty caches and no history. `model` determines rules and prices for all bodies; `None`
+    /// for each body's own.
     ///
     /// # Errors
     /// Returns an error if the configuration is not valid.
@@ -132,7 +132,7 @@ impl BoundaryReplay {
         })
     }
 
-    /// Serves a logged body that comes at `now_ms` under every arm.
+    /// Serves a logged body that arrives at `now_ms`, in every arm.
     ///
     /// # Errors
     /// Returns the reason why the body cannot be read.
@@ -197,7 +197,7 @@ fn read(body: &[u8], kind: CacheKind, config: &Config, realm: u64) -> Result<Lay
     Layout::of(&parsed, kind, Blocks::AsWritten, realm)
 }
 
-/// The marker of the automatic mode: the end of the prompt's last message that may be marked.
+/// Returns the marker of the automatic mode: the end of the last message that can be marked.
 fn automatic(layout: &Layout) -> Vec<(usize, MarkTtl)> {
     let last = layout
         .positions
@@ -206,8 +206,8 @@ fn automatic(layout: &Layout) -> Vec<(usize, MarkTtl)> {
     last.map(|at| (at, MarkTtl::Default)).into_iter().collect()
 }
 
-/// The markers that LiteLLM, Plano and coding agents set: the end of the tools, of the system text, and of the last two
-/// messages that a user or a tool wrote.
+/// Returns the markers that LiteLLM, Plano and coding agents set: the ends of the tools, of the system text, and of the
+/// last two messages from a user or a tool.
 fn fixed(layout: &Layout) -> Vec<(usize, MarkTtl)> {
     let positions = || layout.positions.iter();
     let last_of = |part: Part| positions().rposition(|position| position.part == part);

@@ -5,7 +5,7 @@ use foreword_ordering::cuts::{CacheKind, CacheRules};
 /// The price of a model's prompts, and the rules of its cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CachePrice {
-    /// The rules, and prices relative to a plain token's.
+    /// The rules, with prices relative to a plain token's.
     pub rules: CacheRules,
     /// Price of a million plain tokens.
     pub input: f64,
@@ -14,14 +14,14 @@ pub struct CachePrice {
 /// Prices by model and kind of cache.
 #[derive(Clone, Debug)]
 pub struct CachePrices {
-    /// The currency, or `tokens` where a plain token costs 1 for a million.
+    /// The currency; `tokens` if a million plain tokens cost 1.
     pub currency: String,
-    /// Prices by a part of the model's name; the longest part that a name contains is taken.
+    /// Prices by a part of the model's name; the longest part that a name contains applies.
     pub models: Vec<(CacheKind, String, CachePrice)>,
 }
 
 impl CachePrices {
-    /// Returns the providers' published rules and relative prices, in millions of plain tokens instead of money.
+    /// Returns the providers' published rules and relative prices, with a million plain tokens as the unit.
     #[must_use]
     pub fn published() -> Self {
         Self {
@@ -30,8 +30,8 @@ impl CachePrices {
         }
     }
 
-    /// Returns the price of a model with that kind of cache. One that is not listed has the published rules, and the
-    /// price of 1 for a million tokens.
+    /// Returns the price of a model with that kind of cache. An unlisted model has the published rules, and a price of
+    /// 1 per million tokens.
     #[must_use]
     pub fn of(&self, kind: CacheKind, model: &str) -> CachePrice {
         let listed = self.models.iter();

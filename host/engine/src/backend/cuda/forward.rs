@@ -107,7 +107,8 @@ impl Scratch {
         self.receive(pass, logits, drawn)
     }
 
-    /// Computes a step that only decodes: unrecorded, recorded, or by repeating a recording.
+    /// Computes a step that only decodes. A bucket's first step launches kernels one by one, the second records them, and
+    /// later ones replay the recording.
     fn decode(&mut self, pass: &mut Pass<'_>, bucket: Bucket) -> Result<(), Fault> {
         let recording = match self.recordings.get(&bucket) {
             None => {

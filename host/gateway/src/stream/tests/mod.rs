@@ -1,4 +1,4 @@
-//! Streams, message by message; with a pool of endpoints in `picker`.
+//! Tests streams message by message; `picker` tests those with a pool of endpoints.
 
 mod picker;
 
@@ -19,7 +19,7 @@ use tonic::Code;
 use super::*;
 use crate::processor::Bounds;
 
-/// A processor with this configuration of the filter.
+/// A processor with this filter configuration.
 fn processor(plugin: &Value, bounds: Bounds) -> Arc<Processor> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), plugin.to_string()).unwrap();
@@ -96,7 +96,7 @@ fn trailers() -> ProcessingRequest {
     message(Request::RequestTrailers(HttpTrailers::default()))
 }
 
-/// Hands a message over, and returns all answers that are due.
+/// Passes a message to the stream, and returns all pending answers.
 fn ask(stream: &mut ProcessingStream, message: ProcessingRequest) -> Vec<ProcessingResponse> {
     stream.on_message(message).unwrap();
     std::iter::from_fn(|| stream.next_answer()).collect()
@@ -118,7 +118,7 @@ fn common(answer: &ProcessingResponse) -> &CommonResponse {
     response.as_ref().unwrap()
 }
 
-/// The changes of headers in an answer, by name.
+/// An answer's header changes, by name.
 fn changes(answer: &ProcessingResponse) -> BTreeMap<String, Option<String>> {
     let mutation = common(answer).header_mutation.clone().unwrap_or_default();
     let set = mutation.set_headers.into_iter().map(|option| {
@@ -176,7 +176,7 @@ const DUPLEX: [BodySendMode; 2] = [
     BodySendMode::FullDuplexStreamed,
 ];
 
-/// Lets a processor see a chat, so that the next one is reordered.
+/// Makes a processor record a chat, so that the next one is reordered.
 fn seen(processor: &Arc<Processor>, ids: &[&str]) {
     let mut stream = ProcessingStream::new(Arc::clone(processor));
     ask(&mut stream, begin(BUFFERED, &[]));
@@ -255,7 +255,7 @@ fn trailers_complete_a_request_in_every_mode() {
     }
 }
 
-/// What is sent in the place of a body that comes in pieces of these sizes, and the answers before its end.
+/// The body forwarded for one that arrives in pieces of these sizes, and the number of answers before its end.
 fn streamed(processor: &Arc<Processor>, body_sent: &[u8], sizes: &[usize]) -> (Vec<u8>, usize) {
     let mut stream = ProcessingStream::new(Arc::clone(processor));
     let length = body_sent.len().to_string();
@@ -307,7 +307,7 @@ fn a_streamed_body_is_sent_back_whole_however_it_comes() {
 fn a_streamed_body_over_the_bound_goes_on_to_the_byte() {
     let processor = processor(&json!({"max_body_bytes": 10_000}), Bounds::default());
     let body: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
-    // Without a length, or one would be known to be too large at once.
+    // Without a length: with one, the body would be refused at once as too large.
     let mut stream = ProcessingStream::new(Arc::clone(&processor));
     let mut answers = ask(&mut stream, begin(DUPLEX, &[]));
     for (at, bytes) in body.chunks(3_000).enumerate() {
@@ -353,7 +353,7 @@ fn a_mode_in_which_nothing_can_be_ordered_ends_the_stream_with_an_error() {
             .unwrap_err();
         assert_eq!(error.code(), Code::FailedPrecondition);
         assert!(error.message().contains("request_body_mode"), "{error}");
-        // What is not watched passes all the same.
+        // Unwatched requests pass, too.
         let mut stream = ProcessingStream::new(defaults());
         let elsewhere = begin([mode, BodySendMode::None], &[(":path", "/v1/embeddings")]);
         let mut fields = elsewhere;
@@ -425,7 +425,7 @@ fn a_request_that_is_not_watched_costs_one_answer() {
     assert!(stream.is_closed());
 }
 
-/// A gateway may answer by itself before it has read the request: pieces of that answer come before the request's end.
+/// A gateway may respond before it has read the request, so pieces of the response may precede the request's end.
 #[test]
 fn where_responses_are_streamed_both_ways_each_piece_is_sent_back_also_of_what_is_not_watched() {
     let mut stream = ProcessingStream::new(defaults());
@@ -452,7 +452,7 @@ fn a_request_whose_headers_decide_is_sent_no_body_of() {
     );
     let mode = gzip.mode_override.unwrap();
     assert_eq!(mode.request_body_mode, i32::from(BodySendMode::None));
-    // A gateway that does not allow that sends it, and gets its answer.
+    // A gateway that does not support the override sends it anyway, and gets its answer.
     let ignored = answer(&mut stream, body(b"\x1f\x8b", true));
     assert_eq!(common(&ignored).body_mutation, None);
     let report = answer(&mut stream, response_headers("200"));

@@ -1,6 +1,6 @@
-//! A picker's streams. The cases marked with a star are those of llm-d-router's hermetic tests (`hermetic_test.go`) and of
-//! the inference extension's light picker that concern the protocol; the others of theirs are about LoRA, rewriting of
-//! models and Kubernetes objects, which this picker does not know.
+//! Tests streams of an endpoint picker. Names in italics are cases of llm-d-router's hermetic tests
+//! (`hermetic_test.go`) and of the inference extension's light picker. Their cases on LoRA, model rewriting and
+//! Kubernetes objects do not apply.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn picker_of(file: &Path, endpoints: usize, fallbacks: usize) -> Arc<Processor> 
     let pool = Pool::new(PoolOptions {
         fallbacks,
         sheddable: vec!["batch".to_owned()],
-        // No test is slower than that.
+        // Longer than any test.
         scrape_interval: Duration::from_secs(600),
         ..PoolOptions::new(Source::File("endpoints.yaml".into()))
     });
@@ -46,7 +46,7 @@ fn set(processor: &Processor, numbers: &[usize]) {
     processor.take_endpoints(&endpoints.collect::<Vec<_>>());
 }
 
-/// Reports loads of endpoints 1, 2, …: requests that wait, and the used share of the cache.
+/// Reports the loads of endpoints 1, 2, …: waiting requests, and the used share of the cache.
 fn report(processor: &Processor, loads: &[(u64, f64)]) {
     for ((waiting, kv_usage), number) in loads.iter().zip(1..) {
         let load = Load {
@@ -84,7 +84,7 @@ fn with_metadata(
     }
 }
 
-/// The first message of a request that may go to these endpoints only.
+/// The first message of a request that allows only these endpoints.
 fn within_subset(message: ProcessingRequest, numbers: &[usize]) -> ProcessingRequest {
     let entries = numbers.iter();
     let values = entries.map(|number| text(&address(*number).to_string()));
@@ -97,7 +97,7 @@ fn within_subset(message: ProcessingRequest, numbers: &[usize]) -> ProcessingReq
     with_metadata(message, "envoy.lb.subset_hint", key, value)
 }
 
-/// Where an answer sends a request: header and metadata must agree, and the route is chosen anew.
+/// An answer's destinations. Header and metadata must agree, and the route is recomputed.
 fn destinations(answer: &ProcessingResponse) -> Option<Vec<usize>> {
     let header = changes(answer).remove(DESTINATION_HEADER).flatten();
     let metadata = answer.dynamic_metadata.as_ref();
@@ -122,7 +122,7 @@ fn destinations(answer: &ProcessingResponse) -> Option<Vec<usize>> {
     Some(numbers.collect())
 }
 
-/// Where a chat without documents goes.
+/// The destinations of a chat without documents.
 fn picked(processor: &Arc<Processor>, first: ProcessingRequest) -> Vec<usize> {
     let mut stream = ProcessingStream::new(Arc::clone(processor));
     ask(&mut stream, first);
@@ -145,7 +145,7 @@ fn the_endpoint_with_the_least_to_do_is_picked_and_the_others_follow() {
         let processor = picker(&json!({}), 3, 7);
         report(&processor, &[(3, 0.2), (0, 0.1), (10, 0.2)]);
         assert_eq!(picked(&processor, begin(modes, &[])), [2, 1, 3]);
-        // *avoid excessive queue size*: all are saturated, and the request is served all the same
+        // *avoid excessive queue size*: all are saturated, and the request is still forwarded
         let processor = picker(&json!({}), 3, 0);
         report(&processor, &[(10, 0.2), (200, 0.1), (6, 0.2)]);
         assert_eq!(picked(&processor, begin(modes, &[])), [3]);
@@ -177,7 +177,7 @@ fn between_two_scrapes_requests_do_not_all_go_to_who_had_least_to_do() {
         }
         let sent = answer(&mut stream, get);
         counts[destinations(&sent).unwrap()[0]] += 1;
-        // Answered at once, so that nothing is outstanding.
+        // Answered at once, so that no request is outstanding.
         ask(&mut stream, response_headers("200"));
     }
     assert_eq!(counts, [0, 5, 2, 2]);
@@ -197,7 +197,7 @@ fn every_request_gets_a_destination_whatever_it_is() {
         }
         let answer = answer(&mut stream, get);
         assert_eq!(destinations(&answer), Some(vec![2, 1]), "{modes:?}");
-        // Its answer is still to come: it says how the endpoint is.
+        // The response is still to come; it reports the endpoint's health.
         assert!(!stream.is_closed());
         // A body that is not read, in one piece and in several; *passthrough parser success*.
         for path in ["/v1/embeddings", "/v1/chat/completions"] {
@@ -214,8 +214,8 @@ fn every_request_gets_a_destination_whatever_it_is() {
                 assert_eq!(piece(&answers[0]), (b"not looked at".to_vec(), true));
             }
         }
-        // Bodies that cannot be read pass as they came. (*invalid json body*, *request missing model field*: a 400 from
-        // pickers that read the model's name. Here the engine says what it does not like.)
+        // Malformed bodies are forwarded unchanged. (*invalid json body*, *request missing model field*: pickers that
+        // read the model's name respond with 400. Here the engine reports the error.)
         for wrong in [&b"no json"[..], b"{\"prompt\": \"hello\"}", b"\xff"] {
             let mut stream = ProcessingStream::new(Arc::clone(&processor));
             ask(&mut stream, begin(modes, &[]));
@@ -353,7 +353,7 @@ fn endpoints_that_leave_while_a_body_comes_are_not_sent_to() {
     }
 }
 
-/// Sends a chat with documents, and has the endpoint answer that the gateway names. Returns where it was to go.
+/// Sends a chat with documents, and makes the named endpoint answer. Returns its first destination.
 fn answered(processor: &Arc<Processor>, ids: &[&str], status: &str, by: Option<usize>) -> usize {
     let mut stream = ProcessingStream::new(Arc::clone(processor));
     ask(&mut stream, begin(BUFFERED, &[]));
@@ -382,13 +382,13 @@ fn documents_go_where_they_are_held_even_after_other_endpoints_have_come_and_gon
     for _ in 0..6 {
         assert_eq!(answered(&processor, &ids, "200", None), home);
     }
-    // The list begins otherwise, and is longer: its engines keep their ids.
+    // The list starts differently, and is longer: its engines keep their ids.
     let others: Vec<usize> = (1..=3).filter(|it| *it != home).collect();
     set(&processor, &[7, 8, others[1], home, 9]);
     for _ in 0..6 {
         assert_eq!(answered(&processor, &ids, "200", None), home);
     }
-    // So they do when the configuration becomes another.
+    // A reload keeps the ids as well.
     std::fs::write(file.path(), r#"{"max_body_bytes": 100000}"#).unwrap();
     processor.reload().unwrap();
     for _ in 0..6 {
@@ -407,14 +407,14 @@ fn the_gateway_says_who_has_served_and_the_documents_are_known_there() {
     let ids: Vec<&str> = long.iter().map(String::as_str).collect();
     let first = answered(&processor, &ids, "200", None);
     let other = first % 3 + 1;
-    // Envoy tried `first`, which failed, and then `other`: so `first` is out, and `other` holds the documents.
+    // Envoy tried `first`, which failed, and then `other`: `first` is unhealthy, and `other` has the documents.
     answered(&processor, &ids, "200", Some(other));
     for _ in 0..6 {
         assert_eq!(answered(&processor, &ids, "200", Some(other)), other);
     }
-    // What no endpoint of the pool is says nothing.
+    // An address outside the pool is ignored.
     assert_eq!(answered(&processor, &ids, "200", Some(77)), other);
-    // One that fails gets no requests for a while, not even GETs.
+    // An endpoint that fails gets no requests for a while, not even GETs.
     answered(&processor, &ids, "503", None);
     for _ in 0..6 {
         assert_ne!(answered(&processor, &["z"], "200", None), other);
@@ -437,7 +437,7 @@ fn a_place_that_is_taken_by_another_endpoint_holds_nothing_of_the_one_before() {
         changes(&report)["x-foreword"].clone().unwrap()
     };
     assert!(matched().contains("matched=8"));
-    // Others take the other places one after the other, and then the first one's.
+    // Other endpoints take the unused places first, then the first one's.
     for number in 2..=usize::from(MAX_ENGINES) {
         set(&processor, &[number]);
     }

@@ -110,8 +110,8 @@ impl HeldBlocks {
         found
     }
 
-    /// Returns the block after `at` that holds the first of `tokens`, and their number. A first block must have keys that
-    /// `is_whose` accepts.
+    /// Returns the child block of `at` (`None`: a first block) whose tokens begin `tokens`, and its number of tokens. A
+    /// first block's keys must satisfy `is_whose`.
     pub(super) fn behind(
         &self,
         at: Option<BlockHash>,

@@ -40,7 +40,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) claims: Vec<Claim>,
     /// Messages that may have had contexts, but ambiguous ones.
     pub(crate) doubtful: u32,
-    /// Groups of contexts that move out of the system text.
+    /// Number of groups of contexts that move out of the system text.
     pub(crate) moved: u32,
     /// Number of documents whose number becomes a key.
     pub(crate) numbered: u32,

@@ -91,7 +91,8 @@ pub(in crate::backend::cuda) struct HeadWeights<'a> {
 #[derive(Clone, Copy)]
 pub(in crate::backend::cuda) struct Places<'a> {
     pub(in crate::backend::cuda) positions: Part<'a, u32>,
-    /// Slots counted over all pages; [`NO_SLOT`](super::NO_SLOT) for padding.
+    /// The pool's slot for each row's key and value, counted over all pages; [`NO_SLOT`](super::NO_SLOT) for padding
+    /// rows.
     pub(in crate::backend::cuda) slots: Part<'a, u32>,
 }
 

@@ -247,10 +247,11 @@ impl Unit for Emulated {
         }
     }
 
-    /// Even and odd inputs of the sixteen pairs have a partial sum each, and the sum of both is added to the output.
+    /// Emulates `TDPBF16PS`. Even and odd inputs of the sixteen pairs have a partial sum each; their total is added to
+    /// the output.
     /// Subnormal numbers count as zero, in inputs and results, and roundings are to nearest, ties to even.
     ///
-    /// The manual fuses multiplication and addition. A product of two bf16 has 16 significant bits, so f32 holds it
+    /// Intel's manual fuses multiplication and addition. A product of two bf16 has 16 significant bits, so f32 holds it
     /// exactly, and rounding it first changes nothing unless it leaves f32's range of exponents.
     fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
         let flush = |x: f32| if x.is_subnormal() { 0.0 } else { x };
