@@ -17,7 +17,7 @@ pub(super) struct Subscription {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a subscription has received.
+/// The events that a subscription has received.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     is_connected: bool,
@@ -61,7 +61,7 @@ impl Subscription {
         subscription
     }
 
-    /// Returns what `look` makes of what has been received.
+    /// Returns the result of `look` at the events received so far.
     pub(super) fn seen<T>(&self, look: impl FnOnce(&mut Seen) -> T) -> T {
         look(&mut self.seen.lock())
     }
@@ -83,7 +83,7 @@ impl Drop for Subscription {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // Its error is in what was seen.
+            // Its error is in `seen`.
             let _ = thread.join();
         }
     }
