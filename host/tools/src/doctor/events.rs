@@ -12,7 +12,7 @@ use super::finding::{Finding, Status};
 use super::prompt::{Documents, FIRST, Words};
 use super::rendering;
 use super::survey::Engine;
-use super::zmq::{PATIENCE, Subscription};
+use super::zmq::{PATIENCE, Seen, Subscription};
 use foreword_ordering::{Config, Orderer, Tenant};
 use foreword_server::kv::vllm::read::Stored;
 
@@ -150,39 +150,39 @@ fn observe_blocks(
         .ask(engine.client, engine.root, &body)
         .map_err(Unobserved::NotAsked)?;
     let prompt = rendering::render(engine, &body).map(|rendered| rendered.tokens);
-    let count = prompt.as_ref().map_or(0, |tokens| tokens.len() as u64);
-    let (all, cached) = (count.max(usage.prompt), usage.cached_or_zero());
-    subscription.wait(|seen| {
-        let block = seen
+    let compare = |seen: &Seen| {
+        let prompt = prompt.as_ref().map_err(Clone::clone)?;
+        let blocks = seen
             .stored
             .iter()
-            .map(|stored| u64::from(stored.block_tokens))
-            .max();
-        block.is_some_and(|block| seen.tokens() + cached + block > all)
-    });
-    subscription.seen(|seen| {
-        if let Some(error) = &seen.error {
-            return Err(Unobserved::Failed(error.clone()));
-        }
-        let block = seen.stored.iter().map(|stored| u64::from(stored.block_tokens)).max();
-        let block = block.unwrap_or_default();
-        let agreement = prompt.map(|tokens| {
-            let found = covered(&tokens, &seen.stored);
-            Agreement {
-                detail: format!(
-                    "{count} tokens by /tokenize, {cached} cached before: blocks of {block} with {found} of them stored"
-                ),
-                found,
-                // The last block is not full, and the answer's token is in none.
-                excused: cached + 2 * block,
-                all: count,
-            }
-        });
-        Ok(Observed {
-            asked: format!("a new prompt of {all} tokens"),
-            stored: seen.stored.len(),
-            agreement,
+            .map(|stored| u64::from(stored.block_tokens));
+        let block = blocks.max().unwrap_or_default();
+        let (all, cached) = (prompt.len() as u64, usage.cached_or_zero());
+        let found = covered(prompt, &seen.stored);
+        let detail = format!(
+            "{all} tokens by /tokenize, {cached} cached before: blocks of {block} with {found} of them stored"
+        );
+        // The last block is not full, and the answer's token is in none.
+        let excused = cached + 2 * block;
+        Ok(Agreement {
+            detail,
+            found,
+            excused,
+            all,
         })
+    };
+    // Events of earlier prompts may still arrive.
+    subscription.wait(|seen| match compare(seen) {
+        Ok(agreement) => agreement.is_enough(),
+        Err(_) => !seen.stored.is_empty(),
+    });
+    subscription.seen(|seen| match &seen.error {
+        Some(error) => Err(Unobserved::Failed(error.clone())),
+        None => Ok(Observed {
+            asked: format!("a new prompt of {} tokens", usage.prompt),
+            stored: seen.stored.len(),
+            agreement: compare(seen),
+        }),
     })
 }
 

@@ -27,14 +27,6 @@ pub(super) struct Seen {
     pub(super) error: Option<String>,
 }
 
-impl Seen {
-    /// Returns the tokens of all stored blocks.
-    pub(super) fn tokens(&self) -> u64 {
-        let tokens = self.stored.iter().map(|stored| stored.tokens.len() as u64);
-        tokens.sum()
-    }
-}
-
 impl Subscription {
     /// Subscribes, and waits until the engine has taken the subscription.
     pub(super) fn start(address: &str) -> Self {
