@@ -49,7 +49,7 @@ fn traces(seed: u64, requests: usize) -> Vec<(&'static str, Trace)> {
         ),
         (
             "geospatial, k=5",
-            workload::geospatial(seed, requests, 5, workload::Ranking::Random),
+            workload::geospatial(seed, requests, 5, workload::Ranks::Shuffled),
         ),
         (
             "conversations, k=10",

@@ -57,19 +57,26 @@ fn main() {
 fn traces(depths: &[usize]) -> Vec<(String, Vec<Trace>)> {
     let seeded = |make: &dyn Fn(u64) -> Trace| SEEDS.map(make).collect::<Vec<_>>();
     let mut traces = Vec::new();
-    for overlap in [0.0, 0.4, 0.6, 0.8] {
-        let shape = workload::Bursty {
-            overlap,
-            ..workload::Bursty::default()
-        };
-        traces.push((
-            format!("bursty {overlap:.1}, k=5"),
-            seeded(&|seed| workload::bursty(seed, REQUESTS, shape)),
-        ));
+    for ranks in [workload::Ranks::Shuffled, workload::Ranks::Stable] {
+        for overlap in [0.0, 0.4, 0.6, 0.8] {
+            let shape = workload::Bursty {
+                overlap,
+                ranks,
+                ..workload::Bursty::default()
+            };
+            let kind = match ranks {
+                workload::Ranks::Shuffled => "bursty",
+                workload::Ranks::Stable => "bursty, stable ranks,",
+            };
+            traces.push((
+                format!("{kind} {overlap:.1}, k=5"),
+                seeded(&|seed| workload::bursty(seed, REQUESTS, shape)),
+            ));
+        }
     }
     for (name, ranking) in [
-        ("geospatial, k=5", workload::Ranking::Random),
-        ("geospatial, nearest first", workload::Ranking::Telling),
+        ("geospatial, k=5", workload::Ranks::Shuffled),
+        ("geospatial, nearest first", workload::Ranks::Stable),
     ] {
         traces.push((
             name.into(),

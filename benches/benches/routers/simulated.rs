@@ -93,7 +93,7 @@ pub(crate) fn traces() -> Vec<(&'static str, Generator)> {
         (
             "geospatial, k = 5",
             Box::new(|seed, requests| {
-                workload::geospatial(seed, requests, 5, workload::Ranking::Random)
+                workload::geospatial(seed, requests, 5, workload::Ranks::Shuffled)
             }),
         ),
         (

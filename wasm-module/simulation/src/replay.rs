@@ -186,7 +186,7 @@ mod tests {
             // With a telling ranking, `longest`, which follows it, reuses slightly more in an unbounded cache.
             (
                 "geospatial",
-                workload::geospatial(seed, 1_000, 5, workload::Ranking::Random),
+                workload::geospatial(seed, 1_000, 5, workload::Ranks::Shuffled),
             ),
             ("zipf", workload::zipf_topics(seed, 1_000, 5_000, 15)),
             ("conversations", workload::conversations(seed, 1_000, 10)),

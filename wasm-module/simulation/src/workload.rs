@@ -1,7 +1,7 @@
 //! Generates traces from a seed: the workloads of RAGCache++ (section 4) and four more.
 //!
-//! Documents have the paper's 200 tokens. A request's documents are in random order, so that no policy can exploit what
-//! a ranking reveals of later requests; the geospatial trace also exists with a telling ranking.
+//! Documents have the paper's 200 tokens. A request's documents are in random order, so that no policy can exploit
+//! what a ranking reveals of later requests; bursty and geospatial traces are also available with [stable](Ranks) ranks.
 
 use super::{Request, Retrieved, Trace};
 use foreword_ordering::random::Random;
@@ -19,6 +19,8 @@ pub struct Bursty {
     pub k: usize,
     /// Share of a request's documents that the next one of its burst keeps.
     pub overlap: f64,
+    /// The order of a request's documents.
+    pub ranks: Ranks,
 }
 
 impl Default for Bursty {
@@ -28,6 +30,7 @@ impl Default for Bursty {
             documents: 500,
             k: 5,
             overlap: 0.6,
+            ranks: Ranks::Shuffled,
         }
     }
 }
@@ -51,12 +54,16 @@ pub fn bursty(seed: u64, requests: usize, shape: Bursty) -> Trace {
             first = random.below(shape.documents / REGION) * REGION;
             current.clear();
         }
-        random.shuffle(&mut current);
+        if shape.ranks == Ranks::Shuffled {
+            random.shuffle(&mut current);
+        }
         current.truncate(kept);
         let mut region: Vec<u64> = (first..first + REGION).collect();
         random.shuffle(&mut region);
         fill(&mut current, region, k);
-        random.shuffle(&mut current);
+        if shape.ranks == Ranks::Shuffled {
+            random.shuffle(&mut current);
+        }
         trace.push(request(&current));
     }
     trace
@@ -64,18 +71,19 @@ pub fn bursty(seed: u64, requests: usize, shape: Bursty) -> Trace {
 
 /// The order of a request's documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ranking {
-    /// Best first. A document with a good rank is then likely to be requested again.
-    Telling,
-    /// A random order.
-    Random,
+pub enum Ranks {
+    /// A random order, drawn anew for each request: the worst case for retrieval order.
+    Shuffled,
+    /// The best first. A document that ranks well is likely to be requested again: of a burst's documents, those that a
+    /// request keeps are its first ones, in the order of the request before.
+    Stable,
 }
 
 /// Generates RAGCache++'s geospatial workload (section 4.7): 20 cities on a grid, each with 10 documents at places
 /// around it. With a probability of 0.7 a request comes from the previous one's city, otherwise from any city; it
 /// retrieves the `k` documents nearest to its own place.
 #[must_use]
-pub fn geospatial(seed: u64, requests: usize, k: usize, ranking: Ranking) -> Trace {
+pub fn geospatial(seed: u64, requests: usize, k: usize, ranking: Ranks) -> Trace {
     const COLUMNS: u64 = 5;
     const ROWS: u64 = 4;
     const PLACES: u64 = 10;
@@ -104,7 +112,7 @@ pub fn geospatial(seed: u64, requests: usize, k: usize, ranking: Ranking) -> Tra
             near.sort_by(|a, b| a.0.total_cmp(&b.0));
             let mut nearest: Vec<u64> =
                 near.iter().take(k).map(|&(_, document)| document).collect();
-            if ranking == Ranking::Random {
+            if ranking == Ranks::Shuffled {
                 random.shuffle(&mut nearest);
             }
             request(&nearest)
@@ -256,11 +264,29 @@ mod tests {
     }
 
     #[test]
+    fn with_stable_ranks_a_request_begins_with_what_it_keeps() {
+        let shape = Bursty {
+            ranks: Ranks::Stable,
+            ..Bursty::default()
+        };
+        let trace = bursty(1, 200, shape);
+        for (at, pair) in trace.windows(2).enumerate() {
+            let [before, after] = pair else { continue };
+            let same = before.documents.iter().zip(&after.documents);
+            let same = same
+                .take_while(|(one, other)| one.fingerprint == other.fingerprint)
+                .count();
+            // Ten requests make a burst.
+            assert!(same >= 3 || (at + 1) % 10 == 0, "{at}: {same}");
+        }
+    }
+
+    #[test]
     fn requests_have_k_distinct_documents_and_seeds_fix_traces() {
         let of = |seed| {
             [
                 (bursty(seed, 200, Bursty::default()), 5),
-                (geospatial(seed, 200, 5, Ranking::Telling), 5),
+                (geospatial(seed, 200, 5, Ranks::Stable), 5),
                 (zipf_topics(seed, 200, 5_000, 15), 15),
                 (conversations(seed, 200, 10), 10),
                 (uniform(seed, 200, 500, 5), 5),
@@ -296,7 +322,7 @@ mod tests {
             );
         }
         // Section 4.7: .17 of 200 queries. Seeds differ by .04 at that length, and by .01 at this one.
-        let traces = (1..=3).map(|seed| jaccard(&geospatial(seed, 5_000, 5, Ranking::Random)));
+        let traces = (1..=3).map(|seed| jaccard(&geospatial(seed, 5_000, 5, Ranks::Shuffled)));
         let ours = traces.sum::<f64>() / 3.0;
         assert!((ours - 0.17).abs() < 0.015, "geospatial: {ours}, not .17");
     }
@@ -307,10 +333,11 @@ mod tests {
             documents: 10,
             k: 40,
             overlap: 0.8,
+            ranks: Ranks::Shuffled,
         };
         assert_eq!(bursty(1, 20, shape)[19].documents.len(), 10);
         assert_eq!(zipf_topics(1, 3, 10, 200)[0].documents.len(), 100);
-        assert_eq!(geospatial(1, 3, 0, Ranking::Random)[0].documents.len(), 0);
+        assert_eq!(geospatial(1, 3, 0, Ranks::Shuffled)[0].documents.len(), 0);
         assert_eq!(uniform(1, 2, 3, 9)[0].documents.len(), 3);
         assert_eq!(disjoint(2, 3)[1].documents[0].fingerprint.0, 3);
     }

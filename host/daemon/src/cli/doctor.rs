@@ -5,9 +5,9 @@ use foreword_tools::doctor::{self, Options};
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub(crate) const HELP: &str = "What it sends: some 45 requests with 14,000 prompt tokens to the engine, 12 requests with 4,000 more through a gateway,
-each answered with one to three tokens; where nothing of 400 tokens is reused, up to 25,000 more. Prompts are random words. At most
-160 requests. Nothing is changed, except by --allow-reset.
+pub(crate) const HELP: &str = "What it sends: some 43 requests with 12,000 prompt tokens to the engine, and 16 with 8,000 more through a gateway; where no prompt of
+400 tokens is reused, up to 50,000 prompt tokens; never more than 160 requests. Prompts are random words, and answers have one to
+three tokens. Nothing is changed, except by --allow-reset.
 
 docs/doctor.md leads from a symptom to a finding, and has every check.
 JSON: {\"url\", \"model\", \"requests\", \"prompt_tokens\", \"seconds\", \"findings\": [{\"check\", \"status\", \"detail\", \"remedy\"}]};

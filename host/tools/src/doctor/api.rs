@@ -1,4 +1,4 @@
-//! The four APIs: how each takes a prompt, and where each reports the tokens that it found cached.
+//! The four APIs: the field of the prompt, and the fields of the response that count its tokens and the cached ones.
 
 use super::client::{Answer, Client, refusal};
 use serde_json::{Value, json};
@@ -61,7 +61,7 @@ pub(super) const APIS: [Api; 4] = [
 /// The API of chats.
 pub(super) const CHAT: &Api = &APIS[0];
 
-/// What an API reported of one prompt.
+/// An API's token counts of one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     /// Tokens of the prompt; 0 where they were not reported.
@@ -110,7 +110,7 @@ impl Api {
         body
     }
 
-    /// Reads what a response reports.
+    /// Reads the counts in a response.
     pub(super) fn usage(&self, response: &Value) -> Usage {
         let cached = response.pointer(self.cached).and_then(Value::as_u64);
         let prompt = response.pointer(self.prompt).and_then(Value::as_u64);
@@ -124,20 +124,20 @@ impl Api {
         }
     }
 
-    /// Sends a body, and returns the usage that the answer reports.
+    /// Sends a body, and returns the counts in the response.
     ///
     /// # Errors
-    /// Returns the failure or the other status as text.
+    /// Returns the error of a request that got no 200.
     pub(super) fn ask(&self, client: &Client, root: &str, body: &Value) -> Result<Usage, String> {
         let answer = client.post(&self.url(root), body);
-        self.told(client, answer).map(|(usage, _)| usage)
+        self.read(client, answer).map(|(usage, _)| usage)
     }
 
-    /// Returns the answer's usage and its whole body.
+    /// Returns the counts in a response, and its JSON.
     ///
     /// # Errors
-    /// Returns the failure or the other status as text.
-    pub(super) fn told(&self, client: &Client, answer: Answer) -> Result<(Usage, Value), String> {
+    /// Returns the error of a request that got no 200.
+    pub(super) fn read(&self, client: &Client, answer: Answer) -> Result<(Usage, Value), String> {
         match &answer {
             Ok(reply) if reply.status == 200 => {
                 let response = reply.json();

@@ -1,4 +1,4 @@
-//! Requests of the examination: each within a time and a size, all of them within a number.
+//! The client: it bounds each request's time and size, and the number of requests.
 
 use crate::endpoint::{self, NotAnswered, on_one_line};
 use serde_json::Value;
@@ -29,7 +29,7 @@ pub(super) struct Reply {
     pub(super) body: Vec<u8>,
 }
 
-/// Which connection a request takes.
+/// The connection that a request uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Connection {
     /// An idle one, if there is one.
@@ -79,7 +79,7 @@ impl Client {
         self.send(url, Some(body.to_string()), headers, connection)
     }
 
-    /// Sends a request, again where the server asks to wait.
+    /// Sends a request, and sends it again if the server answers 429 or 503.
     fn send(
         &self,
         url: &str,
@@ -187,8 +187,7 @@ impl Reply {
     }
 }
 
-/// Describes a request that did not get a 200: the request and the response's status, or why there is no response
-/// (this text names the URL).
+/// Returns the error of a request that got no 200: the request with the refusal, or why there is no response, which names its URL.
 pub(super) fn refusal(request: &str, answer: &Answer) -> String {
     match answer {
         Ok(reply) => format!("{request}: {}", reply.words()),

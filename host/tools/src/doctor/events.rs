@@ -1,4 +1,4 @@
-//! KV events: whether they arrive, and whether they agree with what was sent.
+//! The checks of KV events: they arrive, and they agree with the prompts that were sent.
 //!
 //! | source | asked how | agrees if |
 //! | --- | --- | --- |
@@ -8,11 +8,11 @@
 use super::api::{Api, CHAT};
 use super::client::{Client, Connection};
 use super::feed::{self, Position};
-use super::finding::{Outcome, Status};
+use super::finding::{Finding, Status};
 use super::prompt::{Documents, FIRST, Words};
 use super::rendering;
 use super::survey::Engine;
-use super::zmq::{PATIENCE, Subscription};
+use super::zmq::{PATIENCE, Seen, Subscription};
 use foreword_ordering::{Config, Orderer, Tenant};
 use foreword_server::kv::vllm::read::Stored;
 
@@ -21,40 +21,48 @@ pub(super) enum Source {
     Socket(Subscription),
     /// The URL of our feed.
     Feed(String),
-    /// No address is known, or what came of those that were tried.
+    /// No address serves events; the text says what the last one answered.
     Nowhere(String),
 }
 
-/// What a source said of a prompt.
+/// The events that followed a prompt.
 #[derive(Debug)]
-pub(super) struct Heard {
-    /// What was sent.
+pub(super) struct Observed {
+    /// The prompt, in words.
     asked: String,
     /// Blocks or paths that were stored.
     stored: usize,
     agreement: Result<Agreement, String>,
 }
 
-/// What was sent, compared with what is stored.
+/// The prompt sent, compared with what the events store of it.
 #[derive(Debug)]
 struct Agreement {
     detail: String,
-    /// Tokens or documents that are stored, those that could not be, and all.
-    told: u64,
+    /// Tokens or documents of the prompt that are stored.
+    found: u64,
+    /// Those that may be missing: cached before, or in a block that is not full.
     excused: u64,
+    /// All of the prompt.
     all: u64,
 }
 
-/// Why a source of events cannot be compared with what was sent.
+/// The reason why nothing was observed.
 #[derive(Debug)]
-pub(super) enum Silence {
-    /// The question could not be asked.
+pub(super) enum Unobserved {
+    /// There is no source, or the prompt could not be sent.
     NotAsked(String),
     /// The source failed.
     Failed(String),
 }
 
-/// A moment in a source's events.
+impl Agreement {
+    fn is_enough(&self) -> bool {
+        self.found > 0 && self.found + self.excused > self.all
+    }
+}
+
+/// A position in a source's events.
 pub(super) enum Mark {
     Removals(u64),
     Position(Position),
@@ -76,36 +84,36 @@ impl Source {
         Self::Nowhere(came)
     }
 
-    /// Sends a prompt of some `length` words to `api`, and returns what the events say of it. A bridge learns of documents from a
-    /// gateway's requests alone, so where our feed is silent they are sent through the gateway too.
+    /// Sends a prompt of `length` words to `api`, and returns the events that follow. A bridge learns of documents from a
+    /// gateway's requests alone, so if our feed has no event, the prompt is sent through the gateway too.
     ///
     /// # Errors
-    /// Returns why nothing can be said of it.
-    pub(super) fn hear(
+    /// Returns the reason if there is no source, or the prompt or the source fails.
+    pub(super) fn observe(
         &self,
         engine: &Engine<'_>,
         gateway: Option<&str>,
         api: &Api,
         words: &mut Words,
         length: u64,
-    ) -> Result<Heard, Silence> {
+    ) -> Result<Observed, Unobserved> {
         match self {
-            Self::Nowhere(came) => Err(Silence::NotAsked(came.clone())),
+            Self::Nowhere(came) => Err(Unobserved::NotAsked(came.clone())),
             Self::Socket(subscription) => {
-                hear_blocks(subscription, engine, api, &words.text(length))
+                observe_blocks(subscription, engine, api, &words.text(length))
             }
             Self::Feed(url) => {
-                let mut hear = |root| hear_documents(url, engine, root, words, length);
-                let heard = hear(engine.root)?;
+                let mut observe = |root| observe_documents(url, engine, root, words, length);
+                let observed = observe(engine.root)?;
                 match gateway {
-                    Some(gateway) if heard.stored == 0 => hear(gateway),
-                    _ => Ok(heard),
+                    Some(gateway) if observed.stored == 0 => observe(gateway),
+                    _ => Ok(observed),
                 }
             }
         }
     }
 
-    /// Marks this moment, for [`Source::has_removed`].
+    /// Returns the current position, for [`Source::has_removed`].
     pub(super) fn mark(&self, client: &Client) -> Option<Mark> {
         match self {
             Self::Socket(subscription) => {
@@ -116,7 +124,7 @@ impl Source {
         }
     }
 
-    /// Returns whether something was removed since, waiting a while for it; `None` if the source does not say it.
+    /// Waits for removed blocks or a cleared cache since a position, and returns whether there were any; `None` if the source fails.
     pub(super) fn has_removed(&self, client: &Client, since: &Mark) -> Option<bool> {
         match (self, since) {
             (Self::Socket(subscription), Mark::Removals(before)) => {
@@ -130,82 +138,83 @@ impl Source {
     }
 }
 
-fn hear_blocks(
+fn observe_blocks(
     subscription: &Subscription,
     engine: &Engine<'_>,
     api: &Api,
     text: &str,
-) -> Result<Heard, Silence> {
+) -> Result<Observed, Unobserved> {
     subscription.seen(|seen| seen.stored.clear());
     let body = api.body(engine.model, text);
     let usage = api
         .ask(engine.client, engine.root, &body)
-        .map_err(Silence::NotAsked)?;
+        .map_err(Unobserved::NotAsked)?;
     let prompt = rendering::render(engine, &body).map(|rendered| rendered.tokens);
-    let count = prompt.as_ref().map_or(0, |tokens| tokens.len() as u64);
-    let (all, cached) = (count.max(usage.prompt), usage.cached_or_zero());
-    subscription.wait(|seen| {
-        let block = seen
+    let compare = |seen: &Seen| {
+        let prompt = prompt.as_ref().map_err(Clone::clone)?;
+        let blocks = seen
             .stored
             .iter()
-            .map(|stored| u64::from(stored.block_tokens))
-            .max();
-        block.is_some_and(|block| seen.tokens() + cached + block > all)
-    });
-    subscription.seen(|seen| {
-        if let Some(error) = &seen.error {
-            return Err(Silence::Failed(error.clone()));
-        }
-        let block = seen.stored.iter().map(|stored| u64::from(stored.block_tokens)).max();
-        let block = block.unwrap_or_default();
-        let agreement = prompt.map(|tokens| {
-            let told = covered(&tokens, &seen.stored);
-            Agreement {
-                detail: format!(
-                    "{count} tokens by /tokenize, {cached} cached before: blocks of {block} with {told} of them stored"
-                ),
-                told,
-                // The last block is not full, and the answer's token is in none.
-                excused: cached + 2 * block,
-                all: count,
-            }
-        });
-        Ok(Heard {
-            asked: format!("a new prompt of {all} tokens"),
-            stored: seen.stored.len(),
-            agreement,
+            .map(|stored| u64::from(stored.block_tokens));
+        let block = blocks.max().unwrap_or_default();
+        let (all, cached) = (prompt.len() as u64, usage.cached_or_zero());
+        let found = covered(prompt, &seen.stored);
+        let detail = format!(
+            "{all} tokens by /tokenize, {cached} cached before: blocks of {block} with {found} of them stored"
+        );
+        // The last block is not full, and the answer's token is in none.
+        let excused = cached + 2 * block;
+        Ok(Agreement {
+            detail,
+            found,
+            excused,
+            all,
         })
+    };
+    // Events of earlier prompts may still arrive.
+    subscription.wait(|seen| match compare(seen) {
+        Ok(agreement) => agreement.is_enough(),
+        Err(_) => !seen.stored.is_empty(),
+    });
+    subscription.seen(|seen| match &seen.error {
+        Some(error) => Err(Unobserved::Failed(error.clone())),
+        None => Ok(Observed {
+            asked: format!("a new prompt of {} tokens", usage.prompt),
+            stored: seen.stored.len(),
+            agreement: compare(seen),
+        }),
     })
 }
 
 /// Sends a chat with documents as a gateway would, and reads the feed.
-fn hear_documents(
+fn observe_documents(
     url: &str,
     engine: &Engine<'_>,
     root: &str,
     words: &mut Words,
     length: u64,
-) -> Result<Heard, Silence> {
+) -> Result<Observed, Unobserved> {
     let client = engine.client;
-    let since = feed::position(client, url).map_err(Silence::Failed)?;
+    let since = feed::position(client, url).map_err(Unobserved::Failed)?;
     let body = Documents::new(words, (length / 4).max(8)).chat(engine.model, FIRST);
     let mut orderer = Orderer::new(Config::default());
     let ordered = orderer.rewrite(Tenant::default(), body.to_string().as_bytes());
-    let ordered = ordered.map_err(|skip| Silence::NotAsked(format!("no documents: {skip:?}")))?;
+    let ordered =
+        ordered.map_err(|skip| Unobserved::NotAsked(format!("no documents: {skip:?}")))?;
     let changed = ordered
         .body
         .and_then(|body| serde_json::from_slice(&body).ok());
     let path = ordered.path.to_header().map(|path| (PATH_HEADER, path));
     let body = changed.unwrap_or(body);
     let answer = client.post_with(&CHAT.url(root), &body, path.as_slice(), Connection::Kept);
-    CHAT.told(client, answer).map_err(Silence::NotAsked)?;
-    let news = feed::news(client, url, &since).map_err(Silence::Failed)?;
+    CHAT.read(client, answer).map_err(Unobserved::NotAsked)?;
+    let news = feed::news(client, url, &since).map_err(Unobserved::Failed)?;
     let runs = ordered.path.runs.iter();
     let sent: Vec<u64> = runs
         .flat_map(|run| &run.documents)
         .map(|document| document.0)
         .collect();
-    Ok(Heard {
+    Ok(Observed {
         asked: format!("a new prompt with {} documents", sent.len()),
         stored: news.stored,
         agreement: news.documents.map(|stored| compared(&sent, &stored)),
@@ -213,16 +222,16 @@ fn hear_documents(
 }
 
 fn compared(sent: &[u64], stored: &[u64]) -> Agreement {
-    let told = sent
+    let found = sent
         .iter()
         .filter(|document| stored.contains(document))
         .count();
     Agreement {
         detail: format!(
-            "{told} of the {} documents sent are in stored paths",
+            "{found} of the {} documents sent are in stored paths",
             sent.len()
         ),
-        told: told as u64,
+        found: found as u64,
         // The last one may end within a page.
         excused: 2,
         all: sent.len() as u64,
@@ -243,36 +252,34 @@ fn covered(prompt: &[u64], stored: &[Stored]) -> u64 {
     is_held.into_iter().filter(|is_held| *is_held).count() as u64
 }
 
-/// Checks that events arrive. `caching` is the status of the check `caching`.
-pub(super) fn arrive(heard: &Result<Heard, Silence>, caching: Status) -> Outcome {
-    match heard {
-        Err(Silence::NotAsked(came)) => Outcome::skipped(came, PUBLISH),
-        Err(Silence::Failed(came)) => Outcome::fail(came, PUBLISH),
-        Ok(heard) if heard.stored > 0 => Outcome::ok(format!(
+/// Checks that events arrive. `caching` is that check's status: an engine that caches nothing stores nothing.
+pub(super) fn arrive(observed: &Result<Observed, Unobserved>, caching: Status) -> Finding {
+    match observed {
+        Err(Unobserved::NotAsked(came)) => Finding::skipped(came, PUBLISH),
+        Err(Unobserved::Failed(came)) => Finding::fail(came, PUBLISH),
+        Ok(observed) if observed.stored > 0 => Finding::ok(format!(
             "{}: {} events of stored blocks or paths",
-            heard.asked, heard.stored
+            observed.asked, observed.stored
         )),
         Ok(_) if caching == Status::Fail => {
-            Outcome::skipped("nothing is cached that could be told", "")
+            Finding::skipped("nothing is cached, so nothing is stored", "")
         }
-        Ok(heard) => Outcome::fail(
-            format!("{}: no event in {PATIENCE:?}", heard.asked),
+        Ok(observed) => Finding::fail(
+            format!("{}: no event in {PATIENCE:?}", observed.asked),
             PUBLISH,
         ),
     }
 }
 
-/// Whether events agree with what was sent.
-pub(super) fn agree(heard: &Result<Heard, Silence>) -> Outcome {
-    match heard {
-        Ok(heard) if heard.stored > 0 => match &heard.agreement {
-            Ok(found) if found.told > 0 && found.told + found.excused > found.all => {
-                Outcome::ok(&found.detail)
-            }
-            Ok(found) => Outcome::fail(&found.detail, DISAGREE),
-            Err(came) => Outcome::skipped(came, ""),
+/// Checks that the events hold the prompt that was sent.
+pub(super) fn agree(observed: &Result<Observed, Unobserved>) -> Finding {
+    match observed {
+        Ok(observed) if observed.stored > 0 => match &observed.agreement {
+            Ok(agreement) if agreement.is_enough() => Finding::ok(&agreement.detail),
+            Ok(agreement) => Finding::fail(&agreement.detail, DISAGREE),
+            Err(came) => Finding::skipped(came, ""),
         },
-        _ => Outcome::skipped("no event came", ""),
+        _ => Finding::skipped("no event came", ""),
     }
 }
 
@@ -289,8 +296,8 @@ mod tests {
 
     #[test]
     fn documents_of_others_do_not_agree_and_silence_is_no_failure_without_a_cache() {
-        let heard = |stored: &[u64]| {
-            Ok(Heard {
+        let observed = |stored: &[u64]| {
+            Ok(Observed {
                 asked: String::new(),
                 stored: stored.len(),
                 agreement: Ok(compared(&[1, 2, 3, 4], stored)),
@@ -301,11 +308,11 @@ mod tests {
             (&[1, 2, 9, 8, 7, 6], Status::Fail),
             (&[], Status::Skipped),
         ] {
-            assert_eq!(agree(&heard(stored)).status, expected, "{stored:?}");
+            assert_eq!(agree(&observed(stored)).status, expected, "{stored:?}");
         }
-        assert_eq!(arrive(&heard(&[]), Status::Ok).status, Status::Fail);
-        assert_eq!(arrive(&heard(&[]), Status::Fail).status, Status::Skipped);
-        assert_eq!(arrive(&heard(&[9]), Status::Ok).status, Status::Ok);
+        assert_eq!(arrive(&observed(&[]), Status::Ok).status, Status::Fail);
+        assert_eq!(arrive(&observed(&[]), Status::Fail).status, Status::Skipped);
+        assert_eq!(arrive(&observed(&[9]), Status::Ok).status, Status::Ok);
     }
 
     #[test]

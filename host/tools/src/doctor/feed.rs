@@ -11,7 +11,7 @@ pub(super) struct Position {
     next: u64,
 }
 
-/// What happened since a position.
+/// The events since a position.
 pub(super) struct News {
     /// Documents of the paths that were stored, or why they cannot be read.
     pub(super) documents: Result<Vec<u64>, String>,
@@ -24,7 +24,7 @@ pub(super) struct News {
 /// Returns the feed's position now.
 ///
 /// # Errors
-/// Returns what came if it is no feed.
+/// Returns the error of a request that no feed answered.
 pub(super) fn position(client: &Client, url: &str) -> Result<Position, String> {
     let answer = client.get(url);
     let batch = answer
@@ -39,10 +39,10 @@ pub(super) fn position(client: &Client, url: &str) -> Result<Position, String> {
     }
 }
 
-/// Returns what happened since, waiting a while for something to happen.
+/// Returns the events since a position, and waits for the first one.
 ///
 /// # Errors
-/// Returns what came if it is no feed.
+/// Returns the error of a request that no feed answered.
 pub(super) fn news(client: &Client, url: &str, since: &Position) -> Result<News, String> {
     let (epoch, next, wait) = (&since.epoch, since.next, PATIENCE.as_millis());
     let answer = client.get(&format!("{url}?epoch={epoch}&since={next}&wait_ms={wait}"));

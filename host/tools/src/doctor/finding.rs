@@ -1,19 +1,19 @@
-//! What a check found: a status, what was asked and what came, and the line that mends it.
+//! The result of a check: a status, the question and the answer, and the line that mends it.
 
 use foreword_report::words::grouped;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// How a check ended.
+/// The status of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Nothing keeps prefixes from being reused here.
     Ok,
-    /// Reuse works and is less than it could be, or a promise holds only under a condition.
+    /// Prefixes are reused less than they could be, or only under a condition.
     Warn,
-    /// Prefixes are not reused, or something that others rely on is not so.
+    /// Prefixes are not reused, or another component relies on something that is not true.
     Fail,
-    /// The question could not be asked; the detail says what came instead.
+    /// The check could not run; the detail has the response that prevented it.
     Skipped,
 }
 
@@ -35,23 +35,15 @@ impl Status {
 pub struct Finding {
     /// Name of the check, with the route behind a slash where there is one check for each.
     pub check: String,
-    /// How it ended.
+    /// Its status.
     pub status: Status,
-    /// What was asked and what came.
+    /// The question and the answer.
     pub detail: String,
     /// The line that mends it; empty where nothing is to be mended.
     pub remedy: String,
 }
 
-/// What a check found, before it has its name.
-#[derive(Clone, Debug)]
-pub(super) struct Outcome {
-    pub(super) status: Status,
-    detail: String,
-    remedy: String,
-}
-
-impl Outcome {
+impl Finding {
     pub(super) fn ok(detail: impl Into<String>) -> Self {
         Self::new(Status::Ok, detail, "")
     }
@@ -68,22 +60,19 @@ impl Outcome {
         Self::new(Status::Skipped, detail, remedy)
     }
 
+    /// Returns a finding without a name, which [`Finding::named`] adds.
     fn new(status: Status, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
-        let (detail, remedy) = (detail.into(), remedy.into());
         Self {
+            check: String::new(),
             status,
-            detail,
-            remedy,
+            detail: detail.into(),
+            remedy: remedy.into(),
         }
     }
 
-    pub(super) fn named(self, check: impl Into<String>) -> Finding {
-        Finding {
-            check: check.into(),
-            status: self.status,
-            detail: self.detail,
-            remedy: self.remedy,
-        }
+    pub(super) fn named(self, check: impl Into<String>) -> Self {
+        let check = check.into();
+        Self { check, ..self }
     }
 }
 

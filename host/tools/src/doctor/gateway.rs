@@ -1,4 +1,4 @@
-//! The gateway in front of the engine: what it forwards, what it decides, and whether its workers decide alike.
+//! The checks of the gateway in front of the engine: what it forwards, what it decides, and that its workers decide alike.
 //!
 //! ```text
 //!   one body ──▶ engine                  prompt, answer and counts must be the same
@@ -9,13 +9,13 @@
 
 use super::api::{CHAT, Usage};
 use super::client::{Answer, Connection, Reply};
-use super::finding::Outcome;
+use super::finding::Finding;
 use super::prompt::{AGAIN, Documents, FIRST, Words};
 use super::survey::Engine;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Responses to the requests that the doctor sent through the gateway.
+/// The answers through the gateway.
 pub(super) struct Gateway {
     /// The same body, sent to the engine and through the gateway.
     pair: [Result<(Usage, Value), String>; 2],
@@ -26,7 +26,7 @@ pub(super) struct Gateway {
     salted: Option<Result<[Usage; 3], String>>,
 }
 
-/// A request with documents: what the gateway did with it, and what the engine reported.
+/// The gateway's report of a request with documents, and the engine's counts.
 #[derive(Clone, Debug)]
 pub(super) struct Decision {
     /// The report header.
@@ -75,7 +75,7 @@ pub(super) fn decide(
         .and_then(|reply| reply.header(REPORT_HEADER));
     Decision {
         report: report.map(str::to_owned),
-        usage: CHAT.told(engine.client, answer).map(|(usage, _)| usage),
+        usage: CHAT.read(engine.client, answer).map(|(usage, _)| usage),
     }
 }
 
@@ -88,7 +88,7 @@ pub(super) fn ask(
     is_salted: bool,
 ) -> Gateway {
     let (client, model) = (engine.client, engine.model);
-    let post = |root, body: &Value| CHAT.told(client, client.post(&CHAT.url(root), body));
+    let post = |root, body: &Value| CHAT.read(client, client.post(&CHAT.url(root), body));
     let text = words.text(documents.words * 2);
     let plain = json!({"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": MAX_TOKENS, "temperature": 0});
     let mut body = plain.clone();
@@ -124,24 +124,24 @@ pub(super) fn ask(
     }
 }
 
-/// Whether anything answers at the gateway's address.
-pub(super) fn reachable(answer: &Answer) -> Outcome {
+/// Checks that the gateway answers.
+pub(super) fn reachable(answer: &Answer) -> Finding {
     match answer {
-        Ok(reply) => Outcome::ok(format!("GET /v1/models: {}", reply.status)),
-        Err(came) => Outcome::fail(
+        Ok(reply) => Finding::ok(format!("GET /v1/models: {}", reply.status)),
+        Err(came) => Finding::fail(
             came,
             "--gateway with the address of the listener that clients use, and that listener running",
         ),
     }
 }
 
-/// Whether body and answer pass the gateway whole.
-pub(super) fn forwards(gateway: &Gateway) -> Outcome {
+/// Checks that body and answer pass the gateway whole.
+pub(super) fn forwards(gateway: &Gateway) -> Finding {
     let ((direct, answer), (through, passed)) = match &gateway.pair {
         [Ok(direct), Ok(through)] => (direct, through),
-        [Err(came), _] => return Outcome::skipped(format!("to the engine, {came}"), ""),
+        [Err(came), _] => return Finding::skipped(format!("to the engine, {came}"), ""),
         [_, Err(came)] => {
-            return Outcome::fail(
+            return Finding::fail(
                 format!("through the gateway, {came}; to the engine: 200"),
                 ROUTE,
             );
@@ -173,19 +173,19 @@ pub(super) fn forwards(gateway: &Gateway) -> Outcome {
         "one body to the engine and through the gateway: {expected} and {count} prompt tokens"
     );
     match lost.is_empty() {
-        true => Outcome::ok(detail),
-        false => Outcome::fail(
+        true => Finding::ok(detail),
+        false => Finding::fail(
             format!("{detail}; lost: {}", lost.join(", ")),
             "a gateway that passes bodies and answers on byte for byte where it changes nothing",
         ),
     }
 }
 
-/// Whether a stream passes the gateway, with its counts.
-pub(super) fn streams(gateway: &Gateway, is_reported: bool) -> Outcome {
+/// Checks that a stream passes the gateway, with its counts.
+pub(super) fn streams(gateway: &Gateway, is_reported: bool) -> Finding {
     let reply: &Reply = match &gateway.stream {
         Ok(reply) => reply,
-        Err(came) => return Outcome::fail(came, ROUTE),
+        Err(came) => return Finding::fail(came, ROUTE),
     };
     let text = String::from_utf8_lossy(&reply.body);
     let events = text.lines().filter_map(|line| line.strip_prefix("data:"));
@@ -197,25 +197,25 @@ pub(super) fn streams(gateway: &Gateway, is_reported: bool) -> Outcome {
         events.len()
     );
     if !kind.starts_with("text/event-stream") || events.last() != Some(&"[DONE]") {
-        return Outcome::fail(format!("{detail}, not ended by [DONE]"), ROUTE);
+        return Finding::fail(format!("{detail}, not ended by [DONE]"), ROUTE);
     }
     if is_reported && !text.contains("\"prompt_tokens\"") {
         let remedy = "vLLM: --enable-force-include-usage; a gateway that passes stream_options and the last event on";
-        return Outcome::warn(format!("{detail}, none with usage"), remedy);
+        return Finding::warn(format!("{detail}, none with usage"), remedy);
     }
-    Outcome::ok(detail)
+    Finding::ok(detail)
 }
 
-/// Whether a decision sees what an earlier one sent, and the engine then finds it.
-pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Outcome {
+/// Checks that a decision sees the documents of an earlier one, and that the engine then finds them cached.
+pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Finding {
     let second = &gateway.decisions[1];
     let usage = match &second.usage {
         Ok(usage) => usage,
-        Err(came) => return Outcome::fail(format!("with documents, {came}"), ROUTE),
+        Err(came) => return Finding::fail(format!("with documents, {came}"), ROUTE),
     };
     let Some(report) = &second.report else {
         let detail = format!("a chat with documents: the answer has no {REPORT_HEADER} header");
-        return Outcome::skipped(
+        return Finding::skipped(
             detail,
             "\"report_header\": \"x-foreword\", if Foreword's filter is to run at this gateway",
         );
@@ -227,23 +227,23 @@ pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Outcome {
     );
     let is_computed = is_reported && !gateway.loses_counts() && !usage.is_cached(usage.prompt / 2);
     match report.split(';').next().unwrap_or_default() {
-        "dry-run" => Outcome::ok(detail),
-        "ordered" | "unchanged" if second.field("documents") == Some(0) => Outcome::fail(
+        "dry-run" => Finding::ok(detail),
+        "ordered" | "unchanged" if second.field("documents") == Some(0) => Finding::fail(
             detail,
             "\"ordering\": {\"documents\": …}: the format in which your clients write documents",
         ),
-        "ordered" | "unchanged" if second.matched() == 0 => Outcome::fail(detail, BLIND),
-        "ordered" | "unchanged" if is_computed => Outcome::fail(detail, COMPUTED),
-        "ordered" | "unchanged" => Outcome::ok(detail),
-        _ => Outcome::fail(
+        "ordered" | "unchanged" if second.matched() == 0 => Finding::fail(detail, BLIND),
+        "ordered" | "unchanged" if is_computed => Finding::fail(detail, COMPUTED),
+        "ordered" | "unchanged" => Finding::ok(detail),
+        _ => Finding::fail(
             detail,
             "gateway-config/envoy/README.md has a line for each reason",
         ),
     }
 }
 
-/// Whether all of the gateway's workers see what one of them sent.
-pub(super) fn agree(gateway: &Gateway) -> Outcome {
+/// Checks that all workers see the documents that one of them sent.
+pub(super) fn agree(gateway: &Gateway) -> Finding {
     let matched: Vec<u64> = gateway.decisions[1..]
         .iter()
         .map(Decision::matched)
@@ -251,21 +251,21 @@ pub(super) fn agree(gateway: &Gateway) -> Outcome {
     let detail =
         format!("the same documents again, three times on new connections: matched {matched:?}");
     match matched.iter().filter(|matched| **matched > 0).count() {
-        0 => Outcome::skipped("no decision saw resident documents", ""),
-        seeing if seeing < matched.len() => Outcome::fail(detail, AGREEMENT),
-        _ => Outcome::ok(detail),
+        0 => Finding::skipped("no decision saw resident documents", ""),
+        seeing if seeing < matched.len() => Finding::fail(detail, AGREEMENT),
+        _ => Finding::ok(detail),
     }
 }
 
-/// Whose salts reach the engine.
-pub(super) fn salts(gateway: &Gateway) -> Outcome {
+/// Checks that a salt reaches the engine, and says whose.
+pub(super) fn salts(gateway: &Gateway) -> Finding {
     let [_, other, bare] = match &gateway.salted {
         Some(Ok(answers)) => answers,
         Some(Err(came)) => {
-            return Outcome::skipped(format!("with the client's cache_salt, {came}"), "");
+            return Finding::skipped(format!("with the client's cache_salt, {came}"), "");
         }
         None => {
-            return Outcome::skipped("the engine was not found to keep salts of chats apart", "");
+            return Finding::skipped("the engine was not found to keep salts of chats apart", "");
         }
     };
     let detail = format!(
@@ -276,9 +276,9 @@ pub(super) fn salts(gateway: &Gateway) -> Outcome {
     );
     if bare.is_cached(bare.prompt) {
         let remedy = "\"salt\": {\"key_env\": \"FOREWORD_SALT_KEY\"} with \"tenant\", or a gateway that passes cache_salt on";
-        return Outcome::fail(format!("{detail}: no salt reaches the engine"), remedy);
+        return Finding::fail(format!("{detail}: no salt reaches the engine"), remedy);
     }
-    Outcome::ok(match other.is_cached(other.prompt) {
+    Finding::ok(match other.is_cached(other.prompt) {
         true => format!("{detail}: the gateway writes its own"),
         false => format!("{detail}: the client's reaches the engine"),
     })

@@ -1,13 +1,13 @@
-//! Reads Prometheus metrics of an engine or a gateway, and checks a gateway's decisions by them.
+//! Prometheus metrics of an engine or a gateway, and the check of the gateway's counters.
 
 use super::client::{Client, refusal};
-use super::finding::Outcome;
+use super::finding::Finding;
 
 /// The samples of one scrape.
 #[derive(Debug, Default)]
 pub(super) struct Metrics {
     text: String,
-    /// What came instead of samples.
+    /// The error of a scrape that failed.
     missing: Option<String>,
 }
 
@@ -80,17 +80,17 @@ impl Metrics {
     }
 }
 
-/// What the gateway's counters say of decisions and of news that did not arrive.
-pub(super) fn decisions(metrics: &Metrics) -> Outcome {
+/// Checks the gateway's counters: decisions that saw nothing resident, corrections, lost updates.
+pub(super) fn decisions(metrics: &Metrics) -> Finding {
     if let Some(came) = &metrics.missing {
-        return Outcome::skipped(came, SCRAPE);
+        return Finding::skipped(came, SCRAPE);
     }
     let Some(requests) = metrics.sum("foreword_requests_total") else {
-        return Outcome::skipped("the metrics have no foreword_requests_total", SCRAPE);
+        return Finding::skipped("the metrics have no foreword_requests_total", SCRAPE);
     };
     for (name, remedy) in LOST {
         if let Some(count) = metrics.sum(name).filter(|count| *count > 0.0) {
-            return Outcome::fail(format!("{name} is {count}"), remedy);
+            return Finding::fail(format!("{name} is {count}"), remedy);
         }
     }
     let corrections = metrics
@@ -101,14 +101,14 @@ pub(super) fn decisions(metrics: &Metrics) -> Outcome {
         "{blind} of {all} decisions saw no resident blocks; {corrections} answers of {requests} said less than was believed"
     );
     if requests >= ENOUGH && corrections > requests * MAX_CORRECTED {
-        Outcome::warn(detail, FEED)
+        Finding::warn(detail, FEED)
     } else if all >= ENOUGH && blind > all * MAX_BLIND {
-        Outcome::warn(
+        Finding::warn(
             detail,
             "foreword explain over a log of these requests names the first difference of each",
         )
     } else {
-        Outcome::ok(detail)
+        Finding::ok(detail)
     }
 }
 

@@ -127,7 +127,7 @@ fn examine(options: &Options) -> Result<Examination> {
     let length = reusing.map_or(400, |route| route.text.split(' ').count() as u64);
     let served = survey.routes.iter().find(|route| route.pair.is_ok());
     let api = served.map_or(CHAT, |route| route.api);
-    let heard = source.hear(engine, gateway_root.as_deref(), api, words, length);
+    let observed = source.observe(engine, gateway_root.as_deref(), api, words, length);
     let is_reported = survey
         .route(CHAT)
         .is_some_and(|route| route.warm().is_some());
@@ -155,14 +155,14 @@ fn examine(options: &Options) -> Result<Examination> {
         let check = format!("salts/{}", route.api.name);
         findings.push(salts::honoured(route, salted.as_ref(), &kept).named(check));
     }
-    let arriving = events::arrive(&heard, status);
+    let arriving = events::arrive(&observed, status);
     // A source that said nothing before says nothing of a cleared cache either.
     let source = Some(&source).filter(|_| arriving.status == Status::Ok);
     findings.extend([
         rendering::template_date(&renderings, SystemTime::now()).named("template-date"),
         rendering::tool_order(&tools, survey.least()).named("tool-order"),
         arriving.named("events"),
-        events::agree(&heard).named("events-agree"),
+        events::agree(&observed).named("events-agree"),
     ]);
 
     let documents = &Documents::new(words, survey.least().unwrap_or_default().clamp(100, length));

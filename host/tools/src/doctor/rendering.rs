@@ -1,11 +1,11 @@
-//! What the chat template writes: a date or a clock, and tools in an order of their own.
+//! The checks of the chat template: it writes no date and no clock, and equal tools alike.
 //!
 //! `/tokenize` renders the same chat before and after the other probes, and `/detokenize` returns its text. The chat's own
 //! words have no digit and no colon.
 
 use super::api::{CHAT, Usage};
 use super::client::refusal;
-use super::finding::Outcome;
+use super::finding::Finding;
 use super::prompt::Words;
 use super::survey::Engine;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ pub(super) struct Rendered {
     text: Option<String>,
 }
 
-/// One body rendered twice, or what came instead.
+/// One body rendered twice, or the error of a request.
 pub(super) type Renderings = Result<[Rendered; 2], String>;
 
 /// One chat with tools: rendered twice, and sent twice where the chat API reports reuse.
@@ -31,7 +31,7 @@ pub(super) struct Tools {
 /// Renders a body of chat or completions.
 ///
 /// # Errors
-/// Returns what came instead of tokens.
+/// Returns the error of a request that got no tokens.
 pub(super) fn render(engine: &Engine<'_>, body: &Value) -> Result<Rendered, String> {
     let post = |path: &str, body: &Value| {
         let answer = engine.client.post(&format!("{}{path}", engine.root), body);
@@ -77,12 +77,12 @@ pub(super) fn ask_tools(engine: &Engine<'_>, words: &mut Words, is_reported: boo
     }
 }
 
-/// Whether the template writes something that changes.
-pub(super) fn template_date(renderings: &Renderings, now: SystemTime) -> Outcome {
+/// Checks that the template writes nothing that changes.
+pub(super) fn template_date(renderings: &Renderings, now: SystemTime) -> Finding {
     let [first, second] = match renderings {
         Ok(renderings) => renderings,
         Err(came) => {
-            return Outcome::skipped(
+            return Finding::skipped(
                 came,
                 "look for strftime_now, date_string or a clock in the model's chat_template.jinja",
             );
@@ -90,32 +90,32 @@ pub(super) fn template_date(renderings: &Renderings, now: SystemTime) -> Outcome
     };
     let asked = "one chat rendered twice by /tokenize";
     if first.tokens != second.tokens {
-        return Outcome::fail(format!("{asked}: two different prompts"), PIN);
+        return Finding::fail(format!("{asked}: two different prompts"), PIN);
     }
     let Some(text) = &first.text else {
-        return Outcome::skipped(
+        return Finding::skipped(
             format!("{asked}: the same; /detokenize gave no text to look for a date in"),
             "",
         );
     };
     match today(text, now) {
-        Some(date) => Outcome::warn(
+        Some(date) => Finding::warn(
             format!("{asked}: the template writes {date:?}, which changes at midnight"),
             PIN,
         ),
-        None => Outcome::ok(format!("{asked}: the same, without today's date")),
+        None => Finding::ok(format!("{asked}: the same, without today's date")),
     }
 }
 
-/// Whether equal tools make equal prompts; `least`: tokens of the shortest prompt that is reused.
-pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Outcome {
+/// Checks that equal tools make equal prompts. `least` is the shortest prompt that is reused, in tokens.
+pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Finding {
     let remedy =
         "render tools in the order of the request, from a list and not from a map or a set";
     let asked = "one chat with five tools twice";
     if let Ok([first, second]) = &tools.rendered
         && first.tokens != second.tokens
     {
-        return Outcome::fail(
+        return Finding::fail(
             format!("{asked}: /tokenize gives two different prompts"),
             remedy,
         );
@@ -125,15 +125,15 @@ pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Outcome {
         (Some([_, warm]), _) => {
             let detail = format!("{asked}: {} of {} tokens cached", warm.shown(), warm.prompt);
             match warm.is_cached(warm.prompt) {
-                true => Outcome::ok(format!("{detail}{}", tools.order())),
-                false => Outcome::fail(detail, remedy),
+                true => Finding::ok(format!("{detail}{}", tools.order())),
+                false => Finding::fail(detail, remedy),
             }
         }
-        (None, Ok(_)) => Outcome::ok(format!(
+        (None, Ok(_)) => Finding::ok(format!(
             "{asked}: /tokenize gives the same{}",
             tools.order()
         )),
-        (None, Err(came)) => Outcome::skipped(came, ""),
+        (None, Err(came)) => Finding::skipped(came, ""),
     }
 }
 

@@ -1,10 +1,10 @@
-//! Whether a cleared cache is noticed: the engine's cache is emptied (`--allow-reset`), and what is then believed is compared with
-//! what is so.
+//! The check that a cleared cache is noticed: the engine's cache is emptied (`--allow-reset`), and then events and the gateway's
+//! next decision are read.
 
 use super::api::Usage;
 use super::client::{Connection, refusal};
 use super::events::Source;
-use super::finding::Outcome;
+use super::finding::Finding;
 use super::gateway::{self, Decision};
 use super::metrics::FEED;
 use super::prompt::{AGAIN, Documents};
@@ -12,7 +12,7 @@ use super::survey::{Engine, Route};
 use serde_json::Value;
 use std::time::Duration;
 
-/// What came of emptying the cache.
+/// The result of emptying the cache.
 pub(super) enum Cleared {
     NotAllowed,
     /// Every route refused.
@@ -65,11 +65,11 @@ pub(super) fn clear(
     }
 }
 
-/// Whether what is believed resident is resident.
-pub(super) fn believed(cleared: &Cleared) -> Outcome {
+/// Checks that no cleared prefix is still believed resident.
+pub(super) fn believed(cleared: &Cleared) -> Finding {
     let (after, is_announced, decision) = match cleared {
-        Cleared::NotAllowed => return Outcome::skipped("the cache was not emptied", ALLOW),
-        Cleared::Refused(came) => return Outcome::skipped(came, RESET),
+        Cleared::NotAllowed => return Finding::skipped("the cache was not emptied", ALLOW),
+        Cleared::Refused(came) => return Finding::skipped(came, RESET),
         Cleared::Done {
             after,
             is_announced,
@@ -84,24 +84,24 @@ pub(super) fn believed(cleared: &Cleared) -> Outcome {
             after.prompt
         );
         if after.is_cached(after.prompt) {
-            return Outcome::warn(
+            return Finding::warn(
                 detail,
                 "ask again when nothing runs: an engine empties no cache in use",
             );
         }
     }
     match (is_announced, decision) {
-        (Some(false), _) => Outcome::fail(format!("{detail}; no event says so"), UNTOLD),
+        (Some(false), _) => Finding::fail(format!("{detail}; no event says so"), UNTOLD),
         (_, Some(decision)) if decision.matched() > 0 => {
             let matched = decision.matched();
-            Outcome::fail(
+            Finding::fail(
                 format!("{detail}; the gateway still believed {matched} documents resident"),
                 FEED,
             )
         }
-        (_, Some(_)) => Outcome::ok(format!("{detail}; the gateway knew it")),
-        (Some(true), None) => Outcome::ok(format!("{detail}; events say so")),
-        (None, None) => Outcome::skipped(
+        (_, Some(_)) => Finding::ok(format!("{detail}; the gateway knew it")),
+        (Some(true), None) => Finding::ok(format!("{detail}; events say so")),
+        (None, None) => Finding::skipped(
             detail,
             "--events or --gateway: nothing else believes anything of this cache",
         ),

@@ -1,16 +1,16 @@
-//! Whether each route keeps prompts with different `cache_salt`s apart.
+//! The check that each route keeps prompts with different `cache_salt`s apart.
 //!
 //! The surveyed prompt, which is cached without a salt, is sent again with salt a, with b, and with a. An engine that honours the
 //! field finds it for the third of these alone; one whose request model lacks it finds it every time.
 
 use super::api::Usage;
-use super::finding::Outcome;
+use super::finding::Finding;
 use super::survey::{Engine, Route};
 
-/// What came of the three, or of the one that was refused.
+/// The counts of the three requests, or the error of one that was refused.
 pub(super) type Salted = Result<[Usage; 3], String>;
 
-/// Asks a route; `None` where nothing could be told from its answers.
+/// Asks a route; `None` if it reports no reuse, which a salt could end.
 pub(super) fn ask(engine: &Engine<'_>, route: &Route) -> Option<Salted> {
     route.warm()?;
     let ask = |salt| {
@@ -21,16 +21,16 @@ pub(super) fn ask(engine: &Engine<'_>, route: &Route) -> Option<Salted> {
     Some(all())
 }
 
-/// Whether a route honours salts; `kept`: the paths of those that do.
-pub(super) fn honoured(route: &Route, salted: Option<&Salted>, kept: &[&str]) -> Outcome {
+/// Checks that a route honours salts. `kept` are the paths of the routes that do.
+pub(super) fn honoured(route: &Route, salted: Option<&Salted>, kept: &[&str]) -> Finding {
     let path = route.api.path;
     let (warm, [a, b, again]) = match (route.warm(), salted) {
         (Some(warm), Some(Ok(answers))) => (warm, answers),
         (Some(_), Some(Err(came))) => {
-            return Outcome::warn(format!("with cache_salt, {came}"), remedy(kept));
+            return Finding::warn(format!("with cache_salt, {came}"), remedy(kept));
         }
         _ => {
-            return Outcome::skipped(
+            return Finding::skipped(
                 format!("POST {path} reports no reuse that a salt could end"),
                 "",
             );
@@ -46,9 +46,9 @@ pub(super) fn honoured(route: &Route, salted: Option<&Salted>, kept: &[&str]) ->
     );
     let sees = |usage: &Usage| usage.is_cached(warm.cached_or_zero());
     match (sees(a) || sees(b), sees(again)) {
-        (true, _) => Outcome::fail(detail, remedy(kept)),
-        (false, true) => Outcome::ok(detail),
-        (false, false) => Outcome::warn(
+        (true, _) => Finding::fail(detail, remedy(kept)),
+        (false, true) => Finding::ok(detail),
+        (false, false) => Finding::warn(
             detail,
             "salt no request of this route: the engine reuses nothing of it",
         ),

@@ -8,11 +8,11 @@
 
 use super::api::{APIS, Api, Usage};
 use super::client::Client;
-use super::finding::{Outcome, Status};
+use super::finding::{Finding, Status};
 use super::metrics::Metrics;
 use super::prompt::Words;
 
-/// What every API answered.
+/// The answers of all APIs.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     pub(super) routes: Vec<Route>,
@@ -25,11 +25,11 @@ pub(super) struct Survey {
 pub(super) struct Route {
     pub(super) api: &'static Api,
     pub(super) text: String,
-    /// The same prompt for the first and the second time, or what came instead.
+    /// Counts of the same prompt for the first and the second time, or the error of the request.
     pub(super) pair: Result<[Usage; 2], String>,
 }
 
-/// The engine, as every probe needs it.
+/// The engine that is examined.
 pub(super) struct Engine<'a> {
     pub(super) client: &'a Client,
     pub(super) root: &'a str,
@@ -140,11 +140,11 @@ impl Survey {
     }
 }
 
-/// Checks that a prompt sent twice is found in the cache the second time.
-pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Outcome {
+/// Checks that a prompt is found cached the second time.
+pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Finding {
     if let Some((route, warm)) = survey.reusing() {
         let (name, cached) = (route.api.name, warm.shown());
-        return Outcome::ok(format!(
+        return Finding::ok(format!(
             "one {name} prompt twice: {cached} of {} tokens cached",
             warm.prompt
         ));
@@ -160,7 +160,7 @@ pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Outcome {
             .routes
             .iter()
             .filter_map(|route| route.pair.as_ref().err());
-        return Outcome::fail(came.cloned().collect::<Vec<_>>().join("; "), SERVED);
+        return Finding::fail(came.cloned().collect::<Vec<_>>().join("; "), SERVED);
     };
     let (name, prompt) = (route.api.name, warm.prompt);
     let detail = format!(
@@ -169,22 +169,22 @@ pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Outcome {
     );
     match metrics.label("vllm:cache_config_info", "enable_prefix_caching") {
         Some("True" | "true" | "1") => {
-            Outcome::ok(format!("{detail}; /metrics: enable_prefix_caching is on"))
+            Finding::ok(format!("{detail}; /metrics: enable_prefix_caching is on"))
         }
         None if served().all(|(_, [_, warm])| warm.cached.is_none()) => {
             let detail =
-                format!("{detail}, on every API: it cannot be told whether anything is reused");
-            Outcome::skipped(detail, REPORT)
+                format!("{detail}, on every API: no answer shows whether anything is reused");
+            Finding::skipped(detail, REPORT)
         }
-        _ => Outcome::fail(detail, CACHING),
+        _ => Finding::fail(detail, CACHING),
     }
 }
 
-/// Whether an API reports what was reused.
-pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> Outcome {
+/// Checks that an API reports cached tokens.
+pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> Finding {
     let warm = match &route.pair {
         Ok([_, warm]) => warm,
-        Err(came) => return Outcome::skipped(came, ""),
+        Err(came) => return Finding::skipped(came, ""),
     };
     let (path, cached, prompt) = (route.api.path, warm.shown(), warm.prompt);
     let detail = format!("POST {path}, one prompt twice: cached tokens {cached} of {prompt}");
@@ -192,21 +192,21 @@ pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> 
         Some((other, reused)) if route.warm().is_none() => {
             let (name, cached) = (other.api.name, reused.shown());
             let detail = format!("{detail}; {name} says {cached} of {}", reused.prompt);
-            Outcome::fail(detail, REPORT)
+            Finding::fail(detail, REPORT)
         }
-        None if warm.cached.is_none() && caching == Status::Fail => Outcome::skipped(
+        None if warm.cached.is_none() && caching == Status::Fail => Finding::skipped(
             format!("{detail}; nothing is cached that could be reported"),
             "",
         ),
-        None if warm.cached.is_none() => Outcome::fail(detail, REPORT),
-        _ => Outcome::ok(detail),
+        None if warm.cached.is_none() => Finding::fail(detail, REPORT),
+        _ => Finding::ok(detail),
     }
 }
 
-/// How short a prompt may be and still be reused.
-pub(super) fn least_reusable(survey: &Survey, metrics: &Metrics) -> Outcome {
+/// Checks that short prompts are reused too.
+pub(super) fn least_reusable(survey: &Survey, metrics: &Metrics) -> Finding {
     let (Some((route, _)), Some(least)) = (survey.reusing(), survey.least()) else {
-        return Outcome::skipped("no prompt was reported as reused", "");
+        return Finding::skipped("no prompt was reported as reused", "");
     };
     let counts = survey.beginnings.iter();
     let counts = counts.map(|usage| format!("{} of {}", usage.cached_or_zero(), usage.prompt));
@@ -220,13 +220,13 @@ pub(super) fn least_reusable(survey: &Survey, metrics: &Metrics) -> Outcome {
         route.api.name,
     );
     if least <= MAX_LEAST {
-        return Outcome::ok(detail);
+        return Finding::ok(detail);
     }
     let remedy = format!(
         "engine: a smaller --block-size (vLLM) or --page-size (SGLang); gateway: \"engines\": [{{\"name\": \"a\", \
          \"block_tokens\": {step}}}], so that nothing is moved for less"
     );
-    Outcome::warn(detail, remedy)
+    Finding::warn(detail, remedy)
 }
 
 fn common(a: u64, b: u64) -> u64 {

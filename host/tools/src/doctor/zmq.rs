@@ -17,7 +17,7 @@ pub(super) struct Subscription {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a subscription has received.
+/// The events that a subscription has received.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     is_connected: bool,
@@ -25,14 +25,6 @@ pub(super) struct Seen {
     /// Removed blocks, and caches that were cleared.
     pub(super) removals: u64,
     pub(super) error: Option<String>,
-}
-
-impl Seen {
-    /// Returns the tokens of all stored blocks.
-    pub(super) fn tokens(&self) -> u64 {
-        let tokens = self.stored.iter().map(|stored| stored.tokens.len() as u64);
-        tokens.sum()
-    }
 }
 
 impl Subscription {
@@ -61,7 +53,7 @@ impl Subscription {
         subscription
     }
 
-    /// Returns what `look` makes of what has been received.
+    /// Returns the result of `look` at the events received so far.
     pub(super) fn seen<T>(&self, look: impl FnOnce(&mut Seen) -> T) -> T {
         look(&mut self.seen.lock())
     }
@@ -83,7 +75,7 @@ impl Drop for Subscription {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // Its error is in what was seen.
+            // Its error is in `seen`.
             let _ = thread.join();
         }
     }

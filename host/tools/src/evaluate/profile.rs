@@ -87,7 +87,7 @@ const CELLS: usize = RANKS.len() * PLACES.len();
 const DRAWS: usize = 2_000;
 
 /// Number of placements compared.
-const RULES: usize = 9;
+const RULES: usize = Placement::COMPARED.len();
 
 type Table = [f64; CELLS];
 
@@ -400,23 +400,8 @@ fn normalised(mut table: Table, documents: usize) -> Table {
 
 /// Returns the placements to compare, those with the most freedom first; `None` if there are too few documents for one.
 fn rules(documents: usize) -> [Option<Placement>; RULES] {
-    [
-        (Place::Free, 0),
-        (Place::Last, 1),
-        (Place::First, 1),
-        (Place::Last, 2),
-        (Place::First, 2),
-        (Place::Ends, 2),
-        (Place::Last, 3),
-        (Place::First, 3),
-        (Place::Ends, 3),
-    ]
-    .map(|(place, favoured)| {
-        (usize::from(favoured) < documents).then_some(Placement {
-            place,
-            documents: favoured,
-        })
-    })
+    Placement::COMPARED
+        .map(|placement| (usize::from(placement.documents) < documents).then_some(placement))
 }
 
 /// Returns a placement's cost relative to retrieval order, with the free documents in a random order.

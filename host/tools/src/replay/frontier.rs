@@ -37,17 +37,6 @@ struct Point {
     is_efficient: bool,
 }
 
-const PLACEMENTS: [(Place, u16); 8] = [
-    (Place::Free, 0),
-    (Place::Last, 1),
-    (Place::Last, 2),
-    (Place::Last, 3),
-    (Place::First, 1),
-    (Place::First, 2),
-    (Place::Ends, 2),
-    (Place::Ends, 3),
-];
-
 impl Frontier {
     /// Replays `trace` in retrieval order, and with every placement under `foresight`. `config` returns a policy's
     /// configuration.
@@ -57,8 +46,8 @@ impl Frontier {
         profile: &RankProfile,
         config: impl Fn(PolicyKind) -> Result<Config>,
     ) -> Result<Self> {
-        let bar = progress::bar("places", PLACEMENTS.len() + 1)?;
-        let placements = PLACEMENTS.map(|(place, documents)| Some(Placement { place, documents }));
+        let bar = progress::bar("places", Placement::COMPARED.len() + 1)?;
+        let placements = Placement::COMPARED.map(Some);
         let mut points = Vec::new();
         for placement in std::iter::once(None).chain(placements) {
             let config = match placement {
@@ -281,7 +270,11 @@ mod tests {
         assert!(of("free").is_efficient && of("last:1").is_efficient);
         assert!(!of("retrieval order").is_efficient);
         let table = frontier.to_table();
-        assert_eq!(table.lines().count(), 2 + 9, "{table}");
+        assert_eq!(
+            table.lines().count(),
+            2 + 1 + Placement::COMPARED.len(),
+            "{table}"
+        );
         let json = frontier.to_json();
         assert_eq!(json["placements"][0]["rank"]["place"], "free");
     }

@@ -56,6 +56,23 @@ impl Placement {
         documents: 0,
     };
 
+    /// The placements that tools compare, those with the most freedom first.
+    pub const COMPARED: [Self; 9] = [
+        Self::FREE,
+        Self::of(Place::Last, 1),
+        Self::of(Place::First, 1),
+        Self::of(Place::Last, 2),
+        Self::of(Place::First, 2),
+        Self::of(Place::Ends, 2),
+        Self::of(Place::Last, 3),
+        Self::of(Place::First, 3),
+        Self::of(Place::Ends, 3),
+    ];
+
+    const fn of(place: Place, documents: u16) -> Self {
+        Self { place, documents }
+    }
+
     /// Returns whether no document is favoured.
     #[must_use]
     pub fn is_free(self) -> bool {

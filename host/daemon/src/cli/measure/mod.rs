@@ -32,6 +32,7 @@ use foreword_engine::models::ModelConfig;
 use foreword_process::{LogFormat, start_log};
 use foreword_report::progress;
 use foreword_server::device::KvSize;
+use foreword_simulation::workload::Ranks;
 use indicatif::ProgressBar;
 use replay::{Kind, Workload};
 use results::{Experiment, Results, Setting};
@@ -74,6 +75,9 @@ pub(crate) struct Arguments {
     /// Share of documents that a query has in common with the one before
     #[arg(long, default_value_t = 0.6, value_parser = share)]
     overlap: f64,
+    /// Order in which a query's documents come: drawn anew for each query, or documents in common first
+    #[arg(long, value_enum, default_value_t = Order::Shuffled)]
+    ranks: Order,
     /// Documents in a query, at most 10
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=10))]
     k: u32,
@@ -169,6 +173,7 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         queries: arguments.queries,
         seeds: arguments.seeds,
         overlap: arguments.overlap,
+        ranks: arguments.ranks.into(),
         k: arguments.k,
     });
     if arguments.measures(Part::Steps) {
@@ -321,6 +326,22 @@ fn through_engine(
     Ok(())
 }
 
+/// The order in which a query's documents come.
+#[derive(Clone, Copy, ValueEnum)]
+enum Order {
+    Shuffled,
+    Stable,
+}
+
+impl From<Order> for Ranks {
+    fn from(order: Order) -> Self {
+        match order {
+            Order::Shuffled => Self::Shuffled,
+            Order::Stable => Self::Stable,
+        }
+    }
+}
+
 /// Tokens of an answer when measuring throughput (RAGCache++, table 4).
 const ANSWER_TOKENS: u32 = 50;
 
@@ -329,6 +350,7 @@ fn sweep(arguments: &Arguments, kv_tokens: u64) -> Workload {
     Workload {
         kind: Kind::Bursty,
         overlap: arguments.overlap,
+        ranks: arguments.ranks.into(),
         k: arguments.k as usize,
         at_once: 1,
         answer: 1,

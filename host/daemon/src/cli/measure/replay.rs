@@ -16,7 +16,7 @@ use super::prompt::{Gateway, body};
 use anyhow::{Context, bail};
 use foreword_engine::engine::{Event, Request, Stepper};
 use foreword_simulation::Trace;
-use foreword_simulation::workload::{self, Bursty, Ranking};
+use foreword_simulation::workload::{self, Bursty, Ranks};
 use std::time::Instant;
 
 /// A kind of trace.
@@ -24,7 +24,7 @@ use std::time::Instant;
 pub(super) enum Kind {
     /// Bursts of ten requests for one region (RAGCache++, section 4.1).
     Bursty,
-    /// Places around cities (section 4.7), in random order.
+    /// Places around cities (section 4.7).
     Geospatial,
     /// Each request draws its documents from the whole corpus uniformly.
     Uniform,
@@ -36,6 +36,8 @@ pub(super) struct Workload {
     pub(super) kind: Kind,
     /// Share of documents common to consecutive requests, for bursty traces.
     pub(super) overlap: f64,
+    /// The order of a request's documents; of bursty and geospatial traces.
+    pub(super) ranks: Ranks,
     /// Documents in a request.
     pub(super) k: usize,
     /// Requests submitted at once; the next group follows when all answers have ended.
@@ -48,6 +50,14 @@ pub(super) struct Workload {
     pub(super) seeds: u64,
     /// Tokens of KV state for each arm.
     pub(super) kv_tokens: u64,
+}
+
+/// Returns the name of an order of a request's documents.
+pub(super) fn name_of(ranks: Ranks) -> &'static str {
+    match ranks {
+        Ranks::Shuffled => "shuffled",
+        Ranks::Stable => "stable",
+    }
 }
 
 /// The measurements of one request.
@@ -98,11 +108,12 @@ impl Workload {
                 let shape = Bursty {
                     overlap: self.overlap,
                     k: self.k,
+                    ranks: self.ranks,
                     ..Bursty::default()
                 };
                 workload::bursty(seed, self.queries, shape)
             }
-            Kind::Geospatial => workload::geospatial(seed, self.queries, self.k, Ranking::Random),
+            Kind::Geospatial => workload::geospatial(seed, self.queries, self.k, self.ranks),
             Kind::Uniform => {
                 workload::uniform(seed, self.queries, Bursty::default().documents, self.k)
             }

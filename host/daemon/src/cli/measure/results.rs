@@ -3,11 +3,12 @@
 use super::arm::Arm;
 use super::figures::{Estimate, Part, Row, counted, rows};
 use super::prompt::SYSTEM;
-use super::replay::{self, Kind, Outcome, Workload};
+use super::replay::{self, Kind, Outcome, Workload, name_of};
 use super::steps::Steps;
 use foreword_engine::backend::cuda::Ceilings;
 use foreword_engine::engine::Stepper;
 use foreword_report::words::{grouped, percent};
+use foreword_simulation::workload::Ranks;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -18,6 +19,7 @@ pub(super) struct Setting {
     pub(super) queries: u32,
     pub(super) seeds: u32,
     pub(super) overlap: f64,
+    pub(super) ranks: Ranks,
     pub(super) k: u32,
 }
 
@@ -104,6 +106,7 @@ impl Experiment {
             "value": self.label(),
             "trace": self.workload.kind.name(),
             "overlap": self.workload.overlap,
+            "ranks": name_of(self.workload.ranks),
             "k": self.workload.k,
             "at_once": self.workload.at_once,
             "answer_tokens": self.workload.answer,
@@ -224,12 +227,14 @@ impl Results {
             queries,
             seeds,
             overlap,
+            ranks,
             k,
             ..
         } = &self.setting;
         let _ = writeln!(
             table,
-            "\n{queries} queries, {seeds} seeds, {k} documents of 200 tokens, overlap {overlap}, {} KV tokens an arm",
+            "\n{queries} queries, {seeds} seeds, {k} documents of 200 tokens, overlap {overlap}, {} ranks, {} KV tokens an arm",
+            name_of(*ranks),
             grouped(orders.workload.kv_tokens)
         );
         for part in Part::ALL {
@@ -412,6 +417,7 @@ pub(super) mod tests {
             workload: Workload {
                 kind: Kind::Bursty,
                 overlap: 0.6,
+                ranks: Ranks::Shuffled,
                 k: 5,
                 at_once: 1,
                 answer: 50,
@@ -435,6 +441,7 @@ pub(super) mod tests {
                 queries: 10,
                 seeds: 2,
                 overlap: 0.6,
+                ranks: Ranks::Shuffled,
                 k: 5,
             })
         }
