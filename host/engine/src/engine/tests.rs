@@ -290,7 +290,8 @@ fn tokens_depend_on_the_request_alone() {
                 Rule::Arrival,
                 Rule::Grouped { window: 2 },
                 Rule::CachedFirst { window: 2 },
-            ][random.below(3) as usize],
+                Rule::ExactlyCachedFirst { window: 2 },
+            ][random.below(4) as usize],
             ..EngineConfig::default()
         };
         let mut load = Load::with(backend, &config);

@@ -41,6 +41,11 @@ pub enum Rule {
         /// Most later requests that may overtake a request. The paper's is [`Rule::WINDOW`]; 0 is first come, first served.
         window: u32,
     },
+    /// RAGCache, section 5.2, as written: as [`Rule::CachedFirst`], with exact ratios.
+    ExactlyCachedFirst {
+        /// See [`Rule::CachedFirst`].
+        window: u32,
+    },
 }
 
 impl Rule {
@@ -68,6 +73,7 @@ pub(super) fn first(queue: &[Queued], rule: Rule, most: usize) -> Vec<usize> {
             (queued.cached_parts(), queued.mates)
         }),
         Rule::CachedFirst { window } => by_rank(queue, window, most, Queued::cached_parts),
+        Rule::ExactlyCachedFirst { window } => by_rank(queue, window, most, Queued::ratio),
     }
 }
 
@@ -80,6 +86,12 @@ impl Queued {
         let cached = u128::from(self.cached_tokens);
         let computed = u128::from(self.computed_tokens.max(1));
         cached * PARTS / (cached + computed)
+    }
+
+    /// Returns the ratio of cached to computed tokens as a fixed-point number. Ratios of fewer than 2^32 tokens compare exactly:
+    /// two different ones differ by more than 2^-64.
+    fn ratio(&self) -> u128 {
+        (u128::from(self.cached_tokens) << 64) / u128::from(self.computed_tokens.max(1))
     }
 }
 
@@ -146,6 +158,72 @@ mod tests {
             mates: 0,
             overtaken: 0,
         }
+    }
+
+    const EXACT: Rule = Rule::ExactlyCachedFirst { window: 32 };
+
+    #[test]
+    fn the_paper_s_two_scenarios_are_served_at_the_lower_cost() {
+        // Figure 12 (a): the requests differ in what is cached. Whoever is first costs the other one its cache.
+        let (one, two) = (queued(2, 2), queued(1, 2));
+        let cost = |first: Queued, second: Queued| {
+            first.computed_tokens + second.cached_tokens + second.computed_tokens
+        };
+        assert_eq!((cost(one, two), cost(two, one)), (5, 6));
+        assert_eq!(order(&[one, two], EXACT), [0, 1]);
+        assert_eq!(order(&[two, one], EXACT), [1, 0]);
+        // Figure 12 (b): they differ in what must be computed. The short one fits beside the other one's cache.
+        let (one, two) = (queued(2, 2), queued(2, 1));
+        assert_eq!(cost(one, two), 5);
+        assert_eq!(two.computed_tokens + one.computed_tokens, 3);
+        assert_eq!(order(&[one, two], EXACT), [1, 0]);
+        assert_eq!(order(&[two, one], EXACT), [0, 1]);
+    }
+
+    #[test]
+    fn the_paper_s_alternating_requests_find_at_least_two_of_three_documents() {
+        // Section 5.2: requests alternate between two documents, and the cache holds one of them.
+        let hits = |rule: Rule| {
+            let mut waiting: Vec<(u32, u32)> = (1..=12).map(|number| (number, 0)).collect();
+            let (mut held, mut hits, mut served) = (None, 0, Vec::new());
+            while !waiting.is_empty() {
+                let queue: Vec<Queued> = waiting
+                    .iter()
+                    .map(|(number, overtaken)| Queued {
+                        overtaken: *overtaken,
+                        ..match held == Some(number % 2) {
+                            true => queued(100, 1),
+                            false => queued(0, 101),
+                        }
+                    })
+                    .collect();
+                let next = first(&queue, rule, 1)[0];
+                for (_, overtaken) in &mut waiting[..next] {
+                    *overtaken += 1;
+                }
+                let (number, _) = waiting.remove(next);
+                hits += u32::from(held == Some(number % 2));
+                held = Some(number % 2);
+                served.push(number);
+            }
+            (hits, served)
+        };
+        assert_eq!(hits(Rule::Arrival).0, 0);
+        let (found, served) = hits(Rule::ExactlyCachedFirst { window: 2 });
+        assert_eq!(served[..6], [1, 3, 5, 2, 4, 6]);
+        assert!(3 * found >= 2 * 12, "{found} of 12: {served:?}");
+    }
+
+    #[test]
+    fn exact_ratios_part_what_sixteenths_do_not() {
+        let queue = [queued(100, 110), queued(100, 105)];
+        assert_eq!(order(&queue, Rule::CachedFirst { window: 32 }), [0, 1]);
+        assert_eq!(order(&queue, EXACT), [1, 0]);
+        let close = [
+            queued((1 << 31) - 1, (1 << 32) - 1),
+            queued(1 << 31, (1 << 32) - 1),
+        ];
+        assert_eq!(order(&close, EXACT), [1, 0]);
     }
 
     #[test]
@@ -245,7 +323,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_rule_gives_a_permutation(queue in requests(), window in 0..6_u32) {
-            for rule in [Rule::Arrival, Rule::Grouped { window }, Rule::CachedFirst { window }] {
+            for rule in [Rule::Arrival, Rule::Grouped { window }, Rule::CachedFirst { window }, Rule::ExactlyCachedFirst { window }] {
                 let mut order = order(&queue, rule);
                 for most in [0, 1, 5, queue.len()] {
                     prop_assert_eq!(&first(&queue, rule, most)[..], &order[..most.min(queue.len())]);

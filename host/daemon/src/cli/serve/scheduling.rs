@@ -30,8 +30,10 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Order {
-    /// The largest cached share first
+    /// The largest cached share first, in sixteenths
     CachedFirst,
+    /// The largest cached share first, exactly, as RAGCache has it
+    ExactlyCachedFirst,
     /// The largest cached share first, then the requests whose documents most others open with
     Grouped,
     /// First come, first served
@@ -44,6 +46,9 @@ impl Arguments {
         EngineConfig {
             order: match self.queue_order {
                 Order::CachedFirst => Rule::CachedFirst {
+                    window: self.queue_window.unwrap_or(Rule::WINDOW),
+                },
+                Order::ExactlyCachedFirst => Rule::ExactlyCachedFirst {
                     window: self.queue_window.unwrap_or(Rule::WINDOW),
                 },
                 Order::Grouped => Rule::Grouped {
