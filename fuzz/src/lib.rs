@@ -20,6 +20,7 @@
 //! | `picker` | a pool's lists of endpoints, their metrics, a gateway's metadata | a pool holds what is listed, each in its place; only what a hint names is eligible |
 //! | `grammars` | a JSON schema, or a regular expression | the budget holds, by count; a refusal says why; an answer that follows it is JSON |
 //! | `zmtp` | what a ZeroMQ peer sends | it does not depend on how the bytes arrive; what is announced is not reserved |
+//! | `checkpoints` | a model's file, GGUF or safetensors | what is announced is not reserved |
 //! | `requests` | HTTP requests to the host | no failure of the server's; salts hold; answers are bounded; every place comes back |
 //!
 //! A target is a function of bytes. libFuzzer calls it in `cargo xtask fuzz` and follows its coverage; the ordinary tests
@@ -33,6 +34,7 @@ mod answers;
 mod batches;
 mod bodies;
 mod chats;
+mod checkpoints;
 mod configurations;
 mod feed;
 mod filter;
@@ -92,6 +94,7 @@ pub const TARGETS: &[Target] = &[
     target("picker", picker::run, picker::seeds),
     target("grammars", grammars::run, grammars::seeds),
     target("zmtp", zmtp::run, zmtp::seeds),
+    target("checkpoints", checkpoints::run, checkpoints::seeds),
     target("requests", requests::run, requests::seeds),
 ];
 

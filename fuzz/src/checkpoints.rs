@@ -1,0 +1,264 @@
+//! A model's file: GGUF where the first byte is even, otherwise safetensors beside a small model's configuration.
+
+use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
+use foreword_engine::models::Checkpoint;
+use foreword_engine::text::{ChatTemplate, Tokenizer};
+use std::cell::OnceCell;
+use std::path::Path;
+use tempfile::TempDir;
+
+thread_local! {
+    /// A folder for each thread's files: they are mapped, not read.
+    static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
+}
+
+pub(crate) fn run(input: &[u8]) {
+    let Some((kind, bytes)) = input.split_first() else {
+        return;
+    };
+    FOLDER.with(|folder| {
+        let folder = folder.get_or_init(|| tempfile::tempdir().expect("a folder"));
+        if kind % 2 == 0 {
+            let path = folder.path().join("model.gguf");
+            std::fs::write(&path, bytes).expect("a file");
+            load(&path);
+        } else {
+            let config = folder.path().join("config.json");
+            std::fs::write(config, CONFIG).expect("a file");
+            std::fs::write(folder.path().join("model.safetensors"), bytes).expect("a file");
+            load(folder.path());
+        }
+    });
+}
+
+/// Loads everything that a server would. The weights that a backend holds are no more than the file has, eight of them a byte
+/// at most, and never more than a small file could announce.
+fn load(path: &Path) {
+    if let Ok(tokenizer) = Tokenizer::load(path) {
+        let _ = tokenizer.encode("The cellar holds 12 barrels.");
+    }
+    let _ = ChatTemplate::load(path);
+    let Ok(checkpoint) = Checkpoint::open(path) else {
+        return;
+    };
+    let _ = checkpoint.fingerprint();
+    let config = CpuConfig {
+        pages: 1,
+        host_pages: 0,
+        page_tokens: 16,
+        threads: Some(1),
+        precision: Precision::Auto,
+    };
+    let _ = CpuBackend::new(&checkpoint, &config);
+}
+
+const CONFIG: &str = r#"{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "intermediate_size": 32, "vocab_size": 16, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": true}"#;
+
+/// The tensors of a small model: GGUF's name, safetensors' name, and the shape, the innermost dimension last.
+const TENSORS: [(&str, &str, &[u64]); 11] = [
+    ("token_embd.weight", "model.embed_tokens.weight", &[16, 32]),
+    ("output_norm.weight", "model.norm.weight", &[32]),
+    (
+        "blk.0.attn_norm.weight",
+        "model.layers.0.input_layernorm.weight",
+        &[32],
+    ),
+    (
+        "blk.0.attn_q.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+        &[32, 32],
+    ),
+    (
+        "blk.0.attn_k.weight",
+        "model.layers.0.self_attn.k_proj.weight",
+        &[16, 32],
+    ),
+    (
+        "blk.0.attn_v.weight",
+        "model.layers.0.self_attn.v_proj.weight",
+        &[16, 32],
+    ),
+    (
+        "blk.0.attn_output.weight",
+        "model.layers.0.self_attn.o_proj.weight",
+        &[32, 32],
+    ),
+    (
+        "blk.0.ffn_norm.weight",
+        "model.layers.0.post_attention_layernorm.weight",
+        &[32],
+    ),
+    (
+        "blk.0.ffn_gate.weight",
+        "model.layers.0.mlp.gate_proj.weight",
+        &[32, 32],
+    ),
+    (
+        "blk.0.ffn_up.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        &[32, 32],
+    ),
+    (
+        "blk.0.ffn_down.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        &[32, 32],
+    ),
+];
+
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = vec![safetensors()];
+    // F32, F16, Q4_0, Q4_1, Q8_0, BF16, with the bytes that 32 numbers take.
+    for (kind, bytes) in [(0, 128), (1, 64), (2, 18), (3, 20), (8, 34), (30, 64)] {
+        seeds.push(gguf(kind, bytes));
+    }
+    seeds
+}
+
+fn gguf(kind: u32, bytes_of_32: u64) -> Vec<u8> {
+    let text = |out: &mut Vec<u8>, text: &str| {
+        out.extend((text.len() as u64).to_le_bytes());
+        out.extend(text.as_bytes());
+    };
+    let mut fields: Vec<Vec<u8>> = Vec::new();
+    let mut field = |name: &str, kind: u32, value: &[u8]| {
+        let mut bytes = Vec::new();
+        text(&mut bytes, name);
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(value);
+        fields.push(bytes);
+    };
+    let string = |value: &str| {
+        let mut bytes = Vec::new();
+        text(&mut bytes, value);
+        bytes
+    };
+    let strings = |values: &[&str]| {
+        let mut bytes = 8_u32.to_le_bytes().to_vec();
+        bytes.extend((values.len() as u64).to_le_bytes());
+        values.iter().for_each(|value| text(&mut bytes, value));
+        bytes
+    };
+    field("general.architecture", 8, &string("llama"));
+    for (name, value) in [
+        ("llama.embedding_length", 32_u32),
+        ("llama.feed_forward_length", 32),
+        ("llama.block_count", 1),
+        ("llama.attention.head_count", 2),
+        ("llama.attention.head_count_kv", 1),
+        ("llama.context_length", 64),
+        ("tokenizer.ggml.eos_token_id", 15),
+    ] {
+        field(name, 4, &value.to_le_bytes());
+    }
+    field(
+        "llama.attention.layer_norm_rms_epsilon",
+        6,
+        &1e-5_f32.to_le_bytes(),
+    );
+    field("tokenizer.ggml.model", 8, &string("gpt2"));
+    field("tokenizer.ggml.pre", 8, &string("smollm"));
+    field(
+        "tokenizer.chat_template",
+        8,
+        &string("{{ messages[0].content }}"),
+    );
+    let tokens = [
+        "a",
+        "b",
+        "c",
+        "d",
+        "e",
+        "h",
+        "l",
+        "o",
+        "r",
+        "s",
+        "t",
+        "\u{120}",
+        "th",
+        "the",
+        "\u{120}the",
+        "<end>",
+    ];
+    field("tokenizer.ggml.tokens", 9, &strings(&tokens));
+    field(
+        "tokenizer.ggml.merges",
+        9,
+        &strings(&["t h", "th e", "\u{120} the"]),
+    );
+    let mut out = vec![0];
+    out.extend(b"GGUF");
+    out.extend(3_u32.to_le_bytes());
+    out.extend((TENSORS.len() as u64).to_le_bytes());
+    out.extend((fields.len() as u64).to_le_bytes());
+    out.extend(fields.concat());
+    let mut offset = 0_u64;
+    for (name, _, shape) in TENSORS {
+        text(&mut out, name);
+        out.extend((shape.len() as u32).to_le_bytes());
+        shape
+            .iter()
+            .rev()
+            .for_each(|size| out.extend(size.to_le_bytes()));
+        // Norms are never packed.
+        let (kind, bytes_of_32) = if shape.len() == 1 {
+            (0, 128)
+        } else {
+            (kind, bytes_of_32)
+        };
+        out.extend(kind.to_le_bytes());
+        out.extend(offset.to_le_bytes());
+        offset += (shape.iter().product::<u64>() / 32 * bytes_of_32).next_multiple_of(32);
+    }
+    // The first byte is the input's, not the file's.
+    let header = (out.len() - 1).next_multiple_of(32);
+    out.resize(1 + header + offset as usize, 0);
+    out
+}
+
+fn safetensors() -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    let mut offset = 0;
+    for (_, name, shape) in TENSORS {
+        let end = offset + 4 * shape.iter().product::<u64>();
+        let entry =
+            serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, end]});
+        header.insert(name.to_owned(), entry);
+        offset = end;
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    let mut out = vec![1];
+    out.extend((header.len() as u64).to_le_bytes());
+    out.extend(header.as_bytes());
+    out.resize(out.len() + offset as usize, 0);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seeds_are_whole_models() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        for seed in seeds().iter().filter(|seed| seed[0] == 0) {
+            std::fs::write(&path, &seed[1..]).unwrap();
+            let checkpoint = Checkpoint::open(&path).unwrap();
+            Tokenizer::load(&path).unwrap();
+            let config = CpuConfig {
+                pages: 1,
+                host_pages: 0,
+                page_tokens: 16,
+                threads: Some(1),
+                precision: Precision::Auto,
+            };
+            CpuBackend::new(&checkpoint, &config).unwrap();
+        }
+        std::fs::write(folder.path().join("config.json"), CONFIG).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), &safetensors()[1..]).unwrap();
+        Checkpoint::open(folder.path()).unwrap();
+    }
+}
