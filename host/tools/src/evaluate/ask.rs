@@ -21,11 +21,11 @@
 
 use super::arm::Arm;
 use super::choice::{self, ChosenBy};
-use super::client::{Client, Fault};
 use super::data::Case;
 use super::journal::{Journal, Record};
 use super::likelihood::Forced;
 use super::prompt::Prompts;
+use crate::client::{Client, Fault};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;

@@ -9,10 +9,10 @@
 //! alike. Judgements are kept in the run's folder: another run of the same command asks for none twice, and a finished
 //! run may be judged later, also by another judge.
 
-use super::client::{Client, chat_url};
 use super::data::{Case, Turn};
 use super::journal::Record;
 use super::kept::{self, Kept};
+use crate::client::{Client, chat_url};
 use anyhow::{Result, anyhow};
 use fxhash::FxHashMap;
 use indicatif::ProgressBar;
