@@ -42,23 +42,13 @@ pub(crate) enum Fault {
     /// The endpoint does not serve this request.
     #[error("{0}")]
     Refused(String),
-    /// Every attempt failed. `last` is the response to the last attempt, if there was one.
-    #[error("{reason} (tried {attempts} times)")]
+    /// The attempt failed, or every one did; another may succeed after the endpoint's `Retry-After`.
+    #[error("{reason}")]
     Failed {
-        attempts: u32,
         reason: String,
+        /// The response, if there was one.
         last: Option<Box<Reply>>,
-    },
-}
-
-/// The reason why an attempt failed.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    Final(Fault),
-    /// Another attempt may succeed, after the endpoint's `Retry-After`.
-    Again {
-        reason: String,
-        last: Option<Box<Reply>>,
+        /// The wait that the endpoint asked for.
         asked: Option<Duration>,
     },
 }
@@ -110,13 +100,13 @@ impl Client {
     /// Posts JSON to `url`, or sends a GET if there is no body. `headers` come on top of the key's and the body's.
     ///
     /// # Errors
-    /// Returns a [`Failure`] if there was no response.
+    /// Returns a [`Fault`] if there was no response.
     pub(crate) fn send(
         &self,
         url: &str,
         body: Option<&[u8]>,
         headers: &[(&str, &str)],
-    ) -> Result<Response, Failure> {
+    ) -> Result<Response, Fault> {
         let mut request = Request::builder().uri(url);
         if body.is_some() {
             request = request
@@ -145,7 +135,7 @@ impl Client {
     /// Returns the [`Fault`] of the last attempt.
     pub(crate) fn retry<T>(
         &self,
-        mut attempt: impl FnMut() -> Result<T, Failure>,
+        mut attempt: impl FnMut() -> Result<T, Fault>,
         mut rest: impl FnMut(Duration, Option<Duration>),
     ) -> Result<T, Fault> {
         let (mut wait, mut attempts) = (self.backoff, 0);
@@ -153,15 +143,13 @@ impl Client {
             attempts += 1;
             match attempt() {
                 Ok(answer) => return Ok(answer),
-                Err(Failure::Final(fault)) => return Err(fault),
-                Err(Failure::Again { reason, last, .. }) if attempts > self.retries => {
-                    return Err(Fault::Failed {
-                        attempts,
-                        reason,
-                        last,
-                    });
+                Err(Fault::Failed { asked, .. }) if attempts <= self.retries => rest(wait, asked),
+                Err(mut fault) => {
+                    if let Fault::Failed { reason, .. } = &mut fault {
+                        *reason += &format!(" (tried {attempts} times)");
+                    }
+                    return Err(fault);
                 }
-                Err(Failure::Again { asked, .. }) => rest(wait, asked),
             }
             wait = (2 * wait).min(MAX_WAIT);
         }
@@ -172,17 +160,17 @@ impl Reply {
     /// Reads a response whole; `None` if its body has more than `limit` bytes.
     ///
     /// # Errors
-    /// Returns a [`Failure`] if the connection broke.
+    /// Returns a [`Fault`] if the connection broke.
     pub(crate) fn read(
         url: &str,
         mut response: Response,
         limit: u64,
-    ) -> Result<Option<Self>, Failure> {
+    ) -> Result<Option<Self>, Fault> {
         let mut body = Vec::new();
         let mut reader = response.body_mut().as_reader().take(limit + 1);
         reader
             .read_to_end(&mut body)
-            .map_err(|error| Failure::again(format!("{url}: {error}")))?;
+            .map_err(|error| Fault::again(format!("{url}: {error}")))?;
         Ok((body.len() as u64 <= limit).then(|| Self {
             status: response.status().as_u16(),
             headers: response.headers().clone(),
@@ -205,23 +193,12 @@ impl Reply {
     }
 }
 
-impl Failure {
+impl Fault {
     pub(crate) fn again(reason: String) -> Self {
-        Self::Again {
+        Self::Failed {
             reason,
             last: None,
             asked: None,
-        }
-    }
-
-    pub(crate) fn denied(reason: String) -> Self {
-        Self::Final(Fault::Denied(reason))
-    }
-
-    pub(crate) fn reason(self) -> String {
-        match self {
-            Self::Final(fault) => fault.to_string(),
-            Self::Again { reason, .. } => reason,
         }
     }
 }
@@ -253,13 +230,13 @@ fn pause_of(value: &str, now: SystemTime) -> Option<Duration> {
 }
 
 /// Returns why a request to `url` got no response.
-fn unanswered(url: &str, error: &ureq::Error) -> Failure {
+fn unanswered(url: &str, error: &ureq::Error) -> Fault {
     if matches!(error, ureq::Error::BadUri(_) | ureq::Error::Http(_)) {
-        return Failure::denied(format!("{url}: {error}"));
+        return Fault::Denied(format!("{url}: {error}"));
     }
     match tls::mistrust(error) {
-        Some(words) => Failure::denied(format!("{url}: {words}")),
-        None => Failure::again(format!("{url}: {error}")),
+        Some(words) => Fault::Denied(format!("{url}: {words}")),
+        None => Fault::again(format!("{url}: {error}")),
     }
 }
 
@@ -375,6 +352,34 @@ mod tests {
                     .contains("http://localhost:8000")
             );
         }
+    }
+
+    #[test]
+    fn attempts_end_with_their_number_and_waits_double_to_a_bound() {
+        let client = Client::new(Access {
+            retries: 3,
+            backoff: Duration::from_secs(12),
+            ..Access::default()
+        });
+        let asked = Some(Duration::from_secs(7));
+        let mut waits = Vec::new();
+        let failed = client.retry(
+            || {
+                Err::<(), _>(Fault::Failed {
+                    reason: "busy".to_owned(),
+                    last: None,
+                    asked,
+                })
+            },
+            |wait, asked| waits.push((wait.as_secs(), asked)),
+        );
+        assert_eq!(failed.unwrap_err().to_string(), "busy (tried 4 times)");
+        assert_eq!(waits, [(12, asked), (24, asked), (30, asked)]);
+        let denied = client.retry(
+            || Err::<(), _>(Fault::Denied("no".to_owned())),
+            |_, _| panic!("a denial is final"),
+        );
+        assert_eq!(denied.unwrap_err().to_string(), "no");
     }
 
     #[test]

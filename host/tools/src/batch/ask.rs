@@ -8,7 +8,7 @@
 
 use super::output::Output;
 use super::pace::Pace;
-use crate::client::{Client, Failure, Fault, Reply, Verdict, on_one_line, verdict};
+use crate::client::{Client, Fault, Reply, Verdict, on_one_line, verdict};
 use anyhow::{Context, Result, anyhow, ensure};
 use foreword_simulation::{
     BatchAnswer, BatchAnswers, BatchIndex, BatchOrderer, BatchSchedule, BatchUsage, RequestLine,
@@ -47,12 +47,12 @@ pub(super) struct Progress {
     pub(super) ordered: u64,
     /// Failed requests. They are written once another request is answered, or at the end if the endpoint's response is
     /// known. Until then the endpoint may have failed, and not these requests.
-    unanswered: Vec<Unanswered>,
+    pub(super) unanswered: Vec<Unanswered>,
     /// The error that ends the run.
-    stop: Option<anyhow::Error>,
+    pub(super) stop: Option<anyhow::Error>,
 }
 
-struct Unanswered {
+pub(super) struct Unanswered {
     line: u32,
     text: Vec<u8>,
     reason: String,
@@ -66,26 +66,6 @@ struct Request {
     custom_id: String,
     url: String,
     body: Vec<u8>,
-}
-
-impl Progress {
-    pub(super) fn new(
-        schedule: BatchSchedule,
-        orderer: BatchOrderer,
-        output: Output,
-        answers: BatchAnswers,
-    ) -> Self {
-        Self {
-            schedule,
-            orderer,
-            output,
-            answers,
-            repeated: 0,
-            ordered: 0,
-            unanswered: Vec::new(),
-            stop: None,
-        }
-    }
 }
 
 impl Batch<'_> {
@@ -146,7 +126,7 @@ impl Batch<'_> {
 
     /// Sends a request once, at the run's pace, which `Retry-After` holds back. Returns the answer or the refusal; `None` if
     /// the run ended meanwhile.
-    fn attempt(&self, url: &str, body: &[u8]) -> Result<Option<Reply>, Failure> {
+    fn attempt(&self, url: &str, body: &[u8]) -> Result<Option<Reply>, Fault> {
         if !self.pace.wait() {
             return Ok(None);
         }
@@ -154,25 +134,25 @@ impl Batch<'_> {
         let response = self.client.send(url, Some(body), &accept)?;
         let Some(reply) = Reply::read(url, response, MAX_ANSWER)? else {
             let reason = format!("{url} answered more than {MAX_ANSWER} bytes");
-            return Err(Failure::Final(Fault::Refused(reason)));
+            return Err(Fault::Refused(reason));
         };
         let refusal = on_one_line(&reply.body);
         let reason = format!("{url} answered {}: {refusal}", reply.status);
         match verdict(reply.status) {
             Verdict::Served if serde_json::from_slice::<IgnoredAny>(&reply.body).is_err() => {
                 let status = reply.status;
-                Err(Failure::again(format!(
+                Err(Fault::again(format!(
                     "{url} answered {status} with a body that is no JSON"
                 )))
             }
             Verdict::Served | Verdict::Refused => Ok(Some(reply)),
-            Verdict::Denied => Err(Failure::denied(reason)),
+            Verdict::Denied => Err(Fault::Denied(reason)),
             Verdict::Again => {
                 let asked = reply.pause();
                 if let Some(pause) = asked {
                     self.pace.pause(pause.min(MAX_PAUSE));
                 }
-                Err(Failure::Again {
+                Err(Fault::Failed {
                     reason,
                     last: Some(Box::new(reply)),
                     asked,

@@ -154,7 +154,16 @@ pub fn run(options: &Options) -> Result<Summary> {
         run: &run,
         bar: &bar,
     };
-    let asked = batch.ask(Progress::new(schedule, orderer, output, answers));
+    let asked = batch.ask(Progress {
+        schedule,
+        orderer,
+        output,
+        answers,
+        repeated: 0,
+        ordered: 0,
+        unanswered: Vec::new(),
+        stop: None,
+    });
     bar.finish_and_clear();
     let asked = asked?;
     let summary = Summary {

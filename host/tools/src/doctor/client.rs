@@ -1,7 +1,7 @@
 //! The client of an examination: it bounds and counts the requests and their prompts.
 
 pub(super) use crate::client::Reply;
-use crate::client::{Access, Client as Connections, Failure};
+use crate::client::{Access, Client as Connections};
 use serde_json::Value;
 use std::cell::Cell;
 use std::time::Duration;
@@ -113,7 +113,7 @@ impl Client {
         let reply = connections
             .send(url, body.map(str::as_bytes), headers)
             .and_then(|response| Reply::read(url, response, MAX_BODY))
-            .map_err(Failure::reason)?
+            .map_err(|fault| fault.to_string())?
             .ok_or_else(|| format!("{url}: the response has more than {MAX_BODY} bytes"))?;
         self.silent.set(0);
         Ok(reply)

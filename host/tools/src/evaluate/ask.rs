@@ -78,7 +78,18 @@ impl Questions<'_> {
         records: Vec<Record>,
         bar: &ProgressBar,
     ) -> Result<RunOutcome> {
-        let mut run = Run::new(self, journal, bar);
+        let mut run = Run {
+            questions: self,
+            plan: self.plan().into_iter(),
+            chats: Chats::new(self),
+            journal,
+            bar,
+            outcome: RunOutcome::default(),
+            refused: 0,
+            failed: 0,
+            is_warned: false,
+            stop: None,
+        };
         run.recall(records)?;
         let run = Mutex::new(run);
         std::thread::scope(|scope| {
@@ -363,22 +374,7 @@ impl<'a> Chats<'a> {
     }
 }
 
-impl<'a> Run<'a> {
-    fn new(questions: &'a Questions<'a>, journal: &'a mut Journal, bar: &'a ProgressBar) -> Self {
-        Self {
-            questions,
-            plan: questions.plan().into_iter(),
-            chats: Chats::new(questions),
-            journal,
-            bar,
-            outcome: RunOutcome::default(),
-            refused: 0,
-            failed: 0,
-            is_warned: false,
-            stop: None,
-        }
-    }
-
+impl Run<'_> {
     /// Shows the orderers what was answered before.
     fn recall(&mut self, mut records: Vec<Record>) -> Result<()> {
         records.sort_by_key(|record| record.at);

@@ -6,7 +6,7 @@
 use super::likelihood::{self, ScoredPrompt};
 use super::stream::{self, Broken, Streamed};
 use crate::client::{
-    Client, Failure, Fault, MAX_SHOWN, MAX_WAIT, Response, Verdict, on_one_line, pause, verdict,
+    Client, Fault, MAX_SHOWN, MAX_WAIT, Response, Verdict, on_one_line, pause, verdict,
 };
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
@@ -62,9 +62,9 @@ impl Client {
             let read = read(BufReader::new(body), sent).map_err(|broken| {
                 let reason = format!("{url}: {broken}");
                 match broken {
-                    Broken::NoEvents => Failure::denied(reason),
-                    Broken::NoLogprobs(_) => Failure::Final(Fault::Refused(reason)),
-                    _ => Failure::again(reason),
+                    Broken::NoEvents => Fault::Denied(reason),
+                    Broken::NoLogprobs(_) => Fault::Refused(reason),
+                    _ => Fault::again(reason),
                 }
             })?;
             Ok(Answer {
@@ -79,7 +79,7 @@ impl Client {
     }
 }
 
-fn refused(url: &str, mut response: Response) -> Failure {
+fn refused(url: &str, mut response: Response) -> Fault {
     let status = response.status().as_u16();
     let mut words = Vec::new();
     let body = response.body_mut().as_reader();
@@ -87,13 +87,13 @@ fn refused(url: &str, mut response: Response) -> Failure {
     let _ = body.take(MAX_SHOWN as u64).read_to_end(&mut words);
     let reason = format!("{url} answered {status}: {}", on_one_line(&words));
     match verdict(status) {
-        Verdict::Again => Failure::Again {
+        Verdict::Again => Fault::Failed {
             reason,
             last: None,
             asked: pause(response.headers()),
         },
-        Verdict::Refused if !matches!(status, 404 | 405) => Failure::Final(Fault::Refused(reason)),
-        _ => Failure::denied(reason),
+        Verdict::Refused if !matches!(status, 404 | 405) => Fault::Refused(reason),
+        _ => Fault::Denied(reason),
     }
 }
 
