@@ -8,8 +8,9 @@
 //! The file is a configuration for every `--ordering` option, and for the gateway's `ordering`. It contains documents'
 //! fingerprints, and no text.
 
+use crate::files;
 use crate::log::{self, OnBad};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::policy::context_index::history::{MAX_CONTEXTS, write};
 use foreword_ordering::policy::context_index::{ContextIndex, NodeId};
@@ -17,7 +18,6 @@ use foreword_simulation::{LogReader, Logged, LoggedKind};
 use fxhash::{FxHashMap, FxHashSet};
 use serde_json::json;
 use std::collections::VecDeque;
-use std::io::Write;
 use std::path::PathBuf;
 
 /// The largest allowed [`Options::contexts`].
@@ -77,17 +77,13 @@ pub fn run(options: &Options) -> Result<()> {
         "policy_options": {"history": write(&contexts)},
     });
     let text = serde_json::to_string_pretty(&ordering)? + "\n";
-    std::fs::write(&options.out, text)
-        .with_context(|| format!("cannot write {}", options.out.display()))?;
-    eprintln!("written: {}", options.out.display());
+    files::write(&options.out, &text)?;
     let printed = if options.json {
         figures.to_json() + "\n"
     } else {
         figures.to_table()
     };
-    std::io::stdout()
-        .write_all(printed.as_bytes())
-        .context("cannot write to standard output")
+    files::print(&printed)
 }
 
 /// The newest distinct contexts, at most `most`, each in the order in which its documents were ranked.

@@ -10,10 +10,11 @@
 
 pub mod batch;
 pub mod check;
+mod client;
 pub mod doctor;
-mod endpoint;
 pub mod evaluate;
 pub mod explain;
+mod files;
 pub mod index;
 mod log;
 pub mod replay;

@@ -1,7 +1,6 @@
 //! The arguments of `foreword batch`.
 
-use super::ordering;
-use anyhow::bail;
+use super::{api_key, ordering};
 use foreword_tools::batch::{self, BatchOrder, NoBatch, Options};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -77,13 +76,7 @@ enum Order {
 
 impl Arguments {
     fn options(self) -> anyhow::Result<Options> {
-        let api_key = match &self.api_key_env {
-            None => None,
-            Some(name) => match std::env::var(name) {
-                Ok(key) if !key.is_empty() => Some(key),
-                _ => bail!("--api-key-env: the environment has no {name}"),
-            },
-        };
+        let api_key = api_key("--api-key-env", self.api_key_env.as_ref())?;
         Ok(Options {
             file: self.file,
             endpoint: self.endpoint.unwrap_or_default(),

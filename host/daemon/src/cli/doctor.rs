@@ -1,6 +1,6 @@
 //! The arguments of `foreword doctor`.
 
-use anyhow::bail;
+use super::api_key;
 use foreword_tools::doctor::{self, Options};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -52,13 +52,7 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     fn options(self) -> anyhow::Result<Options> {
-        let api_key = match &self.api_key_env {
-            None => None,
-            Some(name) => match std::env::var(name) {
-                Ok(key) if !key.is_empty() => Some(key),
-                _ => bail!("--api-key-env: the environment has no {name}"),
-            },
-        };
+        let api_key = api_key("--api-key-env", self.api_key_env.as_ref())?;
         Ok(Options {
             url: self.url,
             gateway: self.gateway,

@@ -1,6 +1,6 @@
 //! The arguments of `foreword evaluate`.
 
-use super::ordering;
+use super::{api_key, ordering};
 use anyhow::bail;
 use foreword_tools::evaluate::{
     Arm, Format, JudgeOptions, Measure, Options, ProfileOrders, Template,
@@ -139,13 +139,6 @@ struct Object(Map<String, Value>);
 
 impl Arguments {
     pub(crate) fn options(self) -> anyhow::Result<Options> {
-        let key = |option: &str, name: Option<&String>| match name {
-            None => Ok(None),
-            Some(name) => match std::env::var(name) {
-                Ok(key) if !key.is_empty() => Ok(Some(key)),
-                _ => bail!("{option}: the environment has no {name}"),
-            },
-        };
         let mut gateways: Vec<(&'static str, String)> = Vec::new();
         for (name, url) in self.gateways {
             if gateways.iter().any(|(other, _)| *other == name) {
@@ -154,8 +147,8 @@ impl Arguments {
             // An arm's name is static.
             gateways.push((name.leak(), url));
         }
-        let api_key = key("--api-key-env", self.api_key_env.as_ref())?;
-        let judge_key = key("--judge-key-env", self.judge_key_env.as_ref())?;
+        let api_key = api_key("--api-key-env", self.api_key_env.as_ref())?;
+        let judge_key = super::api_key("--judge-key-env", self.judge_key_env.as_ref())?;
         let judge = self.judge.zip(self.judge_model);
         let judge = judge.map(|(endpoint, model)| JudgeOptions {
             endpoint,

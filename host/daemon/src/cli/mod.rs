@@ -16,7 +16,7 @@ pub(crate) mod replay;
 pub(crate) mod serve;
 pub(crate) mod size;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use foreword_ordering::{Config as OrderingConfig, RawConfig};
@@ -58,6 +58,15 @@ fn block_on(mode: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Res
     // The runtime does not wait for a model that is being loaded.
     runtime.shutdown_background();
     code
+}
+
+/// Returns the key in the environment variable `name`, which `option` gives.
+fn api_key(option: &str, name: Option<&String>) -> anyhow::Result<Option<String>> {
+    let Some(name) = name else { return Ok(None) };
+    match std::env::var(name) {
+        Ok(key) if !key.is_empty() => Ok(Some(key)),
+        _ => bail!("{option}: the environment has no {name}"),
+    }
 }
 
 /// Reads and validates the gateway's configuration of documents in `file`.

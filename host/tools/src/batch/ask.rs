@@ -6,9 +6,9 @@
 //!      └──────────────── worker ◀───────────────────────────┘
 //! ```
 
-use super::client::{Answered, Client, Outcome};
 use super::output::Output;
 use super::pace::Pace;
+use crate::client::{Client, Fault, Reply, Verdict, on_one_line, verdict};
 use anyhow::{Context, Result, anyhow, ensure};
 use foreword_simulation::{
     BatchAnswer, BatchAnswers, BatchIndex, BatchOrderer, BatchSchedule, BatchUsage, RequestLine,
@@ -16,8 +16,10 @@ use foreword_simulation::{
 };
 use indicatif::ProgressBar;
 use parking_lot::{Mutex, MutexGuard};
+use serde::de::IgnoredAny;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 /// A batch and its endpoint.
 pub(super) struct Batch<'a> {
@@ -45,12 +47,12 @@ pub(super) struct Progress {
     pub(super) ordered: u64,
     /// Failed requests. They are written once another request is answered, or at the end if the endpoint's response is
     /// known. Until then the endpoint may have failed, and not these requests.
-    unanswered: Vec<Unanswered>,
+    pub(super) unanswered: Vec<Unanswered>,
     /// The error that ends the run.
-    stop: Option<anyhow::Error>,
+    pub(super) stop: Option<anyhow::Error>,
 }
 
-struct Unanswered {
+pub(super) struct Unanswered {
     line: u32,
     text: Vec<u8>,
     reason: String,
@@ -64,26 +66,6 @@ struct Request {
     custom_id: String,
     url: String,
     body: Vec<u8>,
-}
-
-impl Progress {
-    pub(super) fn new(
-        schedule: BatchSchedule,
-        orderer: BatchOrderer,
-        output: Output,
-        answers: BatchAnswers,
-    ) -> Self {
-        Self {
-            schedule,
-            orderer,
-            output,
-            answers,
-            repeated: 0,
-            ordered: 0,
-            unanswered: Vec::new(),
-            stop: None,
-        }
-    }
 }
 
 impl Batch<'_> {
@@ -130,11 +112,51 @@ impl Batch<'_> {
                 Err(error) => return self.stop(lock(), error),
             };
             let url = format!("{}{}", self.root, request.url);
-            let repeated = || lock().repeated += 1;
-            let outcome = (self.client).ask(&url, &request.body, self.pace, repeated);
+            let attempt = || self.attempt(&url, &request.body);
+            let answer = self.client.retry(attempt, |wait, _| {
+                lock().repeated += 1;
+                self.pace.wait_until(Instant::now() + wait);
+            });
             let mut progress = lock();
-            if let Err(error) = self.keep(&mut progress, &request, outcome) {
+            if let Err(error) = self.keep(&mut progress, &request, answer) {
                 return self.stop(progress, error);
+            }
+        }
+    }
+
+    /// Sends a request once, at the run's pace, which `Retry-After` holds back. Returns the answer or the refusal; `None` if
+    /// the run ended meanwhile.
+    fn attempt(&self, url: &str, body: &[u8]) -> Result<Option<Reply>, Fault> {
+        if !self.pace.wait() {
+            return Ok(None);
+        }
+        let accept = [("accept", "application/json")];
+        let response = self.client.send(url, Some(body), &accept)?;
+        let Some(reply) = Reply::read(url, response, MAX_ANSWER)? else {
+            let reason = format!("{url} answered more than {MAX_ANSWER} bytes");
+            return Err(Fault::Refused(reason));
+        };
+        let refusal = on_one_line(&reply.body);
+        let reason = format!("{url} answered {}: {refusal}", reply.status);
+        match verdict(reply.status) {
+            Verdict::Served if serde_json::from_slice::<IgnoredAny>(&reply.body).is_err() => {
+                let status = reply.status;
+                Err(Fault::again(format!(
+                    "{url} answered {status} with a body that is no JSON"
+                )))
+            }
+            Verdict::Served | Verdict::Refused => Ok(Some(reply)),
+            Verdict::Denied => Err(Fault::Denied(reason)),
+            Verdict::Again => {
+                let asked = reply.pause();
+                if let Some(pause) = asked {
+                    self.pace.pause(pause.min(MAX_PAUSE));
+                }
+                Err(Fault::Failed {
+                    reason,
+                    last: Some(Box::new(reply)),
+                    asked,
+                })
             }
         }
     }
@@ -178,49 +200,57 @@ impl Batch<'_> {
         }))
     }
 
-    /// Records a request's outcome: writes the answer, or holds a failure back (see [`Progress::unanswered`]).
-    fn keep(&self, progress: &mut Progress, request: &Request, outcome: Outcome) -> Result<()> {
+    /// Records a request's answer, or holds a failure back (see [`Progress::unanswered`]).
+    fn keep(
+        &self,
+        progress: &mut Progress,
+        request: &Request,
+        answer: Result<Option<Reply>, Fault>,
+    ) -> Result<()> {
         let text = |answer: BatchAnswer<'_>| {
             let id = format!("batch_req_{}{:08x}", self.run, request.line);
             answer_line(&id, &request.custom_id, answer)
         };
-        match outcome {
-            Outcome::Answered(answered) => {
+        let (reason, last) = match answer {
+            Ok(Some(reply)) => {
                 for failed in std::mem::take(&mut progress.unanswered) {
                     self.fail(progress, &failed)?;
                 }
-                let text = text(response(&answered));
-                let is_served = answered.status / 100 == 2;
-                let usage = std::str::from_utf8(&answered.body).map(BatchUsage::of);
+                let is_served = verdict(reply.status) == Verdict::Served;
+                let usage = std::str::from_utf8(&reply.body).map(BatchUsage::of);
                 let usage = usage.unwrap_or_default();
-                self.write(progress, request.line, &text, is_served, usage)
+                let text = text(response(&reply));
+                return self.write(progress, request.line, &text, is_served, usage);
             }
-            Outcome::Failed { reason, last } => {
-                let text = match &last {
-                    Some(answered) => text(response(answered)),
-                    None => text(BatchAnswer::Error {
-                        code: "no_answer",
-                        message: &reason,
-                    }),
+            Ok(None) => return Ok(()),
+            Err(Fault::Denied(words)) => return Err(anyhow!(words)),
+            Err(mut fault) => {
+                let last = match &mut fault {
+                    Fault::Failed { last, .. } => last.take(),
+                    Fault::Denied(_) | Fault::Refused(_) => None,
                 };
-                progress.unanswered.push(Unanswered {
-                    line: request.line,
-                    text,
-                    reason,
-                    is_response: last.is_some(),
-                });
-                let count = progress.unanswered.len();
-                if count < MAX_FAILED {
-                    return Ok(());
-                }
-                let last = progress.unanswered.pop().map(|last| last.reason);
-                Err(anyhow!(last.unwrap_or_default()).context(format!(
-                    "{count} requests in a row were not answered; the same command goes on from there"
-                )))
+                (fault.to_string(), last)
             }
-            Outcome::Denied(words) => Err(anyhow!(words)),
-            Outcome::Stopped => Ok(()),
+        };
+        let answer = last.as_deref().map(response);
+        let text = text(answer.unwrap_or(BatchAnswer::Error {
+            code: "no_answer",
+            message: &reason,
+        }));
+        progress.unanswered.push(Unanswered {
+            line: request.line,
+            text,
+            reason,
+            is_response: last.is_some(),
+        });
+        let count = progress.unanswered.len();
+        if count < MAX_FAILED {
+            return Ok(());
         }
+        let last = progress.unanswered.pop().map(|last| last.reason);
+        Err(anyhow!(last.unwrap_or_default()).context(format!(
+            "{count} requests in a row were not answered; the same command goes on from there"
+        )))
     }
 
     fn fail(&self, progress: &mut Progress, failed: &Unanswered) -> Result<()> {
@@ -254,13 +284,17 @@ impl Batch<'_> {
     }
 }
 
-fn response(answered: &Answered) -> BatchAnswer<'_> {
+fn response(reply: &Reply) -> BatchAnswer<'_> {
     BatchAnswer::Response {
-        status: answered.status,
-        request_id: &answered.request_id,
-        body: &answered.body,
+        status: reply.status,
+        request_id: reply.header("x-request-id").unwrap_or_default(),
+        body: &reply.body,
     }
 }
 
+/// Longest `Retry-After` that is respected.
+const MAX_PAUSE: Duration = Duration::from_secs(600);
+/// Most bytes of an answer, so that its line can be read again when the run is resumed.
+const MAX_ANSWER: u64 = 32 << 20;
 /// Failures in a row, each after several attempts, after which the endpoint counts as unreachable and the run ends.
 const MAX_FAILED: usize = 3;

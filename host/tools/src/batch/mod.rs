@@ -13,15 +13,15 @@
 //! answered requests.
 
 mod ask;
-mod client;
 mod output;
 mod pace;
 
 pub use foreword_simulation::BatchOrder;
 
+use crate::client::{self, Access, Client};
+use crate::files;
 use anyhow::{Context, Result, anyhow};
 use ask::{Batch, Progress};
-use client::Client;
 use foreword_ordering::RawConfig;
 use foreword_report::progress;
 use foreword_report::words::{grouped, percent, rounded};
@@ -35,7 +35,7 @@ use serde_json::json;
 use std::collections::hash_map::RandomState;
 use std::fs::File;
 use std::hash::BuildHasher;
-use std::io::{BufReader, Write};
+use std::io::BufReader;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -133,13 +133,13 @@ pub fn run(options: &Options) -> Result<Summary> {
     let schedule = BatchSchedule::new(&index, options.order, options.concurrency, |line| {
         !answers.is_answered(line)
     });
-    let client = Client::new(
-        options.api_key.clone(),
-        options.timeout,
-        options.retries,
-        options.backoff,
-        options.concurrency,
-    );
+    let client = Client::new(Access {
+        key: options.api_key.clone(),
+        timeout: options.timeout,
+        retries: options.retries,
+        backoff: options.backoff,
+        connections: Some(options.concurrency),
+    });
     let pace = Pace::new(options.rate, Instant::now());
     let bar = progress::bar("asking", index.len())?;
     bar.set_position(answered_before);
@@ -154,7 +154,16 @@ pub fn run(options: &Options) -> Result<Summary> {
         run: &run,
         bar: &bar,
     };
-    let asked = batch.ask(Progress::new(schedule, orderer, output, answers));
+    let asked = batch.ask(Progress {
+        schedule,
+        orderer,
+        output,
+        answers,
+        repeated: 0,
+        ordered: 0,
+        unanswered: Vec::new(),
+        stop: None,
+    });
     bar.finish_and_clear();
     let asked = asked?;
     let summary = Summary {
@@ -279,9 +288,7 @@ fn show(summary: &Summary, options: &Options) -> Result<()> {
             grouped(usage.completion_tokens),
         )
     };
-    std::io::stdout()
-        .write_all(printed.as_bytes())
-        .context("cannot write to standard output")
+    files::print(&printed)
 }
 
 /// Most bad lines that are printed; further ones are only counted.

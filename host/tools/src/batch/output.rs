@@ -4,9 +4,10 @@
 //! removed, and its request is sent again. The answers may be as confidential as the questions: only its owner may read a
 //! file that is created here. The process that writes it holds a lock on it.
 
+use crate::files::{lock, open_appended};
 use anyhow::{Context, Result, anyhow, bail};
 use foreword_simulation::{AnswerLine, BatchAnswers, BatchIndex};
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -34,7 +35,7 @@ impl Output {
         retry_failed: bool,
     ) -> Result<(Self, BatchAnswers)> {
         let failed = || format!("cannot use {}", path.display());
-        let mut file = open(path).with_context(failed)?;
+        let mut file = open_appended(path).with_context(failed)?;
         let (ours, theirs) = (file.metadata(), input.metadata());
         let (ours, theirs) = (ours.with_context(failed)?, theirs.with_context(failed)?);
         if (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino()) {
@@ -77,22 +78,6 @@ impl Output {
     }
 }
 
-fn open(path: &Path) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).append(true).create(true).mode(0o600);
-    options.open(path)
-}
-
-fn lock(file: &File, path: &Path) -> Result<()> {
-    match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => bail!("another run is writing {}", path.display()),
-        Err(TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("cannot use {}", path.display()))
-        }
-    }
-}
-
 fn read(mut file: &File, path: &Path, index: &BatchIndex) -> Result<BatchAnswers> {
     let failed = || format!("cannot read {}", path.display());
     file.seek(SeekFrom::Start(0)).with_context(failed)?;
@@ -115,7 +100,7 @@ fn without_failed(mut file: &File, path: &Path, whole_bytes: u64) -> Result<File
     let beside = path.with_file_name(format!(".{name}.{}", std::process::id()));
     let kept = copy_served(file, whole_bytes, &beside).and_then(|()| {
         std::fs::rename(&beside, path)?;
-        Ok(open(path)?)
+        Ok(open_appended(path)?)
     });
     if kept.is_err() {
         let _ = std::fs::remove_file(&beside);

@@ -1,6 +1,6 @@
 //! The four APIs: the field of the prompt, and the fields of the response that count its tokens and the cached ones.
 
-use super::client::{Answer, Client, refusal};
+use super::client::{Answer, Client, served};
 use serde_json::{Value, json};
 
 /// An API that takes prompts.
@@ -80,12 +80,19 @@ impl Usage {
         self.cached.unwrap_or_default()
     }
 
+    /// Returns whether at least half of the prompt was cached.
+    pub(super) fn is_warm(&self) -> bool {
+        self.is_cached(self.prompt)
+    }
+
+    /// Returns the cached tokens and the prompt's as a finding shows them.
+    pub(super) fn of_prompt(&self) -> String {
+        format!("{} of {}", self.shown(), self.prompt)
+    }
+
     /// Returns the cached tokens as a finding shows them.
     pub(super) fn shown(&self) -> String {
-        match self.cached {
-            Some(cached) => cached.to_string(),
-            None => "no field".to_owned(),
-        }
+        (self.cached).map_or_else(|| "no field".to_owned(), |cached| cached.to_string())
     }
 }
 
@@ -114,10 +121,7 @@ impl Api {
     pub(super) fn usage(&self, response: &Value) -> Usage {
         let cached = response.pointer(self.cached).and_then(Value::as_u64);
         let prompt = response.pointer(self.prompt).and_then(Value::as_u64);
-        let apart = match self.is_apart {
-            true => cached.unwrap_or_default(),
-            false => 0,
-        };
+        let apart = cached.filter(|_| self.is_apart).unwrap_or_default();
         Usage {
             prompt: prompt.unwrap_or_default() + apart,
             cached,
@@ -138,14 +142,9 @@ impl Api {
     /// # Errors
     /// Returns the error of a request that got no 200.
     pub(super) fn read(&self, client: &Client, answer: Answer) -> Result<(Usage, Value), String> {
-        match &answer {
-            Ok(reply) if reply.status == 200 => {
-                let response = reply.json();
-                let usage = self.usage(&response);
-                client.count(usage.prompt);
-                Ok((usage, response))
-            }
-            _ => Err(refusal(&format!("POST {}", self.path), &answer)),
-        }
+        let response = served(&format!("POST {}", self.path), answer)?.json();
+        let usage = self.usage(&response);
+        client.count(usage.prompt);
+        Ok((usage, response))
     }
 }

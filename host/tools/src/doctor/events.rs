@@ -204,9 +204,15 @@ fn observe_documents(
     let changed = ordered
         .body
         .and_then(|body| serde_json::from_slice(&body).ok());
-    let path = ordered.path.to_header().map(|path| (PATH_HEADER, path));
+    let path = ordered.path.to_header();
+    let path = path.as_deref().map(|path| (PATH_HEADER, path));
     let body = changed.unwrap_or(body);
-    let answer = client.post_with(&CHAT.url(root), &body, path.as_slice(), Connection::Kept);
+    let answer = client.send(
+        &CHAT.url(root),
+        Some(&body),
+        path.as_slice(),
+        Connection::Kept,
+    );
     CHAT.read(client, answer).map_err(Unobserved::NotAsked)?;
     let news = feed::news(client, url, &since).map_err(Unobserved::Failed)?;
     let runs = ordered.path.runs.iter();

@@ -1,11 +1,12 @@
 //! The result of a check: a status, the question and the answer, and the line that mends it.
 
 use foreword_report::words::grouped;
-use serde_json::{Value, json};
+use serde::Serialize;
 use std::fmt::Write;
 
 /// The status of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Status {
     /// Nothing keeps prefixes from being reused here.
     Ok,
@@ -18,7 +19,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// Returns the status as the JSON has it.
+    /// Returns the status as the table has it, and the JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -31,7 +32,7 @@ impl Status {
 }
 
 /// The result of one check.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Name of the check, with the route behind a slash where there is one check for each.
     pub check: String,
@@ -77,7 +78,7 @@ impl Finding {
 }
 
 /// All findings, and what they cost.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Examination {
     /// The engine's URL.
     pub url: String,
@@ -87,7 +88,7 @@ pub struct Examination {
     pub requests: u64,
     /// Tokens of the prompts sent, as the engine counts them.
     pub prompt_tokens: u64,
-    /// Seconds from the first request to the last answer.
+    /// Seconds from the first request to the last answer, to the millisecond.
     pub seconds: f64,
     /// One finding for each check, in the order in which they depend on each other.
     pub findings: Vec<Finding>,
@@ -98,27 +99,6 @@ impl Examination {
     #[must_use]
     pub fn has_failure(&self) -> bool {
         (self.findings.iter()).any(|finding| finding.status == Status::Fail)
-    }
-
-    pub(super) fn to_json(&self) -> Value {
-        let findings: Vec<Value> = (self.findings.iter())
-            .map(|finding| {
-                json!({
-                    "check": finding.check,
-                    "status": finding.status.name(),
-                    "detail": finding.detail,
-                    "remedy": finding.remedy,
-                })
-            })
-            .collect();
-        json!({
-            "url": self.url,
-            "model": self.model,
-            "requests": self.requests,
-            "prompt_tokens": self.prompt_tokens,
-            "seconds": (self.seconds * 1e3).round() / 1e3,
-            "findings": findings,
-        })
     }
 
     pub(super) fn to_table(&self) -> String {

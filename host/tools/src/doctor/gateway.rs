@@ -37,12 +37,9 @@ pub(super) struct Decision {
 impl Gateway {
     /// Returns whether the engine's cached tokens do not pass the gateway.
     fn loses_counts(&self) -> bool {
-        let cached = |answer: &Result<(Usage, Value), String>| {
-            answer
-                .as_ref()
-                .is_ok_and(|(usage, _)| usage.cached.is_some())
-        };
-        cached(&self.pair[0]) && !cached(&self.pair[1])
+        let [direct, through] = (self.pair.each_ref())
+            .map(|answer| (answer.as_ref()).is_ok_and(|(usage, _)| usage.cached.is_some()));
+        direct && !through
     }
 }
 
@@ -68,11 +65,9 @@ pub(super) fn decide(
     connection: Connection,
 ) -> Decision {
     let (url, body) = (CHAT.url(root), documents.chat(engine.model, ranks));
-    let answer = engine.client.post_with(&url, &body, &[], connection);
-    let report = answer
-        .as_ref()
-        .ok()
-        .and_then(|reply| reply.header(REPORT_HEADER));
+    let answer = (engine.client).send(&url, Some(&body), &[], connection);
+    let reply = answer.as_ref().ok();
+    let report = reply.and_then(|reply| reply.header(REPORT_HEADER));
     Decision {
         report: report.map(str::to_owned),
         usage: CHAT.read(engine.client, answer).map(|(usage, _)| usage),
@@ -221,9 +216,8 @@ pub(super) fn orders(gateway: &Gateway, is_reported: bool) -> Finding {
         );
     };
     let detail = format!(
-        "four documents, then the same in another order: {report}; {} of {} tokens cached",
-        usage.shown(),
-        usage.prompt
+        "four documents, then the same in another order: {report}; {} tokens cached",
+        usage.of_prompt()
     );
     let is_computed = is_reported && !gateway.loses_counts() && !usage.is_cached(usage.prompt / 2);
     match report.split(';').next().unwrap_or_default() {
@@ -269,16 +263,15 @@ pub(super) fn salts(gateway: &Gateway) -> Finding {
         }
     };
     let detail = format!(
-        "one prompt with two salts of the client's, then to the engine without: cached {}, {} of {}",
+        "one prompt with two salts of the client's, then to the engine without: cached {}, {}",
         other.shown(),
-        bare.shown(),
-        bare.prompt
+        bare.of_prompt()
     );
-    if bare.is_cached(bare.prompt) {
+    if bare.is_warm() {
         let remedy = "\"salt\": {\"key_env\": \"FOREWORD_SALT_KEY\"} with \"tenant\", or a gateway that passes cache_salt on";
         return Finding::fail(format!("{detail}: no salt reaches the engine"), remedy);
     }
-    Finding::ok(match other.is_cached(other.prompt) {
+    Finding::ok(match other.is_warm() {
         true => format!("{detail}: the gateway writes its own"),
         false => format!("{detail}: the client's reaches the engine"),
     })

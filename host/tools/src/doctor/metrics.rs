@@ -1,6 +1,6 @@
 //! Prometheus metrics of an engine or a gateway, and the check of the gateway's counters.
 
-use super::client::{Client, refusal};
+use super::client::{Client, served};
 use super::finding::Finding;
 
 /// The samples of one scrape.
@@ -16,17 +16,15 @@ impl Metrics {
     pub(super) fn scrape(client: &Client, urls: &[String]) -> Self {
         let mut missing = "no address was given".to_owned();
         for url in urls {
-            let answer = client.get(url);
-            if let Ok(reply) = &answer
-                && reply.status == 200
-            {
-                let text = String::from_utf8_lossy(&reply.body).into_owned();
-                return Self {
-                    text,
-                    missing: None,
-                };
+            match served(&format!("GET {url}"), client.get(url)) {
+                Ok(reply) => {
+                    return Self {
+                        text: String::from_utf8_lossy(&reply.body).into_owned(),
+                        missing: None,
+                    };
+                }
+                Err(refusal) => missing = refusal,
             }
-            missing = refusal(&format!("GET {url}"), &answer);
         }
         Self {
             text: String::new(),

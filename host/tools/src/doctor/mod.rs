@@ -28,16 +28,16 @@ mod zmq;
 
 pub use finding::{Examination, Finding, Status};
 
-use crate::endpoint::check_url;
+use crate::files;
 use anyhow::{Context, Result, bail, ensure};
 use api::CHAT;
 use client::{Client, refusal};
 use events::Source;
+use foreword_report::words::rounded;
 use metrics::Metrics;
 use prompt::{Documents, Words};
 use residency::Cleared;
 use serde_json::Value;
-use std::io::Write;
 use std::time::{Duration, Instant, SystemTime};
 use survey::{Engine, Survey};
 
@@ -73,17 +73,15 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<Examination> {
     let examination = examine(options)?;
     let text = match options.json {
-        true => format!("{}\n", examination.to_json()),
+        true => serde_json::to_string(&examination)? + "\n",
         false => examination.to_table(),
     };
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .context("cannot write to standard output")?;
+    files::print(&text)?;
     Ok(examination)
 }
 
 fn examine(options: &Options) -> Result<Examination> {
+    let root_of = |url: &str| crate::client::root(url).map_err(anyhow::Error::msg);
     let root = root_of(&options.url)?;
     let gateway_root = options.gateway.as_deref().map(root_of).transpose()?;
     let internal = match &options.internal {
@@ -197,7 +195,7 @@ fn examine(options: &Options) -> Result<Examination> {
         model: model.clone(),
         requests,
         prompt_tokens,
-        seconds: start.elapsed().as_secs_f64(),
+        seconds: rounded(start.elapsed().as_secs_f64(), 1e3),
         findings,
     })
 }
@@ -227,14 +225,6 @@ fn model(client: &Client, root: &str, wanted: Option<&str>) -> Result<(String, O
         )
     })?;
     Ok((name.to_owned(), max_tokens))
-}
-
-/// Returns a URL without its `/v1`.
-fn root_of(url: &str) -> Result<String> {
-    let root = url.trim_end_matches('/');
-    let root = root.strip_suffix("/v1").unwrap_or(root);
-    check_url(root, url).map_err(anyhow::Error::msg)?;
-    Ok(root.to_owned())
 }
 
 /// Returns the URL of a `foreword serve`'s internal listener, by its default.

@@ -4,7 +4,7 @@
 //! words have no digit and no colon.
 
 use super::api::{CHAT, Usage};
-use super::client::refusal;
+use super::client::served;
 use super::finding::Finding;
 use super::prompt::Words;
 use super::survey::Engine;
@@ -35,10 +35,7 @@ pub(super) struct Tools {
 pub(super) fn render(engine: &Engine<'_>, body: &Value) -> Result<Rendered, String> {
     let post = |path: &str, body: &Value| {
         let answer = engine.client.post(&format!("{}{path}", engine.root), body);
-        match &answer {
-            Ok(reply) if reply.status == 200 => Ok(reply.json()),
-            _ => Err(refusal(&format!("POST {path}"), &answer)),
-        }
+        Ok::<_, String>(served(&format!("POST {path}"), answer)?.json())
     };
     let mut asked = json!({"model": engine.model});
     for name in ["messages", "prompt", "tools"] {
@@ -123,8 +120,8 @@ pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Finding {
     let is_long = |[_, warm]: &&[Usage; 2]| least.is_some_and(|least| warm.prompt > 2 * least);
     match (tools.asked.as_ref().filter(is_long), &tools.rendered) {
         (Some([_, warm]), _) => {
-            let detail = format!("{asked}: {} of {} tokens cached", warm.shown(), warm.prompt);
-            match warm.is_cached(warm.prompt) {
+            let detail = format!("{asked}: {} tokens cached", warm.of_prompt());
+            match warm.is_warm() {
                 true => Finding::ok(format!("{detail}{}", tools.order())),
                 false => Finding::fail(detail, remedy),
             }
@@ -140,15 +137,8 @@ pub(super) fn tool_order(tools: &Tools, least: Option<u64>) -> Finding {
 impl Tools {
     /// Returns in which order the template writes the tools, as an addition to a finding.
     fn order(&self) -> &'static str {
-        let Ok(
-            [
-                Rendered {
-                    text: Some(text), ..
-                },
-                _,
-            ],
-        ) = &self.rendered
-        else {
+        let rendered = self.rendered.as_ref().ok();
+        let Some(text) = rendered.and_then(|[first, _]| first.text.as_ref()) else {
             return "";
         };
         let places: Option<Vec<usize>> = TOOLS.iter().map(|name| text.find(name)).collect();

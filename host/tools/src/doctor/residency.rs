@@ -2,7 +2,7 @@
 //! next decision are read.
 
 use super::api::Usage;
-use super::client::{Connection, refusal};
+use super::client::{Connection, served};
 use super::events::Source;
 use super::finding::Finding;
 use super::gateway::{self, Decision};
@@ -44,8 +44,8 @@ pub(super) fn clear(
         .flat_map(|root| RESETS.map(|path| format!("{root}{path}")));
     let is_done = urls.any(|url| {
         let answer = client.post(&url, &Value::Null);
-        came = refusal(&format!("POST {url}"), &answer);
-        answer.is_ok_and(|reply| reply.status == 200)
+        let reply = served(&format!("POST {url}"), answer);
+        reply.map_err(|refusal| came = refusal).is_ok()
     });
     if !is_done {
         return Cleared::Refused(came);
@@ -78,12 +78,8 @@ pub(super) fn believed(cleared: &Cleared) -> Finding {
     };
     let mut detail = "the cache was emptied".to_owned();
     if let Some(after) = after {
-        detail = format!(
-            "{detail}: {} of {} tokens cached",
-            after.shown(),
-            after.prompt
-        );
-        if after.is_cached(after.prompt) {
+        detail = format!("{detail}: {} tokens cached", after.of_prompt());
+        if after.is_warm() {
             return Finding::warn(
                 detail,
                 "ask again when nothing runs: an engine empties no cache in use",

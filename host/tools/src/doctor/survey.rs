@@ -54,7 +54,7 @@ impl Route {
     /// Returns the second answer's report if it found cached tokens.
     pub(super) fn warm(&self) -> Option<&Usage> {
         let [_, warm] = self.pair.as_ref().ok()?;
-        Some(warm).filter(|warm| warm.cached_or_zero() > 0 && warm.is_cached(warm.prompt))
+        Some(warm).filter(|warm| warm.is_warm())
     }
 
     /// Returns the tokens of a word in this engine's vocabulary.
@@ -143,38 +143,24 @@ impl Survey {
 /// Checks that a prompt is found cached the second time.
 pub(super) fn caching(survey: &Survey, metrics: &Metrics) -> Finding {
     if let Some((route, warm)) = survey.reusing() {
-        let (name, cached) = (route.api.name, warm.shown());
-        return Finding::ok(format!(
-            "one {name} prompt twice: {cached} of {} tokens cached",
-            warm.prompt
-        ));
+        let (name, cached) = (route.api.name, warm.of_prompt());
+        return Finding::ok(format!("one {name} prompt twice: {cached} tokens cached"));
     }
-    let served = || {
-        survey
-            .routes
-            .iter()
-            .filter_map(|route| Some((route, route.pair.as_ref().ok()?)))
-    };
+    let routes = || survey.routes.iter();
+    let served = || routes().filter_map(|route| Some((route, route.pair.as_ref().ok()?)));
     let Some((route, [_, warm])) = served().next() else {
-        let came = survey
-            .routes
-            .iter()
-            .filter_map(|route| route.pair.as_ref().err());
-        return Finding::fail(came.cloned().collect::<Vec<_>>().join("; "), SERVED);
+        let came = routes().filter_map(|route| route.pair.clone().err());
+        return Finding::fail(came.collect::<Vec<_>>().join("; "), SERVED);
     };
-    let (name, prompt) = (route.api.name, warm.prompt);
-    let detail = format!(
-        "one {name} prompt twice: cached tokens {} of {prompt}",
-        warm.shown()
-    );
+    let (name, cached) = (route.api.name, warm.of_prompt());
+    let detail = format!("one {name} prompt twice: cached tokens {cached}");
     match metrics.label("vllm:cache_config_info", "enable_prefix_caching") {
         Some("True" | "true" | "1") => {
             Finding::ok(format!("{detail}; /metrics: enable_prefix_caching is on"))
         }
         None if served().all(|(_, [_, warm])| warm.cached.is_none()) => {
-            let detail =
-                format!("{detail}, on every API: no answer shows whether anything is reused");
-            Finding::skipped(detail, REPORT)
+            let nothing = "on every API: no answer shows whether anything is reused";
+            Finding::skipped(format!("{detail}, {nothing}"), REPORT)
         }
         _ => Finding::fail(detail, CACHING),
     }
@@ -186,13 +172,12 @@ pub(super) fn cached_tokens(route: &Route, survey: &Survey, caching: Status) -> 
         Ok([_, warm]) => warm,
         Err(came) => return Finding::skipped(came, ""),
     };
-    let (path, cached, prompt) = (route.api.path, warm.shown(), warm.prompt);
-    let detail = format!("POST {path}, one prompt twice: cached tokens {cached} of {prompt}");
+    let (path, cached) = (route.api.path, warm.of_prompt());
+    let detail = format!("POST {path}, one prompt twice: cached tokens {cached}");
     match survey.reusing() {
         Some((other, reused)) if route.warm().is_none() => {
-            let (name, cached) = (other.api.name, reused.shown());
-            let detail = format!("{detail}; {name} says {cached} of {}", reused.prompt);
-            Finding::fail(detail, REPORT)
+            let (name, cached) = (other.api.name, reused.of_prompt());
+            Finding::fail(format!("{detail}; {name} says {cached}"), REPORT)
         }
         None if warm.cached.is_none() && caching == Status::Fail => Finding::skipped(
             format!("{detail}; nothing is cached that could be reported"),

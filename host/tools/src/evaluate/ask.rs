@@ -21,11 +21,11 @@
 
 use super::arm::Arm;
 use super::choice::{self, ChosenBy};
-use super::client::{Client, Fault};
 use super::data::Case;
 use super::journal::{Journal, Record};
 use super::likelihood::Forced;
 use super::prompt::Prompts;
+use crate::client::{Client, Fault};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::random::Random;
@@ -78,7 +78,18 @@ impl Questions<'_> {
         records: Vec<Record>,
         bar: &ProgressBar,
     ) -> Result<RunOutcome> {
-        let mut run = Run::new(self, journal, bar);
+        let mut run = Run {
+            questions: self,
+            plan: self.plan().into_iter(),
+            chats: Chats::new(self),
+            journal,
+            bar,
+            outcome: RunOutcome::default(),
+            refused: 0,
+            failed: 0,
+            is_warned: false,
+            stop: None,
+        };
         run.recall(records)?;
         let run = Mutex::new(run);
         std::thread::scope(|scope| {
@@ -364,22 +375,7 @@ impl<'a> Chats<'a> {
     }
 }
 
-impl<'a> Run<'a> {
-    fn new(questions: &'a Questions<'a>, journal: &'a mut Journal, bar: &'a ProgressBar) -> Self {
-        Self {
-            questions,
-            plan: questions.plan().into_iter(),
-            chats: Chats::new(questions),
-            journal,
-            bar,
-            outcome: RunOutcome::default(),
-            refused: 0,
-            failed: 0,
-            is_warned: false,
-            stop: None,
-        }
-    }
-
+impl Run<'_> {
     /// Replays recorded answers to the orderers.
     fn recall(&mut self, mut records: Vec<Record>) -> Result<()> {
         records.sort_by_key(|record| record.at);

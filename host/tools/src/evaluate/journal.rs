@@ -10,14 +10,14 @@
 use super::arm::Arm;
 use super::likelihood::Likelihood;
 use super::stream::Usage;
+use crate::files::{lock, open_appended, whole_lines};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::hash_map::RandomState;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::File;
 use std::hash::BuildHasher;
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// An answer in the journal.
@@ -105,29 +105,9 @@ impl Journal {
             .with_context(|| format!("cannot make {}", folder.display()))?;
         let path = folder.join("answers.jsonl");
         let failed = || format!("cannot use {}", path.display());
-        let mut file = OpenOptions::new()
-            .read(true)
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&path)
-            .with_context(failed)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                bail!("another run is writing {}", path.display());
-            }
-            Err(TryLockError::Error(error)) => return Err(error).with_context(failed),
-        }
-        let mut text = Vec::new();
-        file.read_to_end(&mut text).with_context(failed)?;
-        let whole = text.iter().rposition(|&byte| byte == b'\n');
-        let whole = whole.map_or(0, |at| at + 1);
-        if whole < text.len() {
-            text.truncate(whole);
-            file.set_len(whole as u64).with_context(failed)?;
-            file.seek(std::io::SeekFrom::End(0)).with_context(failed)?;
-        }
+        let file = open_appended(&path).with_context(failed)?;
+        lock(&file, &path)?;
+        let text = whole_lines(&file).with_context(failed)?;
         let mut journal = Self {
             file,
             path: path.clone(),
@@ -142,7 +122,7 @@ impl Journal {
                 run: journal.run.clone(),
                 parameters: parameters.clone(),
             };
-            journal.write(&header)?;
+            journal.append(&header)?;
             return Ok((journal, Vec::new()));
         };
         let header: Header = serde_json::from_slice(first)
@@ -173,13 +153,8 @@ impl Journal {
         &self.run
     }
 
-    /// Appends an answer.
-    pub(super) fn append(&mut self, record: &Record) -> Result<()> {
-        self.write(record)
-    }
-
-    /// Writes a line in one call, so that a line that is read later is complete or lacks its line break.
-    fn write(&mut self, line: &impl Serialize) -> Result<()> {
+    /// Appends an answer in one call, so that a line that is read later is complete or lacks its line break.
+    pub(super) fn append(&mut self, line: &impl Serialize) -> Result<()> {
         let mut text = serde_json::to_vec(line)?;
         text.push(b'\n');
         self.file

@@ -9,10 +9,10 @@
 //! are stored in the run's folder: the same command never asks for one twice, and a finished run can be judged later,
 //! also by another judge.
 
-use super::client::{Client, chat_url};
 use super::data::{Case, Turn};
 use super::journal::Record;
 use super::kept::{self, Kept};
+use crate::client::{Client, chat_url};
 use anyhow::{Result, anyhow};
 use fxhash::FxHashMap;
 use indicatif::ProgressBar;

@@ -7,15 +7,15 @@
 //! A resumed run sends only the requests that are left, and equal ones are sent once. A last line that a crash
 //! truncated is dropped. Only its owner can read the file.
 
+use crate::files::{open_appended, whole_lines};
 use anyhow::{Context, Result, bail};
 use foreword_ordering::document::Fingerprint;
 use fxhash::FxHashMap;
 use indicatif::ProgressBar;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -46,19 +46,11 @@ impl<T: Serialize + DeserializeOwned + Clone + Send> Kept<T> {
     /// Returns an error if it cannot be used or is damaged.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let failed = || format!("cannot use {}", path.display());
-        let mut options = OpenOptions::new();
-        options.read(true).append(true).create(true).mode(0o600);
-        let mut file = options.open(path).with_context(failed)?;
-        let mut text = String::new();
-        file.read_to_string(&mut text).with_context(failed)?;
-        let whole = text.rfind('\n').map_or(0, |at| at + 1);
-        if whole < text.len() {
-            file.set_len(whole as u64).with_context(failed)?;
-            file.seek(std::io::SeekFrom::End(0)).with_context(failed)?;
-        }
+        let file = open_appended(path).with_context(failed)?;
+        let text = whole_lines(&file).with_context(failed)?;
         let mut known = FxHashMap::default();
-        for (line, number) in text.get(..whole).unwrap_or_default().lines().zip(1..) {
-            let Ok(line) = serde_json::from_str::<Line<T>>(line) else {
+        for (line, number) in text.split_inclusive(|&byte| byte == b'\n').zip(1..) {
+            let Ok(line) = serde_json::from_slice::<Line<T>>(line) else {
                 bail!("{}:{number} is damaged", path.display());
             };
             known.insert(line.of, line.result);

@@ -46,9 +46,10 @@ pub use profile::RankProfile;
 pub(crate) use profile::tests::example as profile_example;
 pub use template::Template;
 
+use crate::client::{Access, Client, chat_url};
+use crate::files;
 use anyhow::{Context, Result, anyhow, ensure};
 use ask::{Questions, RunOutcome};
-use client::{Client, chat_url};
 use data::Reading;
 use figures::Figures;
 use foreword_ordering::{Config, RawConfig};
@@ -58,7 +59,6 @@ use journal::{Journal, Record};
 use profile::Orders;
 use prompt::Prompts;
 use serde_json::{Map, Value, json};
-use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -207,12 +207,16 @@ pub fn run(options: &Options) -> Result<()> {
     if options.salts {
         prompts.salt = Some(format!("evaluate-{}", journal.run()));
     }
-    let client = Client::new(
-        options.api_key.clone(),
-        options.timeout,
-        options.retries,
-        options.backoff,
-    );
+    let client_with = |key: &Option<String>| {
+        Client::new(Access {
+            key: key.clone(),
+            timeout: options.timeout,
+            retries: options.retries,
+            backoff: options.backoff,
+            connections: None,
+        })
+    };
+    let client = client_with(&options.api_key);
     let questions = Questions {
         cases: &data.cases,
         arms: &arms,
@@ -247,12 +251,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     if let Some(options_of_judge) = &options.judge {
-        let client = Client::new(
-            options_of_judge.api_key.clone(),
-            options.timeout,
-            options.retries,
-            options.backoff,
-        );
+        let client = client_with(&options_of_judge.api_key);
         let bar = progress::bar("judging", outcome.records.len())?;
         let judged = judge::judge(
             options_of_judge,
@@ -350,25 +349,19 @@ fn measure_profile(
 
 fn show(figures: &Figures, options: &Options) -> Result<()> {
     if let Some(profile) = &figures.profile {
-        let path = options.out.join("rank-profile.json");
-        profile.write(&path)?;
-        eprintln!("written: {}", path.display());
+        profile.write(&options.out.join("rank-profile.json"))?;
     }
     let json = figures.to_json() + "\n";
     let page = report::page(figures)?;
     for (name, text) in [("figures.json", &json), ("report.html", &page)] {
-        let path = options.out.join(name);
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-        eprintln!("written: {}", path.display());
+        files::write(&options.out.join(name), text)?;
     }
     let printed = if options.json {
         json
     } else {
         figures.to_table()
     };
-    std::io::stdout()
-        .write_all(printed.as_bytes())
-        .context("cannot write to standard output")
+    files::print(&printed)
 }
 
 /// Returns the distinct arms, in the order of [`Arm::ALL`].

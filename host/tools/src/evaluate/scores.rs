@@ -1,8 +1,8 @@
 //! Requests the likelihoods of right answers, and stores them in the run's folder.
 
-use super::client::{Client, Fault};
 use super::kept::Kept;
 use super::likelihood::{Forced, Likelihood};
+use crate::client::{Client, Fault};
 use anyhow::{Result, anyhow};
 use indicatif::ProgressBar;
 use std::path::Path;

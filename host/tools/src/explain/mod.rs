@@ -16,6 +16,7 @@ mod plots;
 mod remedy;
 mod report;
 
+use crate::files;
 use crate::log::{self, OnBad, Place};
 use crate::replay::whole::{self, Input, Ordered};
 use anyhow::{Context, Result};
@@ -160,10 +161,7 @@ pub fn run(options: &Options) -> Result<()> {
         gains,
     };
     if let Some(path) = &options.report {
-        let page = report::page(&findings)?;
-        std::fs::write(path, page)
-            .with_context(|| format!("cannot write the report {}", path.display()))?;
-        eprintln!("report: {}", path.display());
+        files::write_report(path, &report::page(&findings)?)?;
     }
     if options.json {
         let summary = findings.to_json().to_string();

@@ -26,8 +26,8 @@ pub(crate) mod whole;
 pub use boundary::BoundaryOptions;
 
 use crate::evaluate::RankProfile;
-use crate::log;
-use anyhow::{Context, Result};
+use crate::{files, log};
+use anyhow::Result;
 use figures::Figures;
 use foreword_ordering::config::RawPolicyOptions;
 use foreword_ordering::policy::{Placement, PolicyKind};
@@ -36,7 +36,6 @@ use foreword_report::progress;
 use foreword_simulation::{Bound, Capacity};
 use frontier::Frontier;
 use serde_json::json;
-use std::io::Write;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
@@ -156,12 +155,7 @@ pub fn run(options: &Options) -> Result<()> {
         figures.to_table()
     };
     if let Some(path) = &options.report {
-        let page = report::page(&figures)?;
-        std::fs::write(path, page)
-            .with_context(|| format!("cannot write the report {}", path.display()))?;
-        eprintln!("report: {}", path.display());
+        files::write_report(path, &report::page(&figures)?)?;
     }
-    std::io::stdout()
-        .write_all(printed.as_bytes())
-        .context("cannot write to standard output")
+    files::print(&printed)
 }

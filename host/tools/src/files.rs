@@ -1,0 +1,61 @@
+//! Results: printed, written to files that the user named, or appended line by line to a file that a stopped run continues.
+
+use anyhow::{Context, Result, bail};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Prints to standard output.
+pub(crate) fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .context("cannot write to standard output")
+}
+
+/// Writes a file and names it on standard error.
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    eprintln!("written: {}", path.display());
+    Ok(())
+}
+
+/// Writes a report and names it on standard error.
+pub(crate) fn write_report(path: &Path, page: &str) -> Result<()> {
+    std::fs::write(path, page)
+        .with_context(|| format!("cannot write the report {}", path.display()))?;
+    eprintln!("report: {}", path.display());
+    Ok(())
+}
+
+/// Opens a file for appending, or creates one that only its owner may read.
+pub(crate) fn open_appended(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).create(true).mode(0o600);
+    options.open(path)
+}
+
+/// Locks a file, which another run may have locked.
+pub(crate) fn lock(file: &File, path: &Path) -> Result<()> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => bail!("another run is writing {}", path.display()),
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot use {}", path.display()))
+        }
+    }
+}
+
+/// Reads the lines of a file, and removes a last one that a crash cut short.
+pub(crate) fn whole_lines(mut file: &File) -> std::io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    let whole = text.iter().rposition(|&byte| byte == b'\n');
+    let whole = whole.map_or(0, |at| at + 1);
+    if whole < text.len() {
+        text.truncate(whole);
+        file.set_len(whole as u64)?;
+    }
+    Ok(text)
+}
