@@ -35,7 +35,7 @@ pub(crate) fn run(input: &[u8]) {
 /// at most, and never more than a small file could announce.
 fn load(path: &Path) {
     if let Ok(tokenizer) = Tokenizer::load(path) {
-        let _ = tokenizer.encode("The cellar holds 12 barrels.");
+        let _ = tokenizer.encode("The cellar holds 12 barrels.", true);
     }
     let _ = ChatTemplate::load(path);
     let Ok(checkpoint) = Checkpoint::open(path) else {
@@ -183,6 +183,15 @@ fn gguf(kind: u32, bytes_of_32: u64) -> Vec<u8> {
         "<end>",
     ];
     field("tokenizer.ggml.tokens", 9, &strings(&tokens));
+    // Ordinary tokens, and one that ends an answer.
+    let kinds = [1; 15].into_iter().chain([3_i32]);
+    let kinds: Vec<u8> = kinds.flat_map(i32::to_le_bytes).collect();
+    let count = 16_u64.to_le_bytes();
+    field(
+        "tokenizer.ggml.token_type",
+        9,
+        &[&5_u32.to_le_bytes()[..], &count, &kinds].concat(),
+    );
     field(
         "tokenizer.ggml.merges",
         9,

@@ -425,7 +425,7 @@ const MAX_LINE_BYTES: usize = 2_048;
 
 /// Patterns are matched against at most this share of a request's bytes anew, plus a minimum: a regular expression takes a
 /// hundred times as long per byte as everything else. Spans in other lines stay in place until a later request.
-const MATCHED_SHARE: usize = 8;
+const MATCHED_SHARE: usize = 9;
 const LEAST_MATCHED_BYTES: usize = 1_024;
 
 /// Most units of a request that are classified as data or instruction; others are not moved.
