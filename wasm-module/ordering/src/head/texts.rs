@@ -290,7 +290,7 @@ const IDEOGRAPHIC_BYTES: usize = 3;
 pub(super) const MAX_UNITS: usize = 2_048;
 
 /// Most texts read in a request.
-const MAX_TEXTS: usize = 128;
+const MAX_TEXTS: usize = 64;
 
 #[cfg(test)]
 mod tests {
