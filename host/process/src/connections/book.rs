@@ -157,6 +157,11 @@ impl Book {
         self.name
     }
 
+    /// Returns the most connections that can be open at once.
+    pub(super) fn places(&self) -> usize {
+        self.bounds.connections.max(1) as usize
+    }
+
     /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.state.lock().entries.len()
@@ -179,7 +184,7 @@ impl Book {
             let changed = self.changed.notified();
             {
                 let mut state = self.state.lock();
-                let is_full = state.entries.len() >= self.bounds.connections.max(1) as usize;
+                let is_full = state.entries.len() >= self.places();
                 if !is_full || first(&state.order).is_some() {
                     state.full_since = None;
                     return;
@@ -206,7 +211,7 @@ impl Book {
                 None => return Err(Full::Address),
             }
         }
-        if state.entries.len() >= self.bounds.connections.max(1) as usize {
+        if state.entries.len() >= self.places() {
             let id = first(&state.order).ok_or(Full::Everywhere)?;
             self.counts.closed(self.name, "crowded");
             self.end(&mut state, id);

@@ -32,6 +32,7 @@ use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -108,6 +109,10 @@ pub async fn accept_each<F: Future<Output = ()> + Send + 'static>(
         let mut trouble = Trouble::default();
         loop {
             while tasks.try_join_next().is_some() {}
+            // A connection closed for another holds its file until its task has ended.
+            while tasks.len() > book.places() {
+                tasks.join_next().await;
+            }
             let accepted = tokio::select! {
                 biased;
                 () = &mut closed => break,
@@ -133,14 +138,22 @@ async fn accept(
     trouble: &mut Trouble,
 ) -> Option<(TcpStream, Place)> {
     book.room().await;
-    let (stream, peer) = match listener.accept().await {
+    let accepted = poll_fn(|context| {
+        let accepted = listener.poll_accept(context);
+        // Without a client waiting, it would have failed nevertheless: the system opens the file first.
+        if !matches!(accepted, Poll::Ready(Err(_))) {
+            trouble.is_over(book);
+        }
+        accepted
+    })
+    .await;
+    let (stream, peer) = match accepted {
         Ok(accepted) => accepted,
         Err(error) => {
             trouble.wait(&error, book).await;
             return None;
         }
     };
-    trouble.is_over(book);
     // Without Nagle's algorithm, a token does not wait for the previous one's acknowledgement.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY not set");
@@ -329,5 +342,19 @@ mod tests {
         trouble.is_over(&book);
         assert!(!book.is_exhausted(Duration::ZERO));
         assert_eq!(trouble.pause, Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn accepting_works_again_before_the_next_client_comes() {
+        let book = Book::new("public", Bounds::default(), Counts::default());
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let mut trouble = Trouble::default();
+        trouble.wait(&no_file(), &book).await;
+        assert!(book.is_exhausted(Duration::MAX));
+        // No client comes: a server that is not ready gets none.
+        let accepted = accept(&listener, &book, &mut trouble);
+        let in_time = tokio::time::timeout(Duration::from_millis(1), accepted);
+        assert!(in_time.await.is_err());
+        assert!(!book.is_exhausted(Duration::ZERO));
     }
 }
