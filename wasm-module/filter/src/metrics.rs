@@ -15,7 +15,7 @@ use foreword_ordering::{Arm, Skip};
 
 use crate::agreement::LearnResult;
 use crate::counter::{Counter, record};
-use crate::exchange::Unlisted;
+use crate::exchange::listed::Unlisted;
 use crate::host::{Host, MetricId};
 use crate::misses;
 use crate::outcome::{HEAD_COUNTS, RequestOutcome, cut_counts, head_counts, reason};

@@ -10,7 +10,7 @@ use foreword_ordering::head::HeadReport;
 use foreword_ordering::{Arm, Report, Skip};
 
 use crate::config::OnFailure;
-use crate::exchange::Unlisted;
+use crate::exchange::listed::Unlisted;
 use crate::host::HostError;
 use crate::retrieval::Reason;
 

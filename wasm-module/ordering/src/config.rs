@@ -340,10 +340,17 @@ impl Config {
         self.policy.build(&self.policy_options)
     }
 
-    /// Returns the policy's kind.
+    /// Returns which documents' places follow from their ranks: the favoured ones, or with policy `retrieval` all of them, first
+    /// to last.
     #[must_use]
-    pub fn policy_kind(&self) -> PolicyKind {
-        self.policy
+    pub fn placement(&self) -> Placement {
+        match self.policy {
+            PolicyKind::Retrieval => Placement {
+                place: Place::First,
+                documents: u16::MAX,
+            },
+            _ => self.policy_options.placement,
+        }
     }
 
     /// Returns the options that the policy is built with.

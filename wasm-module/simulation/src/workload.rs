@@ -79,6 +79,17 @@ pub enum Ranks {
     Stable,
 }
 
+impl Ranks {
+    /// Returns the order's name in commands and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Shuffled => "shuffled",
+            Self::Stable => "stable",
+        }
+    }
+}
+
 /// Generates RAGCache++'s geospatial workload (section 4.7): 20 cities on a grid, each with 10 documents at places
 /// around it. With a probability of 0.7 a request comes from the previous one's city, otherwise from any city; it
 /// retrieves the `k` documents nearest to its own place.

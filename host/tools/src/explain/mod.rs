@@ -11,7 +11,7 @@
 //! of requests; no text is kept.
 
 pub(crate) mod causes;
-mod lines;
+pub(crate) mod lines;
 mod plots;
 mod remedy;
 mod report;
@@ -26,7 +26,7 @@ use foreword_ordering::head::{Cause, Diagnosis};
 use foreword_ordering::policy::PolicyKind;
 use foreword_report::words::{grouped, percent, rounded};
 use foreword_simulation::{Capacity, PromptReuse};
-pub(crate) use lines::Explaining;
+use lines::Explaining;
 use remedy::{Part, Remedy};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};

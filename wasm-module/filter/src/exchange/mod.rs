@@ -17,7 +17,7 @@
 //! forwarded at once, without either. Response headers get the report. Response bodies are forwarded unchanged, and the
 //! reported usage is read from them ([`crate::usage`]).
 
-mod listed;
+pub(crate) mod listed;
 mod route;
 
 use std::borrow::Cow;
@@ -41,8 +41,6 @@ use crate::salt::Identity;
 use crate::usage::PromptUsage;
 use listed::{Asked, Listed};
 use route::route_of;
-
-pub(crate) use listed::Unlisted;
 
 /// One request and its response.
 pub struct Exchange {
