@@ -8,7 +8,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 thread_local! {
-    /// A folder for each thread's files: they are mapped, not read.
+    /// Each thread's folder of files, which are mapped, not read. It has the configuration of the safetensors.
     static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
@@ -17,22 +17,23 @@ pub(crate) fn run(input: &[u8]) {
         return;
     };
     FOLDER.with(|folder| {
-        let folder = folder.get_or_init(|| tempfile::tempdir().expect("a folder"));
+        let folder = folder.get_or_init(|| {
+            let folder = tempfile::tempdir().expect("a folder");
+            std::fs::write(folder.path().join("config.json"), CONFIG).expect("a file");
+            folder
+        });
         if kind % 2 == 0 {
             let path = folder.path().join("model.gguf");
             std::fs::write(&path, bytes).expect("a file");
             load(&path);
         } else {
-            let config = folder.path().join("config.json");
-            std::fs::write(config, CONFIG).expect("a file");
             std::fs::write(folder.path().join("model.safetensors"), bytes).expect("a file");
             load(folder.path());
         }
     });
 }
 
-/// Loads everything that a server would. The weights that a backend holds are no more than the file has, eight of them a byte
-/// at most, and never more than a small file could announce.
+/// Loads everything that a server would: the file is loaded, or refused with an error.
 fn load(path: &Path) {
     if let Ok(tokenizer) = Tokenizer::load(path) {
         let _ = tokenizer.encode("The cellar holds 12 barrels.", true);
@@ -42,15 +43,17 @@ fn load(path: &Path) {
         return;
     };
     let _ = checkpoint.fingerprint();
-    let config = CpuConfig {
-        pages: 1,
-        host_pages: 0,
-        page_tokens: 16,
-        threads: Some(1),
-        precision: Precision::Auto,
-    };
-    let _ = CpuBackend::new(&checkpoint, &config);
+    let _ = CpuBackend::new(&checkpoint, &BACKEND);
 }
+
+/// The smallest backend.
+const BACKEND: CpuConfig = CpuConfig {
+    pages: 1,
+    host_pages: 0,
+    page_tokens: 16,
+    threads: Some(1),
+    precision: Precision::Auto,
+};
 
 const CONFIG: &str = r#"{"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "intermediate_size": 32, "vocab_size": 16, "max_position_embeddings": 64,
@@ -257,14 +260,7 @@ mod tests {
             std::fs::write(&path, &seed[1..]).unwrap();
             let checkpoint = Checkpoint::open(&path).unwrap();
             Tokenizer::load(&path).unwrap();
-            let config = CpuConfig {
-                pages: 1,
-                host_pages: 0,
-                page_tokens: 16,
-                threads: Some(1),
-                precision: Precision::Auto,
-            };
-            CpuBackend::new(&checkpoint, &config).unwrap();
+            CpuBackend::new(&checkpoint, &BACKEND).unwrap();
         }
         std::fs::write(folder.path().join("config.json"), CONFIG).unwrap();
         std::fs::write(folder.path().join("model.safetensors"), &safetensors()[1..]).unwrap();

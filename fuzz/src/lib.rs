@@ -20,7 +20,7 @@
 //! | `picker` | a pool's lists of endpoints, their metrics, a gateway's metadata | a pool holds what is listed, each in its place; only what a hint names is eligible |
 //! | `grammars` | a JSON schema, or a regular expression | the budget holds, by count; a refusal says why; an answer that follows it is JSON |
 //! | `zmtp` | what a ZeroMQ peer sends | it does not depend on how the bytes arrive; what is announced is not reserved |
-//! | `checkpoints` | a model's file, GGUF or safetensors | what is announced is not reserved |
+//! | `checkpoints` | a model's file, GGUF or safetensors | it is loaded, or refused with an error |
 //! | `requests` | HTTP requests to the host | no failure of the server's; salts hold; answers are bounded; every place comes back |
 //!
 //! A target is a function of bytes. libFuzzer calls it in `cargo xtask fuzz` and follows its coverage; the ordinary tests
