@@ -68,7 +68,7 @@ impl Model {
         let mut opened = device.open(folder)?;
         engine.max_step_tokens = opened.max_step_tokens;
         engine.max_prefill_step_tokens = Some(opened.max_prefill_step_tokens);
-        engine.cache = tiers.open(&mut opened)?;
+        engine.cache = tiers.open(&mut opened, engine.prefix_caching)?;
         let factory = {
             let (folder, device) = (folder.to_owned(), device.clone());
             move || match device.open(&folder) {

@@ -47,11 +47,12 @@ pub struct DiskFile {
 const REPLICA_BYTES_PER_STEP: u64 = 4 << 20;
 
 impl Tiers {
-    /// Returns the cache configuration for a device on which nothing runs yet.
+    /// Returns the cache configuration for a device on which nothing runs yet. Without `caching` nothing is evicted, so that
+    /// no costs are measured.
     ///
     /// # Errors
     /// Returns an error if a file cannot be read or created; the chain names it.
-    pub fn open(&self, device: &mut Opened) -> anyhow::Result<CacheConfig> {
+    pub fn open(&self, device: &mut Opened, caching: bool) -> anyhow::Result<CacheConfig> {
         let shape = device.backend.shape();
         if self.disk.is_some() {
             ensure!(
@@ -67,7 +68,7 @@ impl Tiers {
             identity: device.identity as u64,
             ..CacheConfig::default()
         };
-        if self.policy.weighs_cost() {
+        if caching && self.policy.weighs_cost() {
             let cost = self.cost(device);
             config.cost = Some(cost.context("cannot tell what computing costs")?);
         }

@@ -288,6 +288,8 @@ pub(crate) fn on_one_line(body: &[u8]) -> String {
 pub(crate) const MAX_SHOWN: usize = 600;
 /// Longest wait between two attempts, unless a tool waits as long as the endpoint asks.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(30);
+/// The filter's default `report_header`.
+pub(crate) const REPORT_HEADER: &str = "x-foreword";
 const CHAT: &str = "/chat/completions";
 
 #[cfg(test)]

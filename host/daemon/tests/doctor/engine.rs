@@ -55,7 +55,7 @@ pub(crate) enum Fault {
     Metrics(&'static str),
 }
 
-/// The stub engine.
+/// A stub of an inference engine that has one seeded [`Fault`]: its APIs, its prefix cache and its KV events.
 pub(crate) struct Engine {
     fault: Fault,
     state: Mutex<Known>,

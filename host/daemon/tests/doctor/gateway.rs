@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-/// The gateway.
+/// A stub of the gateway in front of an [`Engine`], with the same seeded fault.
 struct Gateway {
     fault: Fault,
     engine: Arc<Engine>,

@@ -1,4 +1,4 @@
-//! Tests `POST /v1/completions`.
+//! Tests the host's OpenAI route `POST /v1/completions`: its answers, streams and refusals.
 
 use crate::support::client::{begin, post};
 use crate::support::parrot::VOCABULARY;

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// A Python subscriber.
+/// A process of Python's pyzmq that subscribes to the host's KV events and prints each as a line.
 struct Subscriber {
     lines: Lines<BufReader<ChildStdout>>,
     stdin: ChildStdin,

@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// A scripted search.
+/// A document store whose search yields the stages, the end or the failure that the test sends.
 struct Scripted {
     steps: Mutex<Receiver<Step>>,
 }

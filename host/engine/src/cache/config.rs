@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// Seconds of prefill as a function of `(cached tokens, new tokens)`.
 pub type Cost = dyn Fn(u32, u32) -> f64 + Send + Sync;
 
-/// How the cache keeps idle pages, which no lease holds.
+/// Configuration of a prefix cache: which pages it keeps once no running sequence holds them, and where.
 #[derive(Clone)]
 pub struct CacheConfig {
     /// Ranks pages for eviction, on the device and in host memory.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub enum Tier {
     /// The backend's own memory, which it computes on.
     Device,
-    /// Host memory.
+    /// The pool of pages in host memory, to which pages evicted from the device move.
     Host,
     /// A file. The cache reports no events for this tier, because a page that is written there may be dropped silently.
     Disk,

@@ -35,7 +35,7 @@ impl Lease {
 pub struct CacheUse {
     /// Whether the sequence starts from a cached prefix.
     pub reads: bool,
-    /// Whether the pages computed for the sequence stay in the cache for others.
+    /// True if the pages computed for the sequence stay in the cache, where later sequences can reuse them.
     pub keeps: bool,
 }
 

@@ -70,7 +70,7 @@ pub struct EngineConfig {
     /// Most tokens of a step in which no answer's token is generated and no request is speculative, if more than
     /// `max_step_tokens`. Such a step delays no answer's next token, and fewer steps read the weights less often.
     pub max_prefill_step_tokens: Option<u32>,
-    /// How often a request is retried after the device failed during it; after one more failure it fails.
+    /// Number of retries of a request whose step the device failed; the next failure ends the request.
     pub max_retries: u32,
     /// Speculative work is accepted only while fewer requests than this wait (RAGCache, algorithm 2). 0 accepts none.
     pub max_prefill_batch: u32,

@@ -85,10 +85,12 @@ pub fn load_or_measure(
         Some(StoredProfile::Unusable(reason)) => Some(reason),
         Some(StoredProfile::Nothing) | None => None,
     };
+    // A file that cannot be written is reported before the measurement, not after it.
+    let file = path.map(Unfinished::create).transpose()?;
     let start = Instant::now();
     let profile = measure(backend, options, &mut || start.elapsed())?;
-    if let Some(path) = path {
-        store(path, key, &profile)?;
+    if let Some(file) = file {
+        file.finish(key, &profile)?;
     }
     Ok((profile, ProfileOrigin::Measured { discarded }))
 }
@@ -266,24 +268,49 @@ fn load(path: &Path, key: &ProfileKey) -> Result<StoredProfile, ProfileError> {
     Ok(StoredProfile::Profile(stored.profile))
 }
 
-/// Writes the file under another name and renames it once it is complete.
-fn store(path: &Path, key: &ProfileKey, profile: &CostProfile) -> Result<(), ProfileError> {
-    let failed = |source| ProfileError::Io {
-        path: path.to_owned(),
-        source,
-    };
-    let stored = Stored {
-        format: FORMAT,
-        identity: identity(key),
-        machine: key.machine.clone(),
-        profile: profile.clone(),
-    };
-    let text = serde_json::to_string_pretty(&stored).map_err(|error| failed(error.into()))?;
-    let mut new = path.as_os_str().to_owned();
-    new.push(format!(".{}", std::process::id()));
-    std::fs::write(&new, text)
-        .and_then(|()| std::fs::rename(&new, path))
-        .map_err(failed)
+/// A profile's file while it has another name, until it is complete. It is removed when dropped.
+struct Unfinished<'p> {
+    path: &'p Path,
+    /// The other name, which no other process uses.
+    name: PathBuf,
+}
+
+impl<'p> Unfinished<'p> {
+    fn create(path: &'p Path) -> Result<Self, ProfileError> {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{}", std::process::id()));
+        let name = PathBuf::from(name);
+        let file = Self { path, name };
+        std::fs::write(&file.name, "").map_err(|source| file.failed(source))?;
+        Ok(file)
+    }
+
+    /// Writes the profile, and gives the file its own name.
+    fn finish(self, key: &ProfileKey, profile: &CostProfile) -> Result<(), ProfileError> {
+        let stored = Stored {
+            format: FORMAT,
+            identity: identity(key),
+            machine: key.machine.clone(),
+            profile: profile.clone(),
+        };
+        serde_json::to_string_pretty(&stored)
+            .map_err(io::Error::from)
+            .and_then(|text| std::fs::write(&self.name, text))
+            .and_then(|()| std::fs::rename(&self.name, self.path))
+            .map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: io::Error) -> ProfileError {
+        let path = self.path.to_owned();
+        ProfileError::Io { path, source }
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        // After the renaming there is nothing to remove.
+        let _ = std::fs::remove_file(&self.name);
+    }
 }
 
 fn identity(key: &ProfileKey) -> String {
@@ -483,5 +510,11 @@ mod tests {
         let mut backend = Slow::new(1, 1);
         let error = load_or_measure(Some(&path), &key, &mut backend, &OPTIONS).unwrap_err();
         assert!(error.to_string().contains("profile.json"), "{error}");
+        assert_eq!(backend.steps, 0, "nothing is measured that cannot be kept");
+        let folder = tempfile::tempdir().unwrap();
+        backend.fails = true;
+        let path = folder.path().join("profile.json");
+        load_or_measure(Some(&path), &key, &mut backend, &OPTIONS).unwrap_err();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

@@ -10,9 +10,7 @@ use foreword_engine::engine::feed::{Feed, Position};
 use foreword_ordering::Config;
 use foreword_ordering::document::{Candidate, Fingerprint};
 use foreword_ordering::feed::{Change, Follower, TenantKey};
-use foreword_ordering::policy::{
-    Match, Order, Place, Placement, Policy, PolicyKind, SentDocuments, Split, Start, match_of,
-};
+use foreword_ordering::policy::{Match, Order, Policy, SentDocuments, Split, Start, match_of};
 use foreword_ordering::tree::{Bounds, KnowledgeTree, ResidencyEvent, Scope};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -136,18 +134,10 @@ impl Orders {
         })
     }
 
-    /// Divides `count` documents into those whose places follow from their ranks and those that the policy orders. With policy
-    /// `retrieval` no document is ordered: all follow from their ranks, first to last.
+    /// Divides `count` documents into those whose places follow from their ranks and those that the policy orders.
     #[must_use]
     pub fn split(&self, count: usize) -> Split {
-        let placement = match self.ordering.policy_kind() {
-            PolicyKind::Retrieval => Placement {
-                place: Place::First,
-                documents: u16::MAX,
-            },
-            _ => self.ordering.policy_options().placement,
-        };
-        placement.split(count)
+        self.ordering.placement().split(count)
     }
 
     /// Records that a chat of the tenant of `salt` sends `documents` in this order; `ranks` are their ranks.
@@ -230,6 +220,7 @@ impl Tenant {
 mod tests {
     use super::*;
     use foreword_engine::cache::CacheEvent;
+    use foreword_ordering::policy::{Place, Placement};
     use std::sync::Arc;
 
     fn stored(salt: &str, scope: u64, documents: &[u64]) -> CacheEvent {

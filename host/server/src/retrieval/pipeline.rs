@@ -326,11 +326,11 @@ fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered, split: Split
         let known = known.get(usize::from(rank))?;
         (known.fingerprint == *before).then_some(u64::from(known.tokens))
     });
-    match alike.sum::<u64>() {
-        0 => held.order,
-        tokens if tokens < held.matched_tokens => held.order,
-        _ => order.to_vec(),
+    let tokens: u64 = alike.sum();
+    if tokens == 0 || tokens < held.matched_tokens {
+        return held.order;
     }
+    order.to_vec()
 }
 
 /// A chat before its documents are written into it.

@@ -14,6 +14,7 @@ use super::rendering;
 use super::survey::Engine;
 use super::zmq::{PATIENCE, Seen, Subscription};
 use foreword_ordering::{Config, Orderer, Tenant};
+use foreword_server::kv::place::PATH_HEADER;
 use foreword_server::kv::vllm::read::Stored;
 
 /// A source of events.
@@ -205,7 +206,8 @@ fn observe_documents(
         .body
         .and_then(|body| serde_json::from_slice(&body).ok());
     let path = ordered.path.to_header();
-    let path = path.as_deref().map(|path| (PATH_HEADER, path));
+    let name = PATH_HEADER;
+    let path = path.as_deref().map(|path| (name.as_str(), path));
     let body = changed.unwrap_or(body);
     let answer = client.send(
         &CHAT.url(root),
@@ -289,8 +291,6 @@ pub(super) fn agree(observed: &Result<Observed, Unobserved>) -> Finding {
     }
 }
 
-/// The header in which a gateway names the documents of a request.
-const PATH_HEADER: &str = "x-foreword-path";
 const PUBLISH: &str = "vLLM, which listens only on an address with * or ::: --kv-events-config '{\"enable_kv_cache_events\": true, \
                        \"publisher\": \"zmq\", \"endpoint\": \"tcp://[::ffff:127.0.0.1]:5557\"}', then --events tcp://127.0.0.1:5557; \
                        foreword serve: --internal with its internal listener; kv-bridge: the same, and --gateway";

@@ -12,6 +12,7 @@ use super::client::{Answer, Connection, Reply};
 use super::finding::Finding;
 use super::prompt::{AGAIN, Documents, FIRST, Words};
 use super::survey::Engine;
+use crate::client::REPORT_HEADER;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -279,8 +280,6 @@ pub(super) fn salts(gateway: &Gateway) -> Finding {
 
 const MAX_TOKENS: u64 = 3;
 const SETTLE: Duration = Duration::from_millis(300);
-/// The filter's default `report_header`.
-const REPORT_HEADER: &str = "x-foreword";
 const ROUTE: &str = "a route for POST /v1/chat/completions at the gateway, with the engine's model";
 const BLIND: &str = "leave \"ordering\": {\"tree\": …} room (max_tokens: the engine's KV capacity), and engines[].block_tokens no larger than \
                      the engine's blocks";

@@ -6,7 +6,8 @@
 use super::likelihood::{self, ScoredPrompt};
 use super::stream::{self, Broken, Streamed};
 use crate::client::{
-    Client, Fault, MAX_SHOWN, MAX_WAIT, Response, Verdict, on_one_line, pause, verdict,
+    Client, Fault, MAX_SHOWN, MAX_WAIT, REPORT_HEADER, Response, Verdict, on_one_line, pause,
+    verdict,
 };
 use std::io::{BufReader, Read};
 use std::time::{Duration, Instant};
@@ -99,5 +100,3 @@ fn refused(url: &str, mut response: Response) -> Fault {
 
 /// Most bytes of a stream; a longer one counts as malformed.
 const MAX_ANSWER: u64 = 64 << 20;
-/// The filter's default `report_header`.
-const REPORT_HEADER: &str = "x-foreword";

@@ -10,6 +10,7 @@
 use super::Options;
 use super::simulate::{self, Pace, PolicyOutcome};
 use crate::explain::causes::Causes;
+use crate::explain::lines::Explaining;
 use crate::log::{self, OnBad};
 use anyhow::{Context, Result};
 use foreword_ordering::RawConfig;
@@ -154,8 +155,7 @@ fn served(
 
 /// Returns the causes that broke the prefixes of original bodies.
 fn causes(options: &Options) -> Result<Causes> {
-    let mut explaining =
-        crate::explain::Explaining::new(options.capacity.page_tokens, options.document_tokens);
+    let mut explaining = Explaining::new(options.capacity.page_tokens, options.document_tokens);
     let mut causes = Causes::default();
     log::read(&options.files, "causes", OnBad::Count, |_, line| {
         let diagnosis = explaining.line(line)?;

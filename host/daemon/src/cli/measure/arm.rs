@@ -19,7 +19,7 @@ pub(super) enum Arm {
     /// The gateway, with this policy.
     Gateway {
         policy: PolicyKind,
-        /// Whether the gateway writes the retriever's order into the prompt.
+        /// True if the gateway writes the order hint, which tells the model the retriever's order.
         hint: bool,
     },
 }
@@ -31,7 +31,7 @@ impl Arm {
         hint: false,
     };
 
-    /// The gateway's defaults.
+    /// The gateway as it ships: policy `foresight`, with the order hint.
     pub(super) const SHIPPED: Self = Self::Gateway {
         policy: PolicyKind::Foresight,
         hint: true,

@@ -52,14 +52,6 @@ pub(super) struct Workload {
     pub(super) kv_tokens: u64,
 }
 
-/// Returns the name of an order of a request's documents.
-pub(super) fn name_of(ranks: Ranks) -> &'static str {
-    match ranks {
-        Ranks::Shuffled => "shuffled",
-        Ranks::Stable => "stable",
-    }
-}
-
 /// The measurements of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Sample {

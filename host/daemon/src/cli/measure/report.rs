@@ -3,7 +3,6 @@
 use super::arm::Arm;
 use super::figures::{Part, Row};
 use super::plots;
-use super::replay::name_of;
 use super::results::{Experiment, Results, cells};
 use anyhow::Result;
 use foreword_report::words::{escaped, grouped, percent};
@@ -25,7 +24,7 @@ pub(super) fn page(results: &Results) -> Result<String> {
         ("queries", results.setting.queries.to_string()),
         ("seeds", results.setting.seeds.to_string()),
         ("overlap", results.setting.overlap.to_string()),
-        ("ranks", name_of(results.setting.ranks).to_owned()),
+        ("ranks", results.setting.ranks.name().to_owned()),
         ("k", results.setting.k.to_string()),
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
     ];

@@ -3,7 +3,7 @@
 use super::arm::Arm;
 use super::figures::{Estimate, Part, Row, counted, rows};
 use super::prompt::SYSTEM;
-use super::replay::{self, Kind, Outcome, Workload, name_of};
+use super::replay::{self, Kind, Outcome, Workload};
 use super::steps::Steps;
 use foreword_engine::backend::cuda::Ceilings;
 use foreword_engine::engine::Stepper;
@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The requested measurement.
+/// The model and the workload that the command line asked to measure.
 pub(super) struct Setting {
     pub(super) model: String,
     pub(super) queries: u32,
@@ -106,7 +106,7 @@ impl Experiment {
             "value": self.label(),
             "trace": self.workload.kind.name(),
             "overlap": self.workload.overlap,
-            "ranks": name_of(self.workload.ranks),
+            "ranks": self.workload.ranks.name(),
             "k": self.workload.k,
             "at_once": self.workload.at_once,
             "answer_tokens": self.workload.answer,
@@ -234,7 +234,7 @@ impl Results {
         let _ = writeln!(
             table,
             "\n{queries} queries, {seeds} seeds, {k} documents of 200 tokens, overlap {overlap}, {} ranks, {} KV tokens an arm",
-            name_of(*ranks),
+            ranks.name(),
             grouped(orders.workload.kv_tokens)
         );
         for part in Part::ALL {

@@ -195,7 +195,7 @@ impl Reply {
         }
     }
 
-    /// Like [`Reply::event`], parsed.
+    /// Reads the data of the next server-sent event as JSON. Panics at the end of the stream.
     pub(crate) async fn event_json(&mut self) -> Value {
         let event = self.event().await.expect("one more event");
         serde_json::from_str(&event).unwrap_or_else(|_| panic!("JSON, got {event:?}"))

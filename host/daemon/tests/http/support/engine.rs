@@ -316,7 +316,7 @@ impl Wire {
     }
 }
 
-/// A msgpack value.
+/// A MessagePack value, as vLLM encodes its KV events.
 enum Value {
     Nil,
     Unsigned(u64),

@@ -234,7 +234,7 @@ impl CudaBackend {
         })
     }
 
-    /// Computes a step.
+    /// Runs a step as [`Backend::run`] does, without counting refused steps.
     fn compute(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), BackendError> {
         logits.clear();
         self.drawn.clear();

@@ -136,7 +136,7 @@ impl PageFile {
         self.medium.write(&[0; RECORD_BYTES], at)
     }
 
-    /// Empties every slot.
+    /// Overwrites the record of every slot with zeros, so that the file holds no page.
     pub(super) fn erase_all(&mut self) -> io::Result<()> {
         const TOGETHER: u32 = 1024;
         for slot in (0..self.shape.slots).step_by(TOGETHER as usize) {

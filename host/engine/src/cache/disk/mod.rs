@@ -72,9 +72,9 @@ pub struct DiskStats {
     pub slots: u32,
     /// Pages stored now, including those that wait to be written.
     pub pages: u32,
-    /// Pages read successfully.
+    /// Number of pages read from the file whose checksums were right.
     pub read: u64,
-    /// Pages written.
+    /// Number of pages written to the file.
     pub written: u64,
     /// Pages dropped because too many waited to be written.
     pub dropped: u64,
@@ -96,7 +96,7 @@ pub enum DiskError {
     Io {
         /// Path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// Another process uses the file.
@@ -107,7 +107,7 @@ pub enum DiskError {
     Refused {
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong with the file.
+        /// The reason for the refusal.
         reason: String,
     },
     /// The capacity is too small for one page.

@@ -46,7 +46,7 @@ pub(super) struct WorkerState {
     limit: usize,
     busy: bool,
     stopping: bool,
-    /// Whether answers have arrived since the last call of `wake`.
+    /// True if the worker has answered since the last call of `wake`.
     news: bool,
 }
 

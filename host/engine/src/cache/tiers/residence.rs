@@ -32,7 +32,7 @@ pub(in crate::cache) struct Residence {
     /// Numbers of children whose pages are on the device and in host memory.
     pub(in crate::cache) device_children: u32,
     pub(in crate::cache) host_children: u32,
-    /// Whether a load that has not been carried out fills the device's page.
+    /// True while a load from another tier into the device's page is planned but not done.
     pub(in crate::cache) loading: bool,
     /// Number of loads from the host's page that have not been carried out.
     pub(in crate::cache) pins: u32,

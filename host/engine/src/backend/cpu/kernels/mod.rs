@@ -203,7 +203,7 @@ pub(super) trait Loop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kernels {
     isa: Isa,
-    /// How activations are multiplied by bf16 weights as bf16; `None` if they are multiplied as f32.
+    /// The instructions that multiply bf16 activations by bf16 weights; `None` if activations are multiplied as f32.
     pairs: Option<pairs::Machine>,
     /// The machine for attention of models with bf16 weights, and the parts of a number there. `None` if attention is f32.
     attention: Option<(pairs::Machine, Parts)>,

@@ -16,10 +16,10 @@ use products::Products;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Why a device cannot be used.
+/// The reason why a CUDA device cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unavailable {
-    /// Whether the machine has a CUDA driver, so that the user expects a device to be used.
+    /// True if the machine has a CUDA driver: its user then expects a GPU to be used.
     pub has_driver: bool,
     /// The reason: what was found and what is needed.
     pub reason: String,
@@ -27,18 +27,18 @@ pub struct Unavailable {
 
 /// Returns why device `ordinal` cannot be used, or `None` if nothing prevents it as far as can be seen without opening it.
 pub fn unavailable(ordinal: u32) -> Option<Unavailable> {
-    let found = find(ordinal).and_then(|handle| match code_of(handle) {
-        Ok(_) => Ok(()),
-        Err(reason) => Err(Unavailable {
-            has_driver: true,
-            reason,
-        }),
-    });
-    found.err()
+    find(ordinal).err()
 }
 
-/// Returns the handle of device `ordinal`.
-fn find(ordinal: u32) -> Result<sys::CUdevice, Unavailable> {
+/// A device that nothing known prevents from being used.
+struct Found {
+    handle: sys::CUdevice,
+    /// Compute capability: major and minor version.
+    capability: (u32, u32),
+}
+
+/// Finds device `ordinal`, with libraries and kernels for it.
+fn find(ordinal: u32) -> Result<Found, Unavailable> {
     // SAFETY: loads libraries by their names and nothing more.
     let (has_driver, cublas) = unsafe { (sys::is_culib_present(), blas::is_culib_present()) };
     let absent = |reason| Unavailable { has_driver, reason };
@@ -71,7 +71,19 @@ fn find(ordinal: u32) -> Result<sys::CUdevice, Unavailable> {
                 "there is no CUDA device {ordinal}: {count} were found"
             ));
         }
-        result::device::get(ordinal as i32).map_err(words)
+        let handle = result::device::get(ordinal as i32).map_err(words)?;
+        let (major, minor) = capability(handle).map_err(words)?;
+        if major < 8 {
+            let name = result::device::get_name(handle).map_err(words)?;
+            return Err(format!(
+                "{name} has compute capability {major}.{minor}, at least 8.0 is needed"
+            ));
+        }
+        modules::obtainable(major, minor)?;
+        Ok(Found {
+            handle,
+            capability: (major, minor),
+        })
     });
     found
         .unwrap_or_else(|_| Err(TOO_OLD.to_owned()))
@@ -95,21 +107,6 @@ fn capability(handle: sys::CUdevice) -> Result<(u32, u32), DriverError> {
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
     ))
-}
-
-/// Returns the compute capability of a device for which there is code, or a compiler.
-fn code_of(handle: sys::CUdevice) -> Result<(u32, u32), String> {
-    let checked = catch_unwind(|| {
-        let (major, minor) = capability(handle).map_err(words)?;
-        if major < 8 {
-            return Err(format!(
-                "the device has compute capability {major}.{minor}, at least 8.0 is needed"
-            ));
-        }
-        modules::obtainable(major, minor)?;
-        Ok((major, minor))
-    });
-    checked.unwrap_or_else(|_| Err(TOO_OLD.to_owned()))
 }
 
 /// Returns whether compiled kernels for a compute capability are embedded.
@@ -170,15 +167,16 @@ unsafe impl Send for Driver {}
 
 impl Driver {
     pub(super) fn open(ordinal: u32) -> Result<Self, CudaError> {
-        let unavailable = CudaError::Unavailable;
-        let handle = find(ordinal).map_err(|absent| unavailable(absent.reason))?;
-        let capability = code_of(handle).map_err(unavailable)?;
-        catch_unwind(AssertUnwindSafe(|| Self::on(handle, capability)))
+        let found = find(ordinal).map_err(|absent| CudaError::Unavailable(absent.reason))?;
+        catch_unwind(AssertUnwindSafe(|| Self::on(found)))
             .unwrap_or_else(|_| Err(CudaError::Unavailable(TOO_OLD.to_owned())))
     }
 
-    /// Opens a device of this compute capability.
-    fn on(handle: sys::CUdevice, (major, minor): (u32, u32)) -> Result<Self, CudaError> {
+    fn on(found: Found) -> Result<Self, CudaError> {
+        let Found {
+            handle,
+            capability: (major, minor),
+        } = found;
         use sys::CUdevice_attribute as Attribute;
         let attribute = |attribute| {
             // SAFETY: the handle is a device's.

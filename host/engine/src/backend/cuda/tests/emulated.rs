@@ -125,7 +125,7 @@ pub(super) fn compile(source: &str) -> Result<PathBuf, String> {
 /// A device that runs kernels on the CPU.
 pub(in crate::backend::cuda) struct Emulated {
     emulator: &'static Emulator,
-    /// Whether the emulated device has warpgroups.
+    /// True if the device runs Hopper's warpgroup multiplications (`sm_90a`).
     warpgroups: bool,
     /// Sizes of allocations by address.
     memory: BTreeMap<u64, usize>,
