@@ -111,6 +111,7 @@ fn traces(depths: &[usize]) -> Vec<(String, Vec<Trace>)> {
 fn places() {
     let places = [
         (Place::Free, 0),
+        (Place::Auto, 1),
         (Place::Last, 1),
         (Place::Last, 2),
         (Place::First, 1),

@@ -9,7 +9,7 @@ export interface Config {
   policy?: Policy;
   rank?: {
     /** `last`: behind the others, the best one next to a question that follows; `first`: before them, the best one first; `ends`: the best one last, the second best first, and so on; `free`: anywhere. `docs/answers.md` says what each costs. */
-    place?: "free" | "last" | "first" | "ends";
+    place?: "free" | "last" | "first" | "ends" | "auto";
     /** Documents that keep this place. */
     documents?: number;
     /** Formats in which the client's order says nothing of ranks, such as a tool's results by date: there, every document may stand anywhere. Their names are those of `documents`' options. */

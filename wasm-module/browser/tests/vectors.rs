@@ -177,7 +177,7 @@ fn configs() -> Vec<Value> {
             "conversation": {"max_entries": 40, "pin": at % 2 == 1},
             "policy": kind.name(),
             "policy_options": {"seed": 7},
-            "rank": {"place": Place::ALL[at % 4].name(), "documents": 1 + at % 2},
+            "rank": {"place": Place::ALL[at % Place::ALL.len()].name(), "documents": 1 + at % 2},
             "tree": {"max_nodes": 90},
         })
     });

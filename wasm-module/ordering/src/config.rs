@@ -61,8 +61,9 @@ object! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawRank in "rank." {
         /// Name of the [place](Place): `last` (next to a question that follows the documents), `first`, `ends` (the best
-        /// last, the second best first), or `free`.
-        pub place: String = Place::Last.name().into(),
+        /// last, the second best first), `auto` (`first` while requests repeat their best documents, otherwise `last`),
+        /// or `free`.
+        pub place: String = Place::Auto.name().into(),
         /// Number of documents that keep this place.
         pub documents: u32 = 1; 1..=MAX_CANDIDATES.into(),
         /// Formats in which the client's order does not express ranks, such as a tool's results by date. In these, no
@@ -340,19 +341,6 @@ impl Config {
         self.policy.build(&self.policy_options)
     }
 
-    /// Returns which documents' places follow from their ranks: the favoured ones, or with policy `retrieval` all of them, first
-    /// to last.
-    #[must_use]
-    pub fn placement(&self) -> Placement {
-        match self.policy {
-            PolicyKind::Retrieval => Placement {
-                place: Place::First,
-                documents: u16::MAX,
-            },
-            _ => self.policy_options.placement,
-        }
-    }
-
     /// Returns the options that the policy is built with.
     #[must_use]
     pub fn policy_options(&self) -> PolicyOptions {
@@ -430,7 +418,7 @@ impl TryFrom<RawConfig> for Config {
             block_tokens: options.block_tokens,
             placement: match place {
                 Place::Free => Placement::FREE,
-                Place::Last | Place::First | Place::Ends => Placement {
+                Place::Last | Place::First | Place::Ends | Place::Auto => Placement {
                     place,
                     documents: narrow(raw.rank.documents),
                 },

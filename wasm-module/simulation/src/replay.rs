@@ -173,6 +173,7 @@ pub fn upper_bound(trace: &Trace) -> Reuse {
 mod tests {
     use super::super::workload;
     use super::*;
+    use foreword_ordering::policy::{Place, Placement};
 
     fn share(trace: &Trace, kind: PolicyKind, capacity: Capacity) -> f64 {
         replay(trace, kind, &PolicyOptions::default(), capacity).share()
@@ -232,6 +233,38 @@ mod tests {
                 assert_eq!(first, second, "{name} {}", kind.name());
                 let all = share(&trace, kind, Capacity::UNBOUNDED);
                 assert!(all <= bound, "{name} {}: {all} of {bound}", kind.name());
+            }
+        }
+    }
+
+    #[test]
+    fn the_automatic_place_is_the_one_of_both_that_reuses_more() {
+        let share = |trace: &Trace, place| {
+            let options = PolicyOptions {
+                placement: Placement {
+                    place,
+                    documents: 1,
+                },
+                ..PolicyOptions::default()
+            };
+            replay(trace, PolicyKind::Foresight, &options, Capacity::UNBOUNDED).share()
+        };
+        for ranks in [workload::Ranks::Shuffled, workload::Ranks::Stable] {
+            let shape = workload::Bursty {
+                ranks,
+                ..workload::Bursty::default()
+            };
+            let trace = workload::bursty(5, 1_000, shape);
+            let [auto, first, last] =
+                [Place::Auto, Place::First, Place::Last].map(|place| share(&trace, place));
+            // Each of them is at least a tenth better on one of the traces.
+            assert_eq!(first > 1.1 * last, ranks == workload::Ranks::Stable);
+            assert_eq!(last > 1.1 * first, ranks == workload::Ranks::Shuffled);
+            assert!(auto > 0.97 * first.max(last), "{auto} of {first}, {last}");
+            if ranks == workload::Ranks::Stable {
+                let retrieval =
+                    super::tests::share(&trace, PolicyKind::Retrieval, Capacity::UNBOUNDED);
+                assert!(auto > retrieval, "{auto}, {retrieval} by doing nothing");
             }
         }
     }

@@ -229,8 +229,8 @@ fn template(name: &str) -> Result<Template, String> {
 }
 
 fn arm(name: &str) -> Result<Arm, String> {
-    let names = Arm::ALL.map(Arm::name).join(", ");
-    Arm::by_name(name).ok_or(format!("it must be one of {names}"))
+    let names: Vec<&str> = Arm::all().map(Arm::name).collect();
+    Arm::by_name(name).ok_or_else(|| format!("it must be one of {}", names.join(", ")))
 }
 
 fn object(text: &str) -> Result<Object, String> {

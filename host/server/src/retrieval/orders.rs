@@ -10,7 +10,9 @@ use foreword_engine::engine::feed::{Feed, Position};
 use foreword_ordering::Config;
 use foreword_ordering::document::{Candidate, Fingerprint};
 use foreword_ordering::feed::{Change, Follower, TenantKey};
-use foreword_ordering::policy::{Match, Order, Policy, SentDocuments, Split, Start, match_of};
+use foreword_ordering::policy::{
+    Match, Order, Placement, Policy, SentDocuments, Split, Start, match_of,
+};
 use foreword_ordering::tree::{Bounds, KnowledgeTree, ResidencyEvent, Scope};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -94,7 +96,7 @@ impl Orders {
     ) -> Ordered {
         let mut state = self.state.lock();
         state.follow(feed, &self.ordering);
-        let split = self.split(documents.len());
+        let split = state.placement(salt, &self.ordering).split(documents.len());
         let others: Vec<u16> = (0..documents.len() as u16 - split.shared).collect();
         let ranked = Ordered {
             order: split.with(&others).to_vec(),
@@ -134,10 +136,12 @@ impl Orders {
         })
     }
 
-    /// Divides `count` documents into those whose places follow from their ranks and those that the policy orders.
+    /// Divides `count` documents of the tenant of `salt` into those whose places follow from their ranks and those that the
+    /// policy orders.
     #[must_use]
-    pub fn split(&self, count: usize) -> Split {
-        self.ordering.placement().split(count)
+    pub fn split(&self, salt: &str, count: usize) -> Split {
+        let placement = self.state.lock().placement(salt, &self.ordering);
+        placement.split(count)
     }
 
     /// Records that a chat of the tenant of `salt` sends `documents` in this order; `ranks` are their ranks.
@@ -157,6 +161,13 @@ impl Orders {
 }
 
 impl OrdersState {
+    fn placement(&self, salt: &str, ordering: &Config) -> Placement {
+        match self.tenants.get(&TenantKey::of(salt)) {
+            Some(tenant) => tenant.policy.placement(),
+            None => ordering.policy().placement(),
+        }
+    }
+
     /// Follows the engine's feed to its end.
     fn follow(&mut self, feed: &Feed, ordering: &Config) {
         if self.asked > MAX_ASKED {
@@ -220,7 +231,7 @@ impl Tenant {
 mod tests {
     use super::*;
     use foreword_engine::cache::CacheEvent;
-    use foreword_ordering::policy::{Place, Placement};
+    use foreword_ordering::policy::Place;
     use std::sync::Arc;
 
     fn stored(salt: &str, scope: u64, documents: &[u64]) -> CacheEvent {
@@ -277,7 +288,7 @@ mod tests {
         let order = |documents: &[u64]| orders.choose(&feed, "t", None, &known(documents)).order;
         assert_eq!(
             Config::default().policy_options().placement.place,
-            Place::Last
+            Place::Auto
         );
         assert_eq!(order(&[1, 2, 3]), [1, 2, 0]);
         feed.publish(vec![stored("t", 7, &[1]), stored("t", 7, &[3])]);

@@ -138,14 +138,14 @@ impl Pipeline {
                 found = &mut searching => break found.map_err(Failure::internal)??,
                 Ok(()) = latest.changed() => {
                     let found = latest.borrow_and_update().clone();
-                    self.end_if_wrong(&mut guess, &mut before, &found);
+                    self.end_if_wrong(&chat.salt, &mut guess, &mut before, &found);
                     if self.speculates && guess.is_none() {
                         guess = self.guess(&chat, found, before.clone(), &latest).await;
                     }
                 }
             }
         };
-        self.end_if_wrong(&mut guess, &mut before, &found);
+        self.end_if_wrong(&chat.salt, &mut guess, &mut before, &found);
         let documents = found.len();
         if let Some(guess) = &guess {
             before = Some(guess.documents.clone());
@@ -176,14 +176,14 @@ impl Pipeline {
         if found.is_empty() || !self.model.engine().takes_speculations() {
             return None;
         }
-        let ids = self.compared(&found);
-        let chat = Arc::clone(chat);
+        let ids = self.compared(&chat.salt, &found);
+        let asking = Arc::clone(chat);
         let prepared = self.prepare(move |this| {
-            let (written, documents) = this.write(&chat, &found, before.as_deref())?;
-            Ok((this.request(&chat, &written)?, documents))
+            let (written, documents) = this.write(&asking, &found, before.as_deref())?;
+            Ok((this.request(&asking, &written)?, documents))
         });
         let submitted = prepared.await.and_then(|(request, documents)| {
-            if self.compared(&latest.borrow()) != ids {
+            if self.compared(&chat.salt, &latest.borrow()) != ids {
                 return Ok(None);
             }
             let generation = self.model.submit(request)?;
@@ -245,7 +245,7 @@ impl Pipeline {
                     .retriever
                     .orders
                     .choose(feed, &chat.salt, Some(scope), known);
-                let split = self.retriever.orders.split(known.len());
+                let split = self.retriever.orders.split(&chat.salt, known.len());
                 let order = best(known, before.unwrap_or_default(), held, split);
                 documents = (order.iter())
                     .filter_map(|&rank| known.get(usize::from(rank)))
@@ -261,11 +261,12 @@ impl Pipeline {
     /// Ends `guess` if it is not one at `found`, and notes in `before` what was computed of it.
     fn end_if_wrong(
         &self,
+        salt: &str,
         guess: &mut Option<Speculation>,
         before: &mut Option<Vec<Fingerprint>>,
         found: &[ScoredDocument],
     ) {
-        let wrong = guess.take_if(|guess| guess.ids != self.compared(found));
+        let wrong = guess.take_if(|guess| guess.ids != self.compared(salt, found));
         if let Some(documents) = wrong.and_then(Speculation::end) {
             *before = Some(documents);
         }
@@ -273,11 +274,11 @@ impl Pipeline {
 
     /// Returns what identifies a guess at a chat with `found`: the ids of documents whose places follow from their ranks, in
     /// order, and those of all others, sorted.
-    fn compared(&self, found: &[ScoredDocument]) -> Vec<String> {
+    fn compared(&self, salt: &str, found: &[ScoredDocument]) -> Vec<String> {
         let ids = found.iter().map(|found| found.document.id.clone());
         let mut ids: Vec<String> = ids.collect();
         if self.retriever.compared == Compared::Documents {
-            let ranked = usize::from(self.retriever.orders.split(ids.len()).shared);
+            let ranked = usize::from(self.retriever.orders.split(salt, ids.len()).shared);
             if let Some(others) = ids.get_mut(ranked..) {
                 others.sort_unstable();
             }

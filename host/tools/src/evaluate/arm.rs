@@ -6,7 +6,7 @@
 //! | `retrieval` | best first | nothing | no | sent again |
 //! | `ordered` | best first | the configured policy | no | sent again |
 //! | `ordered+hint` | best first | the configured policy | yes | sent again |
-//! | `ordered:free`, `:last`, `:first`, `:ends` | best first | the same, the best document there | no, or with `+hint` | sent again |
+//! | `ordered:free`, `:last`, `:first`, `:ends`, `:auto` | best first | the same, the best document there | no, or with `+hint` | sent again |
 //! | `dedup` | best first | the configured policy | no | their bare labels |
 //! | `dedup+hint` | best first | the configured policy | yes | location hints |
 //! | `ordered+hint:top`, `:end`; `dedup+hint:top`, `:end` | best first | the configured policy | [elsewhere](super::hint_place) | as without |
@@ -74,76 +74,62 @@ impl Arm {
     /// The arm of a gateway without a name.
     pub const GATEWAY: Self = Self::Gateway("gateway");
 
-    /// All arms except those of named gateways, in the order of tables.
-    pub const ALL: [Self; 26] = [
-        Self::Retrieval,
-        Self::Ordered,
-        Self::OrderedHint,
-        Self::OrderedHintAt(HintPlace::Top),
-        Self::OrderedHintAt(HintPlace::End),
-        Self::OrderedWith(Place::Free, false),
-        Self::OrderedWith(Place::Free, true),
-        Self::OrderedWith(Place::Last, false),
-        Self::OrderedWith(Place::Last, true),
-        Self::OrderedWith(Place::First, false),
-        Self::OrderedWith(Place::First, true),
-        Self::OrderedWith(Place::Ends, false),
-        Self::OrderedWith(Place::Ends, true),
-        Self::Dedup,
-        Self::DedupHint,
-        Self::DedupHintAt(HintPlace::Top),
-        Self::DedupHintAt(HintPlace::End),
-        Self::Random,
-        Self::Reversed,
-        Self::First,
-        Self::Middle,
-        Self::Last,
-        Self::Stabilised,
-        Self::StabilisedTools,
-        Self::StabilisedWords,
-        Self::GATEWAY,
+    /// All arms except those of gateways, with their names, in the order of tables.
+    const NAMED: [(Self, &str); 27] = [
+        (Self::Retrieval, "retrieval"),
+        (Self::Ordered, "ordered"),
+        (Self::OrderedHint, "ordered+hint"),
+        (Self::OrderedHintAt(HintPlace::Top), "ordered+hint:top"),
+        (Self::OrderedHintAt(HintPlace::End), "ordered+hint:end"),
+        (Self::OrderedWith(Place::Free, false), "ordered:free"),
+        (Self::OrderedWith(Place::Free, true), "ordered:free+hint"),
+        (Self::OrderedWith(Place::Last, false), "ordered:last"),
+        (Self::OrderedWith(Place::Last, true), "ordered:last+hint"),
+        (Self::OrderedWith(Place::First, false), "ordered:first"),
+        (Self::OrderedWith(Place::First, true), "ordered:first+hint"),
+        (Self::OrderedWith(Place::Ends, false), "ordered:ends"),
+        (Self::OrderedWith(Place::Ends, true), "ordered:ends+hint"),
+        (Self::OrderedWith(Place::Auto, false), "ordered:auto"),
+        (Self::OrderedWith(Place::Auto, true), "ordered:auto+hint"),
+        (Self::Dedup, "dedup"),
+        (Self::DedupHint, "dedup+hint"),
+        (Self::DedupHintAt(HintPlace::Top), "dedup+hint:top"),
+        (Self::DedupHintAt(HintPlace::End), "dedup+hint:end"),
+        (Self::Random, "random"),
+        (Self::Reversed, "reversed"),
+        (Self::First, "first"),
+        (Self::Middle, "middle"),
+        (Self::Last, "last"),
+        (Self::Stabilised, "stabilised"),
+        (Self::StabilisedTools, "stabilised:tools"),
+        (Self::StabilisedWords, "stabilised:words"),
     ];
 
     /// The arms of a position analysis.
     pub const POSITIONS: [Self; 3] = [Self::First, Self::Middle, Self::Last];
 
+    /// Returns all arms except those of named gateways, in the order of tables.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let own = Self::NAMED.into_iter().map(|(arm, _)| arm);
+        own.chain([Self::GATEWAY])
+    }
+
     /// Returns the arm's name.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Retrieval => "retrieval",
-            Self::Ordered => "ordered",
-            Self::OrderedHint => "ordered+hint",
-            Self::OrderedHintAt(HintPlace::Top) => "ordered+hint:top",
-            Self::OrderedHintAt(HintPlace::End) => "ordered+hint:end",
-            Self::OrderedWith(Place::Free, false) => "ordered:free",
-            Self::OrderedWith(Place::Free, true) => "ordered:free+hint",
-            Self::OrderedWith(Place::Last, false) => "ordered:last",
-            Self::OrderedWith(Place::Last, true) => "ordered:last+hint",
-            Self::OrderedWith(Place::First, false) => "ordered:first",
-            Self::OrderedWith(Place::First, true) => "ordered:first+hint",
-            Self::OrderedWith(Place::Ends, false) => "ordered:ends",
-            Self::OrderedWith(Place::Ends, true) => "ordered:ends+hint",
-            Self::Dedup => "dedup",
-            Self::DedupHint => "dedup+hint",
-            Self::DedupHintAt(HintPlace::Top) => "dedup+hint:top",
-            Self::DedupHintAt(HintPlace::End) => "dedup+hint:end",
-            Self::Random => "random",
-            Self::Reversed => "reversed",
-            Self::First => "first",
-            Self::Middle => "middle",
-            Self::Last => "last",
-            Self::Stabilised => "stabilised",
-            Self::StabilisedTools => "stabilised:tools",
-            Self::StabilisedWords => "stabilised:words",
-            Self::Gateway(name) => name,
+        if let Self::Gateway(name) = self {
+            return name;
         }
+        let mut named = Self::NAMED.into_iter();
+        named
+            .find(|(arm, _)| *arm == self)
+            .map_or("", |(_, name)| name)
     }
 
     /// Returns the arm of that name.
     #[must_use]
     pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|arm| arm.name() == name)
+        Self::all().find(|arm| arm.name() == name)
     }
 
     /// Returns whether the arm puts the answer's document in a given place.
@@ -300,7 +286,7 @@ mod tests {
 
     #[test]
     fn names_lead_back_to_arms() {
-        for arm in Arm::ALL {
+        for arm in Arm::all() {
             assert_eq!(Arm::by_name(arm.name()), Some(arm));
         }
         assert_eq!(Arm::by_name("best"), None);
@@ -308,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_hint_elsewhere_belongs_to_an_arm_with_the_hint_in_its_usual_place() {
-        for arm in Arm::ALL {
+        for arm in Arm::all() {
             assert_eq!(arm.hint_place().is_some(), arm.with_usual_hint().is_some());
             if let Some(usual) = arm.with_usual_hint() {
                 let name = arm.name();

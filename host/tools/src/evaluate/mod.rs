@@ -364,7 +364,7 @@ fn show(figures: &Figures, options: &Options) -> Result<()> {
     files::print(&printed)
 }
 
-/// Returns the distinct arms, in the order of [`Arm::ALL`].
+/// Returns the distinct arms, in the order of [`Arm::all`].
 fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
     let mut arms: FxHashSet<Arm> = options.arms.iter().copied().collect();
     if arms.is_empty() {
@@ -387,8 +387,8 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
         arms.extend(Arm::POSITIONS);
     }
     if options.hint_positions {
-        let usual = Arm::ALL.map(|arm| Some((arm, arm.with_usual_hint()?)));
-        let mut usual: Vec<_> = usual.into_iter().flatten().collect();
+        let usual = Arm::all().filter_map(|arm| Some((arm, arm.with_usual_hint()?)));
+        let mut usual: Vec<_> = usual.collect();
         usual.retain(|(_, usual)| arms.contains(usual));
         ensure!(
             !usual.is_empty(),
@@ -401,7 +401,7 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
         !arms.contains(&Arm::GATEWAY) || named.clone().any(|arm| arm == Arm::GATEWAY),
         "the arm gateway needs --gateway"
     );
-    let core = Arm::ALL.into_iter().filter(|arm| !arm.is_gateway());
+    let core = Arm::all().filter(|arm| !arm.is_gateway());
     Ok(core.chain(named).filter(|arm| arms.contains(arm)).collect())
 }
 

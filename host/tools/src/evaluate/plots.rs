@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn every_plot_names_its_arms_at_both_widths() {
-        let figures = example(&Arm::ALL, 12);
+        let figures = example(&Arm::all().collect::<Vec<_>>(), 12);
         for width in [Width::Desktop, Width::Phone] {
             for plot in [
                 exact_match_differences,

@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn the_page_is_filled_escaped_and_needs_nothing_from_outside() {
-        let mut figures = example(&Arm::ALL, 12);
+        let mut figures = example(&Arm::all().collect::<Vec<_>>(), 12);
         figures.model.push_str(" {{rows}}");
         figures.profile = Some(profile::tests::example(0.2, 0.0));
         let page = page(&figures).unwrap();

@@ -1,8 +1,8 @@
 //! Constrains a policy by the configuration: favoured documents keep their place, and no document moves for a match shorter
 //! than a block of the engine's cache (528 to 8,320 tokens for hybrid models).
 
-use super::SentDocuments;
-use super::{Order, Placement, Policy, Start, match_of};
+use super::stability::RankStability;
+use super::{Order, Place, Placement, Policy, SentDocuments, Start, match_of};
 use crate::document::{Candidate, Fingerprint};
 use crate::tree::{Bounds, KnowledgeTree};
 
@@ -11,6 +11,8 @@ use crate::tree::{Bounds, KnowledgeTree};
 pub(super) struct Constrained {
     policy: Box<dyn Policy>,
     placement: Placement,
+    /// With [`Place::Auto`], what decides the place.
+    stability: Option<RankStability>,
     block_tokens: u64,
     /// An empty tree.
     empty: KnowledgeTree,
@@ -33,6 +35,7 @@ impl Constrained {
         Box::new(Self {
             policy,
             placement,
+            stability: (placement.place == Place::Auto).then(RankStability::default),
             block_tokens: block_tokens.into(),
             empty: KnowledgeTree::new(bounds),
         })
@@ -60,7 +63,8 @@ fn placed(
 
 impl Policy for Constrained {
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
-        let (policy, placement) = (&mut *self.policy, self.placement);
+        let placement = self.placement();
+        let policy = &mut *self.policy;
         let order = placed(policy, placement, candidates, start);
         if self.block_tokens <= 1 {
             return order;
@@ -74,11 +78,26 @@ impl Policy for Constrained {
 
     /// The policy learns all documents: one that is favoured in one request is in the shared part of others.
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
+        if let Some(stability) = &mut self.stability {
+            stability.observe(ranked, self.placement.documents);
+        }
         self.policy.remember(ranked, order);
     }
 
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
         self.policy.sent(runs);
+    }
+
+    fn placement(&self) -> Placement {
+        let place = match &self.stability {
+            Some(stability) if stability.is_stable() => Place::First,
+            Some(_) => Place::Last,
+            None => self.placement.place,
+        };
+        Placement {
+            place,
+            ..self.placement
+        }
     }
 
     fn evicted(&mut self, tokens: u64) {

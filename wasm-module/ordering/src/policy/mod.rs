@@ -11,6 +11,8 @@ mod random;
 mod recency;
 mod retrieval;
 mod sorted;
+mod stability;
+mod window;
 
 pub use placement::{Place, Placement, Split};
 
@@ -39,6 +41,11 @@ pub trait Policy: Send {
     /// orders need not implement it.
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
         let _ = runs;
+    }
+
+    /// Returns which documents' places follow from their ranks now.
+    fn placement(&self) -> Placement {
+        Placement::FREE
     }
 
     /// Learns that the engine evicted `tokens` tokens of documents.

@@ -16,11 +16,13 @@ pub enum Place {
     First,
     /// The best one last, the second best first, the third best second to last, and so on.
     Ends,
+    /// `First` while requests repeat their best documents, otherwise `Last`; measured for each tenant and model.
+    Auto,
 }
 
 impl Place {
     /// All places, in the order of the reports' tables.
-    pub const ALL: [Self; 4] = [Self::Free, Self::Last, Self::First, Self::Ends];
+    pub const ALL: [Self; 5] = [Self::Free, Self::Last, Self::First, Self::Ends, Self::Auto];
 
     /// Returns the name in configuration and tables.
     #[must_use]
@@ -30,6 +32,7 @@ impl Place {
             Self::Last => "last",
             Self::First => "first",
             Self::Ends => "ends",
+            Self::Auto => "auto",
         }
     }
 
@@ -79,16 +82,16 @@ impl Placement {
         self.place == Place::Free || self.documents == 0
     }
 
-    /// Divides `count` documents into favoured and shared ones.
+    /// Divides `count` documents into favoured and shared ones; `Auto` as `Last`.
     #[must_use]
     pub fn split(self, count: usize) -> Split {
         let count = u16::try_from(count).unwrap_or(u16::MAX);
         let favoured = match self.place {
             Place::Free => 0,
-            Place::Last | Place::First | Place::Ends => self.documents.min(count),
+            Place::Last | Place::First | Place::Ends | Place::Auto => self.documents.min(count),
         };
         let is_leading = |rank: &u16| match self.place {
-            Place::Free | Place::Last => false,
+            Place::Free | Place::Last | Place::Auto => false,
             Place::First => true,
             Place::Ends => rank % 2 == 1,
         };
@@ -188,7 +191,7 @@ mod tests {
             prop_assert_eq!(sorted, (0..count as u16).collect::<Vec<_>>());
             if documents > 0 && count > 0 {
                 match place {
-                    Place::Last | Place::Ends => prop_assert_eq!(order.last(), Some(&0)),
+                    Place::Last | Place::Ends | Place::Auto => prop_assert_eq!(order.last(), Some(&0)),
                     Place::First => prop_assert_eq!(order.first(), Some(&0)),
                     Place::Free => prop_assert_eq!(order[0], count as u16 - 1),
                 }

@@ -1,6 +1,6 @@
 //! The retriever's own order: a baseline, and the way to run the filter without reordering anything.
 
-use super::{Order, Policy, Start, ranks};
+use super::{Order, Place, Placement, Policy, Start, ranks};
 use crate::document::Candidate;
 
 /// Keeps the retriever's order.
@@ -9,5 +9,12 @@ pub(super) struct Retrieval;
 impl Policy for Retrieval {
     fn order(&mut self, candidates: &[Candidate<'_>], _: Start<'_>) -> Order {
         ranks(candidates.len())
+    }
+
+    fn placement(&self) -> Placement {
+        Placement {
+            place: Place::First,
+            documents: u16::MAX,
+        }
     }
 }

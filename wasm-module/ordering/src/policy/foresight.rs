@@ -26,14 +26,12 @@
 //! This is the default policy: it reuses a tenth to two thirds more than `longest` where topics recur, and as much
 //! elsewhere, for two more microseconds (`benches/results/ordering.md`). All workers learn from all requests.
 
-mod window;
-
 use super::longest::heaviest_path;
+use super::window::{MAX_DOCUMENTS, Shared, Window};
 use super::{Displacement, Order, Policy, Start, followed_by_rank};
 use crate::document::{Candidate, Fingerprint};
 use crate::sort::sort_by_key;
 use smallvec::SmallVec;
-use window::{MAX_DOCUMENTS, Shared, Window};
 
 /// The policy `foresight`: the heaviest resident path first, then the documents that later requests will likely share. It
 /// learns from requests, not from the cache, so its state is valid across scopes and after an engine's restart.
