@@ -227,12 +227,13 @@ impl<'a> Scan<'a> {
     fn string(&mut self) -> Result<(), Bad> {
         loop {
             self.at = special(self.text, self.at);
-            if self.takes(b"\"") {
+            if self.takes(|byte| byte == b'\"') {
                 return Ok(());
             }
-            let is_escape = self.takes(b"\\")
-                && (self.takes(br#""\/bfnrt"#)
-                    || self.takes(b"u") && (0..4).all(|_| self.takes(b"0123456789abcdefABCDEF")));
+            let is_escape = self.takes(|byte| byte == b'\\')
+                && (self.takes(|byte| br#""\/bfnrt"#.contains(&byte))
+                    || self.takes(|byte| byte == b'u')
+                        && (0..4).all(|_| self.takes(|byte| byte.is_ascii_hexdigit())));
             if !is_escape {
                 return Err(Bad(self.at));
             }
@@ -241,14 +242,14 @@ impl<'a> Scan<'a> {
 
     /// Reads the rest of a number, after its sign.
     fn number(&mut self) -> Result<(), Bad> {
-        if !self.takes(b"0") {
+        if !self.takes(|byte| byte == b'0') {
             self.digits()?;
         }
-        if self.takes(b".") {
+        if self.takes(|byte| byte == b'.') {
             self.digits()?;
         }
-        if self.takes(b"eE") {
-            self.takes(b"+-");
+        if self.takes(|byte| matches!(byte, b'e' | b'E')) {
+            self.takes(|byte| matches!(byte, b'+' | b'-'));
             self.digits()?;
         }
         Ok(())
@@ -257,7 +258,7 @@ impl<'a> Scan<'a> {
     /// Reads one digit or more.
     fn digits(&mut self) -> Result<(), Bad> {
         let start = self.at;
-        while self.takes(b"0123456789") {}
+        while self.takes(|byte| byte.is_ascii_digit()) {}
         if self.at > start {
             Ok(())
         } else {
@@ -305,16 +306,16 @@ impl<'a> Scan<'a> {
     /// Skips white space and reads the byte if it is next.
     pub(crate) fn eat(&mut self, byte: u8) -> bool {
         self.space();
-        self.takes(&[byte])
+        self.takes(|next| next == byte)
     }
 
     fn space(&mut self) {
-        while self.takes(b" \t\n\r") {}
+        while self.takes(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')) {}
     }
 
-    /// Reads the next byte if it is one of `bytes`.
-    fn takes(&mut self, bytes: &[u8]) -> bool {
-        let comes = self.byte().is_some_and(|byte| bytes.contains(&byte));
+    /// Reads the next byte if `is_one` is true for it.
+    fn takes(&mut self, is_one: impl Fn(u8) -> bool) -> bool {
+        let comes = self.byte().is_some_and(is_one);
         self.at += usize::from(comes);
         looked(usize::from(comes));
         comes

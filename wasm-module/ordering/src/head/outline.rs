@@ -525,57 +525,58 @@ struct Shape {
 }
 
 impl Shape {
+    /// Reads each byte once.
     fn of(raw: &str) -> Self {
-        Self::value(raw, false, 0)
+        let read = Self::value(&mut Scan::new(raw), raw, false, 0);
+        read.unwrap_or_else(|_| Self::leaf(raw.trim_ascii()))
     }
 
-    fn value(raw: &str, is_set: bool, depth: u32) -> Self {
-        let raw = raw.trim_ascii();
-        let leaf = || {
-            let hash = xxh3_64_with_seed(raw.as_bytes(), 7);
-            Self {
-                in_order: hash,
-                sorted: hash,
-            }
-        };
-        if depth >= MAX_DEPTH {
-            return leaf();
-        }
-        let none = |seed: u64| Self {
+    fn leaf(raw: &str) -> Self {
+        Self::empty(xxh3_64_with_seed(raw.as_bytes(), 7))
+    }
+
+    fn empty(seed: u64) -> Self {
+        Self {
             in_order: seed,
             sorted: seed,
-        };
-        match raw.as_bytes().first() {
+        }
+    }
+
+    /// Reads the next value of `text`.
+    fn value(scan: &mut Scan<'_>, text: &str, is_set: bool, depth: u32) -> Result<Self, scan::Bad> {
+        let start = scan.next();
+        let first = text.as_bytes().get(start).filter(|_| depth < MAX_DEPTH);
+        match first {
             Some(b'{') => {
-                let mut sum = none(1);
-                let read = Scan::new(raw).object(|scan, name| {
+                let mut sum = Self::empty(1);
+                scan.object(|scan, name| {
                     // A cache marker is not content.
-                    let held = scan.value()?;
                     if name == "cache_control" {
-                        return Ok(());
+                        return scan.value().map(drop);
                     }
                     let names_sets = matches!(name, "required" | "dependentRequired");
-                    let held = Self::value(held, names_sets || is_set, depth + 1);
+                    let held = Self::value(scan, text, names_sets || is_set, depth + 1)?;
                     let named = |held: u64| xxh3_64_with_seed(name.as_bytes(), held);
                     sum.in_order = behind(sum.in_order, named(held.in_order));
                     sum.sorted = beside(sum.sorted, named(held.sorted));
                     Ok(())
-                });
-                read.map_or_else(|_| leaf(), |()| sum)
+                })?;
+                Ok(sum)
             }
             Some(b'[') => {
-                let mut sum = none(2);
-                for element in Scan::new(raw).elements().unwrap_or_default() {
-                    let held = Self::value(element, false, depth + 1);
+                let mut sum = Self::empty(2);
+                scan.list(|scan| {
+                    let held = Self::value(scan, text, false, depth + 1)?;
                     sum.in_order = behind(sum.in_order, held.in_order);
                     sum.sorted = match is_set {
                         true => beside(sum.sorted, held.sorted),
                         false => behind(sum.sorted, held.sorted),
                     };
-                }
-                sum
+                    Ok(())
+                })?;
+                Ok(sum)
             }
-            _ => leaf(),
+            _ => Ok(Self::leaf(scan.value()?.trim_ascii())),
         }
     }
 }
