@@ -7,8 +7,8 @@ mod cli;
 
 use clap::{Parser, Subcommand};
 use cli::{
-    batch, check_config, doctor, evaluate, explain, index, ingest, kv_bridge, measure, program,
-    replay, serve,
+    batch, check_config, doctor, evaluate, explain, index, ingest, kv_bridge, ledger, measure,
+    program, replay, serve,
 };
 use std::process::ExitCode;
 
@@ -46,6 +46,9 @@ enum Command {
     Ingest(ingest::Arguments),
     /// Measure what a device takes for prefill, decode and cached prefixes, without a server
     Measure(Box<measure::Arguments>),
+    /// Report what was saved in tokens and money, from the gateway's access log
+    #[command(after_help = ledger::HELP)]
+    Ledger(ledger::Arguments),
     /// Check whether the gateway's filter would accept a configuration
     #[command(after_help = check_config::HELP)]
     CheckConfig(check_config::Arguments),
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Index(arguments) => index::run(arguments),
         Command::Ingest(arguments) => ingest::run(&arguments),
         Command::Measure(arguments) => measure::run(&arguments),
+        Command::Ledger(arguments) => ledger::run(arguments),
         Command::CheckConfig(arguments) => check_config::run(&arguments),
         Command::Doctor(arguments) => doctor::run(*arguments),
         Command::Rehearse(arguments) => program::REHEARSE.run(arguments),

@@ -6,6 +6,7 @@
 //! - [`evaluate`]: tests whether an engine's answers stay as good when documents are in another order.
 //! - [`explain`]: reports why the prompts of a log share less than they could.
 //! - [`index`]: builds a context index from a log, for the policy `context-index`.
+//! - [`ledger`]: reports what was saved, from a gateway's access log.
 //! - [`replay`]: reports what ordering would save on a log of requests, computed without any engine.
 
 pub mod batch;
@@ -16,6 +17,7 @@ pub mod evaluate;
 pub mod explain;
 mod files;
 pub mod index;
+pub mod ledger;
 mod log;
 pub mod replay;
 mod tls;

@@ -40,7 +40,7 @@ pub(crate) struct Metrics {
     numbered_hints: Counter,
     document_tokens: Counter,
     matched_tokens: Counter,
-    /// Tokens that the client's order matched, in dry runs.
+    /// Tokens that the clients' order matched, or would have matched.
     client_matched_tokens: Counter,
     arms: [(Arm, ArmCounters); 2],
     /// Passed requests by reason. The reasons are words in the source, so their number is bounded.
@@ -166,20 +166,18 @@ impl Metrics {
     /// Counts a request once, by its outcome.
     pub(crate) fn count(&self, host: &impl Host, outcome: &RequestOutcome) {
         self.requests.add(host, 1);
-        let (report, arm) = match outcome {
+        let (report, arm, client) = match outcome {
             RequestOutcome::Ordered { report, arm } => {
                 self.ordered.add(host, 1);
-                (report, *arm)
+                (report, *arm, report.client_matched_tokens)
             }
             RequestOutcome::Unchanged { report, arm } => {
                 self.unchanged.add(host, 1);
-                (report, *arm)
+                (report, *arm, report.client_matched_tokens)
             }
             RequestOutcome::DryRun { report, as_sent } => {
                 self.dry_run.add(host, 1);
-                let matched = as_sent.matched_tokens;
-                self.client_matched_tokens.add(host, matched);
-                (report, None)
+                (report, None, as_sent.matched_tokens)
             }
             RequestOutcome::Passed(reason) => return self.passed(reason).add(host, 1),
             RequestOutcome::Refused(reason) => {
@@ -198,6 +196,7 @@ impl Metrics {
         self.numbered_hints.add(host, report.numbered.into());
         self.document_tokens.add(host, report.document_tokens);
         self.matched_tokens.add(host, report.matched_tokens);
+        self.client_matched_tokens.add(host, client);
         record(
             host,
             self.documents_per_request,

@@ -76,9 +76,9 @@ impl RequestOutcome {
         count("pinned", report.pinned.into());
         count("document_tokens", report.document_tokens);
         count("matched_tokens", report.matched_tokens);
-        if let Some(as_sent) = as_sent {
-            count("client_matched_tokens", as_sent.matched_tokens);
-        }
+        let client = as_sent.map_or(report.client_matched_tokens, |sent| sent.matched_tokens);
+        count("client_matched_tokens", client);
+        count("estimated_tokens", report.estimated_tokens);
         fields.push(("policy", report.policy.to_owned()));
         fields.extend(arm.map(|arm| ("arm", arm.name().to_owned())));
         fields
@@ -371,6 +371,8 @@ pub(crate) const REPORT: Report = Report {
     numbered: false,
     document_tokens: 900,
     matched_tokens: 700,
+    client_matched_tokens: 60,
+    estimated_tokens: 1_000,
 };
 
 #[cfg(test)]

@@ -49,6 +49,7 @@ mod arrangement;
 mod body;
 mod bytes;
 mod cache_field;
+mod client_order;
 pub mod config;
 mod conversation;
 pub mod cuts;

@@ -1,6 +1,7 @@
 //! Dry runs and experiments: what goes on in the client's order, and what is learnt of it.
 
 use foreword_ordering::policy::Placement;
+use foreword_ordering::random::Random;
 use foreword_ordering::{Arm, Config, Experiment, Orderer, Rewrite, RewriteOptions, Tenant, Trial};
 use serde_json::{Value, json};
 
@@ -170,4 +171,36 @@ fn a_chat_stays_in_its_arm_from_turn_to_turn() {
         arms[usize::from(seen[0] == Arm::Control)] += 1;
     }
     assert!(arms.iter().all(|count| *count > 10), "{arms:?}");
+}
+
+#[test]
+fn what_the_clients_order_would_have_found_is_told_beside() {
+    let mut random = Random::new(7);
+    let mut ordered = orderer(json!({}));
+    let mut as_came = orderer(json!({"policy": "retrieval"}));
+    let [mut client, mut matched] = [0; 2];
+    for _ in 0..300 {
+        let mut ids: Vec<String> = (0..8).map(|id| id.to_string()).collect();
+        random.shuffle(&mut ids);
+        ids.truncate(4);
+        let documents = ids.iter().map(|id| {
+            let text = format!("What {id} says. ").repeat(9);
+            format!("<document id=\"{id}\">{text}</document>")
+        });
+        let content = format!("{}\nWhy?", documents.collect::<String>());
+        let body = json!({"messages": [{"role": "user", "content": content}]}).to_string();
+        let report = |orderer: &mut Orderer| {
+            let sent = orderer.rewrite(Tenant::default(), body.as_bytes());
+            sent.unwrap().report
+        };
+        let (ordered, as_came) = (report(&mut ordered), report(&mut as_came));
+        assert_eq!(ordered.client_matched_tokens, as_came.matched_tokens);
+        assert_eq!(as_came.client_matched_tokens, as_came.matched_tokens);
+        client += ordered.client_matched_tokens;
+        matched += ordered.matched_tokens;
+    }
+    assert!(
+        client > 0 && matched > client + client / 4,
+        "{matched}, {client}"
+    );
 }

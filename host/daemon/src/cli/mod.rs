@@ -9,6 +9,7 @@ pub(crate) mod explain;
 pub(crate) mod index;
 pub(crate) mod ingest;
 pub(crate) mod kv_bridge;
+pub(crate) mod ledger;
 pub(crate) mod listener;
 pub(crate) mod measure;
 pub(crate) mod program;

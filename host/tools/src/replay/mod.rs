@@ -17,7 +17,7 @@ mod boundary;
 mod figures;
 mod frontier;
 mod plots;
-mod prices;
+pub(crate) mod prices;
 mod read;
 mod report;
 pub(crate) mod simulate;

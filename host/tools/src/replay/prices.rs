@@ -39,7 +39,7 @@ struct Model {
 ///
 /// # Errors
 /// Returns an error that names the file and the field if the file cannot be read or a price is invalid.
-pub(super) fn read(file: Option<&Path>) -> Result<CachePrices> {
+pub(crate) fn read(file: Option<&Path>) -> Result<CachePrices> {
     let Some(file) = file else {
         return Ok(CachePrices::published());
     };

@@ -99,8 +99,9 @@ impl<'r> Rewriting<'r> {
         });
         let request::ArrangedRequest {
             edits,
-            report,
+            mut report,
             runs,
+            clients,
             added,
         } = sent;
         let mut edits = if is_dry { Vec::new() } else { edits };
@@ -119,7 +120,12 @@ impl<'r> Rewriting<'r> {
             let documents = runs.iter().flat_map(|run| &run.documents);
             state.trees.of(other.engine).discard(documents);
         }
+        let tokens = estimate_tokens(body.as_ref().map_or(self.parsed.text.len(), Vec::len));
+        let client_order = &mut state.client_order;
+        let found = (clients.iter()).map(|(scope, ranked)| client_order.send(*scope, ranked));
+        report.client_matched_tokens = found.sum();
         state.take(engine, &runs);
+        report.estimated_tokens = tokens.into();
         if let Some((_, runs)) = &tried {
             let documents = runs.iter().flat_map(|run| &run.documents);
             state.trees.of(engine).discard(documents);
@@ -130,7 +136,11 @@ impl<'r> Rewriting<'r> {
         let sent_path = runs.iter().filter(|_| !is_dry).map(SentRun::path);
         Ok(Rewrite {
             ordered,
-            report: tried.as_ref().map_or(report, |(report, _)| *report),
+            report: tried.as_ref().map_or(report, |(tried, _)| Report {
+                client_matched_tokens: report.client_matched_tokens,
+                estimated_tokens: report.estimated_tokens,
+                ..*tried
+            }),
             path: SentPath {
                 runs: sent_path.collect(),
             },
@@ -141,7 +151,7 @@ impl<'r> Rewriting<'r> {
                 key: self.tenant.key,
                 model: self.parsed.model.as_ref().into(),
                 engine,
-                tokens: estimate_tokens(body.as_ref().map_or(self.parsed.text.len(), Vec::len)),
+                tokens,
                 runs,
                 chat,
                 forms: Vec::new(),

@@ -1,5 +1,6 @@
 //! The state of each tenant and model, and which one is evicted when the store is full.
 
+use crate::client_order::ClientOrder;
 use crate::config::Config;
 use crate::conversation::memory::Memory;
 use crate::engines::EngineId;
@@ -30,6 +31,8 @@ pub(super) struct TenantState {
     pub(super) model: Box<str>,
     pub(super) trees: Trees,
     pub(super) policy: Box<dyn Policy>,
+    /// What the clients' own order would have found.
+    pub(super) client_order: ClientOrder,
     pub(super) memory: Memory,
     /// Messages with contexts that their clients omit later.
     pub(super) contexts: ContextMemory,
@@ -162,6 +165,7 @@ impl TenantState {
             model: model.into(),
             trees: Trees::new(config.tree),
             policy: config.policy(),
+            client_order: ClientOrder::new(config.tree),
             memory: Memory::new(config.memory),
             contexts: ContextMemory::new(config.memory),
             last_used: 0,
@@ -191,7 +195,11 @@ impl TenantState {
     pub(super) fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {
-                self.policy.remember(&run.ranked(order), order);
+                let ranked = run.ranked(order);
+                self.client_order.send(run.scope, &ranked);
+                let documents = ranked.iter().map(|(document, _)| *document);
+                self.policy
+                    .remember(&documents.collect::<SmallVec<[_; 16]>>(), order);
             }
         }
         {
@@ -207,6 +215,9 @@ impl TenantState {
 
     /// Applies a change of an engine's cache, reported by the engine or derived from its response.
     pub(super) fn apply(&mut self, engine: EngineId, event: ResidencyEvent<'_>) {
+        if matches!(event, ResidencyEvent::Cleared) {
+            self.client_order.clear();
+        }
         let tree = self.trees.of(engine);
         tree.apply(event);
         self.policy.evicted(tree.take_evicted());

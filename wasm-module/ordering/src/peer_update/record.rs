@@ -266,9 +266,9 @@ impl SentRun {
     }
 
     /// Returns the documents in the order of their ranks, as the policy received them.
-    pub(crate) fn ranked(&self, order: &[u16]) -> Vec<Fingerprint> {
-        let mut ranked = vec![Fingerprint(0); order.len()];
-        for (rank, (document, _)) in order.iter().zip(&self.documents) {
+    pub(crate) fn ranked(&self, order: &[u16]) -> Vec<(Fingerprint, u32)> {
+        let mut ranked = self.documents.clone();
+        for (rank, document) in order.iter().zip(&self.documents) {
             if let Some(place) = ranked.get_mut(usize::from(*rank)) {
                 *place = *document;
             }

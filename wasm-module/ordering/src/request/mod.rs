@@ -24,6 +24,7 @@ use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::head::decision::{Frozen, Moved};
 use crate::peer_update::SentRun;
 use crate::policy::{Order, Policy, PolicyKind, Start, match_of};
+use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
@@ -39,6 +40,9 @@ pub(crate) enum OrderingMode {
     Trial,
 }
 
+/// Runs of documents in their client's order, each with its scope and the documents' estimated tokens.
+pub(crate) type ClientRuns = Vec<(Scope, SmallVec<[(Fingerprint, u32); 16]>)>;
+
 /// The arranged request.
 pub(crate) struct ArrangedRequest<'a> {
     /// The edits of the body; empty if it is forwarded unchanged.
@@ -46,6 +50,8 @@ pub(crate) struct ArrangedRequest<'a> {
     pub(crate) report: Report,
     /// The documents sent, as recorded in the tree.
     pub(crate) runs: Vec<SentRun>,
+    /// The same runs in their client's order.
+    pub(crate) clients: ClientRuns,
     /// The messages after the known ones; without pinning, only those that hold documents, and the last one.
     pub(crate) added: Vec<AddedMessage>,
 }
@@ -93,6 +99,7 @@ pub(crate) fn arrange<'a>(
             OrderingMode::Ordered | OrderingMode::Trial => config.policy.name(),
         }),
         runs: Vec::new(),
+        clients: Vec::new(),
     };
     if let Some(front) = &parsed.front {
         request.group(front, None, 0, None);
@@ -127,6 +134,7 @@ pub(crate) fn arrange<'a>(
         edits: request.edits,
         report: request.report,
         runs: request.runs,
+        clients: request.clients,
         added,
     }
 }
@@ -154,6 +162,7 @@ struct Request<'r, 'a> {
     report: Report,
     /// The documents recorded so far.
     runs: Vec<SentRun>,
+    clients: ClientRuns,
 }
 
 impl<'a> Request<'_, 'a> {
@@ -281,7 +290,8 @@ impl<'a> Request<'_, 'a> {
         self.edits.push(Edit::insert(entry.at, &*pin.text));
         let path = pin.documents.iter();
         let path = path.map(|document| (document.fingerprint, document.tokens));
-        self.walk(entry.at, scope, pin.references, path.collect(), None);
+        let path: SmallVec<[_; 16]> = path.collect();
+        self.walk(entry.at, scope, pin.references, path.clone(), path, None);
         for document in &pin.documents {
             self.shown.add(
                 turn,
@@ -315,19 +325,25 @@ impl<'a> Request<'_, 'a> {
         };
 
         let end = self.end_of_path(group, &listed);
-        let path = arrangement
-            .slots
-            .iter()
-            .filter(|slot| !slot.is_reference() && slot.index() < end)
-            .filter_map(|slot| {
-                let found = group.found.get(usize::from(slot.index()))?;
-                Some((listed.fingerprint_at(slot.index()), found.tokens))
+        let sent = arrangement.slots.iter();
+        let sent = sent.filter(|slot| !slot.is_reference() && slot.index() < end);
+        let mut sent: SmallVec<[u16; 16]> = sent.map(|slot| slot.index()).collect();
+        let documents = |sent: &[u16]| {
+            let found = sent.iter().filter_map(|index| {
+                let found = group.found.get(usize::from(*index))?;
+                Some((listed.fingerprint_at(*index), found.tokens))
             });
+            found.collect::<SmallVec<[_; 16]>>()
+        };
+        let path = documents(&sent);
+        sort_by_key(&mut sent, |index| *index);
+        let client = documents(&sent);
         self.walk(
             group.place.start(),
             group.scope,
             arrangement.references(&listed),
-            path.collect(),
+            path,
+            client,
             order,
         );
         self.then(arrangement.digest(&listed));
@@ -427,13 +443,15 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Records a run of documents in the prompt, in this order, from byte `at` of the body on; `references` is the hash of
-    /// the references among them. `order` is the policy's, if it decided.
+    /// the references among them. `client` are the same documents in their client's order, and `order` is the policy's, if
+    /// it decided.
     fn walk(
         &mut self,
         at: usize,
         scope: Scope,
         references: u64,
         documents: SmallVec<[(Fingerprint, u32); 16]>,
+        client: SmallVec<[(Fingerprint, u32); 16]>,
         order: Option<Order>,
     ) {
         if documents.is_empty() {
@@ -458,6 +476,7 @@ impl<'a> Request<'_, 'a> {
             .iter()
             .map(|document| u64::from(document.tokens))
             .sum::<u64>();
+        self.clients.push((scope, client));
         self.runs.push(SentRun {
             scope,
             before: estimate_tokens(at),

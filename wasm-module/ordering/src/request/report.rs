@@ -27,6 +27,10 @@ pub struct Report {
     pub document_tokens: u64,
     /// Estimated tokens of the matched documents.
     pub matched_tokens: u64,
+    /// Estimated tokens of the documents that would have been matched if every request had been sent in its client's order.
+    pub client_matched_tokens: u64,
+    /// Estimated tokens of the whole body.
+    pub estimated_tokens: u64,
 }
 
 impl Report {
@@ -45,6 +49,8 @@ impl Report {
             numbered: false,
             document_tokens: 0,
             matched_tokens: 0,
+            client_matched_tokens: 0,
+            estimated_tokens: 0,
         }
     }
 }

@@ -1,0 +1,447 @@
+//! Reports what Foreword saved, from the access log of a gateway.
+//!
+//! ```text
+//!   access log ─▶ groups, by fields such as tenant and model ─▶ tokens and money saved
+//!                  │ experiment: the share cached in its control arm, on the same traffic
+//!                  └ otherwise: what the clients' own order would have found, which the filter simulates beside
+//! ```
+//!
+//! Only the order of documents counts here. What stabilised heads, de-duplication and cache markers save is in the control
+//! arm's share, but not in the estimate.
+
+use crate::log::{self, EmptyLog, OnBad};
+use crate::{files, replay::prices};
+use anyhow::Result;
+use foreword_report::words::{grouped, percent};
+use foreword_simulation::{BadLine, CachePrices};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// The options of a ledger.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Access logs, one JSON object per line.
+    pub files: Vec<PathBuf>,
+    /// Fields of the log by which requests are grouped.
+    pub by: Vec<String>,
+    /// File with prices; `None` for tokens without money.
+    pub prices: Option<PathBuf>,
+    /// Field with the model's name, by which its price is found.
+    pub model_field: String,
+    /// Whether to print JSON.
+    pub json: bool,
+}
+
+/// Most groups; the requests of further ones are counted together.
+const MAX_GROUPS: usize = 1_000;
+
+/// The name of the group of all further requests.
+const OTHERS: &str = "(others)";
+
+/// The sums of some requests.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    requests: u64,
+    /// The filter's estimate for all prompts.
+    estimated_tokens: u64,
+    /// Requests whose responses tell the tokens of the prompt and the cached ones; the next three are theirs.
+    counted: u64,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    counted_estimated_tokens: u64,
+    /// Estimated tokens found in the cache, and those that the clients' order would have found.
+    matched_tokens: u64,
+    client_matched_tokens: u64,
+}
+
+/// The requests of a group.
+#[derive(Clone, Debug, Default)]
+struct Group {
+    /// Requests of an experiment's arms, and those outside an experiment.
+    control: Sum,
+    ordered: Sum,
+    others: Sum,
+    /// Requests of dry runs, in which nothing is saved.
+    dry: Sum,
+    /// The model of all requests; `None` if there are several.
+    model: Option<String>,
+}
+
+/// A row of the ledger.
+#[derive(Debug, Serialize)]
+struct Row {
+    group: BTreeMap<String, String>,
+    requests: u64,
+    /// Requests whose responses tell what was cached.
+    counted: u64,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    /// `control` or `estimate`.
+    basis: &'static str,
+    /// Below zero if ordering costs reuse.
+    saved_tokens: i64,
+    /// Saved tokens as a share of all prompts' tokens.
+    saved_share: f64,
+    /// Tokens that dry runs would have saved.
+    would_save_tokens: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    saved_money: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Ledger {
+    rows: Vec<Row>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    currency: Option<String>,
+    /// Lines that are no requests which the filter looked at.
+    skipped: u64,
+}
+
+/// Reads the logs and prints the ledger.
+///
+/// # Errors
+/// Returns an error if a file cannot be read or the prices are invalid, and [`EmptyLog`] if no line has Foreword's fields.
+pub fn run(options: &Options) -> Result<()> {
+    let ledger = read(options)?;
+    files::print(&if options.json {
+        format!("{}\n", serde_json::to_string(&ledger)?)
+    } else {
+        ledger.to_table()
+    })
+}
+
+fn read(options: &Options) -> Result<Ledger> {
+    let prices = options.prices.as_deref();
+    let prices = prices.map(|file| prices::read(Some(file))).transpose()?;
+    let mut groups: BTreeMap<Vec<String>, Group> = BTreeMap::new();
+    let mut skipped = 0;
+    let counts = log::read(&options.files, "reading", OnBad::Tell, |_, line| {
+        let Some(request) = LoggedRequest::of(line)? else {
+            skipped += 1;
+            return Ok(());
+        };
+        let fields = options.by.iter().map(|field| request.text(field));
+        let mut key: Vec<String> = fields.collect();
+        if groups.len() >= MAX_GROUPS && !groups.contains_key(&key) {
+            key.fill(OTHERS.to_owned());
+        }
+        let model = request.text(&options.model_field);
+        let group = groups.entry(key).or_insert_with(|| Group::of(&model));
+        group.add(&request, &model);
+        Ok(())
+    })?;
+    counts.tell();
+    if groups.is_empty() {
+        return Err(EmptyLog {
+            what: "access log",
+            files: log::names(&options.files),
+            lines: counts.lines,
+            bad: counts.bad,
+        }
+        .into());
+    }
+    let rows = groups.iter().map(|(key, group)| {
+        let names = options.by.iter().cloned();
+        let names = names.zip(key.iter().cloned()).collect();
+        let model = group.model.as_deref();
+        group.row(
+            names,
+            prices
+                .as_ref()
+                .zip(model)
+                .and_then(|(prices, model)| price(prices, model)),
+        )
+    });
+    Ok(Ledger {
+        rows: rows.collect(),
+        currency: prices.as_ref().map(|prices| prices.currency.clone()),
+        skipped: skipped + counts.bad,
+    })
+}
+
+/// Returns the price of a million tokens that are found in the cache instead of computed, by the longest name in the file that `model` contains.
+fn price(prices: &CachePrices, model: &str) -> Option<f64> {
+    let listed = prices.models.iter();
+    let listed = listed.filter(|(_, name, _)| model.contains(&**name));
+    let (.., price) = listed.max_by_key(|(_, name, _)| name.len())?;
+    Some(price.input * (1.0 - price.rules.read))
+}
+
+/// A line of an access log.
+struct LoggedRequest(Map<String, Value>);
+
+impl LoggedRequest {
+    /// Returns the request of a line; `None` if the filter did not look at its documents.
+    fn of(line: &[u8]) -> Result<Option<Self>, BadLine> {
+        let request: Map<String, Value> =
+            serde_json::from_slice(line).map_err(|error| BadLine::NotAnObject {
+                column: error.column(),
+            })?;
+        let request = Self(request);
+        let is_read = ["ordered", "unchanged", "dry-run"].contains(&&*request.text("outcome"));
+        Ok(is_read.then_some(request))
+    }
+
+    /// Returns a field as text; empty if it is absent.
+    fn text(&self, field: &str) -> String {
+        match self.0.get(field) {
+            Some(Value::String(text)) => text.clone(),
+            None | Some(Value::Null) => String::new(),
+            Some(value) => value.to_string(),
+        }
+    }
+
+    /// Returns a number, which Envoy writes as text.
+    fn number(&self, field: &str) -> Option<u64> {
+        match self.0.get(field)? {
+            Value::String(text) => text.parse().ok(),
+            value => value.as_u64(),
+        }
+    }
+}
+
+impl Group {
+    fn of(model: &str) -> Self {
+        Self {
+            model: Some(model.to_owned()),
+            ..Self::default()
+        }
+    }
+
+    fn add(&mut self, request: &LoggedRequest, model: &str) {
+        self.model = self.model.take().filter(|known| known == model);
+        let sum = match (&*request.text("outcome"), &*request.text("arm")) {
+            ("dry-run", _) => &mut self.dry,
+            (_, "control") => &mut self.control,
+            (_, "ordered") => &mut self.ordered,
+            _ => &mut self.others,
+        };
+        sum.requests += 1;
+        let number = |field| request.number(field).unwrap_or_default();
+        let fields = [
+            (&mut sum.estimated_tokens, "estimated_tokens"),
+            (&mut sum.matched_tokens, "matched_tokens"),
+            (&mut sum.client_matched_tokens, "client_matched_tokens"),
+        ];
+        for (sum, field) in fields {
+            *sum = sum.saturating_add(number(field));
+        }
+        let usage = ["prompt_tokens", "cached_tokens"].map(|field| request.number(field));
+        if let [Some(prompt), Some(cached)] = usage {
+            sum.counted += 1;
+            sum.prompt_tokens = sum.prompt_tokens.saturating_add(prompt);
+            sum.cached_tokens = sum.cached_tokens.saturating_add(cached);
+            let estimated = number("estimated_tokens");
+            sum.counted_estimated_tokens = sum.counted_estimated_tokens.saturating_add(estimated);
+        }
+    }
+
+    fn row(&self, group: BTreeMap<String, String>, price: Option<f64>) -> Row {
+        let Self {
+            control,
+            ordered,
+            others,
+            dry,
+            ..
+        } = self;
+        let all = [control, ordered, others, dry];
+        let total = |of: fn(&Sum) -> u64| all.iter().map(|sum| of(sum)).sum::<u64>();
+        // The engine's tokens for an estimated one.
+        let scale = match total(|sum| sum.counted_estimated_tokens) {
+            0 => 1.0,
+            estimated => total(|sum| sum.prompt_tokens) as f64 / estimated as f64,
+        };
+        let estimate =
+            |sum: &Sum| scale * (sum.matched_tokens as f64 - sum.client_matched_tokens as f64);
+        let has_control = control.counted > 0 && ordered.counted > 0;
+        let (basis, saved) = if has_control {
+            let saved = (ordered.share() - control.share()) * ordered.prompts(scale);
+            ("control", saved + estimate(others))
+        } else {
+            ("estimate", estimate(ordered) + estimate(others))
+        };
+        Row {
+            group,
+            requests: total(|sum| sum.requests),
+            counted: total(|sum| sum.counted),
+            prompt_tokens: total(|sum| sum.prompt_tokens),
+            cached_tokens: total(|sum| sum.cached_tokens),
+            basis,
+            saved_tokens: saved.round() as i64,
+            would_save_tokens: estimate(dry).round() as i64,
+            saved_share: saved
+                / all
+                    .iter()
+                    .map(|sum| sum.prompts(scale))
+                    .sum::<f64>()
+                    .max(1.0),
+            saved_money: price.map(|price| saved * price / 1e6),
+        }
+    }
+}
+
+impl Sum {
+    /// Returns the share of prompts' tokens that was cached.
+    fn share(&self) -> f64 {
+        self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
+    }
+
+    /// Returns the tokens of all prompts, of which only some are counted; `scale` is the engine's tokens for an estimated
+    /// one.
+    fn prompts(&self, scale: f64) -> f64 {
+        let uncounted = self
+            .estimated_tokens
+            .saturating_sub(self.counted_estimated_tokens);
+        self.prompt_tokens as f64 + scale * uncounted as f64
+    }
+}
+
+impl Ledger {
+    fn to_table(&self) -> String {
+        let money = self.currency.as_deref().unwrap_or_default();
+        let mut table = format!(
+            "{:<28}{:>10}{:>15}{:>9}{:>15}{:>12}{:>10}{money:>12}\n",
+            "group", "requests", "prompt tokens", "cached", "saved tokens", "of prompts", "by"
+        );
+        for row in &self.rows {
+            let names: Vec<&str> = row.group.values().map(String::as_str).collect();
+            let cached = row.cached_tokens as f64 / row.prompt_tokens.max(1) as f64;
+            let sign = if row.saved_tokens < 0 { "-" } else { "" };
+            let _ = writeln!(
+                table,
+                "{:<28}{:>10}{:>15}{:>9}{:>15}{:>12}{:>10}{:>12}",
+                match names.is_empty() {
+                    true => "all".to_owned(),
+                    false => names.join(" "),
+                },
+                grouped(row.requests),
+                grouped(row.prompt_tokens),
+                percent(cached),
+                format!("{sign}{}", grouped(row.saved_tokens.unsigned_abs())),
+                percent(row.saved_share),
+                row.basis,
+                row.saved_money
+                    .map(|money| format!("{money:.2}"))
+                    .unwrap_or_default(),
+            );
+            if row.would_save_tokens != 0 {
+                let _ = writeln!(
+                    table,
+                    "  dry runs would have saved {} tokens",
+                    row.would_save_tokens
+                );
+            }
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn ledger(lines: &[Value], by: &[&str], prices: Option<Value>) -> Result<Ledger> {
+        let folder = tempfile::tempdir()?;
+        let log = folder.path().join("access.log");
+        let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
+        std::fs::write(&log, lines.join("\n"))?;
+        let file = folder.path().join("prices.json");
+        let prices = prices.map(|prices| std::fs::write(&file, prices.to_string()).map(|()| file));
+        read(&Options {
+            files: vec![log],
+            by: by.iter().map(|field| (*field).to_owned()).collect(),
+            prices: prices.transpose()?,
+            model_field: "model".to_owned(),
+            json: false,
+        })
+    }
+
+    /// A line as Envoy writes it, with numbers as text.
+    fn line(arm: Option<&str>, [matched, client, cached]: [u64; 3]) -> Value {
+        json!({"outcome": "ordered", "arm": arm, "tenant": "acme", "model": "small-1", "estimated_tokens": "1000",
+            "matched_tokens": matched.to_string(), "client_matched_tokens": client.to_string(),
+            "prompt_tokens": "1200", "cached_tokens": cached.to_string()})
+    }
+
+    #[test]
+    fn an_experiments_control_arm_tells_what_would_have_been_cached() {
+        let lines = [
+            line(Some("control"), [0, 0, 120]),
+            line(Some("ordered"), [900, 0, 600]),
+            line(Some("ordered"), [900, 0, 480]),
+        ];
+        let row = &ledger(&lines, &[], None).unwrap().rows[0];
+        // .45 of 2,400 tokens instead of .1.
+        assert_eq!((row.basis, row.saved_tokens), ("control", 840));
+        assert_eq!((row.requests, row.prompt_tokens), (3, 3_600));
+    }
+
+    #[test]
+    fn without_one_the_simulated_order_does_in_the_engines_tokens() {
+        let mut silent = line(None, [500, 100, 0]);
+        silent["prompt_tokens"] = Value::Null;
+        let mut dry = line(None, [300, 100, 0]);
+        dry["outcome"] = "dry-run".into();
+        let passed = json!({"outcome": "passed", "reason": "bypass", "prompt_tokens": 9});
+        let lines = [
+            line(None, [700, 200, 800]),
+            silent,
+            dry,
+            passed,
+            json!({"path": "/health"}),
+        ];
+        let prices = json!({"currency": "USD", "models": [
+            {"name": "small", "kind": "prefix", "input": 2.0, "read": 0.5},
+            {"name": "large", "kind": "prefix", "input": 90.0},
+        ]});
+        let found = ledger(&lines, &["tenant"], Some(prices)).unwrap();
+        let row = &found.rows[0];
+        assert_eq!(
+            (row.basis, row.saved_tokens, row.would_save_tokens),
+            ("estimate", 1_080, 240)
+        );
+        assert_eq!((row.requests, row.counted, found.skipped), (3, 2, 2));
+        assert!((row.saved_money.unwrap() - 1_080.0 * 1.5 / 1e6).abs() < 1e-12);
+        assert!((row.saved_share - 0.3).abs() < 1e-12);
+        let table = found.to_table();
+        for word in [
+            "acme",
+            "1,080",
+            "30.0 %",
+            "estimate",
+            "USD",
+            "would have saved 240",
+        ] {
+            assert!(table.contains(word), "{word} in {table}");
+        }
+    }
+
+    #[test]
+    fn groups_are_bounded_and_several_models_have_no_price() {
+        let lines: Vec<Value> = (0..1_200)
+            .map(|tenant| {
+                let mut line = line(None, [10, 0, 10]);
+                line["tenant"] = format!("t{tenant}").into();
+                line["model"] = if tenant < 1_100 { "a" } else { "b" }.into();
+                line
+            })
+            .collect();
+        let prices =
+            json!({"currency": "USD", "models": [{"name": "a", "kind": "prefix", "input": 1.0}]});
+        let found = ledger(&lines, &["tenant"], Some(prices)).unwrap();
+        assert_eq!(found.rows.len(), MAX_GROUPS + 1);
+        let others = found.rows.iter().find(|row| row.group["tenant"] == OTHERS);
+        let others = others.unwrap();
+        assert_eq!((others.requests, others.saved_money), (200, None));
+    }
+
+    #[test]
+    fn a_log_of_something_else_is_refused() {
+        let error = ledger(&[json!({"path": "/"})], &[], None).unwrap_err();
+        assert!(error.is::<EmptyLog>(), "{error:#}");
+    }
+}
