@@ -1,8 +1,10 @@
 //! Tests of what operators do with a running gateway: dry runs, experiments, bypassing, reading its log.
 
+use foreword_tests::artifacts::host_binary;
 use foreword_tests::http::{exchange, post, post_with};
 use foreword_tests::{Gateway, GatewayOptions, Upstream};
 use serde_json::{Value, json};
+use std::process::Command;
 
 use crate::{configured, send, tagged, with_array};
 
@@ -103,7 +105,8 @@ fn the_shipped_access_log_has_what_was_done_in_fields() {
         b"GET /health HTTP/1.1\r\nhost: g\r\n\r\n",
     )
     .unwrap();
-    let lines = lines(&gateway.stop().unwrap());
+    let log = gateway.stop().unwrap();
+    let lines = lines(&log);
     let field = |at: usize, name: &str| lines[at][name].as_str().map(str::to_owned);
     let is = |at: usize, name: &str, value: &str| {
         assert_eq!(field(at, name).as_deref(), Some(value), "{}", lines[at]);
@@ -116,12 +119,22 @@ fn the_shipped_access_log_has_what_was_done_in_fields() {
     is(1, "matched", "2");
     is(1, "moved", "2");
     assert_eq!(field(1, "document_tokens"), field(1, "matched_tokens"));
+    is(1, "client_matched_tokens", "0");
     is(2, "outcome", "passed");
     is(2, "reason", "invalid-json");
     assert!(lines[2]["documents"].is_null(), "{}", lines[2]);
     for name in ["outcome", "reason", "documents"] {
         assert!(lines[3][name].is_null(), "{}", lines[3]);
     }
+    // What the second request's order saved is all of its documents.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, log).unwrap();
+    let mut ledger = Command::new(host_binary("dev").unwrap());
+    let ledger = ledger.args(["ledger", "--json"]).arg(file.path());
+    let told: Value = serde_json::from_slice(&ledger.output().unwrap().stdout).unwrap();
+    assert_eq!(told["rows"][0]["requests"], 2, "{told}");
+    let saved = told["rows"][0]["saved_tokens"].to_string();
+    assert_eq!(Some(saved), field(1, "matched_tokens"), "{told}");
 }
 
 #[test]

@@ -396,7 +396,7 @@ mod tests {
             700
         );
         assert_eq!(host.counter("foreword_dry_run_total"), 1);
-        assert_eq!(host.counter("foreword_client_matched_tokens_total"), 60);
+        assert_eq!(host.counter("foreword_client_matched_tokens_total"), 4 * 60);
         assert_eq!(host.counter("foreword_requests_total"), 4);
     }
 
