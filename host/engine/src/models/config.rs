@@ -93,7 +93,11 @@ impl ModelConfig {
     /// Reads the architecture in a GGUF file's metadata.
     pub(super) fn of_gguf(file: &Gguf) -> Result<Self, CheckpointError> {
         let config = file.config()?.to_string();
-        Self::parse(&config).map_err(|error| file.wrong(error.reason))
+        let mut config = Self::parse(&config).map_err(|error| file.wrong(error.reason))?;
+        if let Some(factors) = file.rope_factors(config.head_dim / 2)? {
+            config.rope.divide(&factors);
+        }
+        Ok(config)
     }
 
     /// Reads the text of a `config.json`.

@@ -80,9 +80,6 @@ impl Gguf {
         {
             return Err(self.wrong(format!("rope scaling `{scaling}` is not supported")));
         }
-        if self.tensors.contains_key("rope_freqs.weight") {
-            return Err(self.wrong("scaled rope frequencies (rope_freqs.weight) are not supported"));
-        }
         if number("expert_count").is_some_and(|experts| experts > 0.0) {
             return Err(self.wrong("a mixture of experts is not supported"));
         }
@@ -110,6 +107,29 @@ impl Gguf {
             fields.retain(|_, value| !value.is_null());
         }
         Ok(config)
+    }
+
+    /// Returns the factors that the rotary frequencies of `pairs` pairs are divided by, if the file has them. Files of
+    /// Llama 3.1 and later state their rope scaling in this form alone.
+    pub(super) fn rope_factors(&self, pairs: usize) -> Result<Option<Vec<f32>>, CheckpointError> {
+        if !self.tensors.contains_key(ROPE_FACTORS) {
+            return Ok(None);
+        }
+        let architecture = self.architecture()?;
+        if architecture != "llama" {
+            return Err(self.wrong(format!(
+                "tensor {ROPE_FACTORS} is not supported for {architecture}, only for llama"
+            )));
+        }
+        let factors = self.tensor(ROPE_FACTORS, &[pairs])?.to_f32();
+        let is_bad = |factor: &f32| !(factor.is_finite() && *factor > 0.0);
+        match factors.iter().position(is_bad) {
+            Some(pair) => Err(self.wrong(format!(
+                "tensor {ROPE_FACTORS}: factor {pair} is {}, supported: finite numbers above 0",
+                factors[pair]
+            ))),
+            None => Ok(Some(factors)),
+        }
     }
 
     /// Returns the tokenizer in the form of a `tokenizer.json`.
@@ -352,6 +372,9 @@ impl Gguf {
 /// the expression for a run of digits, in which the two differ.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// Tensor of the factors that rotary frequencies are divided by.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+
 /// Kinds of tokens (`llama_token_type`).
 const NORMAL: u64 = 1;
 const CONTROL: u64 = 3;
@@ -367,6 +390,7 @@ fn own_name(name: &str) -> Option<String> {
         "model.embed_tokens.weight" => "token_embd.weight".to_owned(),
         "model.norm.weight" => "output_norm.weight".to_owned(),
         "lm_head.weight" => "output.weight".to_owned(),
+        ROPE_FACTORS => ROPE_FACTORS.to_owned(),
         _ => {
             let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
             let (role, kind) = rest.rsplit_once('.')?;
@@ -806,8 +830,13 @@ mod tests {
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
     }
 
-    /// Returns the file that llama.cpp's converter produces for a fixture.
+    /// Returns the bytes of the file that llama.cpp's converter produces for a fixture.
     fn converted(name: &str, architecture: &str) -> Vec<u8> {
+        writer(name, architecture).write()
+    }
+
+    /// Returns the file that llama.cpp's converter produces for a fixture, without rope factors.
+    fn writer(name: &str, architecture: &str) -> Writer {
         let folder = fixture(name);
         let config = json(&folder.join("config.json"));
         let mut file = Writer::default();
@@ -937,7 +966,7 @@ mod tests {
             add(&name("ffn_up.weight"), &layer.gate_up[1], None, false);
             add(&name("ffn_down.weight"), &layer.down, None, false);
         }
-        file.write()
+        file
     }
 
     /// Returns the rows of each head in llama.cpp's order.
@@ -1007,6 +1036,84 @@ mod tests {
             assert_eq!(prompt(&path), prompt(&fixture(name)));
             assert_ne!(file.fingerprint(), folder.fingerprint());
         }
+    }
+
+    /// Returns what llama.cpp's converter writes into `rope_freqs.weight` for a fixture with the scaling `llama3`.
+    fn rope_factors(name: &str) -> Vec<f32> {
+        let config = json(&fixture(name).join("config.json"));
+        let scaling = &config["rope_scaling"];
+        let number = |key: &str| scaling[key].as_f64().unwrap();
+        let (factor, original) = (number("factor"), number("original_max_position_embeddings"));
+        let (low, high) = (number("low_freq_factor"), number("high_freq_factor"));
+        let (theta, width) = (
+            config["rope_theta"].as_f64().unwrap(),
+            config["head_dim"].as_f64().unwrap(),
+        );
+        let pairs = 0..width as u32 / 2;
+        let factors = pairs.map(|pair| {
+            let wave = std::f64::consts::TAU * theta.powf(f64::from(2 * pair) / width);
+            if wave < original / high {
+                1.0
+            } else if wave > original / low {
+                factor
+            } else {
+                let smooth = (original / wave - low) / (high - low);
+                1.0 / ((1.0 - smooth) / factor + smooth)
+            }
+        });
+        factors.map(|factor| factor as f32).collect()
+    }
+
+    #[test]
+    fn rope_factors_are_the_scaling_of_llama_3() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.gguf");
+        let open = |shape: Vec<u64>, factors: &[f32], architecture: &str| {
+            let mut file = writer("llama", architecture);
+            let data = factors.iter().flat_map(|factor| factor.to_le_bytes());
+            file.tensors
+                .push((ROPE_FACTORS.to_owned(), shape, 0, data.collect()));
+            std::fs::write(&path, file.write()).unwrap();
+            Checkpoint::open(&path).map_err(|error| error.to_string())
+        };
+        let factors = rope_factors("llama");
+        let pairs = factors.len();
+        assert!(factors.contains(&1.0) && factors.contains(&8.0));
+        assert!(factors.iter().any(|factor| (1.1..7.9).contains(factor)));
+
+        let file = open(vec![pairs as u64], &factors, "llama").unwrap();
+        let folder = Checkpoint::open(&fixture("llama")).unwrap();
+        let frequencies = |model: &Checkpoint| model.config().rope.frequencies.clone();
+        for (one, other) in frequencies(&file).iter().zip(frequencies(&folder)) {
+            // The stored factors are f32.
+            assert!((one / other - 1.0).abs() < 1e-7, "{one} is not {other}");
+        }
+        assert_eq!(file.config().rope.magnitude, 1.0);
+
+        for (length, value, expected) in [
+            (pairs - 1, 1.0, "shape is [7], expected [8]"),
+            (pairs + 1, 1.0, "shape is [9], expected [8]"),
+            (
+                pairs,
+                0.0,
+                "factor 3 is 0, supported: finite numbers above 0",
+            ),
+            (pairs, -1.0, "factor 3 is -1"),
+            (pairs, f32::NAN, "factor 3 is NaN"),
+            (pairs, f32::INFINITY, "factor 3 is inf"),
+        ] {
+            let mut factors = vec![1.0; length];
+            factors[3] = value;
+            let error = open(vec![length as u64], &factors, "llama").err().unwrap();
+            assert!(
+                error.contains(ROPE_FACTORS) && error.contains(expected),
+                "{error:?} does not say {expected:?}"
+            );
+        }
+        let matrix = open(vec![2, 4], &factors, "llama").err().unwrap();
+        assert!(matrix.contains("shape is [2, 4], expected [8]"), "{matrix}");
+        let other = open(vec![pairs as u64], &factors, "qwen2").err().unwrap();
+        assert!(other.contains("only for llama"), "{other}");
     }
 
     /// The values and weighted sums are those of llama.cpp's Python package, `gguf` 0.17, for the same bytes.

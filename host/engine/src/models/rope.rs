@@ -29,6 +29,13 @@ impl Rope {
             .map_or(configured, |extended| extended.max(configured))
     }
 
+    /// Divides each frequency by its factor, as GGUF files state a scaling.
+    pub(super) fn divide(&mut self, factors: &[f32]) {
+        for (frequency, factor) in self.frequencies.iter_mut().zip(factors) {
+            *frequency /= f64::from(*factor);
+        }
+    }
+
     /// Returns cosines and sines of every position, `[positions][cosines: pairs, sines: pairs]`, computed in f64 and
     /// rounded once.
     pub(crate) fn table(&self, positions: u32) -> Vec<f32> {
