@@ -6,7 +6,10 @@
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>; packed blocks: `ggml-quants.c`.
 
+mod sentencepiece;
+
 use super::CheckpointError;
+use super::gemma;
 use super::safetensors::{mapped, sample};
 use super::tensor::{Element, Tensor, rows_and_columns};
 use half::{bf16, f16};
@@ -75,11 +78,15 @@ impl Gguf {
         let architecture = self.architecture()?;
         let field = |name: &str| format!("{architecture}.{name}");
         let number = |name: &str| self.number(&field(name));
-        if let Some(scaling) = self.text(&field("rope.scaling.type"))
-            && scaling != "none"
-        {
-            return Err(self.wrong(format!("rope scaling `{scaling}` is not supported")));
-        }
+        let scaling = match self.text(&field("rope.scaling.type")) {
+            None | Some("none") => Json::Null,
+            Some("linear") => {
+                json!({"rope_type": "linear", "factor": number("rope.scaling.factor")})
+            }
+            Some(other) => {
+                return Err(self.wrong(format!("rope scaling `{other}` is not supported")));
+            }
+        };
         if number("expert_count").is_some_and(|experts| experts > 0.0) {
             return Err(self.wrong("a mixture of experts is not supported"));
         }
@@ -98,15 +105,54 @@ impl Gguf {
             "max_position_embeddings": whole(number("context_length")),
             "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
             "rope_theta": number("rope.freq_base").unwrap_or(10_000.0),
+            "rope_scaling": scaling,
             "vocab_size": vocabulary,
             "tie_word_embeddings": !self.tensors.contains_key("output.weight"),
             "attention_bias": self.tensors.contains_key("blk.0.attn_q.bias"),
             "eos_token_id": self.endings(),
         });
         if let Some(fields) = config.as_object_mut() {
+            if architecture == GEMMA
+                && let Json::Object(own) = self.gemma()?
+            {
+                fields.extend(own);
+            }
             fields.retain(|_, value| !value.is_null());
         }
         Ok(config)
+    }
+
+    /// Returns the fields that only Gemma 3 has, and its `model_type`. For values that files omit, llama.cpp's are taken.
+    fn gemma(&self) -> Result<Json, CheckpointError> {
+        let number = |name: &str| self.number(&format!("{GEMMA}.{name}"));
+        let window = number("attention.sliding_window");
+        // Files of models all of whose layers attend to all positions have no window.
+        let pattern = "attention.sliding_window_pattern";
+        let pattern = match (window, number(pattern)) {
+            (None, _) => Some(1.0),
+            (_, None) if self.fields.contains_key(&format!("{GEMMA}.{pattern}")) => {
+                return Err(self.wrong(format!("{GEMMA}.{pattern} is no number")));
+            }
+            (_, pattern) => pattern,
+        };
+        // Only the model of 62 layers, 27B, does not divide scores by the width of its heads.
+        let scalar = match number("block_count") {
+            Some(62.0) => number("embedding_length")
+                .zip(number("attention.head_count"))
+                .map(|(hidden, heads)| (hidden / heads).floor()),
+            _ => number("attention.key_length"),
+        };
+        let whole = |value: Option<f64>| value.map(|value| value as u64);
+        Ok(json!({
+            "model_type": gemma::TEXT,
+            "rope_theta": number("rope.freq_base").unwrap_or(1_000_000.0),
+            "rope_local_base_freq": number("rope.freq_base_swa"),
+            "query_pre_attn_scalar": scalar,
+            "sliding_window": whole(window),
+            "sliding_window_pattern": whole(pattern),
+            "attn_logit_softcapping": number("attn_logit_softcapping"),
+            "final_logit_softcapping": number("final_logit_softcapping"),
+        }))
     }
 
     /// Returns the factors that the rotary frequencies of `pairs` pairs are divided by, if the file has them. Files of
@@ -135,26 +181,56 @@ impl Gguf {
     /// Returns the tokenizer in the form of a `tokenizer.json`.
     pub(crate) fn tokenizer(&self) -> Result<Json, CheckpointError> {
         let model = self.text("tokenizer.ggml.model").unwrap_or_default();
-        if model != "gpt2" {
-            return Err(self.wrong(format!(
-                "tokenizer.ggml.model is `{model}`, supported: gpt2 (byte-level BPE)"
-            )));
-        }
+        let has_scores = match model {
+            "gpt2" => false,
+            "llama" => true,
+            other => {
+                return Err(self.wrong(format!(
+                    "tokenizer.ggml.model is `{other}`, supported: gpt2 (byte-level BPE), llama (SentencePiece)"
+                )));
+            }
+        };
         let tokens = self.texts("tokenizer.ggml.tokens")?;
-        let merges = self.texts("tokenizer.ggml.merges")?;
         let kinds = self.numbers("tokenizer.ggml.token_type")?;
-        let kind = |id: usize| kinds.get(id).copied().unwrap_or(NORMAL);
+        let kind = |id: usize| kinds.get(id).map_or(NORMAL, |kind| *kind as u64);
         let added = tokens.iter().enumerate();
-        let added = added.filter(|(id, _)| matches!(kind(*id), CONTROL | USER_DEFINED));
+        let added = added.filter(|(id, _)| matches!(kind(*id), UNKNOWN | CONTROL | USER_DEFINED));
         let added: Vec<Json> = added
             .map(|(id, content)| {
                 json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": kind(id) == CONTROL})
+                    "normalized": false, "special": kind(id) != USER_DEFINED})
             })
             .collect();
         let vocabulary: serde_json::Map<String, Json> = (tokens.iter().enumerate())
             .map(|(id, token)| ((*token).to_owned(), id.into()))
             .collect();
+        let begins = self.number("tokenizer.ggml.add_bos_token");
+        let begins = begins.map_or(has_scores, |begins| begins == 1.0);
+        let processor = match self.special("bos") {
+            Some((id, name)) if begins => {
+                let bos = json!({"SpecialToken": {"id": name, "type_id": 0}});
+                let text =
+                    |name: &str, kind: u8| json!({"Sequence": {"id": name, "type_id": kind}});
+                json!({"type": "TemplateProcessing", "single": [bos, text("A", 0)],
+                    "pair": [bos, text("A", 0), text("B", 1)],
+                    "special_tokens": {name: {"id": name, "ids": [id], "tokens": [name]}}})
+            }
+            _ => Json::Null,
+        };
+        let mut file = match has_scores {
+            true => self.sentencepiece(&tokens, |id| kind(id) == NORMAL)?,
+            false => self.byte_level()?,
+        };
+        file["version"] = "1.0".into();
+        file["added_tokens"] = added.into();
+        file["post_processor"] = processor;
+        file["model"]["vocab"] = vocabulary.into();
+        Ok(file)
+    }
+
+    /// Returns the parts of a tokenizer of the GPT-2 kind, without its vocabulary.
+    fn byte_level(&self) -> Result<Json, CheckpointError> {
+        let merges = self.texts("tokenizer.ggml.merges")?;
         let pre = self.text("tokenizer.ggml.pre").unwrap_or("default");
         let byte_level = |uses_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": uses_regex});
         let split = |pattern: &str| {
@@ -182,26 +258,38 @@ impl Gguf {
                 )));
             }
         };
-        let begins = self.number("tokenizer.ggml.add_bos_token") == Some(1.0);
-        let processor = match self.special("bos") {
-            Some((id, name)) if begins => {
-                let bos = json!({"SpecialToken": {"id": name, "type_id": 0}});
-                let text =
-                    |name: &str, kind: u8| json!({"Sequence": {"id": name, "type_id": kind}});
-                json!({"type": "TemplateProcessing", "single": [bos, text("A", 0)],
-                    "pair": [bos, text("A", 0), text("B", 1)],
-                    "special_tokens": {name: {"id": name, "ids": [id], "tokens": [name]}}})
-            }
-            _ => Json::Null,
-        };
         Ok(json!({
-            "version": "1.0",
-            "added_tokens": added,
             "normalizer": normalizer,
             "pre_tokenizer": pieces,
-            "post_processor": processor,
             "decoder": byte_level(true),
-            "model": {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": pre.starts_with("llama")},
+            "model": {"type": "BPE", "merges": merges, "ignore_merges": pre.starts_with("llama")},
+        }))
+    }
+
+    /// Returns the parts of a tokenizer of the SentencePiece kind, without its vocabulary.
+    fn sentencepiece(
+        &self,
+        tokens: &[&str],
+        is_joined: impl Fn(usize) -> bool,
+    ) -> Result<Json, CheckpointError> {
+        let prefix = "tokenizer.ggml.add_space_prefix";
+        if self.number(prefix) != Some(0.0) {
+            return Err(self.wrong(format!(
+                "{prefix} is not false, as it is for Gemma: serve the model's safetensors"
+            )));
+        }
+        let scores = self.numbers("tokenizer.ggml.scores")?;
+        let merges = sentencepiece::merges(tokens, &scores, is_joined)
+            .map_err(|reason| self.wrong(reason))?;
+        let unknown = self.special("unknown").map(|(_, name)| name);
+        Ok(json!({
+            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            "pre_tokenizer": null,
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+                {"type": "Fuse"}]},
+            "model": {"type": "BPE", "merges": merges, "unk_token": unknown, "fuse_unk": true,
+                "byte_fallback": true},
         }))
     }
 
@@ -229,7 +317,7 @@ impl Gguf {
         name: &str,
         shape: &[usize],
     ) -> Result<Tensor<'_>, CheckpointError> {
-        let own = own_name(name).unwrap_or_default();
+        let own = own_name(name, self.architecture()? == GEMMA).unwrap_or_default();
         let Some(info) = self.tensors.get(&own) else {
             return Err(self.wrong(format!(
                 "tensor {own} ({name}) is missing, expected with shape {shape:?}"
@@ -359,9 +447,9 @@ impl Gguf {
             .map_err(|reason| self.wrong(reason))
     }
 
-    fn numbers(&self, name: &str) -> Result<Vec<u64>, CheckpointError> {
+    fn numbers(&self, name: &str) -> Result<Vec<f64>, CheckpointError> {
         let (mut reader, kind, count) = self.array(name)?;
-        let numbers = (0..count).map(|_| Ok(reader.number(kind)? as u64));
+        let numbers = (0..count).map(|_| reader.number(kind));
         numbers
             .collect::<Result<_, String>>()
             .map_err(|reason| self.wrong(format!("{name}: {reason}")))
@@ -375,8 +463,12 @@ const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{dig
 /// Tensor of the factors that rotary frequencies are divided by.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 
+/// Architecture of Gemma 3, whose tensors and fields differ from those of the others.
+const GEMMA: &str = "gemma3";
+
 /// Kinds of tokens (`llama_token_type`).
 const NORMAL: u64 = 1;
+const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 
@@ -384,8 +476,8 @@ const USER_DEFINED: u64 = 4;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// Returns GGUF's name of the tensor with the Hugging Face name `name`.
-fn own_name(name: &str) -> Option<String> {
+/// Returns GGUF's name of the tensor with the Hugging Face name `name`, in Gemma 3 or in another family.
+fn own_name(name: &str, is_gemma: bool) -> Option<String> {
     Some(match name {
         "model.embed_tokens.weight" => "token_embd.weight".to_owned(),
         "model.norm.weight" => "output_norm.weight".to_owned(),
@@ -396,7 +488,9 @@ fn own_name(name: &str) -> Option<String> {
             let (role, kind) = rest.rsplit_once('.')?;
             let role = match role {
                 "input_layernorm" => "attn_norm",
-                "post_attention_layernorm" => "ffn_norm",
+                "post_attention_layernorm" if is_gemma => "post_attention_norm",
+                "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+                "post_feedforward_layernorm" => "post_ffw_norm",
                 "self_attn.q_proj" => "attn_q",
                 "self_attn.k_proj" => "attn_k",
                 "self_attn.v_proj" => "attn_v",
@@ -760,7 +854,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::Checkpoint;
+    use crate::models::{Checkpoint, LayerWeights};
     use crate::text::{ChatTemplate, Tokenizer};
 
     /// Builds a GGUF file for tests.
@@ -860,9 +954,14 @@ mod tests {
             6,
             &float(&config["rms_norm_eps"]),
         );
+        let is_gemma = architecture == GEMMA;
+        let parameters = match is_gemma {
+            true => &config["rope_parameters"]["full_attention"],
+            false => &config["rope_parameters"],
+        };
         let theta = config
             .get("rope_theta")
-            .unwrap_or(&config["rope_parameters"]["rope_theta"]);
+            .unwrap_or(&parameters["rope_theta"]);
         file.field(&format!("{architecture}.rope.freq_base"), 6, &float(theta));
         let tokenizer = json(&folder.join("tokenizer.json"));
         let vocabulary = tokenizer["model"]["vocab"].as_object().unwrap();
@@ -871,17 +970,20 @@ mod tests {
             tokens[id.as_u64().unwrap() as usize].clone_from(token);
         }
         let added = tokenizer["added_tokens"].as_array().unwrap();
-        let kinds: Vec<u8> = (0..tokens.len() as u64)
-            .flat_map(|id| {
-                (if added.iter().any(|token| token["id"] == id) {
-                    3_i32
-                } else {
-                    1
+        let kinds: Vec<u8> = (0_u64..)
+            .zip(&tokens)
+            .flat_map(|(id, token)| {
+                (match token.as_str() {
+                    "<unk>" => 2_i32,
+                    byte if byte.starts_with("<0x") => 6,
+                    _ if added.iter().any(|token| token["id"] == id) => 3,
+                    _ => 1,
                 })
                 .to_le_bytes()
             })
             .collect();
-        file.field("tokenizer.ggml.model", STRING, &text("gpt2"));
+        let model = if is_gemma { "llama" } else { "gpt2" };
+        file.field("tokenizer.ggml.model", STRING, &text(model));
         file.field("tokenizer.ggml.pre", STRING, &text("qwen2"));
         file.texts("tokenizer.ggml.tokens", &tokens);
         let count = (tokens.len() as u64).to_le_bytes();
@@ -890,6 +992,28 @@ mod tests {
             ARRAY,
             &[&5_u32.to_le_bytes()[..], &count, &kinds].concat(),
         );
+        if is_gemma {
+            let scores = (0..tokens.len()).flat_map(|id| (-(id as f32)).to_le_bytes());
+            let scores: Vec<u8> = scores.collect();
+            let scores = [&6_u32.to_le_bytes()[..], &count, &scores].concat();
+            file.field("tokenizer.ggml.scores", ARRAY, &scores);
+            file.field("tokenizer.ggml.add_space_prefix", 7, &[0]);
+            for (name, token) in [("bos", "<bos>"), ("unknown", "<unk>")] {
+                let id = vocabulary[token].as_u64().unwrap();
+                file.number(&format!("tokenizer.ggml.{name}_token_id"), id);
+            }
+            file.number(
+                "gemma3.attention.sliding_window",
+                config["sliding_window"].as_u64().unwrap(),
+            );
+            file.number("gemma3.attention.sliding_window_pattern", 2);
+            file.field("gemma3.rope.scaling.type", STRING, &text("linear"));
+            file.field(
+                "gemma3.rope.scaling.factor",
+                6,
+                &float(&parameters["factor"]),
+            );
+        }
         let merges = tokenizer["model"]["merges"].as_array().unwrap().iter();
         let merges: Vec<String> = merges
             .map(|pair| {
@@ -947,6 +1071,12 @@ mod tests {
             let name = |role: &str| format!("blk.{at}.{role}");
             add(&name("attn_norm.weight"), &layer.input_norm, None, true);
             add(&name("ffn_norm.weight"), &layer.mlp_norm, None, true);
+            for (role, tensor) in ["post_attention_norm", "post_ffw_norm"]
+                .iter()
+                .zip(layer.post_norms.iter().flatten())
+            {
+                add(&name(&format!("{role}.weight")), tensor, None, true);
+            }
             let roles = ["attn_q", "attn_k", "attn_v"];
             let heads = [Some(c.heads), Some(c.kv_heads), None];
             for ((role, tensor), heads) in roles.iter().zip(&layer.qkv).zip(heads) {
@@ -983,7 +1113,12 @@ mod tests {
 
     #[test]
     fn a_file_says_what_the_folder_says_that_it_was_made_of() {
-        for (name, architecture) in [("mistral", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")] {
+        for (name, architecture) in [
+            ("mistral", "llama"),
+            ("qwen2", "qwen2"),
+            ("qwen3", "qwen3"),
+            ("gemma3", GEMMA),
+        ] {
             let place = tempfile::tempdir().unwrap();
             let path = place.path().join("model.gguf");
             std::fs::write(&path, converted(name, architecture)).unwrap();
@@ -1019,6 +1154,14 @@ mod tests {
                 }
                 same(&one.output, &other.output);
                 same(&one.down, &other.down);
+                same(&one.input_norm, &other.input_norm);
+                same(&one.mlp_norm, &other.mlp_norm);
+                let norms = |layer: &LayerWeights<'_>| {
+                    let norms = layer.post_norms.iter().flatten();
+                    let norms = norms.chain(layer.qk_norm.iter().flatten());
+                    norms.map(Tensor::to_f32).collect::<Vec<_>>()
+                };
+                assert_eq!(norms(&one), norms(&other), "{name}");
                 assert_eq!(one.qkv_bias.is_some(), other.qkv_bias.is_some());
                 assert_eq!(one.qk_norm.is_some(), other.qk_norm.is_some());
             }
@@ -1035,6 +1178,11 @@ mod tests {
             };
             assert_eq!(prompt(&path), prompt(&fixture(name)));
             assert_ne!(file.fingerprint(), folder.fingerprint());
+            let positions = |model: &Checkpoint| {
+                let c = model.config().clone();
+                format!("{:?} {:?}", c.rope, c.sliding)
+            };
+            assert_eq!(positions(&file), positions(&folder), "{name}");
         }
     }
 
@@ -1194,7 +1342,23 @@ mod tests {
             more(&mut file);
             open(&file.write()).unwrap_err()
         };
-        assert!(refused("gemma3", &|_| ()).contains("gemma3"));
+        assert!(refused("gemma2", &|_| ()).contains("gemma2"));
+        for (name, value, expected) in [
+            (
+                "final_logit_softcapping",
+                30,
+                "final_logit_softcapping is 30",
+            ),
+            ("attention.sliding_window", 0, "sliding_window is 0"),
+        ] {
+            let reason = refused(GEMMA, &|file| {
+                for name in ["embedding_length", "block_count", "feed_forward_length"] {
+                    file.number(&format!("gemma3.{name}"), 8);
+                }
+                file.number(&format!("gemma3.{name}"), value);
+            });
+            assert!(reason.contains(expected), "{reason}");
+        }
         let scaled = refused("llama", &|file| {
             file.field("llama.rope.scaling.type", STRING, &text("yarn"));
         });
