@@ -210,6 +210,8 @@ fn logits_agree_with_a_plain_model_in_f64() {
                 vec![segment(&prompt, 0, &[0, 1, 2, 3, 4])],
             );
             assert_eq!(got.len(), expected.len());
+            // The largest error below would ignore a NaN.
+            assert!(got.iter().all(|x| x.is_finite()), "{kernels:?}");
             let worst = got
                 .iter()
                 .zip(&expected)
