@@ -114,12 +114,25 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = vec![safetensors()];
     // F32, F16, Q4_0, Q4_1, Q8_0, BF16, with the bytes that 32 numbers take.
     for (kind, bytes) in [(0, 128), (1, 64), (2, 18), (3, 20), (8, 34), (30, 64)] {
-        seeds.push(gguf(kind, bytes));
+        seeds.push(gguf("llama", kind, bytes));
     }
+    seeds.push(gguf("gemma3", 30, 64));
     seeds
 }
 
-fn gguf(kind: u32, bytes_of_32: u64) -> Vec<u8> {
+/// Tensors that only Gemma 3 has, by GGUF's name.
+const GEMMA_TENSORS: [(&str, &[u64]); 4] = [
+    ("blk.0.attn_q_norm.weight", &[16]),
+    ("blk.0.attn_k_norm.weight", &[16]),
+    ("blk.0.post_attention_norm.weight", &[32]),
+    ("blk.0.post_ffw_norm.weight", &[32]),
+];
+
+/// The factors that Llama's rotary frequencies are divided by.
+const ROPE_FACTORS: (&str, &[u64]) = ("rope_freqs.weight", &[8]);
+
+fn gguf(architecture: &str, kind: u32, bytes_of_32: u64) -> Vec<u8> {
+    let is_gemma = architecture == "gemma3";
     let text = |out: &mut Vec<u8>, text: &str| {
         out.extend((text.len() as u64).to_le_bytes());
         out.extend(text.as_bytes());
@@ -143,24 +156,28 @@ fn gguf(kind: u32, bytes_of_32: u64) -> Vec<u8> {
         values.iter().for_each(|value| text(&mut bytes, value));
         bytes
     };
-    field("general.architecture", 8, &string("llama"));
+    field("general.architecture", 8, &string(architecture));
     for (name, value) in [
-        ("llama.embedding_length", 32_u32),
-        ("llama.feed_forward_length", 32),
-        ("llama.block_count", 1),
-        ("llama.attention.head_count", 2),
-        ("llama.attention.head_count_kv", 1),
-        ("llama.context_length", 64),
-        ("tokenizer.ggml.eos_token_id", 15),
+        ("embedding_length", 32_u32),
+        ("feed_forward_length", 32),
+        ("block_count", 1),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 1),
+        ("attention.key_length", 16),
+        ("attention.sliding_window", 20),
+        ("context_length", 64),
     ] {
-        field(name, 4, &value.to_le_bytes());
+        field(&format!("{architecture}.{name}"), 4, &value.to_le_bytes());
     }
+    field("tokenizer.ggml.eos_token_id", 4, &15_u32.to_le_bytes());
     field(
-        "llama.attention.layer_norm_rms_epsilon",
+        &format!("{architecture}.attention.layer_norm_rms_epsilon"),
         6,
         &1e-5_f32.to_le_bytes(),
     );
-    field("tokenizer.ggml.model", 8, &string("gpt2"));
+    let model = if is_gemma { "llama" } else { "gpt2" };
+    field("tokenizer.ggml.model", 8, &string(model));
+    field("tokenizer.ggml.add_space_prefix", 7, &[0]);
     field("tokenizer.ggml.pre", 8, &string("smollm"));
     field(
         "tokenizer.chat_template",
@@ -195,6 +212,14 @@ fn gguf(kind: u32, bytes_of_32: u64) -> Vec<u8> {
         9,
         &[&5_u32.to_le_bytes()[..], &count, &kinds].concat(),
     );
+    let scores: Vec<u8> = (0_i16..16)
+        .flat_map(|id| f32::from(-id).to_le_bytes())
+        .collect();
+    field(
+        "tokenizer.ggml.scores",
+        9,
+        &[&6_u32.to_le_bytes()[..], &count, &scores].concat(),
+    );
     field(
         "tokenizer.ggml.merges",
         9,
@@ -203,11 +228,17 @@ fn gguf(kind: u32, bytes_of_32: u64) -> Vec<u8> {
     let mut out = vec![0];
     out.extend(b"GGUF");
     out.extend(3_u32.to_le_bytes());
-    out.extend((TENSORS.len() as u64).to_le_bytes());
+    let own = match is_gemma {
+        true => GEMMA_TENSORS.as_slice(),
+        false => &[ROPE_FACTORS],
+    };
+    let tensors = TENSORS.iter().map(|(name, _, shape)| (*name, *shape));
+    let tensors: Vec<(&str, &[u64])> = tensors.chain(own.iter().copied()).collect();
+    out.extend((tensors.len() as u64).to_le_bytes());
     out.extend((fields.len() as u64).to_le_bytes());
     out.extend(fields.concat());
-    let mut offset = 0_u64;
-    for (name, _, shape) in TENSORS {
+    let mut data = Vec::new();
+    for (name, shape) in tensors {
         text(&mut out, name);
         out.extend((shape.len() as u32).to_le_bytes());
         shape
@@ -221,12 +252,17 @@ fn gguf(kind: u32, bytes_of_32: u64) -> Vec<u8> {
             (kind, bytes_of_32)
         };
         out.extend(kind.to_le_bytes());
-        out.extend(offset.to_le_bytes());
-        offset += (shape.iter().product::<u64>() / 32 * bytes_of_32).next_multiple_of(32);
+        out.extend((data.len() as u64).to_le_bytes());
+        // Weights are zero, and factors, which may not be, are one.
+        let bytes = (shape.iter().product::<u64>() * bytes_of_32 / 32) as usize;
+        let value = f32::from(u8::from(name == ROPE_FACTORS.0));
+        data.extend(value.to_le_bytes().into_iter().cycle().take(bytes));
+        data.resize(data.len().next_multiple_of(32), 0);
     }
     // The first byte is the input's, not the file's.
     let header = (out.len() - 1).next_multiple_of(32);
-    out.resize(1 + header + offset as usize, 0);
+    out.resize(1 + header, 0);
+    out.extend(data);
     out
 }
 

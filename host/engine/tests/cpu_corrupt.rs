@@ -1,6 +1,7 @@
 //! Tests of checkpoints that are incomplete, contradictory or hostile: each gives an error that names what is wrong.
 
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
+use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
@@ -90,6 +91,42 @@ fn an_untouched_copy_loads() {
 }
 
 #[test]
+fn a_text_model_beside_a_vision_tower_computes_what_it_does_alone() {
+    let logits = |copy: &Spoilt| {
+        let segment = Segment {
+            tokens: (5..30).collect(),
+            start: 0,
+            pages: vec![PageId(0), PageId(1)],
+            output: Output::Last,
+        };
+        let step = Step {
+            segments: vec![segment],
+            ..Step::default()
+        };
+        let mut logits = Vec::new();
+        copy.load().unwrap().run(&step, &mut logits).unwrap();
+        logits
+    };
+    let expected = logits(&Spoilt::copy_of("gemma3"));
+    // As published, and as transformers 5 writes it.
+    for prefix in ["language_model.model.", "model.language_model."] {
+        let copy = Spoilt::copy_of("gemma3");
+        copy.edit_tensors(|tensors| {
+            let text = std::mem::take(tensors).into_iter();
+            tensors.extend(text.map(|(name, tensor)| (name.replacen("model.", prefix, 1), tensor)));
+            let other = (Dtype::F32, vec![1], vec![0; 4]);
+            tensors.insert("vision_tower.post_layernorm.bias".to_owned(), other);
+        });
+        let config = std::fs::read_to_string(copy.path("config.json")).unwrap();
+        let text: Value = serde_json::from_str(&config).unwrap();
+        let config = json!({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
+            "text_config": text, "vision_config": {}});
+        std::fs::write(copy.path("config.json"), config.to_string()).unwrap();
+        assert_eq!(logits(&copy), expected, "{prefix}");
+    }
+}
+
+#[test]
 fn files_that_are_missing_or_cut_short_are_refused() {
     let copy = Spoilt::copy_of("llama");
     let whole = std::fs::read(copy.path("model.safetensors")).unwrap();
@@ -160,7 +197,10 @@ fn an_index_with_a_nan_or_a_foreign_path_is_refused() {
 fn an_unknown_architecture_is_named_with_the_supported_ones() {
     let copy = Spoilt::copy_of("llama");
     copy.edit_config("model_type", json!("mamba"));
-    copy.is_refused(&["model_type is \"mamba\"", "llama, mistral, qwen2, qwen3"]);
+    copy.is_refused(&[
+        "model_type is \"mamba\"",
+        "llama, mistral, qwen2, qwen3, gemma3_text, gemma3",
+    ]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Opens the device for computation, with the sizes of its pools, before the engine starts.
 //!
 //! ```text
-//!   auto    the first CUDA device, if there is one; otherwise the CPU
+//!   auto    the first CUDA device, if there is one and it computes such models; otherwise the CPU
 //!   cpu     the CPU
 //!   cuda:N  this CUDA device, or an error with the reason
 //! ```
@@ -145,6 +145,24 @@ impl DeviceConfig {
         }
     }
 
+    /// Returns `ordinal`, or `None` for the CPU where `auto` found a device that does not compute models like `model`.
+    ///
+    /// # Errors
+    /// Returns an error if the requested CUDA device does not compute such models.
+    pub fn suited(&self, ordinal: Option<u32>, model: &ModelConfig) -> anyhow::Result<Option<u32>> {
+        match (ordinal, cuda::refuses(model)) {
+            (Some(ordinal), Some(reason)) if self.device == Device::Auto => {
+                tracing::warn!(
+                    reason,
+                    "computing on the CPU, though there is cuda:{ordinal}"
+                );
+                Ok(None)
+            }
+            (Some(ordinal), Some(reason)) => bail!("--device cuda:{ordinal}: {reason}"),
+            (ordinal, _) => Ok(ordinal),
+        }
+    }
+
     /// Loads the model in `folder` onto the device. Slow, since it reads the weights.
     ///
     /// # Errors
@@ -159,7 +177,10 @@ impl DeviceConfig {
                 .map(|config| Checkpoint::random(config, Element::Bf16, seed)),
         }
         .with_context(context)?;
-        match ordinal {
+        if checkpoint.config().ignores_vision {
+            tracing::warn!("the model's vision tower is not loaded: it reads text only");
+        }
+        match self.suited(ordinal, checkpoint.config())? {
             None => self.open_cpu(&checkpoint),
             Some(ordinal) => self.open_cuda(&checkpoint, folder, ordinal),
         }
@@ -261,6 +282,35 @@ impl DeviceConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_model_for_the_cpu_alone_is_refused_on_cuda_and_moved_by_auto() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/fixtures");
+        let suited = |device, ordinal, name: &str| {
+            let config = DeviceConfig {
+                device,
+                kv: None,
+                kv_memory_fraction: 0.5,
+                kv_host: KvSize::Tokens(0),
+                page_tokens: 16,
+                max_step_tokens: None,
+                threads: None,
+                precision: Precision::Auto,
+                random_weights: None,
+            };
+            config.suited(ordinal, &ModelConfig::load(&fixtures.join(name)).unwrap())
+        };
+        assert_eq!(suited(Device::Auto, Some(0), "gemma3").unwrap(), None);
+        assert_eq!(suited(Device::Cpu, None, "gemma3").unwrap(), None);
+        assert_eq!(suited(Device::Auto, Some(0), "qwen3").unwrap(), Some(0));
+        let error = suited(Device::Cuda(1), Some(1), "gemma3").unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("--device cuda:1: Gemma 3 is computed on the CPU only"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn devices_are_read_by_their_names() {

@@ -22,6 +22,8 @@ pub(crate) struct LayerWeights<'a> {
     pub(crate) qk_norm: Option<[Tensor<'a>; 2]>,
     pub(crate) output: Tensor<'a>,
     pub(crate) output_bias: Option<Tensor<'a>>,
+    /// Norm weights for the outputs of attention and of the feed-forward layer, before they are added.
+    pub(crate) post_norms: Option<[Tensor<'a>; 2]>,
     pub(crate) mlp_norm: Tensor<'a>,
     /// Gate and up matrices.
     pub(crate) gate_up: [Tensor<'a>; 2],
@@ -97,8 +99,7 @@ impl Checkpoint {
         let matrix = |rest: &str, rows: usize, columns: usize| {
             self.tensor(&name(&format!("{rest}.weight")), &[rows, columns])
         };
-        let norm =
-            |rest: &str, length: usize| self.tensor(&name(&format!("{rest}.weight")), &[length]);
+        let norm = |rest: &str, length: usize| self.norm(&name(&format!("{rest}.weight")), length);
         let bias =
             |rest: &str, length: usize| self.tensor(&name(&format!("{rest}.bias")), &[length]);
         Ok(LayerWeights {
@@ -123,7 +124,16 @@ impl Checkpoint {
             })?,
             output: matrix("self_attn.o_proj", c.hidden, queries)?,
             output_bias: when(c.output_bias, || bias("self_attn.o_proj", c.hidden))?,
-            mlp_norm: norm("post_attention_layernorm", c.hidden)?,
+            post_norms: when(c.post_norms, || {
+                Ok([
+                    norm("post_attention_layernorm", c.hidden)?,
+                    norm("post_feedforward_layernorm", c.hidden)?,
+                ])
+            })?,
+            mlp_norm: match c.post_norms {
+                true => norm("pre_feedforward_layernorm", c.hidden)?,
+                false => norm("post_attention_layernorm", c.hidden)?,
+            },
             gate_up: [
                 matrix("mlp.gate_proj", c.intermediate, c.hidden)?,
                 matrix("mlp.up_proj", c.intermediate, c.hidden)?,
@@ -161,7 +171,24 @@ impl Checkpoint {
 
     /// Returns the weights of the norm before the output layer, `[hidden]`.
     pub(crate) fn final_norm(&self) -> Result<Tensor<'_>, CheckpointError> {
-        self.tensor("model.norm.weight", &[self.config.hidden])
+        self.norm("model.norm.weight", self.config.hidden)
+    }
+
+    /// Returns the weights of a norm, `[length]`.
+    fn norm(&self, name: &str, length: usize) -> Result<Tensor<'_>, CheckpointError> {
+        let tensor = self.tensor(name, &[length])?;
+        let is_less_one = self.config.norms_less_one && matches!(self.source, Source::Files(..));
+        if !is_less_one {
+            return Ok(tensor);
+        }
+        let values = tensor.to_f32().into_iter();
+        Ok(Tensor {
+            element: Element::F32,
+            data: values
+                .flat_map(|value| (1.0 + value).to_le_bytes())
+                .collect(),
+            ..tensor
+        })
     }
 
     /// Returns the output layer, `[vocabulary, hidden]`, or `None` where it is the embedding.

@@ -8,25 +8,32 @@
 //! | `mistral` | no | no | hidden / heads |
 //! | `qwen2` | yes | no | hidden / heads |
 //! | `qwen3` | `attention_bias` (with the output's) | yes | 128 |
+//! | `gemma3_text`, `gemma3` | no | yes | 256 |
 //!
-//! Options that would change the arithmetic and are not supported (other activations, sliding windows, quantised
-//! weights, partial rotation) are refused by name, because a model that answers slightly wrong is worse than one that
-//! does not load.
+//! Gemma 3 also norms what a layer adds, scales embeddings, has another activation, and has layers with a sliding window
+//! (`gemma.rs`). Of a model with a vision tower (`gemma3`) only the text model is read.
+//!
+//! Options that would change the arithmetic and are not supported (other activations, other families' sliding windows,
+//! soft-capped logits, quantised weights, partial rotation) are refused by name, because a model that answers slightly
+//! wrong is worse than one that does not load.
 
 use super::CheckpointError;
+use super::gemma::{self, Sliding};
 use super::gguf::{Gguf, is_gguf};
 use super::rope::{RawRope, Rope};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
 
-/// A model's architecture. The Llama, Mistral, Qwen2 and Qwen3 families differ only in these values.
+/// A model's architecture. The Llama, Mistral, Qwen2, Qwen3 and Gemma 3 families differ only in these values.
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
     /// Tokens that end an answer (`eos_token_id` of `generation_config.json`, else of `config.json`).
     pub eos_tokens: Vec<u32>,
     /// Number of positions that the model supports.
     pub max_positions: u32,
+    /// Whether the checkpoint has a vision tower, which is not read.
+    pub ignores_vision: bool,
     /// Width of the residual stream.
     pub(crate) hidden: usize,
     /// Number of decoder layers.
@@ -43,8 +50,12 @@ pub struct ModelConfig {
     pub(crate) vocabulary: usize,
     /// Constant that every norm adds to the mean square.
     pub(crate) norm_eps: f32,
-    /// How positions rotate queries and keys.
+    /// How positions rotate queries and keys, except in layers with a sliding window.
     pub(crate) rope: Rope,
+    /// The layers with a sliding window; `None` if every layer attends to all positions.
+    pub(crate) sliding: Option<Sliding>,
+    /// Number whose square root divides the scores of attention: the width of a head, except in Gemma 3.
+    pub(crate) query_scalar: f32,
     /// Whether queries, keys and values have biases.
     pub(crate) qkv_bias: bool,
     /// Whether the attention's output has a bias.
@@ -53,8 +64,25 @@ pub struct ModelConfig {
     pub(crate) mlp_bias: bool,
     /// Whether each query and key head is normed before it is rotated.
     pub(crate) qk_norm: bool,
+    /// Whether the outputs of attention and of the feed-forward layer are normed before they are added.
+    pub(crate) post_norms: bool,
+    /// Whether the weights of norms are stored minus one, except in GGUF.
+    pub(crate) norms_less_one: bool,
+    /// Whether token embeddings are multiplied by the square root of their width.
+    pub(crate) scaled_embedding: bool,
+    /// The function of the feed-forward layer's gate.
+    pub(crate) activation: Activation,
     /// Whether the output layer is the token embedding.
     pub(crate) tied: bool,
+}
+
+/// The function of a feed-forward layer's gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// GELU by its approximation with tanh.
+    Gelu,
 }
 
 impl ModelConfig {
@@ -93,7 +121,11 @@ impl ModelConfig {
     /// Reads the architecture in a GGUF file's metadata.
     pub(super) fn of_gguf(file: &Gguf) -> Result<Self, CheckpointError> {
         let config = file.config()?.to_string();
-        Self::parse(&config).map_err(|error| file.wrong(error.reason))
+        let mut config = Self::parse(&config).map_err(|error| file.wrong(error.reason))?;
+        if let Some(factors) = file.rope_factors(config.head_dim / 2)? {
+            config.rope.divide(&factors);
+        }
+        Ok(config)
     }
 
     /// Reads the text of a `config.json`.
@@ -111,19 +143,40 @@ impl ModelConfig {
     /// Returns the floating-point operations that matrices and attention need to compute `new` tokens after `cached`
     /// ones, and the logits of `logits` of them. A multiplication and an addition count as two.
     pub fn flops(&self, cached: u64, new: u64, logits: u64) -> f64 {
-        // Each token attends to all tokens before it and to itself.
-        let seen = new as f64 * (cached as f64 + (new as f64 + 1.0) / 2.0);
-        let attention = 4.0 * (self.layers * self.heads * self.head_dim) as f64 * seen;
+        // Each token attends to all tokens before it and to itself, or to as many as a window has.
+        let seen = |window: u64| {
+            let growing = new.min(window.saturating_sub(cached));
+            let all = growing as f64 * (cached as f64 + (growing as f64 + 1.0) / 2.0);
+            all + (new - growing) as f64 * window as f64
+        };
+        let (full, sliding, window) = self.layer_kinds();
+        let seen = full as f64 * seen(u64::MAX) + sliding as f64 * seen(window);
+        let attention = 4.0 * (self.heads * self.head_dim) as f64 * seen;
         let head = (self.vocabulary * self.hidden) as f64 * logits as f64;
         2.0 * (self.layer_matrices() as f64 * new as f64 + head) + attention
     }
 
     /// Returns the bytes that must be read to decode one token of each of `sequences` sequences with `context` tokens
-    /// each: every bf16 weight once, and the keys and values of each sequence.
+    /// each: every bf16 weight once, and the keys and values of each sequence that its layers attend to.
     pub fn decode_bytes(&self, sequences: u64, context: u64) -> u64 {
         let weights = self.layer_matrices() + self.vocabulary * self.hidden;
-        let token = 2 * self.layers * self.kv_heads * self.head_dim;
-        2 * (weights as u64 + sequences * context * token as u64)
+        let token = 2 * self.kv_heads * self.head_dim;
+        let (full, sliding, window) = self.layer_kinds();
+        let positions = full * context + sliding * context.min(window);
+        2 * (weights as u64 + sequences * positions * token as u64)
+    }
+
+    /// Returns the number of layers that attend to all positions, of those with a sliding window, and the window.
+    fn layer_kinds(&self) -> (u64, u64, u64) {
+        let Some(sliding) = &self.sliding else {
+            return (self.layers as u64, 0, 0);
+        };
+        let count = sliding.layers.iter().filter(|slides| **slides).count();
+        (
+            (self.layers - count) as u64,
+            count as u64,
+            sliding.window as u64,
+        )
     }
 
     /// Returns the number of elements in the matrices of all layers.
@@ -136,31 +189,45 @@ impl ModelConfig {
     pub(crate) fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
+
+    /// Returns the sliding window of layer `index`, if it has one.
+    pub(crate) fn sliding(&self, index: usize) -> Option<&Sliding> {
+        let sliding = self.sliding.as_ref()?;
+        sliding.layers.get(index)?.then_some(sliding)
+    }
 }
 
 /// The contents of `config.json` before validation.
 #[derive(Deserialize)]
-struct Raw {
-    model_type: Option<String>,
-    architectures: Option<Vec<String>>,
+pub(super) struct Raw {
+    pub(super) model_type: Option<String>,
+    pub(super) architectures: Option<Vec<String>>,
     hidden_size: Option<u64>,
     num_hidden_layers: Option<u64>,
-    num_attention_heads: Option<u64>,
-    num_key_value_heads: Option<u64>,
+    pub(super) num_attention_heads: Option<u64>,
+    pub(super) num_key_value_heads: Option<u64>,
     head_dim: Option<u64>,
     intermediate_size: Option<u64>,
-    vocab_size: Option<u64>,
-    max_position_embeddings: Option<u64>,
+    pub(super) vocab_size: Option<u64>,
+    pub(super) max_position_embeddings: Option<u64>,
     rms_norm_eps: Option<f64>,
     hidden_act: Option<String>,
-    attention_bias: Option<bool>,
+    pub(super) attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
-    tie_word_embeddings: Option<bool>,
-    sliding_window: Option<u64>,
+    pub(super) tie_word_embeddings: Option<bool>,
+    pub(super) sliding_window: Option<u64>,
     use_sliding_window: Option<bool>,
-    layer_types: Option<Vec<String>>,
-    quantization_config: Option<Value>,
-    eos_token_id: Option<Value>,
+    pub(super) layer_types: Option<Vec<String>>,
+    pub(super) quantization_config: Option<Value>,
+    pub(super) eos_token_id: Option<Value>,
+    hidden_activation: Option<String>,
+    pub(super) query_pre_attn_scalar: Option<f64>,
+    pub(super) sliding_window_pattern: Option<u64>,
+    pub(super) use_bidirectional_attention: Option<bool>,
+    attn_logit_softcapping: Option<f64>,
+    final_logit_softcapping: Option<f64>,
+    /// The text model of one with a vision tower.
+    pub(super) text_config: Option<Value>,
     #[serde(flatten)]
     rope: RawRope,
 }
@@ -182,9 +249,11 @@ struct Family {
     head_dim: Option<u64>,
     /// Whether `sliding_window` has an effect only where `use_sliding_window` is true.
     window_is_opt_in: bool,
+    /// Whether the options that only Gemma 3 has are read, and are on.
+    is_gemma: bool,
 }
 
-const FAMILIES: [Family; 4] = [
+const FAMILIES: [Family; 6] = [
     Family {
         model_type: "llama",
         architecture: "LlamaForCausalLM",
@@ -192,6 +261,7 @@ const FAMILIES: [Family; 4] = [
         qk_norm: false,
         head_dim: None,
         window_is_opt_in: true,
+        is_gemma: false,
     },
     Family {
         model_type: "mistral",
@@ -200,6 +270,7 @@ const FAMILIES: [Family; 4] = [
         qk_norm: false,
         head_dim: None,
         window_is_opt_in: false,
+        is_gemma: false,
     },
     Family {
         model_type: "qwen2",
@@ -208,6 +279,7 @@ const FAMILIES: [Family; 4] = [
         qk_norm: false,
         head_dim: None,
         window_is_opt_in: true,
+        is_gemma: false,
     },
     Family {
         model_type: "qwen3",
@@ -216,26 +288,78 @@ const FAMILIES: [Family; 4] = [
         qk_norm: true,
         head_dim: Some(128),
         window_is_opt_in: true,
+        is_gemma: false,
     },
+    Family {
+        model_type: gemma::TEXT,
+        architecture: "Gemma3ForCausalLM",
+        ..GEMMA
+    },
+    GEMMA,
 ];
+
+/// Gemma 3 with a vision tower.
+const GEMMA: Family = Family {
+    model_type: "gemma3",
+    architecture: "Gemma3ForConditionalGeneration",
+    qkv_bias: Some(false),
+    qk_norm: true,
+    head_dim: Some(256),
+    window_is_opt_in: false,
+    is_gemma: true,
+};
 
 /// Largest size in a configuration: far above real models, and far below an overflow of a product of three.
 const MAX_SIZE: u64 = 1 << 20;
 /// Largest number of positions.
-const MAX_POSITIONS: u64 = 1 << 27;
+pub(super) const MAX_POSITIONS: u64 = 1 << 27;
 /// Widest head, because the backends hold a head in fixed registers and scratch memory.
 const MAX_HEAD_DIM: u64 = 256;
 
 impl Raw {
     fn resolve(self) -> Result<ModelConfig, String> {
         let family = self.family()?;
+        if family.model_type == GEMMA.model_type {
+            let text = self.into_text()?.resolve()?;
+            return Ok(ModelConfig {
+                ignores_vision: true,
+                ..text
+            });
+        }
+        let raw = match family.is_gemma {
+            true => self.with_gemma_defaults()?,
+            false => self,
+        };
+        raw.resolve_as(family)
+    }
+
+    fn resolve_as(self, family: &Family) -> Result<ModelConfig, String> {
         if self.quantization_config.is_some() {
             return Err("quantization_config: quantised checkpoints are not supported, only bf16, f16 and f32".into());
         }
-        if let Some(activation) = &self.hidden_act
-            && activation != "silu"
+        let (activation, name, configured, supported) = match family.is_gemma {
+            false => (Activation::Silu, "hidden_act", &self.hidden_act, "silu"),
+            true => (
+                Activation::Gelu,
+                "hidden_activation",
+                &self.hidden_activation,
+                "gelu_pytorch_tanh",
+            ),
+        };
+        if let Some(configured) = configured
+            && configured != supported
         {
-            return Err(format!("hidden_act is {activation:?}, supported: \"silu\""));
+            return Err(format!(
+                "{name} is {configured:?}, supported: {supported:?}"
+            ));
+        }
+        for (name, value) in [
+            ("attn_logit_softcapping", self.attn_logit_softcapping),
+            ("final_logit_softcapping", self.final_logit_softcapping),
+        ] {
+            if let Some(value) = value {
+                return Err(format!("{name} is {value}, supported: null"));
+            }
         }
 
         let hidden = size("hidden_size", self.hidden_size, MAX_SIZE)?;
@@ -271,12 +395,27 @@ impl Raw {
             self.max_position_embeddings,
             MAX_POSITIONS,
         )?;
-        self.check_window(family, positions as u64)?;
         let norm_eps = self.rms_norm_eps.unwrap_or(1e-6);
         if !(0.0..1.0).contains(&norm_eps) {
             return Err(format!("rms_norm_eps is {norm_eps}, supported: 0 to 1"));
         }
-        let rope = self.rope.resolve(head_dim, positions as u64)?;
+        let layers = size("num_hidden_layers", self.num_hidden_layers, 1 << 12)?;
+        let (rope, sliding) = if family.is_gemma {
+            let [full, local] = self.rope.resolve_by_layer(head_dim, positions as u64)?;
+            (full, Some(Sliding::resolve(&self, layers, local)?))
+        } else {
+            self.check_window(family, positions as u64)?;
+            (self.rope.resolve(head_dim, positions as u64)?, None)
+        };
+        let query_scalar = match self.query_pre_attn_scalar {
+            Some(scalar) if family.is_gemma => scalar,
+            _ => head_dim as f64,
+        };
+        if !(1.0..=MAX_SIZE as f64).contains(&query_scalar) {
+            return Err(format!(
+                "query_pre_attn_scalar is {query_scalar}, supported: 1 to {MAX_SIZE}"
+            ));
+        }
         let max_positions = rope.max_positions(positions as u64).min(MAX_POSITIONS);
         let attention_bias = self.attention_bias.unwrap_or(false);
 
@@ -286,8 +425,9 @@ impl Raw {
                 .as_ref()
                 .map_or(Ok(Vec::new()), eos_tokens)?,
             max_positions: max_positions as u32,
+            ignores_vision: false,
             hidden,
-            layers: size("num_hidden_layers", self.num_hidden_layers, 1 << 12)?,
+            layers,
             heads,
             kv_heads,
             head_dim,
@@ -295,10 +435,16 @@ impl Raw {
             vocabulary: size("vocab_size", self.vocab_size, 1 << 24)?,
             norm_eps: norm_eps as f32,
             rope,
+            sliding,
+            query_scalar: query_scalar as f32,
             qkv_bias: family.qkv_bias.unwrap_or(attention_bias),
             output_bias: family.qkv_bias.is_none() && attention_bias,
             mlp_bias: family.model_type == "llama" && self.mlp_bias.unwrap_or(false),
             qk_norm: family.qk_norm,
+            post_norms: family.is_gemma,
+            norms_less_one: family.is_gemma,
+            scaled_embedding: family.is_gemma,
+            activation,
             tied: self.tie_word_embeddings.unwrap_or(false),
         })
     }
@@ -355,7 +501,7 @@ impl Raw {
 }
 
 /// Returns a required size between 1 and `limit`.
-fn size(name: &str, value: Option<u64>, limit: u64) -> Result<usize, String> {
+pub(super) fn size(name: &str, value: Option<u64>, limit: u64) -> Result<usize, String> {
     match value {
         None => Err(format!("{name} is missing")),
         Some(value) if (1..=limit).contains(&value) => Ok(value as usize),
@@ -492,7 +638,8 @@ mod tests {
     fn whatever_stands_in_a_field_is_refused_or_can_be_counted_with() {
         let values = json!([
             null, true, -1, 0, 1, 2, 7, 64, 1 << 20, (1 << 20) + 1, 1_u64 << 27, u64::MAX, 1e-300, 1e300, "x", [], [u64::MAX],
-            {}, {"rope_type": "linear", "factor": 1e300},
+            {}, {"rope_type": "linear", "factor": 1e300}, ["sliding_attention", "full_attention"],
+            {"full_attention": {"rope_theta": 1e300}, "sliding_attention": {"rope_type": "linear", "factor": 1e300}},
             {"rope_type": "yarn", "factor": 1e300, "original_max_position_embeddings": 1e300},
             {"rope_type": "llama3", "factor": 1e-300, "low_freq_factor": 1e-300, "high_freq_factor": 1e300,
                 "original_max_position_embeddings": 1e300},
@@ -515,11 +662,20 @@ mod tests {
             "rope_parameters",
             "partial_rotary_factor",
             "quantization_config",
+            "layer_types",
+            "sliding_window_pattern",
+            "query_pre_attn_scalar",
+            "rope_local_base_freq",
+            "text_config",
         ];
         let mut random = Random::new(4);
         let mut taken = 0;
         for _ in 0..20_000 {
             let mut changed = base();
+            if random.below(2) == 0 {
+                changed["model_type"] = gemma::TEXT.into();
+                changed["architectures"] = Value::Null;
+            }
             for _ in 0..=random.below(3) {
                 let field = fields[random.below(fields.len() as u64) as usize];
                 changed[field] = values[random.below(values.len() as u64) as usize].clone();
@@ -529,6 +685,8 @@ mod tests {
                 assert!(config.decode_bytes(1 << 8, 1 << 20) > 0);
                 assert!(u64::from(config.max_positions) <= MAX_POSITIONS);
                 assert_eq!(config.rope.frequencies.len(), config.head_dim / 2);
+                let sliding = config.sliding.map(|sliding| sliding.layers.len());
+                assert!(sliding.is_none_or(|layers| layers == config.layers));
                 taken += 1;
             }
         }
@@ -539,8 +697,8 @@ mod tests {
     fn what_is_not_computed_is_refused_by_name() {
         for (changes, expected) in [
             (
-                json!({"model_type": "gemma3"}),
-                "model_type is \"gemma3\", supported: llama, mistral, qwen2, qwen3",
+                json!({"model_type": "gemma2"}),
+                "model_type is \"gemma2\", supported: llama, mistral, qwen2, qwen3, gemma3_text, gemma3",
             ),
             (json!({"model_type": null}), "model_type is missing"),
             (

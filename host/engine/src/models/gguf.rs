@@ -6,7 +6,10 @@
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>; packed blocks: `ggml-quants.c`.
 
+mod sentencepiece;
+
 use super::CheckpointError;
+use super::gemma;
 use super::safetensors::{mapped, sample};
 use super::tensor::{Element, Tensor, rows_and_columns};
 use half::{bf16, f16};
@@ -75,14 +78,15 @@ impl Gguf {
         let architecture = self.architecture()?;
         let field = |name: &str| format!("{architecture}.{name}");
         let number = |name: &str| self.number(&field(name));
-        if let Some(scaling) = self.text(&field("rope.scaling.type"))
-            && scaling != "none"
-        {
-            return Err(self.wrong(format!("rope scaling `{scaling}` is not supported")));
-        }
-        if self.tensors.contains_key("rope_freqs.weight") {
-            return Err(self.wrong("scaled rope frequencies (rope_freqs.weight) are not supported"));
-        }
+        let scaling = match self.text(&field("rope.scaling.type")) {
+            None | Some("none") => Json::Null,
+            Some("linear") => {
+                json!({"rope_type": "linear", "factor": number("rope.scaling.factor")})
+            }
+            Some(other) => {
+                return Err(self.wrong(format!("rope scaling `{other}` is not supported")));
+            }
+        };
         if number("expert_count").is_some_and(|experts| experts > 0.0) {
             return Err(self.wrong("a mixture of experts is not supported"));
         }
@@ -101,40 +105,132 @@ impl Gguf {
             "max_position_embeddings": whole(number("context_length")),
             "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
             "rope_theta": number("rope.freq_base").unwrap_or(10_000.0),
+            "rope_scaling": scaling,
             "vocab_size": vocabulary,
             "tie_word_embeddings": !self.tensors.contains_key("output.weight"),
             "attention_bias": self.tensors.contains_key("blk.0.attn_q.bias"),
             "eos_token_id": self.endings(),
         });
         if let Some(fields) = config.as_object_mut() {
+            if architecture == GEMMA
+                && let Json::Object(own) = self.gemma()?
+            {
+                fields.extend(own);
+            }
             fields.retain(|_, value| !value.is_null());
         }
         Ok(config)
     }
 
+    /// Returns the fields that only Gemma 3 has, and its `model_type`. For values that files omit, llama.cpp's are taken.
+    fn gemma(&self) -> Result<Json, CheckpointError> {
+        let number = |name: &str| self.number(&format!("{GEMMA}.{name}"));
+        let window = number("attention.sliding_window");
+        // Files of models all of whose layers attend to all positions have no window.
+        let pattern = "attention.sliding_window_pattern";
+        let pattern = match (window, number(pattern)) {
+            (None, _) => Some(1.0),
+            (_, None) if self.fields.contains_key(&format!("{GEMMA}.{pattern}")) => {
+                return Err(self.wrong(format!("{GEMMA}.{pattern} is no number")));
+            }
+            (_, pattern) => pattern,
+        };
+        // Only the model of 62 layers, 27B, does not divide scores by the width of its heads.
+        let scalar = match number("block_count") {
+            Some(62.0) => number("embedding_length")
+                .zip(number("attention.head_count"))
+                .map(|(hidden, heads)| (hidden / heads).floor()),
+            _ => number("attention.key_length"),
+        };
+        let whole = |value: Option<f64>| value.map(|value| value as u64);
+        Ok(json!({
+            "model_type": gemma::TEXT,
+            "rope_theta": number("rope.freq_base").unwrap_or(1_000_000.0),
+            "rope_local_base_freq": number("rope.freq_base_swa"),
+            "query_pre_attn_scalar": scalar,
+            "sliding_window": whole(window),
+            "sliding_window_pattern": whole(pattern),
+            "attn_logit_softcapping": number("attn_logit_softcapping"),
+            "final_logit_softcapping": number("final_logit_softcapping"),
+        }))
+    }
+
+    /// Returns the factors that the rotary frequencies of `pairs` pairs are divided by, if the file has them. Files of
+    /// Llama 3.1 and later state their rope scaling in this form alone.
+    pub(super) fn rope_factors(&self, pairs: usize) -> Result<Option<Vec<f32>>, CheckpointError> {
+        if !self.tensors.contains_key(ROPE_FACTORS) {
+            return Ok(None);
+        }
+        let architecture = self.architecture()?;
+        if architecture != "llama" {
+            return Err(self.wrong(format!(
+                "tensor {ROPE_FACTORS} is not supported for {architecture}, only for llama"
+            )));
+        }
+        let factors = self.tensor(ROPE_FACTORS, &[pairs])?.to_f32();
+        let is_bad = |factor: &f32| !(factor.is_finite() && *factor > 0.0);
+        match factors.iter().position(is_bad) {
+            Some(pair) => Err(self.wrong(format!(
+                "tensor {ROPE_FACTORS}: factor {pair} is {}, supported: finite numbers above 0",
+                factors[pair]
+            ))),
+            None => Ok(Some(factors)),
+        }
+    }
+
     /// Returns the tokenizer in the form of a `tokenizer.json`.
     pub(crate) fn tokenizer(&self) -> Result<Json, CheckpointError> {
         let model = self.text("tokenizer.ggml.model").unwrap_or_default();
-        if model != "gpt2" {
-            return Err(self.wrong(format!(
-                "tokenizer.ggml.model is `{model}`, supported: gpt2 (byte-level BPE)"
-            )));
-        }
+        let has_scores = match model {
+            "gpt2" => false,
+            "llama" => true,
+            other => {
+                return Err(self.wrong(format!(
+                    "tokenizer.ggml.model is `{other}`, supported: gpt2 (byte-level BPE), llama (SentencePiece)"
+                )));
+            }
+        };
         let tokens = self.texts("tokenizer.ggml.tokens")?;
-        let merges = self.texts("tokenizer.ggml.merges")?;
         let kinds = self.numbers("tokenizer.ggml.token_type")?;
-        let kind = |id: usize| kinds.get(id).copied().unwrap_or(NORMAL);
+        let kind = |id: usize| kinds.get(id).map_or(NORMAL, |kind| *kind as u64);
         let added = tokens.iter().enumerate();
-        let added = added.filter(|(id, _)| matches!(kind(*id), CONTROL | USER_DEFINED));
+        let added = added.filter(|(id, _)| matches!(kind(*id), UNKNOWN | CONTROL | USER_DEFINED));
         let added: Vec<Json> = added
             .map(|(id, content)| {
                 json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": kind(id) == CONTROL})
+                    "normalized": false, "special": kind(id) != USER_DEFINED})
             })
             .collect();
         let vocabulary: serde_json::Map<String, Json> = (tokens.iter().enumerate())
             .map(|(id, token)| ((*token).to_owned(), id.into()))
             .collect();
+        let begins = self.number("tokenizer.ggml.add_bos_token");
+        let begins = begins.map_or(has_scores, |begins| begins == 1.0);
+        let processor = match self.special("bos") {
+            Some((id, name)) if begins => {
+                let bos = json!({"SpecialToken": {"id": name, "type_id": 0}});
+                let text =
+                    |name: &str, kind: u8| json!({"Sequence": {"id": name, "type_id": kind}});
+                json!({"type": "TemplateProcessing", "single": [bos, text("A", 0)],
+                    "pair": [bos, text("A", 0), text("B", 1)],
+                    "special_tokens": {name: {"id": name, "ids": [id], "tokens": [name]}}})
+            }
+            _ => Json::Null,
+        };
+        let mut file = match has_scores {
+            true => self.sentencepiece(&tokens, |id| kind(id) == NORMAL)?,
+            false => self.byte_level()?,
+        };
+        file["version"] = "1.0".into();
+        file["added_tokens"] = added.into();
+        file["post_processor"] = processor;
+        file["model"]["vocab"] = vocabulary.into();
+        Ok(file)
+    }
+
+    /// Returns the parts of a tokenizer of the GPT-2 kind, without its vocabulary.
+    fn byte_level(&self) -> Result<Json, CheckpointError> {
+        let merges = self.texts("tokenizer.ggml.merges")?;
         let pre = self.text("tokenizer.ggml.pre").unwrap_or("default");
         let byte_level = |uses_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": uses_regex});
         let split = |pattern: &str| {
@@ -162,26 +258,38 @@ impl Gguf {
                 )));
             }
         };
-        let begins = self.number("tokenizer.ggml.add_bos_token") == Some(1.0);
-        let processor = match self.special("bos") {
-            Some((id, name)) if begins => {
-                let bos = json!({"SpecialToken": {"id": name, "type_id": 0}});
-                let text =
-                    |name: &str, kind: u8| json!({"Sequence": {"id": name, "type_id": kind}});
-                json!({"type": "TemplateProcessing", "single": [bos, text("A", 0)],
-                    "pair": [bos, text("A", 0), text("B", 1)],
-                    "special_tokens": {name: {"id": name, "ids": [id], "tokens": [name]}}})
-            }
-            _ => Json::Null,
-        };
         Ok(json!({
-            "version": "1.0",
-            "added_tokens": added,
             "normalizer": normalizer,
             "pre_tokenizer": pieces,
-            "post_processor": processor,
             "decoder": byte_level(true),
-            "model": {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": pre.starts_with("llama")},
+            "model": {"type": "BPE", "merges": merges, "ignore_merges": pre.starts_with("llama")},
+        }))
+    }
+
+    /// Returns the parts of a tokenizer of the SentencePiece kind, without its vocabulary.
+    fn sentencepiece(
+        &self,
+        tokens: &[&str],
+        is_joined: impl Fn(usize) -> bool,
+    ) -> Result<Json, CheckpointError> {
+        let prefix = "tokenizer.ggml.add_space_prefix";
+        if self.number(prefix) != Some(0.0) {
+            return Err(self.wrong(format!(
+                "{prefix} is not false, as it is for Gemma: serve the model's safetensors"
+            )));
+        }
+        let scores = self.numbers("tokenizer.ggml.scores")?;
+        let merges = sentencepiece::merges(tokens, &scores, is_joined)
+            .map_err(|reason| self.wrong(reason))?;
+        let unknown = self.special("unknown").map(|(_, name)| name);
+        Ok(json!({
+            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            "pre_tokenizer": null,
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+                {"type": "Fuse"}]},
+            "model": {"type": "BPE", "merges": merges, "unk_token": unknown, "fuse_unk": true,
+                "byte_fallback": true},
         }))
     }
 
@@ -209,7 +317,7 @@ impl Gguf {
         name: &str,
         shape: &[usize],
     ) -> Result<Tensor<'_>, CheckpointError> {
-        let own = own_name(name).unwrap_or_default();
+        let own = own_name(name, self.architecture()? == GEMMA).unwrap_or_default();
         let Some(info) = self.tensors.get(&own) else {
             return Err(self.wrong(format!(
                 "tensor {own} ({name}) is missing, expected with shape {shape:?}"
@@ -339,9 +447,9 @@ impl Gguf {
             .map_err(|reason| self.wrong(reason))
     }
 
-    fn numbers(&self, name: &str) -> Result<Vec<u64>, CheckpointError> {
+    fn numbers(&self, name: &str) -> Result<Vec<f64>, CheckpointError> {
         let (mut reader, kind, count) = self.array(name)?;
-        let numbers = (0..count).map(|_| Ok(reader.number(kind)? as u64));
+        let numbers = (0..count).map(|_| reader.number(kind));
         numbers
             .collect::<Result<_, String>>()
             .map_err(|reason| self.wrong(format!("{name}: {reason}")))
@@ -352,8 +460,15 @@ impl Gguf {
 /// the expression for a run of digits, in which the two differ.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// Tensor of the factors that rotary frequencies are divided by.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// Architecture of Gemma 3, whose tensors and fields differ from those of the others.
+const GEMMA: &str = "gemma3";
+
 /// Kinds of tokens (`llama_token_type`).
 const NORMAL: u64 = 1;
+const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 
@@ -361,18 +476,21 @@ const USER_DEFINED: u64 = 4;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
-/// Returns GGUF's name of the tensor with the Hugging Face name `name`.
-fn own_name(name: &str) -> Option<String> {
+/// Returns GGUF's name of the tensor with the Hugging Face name `name`, in Gemma 3 or in another family.
+fn own_name(name: &str, is_gemma: bool) -> Option<String> {
     Some(match name {
         "model.embed_tokens.weight" => "token_embd.weight".to_owned(),
         "model.norm.weight" => "output_norm.weight".to_owned(),
         "lm_head.weight" => "output.weight".to_owned(),
+        ROPE_FACTORS => ROPE_FACTORS.to_owned(),
         _ => {
             let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
             let (role, kind) = rest.rsplit_once('.')?;
             let role = match role {
                 "input_layernorm" => "attn_norm",
-                "post_attention_layernorm" => "ffn_norm",
+                "post_attention_layernorm" if is_gemma => "post_attention_norm",
+                "post_attention_layernorm" | "pre_feedforward_layernorm" => "ffn_norm",
+                "post_feedforward_layernorm" => "post_ffw_norm",
                 "self_attn.q_proj" => "attn_q",
                 "self_attn.k_proj" => "attn_k",
                 "self_attn.v_proj" => "attn_v",
@@ -736,7 +854,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::Checkpoint;
+    use crate::models::{Checkpoint, LayerWeights};
     use crate::text::{ChatTemplate, Tokenizer};
 
     /// Builds a GGUF file for tests.
@@ -806,8 +924,13 @@ mod tests {
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
     }
 
-    /// Returns the file that llama.cpp's converter produces for a fixture.
+    /// Returns the bytes of the file that llama.cpp's converter produces for a fixture.
     fn converted(name: &str, architecture: &str) -> Vec<u8> {
+        writer(name, architecture).write()
+    }
+
+    /// Returns the file that llama.cpp's converter produces for a fixture, without rope factors.
+    fn writer(name: &str, architecture: &str) -> Writer {
         let folder = fixture(name);
         let config = json(&folder.join("config.json"));
         let mut file = Writer::default();
@@ -831,9 +954,14 @@ mod tests {
             6,
             &float(&config["rms_norm_eps"]),
         );
+        let is_gemma = architecture == GEMMA;
+        let parameters = match is_gemma {
+            true => &config["rope_parameters"]["full_attention"],
+            false => &config["rope_parameters"],
+        };
         let theta = config
             .get("rope_theta")
-            .unwrap_or(&config["rope_parameters"]["rope_theta"]);
+            .unwrap_or(&parameters["rope_theta"]);
         file.field(&format!("{architecture}.rope.freq_base"), 6, &float(theta));
         let tokenizer = json(&folder.join("tokenizer.json"));
         let vocabulary = tokenizer["model"]["vocab"].as_object().unwrap();
@@ -842,17 +970,20 @@ mod tests {
             tokens[id.as_u64().unwrap() as usize].clone_from(token);
         }
         let added = tokenizer["added_tokens"].as_array().unwrap();
-        let kinds: Vec<u8> = (0..tokens.len() as u64)
-            .flat_map(|id| {
-                (if added.iter().any(|token| token["id"] == id) {
-                    3_i32
-                } else {
-                    1
+        let kinds: Vec<u8> = (0_u64..)
+            .zip(&tokens)
+            .flat_map(|(id, token)| {
+                (match token.as_str() {
+                    "<unk>" => 2_i32,
+                    byte if byte.starts_with("<0x") => 6,
+                    _ if added.iter().any(|token| token["id"] == id) => 3,
+                    _ => 1,
                 })
                 .to_le_bytes()
             })
             .collect();
-        file.field("tokenizer.ggml.model", STRING, &text("gpt2"));
+        let model = if is_gemma { "llama" } else { "gpt2" };
+        file.field("tokenizer.ggml.model", STRING, &text(model));
         file.field("tokenizer.ggml.pre", STRING, &text("qwen2"));
         file.texts("tokenizer.ggml.tokens", &tokens);
         let count = (tokens.len() as u64).to_le_bytes();
@@ -861,6 +992,28 @@ mod tests {
             ARRAY,
             &[&5_u32.to_le_bytes()[..], &count, &kinds].concat(),
         );
+        if is_gemma {
+            let scores = (0..tokens.len()).flat_map(|id| (-(id as f32)).to_le_bytes());
+            let scores: Vec<u8> = scores.collect();
+            let scores = [&6_u32.to_le_bytes()[..], &count, &scores].concat();
+            file.field("tokenizer.ggml.scores", ARRAY, &scores);
+            file.field("tokenizer.ggml.add_space_prefix", 7, &[0]);
+            for (name, token) in [("bos", "<bos>"), ("unknown", "<unk>")] {
+                let id = vocabulary[token].as_u64().unwrap();
+                file.number(&format!("tokenizer.ggml.{name}_token_id"), id);
+            }
+            file.number(
+                "gemma3.attention.sliding_window",
+                config["sliding_window"].as_u64().unwrap(),
+            );
+            file.number("gemma3.attention.sliding_window_pattern", 2);
+            file.field("gemma3.rope.scaling.type", STRING, &text("linear"));
+            file.field(
+                "gemma3.rope.scaling.factor",
+                6,
+                &float(&parameters["factor"]),
+            );
+        }
         let merges = tokenizer["model"]["merges"].as_array().unwrap().iter();
         let merges: Vec<String> = merges
             .map(|pair| {
@@ -918,6 +1071,12 @@ mod tests {
             let name = |role: &str| format!("blk.{at}.{role}");
             add(&name("attn_norm.weight"), &layer.input_norm, None, true);
             add(&name("ffn_norm.weight"), &layer.mlp_norm, None, true);
+            for (role, tensor) in ["post_attention_norm", "post_ffw_norm"]
+                .iter()
+                .zip(layer.post_norms.iter().flatten())
+            {
+                add(&name(&format!("{role}.weight")), tensor, None, true);
+            }
             let roles = ["attn_q", "attn_k", "attn_v"];
             let heads = [Some(c.heads), Some(c.kv_heads), None];
             for ((role, tensor), heads) in roles.iter().zip(&layer.qkv).zip(heads) {
@@ -937,7 +1096,7 @@ mod tests {
             add(&name("ffn_up.weight"), &layer.gate_up[1], None, false);
             add(&name("ffn_down.weight"), &layer.down, None, false);
         }
-        file.write()
+        file
     }
 
     /// Returns the rows of each head in llama.cpp's order.
@@ -954,7 +1113,12 @@ mod tests {
 
     #[test]
     fn a_file_says_what_the_folder_says_that_it_was_made_of() {
-        for (name, architecture) in [("mistral", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")] {
+        for (name, architecture) in [
+            ("mistral", "llama"),
+            ("qwen2", "qwen2"),
+            ("qwen3", "qwen3"),
+            ("gemma3", GEMMA),
+        ] {
             let place = tempfile::tempdir().unwrap();
             let path = place.path().join("model.gguf");
             std::fs::write(&path, converted(name, architecture)).unwrap();
@@ -990,6 +1154,14 @@ mod tests {
                 }
                 same(&one.output, &other.output);
                 same(&one.down, &other.down);
+                same(&one.input_norm, &other.input_norm);
+                same(&one.mlp_norm, &other.mlp_norm);
+                let norms = |layer: &LayerWeights<'_>| {
+                    let norms = layer.post_norms.iter().flatten();
+                    let norms = norms.chain(layer.qk_norm.iter().flatten());
+                    norms.map(Tensor::to_f32).collect::<Vec<_>>()
+                };
+                assert_eq!(norms(&one), norms(&other), "{name}");
                 assert_eq!(one.qkv_bias.is_some(), other.qkv_bias.is_some());
                 assert_eq!(one.qk_norm.is_some(), other.qk_norm.is_some());
             }
@@ -1006,7 +1178,90 @@ mod tests {
             };
             assert_eq!(prompt(&path), prompt(&fixture(name)));
             assert_ne!(file.fingerprint(), folder.fingerprint());
+            let positions = |model: &Checkpoint| {
+                let c = model.config().clone();
+                format!("{:?} {:?}", c.rope, c.sliding)
+            };
+            assert_eq!(positions(&file), positions(&folder), "{name}");
         }
+    }
+
+    /// Returns what llama.cpp's converter writes into `rope_freqs.weight` for a fixture with the scaling `llama3`.
+    fn rope_factors(name: &str) -> Vec<f32> {
+        let config = json(&fixture(name).join("config.json"));
+        let scaling = &config["rope_scaling"];
+        let number = |key: &str| scaling[key].as_f64().unwrap();
+        let (factor, original) = (number("factor"), number("original_max_position_embeddings"));
+        let (low, high) = (number("low_freq_factor"), number("high_freq_factor"));
+        let (theta, width) = (
+            config["rope_theta"].as_f64().unwrap(),
+            config["head_dim"].as_f64().unwrap(),
+        );
+        let pairs = 0..width as u32 / 2;
+        let factors = pairs.map(|pair| {
+            let wave = std::f64::consts::TAU * theta.powf(f64::from(2 * pair) / width);
+            if wave < original / high {
+                1.0
+            } else if wave > original / low {
+                factor
+            } else {
+                let smooth = (original / wave - low) / (high - low);
+                1.0 / ((1.0 - smooth) / factor + smooth)
+            }
+        });
+        factors.map(|factor| factor as f32).collect()
+    }
+
+    #[test]
+    fn rope_factors_are_the_scaling_of_llama_3() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.gguf");
+        let open = |shape: Vec<u64>, factors: &[f32], architecture: &str| {
+            let mut file = writer("llama", architecture);
+            let data = factors.iter().flat_map(|factor| factor.to_le_bytes());
+            file.tensors
+                .push((ROPE_FACTORS.to_owned(), shape, 0, data.collect()));
+            std::fs::write(&path, file.write()).unwrap();
+            Checkpoint::open(&path).map_err(|error| error.to_string())
+        };
+        let factors = rope_factors("llama");
+        let pairs = factors.len();
+        assert!(factors.contains(&1.0) && factors.contains(&8.0));
+        assert!(factors.iter().any(|factor| (1.1..7.9).contains(factor)));
+
+        let file = open(vec![pairs as u64], &factors, "llama").unwrap();
+        let folder = Checkpoint::open(&fixture("llama")).unwrap();
+        let frequencies = |model: &Checkpoint| model.config().rope.frequencies.clone();
+        for (one, other) in frequencies(&file).iter().zip(frequencies(&folder)) {
+            // The stored factors are f32.
+            assert!((one / other - 1.0).abs() < 1e-7, "{one} is not {other}");
+        }
+        assert_eq!(file.config().rope.magnitude, 1.0);
+
+        for (length, value, expected) in [
+            (pairs - 1, 1.0, "shape is [7], expected [8]"),
+            (pairs + 1, 1.0, "shape is [9], expected [8]"),
+            (
+                pairs,
+                0.0,
+                "factor 3 is 0, supported: finite numbers above 0",
+            ),
+            (pairs, -1.0, "factor 3 is -1"),
+            (pairs, f32::NAN, "factor 3 is NaN"),
+            (pairs, f32::INFINITY, "factor 3 is inf"),
+        ] {
+            let mut factors = vec![1.0; length];
+            factors[3] = value;
+            let error = open(vec![length as u64], &factors, "llama").err().unwrap();
+            assert!(
+                error.contains(ROPE_FACTORS) && error.contains(expected),
+                "{error:?} does not say {expected:?}"
+            );
+        }
+        let matrix = open(vec![2, 4], &factors, "llama").err().unwrap();
+        assert!(matrix.contains("shape is [2, 4], expected [8]"), "{matrix}");
+        let other = open(vec![pairs as u64], &factors, "qwen2").err().unwrap();
+        assert!(other.contains("only for llama"), "{other}");
     }
 
     /// The values and weighted sums are those of llama.cpp's Python package, `gguf` 0.17, for the same bytes.
@@ -1087,7 +1342,23 @@ mod tests {
             more(&mut file);
             open(&file.write()).unwrap_err()
         };
-        assert!(refused("gemma3", &|_| ()).contains("gemma3"));
+        assert!(refused("gemma2", &|_| ()).contains("gemma2"));
+        for (name, value, expected) in [
+            (
+                "final_logit_softcapping",
+                30,
+                "final_logit_softcapping is 30",
+            ),
+            ("attention.sliding_window", 0, "sliding_window is 0"),
+        ] {
+            let reason = refused(GEMMA, &|file| {
+                for name in ["embedding_length", "block_count", "feed_forward_length"] {
+                    file.number(&format!("gemma3.{name}"), 8);
+                }
+                file.number(&format!("gemma3.{name}"), value);
+            });
+            assert!(reason.contains(expected), "{reason}");
+        }
         let scaled = refused("llama", &|file| {
             file.field("llama.rope.scaling.type", STRING, &text("yarn"));
         });

@@ -14,6 +14,7 @@
 
 mod checkpoint;
 mod config;
+mod gemma;
 pub(crate) mod gguf;
 mod rope;
 mod safetensors;
@@ -21,6 +22,7 @@ mod tensor;
 
 pub(crate) use checkpoint::LayerWeights;
 pub use checkpoint::{Checkpoint, Tensors};
+pub(crate) use config::Activation;
 pub use config::ModelConfig;
 pub(crate) use rope::Rope;
 pub use tensor::Element;

@@ -29,6 +29,13 @@ impl Rope {
             .map_or(configured, |extended| extended.max(configured))
     }
 
+    /// Divides each frequency by its factor, as GGUF files state a scaling.
+    pub(super) fn divide(&mut self, factors: &[f32]) {
+        for (frequency, factor) in self.frequencies.iter_mut().zip(factors) {
+            *frequency /= f64::from(*factor);
+        }
+    }
+
     /// Returns cosines and sines of every position, `[positions][cosines: pairs, sines: pairs]`, computed in f64 and
     /// rounded once.
     pub(crate) fn table(&self, positions: u32) -> Vec<f32> {
@@ -48,9 +55,11 @@ impl Rope {
 }
 
 /// The keys of `config.json` about positions.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 pub(super) struct RawRope {
     rope_theta: Option<f64>,
+    /// The base of Gemma 3's layers with a sliding window, in the older spelling.
+    rope_local_base_freq: Option<f64>,
     rope_scaling: Option<Map<String, Value>>,
     rope_parameters: Option<Map<String, Value>>,
     partial_rotary_factor: Option<f64>,
@@ -102,6 +111,48 @@ impl RawRope {
                 "{name}: rope_type is {other:?}, supported: default, linear, llama3, yarn"
             )),
         }
+    }
+
+    /// Returns the rotary positions of layers that attend to all positions, and of those with a sliding window. Only
+    /// Gemma 3 distinguishes them.
+    pub(super) fn resolve_by_layer(
+        &self,
+        head_dim: usize,
+        positions: u64,
+    ) -> Result<[Rope; 2], String> {
+        let (full, sliding) = (Some(1_000_000.0), Some(10_000.0));
+        let kinds = match &self.rope_parameters {
+            None => [
+                Self {
+                    rope_theta: self.rope_theta.or(full),
+                    rope_scaling: self.rope_scaling.clone(),
+                    ..Self::default()
+                },
+                Self {
+                    rope_theta: self.rope_local_base_freq.or(sliding),
+                    ..Self::default()
+                },
+            ],
+            Some(kinds) => {
+                let of = |kind: &str, rope_theta| match kinds.get(kind) {
+                    Some(Value::Object(parameters)) => Ok(Self {
+                        rope_theta,
+                        rope_parameters: Some(parameters.clone()),
+                        ..Self::default()
+                    }),
+                    Some(other) => Err(format!(
+                        "rope_parameters: {kind} is {other}, supported: an object"
+                    )),
+                    None => Err(format!("rope_parameters: {kind} is missing")),
+                };
+                [
+                    of("full_attention", full)?,
+                    of("sliding_attention", sliding)?,
+                ]
+            }
+        };
+        let [full, sliding] = kinds.map(|kind| kind.resolve(head_dim, positions));
+        Ok([full?, sliding?])
     }
 }
 
@@ -209,7 +260,7 @@ impl Values<'_> {
 
     fn kind(&self) -> Result<&str, String> {
         let Some(value) = self.get("rope_type").or_else(|| self.get("type")) else {
-            // Nested objects are parameters per layer type, which none of the families has.
+            // Nested objects are parameters by layer type, which only Gemma 3 has.
             return match self
                 .map
                 .and_then(|map| map.iter().find(|(_, value)| value.is_object()))

@@ -102,6 +102,7 @@ impl TensorFiles {
         let number = self.files.len();
         let entries = parse(&map).map_err(|reason| CheckpointError::new(&path, reason))?;
         for (name, info, bytes) in entries {
+            let name = text_name(name);
             let entry = Entry {
                 file: number,
                 bytes,
@@ -117,6 +118,17 @@ impl TensorFiles {
         }
         self.files.push((path, map));
         Ok(())
+    }
+}
+
+/// Returns the name that a tensor of the text model has in a checkpoint without a vision tower.
+fn text_name(name: String) -> String {
+    let rest = ["language_model.model.", "model.language_model."];
+    let rest = rest.iter().find_map(|prefix| name.strip_prefix(prefix));
+    match (rest, name.strip_prefix("language_model.lm_head.")) {
+        (Some(rest), _) => format!("model.{rest}"),
+        (None, Some(rest)) => format!("lm_head.{rest}"),
+        (None, None) => name,
     }
 }
 

@@ -3,7 +3,7 @@
 //! | vocabulary | a piece | its bytes |
 //! | --- | --- | --- |
 //! | byte-level (GPT-2, Llama 3, Qwen) | `ĠÃ©` | a character a byte: ` é` |
-//! | SentencePiece (Llama 2, Mistral) | `▁wor`, `<0xE4>` | ` wor`, the byte E4 |
+//! | SentencePiece (Llama 2, Mistral, Gemma) | `▁wor`, `<0xE4>` | ` wor`, the byte E4 |
 //! | metaspace | `▁wor` | ` wor`, and `wor` where a text begins |
 //!
 //! A `decoder` that needs all tokens at once is refused, because text is streamed.

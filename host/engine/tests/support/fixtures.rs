@@ -30,7 +30,7 @@ pub(crate) fn families() -> Vec<PathBuf> {
         .collect();
     folders.sort();
     let types: Vec<String> = folders.iter().map(|folder| model_type(folder)).collect();
-    for family in ["llama", "mistral", "qwen2", "qwen3"] {
+    for family in ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"] {
         assert!(
             types.iter().any(|name| name == family),
             "no fixture of {family}"

@@ -162,7 +162,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let config = ModelConfig::load(&arguments.model)?;
     let device = arguments.device.config(KvSize::Tokens(0));
-    let ceilings = match device.ordinal()? {
+    let ceilings = match device.suited(device.ordinal()?, &config)? {
         Some(ordinal) if arguments.measures(Part::Steps) => {
             Some(cuda::ceilings(ordinal).context("measuring what the device could do at best")?)
         }

@@ -20,7 +20,7 @@ use super::kernels::{Kernels, Loop, TILE_ROWS};
 use super::left_operand::Tiles;
 use super::matrix::{Panels, Sums};
 use super::pages::{KvType, LayerPool, Layout};
-use super::rows::{Gate, Norm};
+use super::rows::{Addend, Gate, Norm};
 use crate::backend::Step;
 use crate::backend::check::Write;
 use crate::models::{Checkpoint, CheckpointError, Element, LayerWeights, ModelConfig, Tensor};
@@ -46,7 +46,11 @@ pub(super) struct Model {
     attention: Option<Machine>,
     cut: Cut,
     rotary: Rotary,
+    /// Rotations of the layers with a sliding window, if there are such.
+    sliding_rotary: Option<Rotary>,
     embedding: Panels,
+    /// Factor on token embeddings.
+    embedding_scale: Option<f32>,
     layers: Vec<Layer>,
     norm: Vec<f32>,
     /// The output head; `None` if the model shares the embedding.
@@ -60,8 +64,12 @@ struct Layer {
     qkv_bias: Option<[Vec<f32>; 3]>,
     /// Norm weights of queries and of keys.
     qk_norm: Option<[Vec<f32>; 2]>,
+    /// Number of positions that a token attends to, if not all.
+    window: Option<usize>,
     output: Panels,
     output_bias: Option<Vec<f32>>,
+    /// Norm weights for the outputs of attention and of the feed-forward layer, before they are added.
+    post_norms: Option<[Vec<f32>; 2]>,
     mlp_norm: Vec<f32>,
     gate_up: Panels,
     gate_up_bias: Option<[Vec<f32>; 2]>,
@@ -99,15 +107,21 @@ impl Model {
     ) -> Result<Self, CheckpointError> {
         let config = checkpoint.config().clone();
         let layers = (0..config.layers)
-            .map(|index| Ok(Layer::new(&checkpoint.layer(index)?, kernels)))
+            .map(|index| {
+                let window = config.sliding(index).map(|sliding| sliding.window);
+                Ok(Layer::new(&checkpoint.layer(index)?, window, kernels))
+            })
             .collect::<Result<_, CheckpointError>>()?;
-        let head = checkpoint.head()?;
+        let (embedding, head) = (checkpoint.embedding()?, checkpoint.head()?);
+        let sliding_rope = config.sliding.as_ref().map(|sliding| &sliding.rope);
         let (attention, kv_type) = attention_pairs(checkpoint, kernels)?;
         Ok(Self {
             attention,
             cut: Cut::new(&config, item_rows(kv_type)),
             rotary: Rotary::new(&config.rope, positions),
-            embedding: Panels::pack(&[&checkpoint.embedding()?], kernels),
+            sliding_rotary: sliding_rope.map(|rope| Rotary::new(rope, positions)),
+            embedding: Panels::pack(&[&embedding], kernels),
+            embedding_scale: config.embedding_scale(embedding.element),
             layers,
             norm: checkpoint.final_norm()?.to_f32(),
             head: head.map(|head| Panels::pack(&[&head], kernels)),
@@ -147,13 +161,17 @@ impl Model {
         // Only new memory is initialised; every value is set before it is read.
         scratch.residual.resize(batch.all.rows.len() * hidden, 0.0);
         let rows = scratch.residual.par_chunks_mut(hidden).zip(&batch.all.rows);
-        rows.with_min_len(TILE_ROWS)
-            .for_each(|(residual, row)| self.embedding.row(row.token as usize, residual));
+        rows.with_min_len(TILE_ROWS).for_each(|(residual, row)| {
+            self.embedding.row(row.token as usize, residual);
+            if let Some(scale) = self.embedding_scale {
+                residual.iter_mut().for_each(|value| *value *= scale);
+            }
+        });
 
         if let Some(first) = pool.first_mut() {
             first.load(&batch.loads, host);
         }
-        let mut bias = None;
+        let mut addend = None;
         for (index, layer) in self.layers.iter().enumerate() {
             let Some((kv, later)) = pool.split_first_mut() else {
                 break;
@@ -162,7 +180,7 @@ impl Model {
             let selection = if is_last { &batch.wanted } else { &batch.all };
             // The first thread with nothing else to do copies the next layer's pages.
             rayon::join(
-                || self.layer(layer, bias, step, batch, selection, kv, scratch),
+                || self.layer(layer, addend, step, batch, selection, kv, scratch),
                 || {
                     if let Some(next) = later.first_mut() {
                         next.load(&batch.loads, host);
@@ -172,28 +190,28 @@ impl Model {
             if selection.rows.is_empty() {
                 return;
             }
-            bias = Some(layer.down_bias.as_deref());
+            addend = Some(layer.addend(1));
             pool = later;
         }
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        self.norm(scratch, bias, &self.norm, head);
+        self.norm(scratch, addend, &self.norm, head);
         self.logits(head, scratch, logits);
     }
 
-    /// Computes one layer: keys and values for all rows of `batch`, and the rest for those of `selection`. `bias` is
-    /// the `addend` of [`Model::norm`].
+    /// Computes one layer: keys and values for all rows of `batch`, and the rest for those of `selection`. `addend` is
+    /// that of [`Model::norm`].
     #[expect(clippy::too_many_arguments, reason = "what a layer needs, passed once")]
     fn layer(
         &self,
         layer: &Layer,
-        bias: Option<Option<&[f32]>>,
+        addend: Option<Addend<'_>>,
         step: &Step,
         batch: &Batch,
         selection: &Selection,
         pool: &mut LayerPool,
         scratch: &mut Scratch,
     ) {
-        self.norm(scratch, bias, &layer.input_norm, &layer.qkv);
+        self.norm(scratch, addend, &layer.input_norm, &layer.qkv);
         self.multiply(&layer.qkv, scratch);
         self.store(layer, batch, &scratch.sums, pool);
         if selection.rows.len() < batch.all.rows.len() {
@@ -204,8 +222,12 @@ impl Model {
         }
         self.attend(layer, step, selection, pool, scratch);
         self.multiply(&layer.output, scratch);
-        let output_bias = Some(layer.output_bias.as_deref());
-        self.norm(scratch, output_bias, &layer.mlp_norm, &layer.gate_up);
+        self.norm(
+            scratch,
+            Some(layer.addend(0)),
+            &layer.mlp_norm,
+            &layer.gate_up,
+        );
         self.multiply(&layer.gate_up, scratch);
         self.gate(layer, selection.rows.len(), scratch);
         self.multiply(&layer.down, scratch);
@@ -215,12 +237,12 @@ impl Model {
         weights.multiply(self.kernels, &scratch.tiles, &mut scratch.sums);
     }
 
-    /// Adds the last product to the residual stream and norms it into the tiles, for a product with `next`. `addend` is
-    /// the last product's bias, or `None` where there is no product yet.
+    /// Adds the last product to the residual stream and norms it into the tiles, for a product with `next`. `addend` says
+    /// how it is added; `None` where there is no product yet.
     fn norm(
         &self,
         scratch: &mut Scratch,
-        addend: Option<Option<&[f32]>>,
+        addend: Option<Addend<'_>>,
         weights: &[f32],
         next: &Panels,
     ) {
@@ -242,7 +264,7 @@ impl Model {
                 for (row, residual) in residual.chunks_exact_mut(hidden).enumerate() {
                     self.kernels.run(Norm {
                         residual,
-                        addend: addend.map(|bias| (&*sums, number * tile_rows + row, bias)),
+                        addend: addend.map(|addend| (&*sums, number * tile_rows + row, addend)),
                         weights,
                         eps: self.config.norm_eps,
                         tile: &mut tile,
@@ -254,7 +276,7 @@ impl Model {
 
     /// Writes keys and values to their pages.
     fn store(&self, layer: &Layer, batch: &Batch, sums: &Sums, pool: &mut LayerPool) {
-        let layout = pool.layout;
+        let (layout, rotary) = (pool.layout, self.rotary(layer));
         let (keys, values) = (self.heads(layer, sums, 1), self.heads(layer, sums, 2));
         pool.write(
             &batch.writes,
@@ -263,7 +285,7 @@ impl Model {
                 self.kernels.run(Store {
                     keys,
                     values,
-                    rotary: &self.rotary,
+                    rotary,
                     layout,
                     kv_heads: self.config.kv_heads,
                     write,
@@ -292,7 +314,9 @@ impl Model {
             kernels: self.kernels,
             machine: self.attention,
             queries: self.heads(layer, sums, 0),
-            rotary: &self.rotary,
+            rotary: self.rotary(layer),
+            scalar: self.config.query_scalar,
+            window: layer.window,
             pool,
             cut: self.cut,
         };
@@ -331,6 +355,7 @@ impl Model {
                         source: first + row,
                         up: layer.gate_up.start(1),
                         bias: layer.gate_up_bias.as_ref(),
+                        activation: self.config.activation,
                         intermediate: self.config.intermediate,
                         tile: &mut tile,
                         row,
@@ -347,6 +372,14 @@ impl Model {
         logits.resize(start + scratch.tiles.rows() * vocabulary, 0.0);
         let rows = logits[start..].par_chunks_mut(vocabulary).enumerate();
         rows.for_each(|(row, logits)| scratch.sums.read(row, 0, 0, logits));
+    }
+
+    /// Returns the rotations of a layer's queries and keys.
+    fn rotary(&self, layer: &Layer) -> &Rotary {
+        let sliding = self.sliding_rotary.as_ref();
+        sliding
+            .filter(|_| layer.window.is_some())
+            .unwrap_or(&self.rotary)
     }
 
     /// Returns the queries (0), keys (1) or values (2) of a layer's projection.
@@ -367,7 +400,7 @@ impl Model {
 }
 
 impl Layer {
-    fn new(weights: &LayerWeights<'_>, kernels: Kernels) -> Self {
+    fn new(weights: &LayerWeights<'_>, window: Option<usize>, kernels: Kernels) -> Self {
         let pack = |parts: &[&Tensor<'_>]| Panels::pack(parts, kernels);
         let wide = Tensor::to_f32;
         let [q, k, v] = &weights.qkv;
@@ -383,8 +416,13 @@ impl Layer {
                 .qk_norm
                 .as_ref()
                 .map(|norm| norm.each_ref().map(wide)),
+            window,
             output: pack(&[&weights.output]),
             output_bias: weights.output_bias.as_ref().map(wide),
+            post_norms: weights
+                .post_norms
+                .as_ref()
+                .map(|norms| norms.each_ref().map(wide)),
             mlp_norm: wide(&weights.mlp_norm),
             gate_up: pack(&[gate, up]),
             gate_up_bias: weights
@@ -393,6 +431,14 @@ impl Layer {
                 .map(|bias| bias.each_ref().map(wide)),
             down: pack(&[&weights.down]),
             down_bias: weights.down_bias.as_ref().map(wide),
+        }
+    }
+
+    /// Returns how the output of attention (0) or of the feed-forward layer (1) is added.
+    fn addend(&self, part: usize) -> Addend<'_> {
+        match &self.post_norms {
+            Some(norms) => Addend::Normed(&norms[part]),
+            None => Addend::Biased([&self.output_bias, &self.down_bias][part].as_deref()),
         }
     }
 }

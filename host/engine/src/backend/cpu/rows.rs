@@ -4,13 +4,23 @@ use super::heads::inverse_rms;
 use super::kernels::{BLOCK, Loop, PANEL, lanes};
 use super::left_operand::Tile;
 use super::matrix::Sums;
+use crate::models::Activation;
+
+/// How a product is added to the residual stream.
+#[derive(Clone, Copy)]
+pub(super) enum Addend<'a> {
+    /// As it is, with its bias `[hidden]`.
+    Biased(Option<&'a [f32]>),
+    /// Normed with these weights `[hidden]`.
+    Normed(&'a [f32]),
+}
 
 /// Adds a product to a row of the residual stream, norms the row and writes it as a left operand.
 pub(super) struct Norm<'a, 'b> {
     /// Row of the residual stream, `[hidden]`.
     pub(super) residual: &'a mut [f32],
-    /// The addend: a product, the row within it, and its bias. `None` in the first layer.
-    pub(super) addend: Option<(&'a Sums, usize, Option<&'a [f32]>)>,
+    /// A product, the row within it, and how it is added. `None` in the first layer.
+    pub(super) addend: Option<(&'a Sums, usize, Addend<'a>)>,
     /// Norm weights `[hidden]`.
     pub(super) weights: &'a [f32],
     pub(super) eps: f32,
@@ -22,14 +32,31 @@ pub(super) struct Norm<'a, 'b> {
 impl Loop for Norm<'_, '_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        if let Some((sums, row, bias)) = self.addend {
-            for (panel, part) in self.residual.chunks_mut(PANEL).enumerate() {
-                for (value, sum) in part.iter_mut().zip(sums.segment(row, panel)) {
-                    *value += sum;
+        match self.addend {
+            None => {}
+            Some((sums, row, Addend::Biased(bias))) => {
+                for (panel, part) in self.residual.chunks_mut(PANEL).enumerate() {
+                    for (value, sum) in part.iter_mut().zip(sums.segment(row, panel)) {
+                        *value += sum;
+                    }
+                }
+                for (value, bias) in self.residual.iter_mut().zip(bias.unwrap_or_default()) {
+                    *value += bias;
                 }
             }
-            for (value, bias) in self.residual.iter_mut().zip(bias.unwrap_or_default()) {
-                *value += bias;
+            Some((sums, row, Addend::Normed(weights))) => {
+                let mut square = 0.0;
+                for (panel, part) in self.residual.chunks(PANEL).enumerate() {
+                    square += lanes::sum_of_squares::<FMA>(&sums.segment(row, panel)[..part.len()]);
+                }
+                let scale = 1.0 / (square / self.residual.len() as f32 + self.eps).sqrt();
+                let parts = self.residual.chunks_mut(PANEL).zip(weights.chunks(PANEL));
+                for (panel, (part, weights)) in parts.enumerate() {
+                    let sums = sums.segment(row, panel);
+                    for ((value, sum), weight) in part.iter_mut().zip(sums).zip(weights) {
+                        *value += sum * scale * weight;
+                    }
+                }
             }
         }
         let scale = inverse_rms::<FMA>(self.residual, self.eps);
@@ -45,7 +72,7 @@ impl Loop for Norm<'_, '_> {
     }
 }
 
-/// Computes `silu(gate) * up` of a row and writes it as a left operand.
+/// Computes `activation(gate) * up` of a row and writes it as a left operand.
 pub(super) struct Gate<'a, 'b> {
     pub(super) sums: &'a Sums,
     /// Row of `sums` to read.
@@ -54,6 +81,7 @@ pub(super) struct Gate<'a, 'b> {
     pub(super) up: usize,
     /// Biases of gate and up.
     pub(super) bias: Option<&'a [Vec<f32>; 2]>,
+    pub(super) activation: Activation,
     pub(super) intermediate: usize,
     pub(super) tile: &'a mut Tile<'b>,
     /// Row of the tile to write.
@@ -73,8 +101,14 @@ impl Loop for Gate<'_, '_> {
                 add(&mut gate, &gate_bias[column..]);
                 add(&mut up, &up_bias[column..]);
             }
-            for (gate, up) in gate.iter_mut().zip(&up) {
-                *gate = lanes::silu::<FMA>(*gate) * up;
+            let pairs = gate.iter_mut().zip(&up);
+            match self.activation {
+                Activation::Silu => {
+                    pairs.for_each(|(gate, up)| *gate = lanes::silu::<FMA>(*gate) * up);
+                }
+                Activation::Gelu => {
+                    pairs.for_each(|(gate, up)| *gate = lanes::gelu::<FMA>(*gate) * up);
+                }
             }
             let width = PANEL.min(self.intermediate - column);
             self.tile.write(self.row, column, &gate[..width]);

@@ -124,6 +124,12 @@ pub struct CudaBackend {
     device: Box<dyn Device>,
 }
 
+/// Returns why no CUDA device computes a model of this kind, or `None` if one may.
+pub fn refuses(model: &ModelConfig) -> Option<&'static str> {
+    let reason = "Gemma 3 is computed on the CPU only, its sliding windows have no kernels";
+    model.sliding.is_some().then_some(reason)
+}
+
 impl CudaBackend {
     /// Opens a device and loads the weights of `checkpoint` onto it.
     ///
@@ -322,6 +328,9 @@ fn check(model: &ModelConfig, config: &CudaConfig) -> Result<(), CheckpointError
             ));
         }
         PoolSize::Pages(_) | PoolSize::Fraction(_) => {}
+    }
+    if let Some(reason) = refuses(model) {
+        return wrong(reason.to_owned());
     }
     if !model.head_dim.is_multiple_of(8) || model.head_dim > MAX_HEAD {
         return wrong(format!(

@@ -15,6 +15,10 @@
 //! content of slots after the item and the number of rows in it therefore cannot reach a row's result. That keeps
 //! attention batch-invariant, and lets slots beyond a sequence hold anything, NaN included.
 //!
+//! In a layer with a sliding window an item begins with the span in which its first query's window does, and a query skips
+//! the spans before its own window. Keys before a window stay in their pages, where another layer or a later request
+//! needs them.
+//!
 //! There are two ways through a span: [`wide`] in f32, and [`pairs`] with bf16 products.
 
 mod pairs;
@@ -43,6 +47,10 @@ pub(super) struct Attention<'a> {
     pub(super) machine: Option<Machine>,
     pub(super) queries: Heads<'a>,
     pub(super) rotary: &'a Rotary,
+    /// Number whose square root divides scores.
+    pub(super) scalar: f32,
+    /// Number of positions that a query attends to, its own included; `None` for all.
+    pub(super) window: Option<usize>,
     pub(super) pool: &'a LayerPool,
     pub(super) cut: Cut,
 }
@@ -60,6 +68,22 @@ impl Attention<'_> {
                 Some(machine) => pairs::attend(self, machine, item, pages, out),
             }
         });
+    }
+
+    /// Returns the first position that a query at `position` attends to.
+    fn lowest(&self, position: usize) -> usize {
+        self.window
+            .map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    /// Returns the number of tokens of an item, from its first one, whose windows begin before position `end`.
+    fn begun(&self, item: &Item, end: usize) -> usize {
+        let tokens = item.tokens as usize;
+        self.window.map_or(tokens, |window| {
+            (end + window - 1)
+                .saturating_sub(item.position as usize)
+                .min(tokens)
+        })
     }
 
     /// Returns the key and value head of an item.

@@ -70,7 +70,8 @@ struct Panel {
     out: [[f32; PANEL]; MAX_HEAD],
     maxima: [f32; PANEL],
     totals: [f32; PANEL],
-    /// Positions of the rows.
+    /// The first positions that the rows see, and the rows' own.
+    lowest: [i32; PANEL],
     positions: [i32; PANEL],
 }
 
@@ -81,6 +82,7 @@ thread_local! {
             out: [[0.0; PANEL]; MAX_HEAD],
             maxima: [0.0; PANEL],
             totals: [0.0; PANEL],
+            lowest: [0; PANEL],
             positions: [0; PANEL],
         }; PANELS],
         gathered: Gathered {
@@ -132,18 +134,22 @@ fn attend_with(
         panels,
     });
     for (number, panel) in panels.iter_mut().enumerate() {
-        for (row, position) in (number * PANEL..).zip(&mut panel.positions) {
-            *position = item.position as i32 + (row / heads) as i32;
+        let positions = panel.positions.iter_mut().zip(&mut panel.lowest);
+        for (row, (position, lowest)) in (number * PANEL..).zip(positions) {
+            let own = item.position as usize + row / heads;
+            (*position, *lowest) = (own as i32, attention.lowest(own) as i32);
         }
         panel.out[..padded_head].fill([0.0; PANEL]);
-        panel.maxima.fill(f32::NEG_INFINITY);
+        // Finite, because a row with a window may see nothing of its panel's first span.
+        panel.maxima.fill(f32::MIN);
         panel.totals.fill(0.0);
     }
 
     let two = pool.layout.kv_type == KvType::Bf16x2;
     let (row_pairs, part_pairs) = (pool.layout.width() / 2, pool.layout.part_width() / 2);
     let end = (item.position + item.tokens) as usize;
-    for span in (0..end).step_by(SPAN) {
+    let begin = attention.lowest(item.position as usize) / SPAN * SPAN;
+    for span in (begin..end).step_by(SPAN) {
         kernels.run(Gather {
             pool,
             pages,
@@ -154,7 +160,7 @@ fn attend_with(
         for (number, panel) in panels.iter_mut().enumerate() {
             let rows = number * PANEL..rows.min((number + 1) * PANEL);
             let last = item.position as usize + (rows.end - 1) / heads;
-            if last < span {
+            if last < span || panel.lowest[0] as usize >= span + SPAN {
                 continue;
             }
             let columns = if rows.len() > LANES { PANEL } else { LANES };
@@ -227,7 +233,7 @@ impl Loop for Queries<'_> {
     fn run<const FMA: bool>(self) {
         let layout = &self.attention.pool.layout;
         let head_dim = self.attention.queries.head_dim;
-        let scale = std::f32::consts::LOG2_E / (head_dim as f32).sqrt();
+        let scale = std::f32::consts::LOG2_E / self.attention.scalar.sqrt();
         let (row_pairs, part_pairs) = (layout.width() / 2, layout.part_width() / 2);
         let mut query = [0.0; MAX_HEAD];
         for row in 0..self.attention.rows(self.item) {
@@ -282,12 +288,16 @@ impl Softmax<'_> {
             out,
             maxima,
             totals,
+            lowest,
             positions,
             ..
         } = self.panel;
         let columns = self.columns.min(PANEL);
-        // Every row sees these positions. The others are compared with the row's own.
-        let common = (positions[0] as usize + 1).saturating_sub(self.span);
+        // Every row sees these positions. The others are compared with the row's own and the first that it sees.
+        let common = match lowest[PANEL - 1] as usize > self.span {
+            true => 0,
+            false => (positions[0] as usize + 1).saturating_sub(self.span),
+        };
         let (common, rest) = self
             .scores
             .split_at_mut(common.min(self.scores.len()) / 8 * 8);
@@ -305,7 +315,7 @@ impl Softmax<'_> {
         for (position, scores) in (first..).zip(&mut *rest) {
             for row in 0..columns {
                 let score = scores[row];
-                scores[row] = if position <= positions[row] {
+                scores[row] = if position <= positions[row] && position >= lowest[row] {
                     score
                 } else {
                     f32::NEG_INFINITY
@@ -340,12 +350,16 @@ impl Softmax<'_> {
             for row in 0..columns {
                 let even = lanes::exp2_of_nonpositive::<FMA>(even[row] - maximum[row]);
                 let odd = lanes::exp2_of_nonpositive::<FMA>(odd[row] - maximum[row]);
-                let even = if position <= positions[row] {
+                let even = if position <= positions[row] && position >= lowest[row] {
                     even
                 } else {
                     0.0
                 };
-                let odd = if position < positions[row] { odd } else { 0.0 };
+                let odd = if position < positions[row] && position + 1 >= lowest[row] {
+                    odd
+                } else {
+                    0.0
+                };
                 sums[row] += even + odd;
                 store(even, odd, &mut high[row], &mut low[row]);
             }

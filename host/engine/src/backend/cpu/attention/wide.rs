@@ -41,11 +41,14 @@ pub(super) fn attend(attention: &Attention<'_>, item: &Item, pages: &[PageId], o
     out[..rows * stride].fill(0.0);
 
     let end = first + tokens;
-    for span in (0..end).step_by(SPAN) {
-        // Rows of tokens before the span's first position see nothing of it.
-        let seen = span.saturating_sub(first) * heads..rows;
-        score(attention, item, pages, span, &queries, &mut scores);
+    let begin = attention.lowest(first) / SPAN * SPAN;
+    for span in (begin..end).step_by(SPAN) {
+        // Rows of tokens before the span's first position see nothing of it, nor do those whose windows begin after it.
+        let begun = attention.begun(item, span + SPAN);
+        let seen = span.saturating_sub(first) * heads..begun * heads;
+        score(attention, item, pages, span, begun, &queries, &mut scores);
         attention.kernels.run(Softmax {
+            attention,
             scores: &mut scores,
             out,
             out_stride: stride,
@@ -56,7 +59,7 @@ pub(super) fn attend(attention: &Attention<'_>, item: &Item, pages: &[PageId], o
             first,
             span,
         });
-        add_values(attention, item, pages, span, &scores, out);
+        add_values(attention, item, pages, span, begun, &scores, out);
     }
     for (out, total) in out.chunks_exact_mut(stride).zip(totals).take(rows) {
         let share = 1.0 / total;
@@ -64,12 +67,14 @@ pub(super) fn attend(attention: &Attention<'_>, item: &Item, pages: &[PageId], o
     }
 }
 
-/// Computes `scores[row][position - span] = queries · keys` for positions of the span up to the row's strip.
+/// Computes `scores[row][position - span] = queries · keys` of the first `begun` tokens, for positions of the span up to
+/// the row's strip.
 fn score(
     attention: &Attention<'_>,
     item: &Item,
     pages: &[PageId],
     span: usize,
+    begun: usize,
     queries: &[f32],
     scores: &mut [f32],
 ) {
@@ -84,7 +89,7 @@ fn score(
     );
     let blocks = head_dim.div_ceil(BLOCK);
     for position in (span..(span + SPAN).min(first + tokens)).step_by(LANES) {
-        let rows = position.saturating_sub(first) * heads..tokens * heads;
+        let rows = position.saturating_sub(first) * heads..begun * heads;
         let (page, slot) = (pages[position / page_tokens], position % page_tokens);
         let keys: &[f32] = attention.pool.strip(page, attention.kv_head(item), slot);
         for (block, keys) in keys.chunks(BLOCK * LANES).enumerate() {
@@ -104,12 +109,14 @@ fn score(
     }
 }
 
-/// Adds `out[row] += scores[row][position - span] · values` for positions of the span up to the row's own.
+/// Adds `out[row] += scores[row][position - span] · values` for the first `begun` tokens, and for positions of the span
+/// up to the row's own.
 fn add_values(
     attention: &Attention<'_>,
     item: &Item,
     pages: &[PageId],
     span: usize,
+    begun: usize,
     scores: &[f32],
     out: &mut [f32],
 ) {
@@ -151,15 +158,15 @@ fn add_values(
             }
         };
         // Tokens at `end - 1` or later use all of these positions; the few tokens before use those up to their own.
-        let whole = (end - 1).saturating_sub(first).min(tokens);
+        let whole = (end - 1).saturating_sub(first).min(begun);
         for token in position.saturating_sub(first)..whole {
             add(
                 token * heads..(token + 1) * heads,
                 first + token + 1 - position,
             );
         }
-        if whole < tokens {
-            add(whole * heads..tokens * heads, end - position);
+        if whole < begun {
+            add(whole * heads..begun * heads, end - position);
         }
         position = end;
     }
@@ -176,7 +183,7 @@ impl Loop for Queries<'_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
         let head_dim = self.attention.queries.head_dim;
-        let scale = 1.0 / (head_dim as f32).sqrt();
+        let scale = 1.0 / self.attention.scalar.sqrt();
         let tile_length = head_dim.div_ceil(BLOCK) * TILE_BLOCK;
         let mut query = [0.0; MAX_HEAD];
         let query = &mut query[..head_dim];
@@ -191,6 +198,7 @@ impl Loop for Queries<'_> {
 /// One span of the online softmax: scores become weights relative to the new maximum, and outputs and totals are
 /// corrected for it.
 struct Softmax<'a> {
+    attention: &'a Attention<'a>,
     /// Scores `[rows][STRIDE]`, replaced by weights.
     scores: &'a mut [f32],
     /// Outputs so far, `[rows][out_stride]`.
@@ -209,8 +217,11 @@ impl Loop for Softmax<'_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
         for row in self.rows {
-            let seen = (self.first + row / self.heads + 1 - self.span).min(SPAN);
+            let position = self.first + row / self.heads;
+            let seen = (position + 1 - self.span).min(SPAN);
+            let before = self.attention.lowest(position).saturating_sub(self.span);
             let scores = &mut self.scores[row * STRIDE..][..seen.next_multiple_of(LANES)];
+            scores[..before].fill(f32::NEG_INFINITY);
             scores[seen..].fill(f32::NEG_INFINITY);
             let (vectors, _) = scores.as_chunks_mut::<LANES>();
 
@@ -226,6 +237,7 @@ impl Loop for Softmax<'_> {
                     *score = lanes::exp::<FMA>(*score - maximum);
                 }
             }
+            vectors.as_flattened_mut()[..before].fill(0.0);
             vectors.as_flattened_mut()[seen..].fill(0.0);
             let mut sums = [0.0; LANES];
             for vector in &*vectors {

@@ -136,6 +136,16 @@ pub(in super::super) fn silu<const FMA: bool>(x: f32) -> f32 {
     x / (1.0 + exp::<FMA>(-x))
 }
 
+/// Returns GELU by its approximation `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))` (Hendrycks and Gimpel, arXiv
+/// 1606.08415, section 2). With `(1 + tanh(a)) / 2 = 1 / (1 + e^-2a)` it has the form of [`silu`].
+#[inline(always)]
+pub(in super::super) fn gelu<const FMA: bool>(x: f32) -> f32 {
+    // 2 √(2/π).
+    const SCALE: f32 = 1.595_769;
+    let inner = SCALE * fma::<FMA>(0.044_715 * x * x, x, x);
+    x / (1.0 + exp::<FMA>(-inner))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::numbers;
@@ -225,6 +235,19 @@ mod tests {
         }
         assert!(silu::<true>(-1e4).abs() < 1e-30);
         assert_eq!(silu::<true>(1e4), 1e4);
+    }
+
+    #[test]
+    fn gelu_is_its_approximation_with_tanh() {
+        for x in (-1200..=1200).map(|i| i as f32 / 100.0) {
+            let wide = f64::from(x);
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (wide + 0.044_715 * wide.powi(3));
+            let expected = wide / 2.0 * (1.0 + inner.tanh());
+            let error = (f64::from(gelu::<true>(x)) - expected).abs();
+            assert!(error <= 1e-6 * wide.abs(), "gelu({x}): {error}");
+        }
+        assert!(gelu::<true>(-1e4).abs() < 1e-30);
+        assert_eq!(gelu::<true>(1e4), 1e4);
     }
 
     #[test]

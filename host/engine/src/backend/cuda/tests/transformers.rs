@@ -7,7 +7,7 @@
 use super::fixtures::{deviation, families, json, prompts, strays};
 use super::{devices, is_emulated};
 use crate::backend::Output;
-use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize};
+use crate::backend::cuda::{CudaBackend, CudaConfig, PoolSize, refuses};
 use crate::backend::tests::{run, segment};
 use crate::models::Checkpoint;
 use std::path::Path;
@@ -24,19 +24,25 @@ fn logits_agree_with_transformers() {
     for folder in families() {
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let tolerance = TOLERANCE * if is_bf16(&folder) { 1.0 } else { 2.0 };
+        let config = CudaConfig {
+            ordinal: 0,
+            pages: PoolSize::Pages(100),
+            host_pages: 0,
+            page_tokens: PAGE_TOKENS,
+            max_step_tokens: STEP,
+        };
+        if let Some(reason) = refuses(checkpoint.config()) {
+            let opened = CudaBackend::new(&checkpoint, &config, &mut |_, _| {});
+            let error = opened.err().unwrap().to_string();
+            assert!(error.contains(reason), "{error}");
+            continue;
+        }
         for device in devices() {
             let name = format!("{} on {}", folder.display(), device.name());
             let longest = if is_emulated(&*device) {
                 EMULATED
             } else {
                 usize::MAX
-            };
-            let config = CudaConfig {
-                ordinal: 0,
-                pages: PoolSize::Pages(100),
-                host_pages: 0,
-                page_tokens: PAGE_TOKENS,
-                max_step_tokens: STEP,
             };
             let mut backend =
                 CudaBackend::build(&checkpoint, &config, device, &mut |_, _| {}).unwrap();
