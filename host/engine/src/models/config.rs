@@ -20,7 +20,10 @@
 use super::CheckpointError;
 use super::gemma::{self, Sliding};
 use super::gguf::{Gguf, is_gguf};
-use super::rope::{RawRope, Rope};
+use super::raw_config::{MAX_POSITIONS, Raw, size};
+use super::rope::Rope;
+use super::tensor::Element;
+use half::{bf16, f16};
 use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
@@ -190,46 +193,22 @@ impl ModelConfig {
         self.heads / self.kv_heads
     }
 
+    /// Returns the factor on token embeddings: the square root of their width, rounded to the type that they are stored
+    /// in, because the model was trained with that.
+    pub(crate) fn embedding_scale(&self, stored: Element) -> Option<f32> {
+        let scale = (self.hidden as f32).sqrt();
+        self.scaled_embedding.then(|| match stored {
+            Element::F32 => scale,
+            Element::Bf16 => bf16::from_f32(scale).to_f32(),
+            Element::F16 => f16::from_f32(scale).to_f32(),
+        })
+    }
+
     /// Returns the sliding window of layer `index`, if it has one.
     pub(crate) fn sliding(&self, index: usize) -> Option<&Sliding> {
         let sliding = self.sliding.as_ref()?;
         sliding.layers.get(index)?.then_some(sliding)
     }
-}
-
-/// The contents of `config.json` before validation.
-#[derive(Deserialize)]
-pub(super) struct Raw {
-    pub(super) model_type: Option<String>,
-    pub(super) architectures: Option<Vec<String>>,
-    hidden_size: Option<u64>,
-    num_hidden_layers: Option<u64>,
-    pub(super) num_attention_heads: Option<u64>,
-    pub(super) num_key_value_heads: Option<u64>,
-    head_dim: Option<u64>,
-    intermediate_size: Option<u64>,
-    pub(super) vocab_size: Option<u64>,
-    pub(super) max_position_embeddings: Option<u64>,
-    rms_norm_eps: Option<f64>,
-    hidden_act: Option<String>,
-    pub(super) attention_bias: Option<bool>,
-    mlp_bias: Option<bool>,
-    pub(super) tie_word_embeddings: Option<bool>,
-    pub(super) sliding_window: Option<u64>,
-    use_sliding_window: Option<bool>,
-    pub(super) layer_types: Option<Vec<String>>,
-    pub(super) quantization_config: Option<Value>,
-    pub(super) eos_token_id: Option<Value>,
-    hidden_activation: Option<String>,
-    pub(super) query_pre_attn_scalar: Option<f64>,
-    pub(super) sliding_window_pattern: Option<u64>,
-    pub(super) use_bidirectional_attention: Option<bool>,
-    attn_logit_softcapping: Option<f64>,
-    final_logit_softcapping: Option<f64>,
-    /// The text model of one with a vision tower.
-    pub(super) text_config: Option<Value>,
-    #[serde(flatten)]
-    rope: RawRope,
 }
 
 /// The one value that is read from `generation_config.json`.
@@ -311,8 +290,6 @@ const GEMMA: Family = Family {
 
 /// Largest size in a configuration: far above real models, and far below an overflow of a product of three.
 const MAX_SIZE: u64 = 1 << 20;
-/// Largest number of positions.
-pub(super) const MAX_POSITIONS: u64 = 1 << 27;
 /// Widest head, because the backends hold a head in fixed registers and scratch memory.
 const MAX_HEAD_DIM: u64 = 256;
 
@@ -497,15 +474,6 @@ impl Raw {
             ));
         }
         Ok(())
-    }
-}
-
-/// Returns a required size between 1 and `limit`.
-pub(super) fn size(name: &str, value: Option<u64>, limit: u64) -> Result<usize, String> {
-    match value {
-        None => Err(format!("{name} is missing")),
-        Some(value) if (1..=limit).contains(&value) => Ok(value as usize),
-        Some(value) => Err(format!("{name} is {value}, supported: 1 to {limit}")),
     }
 }
 

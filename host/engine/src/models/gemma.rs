@@ -9,10 +9,8 @@
 //! Published configurations state only what differs from the defaults of `Gemma3TextConfig` of transformers. Those of
 //! models with a vision tower (`model_type` `gemma3`) contain the text model's configuration as `text_config`.
 
-use super::config::{MAX_POSITIONS, Raw, size};
+use super::raw_config::{MAX_POSITIONS, Raw, size};
 use super::rope::Rope;
-use super::{Element, ModelConfig};
-use half::{bf16, f16};
 use serde_json::Value;
 
 /// The layers that attend to recent positions only.
@@ -107,24 +105,12 @@ impl Raw {
     }
 }
 
-impl ModelConfig {
-    /// Returns the factor on token embeddings: the square root of their width, rounded to the type that they are stored
-    /// in, because the model was trained with that.
-    pub(crate) fn embedding_scale(&self, stored: Element) -> Option<f32> {
-        let scale = (self.hidden as f32).sqrt();
-        self.scaled_embedding.then(|| match stored {
-            Element::F32 => scale,
-            Element::Bf16 => bf16::from_f32(scale).to_f32(),
-            Element::F16 => f16::from_f32(scale).to_f32(),
-        })
-    }
-}
-
 /// The `model_type` of a text model.
 pub(super) const TEXT: &str = "gemma3_text";
 
 #[cfg(test)]
 mod tests {
+    use super::super::ModelConfig;
     use super::*;
     use serde_json::json;
 

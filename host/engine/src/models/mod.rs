@@ -16,6 +16,7 @@ mod checkpoint;
 mod config;
 mod gemma;
 pub(crate) mod gguf;
+mod raw_config;
 mod rope;
 mod safetensors;
 mod tensor;
