@@ -38,6 +38,9 @@ pub struct Options {
 /// Most groups; the requests of further ones are counted together.
 const MAX_GROUPS: usize = 1_000;
 
+/// Fewest requests of each arm by which an experiment is believed.
+const LEAST_COUNTED: u64 = 100;
+
 /// The name of the group of all further requests.
 const OTHERS: &str = "(others)";
 
@@ -73,6 +76,9 @@ struct Group {
 /// A row of the ledger.
 #[derive(Debug, Serialize)]
 struct Row {
+    /// The group's values in the order in which their fields were named; `all` without any.
+    #[serde(skip)]
+    name: String,
     group: BTreeMap<String, String>,
     requests: u64,
     /// Requests whose responses tell what was cached.
@@ -144,25 +150,22 @@ fn read(options: &Options) -> Result<Ledger> {
         .into());
     }
     let rows = groups.iter().map(|(key, group)| {
-        let names = options.by.iter().cloned();
-        let names = names.zip(key.iter().cloned()).collect();
-        let model = group.model.as_deref();
-        group.row(
-            names,
-            prices
-                .as_ref()
-                .zip(model)
-                .and_then(|(prices, model)| price(prices, model)),
-        )
+        let priced = prices.as_ref().zip(group.model.as_deref());
+        let price = priced.and_then(|(prices, model)| price(prices, model));
+        group.row(&options.by, key, price)
     });
+    let rows: Vec<Row> = rows.collect();
+    if prices.is_some() && rows.iter().all(|row| row.saved_money.is_none()) {
+        eprintln!("no price: no group has one model, by --model-field, that the prices name");
+    }
     Ok(Ledger {
-        rows: rows.collect(),
+        rows,
         currency: prices.as_ref().map(|prices| prices.currency.clone()),
         skipped: skipped + counts.bad,
     })
 }
 
-/// Returns the price of a million tokens that are found in the cache instead of computed, by the longest name in the file that `model` contains.
+/// Returns what a million tokens cost less when they are cached than when they are computed, by the longest name in the file that `model` contains.
 fn price(prices: &CachePrices, model: &str) -> Option<f64> {
     let listed = prices.models.iter();
     let listed = listed.filter(|(_, name, _)| model.contains(&**name));
@@ -239,7 +242,7 @@ impl Group {
         }
     }
 
-    fn row(&self, group: BTreeMap<String, String>, price: Option<f64>) -> Row {
+    fn row(&self, by: &[String], values: &[String], price: Option<f64>) -> Row {
         let Self {
             control,
             ordered,
@@ -248,7 +251,10 @@ impl Group {
             ..
         } = self;
         let all = [control, ordered, others, dry];
-        let total = |of: fn(&Sum) -> u64| all.iter().map(|sum| of(sum)).sum::<u64>();
+        let total = |of: fn(&Sum) -> u64| {
+            all.iter()
+                .fold(0, |total: u64, sum| total.saturating_add(of(sum)))
+        };
         // The engine's tokens for an estimated one.
         let scale = match total(|sum| sum.counted_estimated_tokens) {
             0 => 1.0,
@@ -256,15 +262,25 @@ impl Group {
         };
         let estimate =
             |sum: &Sum| scale * (sum.matched_tokens as f64 - sum.client_matched_tokens as f64);
-        let has_control = control.counted > 0 && ordered.counted > 0;
+        let has_control = control.counted.min(ordered.counted) >= LEAST_COUNTED;
         let (basis, saved) = if has_control {
             let saved = (ordered.share() - control.share()) * ordered.prompts(scale);
             ("control", saved + estimate(others))
         } else {
             ("estimate", estimate(ordered) + estimate(others))
         };
+        let group = by.iter().cloned().zip(values.iter().cloned());
+        let is_shown = |letter: char| !letter.is_control();
         Row {
-            group,
+            name: match values {
+                [] => "all".to_owned(),
+                values => values
+                    .join(" ")
+                    .chars()
+                    .filter(|letter| is_shown(*letter))
+                    .collect(),
+            },
+            group: group.collect(),
             requests: total(|sum| sum.requests),
             counted: total(|sum| sum.counted),
             prompt_tokens: total(|sum| sum.prompt_tokens),
@@ -307,20 +323,15 @@ impl Ledger {
             "group", "requests", "prompt tokens", "cached", "saved tokens", "of prompts", "by"
         );
         for row in &self.rows {
-            let names: Vec<&str> = row.group.values().map(String::as_str).collect();
             let cached = row.cached_tokens as f64 / row.prompt_tokens.max(1) as f64;
-            let sign = if row.saved_tokens < 0 { "-" } else { "" };
             let _ = writeln!(
                 table,
                 "{:<28}{:>10}{:>15}{:>9}{:>15}{:>12}{:>10}{:>12}",
-                match names.is_empty() {
-                    true => "all".to_owned(),
-                    false => names.join(" "),
-                },
+                row.name,
                 grouped(row.requests),
                 grouped(row.prompt_tokens),
                 percent(cached),
-                format!("{sign}{}", grouped(row.saved_tokens.unsigned_abs())),
+                signed(row.saved_tokens),
                 percent(row.saved_share),
                 row.basis,
                 row.saved_money
@@ -331,12 +342,17 @@ impl Ledger {
                 let _ = writeln!(
                     table,
                     "  dry runs would have saved {} tokens",
-                    row.would_save_tokens
+                    signed(row.would_save_tokens)
                 );
             }
         }
         table
     }
+}
+
+fn signed(value: i64) -> String {
+    let sign = if value < 0 { "-" } else { "" };
+    format!("{sign}{}", grouped(value.unsigned_abs()))
 }
 
 #[cfg(test)]
@@ -369,15 +385,17 @@ mod tests {
 
     #[test]
     fn an_experiments_control_arm_tells_what_would_have_been_cached() {
-        let lines = [
-            line(Some("control"), [0, 0, 120]),
-            line(Some("ordered"), [900, 0, 600]),
-            line(Some("ordered"), [900, 0, 480]),
-        ];
+        let control = line(Some("control"), [0, 0, 120]);
+        let ordered = [600, 480].map(|cached| line(Some("ordered"), [900, 0, cached]));
+        let mut lines = vec![control; 99];
+        lines.extend(std::iter::repeat_n(ordered, 100).flatten());
+        // So few requests of the control arm tell nothing.
+        assert_eq!(ledger(&lines, &[], None).unwrap().rows[0].basis, "estimate");
+        lines.push(lines[0].clone());
         let row = &ledger(&lines, &[], None).unwrap().rows[0];
-        // .45 of 2,400 tokens instead of .1.
-        assert_eq!((row.basis, row.saved_tokens), ("control", 840));
-        assert_eq!((row.requests, row.prompt_tokens), (3, 3_600));
+        // .45 of 240,000 tokens instead of .1.
+        assert_eq!((row.basis, row.saved_tokens), ("control", 84_000));
+        assert_eq!((row.requests, row.prompt_tokens), (300, 360_000));
     }
 
     #[test]
@@ -398,7 +416,7 @@ mod tests {
             {"name": "small", "kind": "prefix", "input": 2.0, "read": 0.5},
             {"name": "large", "kind": "prefix", "input": 90.0},
         ]});
-        let found = ledger(&lines, &["tenant"], Some(prices)).unwrap();
+        let found = ledger(&lines, &["tenant", "model"], Some(prices)).unwrap();
         let row = &found.rows[0];
         assert_eq!(
             (row.basis, row.saved_tokens, row.would_save_tokens),
@@ -409,7 +427,7 @@ mod tests {
         assert!((row.saved_share - 0.3).abs() < 1e-12);
         let table = found.to_table();
         for word in [
-            "acme",
+            "acme small-1 ",
             "1,080",
             "30.0 %",
             "estimate",

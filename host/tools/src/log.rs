@@ -1,4 +1,4 @@
-//! Reads logs of requests line by line, for `replay` and `explain`. Bad lines are reported by file, number and reason, and
+//! Reads logs of requests line by line, for `replay`, `explain` and `ledger`. Bad lines are reported by file, number and reason, and
 //! counted. A line is in memory only while it is processed.
 
 use anyhow::{Context, Result};

@@ -166,18 +166,18 @@ impl Metrics {
     /// Counts a request once, by its outcome.
     pub(crate) fn count(&self, host: &impl Host, outcome: &RequestOutcome) {
         self.requests.add(host, 1);
-        let (report, arm, client) = match outcome {
+        let (report, arm) = match outcome {
             RequestOutcome::Ordered { report, arm } => {
                 self.ordered.add(host, 1);
-                (report, *arm, report.client_matched_tokens)
+                (report, *arm)
             }
             RequestOutcome::Unchanged { report, arm } => {
                 self.unchanged.add(host, 1);
-                (report, *arm, report.client_matched_tokens)
+                (report, *arm)
             }
-            RequestOutcome::DryRun { report, as_sent } => {
+            RequestOutcome::DryRun { report, .. } => {
                 self.dry_run.add(host, 1);
-                (report, None, as_sent.matched_tokens)
+                (report, None)
             }
             RequestOutcome::Passed(reason) => return self.passed(reason).add(host, 1),
             RequestOutcome::Refused(reason) => {
@@ -196,7 +196,8 @@ impl Metrics {
         self.numbered_hints.add(host, report.numbered.into());
         self.document_tokens.add(host, report.document_tokens);
         self.matched_tokens.add(host, report.matched_tokens);
-        self.client_matched_tokens.add(host, client);
+        self.client_matched_tokens
+            .add(host, report.client_matched_tokens);
         record(
             host,
             self.documents_per_request,

@@ -59,13 +59,13 @@ impl RequestOutcome {
     /// Returns names and values for the access log, each name once. The first one is always `outcome`.
     pub(crate) fn fields(&self) -> Vec<(&'static str, String)> {
         let mut fields = vec![("outcome", self.word().to_owned())];
-        let (report, arm, as_sent) = match self {
+        let (report, arm) = match self {
             Self::Passed(reason) | Self::Refused(reason) => {
                 fields.push(("reason", (*reason).to_owned()));
                 return fields;
             }
-            Self::Ordered { report, arm } | Self::Unchanged { report, arm } => (report, *arm, None),
-            Self::DryRun { report, as_sent } => (report, None, Some(as_sent)),
+            Self::Ordered { report, arm } | Self::Unchanged { report, arm } => (report, *arm),
+            Self::DryRun { report, .. } => (report, None),
         };
         let mut count = |name, value: u64| fields.push((name, value.to_string()));
         count("documents", report.documents.into());
@@ -76,8 +76,7 @@ impl RequestOutcome {
         count("pinned", report.pinned.into());
         count("document_tokens", report.document_tokens);
         count("matched_tokens", report.matched_tokens);
-        let client = as_sent.map_or(report.client_matched_tokens, |sent| sent.matched_tokens);
-        count("client_matched_tokens", client);
+        count("client_matched_tokens", report.client_matched_tokens);
         count("estimated_tokens", report.estimated_tokens);
         fields.push(("policy", report.policy.to_owned()));
         fields.extend(arm.map(|arm| ("arm", arm.name().to_owned())));

@@ -3,8 +3,11 @@
 //!
 //! Every beginning of a run of documents, in rank order, is kept as a hash, and a later request in its client's order finds
 //! the longest one that is known. Two sets are kept. When the newer one holds as much as the engine's cache, it becomes the
-//! older one, which is dropped. So the clients' order is measured against a cache of once to twice the engine's, and the
-//! saving is rather understated.
+//! older one, which is dropped. So the clients' order is measured against a cache of once to twice the engine's that is
+//! never cleared, and with one engine the saving is rather understated. With several, whose caches are full, it may be
+//! overstated: the sent order is matched with each engine's tree.
+//!
+//! Later documents of a chat are compared only between chats whose earlier documents were sent in the same order.
 
 use crate::document::Fingerprint;
 use crate::tree::{Bounds, Scope};
@@ -55,11 +58,6 @@ impl ClientOrder {
         }
         matched
     }
-
-    /// Forgets all, as when the engine's cache was cleared.
-    pub(crate) fn clear(&mut self) {
-        *self = Self::new(self.bounds);
-    }
 }
 
 #[cfg(test)]
@@ -85,10 +83,9 @@ mod tests {
         assert_eq!(send(&mut order, &[2, 1]), 0);
         // It was full, and what is asked for again stays.
         assert_eq!(send(&mut order, &[1, 2, 3]), 30);
-        assert_eq!(send(&mut order, &[1, 2, 4]), 30);
+        assert_eq!(send(&mut order, &[1, 2, 4]), 20);
         assert_eq!(send(&mut order, &[5, 6, 7, 8]), 0);
-        assert_eq!(send(&mut order, &[1, 2, 4]), 0);
-        order.clear();
+        assert_eq!(send(&mut order, &[9, 10, 11, 12]), 0);
         assert_eq!(send(&mut order, &[1, 2, 4]), 0);
     }
 }

@@ -23,7 +23,8 @@ Among choices, the letter with the highest log-probability is the answer. A judg
 whether they are right; its judgements are kept in DIR/judgements.jsonl.
 
 Arms: retrieval, ordered, ordered+hint, dedup, dedup+hint (what the filter does), random, reversed, gateway;
-  ordered:free, ordered:last, ordered:first, ordered:ends, each also with +hint: where the best document stands;
+  ordered:free, ordered:last, ordered:first, ordered:ends, ordered:auto, each also with +hint: where the best
+  document stands;
   first, middle, last: where the answer's document stands;
   ordered+hint:top, ordered+hint:end, dedup+hint:top, dedup+hint:end: the order hint before the documents, or behind the
   question, instead of between them;

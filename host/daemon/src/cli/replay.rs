@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     /// foresight [default: all]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = policy)]
     policies: Vec<PolicyKind>,
-    /// Where the retriever's best documents stand: free, or last, first or ends with their number, as in last:1
+    /// Where the retriever's best documents stand: free, or last, first, ends or auto with their number, as in last:1
     /// [default: the configuration's]
     #[arg(long, value_name = "PLACE[:N]", value_parser = placement)]
     rank: Option<Placement>,

@@ -122,7 +122,8 @@ impl Gguf {
         Ok(config)
     }
 
-    /// Returns the fields that only Gemma 3 has, and its `model_type`. For values that files omit, llama.cpp's are taken.
+    /// Returns the fields that only Gemma 3 has, and its `model_type`. Values that files omit are llama.cpp's
+    /// or, where converters always write them, transformers'.
     fn gemma(&self) -> Result<Json, CheckpointError> {
         let number = |name: &str| self.number(&format!("{GEMMA}.{name}"));
         let window = number("attention.sliding_window");

@@ -126,10 +126,12 @@ impl RawRope {
                 Self {
                     rope_theta: self.rope_theta.or(full),
                     rope_scaling: self.rope_scaling.clone(),
+                    partial_rotary_factor: self.partial_rotary_factor,
                     ..Self::default()
                 },
                 Self {
                     rope_theta: self.rope_local_base_freq.or(sliding),
+                    partial_rotary_factor: self.partial_rotary_factor,
                     ..Self::default()
                 },
             ],
@@ -138,6 +140,7 @@ impl RawRope {
                     Some(Value::Object(parameters)) => Ok(Self {
                         rope_theta,
                         rope_parameters: Some(parameters.clone()),
+                        partial_rotary_factor: self.partial_rotary_factor,
                         ..Self::default()
                     }),
                     Some(other) => Err(format!(

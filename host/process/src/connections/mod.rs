@@ -107,11 +107,15 @@ pub async fn accept_each<F: Future<Output = ()> + Send + 'static>(
     {
         let mut closed = pin!(closing.closed());
         let mut trouble = Trouble::default();
-        loop {
+        'accepting: loop {
             while tasks.try_join_next().is_some() {}
             // A connection closed for another holds its file until its task has ended.
             while tasks.len() > book.places() {
-                tasks.join_next().await;
+                tokio::select! {
+                    biased;
+                    () = &mut closed => break 'accepting,
+                    _ = tasks.join_next() => {}
+                }
             }
             let accepted = tokio::select! {
                 biased;
@@ -140,7 +144,8 @@ async fn accept(
     book.room().await;
     let accepted = poll_fn(|context| {
         let accepted = listener.poll_accept(context);
-        // Without a client waiting, it would have failed nevertheless: the system opens the file first.
+        // `accept4` allocates the file descriptor before it looks for a client: without a free one it fails even if no
+        // client waits. Any other result shows that accepting works again.
         if !matches!(accepted, Poll::Ready(Err(_))) {
             trouble.is_over(book);
         }

@@ -227,7 +227,7 @@ impl<'a> Scan<'a> {
     fn string(&mut self) -> Result<(), Bad> {
         loop {
             self.at = special(self.text, self.at);
-            if self.takes(|byte| byte == b'\"') {
+            if self.takes(|byte| byte == b'"') {
                 return Ok(());
             }
             let is_escape = self.takes(|byte| byte == b'\\')

@@ -24,7 +24,7 @@ impl Orderer {
                 let tenant = record.tenant();
                 let state = (self.tenants).heard(&self.config, self.now, tenant, &record.model);
                 if let Some(state) = state {
-                    state.take(record.engine, &record.runs);
+                    state.learn(record.engine, &record.runs);
                 }
             }
             PeerUpdate::Residency(residency) => {
@@ -52,7 +52,7 @@ impl Orderer {
             }
         }
         let state = (self.tenants).of(&self.config, self.now, record.tenant(), &record.model);
-        state.take(record.engine, &record.runs);
+        state.learn(record.engine, &record.runs);
         for claim in &record.claims {
             state.contexts.claim(claim.key, claim.next);
         }

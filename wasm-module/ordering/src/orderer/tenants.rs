@@ -191,21 +191,31 @@ impl TenantState {
         }
     }
 
+    /// Records documents that another orderer forwarded.
+    pub(super) fn learn(&mut self, engine: EngineId, runs: &[SentRun]) {
+        for run in runs {
+            if let Some(order) = &run.order {
+                self.client_order.send(run.scope, &run.ranked(order));
+            }
+        }
+        self.take(engine, runs);
+    }
+
     /// Records forwarded documents: the engine is expected to hold them, and the policy learns their order.
     pub(super) fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {
                 let ranked = run.ranked(order);
-                self.client_order.send(run.scope, &ranked);
-                let documents = ranked.iter().map(|(document, _)| *document);
-                self.policy
-                    .remember(&documents.collect::<SmallVec<[_; 16]>>(), order);
+                let ranked: SmallVec<[_; 16]> =
+                    ranked.iter().map(|(document, _)| *document).collect();
+                match run.is_ranked {
+                    true => self.policy.remember(&ranked, order),
+                    false => self.policy.remember_unranked(&ranked, order),
+                }
             }
         }
-        {
-            let sent: SmallVec<[SentDocuments<'_>; 4]> = runs.iter().map(SentRun::sent).collect();
-            self.policy.sent(&sent);
-        }
+        let sent: SmallVec<[SentDocuments<'_>; 4]> = runs.iter().map(SentRun::sent).collect();
+        self.policy.sent(&sent);
         let tree = self.trees.of(engine);
         for run in runs {
             tree.hold(run.scope, &run.documents);
@@ -215,9 +225,6 @@ impl TenantState {
 
     /// Applies a change of an engine's cache, reported by the engine or derived from its response.
     pub(super) fn apply(&mut self, engine: EngineId, event: ResidencyEvent<'_>) {
-        if matches!(event, ResidencyEvent::Cleared) {
-            self.client_order.clear();
-        }
         let tree = self.trees.of(engine);
         tree.apply(event);
         self.policy.evicted(tree.take_evicted());

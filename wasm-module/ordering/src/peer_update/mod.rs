@@ -143,7 +143,7 @@ fn encoded(kind: u8, write: impl FnOnce(&mut Writer)) -> Vec<u8> {
     to.0
 }
 
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
 const RECORD: u8 = 1;
 const RESIDENCY: u8 = 2;
 const CORRECTION: u8 = 3;
@@ -198,6 +198,7 @@ mod tests {
             documents: (documents.into_iter())
                 .map(|(document, tokens)| (Fingerprint(document), tokens))
                 .collect(),
+            is_ranked: seed.is_none_or(|seed| seed % 2 == 0),
         })
     }
 
@@ -388,6 +389,7 @@ mod tests {
                     .map(|document| (Fingerprint(document), 100))
                     .collect(),
                 order: Some((0..documents as u16).rev().collect()),
+                is_ranked: true,
             }],
             chat: None,
             forms: Vec::new(),
@@ -433,7 +435,7 @@ mod tests {
         bytes.extend([2, 1, 0, 0, 0, 0, 0, 0, 100, 0x80, 1, 2]);
         bytes.extend([0, 0, 0, 0, 0, 0, 0, 0, 100]);
         bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, 100]);
-        bytes.extend([1, 1, 0, 0, 0, 0, 0]);
+        bytes.extend([1, 1, 0, 1, 0, 0, 0, 0]);
         assert_eq!(PeerUpdate::OrderingRecord(sent(2, 128)).encode(), bytes);
     }
 

@@ -8,7 +8,7 @@
 //! ```text
 //!   record     text tenant, key, text model, engine, tokens, list of runs, option of chat, list of forms, list of claims,
 //!              option of context
-//!   run      scope, tokens before and matched, list of (fingerprint, tokens), option of as many ranks
+//!   run      scope, tokens before and matched, list of (fingerprint, tokens), option of as many ranks, byte ranked
 //!   chat     option of (chain, lineage), list of (message, chain, list of arrangements, option of written, option of kept)
 //!   claim    key, chain of what follows     context   key, text content, range of its text, tokens
 //!   kept     text moved, list of spans' hashes, list of frozen texts     form   canonical hash, list of ranks
@@ -69,6 +69,8 @@ pub(crate) struct SentRun {
     pub(crate) documents: Vec<(Fingerprint, u32)>,
     /// The rank of each document, a permutation, if the policy decided the order. `None` if the order was replayed.
     pub(crate) order: Option<Vec<u16>>,
+    /// Whether the client's order expresses ranks.
+    pub(crate) is_ranked: bool,
 }
 
 /// The continuation of a chat.
@@ -308,6 +310,7 @@ impl Writer {
                 to.number(u64::from(*rank));
             }
         });
+        self.byte(run.is_ranked.into());
     }
 
     fn arrangement(&mut self, arrangement: &Arrangement) {
@@ -367,6 +370,7 @@ impl Reader<'_> {
             matched,
             documents,
             order,
+            is_ranked: self.flag()?,
         })
     }
 

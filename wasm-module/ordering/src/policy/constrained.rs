@@ -84,6 +84,10 @@ impl Policy for Constrained {
         self.policy.remember(ranked, order);
     }
 
+    fn remember_unranked(&mut self, documents: &[Fingerprint], order: &[u16]) {
+        self.policy.remember(documents, order);
+    }
+
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
         self.policy.sent(runs);
     }
@@ -107,8 +111,31 @@ impl Policy for Constrained {
 
 #[cfg(test)]
 mod tests {
+    use crate::document::Fingerprint;
     use crate::policy::tests::ordered;
-    use crate::policy::{PolicyKind, PolicyOptions};
+    use crate::policy::{Place, Placement, PolicyKind, PolicyOptions};
+
+    #[test]
+    fn only_ranked_documents_decide_the_automatic_place() {
+        let placed = |is_ranked: bool| {
+            let mut policy = PolicyKind::Longest.build(&PolicyOptions {
+                placement: Placement {
+                    place: Place::Auto,
+                    documents: 1,
+                },
+                ..PolicyOptions::default()
+            });
+            for at in 0..200 {
+                let documents = [7, 8, 100 + at, 500 + at].map(Fingerprint);
+                match is_ranked {
+                    true => policy.remember(&documents, &[1, 2, 3, 0]),
+                    false => policy.remember_unranked(&documents, &[0, 1, 2, 3]),
+                }
+            }
+            policy.placement().place
+        };
+        assert_eq!([true, false].map(placed), [Place::First, Place::Last]);
+    }
 
     #[test]
     fn nothing_is_moved_for_a_match_that_is_shorter_than_a_block() {

@@ -37,13 +37,18 @@ pub trait Policy: Send {
         let _ = (ranked, order);
     }
 
+    /// Like `remember`, for documents whose order did not express ranks.
+    fn remember_unranked(&mut self, documents: &[Fingerprint], order: &[u16]) {
+        self.remember(documents, order);
+    }
+
     /// Learns one request's documents: those that open it, then those of its chat's later turns. A policy that learns only
     /// orders need not implement it.
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
         let _ = runs;
     }
 
-    /// Returns which documents' places follow from their ranks now.
+    /// Returns the placement in force now: [`Place::Auto`] is `First` or `Last`.
     fn placement(&self) -> Placement {
         Placement::FREE
     }
@@ -159,7 +164,7 @@ pub struct PolicyOptions {
     /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` move no document for a shorter match.
     /// With 1 any match counts.
     pub block_tokens: u32,
-    /// The documents that keep a fixed place, whatever the policy; `retrieval` moves none.
+    /// The documents whose places follow from their ranks, whatever the policy; `retrieval` moves none.
     pub placement: Placement,
 }
 

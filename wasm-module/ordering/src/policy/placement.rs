@@ -1,5 +1,5 @@
 //! Rank-aware placement: the retriever's best documents keep a place where the model reads well; a policy orders the others
-//! for reuse.
+//! for reuse. With [`Place::Auto`] it follows from the traffic which of two places it is.
 
 use super::Order;
 use serde::{Deserialize, Serialize};

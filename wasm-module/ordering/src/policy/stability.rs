@@ -17,7 +17,7 @@ use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::iter::once;
 
-/// Whether recent requests would have shared more documents with their best ones first than with their best ones last.
+/// Measures whether recent requests would have shared more documents with their best ones first than with their best ones last.
 pub(super) struct RankStability {
     /// Recent requests, each as a fingerprint of its favoured documents and its other documents.
     recent: Window,
@@ -66,14 +66,17 @@ impl RankStability {
             if shared.mask & 1 == 1 {
                 first = first.max(favoured + others_shared);
             }
-            let is_whole = shared.mask & 1 == 1 && others_shared == others.len();
+            let is_whole = shared.mask & 1 == 1
+                && others_shared == others.len()
+                && self.recent.documents(shared.age) == 1 + others.len();
             last = last.max(others_shared + if is_whole { favoured } else { 0 });
         }
         self.recent.push(members());
         self.first = self.first * DECAY + first as f64;
         self.last = self.last * DECAY + last as f64;
         let least = if self.is_stable { UNSTABLE } else { STABLE };
-        self.is_stable = self.first > self.last * least;
+        // One document is little to go by.
+        self.is_stable = self.first > (self.last + 1.0) * least;
     }
 
     /// Returns whether the favoured documents are better first.

@@ -85,6 +85,12 @@ impl Window {
         self.next = (self.next + 1) % self.size;
     }
 
+    /// Returns the number of documents stored for the request of this age, from 1.
+    pub(super) fn documents(&self, age: u16) -> usize {
+        let slot = (self.next + self.size - age % self.size) % self.size;
+        self.slots.get(usize::from(slot)).map_or(0, SmallVec::len)
+    }
+
     /// Returns the number of requests held.
     pub(super) fn len(&self) -> u16 {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)

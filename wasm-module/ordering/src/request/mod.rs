@@ -291,7 +291,14 @@ impl<'a> Request<'_, 'a> {
         let path = pin.documents.iter();
         let path = path.map(|document| (document.fingerprint, document.tokens));
         let path: SmallVec<[_; 16]> = path.collect();
-        self.walk(entry.at, scope, pin.references, path.clone(), path, None);
+        self.walk(
+            entry.at,
+            scope,
+            pin.references,
+            [path.clone(), path],
+            None,
+            false,
+        );
         for document in &pin.documents {
             self.shown.add(
                 turn,
@@ -342,9 +349,9 @@ impl<'a> Request<'_, 'a> {
             group.place.start(),
             group.scope,
             arrangement.references(&listed),
-            path,
-            client,
+            [path, client],
             order,
+            !self.config.unranked.contains(&group.format),
         );
         self.then(arrangement.digest(&listed));
         if self.last_turn > 0 {
@@ -443,16 +450,16 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Records a run of documents in the prompt, in this order, from byte `at` of the body on; `references` is the hash of
-    /// the references among them. `client` are the same documents in their client's order, and `order` is the policy's, if
-    /// it decided.
+    /// the references among them. The second list has the same documents in their client's order. `order` is the policy's,
+    /// if it decided.
     fn walk(
         &mut self,
         at: usize,
         scope: Scope,
         references: u64,
-        documents: SmallVec<[(Fingerprint, u32); 16]>,
-        client: SmallVec<[(Fingerprint, u32); 16]>,
+        [documents, client]: [SmallVec<[(Fingerprint, u32); 16]>; 2],
         order: Option<Order>,
+        is_ranked: bool,
     ) {
         if documents.is_empty() {
             return;
@@ -483,6 +490,7 @@ impl<'a> Request<'_, 'a> {
             matched: u32::try_from(matched.tokens).unwrap_or(u32::MAX),
             documents: documents.into_vec(),
             order: order.map(Order::into_vec),
+            is_ranked,
         });
     }
 
