@@ -7,7 +7,8 @@
 //! never cleared, and with one engine the saving is rather understated. With several, whose caches are full, it may be
 //! overstated: the sent order is matched with each engine's tree.
 //!
-//! Later documents of a chat are compared only between chats whose earlier documents were sent in the same order.
+//! Other workers are told the clients' order of new messages, not of replayed ones. Later documents of a chat are compared
+//! only between chats whose earlier documents were sent in the same order.
 
 use crate::document::Fingerprint;
 use crate::tree::{Bounds, Scope};
