@@ -1,8 +1,9 @@
 //! Tests of what operators do with a running gateway: dry runs, experiments, bypassing, reading its log.
 
-use foreword_tests::artifacts::host_binary;
+use foreword_ordering::random::Random;
+use foreword_tests::artifacts::{host_binary, repository};
 use foreword_tests::http::{exchange, post, post_with};
-use foreword_tests::{Gateway, GatewayOptions, Upstream};
+use foreword_tests::{Gateway, GatewayOptions, Host, Upstream};
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -127,14 +128,60 @@ fn the_shipped_access_log_has_what_was_done_in_fields() {
         assert!(lines[3][name].is_null(), "{}", lines[3]);
     }
     // What the second request's order saved is all of its documents.
+    let row = ledger(&log);
+    assert_eq!(row["requests"], 2, "{row}");
+    let saved = row["saved_tokens"].to_string();
+    assert_eq!(Some(saved), field(1, "matched_tokens"), "{row}");
+}
+
+/// The engine counts what both orders find; the ledger estimates the difference from the log of one of them.
+#[test]
+fn the_ledger_estimates_what_the_engine_counts() {
+    let model = repository().join("host/engine/fixtures/qwen2");
+    let mut random = Random::new(5);
+    let bodies: Vec<String> = (0..60)
+        .map(|at| {
+            let mut ids: Vec<u64> = (0..8).collect();
+            random.shuffle(&mut ids);
+            let documents = ids.iter().take(4).map(|id| {
+                let text = format!("What {id} says is long enough to fill some pages. ").repeat(5);
+                format!("<document id=\"{id}\">{text}</document>")
+            });
+            let content = format!("{}\nQuestion {at}: why?", documents.collect::<String>());
+            let message = json!({"role": "user", "content": content});
+            json!({"model": "tiny", "max_tokens": 1, "messages": [message]}).to_string()
+        })
+        .collect();
+    let [ordered, as_came] = ["foresight", "retrieval"].map(|policy| {
+        let host = Host::start(&model, &["--name", "tiny", "--kv-tokens", "32768"]).unwrap();
+        let options = GatewayOptions {
+            plugin: Some(json!({"ordering": {"policy": policy}})),
+            ..GatewayOptions::placing_freely(host.address())
+        };
+        let gateway = Gateway::start(&options).unwrap();
+        for body in &bodies {
+            assert_eq!(send(&gateway, body).status, 200);
+        }
+        ledger(&gateway.stop().unwrap())
+    });
+    let number = |row: &Value, name: &str| row[name].as_f64().unwrap();
+    let prompts = number(&ordered, "prompt_tokens");
+    let counted = number(&ordered, "cached_tokens") - number(&as_came, "cached_tokens");
+    let estimated = number(&ordered, "saved_tokens");
+    assert!(counted > 0.1 * prompts, "{ordered} {as_came}");
+    let error = (estimated - counted).abs() / prompts;
+    assert!(error < 0.01, "{error}: {ordered} {as_came}");
+    assert_eq!(number(&as_came, "saved_tokens"), 0.0);
+}
+
+/// Returns the one row of the ledger of an access log.
+fn ledger(log: &str) -> Value {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, log).unwrap();
     let mut ledger = Command::new(host_binary("dev").unwrap());
     let ledger = ledger.args(["ledger", "--json"]).arg(file.path());
     let told: Value = serde_json::from_slice(&ledger.output().unwrap().stdout).unwrap();
-    assert_eq!(told["rows"][0]["requests"], 2, "{told}");
-    let saved = told["rows"][0]["saved_tokens"].to_string();
-    assert_eq!(Some(saved), field(1, "matched_tokens"), "{told}");
+    told["rows"][0].clone()
 }
 
 #[test]
