@@ -68,10 +68,11 @@ fn cost(workers: usize) -> [u64; 2] {
     ]
 }
 
-/// The most that the median standard request may cost: 1,953,040 instructions and 35 calls on 23 November 2026, and a
-/// twentieth more instructions. It was 2,995,692 while a document's words were looked for three times to explain a miss.
+/// The most that the median standard request may cost: 2,002,187 instructions and 37 calls on 25 November 2026, and a
+/// twentieth more instructions. It was 1,953,040 and 35 before the access log told what the client's order would have
+/// found and the prompt's estimated tokens, and 2,995,692 while a document's words were looked for three times to explain a miss.
 /// A change that costs more raises this, and says why.
-const BUDGET: [u64; 2] = [2_050_000, 35];
+const BUDGET: [u64; 2] = [2_100_000, 37];
 
 #[test]
 fn a_standard_request_stays_within_its_budget_of_instructions_and_calls() {
