@@ -63,7 +63,7 @@ object! {
         /// Name of the [place](Place): `last` (next to a question that follows the documents), `first`, `ends` (the best
         /// last, the second best first), `auto` (`first` while requests repeat their best documents, otherwise `last`),
         /// or `free`.
-        pub place: String = Place::Auto.name().into(),
+        pub place: String = Place::Last.name().into(),
         /// Number of documents that keep this place.
         pub documents: u32 = 1; 1..=MAX_CANDIDATES.into(),
         /// Formats in which the client's order does not express ranks, such as a tool's results by date. In these, no

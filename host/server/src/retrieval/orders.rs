@@ -288,7 +288,7 @@ mod tests {
         let order = |documents: &[u64]| orders.choose(&feed, "t", None, &known(documents)).order;
         assert_eq!(
             Config::default().policy_options().placement.place,
-            Place::Auto
+            Place::Last
         );
         assert_eq!(order(&[1, 2, 3]), [1, 2, 0]);
         feed.publish(vec![stored("t", 7, &[1]), stored("t", 7, &[3])]);
