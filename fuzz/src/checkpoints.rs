@@ -46,7 +46,7 @@ fn load(path: &Path) {
     let _ = CpuBackend::new(&checkpoint, &BACKEND);
 }
 
-/// The smallest backend.
+/// A CPU backend with the least memory that a checkpoint can be opened with.
 const BACKEND: CpuConfig = CpuConfig {
     pages: 1,
     host_pages: 0,

@@ -31,7 +31,7 @@ pub struct Options {
     pub prices: Option<PathBuf>,
     /// Field with the model's name, by which its price is found.
     pub model_field: String,
-    /// Whether to print JSON.
+    /// True to print one JSON object, false to print a table.
     pub json: bool,
 }
 
@@ -85,7 +85,7 @@ struct Row {
     counted: u64,
     prompt_tokens: u64,
     cached_tokens: u64,
-    /// `control` or `estimate`.
+    /// The source of `saved_tokens`: `control`, an experiment's control arm, or `estimate`, the filter's simulation.
     basis: &'static str,
     /// Below zero if ordering costs reuse.
     saved_tokens: i64,
@@ -165,7 +165,8 @@ fn read(options: &Options) -> Result<Ledger> {
     })
 }
 
-/// Returns what a million tokens cost less when they are cached than when they are computed, by the longest name in the file that `model` contains.
+/// Returns what a million tokens cost less when they are cached than when they are computed, by the longest name in the
+/// file that `model` contains.
 fn price(prices: &CachePrices, model: &str) -> Option<f64> {
     let listed = prices.models.iter();
     let listed = listed.filter(|(_, name, _)| model.contains(&**name));
@@ -269,15 +270,15 @@ impl Group {
         } else {
             ("estimate", estimate(ordered) + estimate(others))
         };
+        let prompts: f64 = all.iter().map(|sum| sum.prompts(scale)).sum();
         let group = by.iter().cloned().zip(values.iter().cloned());
-        let is_shown = |letter: char| !letter.is_control();
         Row {
             name: match values {
                 [] => "all".to_owned(),
                 values => values
                     .join(" ")
                     .chars()
-                    .filter(|letter| is_shown(*letter))
+                    .filter(|letter| !letter.is_control())
                     .collect(),
             },
             group: group.collect(),
@@ -288,12 +289,7 @@ impl Group {
             basis,
             saved_tokens: saved.round() as i64,
             would_save_tokens: estimate(dry).round() as i64,
-            saved_share: saved
-                / all
-                    .iter()
-                    .map(|sum| sum.prompts(scale))
-                    .sum::<f64>()
-                    .max(1.0),
+            saved_share: saved / prompts.max(1.0),
             saved_money: price.map(|price| saved * price / 1e6),
         }
     }

@@ -7,8 +7,8 @@
 //! never cleared, and with one engine the saving is rather understated. With several, whose caches are full, it may be
 //! overstated: the sent order is matched with each engine's tree.
 //!
-//! Other workers are told the clients' order of new messages, not of replayed ones. Later documents of a chat are compared
-//! only between chats whose earlier documents were sent in the same order.
+//! Two limits: updates from other workers hold the clients' order of new messages, but not of replayed ones; and documents of
+//! a chat's later turns are found only by chats whose earlier documents were sent in the same order.
 
 use crate::document::Fingerprint;
 use crate::tree::{Bounds, Scope};
@@ -41,8 +41,7 @@ impl ClientOrder {
         let mut is_known = true;
         let mut beginning = scope.0;
         for &(document, tokens) in ranked {
-            beginning =
-                (beginning.rotate_left(23) ^ document.0).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            beginning = document.behind(beginning);
             is_known &= self.newer.contains(&beginning) || self.older.contains(&beginning);
             if is_known {
                 matched += u64::from(tokens);

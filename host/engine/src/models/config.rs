@@ -35,7 +35,7 @@ pub struct ModelConfig {
     pub eos_tokens: Vec<u32>,
     /// Number of positions that the model supports.
     pub max_positions: u32,
-    /// Whether the checkpoint has a vision tower, which is not read.
+    /// True if the checkpoint has a vision tower. Only its text model is loaded.
     pub ignores_vision: bool,
     /// Width of the residual stream.
     pub(crate) hidden: usize,
@@ -53,7 +53,7 @@ pub struct ModelConfig {
     pub(crate) vocabulary: usize,
     /// Constant that every norm adds to the mean square.
     pub(crate) norm_eps: f32,
-    /// How positions rotate queries and keys, except in layers with a sliding window.
+    /// The rotary embedding of the layers that attend to all positions.
     pub(crate) rope: Rope,
     /// The layers with a sliding window; `None` if every layer attends to all positions.
     pub(crate) sliding: Option<Sliding>,
@@ -67,11 +67,12 @@ pub struct ModelConfig {
     pub(crate) mlp_bias: bool,
     /// Whether each query and key head is normed before it is rotated.
     pub(crate) qk_norm: bool,
-    /// Whether the outputs of attention and of the feed-forward layer are normed before they are added.
+    /// True if the outputs of attention and of the feed-forward layer pass an RMS norm before they are added to the residual
+    /// stream.
     pub(crate) post_norms: bool,
-    /// Whether the weights of norms are stored minus one, except in GGUF.
+    /// True if safetensors files store the weights of norms minus one; GGUF files store them as they are.
     pub(crate) norms_less_one: bool,
-    /// Whether token embeddings are multiplied by the square root of their width.
+    /// True if token embeddings are multiplied by the square root of the hidden size.
     pub(crate) scaled_embedding: bool,
     /// The function of the feed-forward layer's gate.
     pub(crate) activation: Activation,
@@ -228,7 +229,7 @@ struct Family {
     head_dim: Option<u64>,
     /// Whether `sliding_window` has an effect only where `use_sliding_window` is true.
     window_is_opt_in: bool,
-    /// Whether the options that only Gemma 3 has are read, and are on.
+    /// True for Gemma 3, whose extra norms, scaled embeddings and sliding windows no other family has.
     is_gemma: bool,
 }
 

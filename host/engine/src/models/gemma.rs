@@ -18,9 +18,9 @@ use serde_json::Value;
 pub(crate) struct Sliding {
     /// Number of positions that a token attends to, including its own.
     pub(crate) window: usize,
-    /// How positions rotate queries and keys in these layers.
+    /// The rotary embedding of these layers.
     pub(crate) rope: Rope,
-    /// Whether each layer is one of these.
+    /// For each layer of the model, true if it has the sliding window.
     pub(crate) layers: Vec<bool>,
 }
 

@@ -21,6 +21,8 @@ use std::collections::HashMap;
 pub struct Orders {
     /// Configuration with the policy.
     ordering: Config,
+    /// Placement for a tenant without state.
+    placement: Placement,
     /// Valid after each line that changes it, so a panic under the lock does no harm.
     state: Mutex<OrdersState>,
 }
@@ -79,6 +81,7 @@ impl Orders {
     #[must_use]
     pub fn new(ordering: Config) -> Self {
         Self {
+            placement: ordering.policy().placement(),
             ordering,
             state: Mutex::default(),
         }
@@ -96,7 +99,8 @@ impl Orders {
     ) -> Ordered {
         let mut state = self.state.lock();
         state.follow(feed, &self.ordering);
-        let split = state.placement(salt, &self.ordering).split(documents.len());
+        let placement = state.placement(salt).unwrap_or(self.placement);
+        let split = placement.split(documents.len());
         let others: Vec<u16> = (0..documents.len() as u16 - split.shared).collect();
         let ranked = Ordered {
             order: split.with(&others).to_vec(),
@@ -140,8 +144,8 @@ impl Orders {
     /// policy orders.
     #[must_use]
     pub fn split(&self, salt: &str, count: usize) -> Split {
-        let placement = self.state.lock().placement(salt, &self.ordering);
-        placement.split(count)
+        let known = self.state.lock().placement(salt);
+        known.unwrap_or(self.placement).split(count)
     }
 
     /// Records that a chat of the tenant of `salt` sends `documents` in this order; `ranks` are their ranks.
@@ -161,11 +165,10 @@ impl Orders {
 }
 
 impl OrdersState {
-    fn placement(&self, salt: &str, ordering: &Config) -> Placement {
-        match self.tenants.get(&TenantKey::of(salt)) {
-            Some(tenant) => tenant.policy.placement(),
-            None => ordering.policy().placement(),
-        }
+    /// Returns the placement in force for the tenant of `salt`; `None` for an unknown tenant.
+    fn placement(&self, salt: &str) -> Option<Placement> {
+        let tenant = self.tenants.get(&TenantKey::of(salt))?;
+        Some(tenant.policy.placement())
     }
 
     /// Follows the engine's feed to its end.

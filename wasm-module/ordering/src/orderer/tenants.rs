@@ -31,7 +31,7 @@ pub(super) struct TenantState {
     pub(super) model: Box<str>,
     pub(super) trees: Trees,
     pub(super) policy: Box<dyn Policy>,
-    /// What the clients' own order would have found.
+    /// Simulates a cache of prompts in their clients' order, to measure what ordering saves.
     pub(super) client_order: ClientOrder,
     pub(super) memory: Memory,
     /// Messages with contexts that their clients omit later.

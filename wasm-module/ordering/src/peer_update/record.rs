@@ -69,7 +69,7 @@ pub(crate) struct SentRun {
     pub(crate) documents: Vec<(Fingerprint, u32)>,
     /// The rank of each document, a permutation, if the policy decided the order. `None` if the order was replayed.
     pub(crate) order: Option<Vec<u16>>,
-    /// Whether the client's order expresses ranks.
+    /// True if the client sent the documents best first; false for formats without ranks (`rank.unranked`).
     pub(crate) is_ranked: bool,
 }
 

@@ -17,7 +17,8 @@ use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::iter::once;
 
-/// Measures whether recent requests would have shared more documents with their best ones first than with their best ones last.
+/// Measures whether recent requests would have shared more documents with their best ones first than with their best ones
+/// last.
 pub(super) struct RankStability {
     /// Recent requests, each as a fingerprint of its favoured documents and its other documents.
     recent: Window,
@@ -55,9 +56,7 @@ impl RankStability {
     pub(super) fn observe(&mut self, ranked: &[Fingerprint], favoured: u16) {
         let favoured = usize::from(favoured).min(ranked.len());
         let (best, others) = ranked.split_at(favoured);
-        let best = best.iter().fold(1, |hash: u64, document| {
-            (hash.rotate_left(23) ^ document.0).wrapping_mul(0x9E37_79B9_7F4A_7C15)
-        });
+        let best = best.iter().fold(1, |hash, document| document.behind(hash));
         let best = Fingerprint(best);
         let members = || once(best).chain(others.iter().copied());
         let (mut first, mut last) = (0, 0);

@@ -6,12 +6,12 @@ use super::left_operand::Tile;
 use super::matrix::Sums;
 use crate::models::Activation;
 
-/// How a product is added to the residual stream.
+/// The operation that adds a layer's output to the residual stream.
 #[derive(Clone, Copy)]
 pub(super) enum Addend<'a> {
-    /// As it is, with its bias `[hidden]`.
+    /// Adds the output itself, and its bias `[hidden]` if it has one.
     Biased(Option<&'a [f32]>),
-    /// Normed with these weights `[hidden]`.
+    /// Adds the output after an RMS norm with these weights `[hidden]`.
     Normed(&'a [f32]),
 }
 
