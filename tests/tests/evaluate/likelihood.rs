@@ -121,6 +121,7 @@ fn right_answers_can_be_scored_alone_and_not_twice() {
     let retrieval = arm(&figures, "retrieval");
     for unknown in [
         "exact_match",
+        "contains",
         "f1",
         "ttft_ms",
         "prompt_tokens",

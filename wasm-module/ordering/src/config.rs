@@ -60,10 +60,10 @@ object! {
     /// The place of the retriever's best documents, as written. The policy orders the other documents for reuse.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawRank in "rank." {
-        /// Name of the [place](Place): `last` (next to a question that follows the documents), `first`, `ends` (the best
-        /// last, the second best first), `auto` (`first` while requests repeat their best documents, otherwise `last`),
+        /// Name of the [place](Place): `auto` (`last`, but nothing is moved where rank order finds as much in the cache),
+        /// `last` (next to a question that follows the documents), `first`, `ends` (the best last, the second best first),
         /// or `free`.
-        pub place: String = Place::Last.name().into(),
+        pub place: String = Place::Auto.name().into(),
         /// Number of documents that keep this place.
         pub documents: u32 = 1; 1..=MAX_CANDIDATES.into(),
         /// Formats in which the client's order does not express ranks, such as a tool's results by date. In these, no

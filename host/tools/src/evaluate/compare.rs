@@ -24,6 +24,8 @@ pub(super) struct Figure {
     pub(super) scored: usize,
     /// Exact match in percent.
     pub(super) exact_match: Estimate,
+    /// Answers that contain a right one, in percent.
+    pub(super) contains: Estimate,
     pub(super) f1: Estimate,
     /// Answers that a judge finds right, in percent of those with a judgement; `None` if there are none.
     pub(super) judged: Option<Estimate>,
@@ -78,6 +80,7 @@ pub(super) struct AnswerLikelihood {
 pub(super) struct Difference {
     /// Difference in exact match, in points.
     pub(super) exact_match: (Estimate, Verdict),
+    pub(super) contains: (Estimate, Verdict),
     pub(super) f1: (Estimate, Verdict),
     /// Difference in answers that a judge finds right, in points.
     pub(super) judged: Option<(Estimate, Verdict)>,
@@ -93,6 +96,7 @@ struct Sums {
     asked: usize,
     scored: f64,
     exact_match: f64,
+    contains: f64,
     f1: f64,
     /// Number of right answers with a known likelihood, and with an unknown one; then the known ones' sums in nats per
     /// token and in nats.
@@ -225,6 +229,7 @@ fn sums<'a>(
             };
             sums.scored += 1.0;
             sums.exact_match += score.exact_match;
+            sums.contains += score.contains;
             sums.f1 += score.f1;
         }
         let usage = record.usage();
@@ -261,6 +266,7 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
         asked: own.iter().map(|sums| sums.asked).sum(),
         scored: own.iter().map(|sums| sums.scored).sum::<f64>() as usize,
         exact_match: rate(|sums| sums.exact_match),
+        contains: rate(|sums| sums.contains),
         f1: rate(|sums| sums.f1),
         judged: own.iter().any(|sums| sums.judged > 0.0).then(|| Estimate {
             value: judged(own, &every),
@@ -334,6 +340,7 @@ fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
     let share = |sums: &[&Sums], drawn: &[usize]| reused(sums, drawn).unwrap_or_default();
     Difference {
         exact_match: compared(|sums| sums.exact_match),
+        contains: compared(|sums| sums.contains),
         f1: compared(|sums| sums.f1),
         judged: (own.iter().chain(baseline).any(|sums| sums.judged > 0.0)).then(|| {
             let estimate = estimate(&|drawn| judged(own, drawn) - judged(baseline, drawn));

@@ -107,10 +107,11 @@ impl Figures {
     fn add_answers(&self, table: &mut String) {
         let _ = writeln!(
             table,
-            "\n{:<22}{:>10}{:>13}{:>9}{:>9}{:>13}{:>12}{:>16}{:>15}",
+            "\n{:<22}{:>10}{:>13}{:>10}{:>9}{:>9}{:>13}{:>12}{:>16}{:>15}",
             "arm",
             "questions",
             "exact match",
+            "contains",
             "F1",
             "reused",
             "TTFT median",
@@ -119,7 +120,7 @@ impl Figures {
             "prefill tok/s"
         );
         for figure in &self.arms {
-            let [questions, exact_match, f1, reused, median, p95] = cells(figure);
+            let [questions, exact_match, contains, f1, reused, median, p95] = cells(figure);
             let arm = figure.arm.name();
             let prompt_tokens = figure.prompt_tokens.map_or("—".into(), grouped);
             let prefill = figure
@@ -127,7 +128,7 @@ impl Figures {
                 .map_or("—".into(), |rate| grouped(rate as u64));
             let _ = writeln!(
                 table,
-                "{arm:<22}{questions:>10}{exact_match:>13}{f1:>9}{reused:>9}{median:>13}{p95:>12}{prompt_tokens:>16}{prefill:>15}"
+                "{arm:<22}{questions:>10}{exact_match:>13}{contains:>10}{f1:>9}{reused:>9}{median:>13}{p95:>12}{prompt_tokens:>16}{prefill:>15}"
             );
         }
     }
@@ -217,17 +218,20 @@ fn add_differences<'a>(
         if std::mem::take(&mut is_first) {
             let _ = writeln!(
                 table,
-                "\n{heading:<width$}{:<22}{:<22}{:<22}TTFT median [95 %]",
-                "exact match [95 %]", "", "F1 [95 %]"
+                "\n{heading:<width$}{:<22}{:<22}{:<22}{:<22}{:<22}TTFT median [95 %]",
+                "exact match [95 %]", "", "contains [95 %]", "", "F1 [95 %]"
             );
         }
         let (exact_match, verdict) = &difference.exact_match;
+        let (contains, contains_verdict) = &difference.contains;
         let _ = writeln!(
             table,
-            "{:<width$}{:<22}{:<22}{:<22}{} ms",
+            "{:<width$}{:<22}{:<22}{:<22}{:<22}{:<22}{} ms",
             figure.arm.name(),
             with_interval(exact_match),
             verdict.words(),
+            with_interval(contains),
+            contains_verdict.words(),
             with_interval(&difference.f1.0),
             with_interval(&difference.ttft),
         );
@@ -290,6 +294,7 @@ fn difference(difference: &Difference) -> Value {
     };
     json!({
         "exact_match": compared(&difference.exact_match),
+        "contains": compared(&difference.contains),
         "f1": compared(&difference.f1),
         "judged": difference.judged.as_ref().map(compared),
         "reused": difference.reused.as_ref().map(interval),
@@ -318,6 +323,7 @@ fn arm(figure: &Figure) -> Value {
         "questions": figure.cases,
         "scored": figure.scored,
         "exact_match": asked.map(|figure| interval(&figure.exact_match)),
+        "contains": asked.map(|figure| interval(&figure.contains)),
         "f1": asked.map(|figure| interval(&figure.f1)),
         "answer_logprob": figure.answer_logprob.as_ref().map(likelihood),
         "answer_nats": figure.answer_nats.as_ref().map(likelihood),
@@ -352,12 +358,13 @@ fn interval(estimate: &Estimate) -> Value {
     })
 }
 
-/// Returns an arm's table cells: questions, exact match, F1, reuse, and the median and 95th percentile of the time to
+/// Returns an arm's table cells: questions, exact match, answers that contain a right one, F1, reuse, and the median and 95th percentile of the time to
 /// the first token.
-pub(super) fn cells(figure: &Figure) -> [String; 6] {
+pub(super) fn cells(figure: &Figure) -> [String; 7] {
     [
         grouped(figure.cases as u64),
         share(figure.exact_match.value),
+        share(figure.contains.value),
         share(figure.f1.value),
         figure.reused.map_or("—".into(), share),
         milliseconds(figure.ttft_median),

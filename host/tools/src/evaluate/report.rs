@@ -269,11 +269,11 @@ fn class(figure: &Figure) -> &'static str {
 fn rows(figures: &Figures) -> String {
     let mut rows = String::new();
     for figure in &figures.arms {
-        let [questions, exact_match, f1, reused, median, p95] = cells(figure);
+        let [questions, exact_match, contains, f1, reused, median, p95] = cells(figure);
         let (class, arm) = (class(figure), figure.arm.name());
         let _ = writeln!(
             rows,
-            "<tr{class}><th>{arm}</th><td class=\"wide\">{questions}</td><td>{exact_match}</td><td>{f1}</td>\
+            "<tr{class}><th>{arm}</th><td class=\"wide\">{questions}</td><td>{exact_match}</td><td>{contains}</td><td>{f1}</td>\
              <td class=\"wide\">{reused}</td><td class=\"wide\">{median}</td><td class=\"wide\">{p95}</td></tr>"
         );
     }
@@ -290,7 +290,7 @@ fn hint_places(figures: &Figures) -> String {
         "<div class=\"card\">\n<h2>Where the order hint stands</h2>\n<p class=\"soft\">Less the same arm with the hint \
          where the gateway puts it, between documents and question. <code>:top</code>: before the documents; \
          <code>:end</code>: behind the question.</p>\n<table>\n<thead><tr><th>arm</th><th>exact match [95 %]</th>\
-         <th></th><th class=\"wide\">F1 [95 %]</th><th class=\"wide\"></th><th class=\"wide\">TTFT [95 %]</th></tr>\
+         <th></th><th>contains [95 %]</th><th></th><th class=\"wide\">F1 [95 %]</th><th class=\"wide\"></th><th class=\"wide\">TTFT [95 %]</th></tr>\
          </thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
     )
 }
@@ -312,9 +312,10 @@ fn compared(figures: &Figures, of: fn(&Figure) -> Option<&Difference>) -> String
         };
         let _ = writeln!(
             rows,
-            "<tr><th>{}</th>{}{}<td class=\"wide\">{} ms</td></tr>",
+            "<tr><th>{}</th>{}{}{}<td class=\"wide\">{} ms</td></tr>",
             figure.arm.name(),
             score(&difference.exact_match, false),
+            score(&difference.contains, false),
             score(&difference.f1, true),
             with_interval(&difference.ttft),
         );

@@ -3,6 +3,9 @@
 //!
 //! Both compare words after the script's normalisation: lower case, no ASCII punctuation, no `a`, `an` and `the`, and
 //! single spaces between words. If there are several right answers, the best one counts, for each score separately.
+//!
+//! A model that answers in sentences matches nothing exactly. Whether it names the right answer is a third score, as in
+//! *Lost in the Middle* (`best_subspan_em`; Liu et al., 2023), here of whole words.
 
 use fxhash::FxHashMap;
 
@@ -11,6 +14,8 @@ use fxhash::FxHashMap;
 pub(super) struct Score {
     /// 1 if the words are those of a right answer, otherwise 0.
     pub(super) exact_match: f64,
+    /// 1 if the words of a right answer stand in the answer, one after another; otherwise 0.
+    pub(super) contains: f64,
     /// Harmonic mean of precision (the answer's words that are right) and recall (the right words that it has).
     pub(super) f1: f64,
 }
@@ -22,6 +27,7 @@ impl Score {
         let value = f64::from(u8::from(is_right));
         Self {
             exact_match: value,
+            contains: value,
             f1: value,
         }
     }
@@ -39,6 +45,9 @@ pub(super) fn score(answer: &str, right: &[String]) -> Score {
     for right in right {
         let right = normalised(right);
         best.exact_match = best.exact_match.max(f64::from(u8::from(answer == right)));
+        best.contains = best
+            .contains
+            .max(f64::from(u8::from(contains(&answer, &right))));
         best.f1 = best.f1.max(f1(&answer, &right));
     }
     best
@@ -64,6 +73,11 @@ fn normalised(text: &str) -> String {
         rest = behind;
     }
     kept.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Returns whether the words of `right` stand in `answer`, one after another.
+fn contains(answer: &str, right: &str) -> bool {
+    format!(" {answer} ").contains(&format!(" {right} "))
 }
 
 fn f1(answer: &str, right: &str) -> f64 {
@@ -117,6 +131,19 @@ mod tests {
         // `ho` is common twice, not three times: 2 of 3 and 2 of 2.
         is("ho ho ho", &["ho ho"], 0.0, 0.8);
         is("nothing alike", &["Santa Clara"], 0.0, 0.0);
+    }
+
+    #[test]
+    fn an_answer_contains_a_right_one_in_whole_words() {
+        let contains = |answer: &str, right: &str| score(answer, &[right.into()]).contains == 1.0;
+        assert!(contains(
+            "The game was in Santa Clara, California.",
+            "the Santa Clara"
+        ));
+        assert!(contains("308", "308"));
+        assert!(!contains("It was in Santa Clarita.", "Santa Clara"));
+        assert!(!contains("Clara of Santa", "Santa Clara"));
+        assert!(!contains("nothing", "the"), "an article alone is no word");
     }
 
     #[test]

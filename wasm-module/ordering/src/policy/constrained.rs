@@ -2,7 +2,7 @@
 //! than a block of the engine's cache (528 to 8,320 tokens for hybrid models).
 
 use super::stability::RankStability;
-use super::{Order, Place, Placement, Policy, SentDocuments, Start, match_of};
+use super::{Order, Place, Placement, Policy, SentDocuments, Start, match_of, ranks};
 use crate::document::{Candidate, Fingerprint};
 use crate::tree::{Bounds, KnowledgeTree};
 
@@ -11,7 +11,7 @@ use crate::tree::{Bounds, KnowledgeTree};
 pub(super) struct Constrained {
     policy: Box<dyn Policy>,
     placement: Placement,
-    /// With [`Place::Auto`], what decides the place.
+    /// With [`Place::Auto`], whether documents are moved at all.
     stability: Option<RankStability>,
     block_tokens: u64,
     /// An empty tree.
@@ -42,6 +42,12 @@ impl Constrained {
     }
 }
 
+impl Constrained {
+    fn ranks_are_stable(&self) -> bool {
+        (self.stability.as_ref()).is_some_and(RankStability::is_stable)
+    }
+}
+
 /// Returns the order of `policy` with the favoured documents in their place.
 fn placed(
     policy: &mut dyn Policy,
@@ -63,9 +69,20 @@ fn placed(
 
 impl Policy for Constrained {
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
-        let placement = self.placement();
+        let is_auto = self.stability.is_some() && start.is_ranked();
+        if is_auto && self.ranks_are_stable() {
+            return ranks(candidates.len());
+        }
+        let placement = self.placement;
         let policy = &mut *self.policy;
-        let order = placed(policy, placement, candidates, start);
+        let mut order = placed(policy, placement, candidates, start);
+        if is_auto {
+            let unmoved = ranks(candidates.len());
+            let matched = match_of(candidates, &unmoved, start).tokens;
+            if matched > 0 && matched >= match_of(candidates, &order, start).tokens {
+                order = unmoved;
+            }
+        }
         if self.block_tokens <= 1 {
             return order;
         }
@@ -93,14 +110,16 @@ impl Policy for Constrained {
     }
 
     fn placement(&self) -> Placement {
-        let place = match &self.stability {
-            Some(stability) if stability.is_stable() => Place::First,
-            Some(_) => Place::Last,
-            None => self.placement.place,
-        };
-        Placement {
-            place,
-            ..self.placement
+        match self.placement {
+            _ if self.ranks_are_stable() => Placement::RANKS,
+            Placement {
+                place: Place::Auto,
+                documents,
+            } => Placement {
+                place: Place::Last,
+                documents,
+            },
+            fixed => fixed,
         }
     }
 
@@ -135,6 +154,24 @@ mod tests {
             policy.placement().place
         };
         assert_eq!([true, false].map(placed), [Place::First, Place::Last]);
+    }
+
+    #[test]
+    fn automatic_placement_moves_documents_only_for_a_longer_match() {
+        let order = |cached: &[&[u64]]| {
+            let mut policy = PolicyKind::Longest.build(&PolicyOptions {
+                placement: Placement {
+                    place: Place::Auto,
+                    documents: 1,
+                },
+                ..PolicyOptions::default()
+            });
+            ordered(policy.as_mut(), cached, &[1, 2, 3, 4])
+        };
+        assert_eq!(order(&[]), [2, 3, 4, 1]);
+        assert_eq!(order(&[&[4]]), [4, 2, 3, 1]);
+        assert_eq!(order(&[&[1, 2, 3], &[4, 2]]), [1, 2, 3, 4]);
+        assert_eq!(order(&[&[1], &[4, 3]]), [4, 3, 2, 1]);
     }
 
     #[test]

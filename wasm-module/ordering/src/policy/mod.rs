@@ -48,7 +48,7 @@ pub trait Policy: Send {
         let _ = runs;
     }
 
-    /// Returns the placement in force now: [`Place::Auto`] is `First` or `Last`.
+    /// Returns the placement in force now: [`Place::Auto`] is `Last`, or `First` for all documents.
     fn placement(&self) -> Placement {
         Placement::FREE
     }

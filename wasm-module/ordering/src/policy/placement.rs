@@ -1,5 +1,5 @@
 //! Rank-aware placement: the retriever's best documents keep a place where the model reads well; a policy orders the others
-//! for reuse. With [`Place::Auto`] it follows from the traffic which of two places it is.
+//! for reuse. With [`Place::Auto`] documents are moved only where that finds more in the cache.
 
 use super::Order;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,8 @@ pub enum Place {
     First,
     /// The best one last, the second best first, the third best second to last, and so on.
     Ends,
-    /// `First` while requests repeat their best documents, otherwise `Last`; measured for each tenant and model.
+    /// `Last`, but all documents stay in rank order where that matches at least as many cached tokens, and while recent
+    /// requests of the tenant and model share longer beginnings in rank order.
     Auto,
 }
 
@@ -58,6 +59,9 @@ impl Placement {
         place: Place::Free,
         documents: 0,
     };
+
+    /// All documents in rank order.
+    pub(super) const RANKS: Self = Self::of(Place::First, u16::MAX);
 
     /// The placements that tools compare, those with the most freedom first.
     pub const COMPARED: [Self; 9] = [

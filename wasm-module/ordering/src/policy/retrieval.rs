@@ -1,6 +1,6 @@
 //! The retriever's own order: a baseline, and the way to run the filter without reordering anything.
 
-use super::{Order, Place, Placement, Policy, Start, ranks};
+use super::{Order, Placement, Policy, Start, ranks};
 use crate::document::Candidate;
 
 /// Keeps the retriever's order.
@@ -12,9 +12,6 @@ impl Policy for Retrieval {
     }
 
     fn placement(&self) -> Placement {
-        Placement {
-            place: Place::First,
-            documents: u16::MAX,
-        }
+        Placement::RANKS
     }
 }

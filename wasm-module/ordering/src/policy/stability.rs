@@ -1,29 +1,28 @@
-//! Measures whether requests repeat their best documents, for the place [`Auto`](super::Place::Auto).
-//!
-//! A request shares a prefix with an earlier one if the documents that both hold open the prompt. With the best document
-//! last, these are documents other than the best. With the best document first, there are none unless both have the same
-//! best document, but then it counts too.
+//! Measures whether requests share more by their beginnings in rank order than they would with their best documents last,
+//! for [`Place::Auto`](super::Place::Auto).
 //!
 //! ```text
-//!   request 1 2 3 4 5, an earlier one 1 2 3 6 7        the best document first: 3 shared, last: 2
-//!   request 1 2 3 4 5, an earlier one 2 1 3 6 7        the best document first: 0 shared, last: 1
+//!   request 1 2 3 4 5, an earlier one 1 2 3 6 7        shared in rank order: 3, with the best document last: 2
+//!   request 1 2 3 4 5, an earlier one 2 1 3 6 7        shared in rank order: 0, with the best document last: 1
 //! ```
 //!
 //! Both are counted for each request, against the recent request that shares most, whatever order was sent. So the measure
-//! does not depend on the place in use.
+//! does not depend on the order in use. In rank order a request shares the beginning that both have. With the best document
+//! last, it shares all other documents that both have, provided that both open with them.
 
 use super::window::Window;
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::iter::once;
 
-/// Measures whether recent requests would have shared more documents with their best ones first than with their best ones
-/// last.
+/// Measures whether recent requests would have shared more documents in rank order than with their best ones last.
 pub(super) struct RankStability {
     /// Recent requests, each as a fingerprint of its favoured documents and its other documents.
     recent: Window,
-    /// Shared documents with the favoured ones first, with exponential decay.
-    first: f64,
+    /// Recent requests, each as the fingerprints of its beginnings in rank order.
+    beginnings: Window,
+    /// Shared documents in rank order, with exponential decay.
+    ranked: f64,
     /// Shared documents with the favoured ones last, with exponential decay.
     last: f64,
     is_stable: bool,
@@ -36,15 +35,16 @@ const RECENT: u16 = 128;
 const DECAY: f64 = 0.99;
 
 /// The ratio of both measures from which ranks are stable, and the one from which they no longer are.
-const STABLE: f64 = 1.1;
-const UNSTABLE: f64 = 1.0;
+const STABLE: f64 = 1.0;
+const UNSTABLE: f64 = 0.95;
 
 impl Default for RankStability {
     /// Starts as not stable, with the weight of some requests.
     fn default() -> Self {
         Self {
             recent: Window::new(RECENT),
-            first: 0.0,
+            beginnings: Window::new(RECENT),
+            ranked: 0.0,
             last: 20.0,
             is_stable: false,
         }
@@ -55,30 +55,39 @@ impl RankStability {
     /// Adds one request's documents in rank order, of which the first `favoured` ones keep a place.
     pub(super) fn observe(&mut self, ranked: &[Fingerprint], favoured: u16) {
         let favoured = usize::from(favoured).min(ranked.len());
-        let (best, others) = ranked.split_at(favoured);
-        let best = best.iter().fold(1, |hash, document| document.behind(hash));
-        let best = Fingerprint(best);
+        let mut hash = 1;
+        let beginnings: SmallVec<[Fingerprint; 16]> = ranked
+            .iter()
+            .map(|document| {
+                hash = document.behind(hash);
+                Fingerprint(hash)
+            })
+            .collect();
+        let (_, others) = ranked.split_at(favoured);
+        let best = favoured.checked_sub(1).and_then(|at| beginnings.get(at));
+        let best = best.copied().unwrap_or(Fingerprint(1));
         let members = || once(best).chain(others.iter().copied());
-        let (mut first, mut last) = (0, 0);
+        let mut last = 0;
         for shared in (self.recent).sharing(&[], &members().collect::<SmallVec<[_; 16]>>()) {
             let others_shared = (shared.mask >> 1).count_ones() as usize;
-            if shared.mask & 1 == 1 {
-                first = first.max(favoured + others_shared);
-            }
             let is_whole = shared.mask & 1 == 1
                 && others_shared == others.len()
                 && self.recent.documents(shared.age) == 1 + others.len();
             last = last.max(others_shared + if is_whole { favoured } else { 0 });
         }
         self.recent.push(members());
-        self.first = self.first * DECAY + first as f64;
+        // A request that has a beginning has all shorter ones too.
+        let shared = self.beginnings.sharing(&[], &beginnings);
+        let shared = shared.iter().map(|shared| shared.mask.count_ones()).max();
+        self.beginnings.push(beginnings.into_iter());
+        self.ranked = self.ranked * DECAY + f64::from(shared.unwrap_or_default());
         self.last = self.last * DECAY + last as f64;
         let least = if self.is_stable { UNSTABLE } else { STABLE };
         // One document is little to go by.
-        self.is_stable = self.first > (self.last + 1.0) * least;
+        self.is_stable = self.ranked > (self.last + 1.0) * least;
     }
 
-    /// Returns whether the favoured documents are better first.
+    /// Returns whether no document should be moved.
     pub(super) fn is_stable(&self) -> bool {
         self.is_stable
     }
