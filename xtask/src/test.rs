@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::build::{self, Built};
+use crate::kernels::Lines;
 use crate::step::{Step, seconds};
 use crate::workspace::Workspace;
 use crate::{browser, circles, config_docs, corpus, demo, kernels, setup};
@@ -19,7 +20,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     plan.task("set-up", || setup::everything(workspace))?;
 
     // This precedes all builds, since they embed the kernels.
-    plan.task("kernels", || kernels::check(workspace))?;
+    plan.task("kernels", || kernels::check(workspace, Lines::Dropped))?;
 
     plan.cargo("format", "fmt --all -- --check")?;
     plan.task("no circles of files", || circles::check(workspace))?;
