@@ -13,7 +13,7 @@ use crate::build::{self, Built};
 use crate::kernels::Lines;
 use crate::step::{Step, seconds};
 use crate::workspace::Workspace;
-use crate::{browser, circles, config_docs, corpus, demo, kernels, setup};
+use crate::{browser, circles, config_docs, corpus, demo, gpu_bundle, kernels, setup};
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut plan = Plan::begin(workspace);
@@ -49,6 +49,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let tests = ["test", "--locked", "--workspace"];
     let tests = Step::cargo("tests", workspace.root(), &tests).env(CASES, "1");
     plan.step(built.given_to(tests))?;
+    plan.task("gpu.sh", || gpu_bundle::check(workspace))?;
     plan.step(built.given_to(gateway_as(workspace, "dynamic module", "dynamic")))?;
     plan.step(built.given_to(gateway_as(workspace, "external processor", "ext-proc")))?;
     plan.step(core_as_wasm(workspace))?;
