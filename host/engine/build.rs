@@ -19,9 +19,9 @@ fn main() {
     }
     let hash = hash(&sources);
     text += &format!("];\npub(super) const HASH: u64 = {hash:#018x};\n");
-    text += "pub(super) const CUBINS: &[(&str, &[u8])] = &[\n";
+    text += "pub(super) const MODULES: &[(&str, &[u8])] = &[\n";
     for architecture in ARCHITECTURES {
-        let path = folder.join("built").join(cubin_name(architecture, hash));
+        let path = folder.join("built").join(module_name(architecture, hash));
         if path.is_file() {
             text += &format!("    ({architecture:?}, include_bytes!({path:?})),\n");
         }

@@ -217,10 +217,27 @@ fn the_plain_manifests_give_away_nothing_and_fit_together() {
     check_locks(&objects);
     check_references(&objects);
     let host = deployment(&objects, "host");
-    assert_eq!(
-        host["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"],
-        1
-    );
+    let container = &host["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["resources"]["limits"]["nvidia.com/gpu"], 1);
+    let image = container["image"].as_str().unwrap();
+    assert!(image.contains("/host-cuda:"), "{image}");
+    assert!(has_argument(&objects, "--device=cuda:0"));
+}
+
+#[test]
+fn a_host_without_gpus_computes_on_the_cpu() {
+    let Some(text) = rendered(&["host.gpus=0"]) else {
+        return;
+    };
+    let objects = objects(&text);
+    assert!(has_argument(&objects, "--device=cpu") && !has_argument(&objects, "--device=cuda:0"));
+}
+
+/// Returns whether the host is started with an argument.
+fn has_argument(objects: &[Value], argument: &str) -> bool {
+    let host = deployment(objects, "host");
+    let arguments = &host["spec"]["template"]["spec"]["containers"][0]["args"];
+    arguments.as_array().unwrap().contains(&argument.into())
 }
 
 #[test]

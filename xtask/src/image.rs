@@ -5,8 +5,13 @@
 //! is an ordinary one with a file `plugin.wasm`.
 //!
 //! The host's image has no base image. It contains `foreword`, the external processor that `foreword ext-proc` runs,
-//! and their shared libraries from the build machine. A GPU's driver comes from the node (NVIDIA's container toolkit
-//! mounts it).
+//! and their shared libraries from the build machine. For nodes with a GPU there is a second image:
+//!
+//! ```text
+//!   host        layer 1: programs with their kernels, shared libraries
+//!   host-cuda   layer 1, layer 2: cuBLASLt, with NVIDIA's licence and the shared libraries of both cuBLASLt and the driver
+//!   node        the driver, which NVIDIA's container toolkit or device plugin mounts
+//! ```
 
 use std::borrow::Cow;
 use std::fs;
@@ -15,11 +20,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::build;
 use crate::oci::{self, Entry, Image};
+use crate::setup::{self, CublasLt};
 use crate::workspace::Workspace;
+use crate::{build, kernels};
 
 /// Options of `cargo xtask image`.
 #[derive(Args)]
@@ -41,6 +47,8 @@ enum Program {
     Filter,
     /// `foreword`, with `foreword ext-proc`, for Kubernetes and Podman
     Host,
+    /// The same for nodes with a GPU: with cuBLASLt (423 MB to download, once)
+    HostCuda,
 }
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
@@ -51,10 +59,15 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                 fs::read(&module).with_context(|| format!("cannot read {}", module.display()))?;
             ("filter", filter(&module)?)
         }
-        Program::Host => {
+        Program::Host | Program::HostCuda => {
+            kernels::embed(workspace)?;
             let foreword = build::host(workspace, "release")?;
             let ext_proc = build::ext_proc(workspace, "release")?;
-            ("host", host(&foreword, Some(&ext_proc))?)
+            let host = host(&foreword, Some(&ext_proc))?;
+            match options.of {
+                Program::HostCuda => ("host-cuda", with_cuda(host, &setup::cublas_lt(workspace)?)?),
+                _ => ("host", host),
+            }
         }
     };
     let folder = workspace.root().join(&options.output);
@@ -79,19 +92,17 @@ pub(crate) fn filter(module: &[u8]) -> Result<Image> {
             "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
             "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
         }),
-        layer: oci::archive(&[Entry {
+        layers: vec![oci::archive(&[Entry {
             path: "plugin.wasm".to_owned(),
             bytes: Cow::Borrowed(module),
             mode: 0o644,
-        }])?,
+        }])?],
     })
 }
 
 /// Returns the host's image, for this machine's processor, for which `program` was built. It includes the external
 /// processor, if there is one.
 pub(crate) fn host(program: &Path, ext_proc: Option<&Path>) -> Result<Image> {
-    let read =
-        |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let mut entries = vec![
         Entry {
             path: "etc/group".to_owned(),
@@ -117,16 +128,8 @@ pub(crate) fn host(program: &Path, ext_proc: Option<&Path>) -> Result<Image> {
             mode: 0o755,
         });
         needed.extend(libraries(ext_proc)?);
-        needed.sort();
-        needed.dedup();
     }
-    for library in needed {
-        entries.push(Entry {
-            path: library.trim_start_matches('/').to_owned(),
-            bytes: read(Path::new(&library))?.into(),
-            mode: 0o755,
-        });
-    }
+    add_libraries(&mut entries, needed)?;
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
@@ -148,11 +151,62 @@ pub(crate) fn host(program: &Path, ext_proc: Option<&Path>) -> Result<Image> {
             "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
             "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
         }),
-        layer: oci::archive(&entries)?,
+        layers: vec![oci::archive(&entries)?],
     })
 }
 
-/// Returns the paths of the loader and of the libraries that it would load for `program`, sorted.
+/// Adds a layer to the host's image with what it needs to compute on a GPU, except the driver.
+pub(crate) fn with_cuda(mut host: Image, cublas: &CublasLt) -> Result<Image> {
+    let mut entries = vec![
+        Entry {
+            path: "usr/local/cuda/lib64/libcublasLt.so.13".to_owned(),
+            bytes: read(&cublas.library)?.into(),
+            mode: 0o755,
+        },
+        Entry {
+            path: "usr/share/doc/nvidia-cublas/License.txt".to_owned(),
+            bytes: read(&cublas.licence)?.into(),
+            mode: 0o644,
+        },
+    ];
+    // The driver's library needs the same ones.
+    add_libraries(&mut entries, libraries(&cublas.library)?)?;
+    host.layers.push(oci::archive(&entries)?);
+    if let Some(Value::Array(variables)) = host.platform.pointer_mut("/config/Env") {
+        variables.push(format!("LD_LIBRARY_PATH={LIBRARY_FOLDERS}").into());
+    }
+    host.annotations["org.opencontainers.image.title"] = json!("foreword-host-cuda");
+    host.annotations["org.opencontainers.image.licenses"] = json!(concat!(
+        env!("CARGO_PKG_LICENSE"),
+        " AND LicenseRef-NVIDIA-CUDA-EULA"
+    ));
+    Ok(host)
+}
+
+/// Where the CUDA image has cuBLASLt, and where container toolkits and device plugins mount the driver's library: an
+/// image without a distribution has no list of folders for the loader.
+const LIBRARY_FOLDERS: &str =
+    "/usr/local/cuda/lib64:/usr/local/nvidia/lib64:/usr/lib64:/usr/lib/x86_64-linux-gnu";
+
+/// Adds libraries of this machine under their own paths.
+fn add_libraries(entries: &mut Vec<Entry<'_>>, mut paths: Vec<String>) -> Result<()> {
+    paths.sort();
+    paths.dedup();
+    for path in paths {
+        entries.push(Entry {
+            bytes: read(Path::new(&path))?.into(),
+            path: path.trim_start_matches('/').to_owned(),
+            mode: 0o755,
+        });
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Returns the paths of the loader and of the libraries that it would load for a program or a library.
 fn libraries(program: &Path) -> Result<Vec<String>> {
     let output = Command::new("ldd")
         .arg(program)
@@ -167,7 +221,7 @@ fn libraries(program: &Path) -> Result<Vec<String>> {
         String::from_utf8_lossy(&output.stderr)
     );
     // `libm.so.6 => /lib/…/libm.so.6 (0x…)` or `/lib64/ld-linux-x86-64.so.2 (0x…)`; the kernel's own has no path.
-    let mut paths: Vec<String> = text
+    let paths = text
         .lines()
         .filter_map(|line| {
             let line = line.trim();
@@ -176,15 +230,12 @@ fn libraries(program: &Path) -> Result<Vec<String>> {
             path.starts_with('/').then(|| path.to_owned())
         })
         .collect();
-    paths.sort();
-    paths.dedup();
     Ok(paths)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value;
     use std::io::Read;
 
     fn json(path: &Path) -> Value {
@@ -254,9 +305,9 @@ mod tests {
     fn a_hosts_image_runs_by_itself() {
         let root = tempfile::tempdir().unwrap();
         let image = host(Path::new("/bin/echo"), Some(Path::new("/bin/cat"))).unwrap();
-        tar::Archive::new(&*image.layer)
-            .unpack(root.path())
-            .unwrap();
+        for layer in with_cuda(image, &stand_in()).unwrap().layers {
+            tar::Archive::new(&*layer).unpack(root.path()).unwrap();
+        }
         let output = std::process::Command::new("unshare")
             .args(["--user", "--map-root-user", "chroot"])
             .arg(root.path())
@@ -274,6 +325,63 @@ mod tests {
             }
             Err(error) => eprintln!("SKIPPED: no `unshare` here: {error}"),
         }
+    }
+
+    /// Returns a library and a licence of this machine in place of NVIDIA's.
+    fn stand_in() -> CublasLt {
+        CublasLt {
+            library: "/bin/ls".into(),
+            licence: "/etc/passwd".into(),
+        }
+    }
+
+    #[test]
+    fn an_image_for_gpus_adds_a_layer_and_the_folders_of_libraries() {
+        let plain = host(Path::new("/bin/echo"), None).unwrap();
+        let programs = plain.layers.clone();
+        let folder = tempfile::tempdir().unwrap();
+        let image = with_cuda(plain, &stand_in()).unwrap();
+        assert_eq!(
+            image.layers[..1],
+            programs,
+            "the layer of programs is shared"
+        );
+        let tars: Vec<String> = image
+            .layers
+            .iter()
+            .map(|layer| oci::digest(layer))
+            .collect();
+        let mut archive = tar::Archive::new(&*image.layers[1]);
+        let paths: Vec<_> = archive
+            .entries()
+            .unwrap()
+            .map(|entry| entry.unwrap().path().unwrap().display().to_string())
+            .collect();
+        assert_eq!(
+            paths[..2],
+            [
+                "usr/local/cuda/lib64/libcublasLt.so.13",
+                "usr/share/doc/nvidia-cublas/License.txt"
+            ]
+        );
+        assert!(
+            paths.iter().any(|path| path.ends_with("/libc.so.6")),
+            "{paths:?}"
+        );
+
+        image.write(folder.path(), "1").unwrap();
+        let index = json(&folder.path().join("index.json"));
+        let manifest: Value =
+            serde_json::from_slice(&follow(folder.path(), &index["manifests"][0])).unwrap();
+        assert_eq!(manifest["layers"].as_array().unwrap().len(), 2);
+        let config: Value =
+            serde_json::from_slice(&follow(folder.path(), &manifest["config"])).unwrap();
+        assert_eq!(config["rootfs"]["diff_ids"], json!(tars));
+        let variables = config["config"]["Env"].to_string();
+        assert!(
+            variables.contains("LD_LIBRARY_PATH=/usr/local/cuda/lib64:"),
+            "{variables}"
+        );
     }
 
     #[test]

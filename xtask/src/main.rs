@@ -5,6 +5,7 @@
 //! setup-embedder  the weights of the embedding model
 //! build    the Wasm filter and the host
 //! kernels  the engine's CUDA kernels as machine code; needs no device
+//! gpu-bundle  what measures and tests the engine on a machine with a GPU, to be carried there
 //! image    the Wasm filter, or the host, as an OCI image
 //! release  tarball, images, lists of components and checksums, reproducible
 //! config-docs  the tables and types of configuration fields, from the schema
@@ -26,6 +27,7 @@ mod config_docs;
 mod corpus;
 mod demo;
 mod fuzz;
+mod gpu_bundle;
 mod handbook;
 mod image;
 mod kernels;
@@ -68,6 +70,8 @@ enum Task {
     Release(release::Options),
     /// Compile the engine's CUDA kernels with NVRTC (90 MB, once), for the next build of the host to embed
     Kernels(kernels::Options),
+    /// Pack the host, the engine's tests and scripts for a machine with a GPU
+    GpuBundle(gpu_bundle::Options),
     /// Build the npm package and the demo page
     Browser(browser::Options),
     /// Write the tables and types of configuration fields from the schema
@@ -105,6 +109,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Image(options) => image::run(&workspace, &options),
         Task::Release(options) => release::run(&workspace, &options),
         Task::Kernels(options) => kernels::run(&workspace, &options),
+        Task::GpuBundle(options) => gpu_bundle::run(&workspace, &options),
         Task::Browser(options) => browser::run(&workspace, &options),
         Task::ConfigDocs(options) => config_docs::run(&workspace, &options),
         Task::Test => test::run(&workspace),

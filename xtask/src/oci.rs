@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! FOLDER/oci-layout, index.json ─► manifest ─► config
-//!                                     └──────► layer: tar.gz
+//!                                     └──────► layers: tar.gz
 //! ```
 //!
 //! The same files give the same bytes, and so the same digest, on every machine: archives contain no time and no owner.
@@ -15,13 +15,14 @@ use flate2::{Compression, GzBuilder};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// An image with one layer.
+/// An image of layers.
+#[derive(Clone)]
 pub(crate) struct Image {
     /// `architecture`, `os` and `config` of the image's configuration.
     pub(crate) platform: Value,
     pub(crate) annotations: Value,
-    /// The layer's files as an uncompressed tar: see [`archive`].
-    pub(crate) layer: Vec<u8>,
+    /// Each layer's files as an uncompressed tar: see [`archive`]. The first layer is the lowest.
+    pub(crate) layers: Vec<Vec<u8>>,
 }
 
 /// A file of an archive.
@@ -46,15 +47,19 @@ impl Image {
         }
         fs::create_dir_all(&blobs).with_context(|| format!("cannot create {}", blobs.display()))?;
 
-        let layer = blob(&blobs, LAYER, &compressed(&self.layer)?)?;
+        let (mut layers, mut uncompressed) = (Vec::new(), Vec::new());
+        for layer in &self.layers {
+            layers.push(blob(&blobs, LAYER, &compressed(layer)?)?);
+            uncompressed.push(digest(layer));
+        }
         let mut config = self.platform;
-        config["rootfs"] = json!({"type": "layers", "diff_ids": [digest(&self.layer)]});
+        config["rootfs"] = json!({"type": "layers", "diff_ids": uncompressed});
         let config = blob(&blobs, CONFIG, config.to_string().as_bytes())?;
         let manifest = json!({
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "config": config,
-            "layers": [layer],
+            "layers": layers,
             "annotations": self.annotations,
         });
         let mut manifest = blob(&blobs, MANIFEST, manifest.to_string().as_bytes())?;
@@ -85,14 +90,17 @@ pub(crate) fn archive(entries: &[Entry<'_>]) -> Result<Vec<u8>> {
     Ok(tar.into_inner()?)
 }
 
-/// Compresses the bytes with gzip, without a time or a name.
+/// Compresses the bytes with gzip, without a time or a name. More than 256 MiB are compressed fast: only NVIDIA's
+/// libraries are so large, and they are mostly compressed already.
 ///
 /// # Errors
 /// Writing to a buffer in memory cannot fail.
 pub(crate) fn compressed(bytes: &[u8]) -> Result<Vec<u8>> {
-    let mut encoder = GzBuilder::new()
-        .mtime(0)
-        .write(Vec::new(), Compression::best());
+    let level = match bytes.len() {
+        0..=0x1000_0000 => Compression::best(),
+        _ => Compression::fast(),
+    };
+    let mut encoder = GzBuilder::new().mtime(0).write(Vec::new(), level);
     std::io::Write::write_all(&mut encoder, bytes)?;
     Ok(encoder.finish()?)
 }

@@ -4,6 +4,7 @@
 //! foreword-VERSION-ARCH-linux.tar.gz   host and its programs, filter, order modules, dynamic module, gateway-config, documents
 //! foreword-filter-VERSION.oci.tar      the filter as an OCI image, for Istio and Envoy Gateway
 //! foreword-host-VERSION-ARCH.oci.tar   the host as an OCI image
+//! foreword-host-cuda-VERSION-ARCH.oci.tar   the same for GPUs, with cuBLASLt; on x86-64 alone
 //! foreword-VERSION.cdx.json            what the host was built from (CycloneDX)
 //! foreword-filter-VERSION.cdx.json     what the filter was built from
 //! SHA256SUMS                           of the files above
@@ -24,7 +25,7 @@ use clap::Args;
 use crate::oci::{self, Entry, Image};
 use crate::step::Step;
 use crate::workspace::Workspace;
-use crate::{build, image, setup};
+use crate::{build, image, kernels, setup};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -45,6 +46,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     }
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
 
+    kernels::embed(workspace)?;
     let filter = read(&build::filter(workspace)?)?;
     let build::Shipped {
         dynamic,
@@ -82,18 +84,15 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     };
     let archive = oci::compressed(&oci::archive(&entries)?)?;
     release.add(&format!("{name}.tar.gz"), &archive)?;
-    let images = [
-        (
-            format!("foreword-filter-{VERSION}"),
-            image::filter(&filter)?,
-        ),
-        (
-            format!("foreword-host-{VERSION}-{arch}"),
-            image::host(&host, Some(&programs[0]))?,
-        ),
-    ];
-    for (name, image) in images {
-        release.add(&format!("{name}.oci.tar"), &packed(image)?)?;
+    let name = format!("foreword-filter-{VERSION}.oci.tar");
+    release.add(&name, &packed(image::filter(&filter)?)?)?;
+    let image = image::host(&host, Some(&programs[0]))?;
+    let name = format!("foreword-host-{VERSION}-{arch}.oci.tar");
+    release.add(&name, &packed(image.clone())?)?;
+    if setup::HAS_WHEELS {
+        let image = image::with_cuda(image, &setup::cublas_lt(workspace)?)?;
+        let name = format!("foreword-host-cuda-{VERSION}-{arch}.oci.tar");
+        release.add(&name, &packed(image)?)?;
     }
     release.add(&format!("foreword-{VERSION}.cdx.json"), &host_components)?;
     release.add(

@@ -10,16 +10,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::build::{self, Built};
+use crate::kernels::Lines;
 use crate::step::{Step, seconds};
 use crate::workspace::Workspace;
-use crate::{browser, circles, config_docs, corpus, demo, kernels, setup};
+use crate::{browser, circles, config_docs, corpus, demo, gpu_bundle, kernels, setup};
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut plan = Plan::begin(workspace);
     plan.task("set-up", || setup::everything(workspace))?;
 
     // This precedes all builds, since they embed the kernels.
-    plan.task("kernels", || kernels::check(workspace))?;
+    plan.task("kernels", || kernels::check(workspace, Lines::Dropped))?;
 
     plan.cargo("format", "fmt --all -- --check")?;
     plan.task("no circles of files", || circles::check(workspace))?;
@@ -48,6 +49,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let tests = ["test", "--locked", "--workspace"];
     let tests = Step::cargo("tests", workspace.root(), &tests).env(CASES, "1");
     plan.step(built.given_to(tests))?;
+    plan.task("gpu.sh", || gpu_bundle::check(workspace))?;
     plan.step(built.given_to(gateway_as(workspace, "dynamic module", "dynamic")))?;
     plan.step(built.given_to(gateway_as(workspace, "external processor", "ext-proc")))?;
     plan.step(core_as_wasm(workspace))?;

@@ -1,7 +1,8 @@
 // The kernels' sources, for programs that compile or embed them: included by `build.rs` and by xtask.
 
-/// Architectures that kernels are compiled for. Each runs on later devices of the same major version, except `sm_90a`.
-const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_90a"];
+/// Architectures that kernels are compiled for. Machine code (`sm`) runs on later devices of the same major version,
+/// except `sm_90a`. Drivers compile PTX (`compute`) for devices of later major versions, such as Blackwell's 10 and 12.
+const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_90", "sm_90a", "compute_90"];
 
 /// The file that includes all the others.
 #[allow(dead_code, reason = "one of the two that include this file compiles")]
@@ -31,6 +32,7 @@ fn hash(sources: &[(String, String)]) -> u64 {
 }
 
 /// Returns the file name of a compiled module.
-fn cubin_name(architecture: &str, hash: u64) -> String {
-    format!("{architecture}-{hash:016x}.cubin")
+fn module_name(architecture: &str, hash: u64) -> String {
+    let ending = if architecture.starts_with("compute") { "ptx" } else { "cubin" };
+    format!("{architecture}-{hash:016x}.{ending}")
 }

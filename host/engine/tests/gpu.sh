@@ -1,157 +1,174 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can answer, in one run: figures first, then correctness, then the peer, then the sanitizer.
-# Needs built programs and Python; what else is there (transformers, compute-sanitizer) is used, and named if it is not.
+# Everything that only a GPU can answer, in one run of at most ten minutes. `cargo xtask gpu-bundle` puts this script beside an
+# archive of what it needs; the machine needs bash, tar and Python, and a driver. What else is there (torch, transformers,
+# compute-sanitizer) is used, and named if it is not.
 #
-#   gpu.sh --foreword PROGRAM [--tests PROGRAM] [--device cuda:0] [--out FOLDER] [--parts NAMES] [--tiny]
+#   gpu.sh [--out FOLDER] [--device cuda:0] [--stages NAMES] [--limit SECONDS] [--tiny]
 #
-# --foreword  the host, built with the kernels:    cargo xtask kernels && cargo build --release -p foreword
-# --tests     the engine's unit tests as a program: cargo test --release -p foreword-engine --lib --no-run
-# --device    where to measure; cpu tries the script itself
-# --parts     some of measure,operations,answers,transformers,sanitizer: where a machine is lent for minutes
-# --tiny      a small model and few runs, likewise
+#   probe      driver, libraries, one kernel
+#   tests      each of the engine's tests on the device, in a process of its own; a failed one again without the kernels of
+#              warpgroups and under compute-sanitizer
+#   answers    the fixtures' tokens and SmolLM2's ten answers, against the CPU's
+#   steps      decode, prefill, host memory: a line of JSON each
+#   peer       torch and transformers on the same shapes
+#   orders     RAGCache++'s workload, 40 questions
+#   sanitizer  memcheck and racecheck over the kernels, in the time that is left
 #
-# A part that fails stops nothing. The log, each part's output and the table stay in the folder.
+# A stage that fails stops nothing. FOLDER/log grows as stages run, and FOLDER/report.tar.gz is written after each one.
+# FOREWORD_NO_WARPGROUPS=1 in the environment disables the kernels of warpgroups; a test that passes only without them disables
+# them for the stages after it. --tiny tries the script itself, on small models.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-foreword= tests= device=cuda:0 out=gpu-report tiny=
-parts=measure,operations,answers,transformers,sanitizer
+out=gpu-report device=cuda:0 limit=580 tiny= stages=probe,tests,answers,steps,peer,orders,sanitizer
 while [ $# -gt 0 ]; do
     case $1 in
-    --foreword) foreword=$2 && shift 2 ;;
-    --tests) tests=$2 && shift 2 ;;
-    --device) device=$2 && shift 2 ;;
     --out) out=$2 && shift 2 ;;
-    --parts) parts=$2 && shift 2 ;;
+    --device) device=$2 && shift 2 ;;
+    --stages) stages=$2 && shift 2 ;;
+    --limit) limit=$2 && shift 2 ;;
     --tiny) tiny=1 && shift ;;
     *) echo "gpu.sh: $1 is not known; the head of the script says what is" >&2 && exit 2 ;;
     esac
 done
-[ -x "$foreword" ] || { echo "gpu.sh: --foreword must name the built host" >&2 && exit 2; }
-mkdir -p "$out" && out=$(cd "$out" && pwd)
+mkdir -p "$out" && out=$(cd "$out" && pwd) && work=$(mktemp -d) && found=$work/found && mkdir "$found" || exit 1
+trap 'rm -rf "$work"' EXIT
 exec > >(tee "$out/log") 2>&1
+tar xzf "$here/foreword-gpu.tar.gz" -C "$work" || exit 1
+# The model comes in pieces where only so much can be carried at once.
+if cat "$here"/../*/smollm2.[0-9] >"$work/smollm2.gguf" 2>/dev/null && (cd "$work" && sha256sum --quiet -c smollm2.sum); then
+    smollm2=$work/smollm2.gguf
+else
+    smollm2= && echo "SmolLM2 is not here, or not all of it"
+fi
 
 # CUDA's libraries, where Python's packages brought them.
 libraries=$(python3 - <<'PYTHON'
-import glob, os, site, sys
+import glob, os, site
 folders = site.getsitepackages() + [site.getusersitepackages()]
 found = {os.path.dirname(path) for folder in folders for path in glob.glob(folder + "/nvidia/**/lib*.so.*", recursive=True)}
 print(":".join(sorted(found)))
 PYTHON
 )
-export LD_LIBRARY_PATH="${libraries:+$libraries:}${LD_LIBRARY_PATH:-}"
-
-# Shapes: Qwen2.5-7B (examples/shapes/7b), or one that a CPU computes in seconds.
-model=$out/model && mkdir -p "$model"
-if [ -n "$tiny" ]; then
-    hidden=128 layers=2 heads=4 kv_heads=2 inner=256 vocabulary=512
-    prompt=256 context=128 batches=1,4 runs=2
-    more=(--queries 4 --seeds 1 --arms none,greedy,foresight+hint --arm-kv-tokens 8192 --sweep-queries 4 --overlaps 0.6
-        --groups 1 --ks 5 --pools 4096 --answers 2)
-else
-    prompt=4096 context=2048 batches=1,8,32 runs=9 more=(--pools 8192,16384,32768)
-fi
-if [ -z "$tiny" ]; then
-    cp "$here/../../../examples/shapes/7b/config.json" "$model"
-else
-    cat >"$model/config.json" <<JSON
-{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": $hidden, "num_hidden_layers": $layers,
- "num_attention_heads": $heads, "num_key_value_heads": $kv_heads, "intermediate_size": $inner, "vocab_size": $vocabulary,
- "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
- "tie_word_embeddings": false, "torch_dtype": "bfloat16"}
-JSON
-fi
-sizes=(--model "$model" --random-weights 1 --prompt $prompt --context $context --batches $batches --runs $runs "${more[@]}"
-    --json --report "$out/measure.html")
-
-# part NAME SECONDS COMMAND…: runs it, says what became of it, goes on.
-part() {
-    local name=$1 limit=$2 started=$SECONDS outcome
-    shift 2
-    echo "▸ $name: $*"
-    if timeout "$limit" "$@" >"$out/$name.out" 2>"$out/$name.err"; then
-        outcome=passed
-    else
-        outcome="FAILED ($?)"
-        tail -n 15 "$out/$name.out" "$out/$name.err"
-    fi
-    echo "  $outcome after $((SECONDS - started)) s"
-    echo "$name|$outcome|$((SECONDS - started))" >>"$out/parts"
-}
-
-skip() {
-    echo "▸ $1: SKIPPED, $2"
-    echo "$1|SKIPPED, $2|0" >>"$out/parts"
-}
-
-# asked NAME: whether the part was asked for; it is named among the skipped ones if not.
-asked() {
-    [[ ,$parts, == *,$1,* ]] || { skip "$1" "not asked for"; false; }
-}
-
-rm -f "$out/parts"
-echo "$("$foreword" --version), $device, $(uname -sr), $(date -u +%FT%TZ)"
-if command -v nvidia-smi >/dev/null; then
-    nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv
-fi
-
-if asked measure; then
-    part measure 1500 "$foreword" measure --device "$device" "${sizes[@]}"
-    cat "$out/measure.out"
-fi
-
-# Where the tests find the fixtures and what transformers computed of them.
-fixtures=$here/../fixtures
-export FOREWORD_FIXTURES=$fixtures
-
-if ! asked operations; then
-    :
-elif [ -n "$tests" ]; then
-    part operations 300 "$tests" cuda --nocapture
-    # Which devices the tests found.
-    grep -h SKIPPED "$out/operations.err" "$out/operations.out" | sort | uniq -c
-    # How fast each kernel of prefill is.
-    grep -h 'TFLOP/s of attention$' "$out/operations.out"
-    # How far the logits are from those of transformers in f32.
-    grep -h 'of a deviation$' "$out/operations.out"
-else
-    skip operations "--tests names no program"
-fi
-
-# The same greedy tokens from the host's two devices, on models with known answers.
-if ! asked answers; then
-    :
-elif [ -d "$fixtures/qwen2" ]; then
-    smollm2=$here/../../../.tools/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
-    [ -n "$tiny" ] && few=(--longest 16) || few=()
-    [ -f "$smollm2" ] && few+=(--smollm2 "$smollm2")
-    part answers 240 python3 "$here/gpu_answers.py" --foreword "$foreword" --device "$device" --fixtures "$fixtures" "${few[@]}"
-    cat "$out/answers.out"
-else
-    skip answers "the fixtures are not here"
-fi
-
-if ! asked transformers; then
-    :
-elif [ "$device" != cpu ] && python3 -c 'import transformers, torch; assert torch.cuda.is_available()' 2>/dev/null; then
-    part transformers 420 python3 "$here/gpu_peer.py" --model "$model" --prompt $prompt --context $context --batches $batches
-    cat "$out/transformers.out"
-elif [ -n "$tiny" ] && python3 -c 'import transformers, torch' 2>/dev/null; then
-    part transformers 420 python3 "$here/gpu_peer.py" --model "$model" --prompt $prompt --context $context --batches $batches --cpu
-else
-    skip transformers "there is no transformers with a CUDA device"
-fi
-
+export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$libraries"
+export FOREWORD_TEST_DEVICE=cuda FOREWORD_FIXTURES=$work/fixtures
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-if ! asked sanitizer; then
-    :
-elif [ -n "$sanitizer" ] && [ -n "$tests" ] && [ "$device" != cpu ]; then
-    for tool in memcheck racecheck; do
-        part "$tool" 240 "$sanitizer" --tool $tool --error-exitcode 9 "$tests" cuda::tests::operations --test-threads 1
-        tail -n 3 "$out/$tool.out"
-    done
-else
-    skip sanitizer "it needs compute-sanitizer, --tests and a device"
-fi
+export device tiny work found smollm2 sanitizer
 
-python3 "$here/gpu_table.py" "$out"
+one_kernel=backend::cuda::tests::operations::pages::pages_are_copied_whole_and_in_part
+export one_kernel
+
+probe() {
+    "$work/foreword" --version
+    nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,compute_cap --format=csv
+    python3 - <<'PYTHON'
+import ctypes
+for name in ["libcuda.so.1", "libcuda.so", "libcublasLt.so.13", "libcublasLt.so"]:
+    try:
+        ctypes.CDLL(name)
+        print(name, "loads")
+    except OSError as error:
+        print(name, "does not load:", error)
+PYTHON
+    "$work/tests" --exact "$one_kernel" --nocapture
+}
+
+# The names of the engine's tests that run on a device.
+names() {
+    "$work/tests" --list 2>/dev/null | sed -n 's/: test$//p' |
+        grep -E "^backend::cuda::tests::$([ -n "$tiny" ] && echo "operations::(rows|pages)" || echo "(operations|models|transformers)")::"
+}
+
+tests() {
+    local name started failed=0 all
+    all=$(names) && [ -n "$all" ] || return 1
+    for name in $all; do
+        started=$SECONDS
+        if timeout --foreground 90 "$work/tests" --exact "$name" --nocapture >"$found/test" 2>&1; then
+            echo "passed in $((SECONDS - started)) s: $name"
+            # How fast each kernel of prefill is, and how far logits are from those of transformers in f32.
+            grep -hE 'TFLOP/s of attention$|of a deviation$' "$found/test"
+            continue
+        fi
+        failed=1
+        echo "FAILED after $((SECONDS - started)) s: $name" && tail -n 30 "$found/test"
+        if FOREWORD_NO_WARPGROUPS=1 timeout --foreground 90 "$work/tests" --exact "$name" >"$found/test" 2>&1; then
+            echo "  it passes without the kernels of warpgroups" && touch "$found/no-warpgroups"
+        fi
+        [ -z "$sanitizer" ] || timeout --foreground 60 "$sanitizer" --tool memcheck "$work/tests" --exact "$name" 2>&1 | tail -n 40
+    done
+    return $failed
+}
+
+answers() {
+    python3 "$work/gpu_answers.py" --foreword "$work/foreword" --device "$device" --fixtures "$work/fixtures" \
+        ${smollm2:+--smollm2 "$smollm2"} ${tiny:+--longest 16 --tokens 4}
+}
+
+steps() {
+    [ -n "$tiny" ] || export FOREWORD_STEPS=$work/shape/config.json
+    "$work/tests" --exact backend::cuda::tests::steps::steps_are_timed --nocapture
+}
+
+peer() {
+    if [ -z "$tiny" ]; then
+        python3 "$work/gpu_peer.py" --model "$work/shape"
+    else
+        python3 "$work/gpu_peer.py" --model "$work/small" --device cpu --prompts 64 --batches 1,2 --context 32 --runs 1
+    fi
+}
+
+orders() {
+    local sizes=(--model "$work/shape" --queries 40 --arms none,greedy,foresight+hint)
+    [ -z "$tiny" ] || sizes=(--model "$work/small" --queries 2 --k 1 --arms greedy --arm-kv-tokens 4096)
+    "$work/foreword" measure --device "$device" --random-weights 1 --parts orders --seeds 1 "${sizes[@]}" --json --no-report
+}
+
+sanitizer() {
+    local tool failed=0
+    for tool in memcheck racecheck; do
+        timeout --foreground 100 "$sanitizer" --tool $tool --error-exitcode 9 "$work/tests" cuda::tests::operations --test-threads 1 || failed=1
+    done
+    return $failed
+}
+export -f probe names tests answers steps peer orders sanitizer
+
+# Writes what became of a stage, and the archive of all so far.
+outcome() {
+    echo "$1|$2|$3" >>"$found/outcomes"
+    cp "$out/log" "$found/log"
+    tar czf "$out/report.tar.gz.new" -C "$found" . && mv "$out/report.tar.gz.new" "$out/report.tar.gz"
+}
+
+# stage NAME SECONDS [COMMAND]: runs the function NAME, if COMMAND succeeds, and goes on whatever becomes of it.
+stage() {
+    local name=$1 most=$2 left=$((limit - SECONDS)) started=$SECONDS status
+    [[ ,$stages, == *,$name,* ]] || return 0
+    if [ $# -gt 2 ] && ! bash -c "$3" >/dev/null 2>&1; then
+        echo "▸ $name: SKIPPED, not here: $3" && outcome "$name" SKIPPED 0 && return 0
+    fi
+    if [ "$left" -lt 5 ]; then
+        echo "▸ $name: SKIPPED, no time is left" && outcome "$name" "SKIPPED, no time" 0 && return 0
+    fi
+    [ ! -e "$found/no-warpgroups" ] || export FOREWORD_NO_WARPGROUPS=1
+    echo "▸ $name, at $started s"
+    timeout --kill-after=5 $((most < left ? most : left)) bash -c "$name" 2>"$found/$name.err" | tee "$found/$name.out"
+    status=${PIPESTATUS[0]}
+    [ "$status" = 0 ] || tail -n 15 "$found/$name.err"
+    [ "$status" = 0 ] && status=passed || status="FAILED ($status)"
+    echo "  $status after $((SECONDS - started)) s"
+    outcome "$name" "$status" $((SECONDS - started))
+}
+
+echo "$device, $(uname -sr), $(date -u +%FT%TZ)"
+stage probe 30
+stage tests 160
+stage answers 90
+stage steps 130
+stage peer 90 "python3 -c 'import torch, transformers; assert \"$tiny\" or torch.cuda.is_available()'"
+stage orders 60
+stage sanitizer 200 "test -n '$sanitizer'"
+python3 "$work/gpu_table.py" "$found" | tee "$found/table"
+cp "$out/log" "$found/log"
+tar czf "$out/report.tar.gz" -C "$found" .
+! grep -q FAILED "$found/outcomes"

@@ -27,6 +27,13 @@ type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 
+/// Whether code tells which line of the sources an instruction comes from. The instructions are the same.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lines {
+    Dropped,
+    Kept,
+}
+
 /// The loaded compiler library.
 pub(super) struct Compiler {
     library: Library,
@@ -46,13 +53,14 @@ impl Compiler {
         })
     }
 
-    /// Compiles the source `root`, which includes the others. Returns the machine code, and the messages of compiler
-    /// and assembler.
+    /// Compiles the source `root`, which includes the others. Returns the code, and the messages of compiler and
+    /// assembler. For an architecture `compute_N` the code is PTX, and no assembler runs.
     pub(super) fn compile(
         &self,
         root: &str,
         sources: &[(String, String)],
         architecture: &str,
+        lines: Lines,
     ) -> Result<(Vec<u8>, String)> {
         let text = |text: &str| CString::new(text).context("a source holds a zero byte");
         let (_, main) = sources
@@ -67,8 +75,14 @@ impl Compiler {
         let names: Vec<_> = others.iter().map(|(name, _)| name.as_ptr()).collect();
         let texts: Vec<_> = others.iter().map(|(_, source)| source.as_ptr()).collect();
         let target = format!("--gpu-architecture={architecture}");
-        let options = [target.as_str(), "--std=c++17", "--ptxas-options=-v"].map(text);
-        let options = options.into_iter().collect::<Result<Vec<_>>>()?;
+        let mut options = vec![target.as_str(), "--std=c++17", "--ptxas-options=-v"];
+        options.extend((lines == Lines::Kept).then_some("--generate-line-info"));
+        let get = if architecture.starts_with("compute") {
+            "nvrtcGetPTX"
+        } else {
+            "nvrtcGetCUBIN"
+        };
+        let options = options.into_iter().map(text).collect::<Result<Vec<_>>>()?;
         let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
         // SAFETY: the types are those of nvrtc.h; every string lives to the end of the block; buffers have the lengths
         // that the library requires; the program is destroyed once.
@@ -93,7 +107,7 @@ impl Compiler {
                 .trim_end_matches('\0')
                 .to_owned();
             let code = if outcome == 0 {
-                Some(self.get(program, "nvrtcGetCUBIN")?)
+                Some(self.get(program, get)?)
             } else {
                 None
             };

@@ -14,7 +14,7 @@ mod folder;
 mod frameworks;
 mod helm;
 mod models;
-mod nvrtc;
+mod nvidia;
 mod pgserver;
 mod python;
 mod starlette;
@@ -30,7 +30,7 @@ pub(crate) use self::browser::{chromium, npm_folder};
 pub(crate) use self::cyclonedx::install as cyclonedx;
 pub(crate) use self::deny::program as deny_program;
 pub(crate) use self::models::smollm2;
-pub(crate) use self::nvrtc::{Nvrtc, install as nvrtc};
+pub(crate) use self::nvidia::{CublasLt, HAS_WHEELS, Nvrtc, cublas_lt, nvrtc};
 use crate::step::Step;
 use crate::workspace::{Workspace, cargo};
 

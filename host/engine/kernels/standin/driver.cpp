@@ -26,6 +26,7 @@ enum Result {
     OUT_OF_MEMORY = 2,
     INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201,
+    NO_BINARY_FOR_GPU = 209,
     NOT_FOUND = 500,
     ILLEGAL_ADDRESS = 700,
     CAPTURE_UNSUPPORTED = 900,
@@ -152,6 +153,26 @@ inline bool read_image(const u8* image, Module& module) {
     return true;
 }
 
+// Reads names and arguments of the kernels in PTX, which a driver compiles: `.entry NAME(` and the size of its one
+// parameter, `NAME_param_0[BYTES]`.
+inline bool read_ptx(const char* text, Module& module) {
+    const std::string entry = ".entry ";
+    for (const char* at = strstr(text, entry.c_str()); at; at = strstr(at, entry.c_str())) {
+        at += entry.size();
+        std::string name(at, strcspn(at, "( \n\t"));
+        const char* parameter = strstr(at, (name + "_param_0[").c_str());
+        if (!parameter) return false;
+        module.arguments[name] = atoi(strchr(parameter, '[') + 1);
+    }
+    return !module.arguments.empty();
+}
+
+// Returns the device's major version: machine code for 9 runs on no other.
+inline int major_version() {
+    const char* told = getenv("FOREWORD_MAJOR");
+    return told ? atoi(told) : 9;
+}
+
 }  // namespace standin
 
 using namespace standin;
@@ -178,6 +199,7 @@ int cuGetErrorName(int error, const char** name) {
                                                      {OUT_OF_MEMORY, "OUT_OF_MEMORY"},
                                                      {INVALID_IMAGE, "INVALID_IMAGE"},
                                                      {INVALID_CONTEXT, "INVALID_CONTEXT"},
+                                                     {NO_BINARY_FOR_GPU, "NO_BINARY_FOR_GPU"},
                                                      {NOT_FOUND, "NOT_FOUND"},
                                                      {ILLEGAL_ADDRESS, "ILLEGAL_ADDRESS"},
                                                      {CAPTURE_UNSUPPORTED, "CAPTURE_UNSUPPORTED"},
@@ -208,7 +230,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
     constexpr int COUNT = 16, MAJOR = 75, MINOR = 76;
     switch (attribute) {
     case COUNT: *value = PROCESSORS; return OK;
-    case MAJOR: *value = 9; return OK;
+    case MAJOR: *value = major_version(); return OK;
     case MINOR: *value = 0; return OK;
     default: return INVALID_VALUE;
     }
@@ -381,7 +403,10 @@ int cuGraphLaunch(Graph* graph, Stream* stream) {
 int cuModuleLoadData(Module** made, const void* image) {
     IN_CONTEXT;
     auto module = std::make_unique<Module>();
-    if (!read_image(static_cast<const u8*>(image), *module)) return INVALID_IMAGE;
+    const bool is_ptx = !strncmp(static_cast<const char*>(image), "//", 2);
+    if (!is_ptx && major_version() != 9) return NO_BINARY_FOR_GPU;
+    if (is_ptx ? !read_ptx(static_cast<const char*>(image), *module) : !read_image(static_cast<const u8*>(image), *module))
+        return INVALID_IMAGE;
     *made = module.release();
     process().handles.insert(*made);
     return OK;

@@ -42,6 +42,8 @@ pub(super) struct Scratch {
     partial_sums: Array<f32>,
     partial_stats: Array<f32>,
     recordings: FxHashMap<Bucket, Recording>,
+    /// Number of recordings that the device has.
+    recorded: usize,
     /// Logits from the device before they are put in the step's order.
     staging: Vec<f32>,
 }
@@ -53,6 +55,10 @@ pub(super) struct Pass<'a> {
     pub(super) pools: &'a mut Pools,
     pub(super) plan: &'a Plan,
 }
+
+/// Most recordings on a device, since each takes memory there that the pools do not count. There are some 35 numbers of
+/// rows times ten lengths. With all of them taken, all are deleted.
+pub(super) const MAX_RECORDINGS: usize = if cfg!(test) { 1 } else { 64 };
 
 /// The state of a bucket's recording.
 #[derive(Clone, Copy)]
@@ -88,6 +94,7 @@ impl Scratch {
             partial_sums: Array::new(device, capacity.results * model.heads.head_dim)?,
             partial_stats: Array::new(device, capacity.results * 2)?,
             recordings: FxHashMap::default(),
+            recorded: 0,
             staging: Vec::new(),
         })
     }
@@ -118,24 +125,36 @@ impl Scratch {
             }
             Some(Recording::Made(recording)) => *recording,
             Some(Recording::Prepared) => {
+                if self.recorded == MAX_RECORDINGS {
+                    self.forget(pass.device)?;
+                }
                 pass.device.begin_recording()?;
                 let outcome = self.forward(pass);
                 let recording = pass.device.end_recording();
                 outcome?;
                 let recording = recording?;
                 self.recordings.insert(bucket, Recording::Made(recording));
+                self.recorded += 1;
                 recording
             }
         };
         pass.device.repeat(recording)
     }
 
+    /// Deletes all recordings, whose buckets are then recorded again when they recur.
+    fn forget(&mut self, device: &mut dyn Device) -> Result<(), Fault> {
+        for recording in self.recordings.values_mut() {
+            *recording = Recording::Prepared;
+        }
+        self.recorded = 0;
+        device.forget_recordings()
+    }
+
     /// Sends the plan's words. Recordings contain their address, so growing the buffer deletes all recordings.
     fn send(&mut self, device: &mut dyn Device, words: &[u32]) -> Result<(), Fault> {
         if words.len() > self.words.len() {
             let larger = Array::new(device, words.len().next_power_of_two())?;
-            self.recordings.clear();
-            device.forget_recordings()?;
+            self.forget(device)?;
             std::mem::replace(&mut self.words, larger).free(device)?;
         }
         self.words.write(device, 0, words)

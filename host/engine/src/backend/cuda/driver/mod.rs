@@ -15,11 +15,12 @@ use modules::Modules;
 use products::Products;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 /// The reason why a CUDA device cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unavailable {
-    /// True if the machine has a CUDA driver: its user then expects a GPU to be used.
+    /// True if the machine has a CUDA driver, or a device of one: its user then expects a GPU to be used.
     pub has_driver: bool,
     /// The reason: what was found and what is needed.
     pub reason: String,
@@ -40,11 +41,17 @@ struct Found {
 /// Finds device `ordinal`, with libraries and kernels for it.
 fn find(ordinal: u32) -> Result<Found, Unavailable> {
     // SAFETY: loads libraries by their names and nothing more.
-    let (has_driver, cublas) = unsafe { (sys::is_culib_present(), blas::is_culib_present()) };
+    let (loads, cublas) = unsafe { (sys::is_culib_present(), blas::is_culib_present()) };
+    let has_driver = loads || Path::new(CONTROL).exists();
     let absent = |reason| Unavailable { has_driver, reason };
-    if !has_driver {
-        let reason = "there is no CUDA driver on this machine (libcuda)".to_owned();
-        return Err(absent(reason));
+    if !loads {
+        return Err(absent(match has_driver {
+            true => format!(
+                "there is {CONTROL}, but the driver's library (libcuda.so.1) does not load: add its folder to \
+                 LD_LIBRARY_PATH, or use the image foreword-host-cuda, which has what it needs"
+            ),
+            false => "there is no CUDA driver on this machine (libcuda)".to_owned(),
+        }));
     }
     let found = catch_unwind(|| {
         let mut version = 0;
@@ -60,8 +67,8 @@ fn find(ordinal: u32) -> Result<Found, Unavailable> {
             ));
         }
         if !cublas {
-            return Err("there is a CUDA driver, but no cuBLASLt (libcublasLt.so.13): install CUDA 13's libraries, or \
-                 add their folder to LD_LIBRARY_PATH"
+            return Err("there is a CUDA driver, but no cuBLASLt (libcublasLt.so.13): install CUDA 13's libraries, add \
+                 their folder to LD_LIBRARY_PATH, or use the image foreword-host-cuda, which contains them"
                 .to_owned());
         }
         result::init().map_err(|error| format!("CUDA does not start: {}", words(error)))?;
@@ -89,6 +96,9 @@ fn find(ordinal: u32) -> Result<Found, Unavailable> {
         .unwrap_or_else(|_| Err(TOO_OLD.to_owned()))
         .map_err(absent)
 }
+
+/// The device file that NVIDIA's kernel module creates.
+const CONTROL: &str = "/dev/nvidiactl";
 
 /// Least version of CUDA that the driver must support: the kernels' machine code has CUDA 13's ABI.
 const NEEDED: i32 = 13_000;

@@ -1,7 +1,7 @@
-//! The kernels' machine code: embedded for known architectures, otherwise compiled on first use and cached on disk.
+//! The kernels' code: embedded for known architectures, otherwise compiled on first use and cached on disk.
 //!
 //! ```text
-//!   embedded (`cargo xtask kernels`) ──▶ ┐
+//!   embedded (`cargo xtask kernels`) ──▶ ┐    machine code, or PTX that the driver compiles
 //!   cached from an earlier start ──────▶ ├─▶ a module, its functions by name
 //!   NVRTC, some seconds ───────────────▶ ┘
 //! ```
@@ -43,11 +43,11 @@ impl Modules {
                 (own, code)
             }
         };
-        // SAFETY: the image is a whole module of machine code.
+        // SAFETY: the image is a whole module of machine code, or PTX that ends with a zero byte.
         let module = unsafe { result::module::load_data(code.as_ptr().cast()) }?;
         Ok(Self {
             module,
-            warpgroups: architecture == WARPGROUPS,
+            warpgroups: architecture == WARPGROUPS && std::env::var_os(NO_WARPGROUPS).is_none(),
             functions: FxHashMap::default(),
         })
     }
@@ -93,6 +93,9 @@ impl Modules {
     }
 }
 
+/// Environment variable that disables the kernels of warpgroups: those of warps then compute the same.
+const NO_WARPGROUPS: &str = "FOREWORD_NO_WARPGROUPS";
+
 /// The only architecture with warpgroup instructions: later devices lack them, and code for `sm_90` may not use them.
 const WARPGROUPS: &str = "sm_90a";
 
@@ -104,12 +107,16 @@ fn own_architecture(major: u32, minor: u32) -> String {
     }
 }
 
+/// The architecture whose PTX drivers compile for devices of later major versions.
+const PTX: &str = "compute_90";
+
 /// Returns embedded code that runs on this device, with its architecture: that of exactly this device, or else of the
-/// first device with the same major version.
+/// first device with the same major version, or else PTX.
 pub(super) fn embedded_for(major: u32, minor: u32) -> Option<(&'static str, &'static [u8])> {
-    let named = |wanted: String| embedded::CUBINS.iter().find(|(name, _)| *name == wanted);
-    named(own_architecture(major, minor))
-        .or_else(|| named(format!("sm_{major}0")))
+    let named = |wanted: &str| embedded::MODULES.iter().find(|(name, _)| *name == wanted);
+    named(&own_architecture(major, minor))
+        .or_else(|| named(&format!("sm_{major}0")))
+        .or_else(|| named(PTX).filter(|_| major > 9))
         .copied()
 }
 
@@ -235,7 +242,13 @@ mod tests {
         let names: Vec<&str> = embedded::SOURCES.iter().map(|(name, _)| *name).collect();
         assert!(names.contains(&ROOT) && names.contains(&"device.cuh"));
         assert!(!names.iter().any(|name| name.starts_with("emulator")));
-        assert!(embedded_for(7, 5).is_none());
+        let architecture = |major, minor| embedded_for(major, minor).map(|(name, _)| name);
+        assert_eq!(architecture(7, 5), None);
+        if !embedded::MODULES.is_empty() {
+            let found =
+                [(8, 9), (9, 0), (10, 0), (12, 1)].map(|(major, minor)| architecture(major, minor));
+            assert_eq!(found, ["sm_80", WARPGROUPS, PTX, PTX].map(Some));
+        }
         assert_eq!(own_architecture(9, 0), WARPGROUPS);
         assert_eq!(own_architecture(10, 0), "sm_100");
     }

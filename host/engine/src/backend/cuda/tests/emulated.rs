@@ -5,6 +5,7 @@
 //! when a source changes.
 
 use crate::backend::cuda::device::{Device, Fault, Launch, Output, Product, Queue};
+use crate::backend::cuda::forward::MAX_RECORDINGS;
 use half::bf16;
 use libloading::Library;
 use rayon::prelude::*;
@@ -456,6 +457,10 @@ impl Device for Emulated {
 
     fn end_recording(&mut self) -> Result<usize, Fault> {
         self.recording = false;
+        assert!(
+            self.recordings.len() <= MAX_RECORDINGS,
+            "too many recordings"
+        );
         Ok(self.recordings.len() - 1)
     }
 

@@ -10,6 +10,7 @@ mod mistakes;
 mod models;
 mod operations;
 mod standin;
+mod steps;
 mod transformers;
 
 use super::device::Device;
@@ -17,14 +18,15 @@ use super::driver::Driver;
 use emulated::Emulated;
 
 /// Returns the devices that tests run on, each without the warpgroup kernels and, where it has them, with them. Prints
-/// which devices are missing, and why.
+/// which devices are missing, and why. With `FOREWORD_TEST_DEVICE=cuda` they are those of the machine, which must have one.
 fn devices() -> Vec<Box<dyn Device>> {
     if standin::is_loaded() {
         return vec![Box::new(Driver::open(0).unwrap())];
     }
     let mut devices: Vec<Box<dyn Device>> = Vec::new();
+    let cuda_alone = std::env::var_os("FOREWORD_TEST_DEVICE").is_some_and(|name| name == "cuda");
     for warpgroups in [false, true] {
-        if let Some(emulated) = Emulated::new(warpgroups) {
+        if !cuda_alone && let Some(emulated) = Emulated::new(warpgroups) {
             devices.push(Box::new(emulated));
         }
     }
@@ -36,6 +38,7 @@ fn devices() -> Vec<Box<dyn Device>> {
             }
             devices.push(Box::new(device));
         }
+        Err(error) if cuda_alone => panic!("there is no device: {error}"),
         Err(error) => eprintln!("SKIPPED on a device: {error}"),
     }
     devices

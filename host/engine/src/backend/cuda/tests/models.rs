@@ -214,7 +214,7 @@ fn sequences_that_decode_side_by_side_agree_with_the_cpu_recorded_or_not() {
         let lengths = [3, 254, 30, 600, 17];
         let sequences: Vec<Vec<TokenId>> = lengths
             .iter()
-            .map(|length| tokens(*length as u32, length + 6))
+            .map(|length| tokens(*length as u32, length + 8))
             .collect();
         let expected: Vec<Vec<f32>> = sequences
             .iter()
@@ -234,16 +234,16 @@ fn sequences_that_decode_side_by_side_agree_with_the_cpu_recorded_or_not() {
                     )],
                 );
             }
-            for step in 0..6 {
-                // Five sequences, then four, then three: buckets recur with different numbers of rows.
-                let running: Vec<usize> = (0..5 - step / 2).collect();
-                let segments = running.iter().map(|&i| {
-                    let at = lengths[i] + step;
+            // Buckets recur with different numbers of rows, and after more recordings than may be kept.
+            let mut next = lengths;
+            for (step, running) in [5, 5, 4, 4, 3, 3, 5, 5].into_iter().enumerate() {
+                let segments = (0..running).map(|i| {
+                    let at = next[i];
                     segment(&sequences[i][at..=at], at, pages[i].clone(), Output::Last)
                 });
                 let logits = run(&mut machine, segments.collect());
-                for (row, &i) in running.iter().enumerate() {
-                    let at = lengths[i] + step;
+                for (row, at) in next[..running].iter_mut().enumerate() {
+                    let (i, at) = (row, std::mem::replace(at, *at + 1));
                     let name = format!("step {step}, sequence {i}");
                     assert_agree(
                         &name,
@@ -449,6 +449,7 @@ fn tokens_are_chosen_beside_logits_as_the_host_would_choose_them() {
 fn an_engine_on_this_backend_answers_and_lets_go_of_its_pages() {
     let checkpoint = &checkpoints()[2];
     for device in devices() {
+        let emulated = is_emulated(&*device);
         let machine = backend(checkpoint, device);
         let mut engine = Stepper::new(Box::new(machine), &EngineConfig::default());
         let now = Instant::now();
@@ -479,9 +480,21 @@ fn an_engine_on_this_backend_answers_and_lets_go_of_its_pages() {
             top_logprobs,
             ..Request::default()
         };
-        let (cold, generated) = ask(request(Some(0)));
+        let (cold, generated) = ask(request(Some(5)));
         let (warm, none) = ask(request(None));
-        assert_eq!((cold.len(), &cold, none.len()), (9, &warm, 0));
+        assert_eq!((cold.len(), warm.len(), none.len()), (9, 9, 0));
+        // A real device rounds differently for another number of rows: where the answers part, both tokens nearly tie.
+        if let Some(at) = (0..9).find(|&at| cold[at] != warm[at]) {
+            assert!(!emulated, "{cold:?} {warm:?}");
+            let top = &generated[at].top;
+            let other = top.iter().find(|(token, _)| *token == warm[at]);
+            let behind = other.map(|(_, logprob)| generated[at].chosen - logprob);
+            assert!(
+                behind.is_some_and(|behind| behind < 0.02),
+                "{at}: {warm:?}, {:?}",
+                generated[at]
+            );
+        }
         // The answer as a part of the prompt is as likely as it was when it was generated.
         let (_, forced) = ask(Request {
             prompt: [prompt.clone(), cold].concat(),

@@ -8,6 +8,7 @@
 use super::emulated::compile;
 use super::models::{checkpoints, config};
 use crate::backend::cuda::CudaBackend;
+use crate::backend::cuda::device::Device;
 use crate::backend::cuda::driver::{self, Driver};
 use crate::backend::tests::segment;
 use crate::backend::{Backend, BackendError, Output, Step};
@@ -74,7 +75,7 @@ fn run(tests: &[&str], setting: (&str, &str)) {
 fn run_late(stream: &str) {
     if !is_loaded() {
         run(
-            &["cuda::tests::", "--skip", "standin"],
+            &["cuda::tests::", "--skip", "standin", "--skip", "steps"],
             ("FOREWORD_LATE", stream),
         );
     }
@@ -139,6 +140,34 @@ fn a_driver_that_is_too_old_is_named_with_what_is_needed() {
     assert_eq!(
         absent.reason,
         "the CUDA driver supports CUDA 12.4, and CUDA 13.0 is needed: update the driver to 580 or later"
+    );
+}
+
+#[test]
+fn a_device_of_a_later_version_computes_with_kernels_from_ptx() {
+    let cut = "logits_agree_with_the_cpu_however_a_prompt_is_cut";
+    if !is_loaded() {
+        let own = "standin::a_device_of_a_later_version_computes_with_kernels_from_ptx";
+        return run(&[own, cut], ("FOREWORD_MAJOR", "10"));
+    }
+    // Loaded without the variable, the stand-in is of version 9.
+    if std::env::var_os("FOREWORD_MAJOR").is_some() {
+        let device = Driver::open(0).unwrap();
+        assert_eq!(device.name(), "emulator behind a driver (10.0)");
+        assert!(!device.has_warpgroups());
+    }
+}
+
+#[test]
+fn warpgroups_are_left_out_where_a_variable_says_so() {
+    if !is_loaded() {
+        let own = "standin::warpgroups_are_left_out_where_a_variable_says_so";
+        return run(&[own], ("FOREWORD_NO_WARPGROUPS", "1"));
+    }
+    let device = Driver::open(0).unwrap();
+    assert_eq!(
+        device.has_warpgroups(),
+        std::env::var_os("FOREWORD_NO_WARPGROUPS").is_none()
     );
 }
 
