@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     /// Worker threads for computing on the CPU [default: one per core]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_024))]
     threads: Option<u32>,
-    /// How the CPU multiplies bf16 weights
+    /// How the CPU multiplies bf16 weights and packed ones
     #[arg(long, value_enum, default_value_t = CpuPrecision::Auto)]
     cpu_precision: CpuPrecision,
     /// Use random weights of this seed instead of reading them, to measure a shape; config.json is then enough
@@ -41,10 +41,12 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum CpuPrecision {
-    /// Multiply as bf16 where the CPU does that faster, else as f32
+    /// Multiply as bf16 where the CPU does that faster, else as f32; packed weights (GGUF) then stay packed
     Auto,
     /// Widen to f32: most accurate
     F32,
+    /// Keep packed weights packed on every CPU: a third of the memory, faster answers, activations of 8 bits
+    Packed,
     /// Round activations to bf16; an error if the CPU has no instructions for it
     Bf16,
     /// The same in attention, with KV state in bf16: half the memory, long prompts a tenth faster or more, less accurate
@@ -72,6 +74,7 @@ impl Arguments {
             precision: match self.cpu_precision {
                 CpuPrecision::Auto => Precision::Auto,
                 CpuPrecision::F32 => Precision::F32,
+                CpuPrecision::Packed => Precision::Packed,
                 CpuPrecision::Bf16 => Precision::Bf16,
                 CpuPrecision::Bf16Kv => Precision::Bf16Kv,
             },

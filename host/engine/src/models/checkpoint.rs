@@ -5,7 +5,7 @@
 use super::gguf::{Gguf, is_gguf};
 use super::safetensors::TensorFiles;
 use super::tensor::{Element, Tensor, rows_and_columns};
-use super::{CheckpointError, ModelConfig};
+use super::{CheckpointError, ModelConfig, Packing};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -285,7 +285,7 @@ impl TensorFiles {
                 ),
             ));
         }
-        let expected = (rows * columns) as u64 * element.bytes() as u64;
+        let expected = (rows * columns) as u64 * element.block().1 as u64;
         if bytes.len() as u64 != expected {
             return Err(CheckpointError::new(
                 path,
@@ -326,17 +326,34 @@ fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'s
         _ if name.contains("embed") => (0.0, 1.0),
         _ => (0.0, 1.0 / (columns as f32).sqrt()),
     };
-    // SplitMix64, whose states form a progression: any stretch of the stream can be computed by itself.
     let value = |index: usize| {
-        let steps = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let state = start.wrapping_add(steps);
-        let mut bits = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let bits = random_bits(start, index);
         // A uniform value of standard deviation one.
         let uniform = ((bits >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * 3f32.sqrt();
         middle + deviation * uniform
     };
-    let width = element.bytes();
+    let element = match element {
+        // As in files, vectors and rows that are not whole blocks are not packed.
+        Element::Packed(packing)
+            if shape.len() != 2 || !columns.is_multiple_of(packing.block().0) =>
+        {
+            Element::F32
+        }
+        element => element,
+    };
+    if let Element::Packed(packing) = element {
+        let (numbers, size) = packing.block();
+        let mut data = vec![0; rows * columns / numbers * size];
+        let blocks = data.par_chunks_exact_mut(size).enumerate();
+        blocks.for_each(|(block, to)| random_block(packing, deviation, to, start ^ block as u64));
+        return Tensor {
+            element,
+            rows,
+            columns,
+            data: Cow::Owned(data),
+        };
+    }
+    let width = element.block().1;
     let mut data = vec![0; rows * columns * width];
     let stretches = data.par_chunks_mut(STRETCH * width).enumerate();
     stretches.for_each(|(stretch, data)| {
@@ -346,6 +363,7 @@ fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'s
                 Element::F32 => to.copy_from_slice(&value.to_le_bytes()),
                 Element::Bf16 => to.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
                 Element::F16 => to.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+                Element::Packed(_) => {}
             }
         }
     });
@@ -355,6 +373,37 @@ fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'s
         columns,
         data: Cow::Owned(data),
     }
+}
+
+/// Writes a random block whose values have mean zero, or nearly so, and this standard deviation.
+fn random_block(packing: Packing, deviation: f32, to: &mut [u8], seed: u64) {
+    for (at, bytes) in to.chunks_mut(8).enumerate() {
+        bytes.copy_from_slice(&random_bits(seed, at).to_le_bytes()[..bytes.len()]);
+    }
+    // The deviation of values with scale 1 and the offset that balances it, for integers that are uniform.
+    let (unit, offset) = match packing {
+        Packing::Q4_0 => (4.6, None),
+        Packing::Q4_1 => (4.6, Some(-7.5)),
+        Packing::Q8_0 => (74.0, None),
+        Packing::Q4K => (258.0, Some(7.5)),
+        Packing::Q6K => (1368.0, None),
+    };
+    let scale = deviation / unit;
+    let numbers = [Some(scale), offset.map(|offset| scale * offset)];
+    let places = to[packing.scale()..].as_chunks_mut::<2>().0;
+    for (to, value) in places.iter_mut().zip(numbers.into_iter().flatten()) {
+        *to = f16::from_f32(value).to_le_bytes();
+    }
+}
+
+/// Returns element `index` of a stream of random bits: SplitMix64, whose states form a progression, so that any stretch of
+/// the stream can be computed by itself.
+fn random_bits(start: u64, index: usize) -> u64 {
+    let steps = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let state = start.wrapping_add(steps);
+    let mut bits = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits
 }
 
 /// Random values that a thread draws at once.

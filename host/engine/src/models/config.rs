@@ -200,7 +200,7 @@ impl ModelConfig {
         let scale = (self.hidden as f32).sqrt();
         self.scaled_embedding.then(|| match stored {
             Element::F32 => scale,
-            Element::Bf16 => bf16::from_f32(scale).to_f32(),
+            Element::Bf16 | Element::Packed(_) => bf16::from_f32(scale).to_f32(),
             Element::F16 => f16::from_f32(scale).to_f32(),
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! Its content is returned in the shapes of a Hugging Face folder: `config.json`, `tokenizer.json` and
 //! `tokenizer_config.json` as JSON, and tensors under their Hugging Face names. So the rest of the crate knows one kind of
-//! checkpoint. Packed weights are widened when a tensor is requested, and rounded to bf16.
+//! checkpoint. Packed matrices stay packed ([`Packing`]).
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>; packed blocks: `ggml-quants.c`.
 
@@ -10,11 +10,10 @@ mod sentencepiece;
 
 use super::CheckpointError;
 use super::gemma;
+use super::packing::Packing;
 use super::safetensors::{mapped, sample};
 use super::tensor::{Element, Tensor, rows_and_columns};
-use half::{bf16, f16};
 use memmap2::Mmap;
-use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -47,7 +46,7 @@ struct Field {
 }
 
 struct Info {
-    packing: Packing,
+    element: Element,
     /// Sizes of the tensor's dimensions, the innermost last.
     shape: Vec<u64>,
     bytes: Range<usize>,
@@ -337,10 +336,16 @@ impl Gguf {
         }
         let (rows, columns) = rows_and_columns(shape);
         let bytes = self.map.get(info.bytes.clone()).unwrap_or_default();
-        let (element, mut data) = match info.packing.element() {
-            Some(element) => (element, Cow::Borrowed(bytes)),
-            None => (Element::Bf16, Cow::Owned(info.packing.widened(bytes))),
+        let mut tensor = Tensor {
+            element: info.element,
+            rows,
+            columns,
+            data: Cow::Borrowed(bytes),
         };
+        if shape.len() == 1 && matches!(tensor.element, Element::Packed(_)) {
+            tensor.data = Cow::Owned(tensor.to_bf16().into_owned());
+            tensor.element = Element::Bf16;
+        }
         // llama.cpp interleaves the two halves of each head's rotary dimensions in this family; Hugging Face does not.
         let heads = match name {
             _ if self.architecture()? != "llama" => None,
@@ -349,21 +354,12 @@ impl Gguf {
             _ => None,
         };
         if let Some(heads) = heads.and_then(|field| self.number(field)) {
-            let width = columns.max(1) * element.bytes();
             let length = if shape.len() == 1 { columns } else { rows };
-            let row = if shape.len() == 1 {
-                element.bytes()
-            } else {
-                width
-            };
-            data = Cow::Owned(halves_apart(&data, length, row, heads as usize));
+            let width = tensor.data.len() / length.max(1);
+            let apart = halves_apart(&tensor.data, length, width, heads as usize);
+            tensor.data = Cow::Owned(apart);
         }
-        Ok(Tensor {
-            element,
-            rows,
-            columns,
-            data,
-        })
+        Ok(tensor)
     }
 
     /// Adds to `hash` samples that distinguish this file from others.
@@ -375,7 +371,7 @@ impl Gguf {
                 continue;
             };
             let bytes = self.map.get(info.bytes.clone()).unwrap_or_default();
-            hash.update(format!("{name} {:?} {:?}", info.packing, info.shape).as_bytes());
+            hash.update(format!("{name} {:?} {:?}", info.element, info.shape).as_bytes());
             sample(bytes, hash);
         }
     }
@@ -530,146 +526,19 @@ fn halves_apart(data: &[u8], rows: usize, width: usize, heads: usize) -> Vec<u8>
     apart
 }
 
-/// The storage format of a tensor (`ggml_type`): plain numbers, or blocks of packed ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Packing {
-    F32,
-    F16,
-    Bf16,
-    /// 32 numbers of 4 bits, and a scale.
-    Q4_0,
-    /// 32 numbers of 4 bits, a scale and an offset.
-    Q4_1,
-    /// 32 numbers of 8 bits, and a scale.
-    Q8_0,
-    /// 256 numbers of 4 bits, with scales and offsets of 32 each.
-    Q4K,
-    /// 256 numbers of 6 bits, with scales of 16 each.
-    Q6K,
-}
-
-impl Packing {
-    fn of(kind: u32) -> Option<Self> {
-        Some(match kind {
-            0 => Self::F32,
-            1 => Self::F16,
-            2 => Self::Q4_0,
-            3 => Self::Q4_1,
-            8 => Self::Q8_0,
-            12 => Self::Q4K,
-            14 => Self::Q6K,
-            30 => Self::Bf16,
-            _ => return None,
-        })
-    }
-
-    /// Returns the numbers in a block, and its bytes.
-    fn block(self) -> (usize, usize) {
-        match self {
-            Self::F32 => (1, 4),
-            Self::F16 | Self::Bf16 => (1, 2),
-            Self::Q4_0 => (32, 18),
-            Self::Q4_1 => (32, 20),
-            Self::Q8_0 => (32, 34),
-            Self::Q4K => (256, 144),
-            Self::Q6K => (256, 210),
-        }
-    }
-
-    /// Returns the number type if nothing is packed.
-    fn element(self) -> Option<Element> {
-        match self {
-            Self::F32 => Some(Element::F32),
-            Self::F16 => Some(Element::F16),
-            Self::Bf16 => Some(Element::Bf16),
-            _ => None,
-        }
-    }
-
-    /// Returns the numbers of whole blocks in bf16.
-    fn widened(self, bytes: &[u8]) -> Vec<u8> {
-        let (numbers, size) = self.block();
-        let mut wide = vec![0; bytes.len() / size * numbers * 2];
-        let blocks = bytes
-            .par_chunks_exact(size)
-            .zip(wide.par_chunks_exact_mut(numbers * 2));
-        blocks.for_each(|(block, to)| {
-            let mut values = [0.0; 256];
-            self.unpack(block, &mut values);
-            for (to, value) in to.as_chunks_mut::<2>().0.iter_mut().zip(values) {
-                *to = bf16::from_f32(value).to_le_bytes();
-            }
-        });
-        wide
-    }
-
-    /// Writes the numbers of one block.
-    fn unpack(self, block: &[u8], values: &mut [f32; 256]) {
-        let byte = |at: usize| block.get(at).copied().unwrap_or_default();
-        let half = |at: usize| f16::from_le_bytes([byte(at), byte(at + 1)]).to_f32();
-        let signed = |at: usize| f32::from(byte(at).cast_signed());
-        let low = |at: usize| f32::from(byte(at) & 15);
-        let high = |at: usize| f32::from(byte(at) >> 4);
-        let scale = half(if self == Self::Q6K { 208 } else { 0 });
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => {}
-            Self::Q4_0 => {
-                for at in 0..16 {
-                    values[at] = scale * (low(2 + at) - 8.0);
-                    values[at + 16] = scale * (high(2 + at) - 8.0);
-                }
-            }
-            Self::Q4_1 => {
-                let offset = half(2);
-                for at in 0..16 {
-                    values[at] = scale * low(4 + at) + offset;
-                    values[at + 16] = scale * high(4 + at) + offset;
-                }
-            }
-            Self::Q8_0 => {
-                for (at, value) in values.iter_mut().take(32).enumerate() {
-                    *value = scale * signed(2 + at);
-                }
-            }
-            Self::Q4K => {
-                let offsets = half(2);
-                for (group, values) in values.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-                    let [own, offset] = if group < 4 {
-                        [byte(4 + group) & 63, byte(8 + group) & 63]
-                    } else {
-                        let both = byte(8 + group);
-                        [
-                            both & 15 | byte(group) >> 6 << 4,
-                            both >> 4 | byte(4 + group) >> 6 << 4,
-                        ]
-                    };
-                    let (own, offset) = (scale * f32::from(own), offsets * f32::from(offset));
-                    for (within, value) in values.iter_mut().enumerate() {
-                        let place = 16 + group / 2 * 32 + within;
-                        let number = if group % 2 == 0 {
-                            low(place)
-                        } else {
-                            high(place)
-                        };
-                        *value = own * number - offset;
-                    }
-                }
-            }
-            Self::Q6K => {
-                for (group, values) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-                    let (part, quarter, half) = (group / 8, group % 8 / 2, group % 2);
-                    let own = scale * signed(192 + part * 8 + half + 2 * quarter);
-                    for (within, value) in values.iter_mut().enumerate() {
-                        let l = half * 16 + within;
-                        let ql = byte(part * 64 + l + quarter % 2 * 32);
-                        let ql = if quarter < 2 { ql & 15 } else { ql >> 4 };
-                        let qh = byte(128 + part * 32 + l) >> (2 * quarter) & 3;
-                        *value = own * (f32::from(ql | qh << 4) - 32.0);
-                    }
-                }
-            }
-        }
-    }
+/// Returns the storage format with this number (`ggml_type`), or `None` if it is not supported.
+fn element(kind: u32) -> Option<Element> {
+    Some(match kind {
+        0 => Element::F32,
+        1 => Element::F16,
+        2 => Element::Packed(Packing::Q4_0),
+        3 => Element::Packed(Packing::Q4_1),
+        8 => Element::Packed(Packing::Q8_0),
+        12 => Element::Packed(Packing::Q4K),
+        14 => Element::Packed(Packing::Q6K),
+        30 => Element::Bf16,
+        _ => return None,
+    })
 }
 
 /// Fields and tensors of a file by name.
@@ -735,10 +604,10 @@ fn read(bytes: &[u8]) -> Result<Contents, String> {
     let data = (reader.at as u64).next_multiple_of(alignment);
     let mut found = HashMap::new();
     for (name, shape, kind, offset) in infos {
-        let packing = Packing::of(kind).ok_or_else(|| {
+        let element = element(kind).ok_or_else(|| {
             format!("tensor {name} is of type {kind}, supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K")
         })?;
-        let (numbers, size) = packing.block();
+        let (numbers, size) = element.block();
         let columns = shape.last().copied().unwrap_or(1);
         let count = shape
             .iter()
@@ -759,7 +628,7 @@ fn read(bytes: &[u8]) -> Result<Contents, String> {
         found.insert(
             name,
             Info {
-                packing,
+                element,
                 shape,
                 bytes,
             },
@@ -857,6 +726,7 @@ mod tests {
     use super::*;
     use crate::models::{Checkpoint, LayerWeights};
     use crate::text::{ChatTemplate, Tokenizer};
+    use half::{bf16, f16};
 
     /// Builds a GGUF file for tests.
     #[derive(Default)]
@@ -1049,6 +919,7 @@ mod tests {
                 Element::F32 => 0,
                 Element::F16 => 1,
                 Element::Bf16 => 30,
+                Element::Packed(_) => unreachable!("fixtures are not packed"),
             };
             file.tensors.push((name.to_owned(), shape, kind, data));
         };
@@ -1187,6 +1058,69 @@ mod tests {
         }
     }
 
+    /// Returns values as blocks of [`Packing::Q8_0`].
+    fn packed(values: &[f32]) -> Vec<u8> {
+        let blocks = values.chunks_exact(32).flat_map(|block| {
+            let largest = block.iter().fold(0_f32, |most, x| most.max(x.abs()));
+            let scale = f16::from_f32(largest / 127.0);
+            let integers = block
+                .iter()
+                .map(move |x| (x / scale.to_f32()).round() as i8);
+            let integers = integers.map(i8::cast_unsigned);
+            scale.to_le_bytes().into_iter().chain(integers)
+        });
+        blocks.collect()
+    }
+
+    #[test]
+    fn matrices_stay_packed_and_their_rows_are_those_of_the_folder() {
+        let mut file = writer("mistral", "llama");
+        for (_, shape, kind, data) in &mut file.tensors {
+            if shape.len() == 2 {
+                let tensor = Tensor {
+                    element: element(*kind).unwrap(),
+                    rows: shape[0] as usize,
+                    columns: shape[1] as usize,
+                    data: Cow::Borrowed(data),
+                };
+                (*kind, *data) = (8, packed(&tensor.to_f32()));
+            }
+        }
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.gguf");
+        std::fs::write(&path, file.write()).unwrap();
+        let file = Checkpoint::open(&path).unwrap();
+        let folder = Checkpoint::open(&fixture("mistral")).unwrap();
+        let near = |one: &Tensor<'_>, other: &Tensor<'_>| {
+            assert_eq!(one.element, Element::Packed(Packing::Q8_0));
+            assert_eq!((one.rows, one.columns), (other.rows, other.columns));
+            assert_eq!(one.data.len(), one.rows * one.columns / 32 * 34);
+            let (one, other) = (one.to_f32(), other.to_f32());
+            assert_eq!(one.len(), other.len());
+            for (one, other) in one.chunks_exact(32).zip(other.chunks_exact(32)) {
+                let largest = other.iter().fold(0_f32, |most, x| most.max(x.abs()));
+                for (one, other) in one.iter().zip(other) {
+                    assert!((one - other).abs() <= largest / 250.0, "{one} {other}");
+                }
+            }
+        };
+        near(&file.embedding().unwrap(), &folder.embedding().unwrap());
+        let (one, other) = (file.layer(1).unwrap(), folder.layer(1).unwrap());
+        let matrices = |layer: LayerWeights<'_>| {
+            let [q, k, v] = layer.qkv;
+            let [gate, up] = layer.gate_up;
+            [q, k, v, layer.output, gate, up, layer.down].map(|matrix| Tensor {
+                data: matrix.data.into_owned().into(),
+                ..matrix
+            })
+        };
+        for (one, other) in matrices(one).iter().zip(&matrices(other)) {
+            near(one, other);
+        }
+        let norms = file.layer(1).unwrap().input_norm;
+        assert_eq!(norms.element, folder.layer(1).unwrap().input_norm.element);
+    }
+
     /// Returns what llama.cpp's converter writes into `rope_freqs.weight` for a fixture with the scaling `llama3`.
     fn rope_factors(name: &str) -> Vec<f32> {
         let config = json(&fixture(name).join("config.json"));
@@ -1305,7 +1239,13 @@ mod tests {
                 (first, last, sum),
                 "{packing:?}"
             );
-            let wide = packing.widened(&block(packing).repeat(2));
+            let tensor = Tensor {
+                element: Element::Packed(packing),
+                rows: 2,
+                columns: numbers,
+                data: Cow::Owned(block(packing).repeat(2)),
+            };
+            let wide = tensor.to_bf16();
             assert_eq!(wide.len(), numbers * 4);
             assert_eq!(
                 bf16::from_le_bytes([wide[0], wide[1]]),

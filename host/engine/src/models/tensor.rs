@@ -1,5 +1,6 @@
 //! A stored tensor: its number type, its shape and its bytes.
 
+use super::packing::Packing;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -13,18 +14,22 @@ pub enum Element {
     Bf16,
     /// IEEE 754 binary16.
     F16,
+    /// Blocks of integers with scales.
+    Packed(Packing),
 }
 
 impl Element {
-    pub(crate) fn bytes(self) -> usize {
+    /// Returns the numbers in a block, and its bytes. Numbers that are not packed are blocks of one.
+    pub(crate) const fn block(self) -> (usize, usize) {
         match self {
-            Self::F32 => 4,
-            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => (1, 4),
+            Self::Bf16 | Self::F16 => (1, 2),
+            Self::Packed(packing) => packing.block(),
         }
     }
 }
 
-/// A matrix `[rows, columns]` or a vector `[1, columns]`, row-major, little-endian.
+/// A matrix `[rows, columns]` or a vector `[1, columns]`, row-major, little-endian. A packed row is whole blocks.
 pub(crate) struct Tensor<'a> {
     pub(crate) element: Element,
     pub(crate) rows: usize,
@@ -46,6 +51,7 @@ impl Tensor<'_> {
                 .chunks()
                 .map(|b| f16::from_le_bytes(b).to_f32())
                 .collect(),
+            Element::Packed(packing) => self.map_packed(packing, |value| value),
         }
     }
 
@@ -66,7 +72,42 @@ impl Tensor<'_> {
                 let wide = values.map(|b| f16::from_le_bytes(*b).to_f32());
                 Cow::Owned(wide.map(narrow).collect::<Vec<_>>().into_flattened())
             }
+            Element::Packed(packing) => {
+                Cow::Owned(self.map_packed(packing, narrow).into_flattened())
+            }
         }
+    }
+
+    /// Returns this tensor if it is not packed, otherwise one with its values rounded to bf16.
+    pub(crate) fn unpacked(&self) -> Tensor<'_> {
+        let (element, data) = match self.element {
+            Element::Packed(_) => (Element::Bf16, self.to_bf16()),
+            element => (element, Cow::Borrowed(&*self.data)),
+        };
+        Tensor {
+            element,
+            data,
+            ..*self
+        }
+    }
+
+    /// Returns `map` of each value of a packed tensor, in order.
+    fn map_packed<T: Copy + Default + Send>(
+        &self,
+        packing: Packing,
+        map: impl Fn(f32) -> T + Sync,
+    ) -> Vec<T> {
+        let (numbers, size) = packing.block();
+        let mut mapped = vec![T::default(); self.data.len() / size * numbers];
+        let blocks = self.data.par_chunks_exact(size);
+        (blocks.zip(mapped.par_chunks_exact_mut(numbers))).for_each(|(block, to)| {
+            let mut values = [0.0; 256];
+            packing.unpack(block, &mut values);
+            for (to, value) in to.iter_mut().zip(values) {
+                *to = map(value);
+            }
+        });
+        mapped
     }
 
     fn chunks<const N: usize>(&self) -> impl Iterator<Item = [u8; N]> {

@@ -3,12 +3,14 @@
 //! ```text
 //!  Wide    [row / 12][column / 128][row % 12][144] f32             see `kernels`
 //!  Pairs   [row / 16][column / 32][row % 16][16 pairs] bf16        see `kernels::pairs`
+//!  Bytes   [row][column] i8, made of Wide before a product         see `kernels::packed`
 //! ```
 //!
 //! Callers write f32 to a tile and do not know its form.
 
 use super::aligned::Aligned;
-use super::kernels::{BLOCK, STRIDE, TILE_BLOCK, TILE_ROWS, lanes, pairs};
+use super::kernels::packed::{self, Quantise};
+use super::kernels::{BLOCK, Kernels, STRIDE, TILE_BLOCK, TILE_ROWS, lanes, pairs};
 use pairs::{Left, Pair};
 use rayon::iter::Either;
 use rayon::prelude::*;
@@ -35,8 +37,17 @@ pub(super) struct Tiles {
     form: Form,
     wide: Aligned<f32>,
     pairs: Aligned<Pair>,
+    bytes: Bytes,
     rows: usize,
     columns: usize,
+}
+
+/// Activations of 8 bits.
+pub(super) struct Bytes {
+    /// `[rows][columns]`.
+    pub(super) integers: Aligned<i8>,
+    /// Scale and sum of the integers of each block, `[rows][columns / 32]`.
+    pub(super) scales: Aligned<[f32; 2]>,
 }
 
 impl Tiles {
@@ -45,6 +56,10 @@ impl Tiles {
             form: Form::Wide,
             wide: Aligned::new(0),
             pairs: Aligned::new(0),
+            bytes: Bytes {
+                integers: Aligned::new(0),
+                scales: Aligned::new(0),
+            },
             rows: 0,
             columns: 0,
         }
@@ -108,6 +123,36 @@ impl Tiles {
     pub(super) fn wide(&self) -> &[f32] {
         debug_assert_eq!(self.form, Form::Wide);
         &self.wide
+    }
+
+    /// Rounds the tiles of [`Form::Wide`], whose columns are whole blocks of 32, to 8 bits, for [`Tiles::bytes`].
+    pub(super) fn quantise(&mut self, kernels: Kernels) {
+        debug_assert_eq!(self.form, Form::Wide);
+        let (rows, columns, length) = (self.rows, self.columns, self.tile_length());
+        let blocks = columns / packed::BLOCK;
+        let Self { wide, bytes, .. } = self;
+        bytes.integers.resize(rows * columns);
+        bytes.scales.resize(rows * blocks);
+        let integers = bytes.integers.par_chunks_mut(columns);
+        let rows = integers.zip(bytes.scales.par_chunks_mut(blocks));
+        let rows = rows.enumerate().with_min_len(TILE_ROWS);
+        rows.for_each(|(row, (integers, scales))| {
+            let tile = &wide[row / TILE_ROWS * length + row % TILE_ROWS * STRIDE..];
+            let parts = integers.chunks_mut(BLOCK);
+            let parts = parts.zip(scales.chunks_mut(BLOCK / packed::BLOCK));
+            for (block, (integers, scales)) in parts.enumerate() {
+                kernels.run(Quantise {
+                    from: &tile[block * TILE_BLOCK..][..integers.len()],
+                    integers,
+                    scales,
+                });
+            }
+        });
+    }
+
+    /// Returns the activations that were last rounded to 8 bits.
+    pub(super) fn bytes(&self) -> &Bytes {
+        &self.bytes
     }
 
     /// Returns the tiles of [`Form::Pairs`] from block `block` of their inputs on. Weights are read more often.

@@ -4,6 +4,7 @@
 //!  Tiles  (left)   see `left`                                      read by the kernel row by row
 //!  Panels (right)  [output / 32][input][32]                        one stream per panel, in the checkpoint's type;
 //!                  [output / 32][input / 2][32][2]                 bf16 that is multiplied by bf16
+//!                  [output / 32], then see `kernels::packed`       packed
 //!  Sums   (out)    [row / block][output / 32][row % block][32]     a task writes one contiguous piece
 //! ```
 //!
@@ -12,9 +13,10 @@
 //! of the sums and computes every output whole, so neither threads nor their number affect a result.
 
 use super::aligned::Aligned;
+use super::kernels::packed::{self, PackedProduct};
 use super::kernels::{BLOCK, Kernels, PANEL, Product, Scalar, Start, TILE_BLOCK, TILE_ROWS, pairs};
-use super::left_operand::{Form, Tiles};
-use crate::models::{Element, Tensor};
+use super::left_operand::{Bytes, Form, Tiles};
+use crate::models::{Element, Packing, Tensor};
 use half::{bf16, f16};
 use pairs::{Machine, Pair, PairProduct};
 use rayon::prelude::*;
@@ -29,6 +31,8 @@ const MIN_BLOCK_TILES: usize = 3;
 const TASKS_PER_THREAD: usize = 4;
 /// From this many rows on, a block of weights is widened once instead of by every tile.
 const WIDEN_ROWS: usize = MIN_BLOCK_TILES * TILE_ROWS;
+/// Inputs of packed weights that are multiplied by all rows of a task before the next: they stay in the first-level cache.
+const PACKED_INPUTS: usize = 512;
 /// Fewest multiply-adds that are worth handing to another thread. For one row these are 256 KiB of bf16, which take
 /// some ten microseconds to read.
 const MIN_TASK: usize = 1 << 17;
@@ -127,11 +131,14 @@ enum Data {
     F16(Aligned<f16>),
     /// Bf16 that is multiplied by bf16, with inputs padded with zeroes.
     Pairs(Machine, Aligned<Pair>),
+    /// Packed weights of each part.
+    Packed(Vec<(Packing, Aligned<u8>)>),
 }
 
 impl Panels {
     /// Lays out matrices `[outputs, inputs]` with the same inputs for products by `kernels`. They keep their type if
-    /// they share it, and are widened to f32 otherwise.
+    /// they share it or are all packed, and are widened to f32 otherwise. Packed ones that `kernels` do not multiply are
+    /// unpacked to bf16 before.
     pub(super) fn pack(parts: &[&Tensor<'_>], kernels: Kernels) -> Self {
         let inputs = parts[0].columns;
         assert!(
@@ -142,6 +149,17 @@ impl Panels {
         for part in parts {
             starts.push(starts[starts.len() - 1] + part.rows.div_ceil(PANEL));
         }
+        if kernels.keeps_packed()
+            && let Some(packed) = parts.iter().map(|part| pack_rows(part)).collect()
+        {
+            return Self {
+                data: Data::Packed(packed),
+                inputs,
+                starts,
+            };
+        }
+        let unpacked: Vec<_> = parts.iter().map(|part| part.unpacked()).collect();
+        let parts: &[&Tensor<'_>] = &unpacked.iter().collect::<Vec<_>>();
         let element = parts[0].element;
         let shared = parts.iter().all(|part| part.element == element);
         let data = match element {
@@ -181,6 +199,11 @@ impl Panels {
         self.starts[part]
     }
 
+    /// Returns whether the weights are packed.
+    pub(super) fn is_packed(&self) -> bool {
+        matches!(self.data, Data::Packed(_))
+    }
+
     /// Returns the form that the left operand must have.
     pub(super) fn form(&self) -> Form {
         match self.data {
@@ -189,8 +212,9 @@ impl Panels {
         }
     }
 
-    /// Computes `sums = tiles · weights`. The tiles must have the weights' inputs and form.
-    pub(super) fn multiply(&self, kernels: Kernels, tiles: &Tiles, sums: &mut Sums) {
+    /// Computes `sums = tiles · weights`. The tiles must have the weights' inputs and form. For packed weights they are
+    /// rounded to 8 bits.
+    pub(super) fn multiply(&self, kernels: Kernels, tiles: &mut Tiles, sums: &mut Sums) {
         assert_eq!(
             tiles.columns(),
             self.inputs,
@@ -203,6 +227,7 @@ impl Panels {
             Data::Pairs(machine, data) => {
                 multiply_pairs(*machine, data, self.panels(), tiles, sums);
             }
+            Data::Packed(parts) => multiply_packed(kernels, parts, &self.starts, tiles, sums),
         }
     }
 
@@ -225,6 +250,12 @@ impl Panels {
                         *to = weight.widen();
                     }
                 }
+            }
+            Data::Packed(parts) => {
+                let (packing, data) = &parts[0];
+                let length = packed::panel_bytes(*packing, self.inputs);
+                let panel = &data[output / PANEL * length..][..length];
+                packed::row(*packing, panel, output % PANEL, to);
             }
         }
     }
@@ -275,6 +306,26 @@ fn pack_pairs(parts: &[&Tensor<'_>], starts: &[usize]) -> Aligned<Pair> {
             }
         });
     data
+}
+
+/// Packs a matrix into panels of packed weights, or returns `None` if it is not packed. Columns beyond the last are zero.
+fn pack_rows(part: &Tensor<'_>) -> Option<(Packing, Aligned<u8>)> {
+    let Element::Packed(packing) = part.element else {
+        return None;
+    };
+    let (numbers, size) = packing.block();
+    let (row, panel) = (
+        part.columns / numbers * size,
+        packed::panel_bytes(packing, part.columns),
+    );
+    let mut data = Aligned::touched(part.rows.div_ceil(PANEL) * panel);
+    let panels = data.par_chunks_exact_mut(panel);
+    (panels.zip(part.data.par_chunks(row * PANEL))).for_each(|(to, rows)| {
+        for (output, row) in rows.chunks_exact(row).enumerate() {
+            packed::pack_row(packing, row, output, to);
+        }
+    });
+    Some((packing, data))
 }
 
 /// Iterates over the matrix rows that form panel `panel`, each with its column in the panel.
@@ -351,6 +402,35 @@ fn multiply_pairs(
     });
 }
 
+fn multiply_packed(
+    kernels: Kernels,
+    parts: &[(Packing, Aligned<u8>)],
+    starts: &[usize],
+    tiles: &mut Tiles,
+    sums: &mut Sums,
+) {
+    tiles.quantise(kernels);
+    let Bytes { integers, scales } = tiles.bytes();
+    let inputs = tiles.columns();
+    sums.fill(tiles, starts[parts.len()], |rows, panel, c| {
+        let part = starts.partition_point(|&start| start <= panel) - 1;
+        let (packing, data) = &parts[part];
+        let length = packed::panel_bytes(*packing, inputs);
+        for first in (0..inputs).step_by(PACKED_INPUTS) {
+            kernels.multiply_packed(PackedProduct {
+                a: integers,
+                scales,
+                inputs,
+                rows: rows.clone(),
+                packing: *packing,
+                panel: &data[(panel - starts[part]) * length..][..length],
+                blocks: first / packed::BLOCK..(first + PACKED_INPUTS).min(inputs) / packed::BLOCK,
+                c,
+            });
+        }
+    });
+}
+
 /// Computes the same bits as [`Kernels::multiply`], but widens the right operand once for all tiles.
 fn multiply_widened<E: Scalar>(kernels: Kernels, product: Product<'_, E>) {
     let mut wide = Wide([0.0; BLOCK * PANEL]);
@@ -375,7 +455,9 @@ struct Wide([f32; BLOCK * PANEL]);
 
 #[cfg(test)]
 mod tests {
+    use super::super::precision::Precision;
     use super::*;
+    use crate::models::{Checkpoint, ModelConfig};
     use std::borrow::Cow;
 
     fn value(i: usize) -> f32 {
@@ -392,6 +474,7 @@ mod tests {
             Element::F16 => values
                 .flat_map(|v| f16::from_f32(v).to_le_bytes())
                 .collect(),
+            Element::Packed(_) => unreachable!("see `packed`"),
         };
         Tensor {
             element,
@@ -440,7 +523,7 @@ mod tests {
                         Form::Wide => value(row * 31 + i * 17),
                         Form::Pairs => bf16::from_f32(value(row * 31 + i * 17)).to_f32(),
                     };
-                    weights.multiply(kernels, &tiles(rows, &weights), &mut sums);
+                    weights.multiply(kernels, &mut tiles(rows, &weights), &mut sums);
                     for (number, part) in parts.iter().enumerate() {
                         let wide = part.to_f32();
                         for row in (0..rows).step_by(7) {
@@ -466,16 +549,78 @@ mod tests {
         }
     }
 
+    /// Returns two random packed matrices `[70, 256]`.
+    fn packed(packings: [Packing; 2]) -> [Tensor<'static>; 2] {
+        let json = r#"{"model_type":"llama","hidden_size":256,"num_attention_heads":4,"num_hidden_layers":1,
+            "intermediate_size":8,"vocab_size":70,"max_position_embeddings":16}"#;
+        packings.map(|packing| {
+            let config = ModelConfig::parse(json).unwrap();
+            let random = Checkpoint::random(config, Element::Packed(packing), 5);
+            let matrix = random.embedding().unwrap();
+            let data = Cow::Owned(matrix.data.to_vec());
+            Tensor { data, ..matrix }
+        })
+    }
+
     #[test]
-    fn a_row_of_packed_weights_is_the_matrix_row() {
-        let matrix = tensor(Element::Bf16, 70, 45, 0);
-        let wide = matrix.to_f32();
+    fn packed_matrices_side_by_side_are_those_by_themselves_and_take_their_bytes() {
+        let parts = packed([Packing::Q4K, Packing::Q6K]);
         for kernels in Kernels::available() {
-            let weights = Panels::pack(&[&matrix], kernels);
-            let mut row = vec![0.0; 45];
-            for output in [0, 31, 32, 69] {
-                weights.row(output, &mut row);
-                assert_eq!(row, wide[output * 45..][..45]);
+            let both = Panels::pack(&[&parts[0], &parts[1]], kernels);
+            let mut sums = [Sums::new(), Sums::new()];
+            both.multiply(kernels, &mut tiles(37, &both), &mut sums[0]);
+            for (number, part) in parts.iter().enumerate() {
+                let one = Panels::pack(&[part], kernels);
+                assert_eq!(one.is_packed(), kernels.keeps_packed());
+                one.multiply(kernels, &mut tiles(37, &one), &mut sums[1]);
+                for row in 0..37 {
+                    let mut got = [[0.0; 70]; 2];
+                    sums[0].read(row, both.start(number), 0, &mut got[0]);
+                    sums[1].read(row, 0, 0, &mut got[1]);
+                    assert_eq!(got[0].map(f32::to_bits), got[1].map(f32::to_bits));
+                }
+                if let Data::Packed(parts) = &one.data {
+                    // 96 of 70 rows in panels; integers of 6 bits take 8.
+                    let bits = (parts[0].1.len() * 8) as f64 / (96.0 * 256.0);
+                    assert!(bits < [4.7, 8.6][number], "{bits} bits a weight");
+                }
+            }
+            // With a part that is not packed, nothing is.
+            let plain = tensor(Element::F32, 70, 256, 1);
+            assert!(!Panels::pack(&[&parts[0], &plain], kernels).is_packed());
+        }
+    }
+
+    #[test]
+    fn weights_that_do_not_stay_packed_are_multiplied_as_bf16() {
+        let [matrix, _] = packed([Packing::Q4_1; 2]);
+        let kernels = Kernels::detect(Precision::F32).unwrap().0;
+        let mut got = [[0.0; 70]; 2];
+        for (got, matrix) in got.iter_mut().zip([&matrix, &matrix.unpacked()]) {
+            let weights = Panels::pack(&[matrix], kernels);
+            let mut sums = Sums::new();
+            weights.multiply(kernels, &mut tiles(1, &weights), &mut sums);
+            sums.read(0, 0, 0, got);
+        }
+        assert_eq!(got[0], got[1]);
+    }
+
+    #[test]
+    fn a_row_in_panels_is_the_matrix_row() {
+        let [packed, _] = packed([Packing::Q4_1; 2]);
+        for matrix in [tensor(Element::Bf16, 70, 45, 0), packed] {
+            for kernels in Kernels::available() {
+                let weights = Panels::pack(&[&matrix], kernels);
+                let wide = if weights.is_packed() {
+                    matrix.to_f32()
+                } else {
+                    matrix.unpacked().to_f32()
+                };
+                let mut row = vec![0.0; matrix.columns];
+                for output in [0, 31, 32, 69] {
+                    weights.row(output, &mut row);
+                    assert_eq!(row, wide[output * matrix.columns..][..matrix.columns]);
+                }
             }
         }
     }

@@ -7,8 +7,8 @@
 //!                                                      dense     matrix and kernels, for other models
 //! ```
 //!
-//! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32. Sums and activations are
-//! f32. Models with bf16 weights are computed in one of three ways, chosen once ([`Precision`]). Either weights are widened
+//! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32, or less if they are packed.
+//! Sums and activations are f32; for packed weights, activations are rounded to 8 bits. Models with bf16 weights are computed in one of three ways, chosen once ([`Precision`]). Either weights are widened
 //! in registers and everything is f32, or activations are rounded to bf16 for the CPU's bf16 instructions. Attention then
 //! multiplies f32 or, with AMX, two bf16 for each number, which is as exact; or a single one, which halves KV state.
 //! Results do not depend on batch, chunks, page size or number of threads, bit for bit. They do depend on that choice,
@@ -177,9 +177,10 @@ impl CpuBackend {
         let positions = (positions as u32).min(model_positions);
         let model = threads.install(|| Model::load(checkpoint, kernels, positions))?;
         let identity = format!(
-            "{:032x} {PAGE_LAYOUT} {} {:?} {}",
+            "{:032x} {PAGE_LAYOUT} {}{} {:?} {}",
             checkpoint.fingerprint(),
             kernels.name(),
+            if model.is_packed() { " packed" } else { "" },
             layout.kv_type,
             config.page_tokens,
         );

@@ -27,13 +27,14 @@ use crate::models::{Checkpoint, CheckpointError, Element, LayerWeights, ModelCon
 use rayon::prelude::*;
 
 /// Returns the machine for attention's products of pairs (`None` if attention is f32) and the type of keys and values. As
-/// with weights, the checkpoint's type decides: bf16 is for models that were trained with it.
+/// with weights, the checkpoint's type decides: bf16 is for models that were trained with it, or packed since.
 pub(super) fn attention_pairs(
     checkpoint: &Checkpoint,
     kernels: Kernels,
 ) -> Result<(Option<Machine>, KvType), CheckpointError> {
     let element = checkpoint.attention_element()?;
-    let pairs = kernels.attention().filter(|_| element == Element::Bf16);
+    let is_narrow = matches!(element, Element::Bf16 | Element::Packed(_));
+    let pairs = kernels.attention().filter(|_| is_narrow);
     let (machine, parts) = pairs.unzip();
     Ok((machine, KvType::of(parts)))
 }
@@ -138,6 +139,14 @@ impl Model {
         self.kernels
     }
 
+    /// Returns whether any weights are packed, so that activations are rounded to 8 bits.
+    pub(super) fn is_packed(&self) -> bool {
+        let layers = self.layers.iter();
+        let layers = layers.flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        layers.chain([head]).any(Panels::is_packed)
+    }
+
     pub(super) fn multiplies_tiles(&self) -> bool {
         self.attention.is_some_and(Machine::has_tiles)
     }
@@ -234,7 +243,7 @@ impl Model {
     }
 
     fn multiply(&self, weights: &Panels, scratch: &mut Scratch) {
-        weights.multiply(self.kernels, &scratch.tiles, &mut scratch.sums);
+        weights.multiply(self.kernels, &mut scratch.tiles, &mut scratch.sums);
     }
 
     /// Adds the last product to the residual stream and norms it into the tiles, for a product with `next`. `addend` says

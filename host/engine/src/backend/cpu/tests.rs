@@ -6,7 +6,7 @@ use super::*;
 use crate::TokenId;
 use crate::backend::tests::{self, check_the_host_pool, run};
 use crate::backend::{Load, Output, Segment};
-use crate::models::{Activation, Element, ModelConfig, Rope, Tensor};
+use crate::models::{Activation, Element, ModelConfig, Packing, Rope, Tensor};
 
 const VOCABULARY: u32 = 90;
 const HOST_PAGES: u32 = 12;
@@ -34,7 +34,39 @@ fn models() -> Vec<ModelConfig> {
     .collect()
 }
 
+/// A model for each packing, some of whose matrices are too narrow to be packed.
+fn packed_models() -> Vec<(ModelConfig, Element)> {
+    let narrow = r#""hidden_size":96,"num_attention_heads":3,"num_key_value_heads":1,"head_dim":32,
+        "intermediate_size":160,"tie_word_embeddings":true"#;
+    let wide = r#""hidden_size":256,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":48,
+        "intermediate_size":512,"attention_bias":true"#;
+    [
+        (Packing::Q4_0, narrow),
+        (Packing::Q4_1, wide),
+        (Packing::Q8_0, narrow),
+        (Packing::Q4K, wide),
+        (Packing::Q6K, wide),
+    ]
+    .into_iter()
+    .map(|(packing, sizes)| {
+        let json = format!(
+            r#"{{"model_type":"llama",{sizes},"num_hidden_layers":2,"vocab_size":{VOCABULARY},"max_position_embeddings":400}}"#
+        );
+        (ModelConfig::parse(&json).unwrap(), Element::Packed(packing))
+    })
+    .collect()
+}
+
 fn backend(model: &ModelConfig, kernels: Kernels, page_tokens: u32, threads: u32) -> CpuBackend {
+    backend_of((model, Element::Bf16), kernels, page_tokens, threads)
+}
+
+fn backend_of(
+    (model, element): (&ModelConfig, Element),
+    kernels: Kernels,
+    page_tokens: u32,
+    threads: u32,
+) -> CpuBackend {
     let config = CpuConfig {
         pages: 1600 / page_tokens,
         host_pages: HOST_PAGES,
@@ -42,7 +74,7 @@ fn backend(model: &ModelConfig, kernels: Kernels, page_tokens: u32, threads: u32
         threads: Some(threads),
         precision: Precision::Auto,
     };
-    let checkpoint = Checkpoint::random(model.clone(), Element::Bf16, 7);
+    let checkpoint = Checkpoint::random(model.clone(), element, 7);
     CpuBackend::build(&checkpoint, &config, kernels).unwrap()
 }
 
@@ -196,17 +228,21 @@ fn plain_logits(checkpoint: &Checkpoint, tokens: &[TokenId]) -> Vec<f64> {
 
 #[test]
 fn logits_agree_with_a_plain_model_in_f64() {
-    for model in models() {
-        let checkpoint = Checkpoint::random(model.clone(), Element::Bf16, 7);
+    let plain = models().into_iter().map(|model| (model, Element::Bf16));
+    for (model, element) in plain.chain(packed_models()) {
+        let checkpoint = Checkpoint::random(model.clone(), element, 7);
         let prompt = tokens(1, 150);
         let expected = plain_logits(&checkpoint, &prompt);
         let mean = expected.iter().sum::<f64>() / expected.len() as f64;
         let deviation = (expected.iter().map(|x| (x - mean).powi(2)).sum::<f64>()
             / expected.len() as f64)
             .sqrt();
-        for kernels in Kernels::available() {
+        let is_packed = matches!(element, Element::Packed(_));
+        // Weights that are unpacked to bf16 are not those of the plain model.
+        let same = |kernels: &Kernels| !is_packed || kernels.keeps_packed();
+        for kernels in Kernels::available().into_iter().filter(same) {
             let got = run(
-                &mut backend(&model, kernels, 32, 1),
+                &mut backend_of((&model, element), kernels, 32, 1),
                 vec![segment(&prompt, 0, &[0, 1, 2, 3, 4])],
             );
             assert_eq!(got.len(), expected.len());
@@ -218,6 +254,8 @@ fn logits_agree_with_a_plain_model_in_f64() {
                 .map(|(a, b)| (f64::from(*a) - b).abs())
                 .fold(0.0, f64::max);
             let tolerance = match (kernels.pairs(), kernels.attention()) {
+                // Activations are rounded to 8 bits.
+                _ if is_packed => 5e-2,
                 (None, None | Some((_, Parts::Two))) => 1e-4,
                 _ => 2e-2,
             };
@@ -231,30 +269,32 @@ fn logits_agree_with_a_plain_model_in_f64() {
 
 #[test]
 fn chunks_pages_companions_and_threads_do_not_change_a_bit() {
-    for model in models() {
+    let plain = models().into_iter().map(|model| (model, Element::Bf16));
+    for (model, element) in plain.chain(packed_models()) {
+        let case = (&model, element);
         for kernels in Kernels::available() {
             let prompt = tokens(3, 300);
             let pages: Vec<u32> = (0..19).rev().collect();
             let row = VOCABULARY as usize;
             let whole = run(
-                &mut backend(&model, kernels, 16, 1),
+                &mut backend_of(case, kernels, 16, 1),
                 vec![segment(&prompt, 0, &pages)],
             );
 
             // One thread or three, and pages of 16 or 80 tokens.
             let threaded = run(
-                &mut backend(&model, kernels, 16, 3),
+                &mut backend_of(case, kernels, 16, 3),
                 vec![segment(&prompt, 0, &pages)],
             );
             assert!(same_bits(&whole, &threaded), "{kernels:?}: threads");
             let paged = run(
-                &mut backend(&model, kernels, 80, 1),
+                &mut backend_of(case, kernels, 80, 1),
                 vec![segment(&prompt, 0, &[5, 2, 9, 0])],
             );
             assert!(same_bits(&whole, &paged), "{kernels:?}: page size");
 
             // In chunks, on pages full of NaN, in steps with other sequences at other positions.
-            let mut machine = backend(&model, kernels, 16, 2);
+            let mut machine = backend_of(case, kernels, 16, 2);
             for layer in machine.pool.layers_mut() {
                 layer.write(
                     &(0..100).collect::<Vec<u32>>(),
@@ -502,4 +542,16 @@ fn an_identity_changes_with_model_weights_and_page_size_and_with_nothing_else() 
         identity(&models[0], 1, 32, 1),
     ];
     assert!(others.iter().all(|other| *other != first));
+}
+
+#[test]
+fn an_identity_tells_packed_weights_from_unpacked_ones() {
+    let (model, element) = packed_models().remove(0);
+    let kernels = |precision| Kernels::detect(precision).unwrap().0;
+    let [packed, wide] = [Precision::Packed, Precision::F32].map(|precision| {
+        let backend = backend_of((&model, element), kernels(precision), 16, 1);
+        assert_eq!(backend.model.is_packed(), precision == Precision::Packed);
+        backend.identity()
+    });
+    assert_ne!(packed, wide);
 }

@@ -1,4 +1,4 @@
-//! Weights on a device, uploaded tensor by tensor and rounded to bf16 where they are wider.
+//! Weights on a device, uploaded tensor by tensor and rounded to bf16 where they are wider or packed.
 //!
 //! Matrices that multiply the same rows are stacked: queries, keys and values; gate and up.
 

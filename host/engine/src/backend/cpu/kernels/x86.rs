@@ -273,6 +273,7 @@ unsafe fn load_512<E: Scalar>(from: *const E) -> __m512 {
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(narrow)))
             }
             Element::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())),
+            Element::Packed(_) => unreachable!("a scalar is not packed"),
         }
     }
 }
@@ -291,6 +292,7 @@ unsafe fn load_256<E: Scalar>(from: *const E) -> __m256 {
                 _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(narrow)))
             }
             Element::F16 => _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
+            Element::Packed(_) => unreachable!("a scalar is not packed"),
         }
     }
 }

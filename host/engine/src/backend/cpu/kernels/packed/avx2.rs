@@ -1,0 +1,271 @@
+//! The kernel in AVX2: `VPMADDUBSW` multiplies unsigned by signed bytes and sums two products in 16 bits, saturating.
+//!
+//! Integers of 4 bits are unsigned as they are. Signed ones of 8 and 6 bits are multiplied as `|w| · (sign of w · a)`.
+//! Activations are at most 127 in magnitude. So no sum saturates, and it can stay in 16 bits for
+//!
+//! | bits | largest sum of two | kept in 16 bits |
+//! | --- | --- | --- |
+//! | 4 | 2 · 15 · 127 = 3 810 | for 32 inputs, 8 of them: 30 480 |
+//! | 6 | 2 · 32 · 127 = 8 128 | for 16 inputs, 4 of them: 32 512 |
+//! | 8 | 2 · 128 · 127 = 32 512 | never longer |
+//!
+//! Up to four rows share the weights that are unpacked for them.
+
+use super::{BLOCK, Checked, GROUP, Layout, PANEL};
+use crate::models::Packing;
+use std::arch::x86_64::{
+    __m256, __m256i, _mm_loadl_epi64, _mm_loadu_si128, _mm256_abs_epi8, _mm256_add_epi16,
+    _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+    _mm256_cvtepu8_epi32, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16,
+    _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_srli_epi16,
+    _mm256_storeu_ps, _mm256_sub_ps,
+};
+
+/// Outputs in a vector.
+const LANES: usize = 8;
+
+/// A packing as a type, for which the kernel is compiled.
+trait Format {
+    const PACKING: Packing;
+    const LAYOUT: Layout = Layout::of(Self::PACKING);
+    /// Whether the first and the last 16 inputs of a block have scales of their own.
+    const HALVES: bool = matches!(Self::PACKING, Packing::Q6K);
+}
+
+macro_rules! formats {
+    ($($name:ident)*) => { $(
+        struct $name;
+        impl Format for $name {
+            const PACKING: Packing = Packing::$name;
+        }
+    )* };
+}
+
+formats!(Q4_0 Q4_1 Q8_0 Q4K Q6K);
+
+/// # Safety
+/// Nothing is required beyond the CPU's instructions: the product is checked.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) unsafe fn multiply(product: Checked<'_>) {
+    // SAFETY: as above.
+    unsafe {
+        match product.0.packing {
+            Packing::Q4_0 => rows::<Q4_0>(product),
+            Packing::Q4_1 => rows::<Q4_1>(product),
+            Packing::Q8_0 => rows::<Q8_0>(product),
+            Packing::Q4K => rows::<Q4K>(product),
+            Packing::Q6K => rows::<Q6K>(product),
+        }
+    }
+}
+
+/// # Safety
+/// Nothing is required beyond the CPU's instructions: the product is checked.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn rows<F: Format>(product: Checked<'_>) {
+    let p = product.0;
+    let mut row = p.rows.start;
+    while row < p.rows.end {
+        let left = p.rows.end - row;
+        // SAFETY: rows `row..row + ROWS` lie in `a`, in `scales` and in `c`, and the blocks in those and in the panel, as
+        // checked.
+        unsafe {
+            let tile = Tile {
+                a: p.a.as_ptr().add(row * p.inputs),
+                scales: p.scales.as_ptr().add(row * (p.inputs / BLOCK)),
+                inputs: p.inputs,
+                panel: p.panel.as_ptr(),
+                c: p.c.as_mut_ptr().add((row - p.rows.start) * PANEL),
+            };
+            for block in p.blocks.clone() {
+                match left {
+                    1 => tile.block::<F, 1, 4>(block),
+                    2 => tile.block::<F, 2, 2>(block),
+                    3 => tile.block::<F, 3, 2>(block),
+                    _ => tile.block::<F, 4, 2>(block),
+                }
+            }
+        }
+        row += left.min(4);
+    }
+}
+
+/// The operands from a tile's first row on.
+#[derive(Clone, Copy)]
+struct Tile {
+    a: *const i8,
+    scales: *const [f32; 2],
+    inputs: usize,
+    panel: *const u8,
+    c: *mut f32,
+}
+
+impl Tile {
+    /// Adds the products of block `block` of `ROWS` rows, `VECTORS` vectors of outputs at a time.
+    ///
+    /// # Safety
+    /// `a`, `scales` and `c` have `ROWS` rows, and both operands have the block.
+    #[expect(
+        clippy::needless_range_loop,
+        reason = "rows and vectors are places in memory as well as in the sums"
+    )]
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn block<F: Format, const ROWS: usize, const VECTORS: usize>(self, block: usize) {
+        let (head, at) = F::LAYOUT.places(block);
+        let ones = _mm256_set1_epi16(1);
+        for first in (0..PANEL / LANES).step_by(VECTORS) {
+            // The sums of the first and of the last 16 inputs, or of all.
+            let mut sums = [[[_mm256_setzero_si256(); VECTORS]; ROWS]; 2];
+            // SAFETY: see above: the pointers stay within the block, its head, and the rows.
+            unsafe {
+                let integers = self.panel.add(at + first * LANES * GROUP);
+                let a = self.a.add(block * BLOCK);
+                for group in 0..F::LAYOUT.integers / (PANEL * GROUP) {
+                    let mut weights = [ones; VECTORS];
+                    for (vector, weights) in weights.iter_mut().enumerate() {
+                        *weights = load(integers.add((group * PANEL + vector * LANES) * GROUP));
+                    }
+                    if F::LAYOUT.integers < BLOCK * PANEL {
+                        let mask = _mm256_set1_epi8(15);
+                        let mut high = weights;
+                        for (low, high) in weights.iter_mut().zip(&mut high) {
+                            *high = _mm256_and_si256(_mm256_srli_epi16::<4>(*low), mask);
+                            *low = _mm256_and_si256(*low, mask);
+                        }
+                        for (row, sums) in sums[0].iter_mut().enumerate() {
+                            let a = a.add(row * self.inputs + group * GROUP);
+                            for (a, weights) in [(a, &weights), (a.add(BLOCK / 2), &high)] {
+                                let a = four(a);
+                                for (sum, weights) in sums.iter_mut().zip(weights) {
+                                    *sum =
+                                        _mm256_add_epi16(*sum, _mm256_maddubs_epi16(*weights, a));
+                                }
+                            }
+                        }
+                    } else {
+                        let mut sizes = weights;
+                        for size in &mut sizes {
+                            *size = _mm256_abs_epi8(*size);
+                        }
+                        let half = if F::HALVES { group / 4 } else { 0 };
+                        for (row, sums) in sums[half].iter_mut().enumerate() {
+                            let a = four(a.add(row * self.inputs + group * GROUP));
+                            for (vector, sum) in sums.iter_mut().enumerate() {
+                                let a = _mm256_sign_epi8(a, weights[vector]);
+                                let pairs = _mm256_maddubs_epi16(sizes[vector], a);
+                                *sum = if F::HALVES {
+                                    _mm256_add_epi16(*sum, pairs)
+                                } else {
+                                    _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones))
+                                };
+                            }
+                        }
+                    }
+                }
+                for vector in 0..VECTORS {
+                    let output = (first + vector) * LANES;
+                    let scales = self.panel.add(at + F::LAYOUT.integers);
+                    let [weights, second] =
+                        weight_scales::<F>(self.panel.add(head), scales, output);
+                    for row in 0..ROWS {
+                        let [scale, sum] = *self.scales.add(row * (self.inputs / BLOCK) + block);
+                        let [mut one, mut other] = [sums[0][row][vector], sums[1][row][vector]];
+                        if !matches!(F::PACKING, Packing::Q8_0) {
+                            one = _mm256_madd_epi16(one, ones);
+                            other = _mm256_madd_epi16(other, ones);
+                        }
+                        let value = _mm256_mul_ps(_mm256_cvtepi32_ps(one), weights);
+                        let more = match F::PACKING {
+                            Packing::Q6K => _mm256_mul_ps(_mm256_cvtepi32_ps(other), second),
+                            _ => _mm256_mul_ps(second, _mm256_set1_ps(sum)),
+                        };
+                        let value = match F::PACKING {
+                            Packing::Q8_0 => value,
+                            _ => _mm256_add_ps(value, more),
+                        };
+                        let c = self.c.add(row * PANEL + output);
+                        let value = _mm256_mul_ps(value, _mm256_set1_ps(scale));
+                        _mm256_storeu_ps(c, _mm256_add_ps(_mm256_loadu_ps(c), value));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns the scales of eight outputs from `output` on, and their offsets or the scales of the last 16 inputs.
+///
+/// # Safety
+/// `head` and `scales` are those of a block of a panel.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn weight_scales<F: Format>(
+    head: *const u8,
+    scales: *const u8,
+    output: usize,
+) -> [__m256; 2] {
+    // SAFETY: see above: eight f16, or eight bytes, of the places that the layout has.
+    unsafe {
+        match F::PACKING {
+            Packing::Q8_0 => [half(scales, output), _mm256_setzero_ps()],
+            Packing::Q4_0 => {
+                let scale = half(scales, output);
+                [scale, _mm256_mul_ps(_mm256_set1_ps(-8.0), scale)]
+            }
+            Packing::Q4_1 => [half(scales, output), half(scales, PANEL + output)],
+            Packing::Q4K => {
+                let [scale, offset] = [output, PANEL + output].map(|at| scales.add(at).cast());
+                let scale = _mm256_cvtepu8_epi32(_mm_loadl_epi64(scale));
+                let offset = _mm256_cvtepu8_epi32(_mm_loadl_epi64(offset));
+                let offset = _mm256_mul_ps(half(head, PANEL + output), _mm256_cvtepi32_ps(offset));
+                [
+                    _mm256_mul_ps(half(head, output), _mm256_cvtepi32_ps(scale)),
+                    _mm256_sub_ps(_mm256_set1_ps(-0.0), offset),
+                ]
+            }
+            Packing::Q6K => {
+                let [one, other] = [output, PANEL + output].map(|at| scales.add(at).cast());
+                let one = _mm256_cvtepi8_epi32(_mm_loadl_epi64(one));
+                let other = _mm256_cvtepi8_epi32(_mm_loadl_epi64(other));
+                let head = half(head, output);
+                [
+                    _mm256_mul_ps(head, _mm256_cvtepi32_ps(one)),
+                    _mm256_mul_ps(head, _mm256_cvtepi32_ps(other)),
+                ]
+            }
+        }
+    }
+}
+
+/// Returns eight f16 from number `at` on, widened.
+///
+/// # Safety
+/// They are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn half(from: *const u8, at: usize) -> __m256 {
+    // SAFETY: see above.
+    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(from.add(2 * at).cast()) })
+}
+
+/// # Safety
+/// 32 bytes are readable at `from`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn load(from: *const u8) -> __m256i {
+    // SAFETY: see above.
+    unsafe { _mm256_loadu_si256(from.cast()) }
+}
+
+/// Returns four adjacent inputs in every lane.
+///
+/// # Safety
+/// Four bytes are readable at `from`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn four(from: *const i8) -> __m256i {
+    // SAFETY: see above.
+    _mm256_set1_epi32(unsafe { from.cast::<i32>().read_unaligned() })
+}

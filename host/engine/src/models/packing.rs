@@ -1,0 +1,114 @@
+//! Blocks of packed numbers, as GGUF files store them (llama.cpp, `ggml-quants.c`).
+
+use half::f16;
+
+/// A format in which a matrix row is stored as blocks of integers with scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// 32 numbers of 4 bits, and a scale.
+    Q4_0,
+    /// 32 numbers of 4 bits, a scale and an offset.
+    Q4_1,
+    /// 32 numbers of 8 bits, and a scale.
+    Q8_0,
+    /// 256 numbers of 4 bits, with scales and offsets of 32 each.
+    Q4K,
+    /// 256 numbers of 6 bits, with scales of 16 each.
+    Q6K,
+}
+
+impl Packing {
+    /// Returns the numbers in a block, and its bytes.
+    pub(crate) const fn block(self) -> (usize, usize) {
+        match self {
+            Self::Q4_0 => (32, 18),
+            Self::Q4_1 => (32, 20),
+            Self::Q8_0 => (32, 34),
+            Self::Q4K => (256, 144),
+            Self::Q6K => (256, 210),
+        }
+    }
+
+    /// Returns the place of a block's scale, an f16. That of offsets, if there are any, follows it.
+    pub(crate) const fn scale(self) -> usize {
+        match self {
+            Self::Q6K => 208,
+            _ => 0,
+        }
+    }
+
+    /// Returns scale and offset, as integers, of group `group` of 32 numbers in a block of [`Packing::Q4K`].
+    pub(crate) fn q4k_scales(block: &[u8], group: usize) -> [u8; 2] {
+        let byte = |at: usize| block.get(at).copied().unwrap_or_default();
+        if group < 4 {
+            return [byte(4 + group) & 63, byte(8 + group) & 63];
+        }
+        let both = byte(8 + group);
+        [
+            both & 15 | byte(group) >> 6 << 4,
+            both >> 4 | byte(4 + group) >> 6 << 4,
+        ]
+    }
+
+    /// Returns the integer of number `at` of a block of [`Packing::Q6K`], -32 to 31.
+    pub(crate) fn q6k_integer(block: &[u8], at: usize) -> i8 {
+        let byte = |at: usize| block.get(at).copied().unwrap_or_default();
+        let (part, quarter, l) = (at / 128, at % 128 / 32, at % 32);
+        let low = byte(part * 64 + l + quarter % 2 * 32);
+        let low = if quarter < 2 { low & 15 } else { low >> 4 };
+        let high = byte(128 + part * 32 + l) >> (2 * quarter) & 3;
+        (low | high << 4).cast_signed() - 32
+    }
+
+    /// Writes the numbers of one block.
+    pub(crate) fn unpack(self, block: &[u8], values: &mut [f32; 256]) {
+        let byte = |at: usize| block.get(at).copied().unwrap_or_default();
+        let half = |at: usize| f16::from_le_bytes([byte(at), byte(at + 1)]).to_f32();
+        let signed = |at: usize| f32::from(byte(at).cast_signed());
+        let low = |at: usize| f32::from(byte(at) & 15);
+        let high = |at: usize| f32::from(byte(at) >> 4);
+        let scale = half(self.scale());
+        match self {
+            Self::Q4_0 => {
+                for at in 0..16 {
+                    values[at] = scale * (low(2 + at) - 8.0);
+                    values[at + 16] = scale * (high(2 + at) - 8.0);
+                }
+            }
+            Self::Q4_1 => {
+                let offset = half(2);
+                for at in 0..16 {
+                    values[at] = scale * low(4 + at) + offset;
+                    values[at + 16] = scale * high(4 + at) + offset;
+                }
+            }
+            Self::Q8_0 => {
+                for (at, value) in values.iter_mut().take(32).enumerate() {
+                    *value = scale * signed(2 + at);
+                }
+            }
+            Self::Q4K => {
+                let offsets = half(2);
+                for (group, values) in values.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                    let [own, offset] = Self::q4k_scales(block, group).map(f32::from);
+                    let (own, offset) = (scale * own, offsets * offset);
+                    for (within, value) in values.iter_mut().enumerate() {
+                        let place = 16 + group / 2 * 32 + within;
+                        let number = if group % 2 == 0 {
+                            low(place)
+                        } else {
+                            high(place)
+                        };
+                        *value = own * number - offset;
+                    }
+                }
+            }
+            Self::Q6K => {
+                for (at, value) in values.iter_mut().enumerate() {
+                    let own = scale * signed(192 + at / 16);
+                    *value = own * f32::from(Self::q6k_integer(block, at));
+                }
+            }
+        }
+    }
+}
