@@ -1,5 +1,5 @@
 //! Rank-aware placement: the retriever's best documents keep a place where the model reads well; a policy orders the others
-//! for reuse. With [`Place::Auto`] documents are moved only where that finds more in the cache.
+//! for reuse. With [`Place::Auto`] documents stay where they are if that finds as much in the cache.
 
 use super::Order;
 use serde::{Deserialize, Serialize};
