@@ -3,7 +3,7 @@
 //! ```text
 //! OUTPUT/1/gpu.sh                  runs everything and reports
 //! OUTPUT/1/foreword-gpu.tar.gz     the host, the engine's tests as a program, fixtures, scripts, configurations of models
-//! OUTPUT/1/smollm2.1, 2/smollm2.2  SmolLM2 in pieces, so that no folder exceeds the limit of one transfer
+//! OUTPUT/1/smollm2.1, 2/smollm2.2  SmolLM2 in pieces, so that no folder exceeds `--most-mib`
 //! ```
 //!
 //! The programs have no symbols. Their kernels name source lines, for compute-sanitizer.
@@ -49,8 +49,9 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let first = output.join("1");
     pack(workspace, &foreword, &tests, &model, &first)?;
     let most = (options.most_mib as usize) << 20;
-    let taken = fs::metadata(first.join(ARCHIVE))?.len() as usize;
-    ensure!(taken < most, "the archive alone takes {} MiB", taken >> 20);
+    let size = |name| fs::metadata(first.join(name)).map(|about| about.len() as usize);
+    let taken = size(ARCHIVE)? + size("gpu.sh")?;
+    ensure!(taken < most, "the programs alone take {} MiB", taken >> 20);
     let (head, rest) = model.split_at(model.len().min(most - taken));
     for (number, piece) in [head].into_iter().chain(rest.chunks(most)).enumerate() {
         let folder = output.join((number + 1).to_string());

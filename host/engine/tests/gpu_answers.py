@@ -141,7 +141,7 @@ def main():
         except NoKernels as reason:
             print(f"{folder.name}: SKIPPED, {reason}", flush=True)
     found["tokens"], found["tokens_equal"] = sum(part[0] for part in parts), sum(part[1] for part in parts)
-    found["furthest_behind"] = max(part[2] for part in parts)
+    found["furthest_behind"] = max((part[2] for part in parts), default=0.0)
     found["behind_allowed"] = STRAY
     print(json.dumps(found))
     same = found.get("answers") == found.get("answers_equal")

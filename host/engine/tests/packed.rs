@@ -1,4 +1,4 @@
-//! Compares products with packed weights (`Precision::Auto`) with those with weights unpacked to bf16
+//! Compares products with packed weights (`Precision::Packed`) with those with weights unpacked to bf16
 //! (`Precision::F32`) on a real model: logits, log-probability of English text, speed and memory.
 //!
 //! ```text
@@ -101,7 +101,7 @@ fn packed_beside_unpacked() {
         .unwrap()
         .encode(&text(), true)
         .unwrap();
-    let mut backends = [Precision::F32, Precision::Auto].map(|precision| {
+    let mut backends = [Precision::F32, Precision::Packed].map(|precision| {
         let before = resident();
         let mut backend = load(file, 2, precision).unwrap();
         run(&mut backend, &tokens[..16], 0, &pages(16), Output::Last);

@@ -45,7 +45,7 @@ enum CpuPrecision {
     Auto,
     /// Widen to f32: most accurate
     F32,
-    /// Keep packed weights packed on every CPU: a third of the memory, faster answers, activations of 8 bits
+    /// Keep packed weights packed on every CPU: a third to half of the memory, activations of 8 bits
     Packed,
     /// Round activations to bf16; an error if the CPU has no instructions for it
     Bf16,

@@ -306,8 +306,8 @@ impl Pipeline {
     }
 }
 
-/// Returns the order that saves more: that of `held`, or one that begins like `before`, the previous guess. Either way the
-/// favoured documents of `split` keep their places.
+/// Returns the order that saves more: that of `held`, or one that begins like `before`, the previous guess, with the
+/// favoured documents of `split` in their places.
 fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered, split: Split) -> Vec<u16> {
     let rank = |fingerprint: &Fingerprint| {
         let at = known
@@ -328,7 +328,7 @@ fn best(known: &[Known<'_>], before: &[Fingerprint], held: Ordered, split: Split
         (known.fingerprint == *before).then_some(u64::from(known.tokens))
     });
     let tokens: u64 = alike.sum();
-    if tokens == 0 || tokens < held.matched_tokens {
+    if tokens <= held.matched_tokens {
         return held.order;
     }
     order.to_vec()

@@ -1,4 +1,4 @@
-//! Constrains a policy by the configuration: favoured documents keep their place, and no document moves for a match shorter
+//! Constrains a policy by the configuration: favoured documents have their place, and no other document moves for a match shorter
 //! than a block of the engine's cache (528 to 8,320 tokens for hybrid models).
 
 use super::stability::RankStability;

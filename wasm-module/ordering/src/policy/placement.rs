@@ -16,8 +16,8 @@ pub enum Place {
     First,
     /// The best one last, the second best first, the third best second to last, and so on.
     Ends,
-    /// `Last`, but all documents stay in rank order where that matches at least as many cached tokens, and while recent
-    /// requests of the tenant and model share longer beginnings in rank order.
+    /// `Last`, but all documents stay in rank order where that matches cached tokens, and as many; and while recent requests
+    /// of the tenant and model share longer beginnings in rank order.
     Auto,
 }
 

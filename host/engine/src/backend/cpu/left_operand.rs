@@ -32,7 +32,7 @@ impl Form {
     }
 }
 
-/// Activations `[rows, columns]` as left operands. The memory of both forms is reused from product to product.
+/// Activations `[rows, columns]` as left operands. Their memory is reused from product to product.
 pub(super) struct Tiles {
     form: Form,
     wide: Aligned<f32>,

@@ -139,12 +139,12 @@ impl Model {
         self.kernels
     }
 
-    /// Returns whether any weights are packed, so that activations are rounded to 8 bits.
+    /// Returns whether any weights are packed, so that results differ from those of unpacked ones.
     pub(super) fn is_packed(&self) -> bool {
         let layers = self.layers.iter();
         let layers = layers.flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
-        let head = self.head.as_ref().unwrap_or(&self.embedding);
-        layers.chain([head]).any(Panels::is_packed)
+        let others = self.head.iter().chain([&self.embedding]);
+        layers.chain(others).any(Panels::is_packed)
     }
 
     pub(super) fn multiplies_tiles(&self) -> bool {

@@ -5,7 +5,7 @@
 ///
 /// Rounding activations to bf16 costs accuracy: logits deviate by one or two percent of their standard deviation, where
 /// f32 deviates by less than a hundredth of one percent. Models with bf16 weights were trained with that rounding.
-/// Rounding them to 8 bits for packed weights costs about five percent, as it does in llama.cpp.
+/// Rounding them to 8 bits for packed weights costs about five percent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
     /// Chooses [`Precision::Bf16`] where the CPU's instructions make it faster than f32: AMX, or AVX512-BF16 on AMD.

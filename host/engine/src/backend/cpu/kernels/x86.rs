@@ -17,7 +17,7 @@ use std::arch::x86_64::{
     _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
-/// Proof that the CPU has AVX-512 F, BW, DQ and VL.
+/// Proof that the CPU has AVX-512 F, BW, DQ and VL, and what [`Avx2`] proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Avx512(());
 
@@ -27,7 +27,7 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("fma");
+            && Avx2::detect().is_some();
         present.then_some(Self(()))
     }
 }

@@ -305,7 +305,7 @@ pub(super) fn multiply(product: Checked<'_>) {
 /// Rounds activations `[32 · n]` to 8 bits: in each block the largest becomes ±127. A block with a number that is not
 /// finite has the scale NaN, and one whose numbers are all below 1e-30 is zero.
 pub(in super::super) struct Quantise<'a> {
-    /// Whole blocks; of the last 128 columns those that exist.
+    /// At most 128 columns of one row: whole blocks of 32.
     pub(in super::super) from: &'a [f32],
     pub(in super::super) integers: &'a mut [i8],
     /// Scale and sum of the integers of each block.
