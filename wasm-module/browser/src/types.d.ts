@@ -8,7 +8,7 @@ export interface Config {
   /** Which order; see below. */
   policy?: Policy;
   rank?: {
-    /** `auto`: as `last`, but all documents keep their order where that finds as much in the cache, and while requests share more in that order; `last`: behind the others, the best one next to a question that follows; `first`: before them, the best one first; `ends`: the best one last, the second best first, and so on; `free`: anywhere. `docs/answers.md` says what each costs. */
+    /** `auto`: as `last`, but all documents keep their order where that finds something in the cache, and as much, and while requests share more in that order; `last`: behind the others, the best one next to a question that follows; `first`: before them, the best one first; `ends`: the best one last, the second best first, and so on; `free`: anywhere. `docs/answers.md` says what each costs. */
     place?: "free" | "last" | "first" | "ends" | "auto";
     /** Documents that keep this place. */
     documents?: number;

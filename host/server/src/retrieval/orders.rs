@@ -287,12 +287,15 @@ mod tests {
 
     #[test]
     fn the_best_document_keeps_its_place_whatever_is_held() {
-        let (feed, orders) = (Feed::new(), Orders::new(Config::default()));
-        let order = |documents: &[u64]| orders.choose(&feed, "t", None, &known(documents)).order;
-        assert_eq!(
-            Config::default().policy_options().placement.place,
-            Place::Last
+        let last = Placement {
+            place: Place::Last,
+            documents: 1,
+        };
+        let (feed, orders) = (
+            Feed::new(),
+            Orders::new(Config::default().with_placement(last)),
         );
+        let order = |documents: &[u64]| orders.choose(&feed, "t", None, &known(documents)).order;
         assert_eq!(order(&[1, 2, 3]), [1, 2, 0]);
         feed.publish(vec![stored("t", 7, &[1]), stored("t", 7, &[3])]);
         assert_eq!(order(&[1, 2, 3]), [2, 1, 0]);
