@@ -60,8 +60,8 @@ object! {
     /// The place of the retriever's best documents, as written. The policy orders the other documents for reuse.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawRank in "rank." {
-        /// Name of the [place](Place): `auto` (`last`, but nothing is moved where rank order finds as much, and not nothing, in the cache),
-        /// `last` (next to a question that follows the documents), `first`, `ends` (the best last, the second best first),
+        /// Name of the [place](Place): `auto` (`last`, but nothing is moved where rank order finds something in the cache, and
+        /// as much), `last` (next to a question that follows the documents), `first`, `ends` (the best last, the second best first),
         /// or `free`.
         pub place: String = Place::Auto.name().into(),
         /// Number of documents that keep this place.

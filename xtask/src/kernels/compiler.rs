@@ -27,7 +27,7 @@ type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 
-/// Whether code tells which line of the sources an instruction comes from. The instructions are the same.
+/// Line numbers of the sources in compiled code, for compute-sanitizer. The instructions are the same with and without.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lines {
     Dropped,

@@ -88,5 +88,5 @@ fn install<const FILES: usize>(
     Ok(files)
 }
 
-/// Whether this machine has the platform of the pinned wheels.
+/// True on x86-64 Linux, the platform of the pinned wheels.
 pub(crate) const HAS_WHEELS: bool = cfg!(all(target_os = "linux", target_arch = "x86_64"));

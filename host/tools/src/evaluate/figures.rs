@@ -358,8 +358,8 @@ fn interval(estimate: &Estimate) -> Value {
     })
 }
 
-/// Returns an arm's table cells: questions, exact match, answers that contain a right one, F1, reuse, and the median and 95th percentile of the time to
-/// the first token.
+/// Returns an arm's table cells: questions, exact match, answers that contain a right one, F1, reuse, and the median and
+/// 95th percentile of the time to the first token.
 pub(super) fn cells(figure: &Figure) -> [String; 7] {
     [
         grouped(figure.cases as u64),

@@ -132,18 +132,22 @@ impl Policy for Constrained {
 mod tests {
     use crate::document::Fingerprint;
     use crate::policy::tests::ordered;
-    use crate::policy::{Place, Placement, PolicyKind, PolicyOptions};
+    use crate::policy::{Place, Placement, Policy, PolicyKind, PolicyOptions};
+
+    fn automatic() -> Box<dyn Policy> {
+        PolicyKind::Longest.build(&PolicyOptions {
+            placement: Placement {
+                place: Place::Auto,
+                documents: 1,
+            },
+            ..PolicyOptions::default()
+        })
+    }
 
     #[test]
     fn only_ranked_documents_decide_the_automatic_place() {
         let placed = |is_ranked: bool| {
-            let mut policy = PolicyKind::Longest.build(&PolicyOptions {
-                placement: Placement {
-                    place: Place::Auto,
-                    documents: 1,
-                },
-                ..PolicyOptions::default()
-            });
+            let mut policy = automatic();
             for at in 0..200 {
                 let documents = [7, 8, 100 + at, 500 + at].map(Fingerprint);
                 match is_ranked {
@@ -159,13 +163,7 @@ mod tests {
     #[test]
     fn automatic_placement_moves_documents_only_for_a_longer_match() {
         let order = |cached: &[&[u64]]| {
-            let mut policy = PolicyKind::Longest.build(&PolicyOptions {
-                placement: Placement {
-                    place: Place::Auto,
-                    documents: 1,
-                },
-                ..PolicyOptions::default()
-            });
+            let mut policy = automatic();
             ordered(policy.as_mut(), cached, &[1, 2, 3, 4])
         };
         assert_eq!(order(&[]), [2, 3, 4, 1]);

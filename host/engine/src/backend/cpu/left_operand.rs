@@ -44,7 +44,7 @@ pub(super) struct Tiles {
 
 /// Activations of 8 bits.
 pub(super) struct Bytes {
-    /// `[rows][columns]`.
+    /// The rounded activations, `[rows][columns]`; times their block's scale they are the activations.
     pub(super) integers: Aligned<i8>,
     /// Scale and sum of the integers of each block, `[rows][columns / 32]`.
     pub(super) scales: Aligned<[f32; 2]>,

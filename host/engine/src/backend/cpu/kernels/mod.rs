@@ -210,7 +210,7 @@ pub(super) struct Kernels {
     pairs: Option<pairs::Machine>,
     /// The machine for attention of models with bf16 weights, and the parts of a number there. `None` if attention is f32.
     attention: Option<(pairs::Machine, Parts)>,
-    /// Whether packed weights are multiplied as they are, by 8-bit activations; they are unpacked to bf16 otherwise.
+    /// True if packed weights are multiplied as they are, by 8-bit activations. Otherwise they are unpacked to bf16.
     packed: bool,
 }
 

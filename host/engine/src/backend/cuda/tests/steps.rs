@@ -14,7 +14,7 @@ use std::time::Instant;
 
 const PAGE_TOKENS: u32 = 16;
 
-/// What is measured.
+/// The sizes of prompts and batches whose steps are timed.
 struct Sizes {
     prompts: &'static [u32],
     batches: &'static [u32],

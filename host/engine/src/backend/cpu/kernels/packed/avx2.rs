@@ -29,7 +29,7 @@ const LANES: usize = 8;
 trait Format {
     const PACKING: Packing;
     const LAYOUT: Layout = Layout::of(Self::PACKING);
-    /// Whether the first and the last 16 inputs of a block have scales of their own.
+    /// True if a block has one scale for its first 16 inputs and another for its last 16.
     const HALVES: bool = matches!(Self::PACKING, Packing::Q6K);
 }
 

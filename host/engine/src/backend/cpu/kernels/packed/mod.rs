@@ -215,7 +215,7 @@ pub(in super::super) fn row(packing: Packing, panel: &[u8], output: usize, to: &
 /// A product `c[row - rows.start][0..32] (+)= Σ a[row] · panel`, of some blocks of inputs. Block 0 overwrites `c`, others
 /// are added to it.
 pub(in super::super) struct PackedProduct<'a> {
-    /// Left operand `[rows][inputs]`.
+    /// Activations rounded to 8 bits, the left operand, `[rows][inputs]`.
     pub(in super::super) a: &'a [i8],
     /// Scale and sum of each block of the left operand, `[rows][inputs / 32]`.
     pub(in super::super) scales: &'a [[f32; 2]],
@@ -226,7 +226,7 @@ pub(in super::super) struct PackedProduct<'a> {
     pub(in super::super) panel: &'a [u8],
     /// Blocks of inputs to multiply.
     pub(in super::super) blocks: Range<usize>,
-    /// Output `[rows.len()][32]`.
+    /// The sums of the panel's 32 outputs for each computed row, `[rows.len()][32]`.
     pub(in super::super) c: &'a mut [f32],
 }
 

@@ -38,7 +38,7 @@ fn panel(packing: Packing, rows: &[Vec<u8>], inputs: usize) -> Vec<u8> {
     panel
 }
 
-/// A left operand.
+/// Activations rounded to 8 bits, with the scale and sum of each block.
 struct Rounded {
     integers: Vec<i8>,
     scales: Vec<[f32; 2]>,
