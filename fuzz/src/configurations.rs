@@ -36,7 +36,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         "rank": {"place": "ends", "documents": 2, "unranked": ["tags"]},
         "hint": {"enabled": true, "template": "\"{order}\"\n", "label": "<{label}>", "separator": ", ", "short": "best: {order};", "location": "see {document}"},
         "documents": {"field": "reorder", "tags": ["doc"], "loose_tags": [], "blocks": true, "results": true,
-            "numbered": true, "rules": true, "headings": true, "max": 4},
+            "numbered": true, "rules": true, "headings": true, "outputs": true, "max": 4},
         "tree": {"max_nodes": 3, "max_tokens": 100, "max_trees": 2},
         "conversation": {"deduplicate": true, "pin": true, "max_pinned_tokens": 50, "max_entries": 3, "max_bytes": 900}}"#;
     let filter = r#"{"routes": ["/a", "/b/*"], "max_body_bytes": 70, "tenant": {"claim": ["sub"], "payload": "p"},

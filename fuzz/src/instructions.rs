@@ -53,7 +53,7 @@ pub fn configurations() -> [(&'static str, Value); 6] {
         "ordering": {
             "head": {"mode": "apply"},
             "conversation": {"pin": true},
-            "documents": {"numbered": true, "rules": true, "headings": true},
+            "documents": {"numbered": true, "rules": true, "headings": true, "outputs": true},
         },
     });
     [

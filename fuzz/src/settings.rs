@@ -86,7 +86,7 @@ impl Settings {
             "documents": {
                 "field": self.field(), "tags": tags, "loose_tags": ["context", "file"],
                 "blocks": !self.is(11), "results": !self.is(12),
-                "numbered": lists, "rules": lists, "headings": lists, "max": 64,
+                "numbered": lists, "rules": lists, "headings": lists, "outputs": lists, "max": 64,
             },
             "tree": tree,
             "conversation": conversation,

@@ -123,6 +123,7 @@ test("a configuration with every field of the types is accepted, and no other fi
     documents: {
       field: "render", tags: ["doc"], loose_tags: ["context"], max: 8,
       blocks: true, results: true, clients: true, numbered: false, rules: false, headings: false,
+      outputs: false,
     },
     tree: { max_nodes: 100, max_tokens: 9, max_trees: 2 },
     conversation: { deduplicate: true, pin: false, max_pinned_tokens: 1, max_entries: 1, max_bytes: 1 },

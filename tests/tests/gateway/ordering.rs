@@ -178,6 +178,44 @@ fn repeated_and_missing_ids_lose_no_document() {
 }
 
 #[test]
+fn a_file_that_an_agent_reads_again_is_referred_to_if_asked_for() {
+    let upstream = Upstream::start().unwrap();
+    let gateway = configured(
+        &upstream,
+        json!({"ordering": {"documents": {"outputs": true}}}),
+    );
+    let file = format!(
+        "// The module about clocks.\n{}",
+        "let it = \"é\";\n".repeat(40)
+    );
+    let called = json!({"role": "assistant", "content": "Reading."});
+    let read = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": file});
+    let mut messages = vec![
+        json!({"role": "user", "content": "Why?"}),
+        called.clone(),
+        read("1"),
+    ];
+    let mut before = String::new();
+    for id in ["2", "3"] {
+        messages.extend([called.clone(), read(id)]);
+        let response = send(
+            &gateway,
+            &json!({"model": "m", "messages": messages}).to_string(),
+        );
+        assert_eq!(response.status, 200);
+        let sent = upstream.last().unwrap().text();
+        assert_eq!(sent.matches("let it").count(), 40, "{sent}");
+        let words = "Please refer to the tool result that contains [The module about clocks]";
+        assert_eq!(sent.matches(words).count(), messages.len() / 2 - 1);
+        // What was sent stays.
+        let end = before.rfind("]").unwrap_or_default();
+        assert_eq!(sent.get(..end), before.get(..end));
+        before = sent;
+        assert_length(&upstream);
+    }
+}
+
+#[test]
 fn an_exact_repeat_within_a_request_is_dropped_and_counted() {
     let upstream = Upstream::start().unwrap();
     let gateway = gateway(&upstream);

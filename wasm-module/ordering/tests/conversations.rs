@@ -238,6 +238,165 @@ fn tool_results_are_turns() {
     assert!(sent[4].starts_with(&location("b")), "{}", sent[4]);
 }
 
+/// A file of some length that is opened by words of its own.
+fn file(name: &str) -> String {
+    format!(
+        "// The module about {name}.\n{}",
+        "let it = \"be\";\n".repeat(40)
+    )
+}
+
+/// A call of a tool and its result.
+fn step(id: usize, result: &str) -> [Value; 2] {
+    [
+        answer("Reading."),
+        json!({"role": "tool", "tool_call_id": id.to_string(), "content": result}),
+    ]
+}
+
+fn agents(results: &[&str]) -> Value {
+    let steps = results
+        .iter()
+        .enumerate()
+        .flat_map(|(id, result)| step(id, result));
+    let messages: Vec<Value> = std::iter::once(question("Why?")).chain(steps).collect();
+    json!({"messages": messages})
+}
+
+/// The contents of the tool's messages as sent, and the number of those that were replaced.
+fn outputs(orderer: &mut Orderer, results: &[&str]) -> (Vec<String>, u32) {
+    let (sent, report) = send(orderer, &agents(results));
+    (
+        sent.into_iter().skip(2).step_by(2).collect(),
+        report.deduplicated,
+    )
+}
+
+fn refers_to(name: &str) -> String {
+    let words = format!("The module about {name}");
+    format!("Please refer to the tool result that contains [{words}] in the previous conversation.")
+}
+
+#[test]
+fn a_tools_result_that_stands_again_is_referred_to_from_then_on() {
+    let mut orderer = orderer(json!({"documents": {"outputs": true}}));
+    let (a, b) = (file("a"), file("b"));
+    let (sent, replaced) = outputs(&mut orderer, &[&a, &b, &a]);
+    assert_eq!(
+        (&*sent, replaced),
+        (&[a.clone(), b.clone(), refers_to("a")][..], 1)
+    );
+    // Each step finds those before it as they were sent.
+    let (longer, replaced) = outputs(&mut orderer, &[&a, &b, &a, "short", "short", &b, &a]);
+    assert_eq!((&longer[..3], replaced), (&sent[..], 3));
+    assert_eq!(
+        longer[3..],
+        [
+            "short".into(),
+            "short".into(),
+            refers_to("b"),
+            refers_to("a")
+        ]
+    );
+}
+
+#[test]
+fn a_client_that_clears_an_old_result_gets_the_next_one_whole() {
+    let mut orderer = orderer(json!({"documents": {"outputs": true}}));
+    let a = file("a");
+    let (sent, _) = outputs(&mut orderer, &[&a, &a]);
+    assert_eq!(sent[1], refers_to("a"));
+    let (sent, replaced) = outputs(&mut orderer, &["[cleared]", &a, &a]);
+    assert_eq!(
+        (&*sent, replaced),
+        (&["[cleared]".into(), a.clone(), refers_to("a")][..], 1)
+    );
+}
+
+#[test]
+fn a_tools_result_is_referred_to_only_by_words_of_its_own() {
+    let mut orderer = orderer(json!({"documents": {"outputs": true}}));
+    let (a, nameless) = (file("a"), "{}\n".repeat(400));
+    let changed = format!("{a}// changed");
+    let results = [&*a, &changed, &a, &changed, &nameless, &nameless];
+    let (sent, replaced) = outputs(&mut orderer, &results);
+    assert_eq!((sent, replaced), (results.map(str::to_owned).to_vec(), 0));
+}
+
+#[test]
+fn results_of_one_turn_and_those_of_users_stay() {
+    let mut orderer = orderer(json!({"documents": {"outputs": true}}));
+    let a = file("a");
+    let [call, result] = step(0, &a);
+    let body = json!({"messages": [question(&a), call, result, result, question(&a)]});
+    let (sent, report) = send(&mut orderer, &body);
+    assert_eq!(report.deduplicated, 0);
+    assert_eq!(sent, [&a, "Reading.", &a, &a, &a]);
+}
+
+#[test]
+fn a_tools_result_is_sent_whole_unless_asked_for() {
+    for config in [
+        json!({}),
+        json!({"documents": {"outputs": true}, "conversation": {"deduplicate": false}}),
+    ] {
+        let a = file("a");
+        let body = agents(&[&a, &a]);
+        let sent = orderer(config).rewrite(Tenant::default(), body.to_string().as_bytes());
+        assert!(!sent.is_ok_and(|rewrite| rewrite.body.is_some()));
+    }
+}
+
+#[test]
+fn every_apis_results_are_referred_to() {
+    let a = file("a");
+    let anthropic = |id: &str| {
+        json!({"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": id, "content": a},
+        ]})
+    };
+    let parts = |id: &str| {
+        json!({"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": id, "content": [{"type": "text", "text": a}]},
+        ]})
+    };
+    let called = |id: &str| {
+        json!({"role": "assistant", "content": [
+            {"type": "tool_use", "id": id, "name": "read", "input": {}},
+        ]})
+    };
+    let item = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": a});
+    let calling = |id: &str| json!({"type": "function_call", "call_id": id, "name": "read", "arguments": "{}"});
+    let gemini = |role: &str, part: Value| json!({"role": role, "parts": [part]});
+    let response = || {
+        gemini(
+            "user",
+            json!({"functionResponse": {"name": "read", "response": {"output": a}}}),
+        )
+    };
+    let function = || {
+        gemini(
+            "model",
+            json!({"functionCall": {"name": "read", "args": {}}}),
+        )
+    };
+    for body in [
+        json!({"messages": [question("Why?"), called("1"), anthropic("1"), called("2"), anthropic("2")]}),
+        json!({"messages": [question("Why?"), called("1"), parts("1"), called("2"), parts("2")]}),
+        json!({"input": [question("Why?"), calling("1"), item("1"), calling("2"), item("2")]}),
+        json!({"contents": [gemini("user", json!({"text": "Why?"})), function(), response(), function(), response()]}),
+    ] {
+        let mut orderer = orderer(json!({"documents": {"outputs": true}}));
+        let text = body.to_string();
+        let rewrite = orderer.rewrite(Tenant::default(), text.as_bytes()).unwrap();
+        let sent = String::from_utf8(rewrite.body.unwrap()).unwrap();
+        let whole = serde_json::to_string(&a).unwrap();
+        let whole = whole.trim_matches('"');
+        let (before, behind) = text.rsplit_once(whole).unwrap();
+        assert_eq!(sent, [before, &refers_to("a"), behind].concat());
+    }
+}
+
 #[test]
 fn de_duplication_can_be_switched_off() {
     let mut orderer = orderer(json!({"conversation": {"deduplicate": false}}));

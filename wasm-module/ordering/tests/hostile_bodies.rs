@@ -23,7 +23,8 @@ fn time<T>(mut run: impl FnMut() -> T) -> Duration {
 #[test]
 #[ignore = "a measurement: it takes a release build, and asserts nothing that a clock cannot"]
 fn times_of_reading() {
-    let all = br#"{"documents": {"numbered": true, "rules": true, "headings": true}}"#;
+    let all =
+        br#"{"documents": {"numbered": true, "rules": true, "headings": true, "outputs": true}}"#;
     let all = Config::from_json(all).unwrap();
     let shape = std::env::var("SHAPE").unwrap_or_default();
     let mut rows: Vec<(Duration, Duration, String)> = Vec::new();

@@ -148,6 +148,11 @@ impl<'a> FoundDocument<'a> {
 }
 
 impl Group<'_> {
+    /// Returns whether it is a tool's whole result, which is not ordered: a location hint may replace it.
+    pub(crate) fn is_output(&self) -> bool {
+        self.format == DocumentFormat::Outputs
+    }
+
     /// Returns whether its documents are written into a message.
     pub(crate) fn is_rendered(&self) -> bool {
         matches!(self.place, GroupLayout::Render { .. })

@@ -31,6 +31,7 @@ mod found;
 mod json;
 mod lists;
 mod numbered;
+mod outputs;
 mod parse;
 mod question;
 mod ranks;

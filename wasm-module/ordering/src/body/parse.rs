@@ -1,7 +1,7 @@
 //! Finds a chat body's documents: in its `documents` array, in texts of its messages, and as blocks of their content.
 //!
 //! A text is searched for one format after another, and the first that matches is used: tags, a tool's JSON, then the
-//! opt-in formats.
+//! opt-in formats. A tool's result in which none is found may be one document as a whole.
 
 use super::Skip;
 use super::array::Retrieved;
@@ -12,6 +12,7 @@ use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Message}
 use super::json::{offset_in, range_in};
 use super::lists::{Author, Lines};
 use super::numbered::Numbered;
+use super::outputs;
 use super::results::results;
 use super::salt::SaltField;
 use super::search::{find_any, find_bracket, has};
@@ -21,6 +22,7 @@ use crate::config::{Config, DocumentFormat, DocumentsField, Formats};
 use crate::tree::Scope;
 use crate::work::hashed;
 use std::borrow::Cow;
+use std::iter;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A body's messages and documents, if it has any.
@@ -169,6 +171,32 @@ fn read<'a>(
 impl<'a> Finder<'a, '_> {
     /// Finds the documents in one text of a message.
     fn text(
+        &mut self,
+        before: &mut Before<'a>,
+        source: &'a str,
+        author: Author,
+    ) -> Result<Option<Group<'a>>, Skip> {
+        Ok(match self.within(before, source, author)? {
+            None if self.config.formats.outputs && author == Author::Tool => outputs::whole(source)
+                .map(|found| {
+                    let start = offset_in(self.body, source);
+                    Group {
+                        scope: before.scope(start),
+                        format: DocumentFormat::Outputs,
+                        found: vec![found],
+                        place: GroupLayout::Slots {
+                            slots: iter::once(start..start + source.len()).collect(),
+                            all_filled: false,
+                        },
+                        hint: None,
+                    }
+                }),
+            found => found,
+        })
+    }
+
+    /// Finds the documents that a format marks within a text.
+    fn within(
         &mut self,
         before: &mut Before<'a>,
         source: &'a str,

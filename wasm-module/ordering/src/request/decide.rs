@@ -98,6 +98,13 @@ impl<'a> Request<'_, 'a> {
                 .collect(),
             hinted: false,
         };
+        if group.is_output() {
+            return Decision {
+                arrangement,
+                order: None,
+                hint: None,
+            };
+        }
         let scope = narrowed(
             narrowed(group.scope, self.sent),
             arrangement.references(listed),
@@ -166,7 +173,7 @@ impl<'a> Request<'_, 'a> {
         turn: u32,
     ) -> SmallVec<[bool; 16]> {
         let mut references = SmallVec::from_elem(false, listed.distinct.len());
-        let Some(template) = &self.config.deduplicate else {
+        let Some(template) = self.config.location(group.format) else {
             return references;
         };
         if turn == 0 || keeps_repeats(group) {

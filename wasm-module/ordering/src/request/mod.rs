@@ -345,14 +345,16 @@ impl<'a> Request<'_, 'a> {
         let path = documents(&sent);
         sort_by_key(&mut sent, |index| *index);
         let client = documents(&sent);
-        self.walk(
-            group.place.start(),
-            group.scope,
-            arrangement.references(&listed),
-            [path, client],
-            order,
-            !self.config.unranked.contains(&group.format),
-        );
+        if !group.is_output() {
+            self.walk(
+                group.place.start(),
+                group.scope,
+                arrangement.references(&listed),
+                [path, client],
+                order,
+                !self.config.unranked.contains(&group.format),
+            );
+        }
         self.then(arrangement.digest(&listed));
         if self.last_turn > 0 {
             for &(index, fingerprint) in &listed.distinct {
@@ -437,7 +439,7 @@ impl<'a> Request<'_, 'a> {
                 let by_number = || self.reference_by_number(found, turn);
                 match found.is_numbered() && !(is_named && self.shown.may_hold(turn, fingerprint)) {
                     true => by_number(),
-                    false => self.config.deduplicate.as_ref()?.render(found.label),
+                    false => self.config.location(group.format)?.render(found.label),
                 }
             });
             let words = words.flatten();

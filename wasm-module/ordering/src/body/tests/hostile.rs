@@ -13,7 +13,8 @@ use proptest::prelude::*;
 
 /// A configuration that looks for every format.
 fn all() -> Config {
-    let config = br#"{"documents": {"numbered": true, "rules": true, "headings": true}}"#;
+    let config =
+        br#"{"documents": {"numbered": true, "rules": true, "headings": true, "outputs": true}}"#;
     Config::from_json(config).unwrap()
 }
 

@@ -353,7 +353,7 @@ impl<'a> Plan<'a> {
         text: &Range<usize>,
         prior: Chain,
     ) -> Option<ContextMessage> {
-        let groups = message.groups.iter();
+        let groups = message.groups.iter().filter(|group| !group.is_output());
         let slots = groups.filter_map(|group| match &group.place {
             GroupLayout::Slots { slots, .. } => Some(slots.first()?.start..slots.last()?.end),
             GroupLayout::Render { .. } => None,
