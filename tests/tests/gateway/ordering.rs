@@ -184,10 +184,8 @@ fn a_file_that_an_agent_reads_again_is_referred_to_if_asked_for() {
         &upstream,
         json!({"ordering": {"documents": {"outputs": true}}}),
     );
-    let file = format!(
-        "// The module about clocks.\n{}",
-        "let it = \"é\";\n".repeat(40)
-    );
+    let lines = (0..20).map(|line| format!("let line_{line:02} = \"é\";\n"));
+    let file = format!("// The module about clocks.\n{}", lines.collect::<String>());
     let called = json!({"role": "assistant", "content": "Reading."});
     let read = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": file});
     let mut messages = vec![
@@ -196,19 +194,16 @@ fn a_file_that_an_agent_reads_again_is_referred_to_if_asked_for() {
         read("1"),
     ];
     let mut before = String::new();
-    for id in ["2", "3"] {
+    for (id, hints) in [("2", 1), ("3", 2)] {
         messages.extend([called.clone(), read(id)]);
-        let response = send(
-            &gateway,
-            &json!({"model": "m", "messages": messages}).to_string(),
-        );
-        assert_eq!(response.status, 200);
+        let body = json!({"model": "m", "messages": messages});
+        assert_eq!(send(&gateway, &body.to_string()).status, 200);
         let sent = upstream.last().unwrap().text();
-        assert_eq!(sent.matches("let it").count(), 40, "{sent}");
-        let words = "Please refer to the tool result that contains [The module about clocks]";
-        assert_eq!(sent.matches(words).count(), messages.len() / 2 - 1);
+        assert_eq!(sent.matches("let line_05").count(), 1, "{sent}");
+        let hint = "Please refer to the lines from [The module about clocks] to";
+        assert_eq!(sent.matches(hint).count(), hints, "{sent}");
         // What was sent stays.
-        let end = before.rfind("]").unwrap_or_default();
+        let end = before.rfind(']').unwrap_or_default();
         assert_eq!(sent.get(..end), before.get(..end));
         before = sent;
         assert_length(&upstream);

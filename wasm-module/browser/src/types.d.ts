@@ -64,7 +64,7 @@ export interface Config {
     rules?: boolean;
     /** So are the sections of a tool's result under headings `# …`. */
     headings?: boolean;
-    /** A tool's whole result of 480 bytes or more is a document where no other format is found in it: it keeps its place, and a location hint replaces it where an earlier turn holds it byte for byte, as when an agent reads a file again (`conversation.deduplicate`). See `docs/agents.md`. */
+    /** A tool's whole result of 480 bytes or more is a document where no other format is found in it: it keeps its place, and a location hint replaces those of its lines that an earlier turn's result holds byte for byte, as when an agent reads a file again (`conversation.deduplicate`). See `docs/agents.md`. */
     outputs?: boolean;
     /** Documents in a request. */
     max?: number;

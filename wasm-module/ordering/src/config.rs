@@ -152,8 +152,8 @@ object! {
         /// with headings are one document.
         pub headings: bool = false,
         /// Whether a tool's whole result is a document if no other format is found in it. It is never moved, but a location
-        /// hint replaces one that an earlier turn holds byte for byte (`conversation.deduplicate`), such as a file that an
-        /// agent reads again. The hint quotes words of it that no other result of the chat opens with. Off by default.
+        /// hint replaces its lines where an earlier turn's result holds them byte for byte (`conversation.deduplicate`),
+        /// such as a file that an agent reads again. The hint quotes the first and the last of these lines. Off by default.
         pub outputs: bool = false,
         /// Most documents in a request; a request with more is forwarded unchanged.
         pub max: u32 = 512; 1..=MAX_CANDIDATES.into(),
@@ -237,8 +237,6 @@ pub struct Config {
     pub(crate) max_trees: u32,
     /// The location hint; `None` if documents are always sent again.
     pub(crate) deduplicate: Option<LocationTemplate>,
-    /// The same for a tool's whole result.
-    pub(crate) deduplicate_output: Option<LocationTemplate>,
     /// Most tokens of documents pinned in one chat; `None` if pinning is off.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
@@ -382,14 +380,6 @@ impl Config {
         &self.head
     }
 
-    /// Returns the location hint for documents of a format; `None` if they are always sent again.
-    pub(crate) fn location(&self, format: DocumentFormat) -> Option<&LocationTemplate> {
-        match format {
-            DocumentFormat::Outputs => self.deduplicate_output.as_ref(),
-            _ => self.deduplicate.as_ref(),
-        }
-    }
-
     /// Returns whether contexts that clients remove from their chats' history are restored.
     pub(crate) fn keeps_contexts(&self) -> bool {
         self.pin.is_some() && self.head.keeps_contexts()
@@ -471,9 +461,6 @@ impl TryFrom<RawConfig> for Config {
             &words.short,
         )?;
         let location = LocationTemplate::new(&words.location, &words.label)?;
-        let of_output = words.location.replace("{document}", OUTPUT);
-        let of_output = LocationTemplate::new(&of_output, &words.label)?;
-        let deduplicates = raw.conversation.deduplicate;
         Ok(Self {
             policy,
             policy_options,
@@ -498,8 +485,7 @@ impl TryFrom<RawConfig> for Config {
                 max_tokens: (raw.tree.max_tokens > 0).then_some(raw.tree.max_tokens),
             },
             max_trees: raw.tree.max_trees,
-            deduplicate: deduplicates.then_some(location),
-            deduplicate_output: deduplicates.then_some(of_output),
+            deduplicate: raw.conversation.deduplicate.then_some(location),
             pin: (raw.conversation.pin).then_some(raw.conversation.max_pinned_tokens),
             memory: memory::Bounds {
                 max_entries: raw.conversation.max_entries,
@@ -509,9 +495,6 @@ impl TryFrom<RawConfig> for Config {
         })
     }
 }
-
-/// How a location hint speaks of a tool's result.
-const OUTPUT: &str = "the tool result that contains {document}";
 
 /// Most tokens in a block of an engine's cache; hybrid models have up to about 8,000.
 const MAX_BLOCK_TOKENS: u64 = 65_536;

@@ -43,6 +43,8 @@ pub struct HintTemplate {
 pub struct LocationTemplate {
     before: String,
     after: String,
+    /// The text before and after a label.
+    label: [String; 2],
     /// The template's text after a label, unescaped: no label may contain it.
     mark: String,
 }
@@ -228,8 +230,9 @@ impl LocationTemplate {
         let (before, after) = once(template, "{document}").ok_or(TemplateError::NoDocument)?;
         let (label_before, label_after) = once(label, "{label}").ok_or(TemplateError::NoLabel)?;
         Ok(Self {
-            before: escape(before) + &escape(label_before),
-            after: escape(label_after) + &escape(after),
+            before: escape(before),
+            after: escape(after),
+            label: [label_before, label_after].map(escape),
             mark: label_after.to_owned(),
         })
     }
@@ -238,7 +241,31 @@ impl LocationTemplate {
     /// missing or unsafe in a hint.
     #[must_use]
     pub fn render(&self, label: &str) -> Option<String> {
-        is_name(label, &self.mark).then(|| [&self.before, label, &self.after].concat())
+        let [open, close] = &self.label;
+        let pieces = [&*self.before, open, label, close, &self.after];
+        is_name(label, &self.mark).then(|| pieces.concat())
+    }
+
+    /// Returns the hint for lines of a tool's result, by words of the first and of the last of them, which may be the same
+    /// line. `None` if these are unsafe in a hint.
+    pub(crate) fn lines(&self, first: &str, last: &str) -> Option<String> {
+        let [open, close] = &self.label;
+        let named = match first == last {
+            true => ["the line ", open, first, close].concat(),
+            false => [
+                "the lines from ",
+                open,
+                first,
+                close,
+                " to ",
+                open,
+                last,
+                close,
+            ]
+            .concat(),
+        };
+        let is_safe = is_name(first, &self.mark) && is_name(last, &self.mark);
+        is_safe.then(|| [&*self.before, &named, " of a tool result", &self.after].concat())
     }
 }
 

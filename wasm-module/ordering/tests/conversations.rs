@@ -238,12 +238,11 @@ fn tool_results_are_turns() {
     assert!(sent[4].starts_with(&location("b")), "{}", sent[4]);
 }
 
-/// A file of some length that is opened by words of its own.
+/// A file of some length with lines of its own.
 fn file(name: &str) -> String {
-    format!(
-        "// The module about {name}.\n{}",
-        "let it = \"be\";\n".repeat(40)
-    )
+    let lines = (0..20).map(|line| format!("let {name}_name_{line:02} = \"a value\";\n"));
+    let lines: String = lines.collect();
+    format!("// The module about {name}.\n{lines}")
 }
 
 /// A call of a tool and its result.
@@ -272,9 +271,12 @@ fn outputs(orderer: &mut Orderer, results: &[&str]) -> (Vec<String>, u32) {
     )
 }
 
+/// What is sent for a file that stands before.
 fn refers_to(name: &str) -> String {
-    let words = format!("The module about {name}");
-    format!("Please refer to the tool result that contains [{words}] in the previous conversation.")
+    format!(
+        "Please refer to the lines from [The module about {name}] to [let {name}_name_19] of a tool result in the previous \
+         conversation.\n"
+    )
 }
 
 #[test]
@@ -314,13 +316,24 @@ fn a_client_that_clears_an_old_result_gets_the_next_one_whole() {
 }
 
 #[test]
-fn a_tools_result_is_referred_to_only_by_words_of_its_own() {
+fn a_changed_file_is_sent_where_it_changed() {
     let mut orderer = orderer(json!({"documents": {"outputs": true}}));
     let (a, nameless) = (file("a"), "{}\n".repeat(400));
-    let changed = format!("{a}// changed");
-    let results = [&*a, &changed, &a, &changed, &nameless, &nameless];
-    let (sent, replaced) = outputs(&mut orderer, &results);
-    assert_eq!((sent, replaced), (results.map(str::to_owned).to_vec(), 0));
+    let changed = format!("{a}// The end.\n").replace("The module", "A module");
+    let (sent, replaced) = outputs(
+        &mut orderer,
+        &[&a, &changed, &nameless, &nameless, &changed],
+    );
+    let lines = refers_to("a").replace("The module about a", "let a_name_00");
+    assert_eq!(
+        sent[1],
+        format!("// A module about a.\n{lines}// The end.\n")
+    );
+    assert_eq!(
+        (&sent[2..4], replaced),
+        (&[nameless.clone(), nameless][..], 2)
+    );
+    assert_eq!(sent[4], sent[1]);
 }
 
 #[test]
@@ -393,7 +406,8 @@ fn every_apis_results_are_referred_to() {
         let whole = serde_json::to_string(&a).unwrap();
         let whole = whole.trim_matches('"');
         let (before, behind) = text.rsplit_once(whole).unwrap();
-        assert_eq!(sent, [before, &refers_to("a"), behind].concat());
+        let words = refers_to("a").replace('\n', r"\n");
+        assert_eq!(sent, [before, &words, behind].concat());
     }
 }
 

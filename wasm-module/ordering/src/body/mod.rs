@@ -31,7 +31,6 @@ mod found;
 mod json;
 mod lists;
 mod numbered;
-mod outputs;
 mod parse;
 mod question;
 mod ranks;

@@ -12,17 +12,16 @@ use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Message}
 use super::json::{offset_in, range_in};
 use super::lists::{Author, Lines};
 use super::numbered::Numbered;
-use super::outputs;
 use super::results::results;
 use super::salt::SaltField;
 use super::search::{find_any, find_bracket, has};
 use super::tags::{self, Span};
 use super::text::Text;
 use crate::config::{Config, DocumentFormat, DocumentsField, Formats};
+use crate::conversation::outputs::MIN_OUTPUT_BYTES;
 use crate::tree::Scope;
 use crate::work::hashed;
 use std::borrow::Cow;
-use std::iter;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A body's messages and documents, if it has any.
@@ -176,23 +175,25 @@ impl<'a> Finder<'a, '_> {
         source: &'a str,
         author: Author,
     ) -> Result<Option<Group<'a>>, Skip> {
-        Ok(match self.within(before, source, author)? {
-            None if self.config.formats.outputs && author == Author::Tool => outputs::whole(source)
-                .map(|found| {
-                    let start = offset_in(self.body, source);
-                    Group {
-                        scope: before.scope(start),
-                        format: DocumentFormat::Outputs,
-                        found: vec![found],
-                        place: GroupLayout::Slots {
-                            slots: iter::once(start..start + source.len()).collect(),
-                            all_filled: false,
-                        },
-                        hint: None,
-                    }
-                }),
-            found => found,
-        })
+        let found = self.within(before, source, author)?;
+        let is_output = found.is_none()
+            && self.config.formats.outputs
+            && author == Author::Tool
+            && source.len() >= MIN_OUTPUT_BYTES;
+        if !is_output {
+            return Ok(found);
+        }
+        let range = range_in(self.body, source);
+        Ok(Some(Group {
+            scope: before.scope(range.start),
+            format: DocumentFormat::Outputs,
+            found: vec![FoundDocument::whole(source, "")],
+            place: GroupLayout::Slots {
+                slots: Vec::from([range]),
+                all_filled: false,
+            },
+            hint: None,
+        }))
     }
 
     /// Finds the documents that a format marks within a text.

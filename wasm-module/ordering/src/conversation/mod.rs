@@ -16,11 +16,13 @@
 //! - [`memory`]: the trie, bounded in messages and bytes.
 //! - [`prompt_documents`]: the documents that the prompt already holds and that need not be sent again.
 //! - [`passages`]: the same for passages that the client joins into one text.
+//! - [`outputs`]: the same for lines of tools' results.
 //!
 //! This module does not order documents, reads no body and knows no tenants.
 
 mod bounds;
 pub(crate) mod memory;
+pub(crate) mod outputs;
 pub(crate) mod passages;
 pub(crate) mod prompt_documents;
 pub(crate) mod sent;

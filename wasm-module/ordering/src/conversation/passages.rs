@@ -168,7 +168,7 @@ fn opening(line: &str) -> Range<usize> {
 }
 
 /// The lines of a text, escaped as in a JSON string, without their breaks.
-fn lines(text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn lines(text: &str) -> impl Iterator<Item = &str> {
     looked(text.len());
     let mut rest = Some(text);
     std::iter::from_fn(move || {
@@ -200,13 +200,13 @@ fn is_blank(line: &str) -> bool {
     line.trim_ascii().is_empty()
 }
 
-fn hash(line: &str) -> u64 {
+pub(super) fn hash(line: &str) -> u64 {
     hashed(line.len());
     xxh3_64_with_seed(line.as_bytes(), 21)
 }
 
 /// A line break between the quotes of a JSON string.
-const BREAK: &str = r"\n";
+pub(super) const BREAK: &str = r"\n";
 
 /// Most replaced runs of one text.
 const MAX_REFERENCES: usize = 32;

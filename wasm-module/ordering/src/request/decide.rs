@@ -98,13 +98,6 @@ impl<'a> Request<'_, 'a> {
                 .collect(),
             hinted: false,
         };
-        if group.is_output() {
-            return Decision {
-                arrangement,
-                order: None,
-                hint: None,
-            };
-        }
         let scope = narrowed(
             narrowed(group.scope, self.sent),
             arrangement.references(listed),
@@ -173,7 +166,7 @@ impl<'a> Request<'_, 'a> {
         turn: u32,
     ) -> SmallVec<[bool; 16]> {
         let mut references = SmallVec::from_elem(false, listed.distinct.len());
-        let Some(template) = self.config.location(group.format) else {
+        let Some(template) = &self.config.deduplicate else {
             return references;
         };
         if turn == 0 || keeps_repeats(group) {

@@ -10,14 +10,15 @@ mod report;
 pub use self::report::Report;
 
 use self::decide::Decision;
-use crate::arrangement::{Arrangement, DistinctDocuments, keeps_repeats, narrowed};
+use crate::arrangement::{Arrangement, DistinctDocuments, Slot, keeps_repeats, narrowed};
 use crate::body::{
-    Entry, Group, GroupLayout, Message, Parsed, Role, Wrap,
+    Entry, FoundDocument, Group, GroupLayout, Message, Parsed, Role, Wrap,
     edit::Edit,
     render::{self, Rendering, Sent},
 };
 use crate::config::Config;
 use crate::conversation::memory::{AddedMessage, Memory, Path};
+use crate::conversation::outputs::Outputs;
 use crate::conversation::prompt_documents::PromptDocuments;
 use crate::conversation::sent::{Kept, Pin, Pinned, SentMessage, Written, kept_hash};
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
@@ -92,6 +93,7 @@ pub(crate) fn arrange<'a>(
         last_turn: parsed.messages.last().map_or(0, |message| message.turn),
         pinned_tokens: memory.pinned_tokens(path),
         shown: PromptDocuments::default(),
+        outputs: Outputs::default(),
         sent: 0,
         edits: Vec::new(),
         report: Report::new(match mode {
@@ -156,6 +158,7 @@ struct Request<'r, 'a> {
     /// Estimated tokens pinned in the known messages.
     pinned_tokens: u64,
     shown: PromptDocuments<'a>,
+    outputs: Outputs<'a>,
     /// Hash of all replacements of the client's documents so far; 0 if there are none.
     sent: u64,
     edits: Vec<Edit<'a>>,
@@ -321,6 +324,10 @@ impl<'a> Request<'_, 'a> {
         words: Option<&str>,
     ) -> (Arrangement, DistinctDocuments, Option<Rendering>) {
         let listed = DistinctDocuments::of(group);
+        if group.is_output() {
+            let arrangement = self.output(group, &listed, known, turn);
+            return (arrangement, listed, None);
+        }
         let known = known.filter(|known| self.is_possible(known, group, &listed, turn));
         let Decision {
             arrangement,
@@ -345,16 +352,14 @@ impl<'a> Request<'_, 'a> {
         let path = documents(&sent);
         sort_by_key(&mut sent, |index| *index);
         let client = documents(&sent);
-        if !group.is_output() {
-            self.walk(
-                group.place.start(),
-                group.scope,
-                arrangement.references(&listed),
-                [path, client],
-                order,
-                !self.config.unranked.contains(&group.format),
-            );
-        }
+        self.walk(
+            group.place.start(),
+            group.scope,
+            arrangement.references(&listed),
+            [path, client],
+            order,
+            !self.config.unranked.contains(&group.format),
+        );
         self.then(arrangement.digest(&listed));
         if self.last_turn > 0 {
             for &(index, fingerprint) in &listed.distinct {
@@ -403,6 +408,44 @@ impl<'a> Request<'_, 'a> {
         (arrangement, listed, rendering)
     }
 
+    /// Arranges a tool's whole result: location hints replace lines of earlier turns' results. If it was forwarded whole
+    /// before, as `known` says, it is again.
+    fn output(
+        &mut self,
+        group: &Group<'a>,
+        listed: &DistinctDocuments,
+        known: Option<&Arrangement>,
+        turn: u32,
+    ) -> Arrangement {
+        self.report.documents += 1;
+        let mut arrangement = Arrangement {
+            slots: Box::new([Slot::document(0)]),
+            hinted: false,
+        };
+        let text = group
+            .found
+            .first()
+            .and_then(FoundDocument::block_in_message);
+        let text = text.filter(|_| self.last_turn > 0 && self.mode != OrderingMode::ClientOrder);
+        let (Some(text), Some(template)) = (text, &self.config.deduplicate) else {
+            return arrangement;
+        };
+        let is_whole = known.is_some_and(|known| known.slots == arrangement.slots);
+        let refer = |first: &str, last: &str| match is_whole {
+            true => None,
+            false => template.lines(first, last),
+        };
+        if let Some(shorter) = self.outputs.add(turn, text, refer) {
+            let start = group.place.start();
+            let range = start..start + text.len();
+            self.edits.push(Edit::replace(range, shorter));
+            self.report.deduplicated += 1;
+            arrangement.slots = Box::new([Slot::reference(0)]);
+            self.then(arrangement.digest(listed));
+        }
+        arrangement
+    }
+
     /// Returns a hint and the moved words, as written behind a group's documents. An element encloses the words: they are
     /// part of no document, and not of the question that follows.
     fn behind(&self, group: &Group<'_>, hint: Option<String>, words: &str) -> String {
@@ -439,7 +482,7 @@ impl<'a> Request<'_, 'a> {
                 let by_number = || self.reference_by_number(found, turn);
                 match found.is_numbered() && !(is_named && self.shown.may_hold(turn, fingerprint)) {
                     true => by_number(),
-                    false => self.config.location(group.format)?.render(found.label),
+                    false => self.config.deduplicate.as_ref()?.render(found.label),
                 }
             });
             let words = words.flatten();

@@ -1,0 +1,357 @@
+//! Tools' results by their lines: what an earlier turn's result holds need not be sent again.
+//!
+//! ```text
+//!   turn 1, in the prompt  a b c d e f
+//!   turn 2, original       x c d e f y
+//!   turn 2, forwarded      x "see the lines from [c] to [f] of a tool result" y
+//! ```
+//!
+//! Agents read files again, in other ranges and after a change. A run of lines is looked up by its first line, in the newest
+//! result that holds this line in full and only once, and compared byte for byte.
+
+use super::passages::{BREAK, hash, lines};
+use crate::work::looked;
+use fxhash::FxHashMap;
+
+/// The tools' results in a request's prompt so far. Lives for one request.
+#[derive(Debug, Default)]
+pub(crate) struct Outputs<'a> {
+    texts: Vec<OutputText<'a>>,
+    /// For each line, by its hash: the newest text in which it stands in full and only once, and its index there.
+    places: FxHashMap<u64, (usize, usize)>,
+}
+
+#[derive(Debug)]
+struct OutputText<'a> {
+    turn: u32,
+    /// The lines; `None` for those that a hint replaced.
+    lines: Vec<Option<&'a str>>,
+}
+
+/// A run of lines to be replaced.
+struct Run {
+    start: usize,
+    count: usize,
+    hint: String,
+}
+
+/// Shortest result that is looked at, and fewest bytes of lines that a hint replaces. A hint has about 150 bytes.
+pub(crate) const MIN_OUTPUT_BYTES: usize = 480;
+
+/// Most hints in one result.
+const MAX_HINTS: usize = 64;
+
+impl<'a> Outputs<'a> {
+    /// Adds a result of `turn`, escaped as in a JSON string. Returns it with `refer` of their first and last line's words in
+    /// place of lines that results of earlier turns hold; `None` if nothing is replaced. O(bytes).
+    pub(crate) fn add(
+        &mut self,
+        turn: u32,
+        text: &'a str,
+        refer: impl Fn(&str, &str) -> Option<String>,
+    ) -> Option<String> {
+        let all: Vec<&str> = lines(text).collect();
+        let hashes: Vec<u64> = all.iter().map(|line| hash(line)).collect();
+        let runs = self.runs(turn, text.len(), &all, &hashes, refer);
+        let mut sent: Vec<Option<&str>> = all.iter().copied().map(Some).collect();
+        for run in &runs {
+            sent.get_mut(run.start..run.start + run.count)?.fill(None);
+        }
+        self.index(&hashes, &sent);
+        self.texts.push(OutputText { turn, lines: sent });
+        (!runs.is_empty()).then(|| replaced(&all, &runs))
+    }
+
+    /// Finds the runs of `all`, lines of `bytes` bytes, that stand in results of earlier turns.
+    fn runs(
+        &self,
+        turn: u32,
+        bytes: usize,
+        all: &[&str],
+        hashes: &[u64],
+        refer: impl Fn(&str, &str) -> Option<String>,
+    ) -> Vec<Run> {
+        let mut runs = Vec::new();
+        // Bytes compared in vain: a bound on the work, whatever the lines are.
+        let mut wasted = 0;
+        // The text and the distance that were compared last and in vain, and the line up to which they agree.
+        let mut vain = None;
+        let mut start = 0;
+        while let Some(line) = hashes.get(start) {
+            if runs.len() == MAX_HINTS || wasted > bytes {
+                break;
+            }
+            let place = self.places.get(line).copied();
+            let place = place.filter(|(text, nth)| {
+                vain.is_none_or(|(known, distance, end)| {
+                    (*text, nth.wrapping_sub(start)) != (known, distance) || start >= end
+                })
+            });
+            let Some((text, nth)) = place else {
+                start += 1;
+                continue;
+            };
+            let rest = all.get(start..).unwrap_or_default();
+            let (count, same) = self.agreeing(turn, (text, nth), rest);
+            let hint = (same >= MIN_OUTPUT_BYTES).then(|| {
+                let is_its_own = |at: usize| {
+                    let place = hashes
+                        .get(start + at)
+                        .and_then(|line| self.places.get(line));
+                    place == Some(&(text, nth + at))
+                };
+                let (count, first, last) = named(rest.get(..count)?, is_its_own)?;
+                let hint = refer(first, last)?;
+                Some(Run { start, count, hint })
+            });
+            let hint = hint.flatten();
+            match hint {
+                Some(run) => {
+                    start += run.count;
+                    runs.push(run);
+                }
+                None => {
+                    wasted += same;
+                    vain = Some((text, nth.wrapping_sub(start), start + count));
+                    start += 1;
+                }
+            }
+        }
+        runs
+    }
+
+    /// Returns how many of `lines` stand in full from line `nth` of the text `at` on, if it is of an earlier turn, and their
+    /// bytes.
+    fn agreeing(&self, turn: u32, (at, nth): (usize, usize), lines: &[&str]) -> (usize, usize) {
+        let text = self.texts.get(at).filter(|text| text.turn < turn);
+        let there = text.and_then(|text| text.lines.get(nth..));
+        let same = there.unwrap_or_default().iter().zip(lines);
+        let same = same.take_while(|(there, line)| **there == Some(**line));
+        let (count, bytes) = same.fold((0, 0), |(count, bytes), (_, line)| {
+            (count + 1, bytes + line.len() + BREAK.len())
+        });
+        looked(bytes);
+        (count, bytes)
+    }
+
+    /// Records where the next text's lines stand that are sent in full, by their hashes.
+    fn index(&mut self, hashes: &[u64], sent: &[Option<&str>]) {
+        let at = self.texts.len();
+        let mut here: FxHashMap<u64, Option<usize>> = FxHashMap::default();
+        for ((line, sent), nth) in hashes.iter().zip(sent).zip(0..) {
+            if sent.is_some() {
+                let place = here.entry(*line);
+                place.and_modify(|at| *at = None).or_insert(Some(nth));
+            }
+        }
+        for (line, nth) in here {
+            match nth {
+                Some(nth) => self.places.insert(line, (at, nth)),
+                None => self.places.remove(&line),
+            };
+        }
+    }
+}
+
+/// Returns the number of `lines` up to the last one that has words and stands only once where it stands, the words of the
+/// first, and those of that one. `None` if the first line has none, or if too little would be replaced.
+fn named<'t>(
+    lines: &[&'t str],
+    is_its_own: impl Fn(usize) -> bool,
+) -> Option<(usize, &'t str, &'t str)> {
+    let first = words(lines.first()?)?;
+    let ends = lines.iter().enumerate().rev().take(MAX_UNNAMED);
+    let mut ends = ends.filter(|(at, _)| is_its_own(*at));
+    let (count, last) = ends.find_map(|(at, line)| Some((at + 1, words(line)?)))?;
+    let lines = lines.iter().take(count);
+    let bytes: usize = lines.map(|line| line.len() + BREAK.len()).sum();
+    (bytes >= MIN_OUTPUT_BYTES).then_some((count, first, last))
+}
+
+/// Most lines at the end of a run in search of one with words.
+const MAX_UNNAMED: usize = 16;
+
+/// Returns the text with the runs' hints in place of their lines.
+fn replaced(all: &[&str], runs: &[Run]) -> String {
+    let mut pieces: Vec<&str> = Vec::with_capacity(all.len());
+    let mut done = 0;
+    for run in runs {
+        pieces.extend(all.get(done..run.start).unwrap_or_default());
+        pieces.push(&run.hint);
+        done = run.start + run.count;
+    }
+    pieces.extend(all.get(done..).unwrap_or_default());
+    pieces.join(BREAK)
+}
+
+/// Shortest and longest words that are quoted, in bytes.
+const WORDS: std::ops::RangeInclusive<usize> = 10..=56;
+
+/// Returns a line's longest run of letters, digits, spaces and harmless punctuation, the first one of several. Of a longer
+/// run, the first words. The line is escaped as in a JSON string; a run contains no escape.
+fn words(line: &str) -> Option<&str> {
+    looked(line.len());
+    let mut longest = "";
+    let mut start = 0;
+    let mut escape = 0;
+    for (at, character) in line.char_indices().chain([(line.len(), '\\')]) {
+        if at < escape {
+            start = escape;
+            continue;
+        }
+        if character.is_alphanumeric() || " ,.;:-_/".contains(character) {
+            continue;
+        }
+        let run = shortened(line.get(start..at).unwrap_or_default());
+        if run.len() > longest.len() {
+            longest = run;
+        }
+        start = at + character.len_utf8();
+        if character == '\\' {
+            let is_long = line.get(start..).is_some_and(|rest| rest.starts_with('u'));
+            escape = start + if is_long { 5 } else { 1 };
+        }
+    }
+    WORDS.contains(&longest.len()).then_some(longest)
+}
+
+/// Returns the first words of a run, at most [`WORDS`] of it, from its first letter or digit to its last.
+fn shortened(run: &str) -> &str {
+    let run = run.trim_matches(|c: char| !c.is_alphanumeric());
+    if run.len() <= *WORDS.end() {
+        return run;
+    }
+    let mut end = *WORDS.end();
+    while !run.is_char_boundary(end) {
+        end -= 1;
+    }
+    let cut = run.get(..end).unwrap_or_default();
+    let words = match run.get(end..).is_some_and(|rest| rest.starts_with(' ')) {
+        true => cut,
+        false => cut.rsplit_once(' ').map_or(cut, |(words, _)| words),
+    };
+    words.trim_end_matches(|c: char| !c.is_alphanumeric())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn refer(first: &str, last: &str) -> Option<String> {
+        Some(format!("({first} to {last})"))
+    }
+
+    fn line(name: usize) -> String {
+        format!("line number {name} of the file, with some words")
+    }
+
+    fn block(names: std::ops::Range<usize>) -> String {
+        names.map(line).collect::<Vec<_>>().join(BREAK)
+    }
+
+    #[test]
+    fn lines_that_an_earlier_turn_holds_become_a_hint() {
+        let text = block(0..60);
+        let part = ["new", &block(10..40), "end"].join(BREAK);
+        let mut outputs = Outputs::default();
+        assert_eq!(outputs.add(1, &text, refer), None);
+        assert_eq!(outputs.add(1, &part, refer), None, "the same turn");
+        let mut outputs = Outputs::default();
+        outputs.add(1, &text, refer);
+        let hint = format!("({} to {})", line(10), line(39));
+        let sent = ["new", &hint, "end"].join(BREAK);
+        assert_eq!(outputs.add(2, &part, refer), Some(sent));
+    }
+
+    #[test]
+    fn a_line_that_stands_twice_begins_no_run_and_one_that_was_replaced_stands_nowhere() {
+        let (half, longer) = (block(0..20), block(0..40));
+        let twice = [&*half, &half].join(BREAK);
+        let mut outputs = Outputs::default();
+        outputs.add(1, &twice, refer);
+        assert_eq!(outputs.add(2, &half, refer), None);
+        let mut outputs = Outputs::default();
+        outputs.add(1, &half, refer);
+        assert!(outputs.add(2, &longer, refer).is_some());
+        // The first half stands in the first text, the second in the second.
+        let hints = outputs.add(3, &longer, refer).unwrap();
+        assert_eq!(hints.split(BREAK).count(), 2, "{hints}");
+    }
+
+    #[test]
+    fn words_of_a_line_are_quoted_without_escapes() {
+        for (line, quoted) in [
+            (r"     1\timport os", None),
+            (r"def read_all_lines(path):", Some("def read_all_lines")),
+            (r"\u00e9lan vital of things", Some("lan vital of things")),
+            (r"{}\\n\\", None),
+            ("", None),
+        ] {
+            assert_eq!(words(line), quoted, "{line}");
+        }
+        let long = "Ünder the bridge ".repeat(400);
+        assert!(words(&long).is_some_and(|words| WORDS.contains(&words.len())));
+        assert!(words(&"x".repeat(9_999)).is_some_and(|words| words.len() == 56));
+    }
+
+    /// Returns what a hint stands for, in the newest of `texts` that holds its lines and if `whole` does too.
+    fn meant(hint: &str, texts: &[String], whole: &str) -> Option<String> {
+        let (first, last) = hint
+            .strip_prefix('(')?
+            .strip_suffix(')')?
+            .split_once(" to ")?;
+        let mut found = texts.iter().rev().filter_map(|text| {
+            let lines: Vec<&str> = text.split(BREAK).collect();
+            let start = lines.iter().position(|line| *line == first)?;
+            let count = lines.iter().skip(start).position(|line| *line == last)?;
+            Some(lines.get(start..=start + count)?.join(BREAK))
+        });
+        found.find(|lines| whole.contains(lines))
+    }
+
+    proptest! {
+        /// Every hint can be undone.
+        #[test]
+        fn nothing_is_lost(
+            texts in prop::collection::vec(prop::collection::vec((0..6_usize, 0..40_usize, 1..40_usize), 1..4), 1..8),
+        ) {
+            let texts: Vec<String> = texts.iter().map(|pieces| {
+                let pieces = pieces.iter().map(|(file, start, count)| {
+                    block(file * 100 + start..file * 100 + start + count)
+                });
+                pieces.collect::<Vec<_>>().join(BREAK)
+            }).collect();
+            let mut outputs = Outputs::default();
+            let mut before: Vec<String> = Vec::new();
+            for (text, turn) in texts.iter().zip(1..) {
+                let sent = outputs.add(turn, text, refer).unwrap_or_else(|| text.clone());
+                let lines = sent.split(BREAK).map(|line| match line.starts_with('(') {
+                    true => meant(line, &before, text).unwrap(),
+                    false => line.to_owned(),
+                });
+                prop_assert_eq!(lines.collect::<Vec<_>>().join(BREAK), text.clone());
+                before.push(sent);
+            }
+        }
+
+        /// Whatever the lines are, they are compared a bounded number of times.
+        #[test]
+        fn the_work_is_linear(
+            texts in prop::collection::vec(prop::collection::vec(0..12_usize, 1..200), 1..12),
+        ) {
+            let texts: Vec<String> = texts.iter().map(|names| {
+                let lines = names.iter().map(|name| line(*name));
+                lines.collect::<Vec<_>>().join(BREAK)
+            }).collect();
+            let bytes: usize = texts.iter().map(String::len).sum();
+            let (_, work) = crate::work::counted(|| {
+                let mut outputs = Outputs::default();
+                for (text, turn) in texts.iter().zip(1..) {
+                    outputs.add(turn, text, refer);
+                }
+            });
+            prop_assert_eq!(work.within(bytes), Ok(()));
+        }
+    }
+}
