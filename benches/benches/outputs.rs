@@ -29,6 +29,8 @@ struct Totals {
     bodies: [u64; 2],
     /// Bytes of tools' results, each where it is new, original and forwarded.
     results: [u64; 2],
+    /// Bytes of the contents of each session's last request, original and forwarded.
+    last: [u64; 2],
     hinted: u64,
     time: [Duration; 2],
 }
@@ -54,6 +56,10 @@ fn main() -> Result<()> {
     println!(
         "tools' results, new in their request: {:.1} % of the bytes saved",
         saved(totals.results)
+    );
+    println!(
+        "whole last requests of sessions:      {:.1} % of the contents' bytes saved",
+        saved(totals.last)
     );
     println!(
         "whole bodies, over all requests:      {:.1} % of the bytes saved",
@@ -102,12 +108,19 @@ fn play(session: &Session, totals: &mut Totals) -> Result<()> {
         ensure!(sent.starts_with(&before), "what was sent must stay");
         let new = sent.iter().zip(messages).skip(before.len());
         for (sent, original) in new.filter(|(_, original)| original["role"] == "tool") {
-            let length = |message: &Value| message["content"].as_str().map_or(0, str::len) as u64;
             totals.results[0] += length(original);
             totals.results[1] += length(sent);
             totals.hinted += u64::from(sent != original);
         }
         before = sent.clone();
     }
+    let contents = |messages: &[Value]| messages.iter().map(length).sum::<u64>();
+    totals.last[0] += contents(session.messages.get(..before.len()).unwrap_or_default());
+    totals.last[1] += contents(&before);
     Ok(())
+}
+
+/// The length of a message's content.
+fn length(message: &Value) -> u64 {
+    message["content"].as_str().map_or(0, str::len) as u64
 }
