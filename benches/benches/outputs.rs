@@ -2,8 +2,10 @@
 //!
 //! ```text
 //! python3 benches/agents/sessions.py mini CLONE > mini.jsonl
-//! FOREWORD_SESSIONS=mini.jsonl cargo bench -p foreword-benches --bench outputs
+//! FOREWORD_SESSIONS=mini.jsonl cargo bench -p foreword-benches --bench outputs [-- --show]
 //! ```
+//!
+//! `--show` prints every result with a hint as it is forwarded.
 //!
 //! Each answer of a session was a request with all messages before it. Here each is rewritten with `documents.outputs` and
 //! without it, one after the other. The recorded model never saw a hint, so the sessions tell nothing of its answers.
@@ -43,11 +45,12 @@ fn main() -> Result<()> {
         return Ok(());
     };
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let show = std::env::args().any(|argument| argument == "--show");
     let mut totals = Totals::default();
     let mut sessions = 0;
     for line in text.lines() {
         let session: Session = serde_json::from_str(line)?;
-        play(&session, &mut totals)?;
+        play(&session, &mut totals, show)?;
         sessions += 1;
     }
     let saved =
@@ -77,7 +80,7 @@ fn main() -> Result<()> {
 }
 
 /// Sends the requests of a session through two orderers.
-fn play(session: &Session, totals: &mut Totals) -> Result<()> {
+fn play(session: &Session, totals: &mut Totals, show: bool) -> Result<()> {
     let orderer = |outputs: bool| -> Result<Orderer> {
         let config = json!({"documents": {"outputs": outputs}}).to_string();
         Ok(Orderer::new(Config::from_json(config.as_bytes())?))
@@ -111,6 +114,13 @@ fn play(session: &Session, totals: &mut Totals) -> Result<()> {
             totals.results[0] += length(original);
             totals.results[1] += length(sent);
             totals.hinted += u64::from(sent != original);
+            if show && sent != original {
+                println!(
+                    "{}\n{}",
+                    "=".repeat(60),
+                    sent["content"].as_str().unwrap_or_default()
+                );
+            }
         }
         before = sent.clone();
     }
