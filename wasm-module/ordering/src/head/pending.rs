@@ -10,7 +10,7 @@
 //! Reading only hashes and copies; it classifies no words. A tool or a message stored in the index costs one look-up and is
 //! held until the prompt is diagnosed, so every prompt that was read must be diagnosed.
 
-use super::entry::{Asked, Parameters, Realm};
+use super::entry::{Asked, Parameters, Placed, Realm};
 use super::outline::{self, Cut, Depth, Known, MessageTexts, Piece, RawPiece};
 use super::segments::{Segment, SegmentKind};
 use crate::body::{FoundDocument, Role, offset_in};
@@ -19,14 +19,14 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A prompt that was read by [`Index::read`](super::Index::read).
+/// A prompt that was read by [`Index::read_sent`](super::Index::read_sent).
 #[derive(Debug)]
 pub struct PendingPrompt {
     pub(super) realm: Realm,
     pub(super) parameters: Parameters,
     /// Sum of the hashes of the system messages in the history.
     pub(super) inline: u64,
-    pub(super) segments: Vec<PendingSegment>,
+    pub(super) segments: Vec<Placed<PendingPieces>>,
     /// True if the prompt has more than [`MAX_SEGMENTS`] segments and is not compared.
     pub(super) is_unread: bool,
     /// The documents in the order sent; empty for their order in the body.
@@ -34,17 +34,6 @@ pub struct PendingPrompt {
     raw: Vec<RawPiece>,
     /// The texts that the ranges of `raw` refer to.
     text: String,
-}
-
-/// A segment of a prompt.
-#[derive(Debug)]
-pub(super) struct PendingSegment {
-    pub(super) kind: SegmentKind,
-    pub(super) role: Role,
-    pub(super) message: Option<u32>,
-    pub(super) index: u32,
-    pub(super) key: u64,
-    pub(super) pieces: PendingPieces,
 }
 
 /// The pieces of a segment.

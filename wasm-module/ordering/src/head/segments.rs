@@ -17,46 +17,23 @@ use crate::hint::HintTemplate;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The kind of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SegmentKind {
-    /// An element of `tools`.
-    Tool,
-    /// A system message before every other message, or a part of one between documents.
-    System,
-    /// A message of the history; in the last user message, the text before its last document.
-    Message,
-    /// One document's block.
-    Document,
-    /// The sentence with the retriever's ranking, if the body already holds one.
-    Hint,
-    /// The text after the documents in the last message, if a user wrote it.
-    Question,
-}
-
-impl SegmentKind {
-    /// Returns the kind as one word for reports and metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tool => "tools",
-            Self::System => "system",
-            Self::Message => "history",
-            Self::Document => "documents",
-            Self::Hint => "hint",
-            Self::Question => "question",
-        }
+crate::named! {
+    /// The kind of a segment.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum SegmentKind {
+        /// An element of `tools`.
+        Tool = "tools",
+        /// A system message before every other message, or a part of one between documents.
+        System = "system",
+        /// A message of the history; in the last user message, the text before its last document.
+        Message = "history",
+        /// One document's block.
+        Document = "documents",
+        /// The sentence with the retriever's ranking, if the body already holds one.
+        Hint = "hint",
+        /// The text after the documents in the last message, if a user wrote it.
+        Question = "question",
     }
-
-    /// All kinds, in the order in which they usually follow each other.
-    pub const ALL: [Self; 6] = [
-        Self::Tool,
-        Self::System,
-        Self::Message,
-        Self::Document,
-        Self::Hint,
-        Self::Question,
-    ];
 }
 
 /// One segment of a prompt.

@@ -127,25 +127,27 @@ pub struct SentDocuments<'a> {
 /// Most documents that a policy orders at once.
 pub const MAX_CANDIDATES: u32 = 4096;
 
-/// The policies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PolicyKind {
-    /// The retriever's order.
-    Retrieval,
-    /// A random order.
-    Random,
-    /// The order of the clients' ids.
-    Sorted,
-    /// The most recently seen documents first.
-    Recency,
-    /// RAGCache++'s Algorithm 1.
-    Greedy,
-    /// The heaviest resident path first, found exactly.
-    Longest,
-    /// RAGBoost's context index.
-    ContextIndex,
-    /// The heaviest resident path first, then the documents that the next requests will likely open with.
-    Foresight,
+crate::named! {
+    /// The policies.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum PolicyKind {
+        /// The retriever's order.
+        Retrieval = "retrieval",
+        /// A random order.
+        Random = "random",
+        /// The order of the clients' ids.
+        Sorted = "sorted",
+        /// The most recently seen documents first.
+        Recency = "recency",
+        /// RAGCache++'s Algorithm 1.
+        Greedy = "greedy",
+        /// RAGBoost's context index.
+        ContextIndex = "context-index",
+        /// The heaviest resident path first, found exactly.
+        Longest = "longest",
+        /// The heaviest resident path first, then the documents that the next requests will likely open with.
+        Foresight = "foresight",
+    }
 }
 
 /// Validated options; each policy uses those that concern it.
@@ -190,39 +192,6 @@ impl PolicyOptions {
 }
 
 impl PolicyKind {
-    /// All policies, in the order of tables.
-    pub const ALL: [Self; 8] = [
-        Self::Retrieval,
-        Self::Random,
-        Self::Sorted,
-        Self::Recency,
-        Self::Greedy,
-        Self::ContextIndex,
-        Self::Longest,
-        Self::Foresight,
-    ];
-
-    /// Returns the policy's name in configuration, headers and tables.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Retrieval => "retrieval",
-            Self::Random => "random",
-            Self::Sorted => "sorted",
-            Self::Recency => "recency",
-            Self::Greedy => "greedy",
-            Self::Longest => "longest",
-            Self::ContextIndex => "context-index",
-            Self::Foresight => "foresight",
-        }
-    }
-
-    /// Returns the policy of that name.
-    #[must_use]
-    pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
     /// Returns a policy without learnt state.
     #[must_use]
     pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
