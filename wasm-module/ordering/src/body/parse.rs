@@ -5,10 +5,10 @@
 
 use super::Skip;
 use super::array::Retrieved;
-use super::chat::{Chain, Chat, PARAMETERS, ParsedMessage, Start, named};
+use super::chat::{Chat, PARAMETERS, ParsedMessage, Start, named};
 use super::content::{Block, Piece};
 use super::formats::PartStyle;
-use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Message};
+use super::found::{Chain, Finder, FoundDocument, Group, GroupLayout, HintSpot, Message};
 use super::json::{offset_in, range_in};
 use super::lists::{Author, Lines};
 use super::numbered::Numbered;
@@ -128,28 +128,17 @@ fn read<'a>(
         (None, None) => (None, None),
     };
     let mut messages = Vec::with_capacity(chat.messages.len());
-    for message in &chat.messages {
-        let mut groups = Vec::new();
-        let mut before = Before::new(body, message);
-        for piece in &message.pieces {
-            groups.extend(match piece {
+    for parsed in chat.messages {
+        let mut before = Before::new(body, &parsed);
+        let mut message = parsed.message;
+        for piece in &parsed.pieces {
+            message.groups.extend(match piece {
                 Piece::Text(text, author) => finder.text(&mut before, text, *author)?,
                 Piece::Blocks(blocks, style) => finder.blocks(&mut before, blocks, Some(*style))?,
                 Piece::Results(blocks) => finder.blocks(&mut before, blocks, None)?,
             });
         }
-        messages.push(Message {
-            role: message.role,
-            role_name: message.role_name.clone(),
-            content_hash: message.content_hash,
-            raw: message.raw,
-            content: message.content,
-            hash: message.hash,
-            chain: message.chain,
-            turn: message.turn,
-            entry: (message.entry).map(|entry| (entry, message.rendered_scope())),
-            groups,
-        });
+        messages.push(message);
     }
     Ok(Parsed {
         text: body,
@@ -345,11 +334,11 @@ struct Before<'a> {
 }
 
 impl<'a> Before<'a> {
-    fn new(body: &'a str, message: &ParsedMessage<'a>) -> Self {
+    fn new(body: &'a str, parsed: &ParsedMessage<'a>) -> Self {
         Self {
             body,
-            at: offset_in(body, message.raw),
-            hash: message.before,
+            at: offset_in(body, parsed.message.raw),
+            hash: parsed.before,
         }
     }
 

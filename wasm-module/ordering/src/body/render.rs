@@ -1,8 +1,7 @@
 //! Renders the replacement of a group's documents: their blocks, references, a hint.
 
-use super::chat::Wrap;
 use super::edit::Edit;
-use super::found::{FoundDocument, GroupLayout, HintSpot, Source};
+use super::found::{FoundDocument, GroupLayout, HintSpot, Source, Wrap};
 use super::scan::is_value;
 use super::search::find_words;
 use std::borrow::Cow;

@@ -151,10 +151,7 @@ fn opening(line: &str) -> Range<usize> {
     let rest = line.get(start..).unwrap_or_default();
     let is_word = |c: char| c.is_alphanumeric() || " ,.;:%-–_/'’&+".contains(c);
     let end = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
-    let mut end = end.min(MAX_OPENING_BYTES);
-    while !rest.is_char_boundary(end) {
-        end -= 1;
-    }
+    let end = rest.floor_char_boundary(end.min(MAX_OPENING_BYTES));
     let words = rest.get(..end).unwrap_or_default();
     // Half a word is not quoted where spaces separate words.
     let is_cut = rest

@@ -57,21 +57,10 @@ impl Depth {
         if self == Self::Full || text.len() <= Self::LOOKED_AT {
             return [text, ""];
         }
-        let first = boundary(text, Self::FIRST);
-        let last = boundary(text, text.len() - Self::LAST);
-        [
-            text.get(..first).unwrap_or_default(),
-            text.get(last..).unwrap_or_default(),
-        ]
+        let first = text.ceil_char_boundary(Self::FIRST);
+        let last = text.ceil_char_boundary(text.len() - Self::LAST);
+        [text.get(..first), text.get(last..)].map(Option::unwrap_or_default)
     }
-}
-
-/// Returns the next character boundary from `at` on.
-fn boundary(text: &str, mut at: usize) -> usize {
-    while at < text.len() && !text.is_char_boundary(at) {
-        at += 1;
-    }
-    at
 }
 
 /// Looks up a stored piece by its hash, so that no text is read twice.

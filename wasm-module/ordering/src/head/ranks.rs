@@ -14,6 +14,7 @@
 
 use super::config::RawHeadDocuments;
 use super::report::{Change, ChangeKind};
+use crate::body::edit::replaced;
 use crate::body::{Group, GroupLayout, Parsed, Ranks, Role, Source};
 use crate::hint::is_name;
 use std::borrow::Cow;
@@ -131,17 +132,10 @@ impl<'a> Unranked<'a> {
 
     /// Returns a range of the body with the edits applied.
     pub(super) fn written(&self, body: &str, range: Range<usize>) -> String {
-        let mut out = String::with_capacity(range.len());
-        let mut done = range.start;
-        for (edit, with) in &self.edits {
-            if range.start <= edit.start && edit.end <= range.end {
-                out.push_str(body.get(done..edit.start).unwrap_or_default());
-                out.push_str(with);
-                done = edit.end;
-            }
-        }
-        out.push_str(body.get(done..range.end).unwrap_or_default());
-        out
+        let (start, end) = (range.start, range.end);
+        let within = (self.edits.iter()).filter(|(edit, _)| start <= edit.start && edit.end <= end);
+        let edits = within.map(|(edit, with)| (edit.clone(), &**with));
+        replaced(body, range.clone(), edits)
     }
 }
 
@@ -185,14 +179,8 @@ fn apart_from_ranks(document: &Ranked<'_>) -> String {
     let mut gone: Vec<Range<usize>> = ranks.numbers.to_vec();
     gone.extend(ranks.scores.iter().map(|(cut, _)| cut.clone()));
     crate::sort::sort_by_key(&mut gone, |range| range.start);
-    let mut out = String::with_capacity(document.block.len());
-    let mut done = 0;
-    for range in gone {
-        out.push_str(document.block.get(done..range.start).unwrap_or_default());
-        done = range.end;
-    }
-    out.push_str(document.block.get(done..).unwrap_or_default());
-    out
+    let gone = gone.into_iter().map(|range| (range, ""));
+    replaced(document.block, 0..document.block.len(), gone)
 }
 
 /// The sentence that maps keys to the original numbers.

@@ -25,6 +25,7 @@ use super::config::HeadMode;
 use super::decision::{Claim, ContextMessage, Decision};
 use super::ranks::{self, Unranked};
 use super::report::{Change, ChangeKind};
+use crate::body::edit::replaced;
 use crate::body::{Chain, GroupLayout, Message, Parsed, Role, context_range, last_text};
 use crate::config::Config;
 use crate::document::estimate_tokens;
@@ -281,16 +282,9 @@ impl<'a> Plan<'a> {
 
     /// Returns the rebuilt body.
     pub(crate) fn body(&self, text: &str) -> String {
-        let added: usize = self.edits.iter().map(|(_, with)| with.len()).sum();
-        let mut out = String::with_capacity(text.len() + added);
-        let mut done = 0;
-        for (range, with) in &self.edits {
-            out.push_str(text.get(done..range.start).unwrap_or_default());
-            out.push_str(with);
-            done = range.end;
-        }
-        out.push_str(text.get(done..).unwrap_or_default());
-        out
+        let edits = self.edits.iter();
+        let edits = edits.map(|(range, with)| (range.clone(), &**with));
+        replaced(text, 0..text.len(), edits)
     }
 
     /// Returns whether the rebuilt body still has every document, and the moved ones in the newest user message.
