@@ -50,10 +50,10 @@ pub(crate) fn check(
     if documents.is_empty() {
         return Err(Skip::NoDocuments);
     }
-    if documents.len() > config.max_documents as usize {
+    if documents.len() > config.documents.max as usize {
         return Err(Skip::TooManyDocuments {
             found: documents.len(),
-            limit: config.max_documents,
+            limit: config.documents.max,
         });
     }
     if model.len() > MAX_MODEL_BYTES {

@@ -97,7 +97,7 @@ impl<'a> Finder<'a, '_> {
         let documents = elements.iter().enumerate();
         let documents = documents.map(|(index, element)| self.document(index, element));
         let documents: Vec<Parts<'a>> = documents.collect::<Result<_, Skip>>()?;
-        let stays = chat.is_cohere || self.config.field == DocumentsField::Reorder;
+        let stays = chat.is_cohere || self.config.documents.field == DocumentsField::Reorder;
         let is_counted =
             |parts: &Parts<'_>| (parts.in_data || chat.is_cohere) && parts.id.is_empty();
         if stays && documents.iter().any(is_counted) {

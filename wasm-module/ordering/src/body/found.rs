@@ -203,10 +203,10 @@ impl<'a, 'c> Finder<'a, 'c> {
     /// Adds to the count of documents; an error beyond `documents.max`.
     pub(super) fn add(&mut self, documents: usize) -> Result<(), Skip> {
         self.count += documents;
-        if self.count > self.config.max_documents as usize {
+        if self.count > self.config.documents.max as usize {
             Err(Skip::TooManyDocuments {
                 found: self.count,
-                limit: self.config.max_documents,
+                limit: self.config.documents.max,
             })
         } else {
             Ok(())

@@ -17,7 +17,7 @@ use super::salt::SaltField;
 use super::search::{find_any, find_bracket, has};
 use super::tags::{self, Span};
 use super::text::Text;
-use crate::config::{Config, DocumentFormat, DocumentsField, Formats};
+use crate::config::{Config, DocumentFormat, DocumentsField, RawDocuments};
 use crate::tree::Scope;
 use crate::work::hashed;
 use std::borrow::Cow;
@@ -121,7 +121,7 @@ fn read<'a>(
     let mut finder = Finder::new(body, config);
     let array = chat
         .documents
-        .filter(|_| config.field != DocumentsField::Ignore);
+        .filter(|_| config.documents.field != DocumentsField::Ignore);
     let (front, rendered) = match (array, retrieved) {
         (Some(array), _) => finder.array(array, &chat)?,
         (None, Some(retrieved)) => (None, finder.retrieved(retrieved, &chat.messages)?),
@@ -219,8 +219,8 @@ impl<'a> Finder<'a, '_> {
 
     /// Returns whether a text may hold documents and so must be unescaped and searched.
     fn may_hold_documents(&self, source: &str, author: Author) -> bool {
-        let formats = &self.config.formats;
-        let has_tags = !(self.config.tags.is_empty() && formats.loose_tags.is_empty());
+        let formats = &self.config.documents;
+        let has_tags = !(self.config.documents.tags.is_empty() && formats.loose_tags.is_empty());
         has_tags && find_bracket(source, 0).is_some()
             || formats.results && author == Author::Tool && has(source, "results")
             || self.has_lists() && may_hold_lists(source, formats)
@@ -228,11 +228,11 @@ impl<'a> Finder<'a, '_> {
 
     /// Returns whether a text may hold documents in a well-known client's format.
     fn is_clients(&self, source: &str, author: Author) -> bool {
-        self.config.formats.clients && author == Author::Other && super::clients::may_hold(source)
+        self.config.documents.clients && author == Author::Other && super::clients::may_hold(source)
     }
 
     fn has_lists(&self) -> bool {
-        let formats = &self.config.formats;
+        let formats = &self.config.documents;
         formats.numbered || formats.rules || formats.headings
     }
 
@@ -243,7 +243,7 @@ impl<'a> Finder<'a, '_> {
         author: Author,
         is_clients: bool,
     ) -> Option<(Vec<Span>, DocumentFormat)> {
-        let formats = &self.config.formats;
+        let formats = &self.config.documents;
         let found = |spans: Vec<Span>, format| (!spans.is_empty()).then_some((spans, format));
         if is_clients {
             let spans = super::clients::spans(plain);
@@ -251,7 +251,7 @@ impl<'a> Finder<'a, '_> {
                 return Some((spans, DocumentFormat::Clients));
             }
         }
-        let tagged = tags::spans(plain, &self.config.tags, &formats.loose_tags);
+        let tagged = tags::spans(plain, &self.config.documents.tags, &formats.loose_tags);
         found(tagged, DocumentFormat::Tags)
             .or_else(|| {
                 let is_on = formats.results && author == Author::Tool;
@@ -292,7 +292,7 @@ impl<'a> Finder<'a, '_> {
         let (Some(first), Some(last)) = (blocks.first(), blocks.last()) else {
             return Ok(None);
         };
-        let formats = &self.config.formats;
+        let formats = &self.config.documents;
         let is_on = match style {
             Some(_) => formats.blocks,
             None => formats.results,
@@ -354,7 +354,7 @@ impl<'a> Before<'a> {
 }
 
 /// Returns whether a text, escaped as in the body, contains a mark of an enabled list format.
-fn may_hold_lists(source: &str, formats: &Formats) -> bool {
+fn may_hold_lists(source: &str, formats: &RawDocuments) -> bool {
     let mut at = 0;
     while let Some(found) = find_any(source, at, [b'[', b'#', b'-']) {
         let rest = source.get(found..).unwrap_or_default();

@@ -16,7 +16,7 @@ use super::learned::{Learned, Seen, looks_like_data};
 use super::patterns::{Class, Match, matches};
 use super::report::{Change, ChangeKind};
 use super::texts::{SystemText, SystemTexts, Unit, element_in};
-use super::tools::{Lru, MAX_TOOLS, Tools, Wanted};
+use super::tools::{Lru, MAX_TOOLS, Tools};
 use crate::body::{Parsed, Role, range_in};
 use crate::conversation::sent::kept_hash;
 use std::ops::Range;
@@ -37,7 +37,7 @@ impl Heads {
     /// Decides the changes to the head of `parsed`. O(new bytes) for tools, lines and templates.
     pub(crate) fn decide<'a>(&mut self, config: &Head, parsed: &Parsed<'a>) -> Decision<'a> {
         let mut decision = Decision::default();
-        if config.mode == HeadMode::Off {
+        if config.raw.mode == HeadMode::Off {
             return decision;
         }
         let key = key_of(parsed);
@@ -52,12 +52,8 @@ impl Heads {
             decision.report.left += 1;
             return decision;
         }
-        let wanted = Wanted {
-            order: config.order,
-            schemas: config.schemas,
-        };
         decision.report.unread += u32::from(parsed.tools.len() > MAX_TOOLS);
-        if let Some(arranged) = self.tools.arrange(&parsed.tools, wanted) {
+        if let Some(arranged) = self.tools.arrange(&parsed.tools, config.raw.tools) {
             decision.report.tools_moved = arranged.moved;
             decision.report.tools_reformed = arranged.reformed;
             for (slot, (at, text)) in parsed.tools.iter().zip(arranged.tools) {
@@ -97,7 +93,7 @@ impl Heads {
         parsed: &Parsed<'a>,
         decision: &mut Decision<'a>,
     ) -> bool {
-        if config.patterns.is_empty() && !config.learn {
+        if config.patterns.is_empty() && !config.raw.volatile.learn {
             return true;
         }
         let SystemTexts { texts, unread } = SystemTexts::of(parsed);
@@ -109,7 +105,7 @@ impl Heads {
             found.push(self.found(config, text, &mut budget, &mut decision.report.unread));
         }
         let mut all = found.iter().flatten();
-        if config.upstream == Upstream::Anthropic
+        if config.raw.upstream == Upstream::Anthropic
             && all.any(|found| {
                 config
                     .patterns
@@ -119,13 +115,13 @@ impl Heads {
         {
             return false;
         }
-        let volatile = if config.learn {
+        let volatile = if config.raw.volatile.learn {
             self.volatile(config, &texts, &found)
         } else {
             Vec::new()
         };
         let target = target(parsed);
-        let mut room = config.max_moved_bytes;
+        let mut room = config.raw.max_moved_bytes as usize;
         let mut judged = 0;
         let mut moved: Vec<(&'a str, u64)> = Vec::new();
         let mut volatile = volatile.into_iter();

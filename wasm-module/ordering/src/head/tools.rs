@@ -18,6 +18,7 @@
 //! are values that the model may copy. A tool with a duplicate key, or an escape in a key, is not changed. If a tool has
 //! `cache_control`, or a `cachePoint` is among them, no tool is changed: the client defined where its prefix ends.
 
+use super::config::RawHeadTools;
 use super::decision::Form;
 use super::toolsets::{self, SetTool, ToolSets};
 use crate::body::scan::{Scan, fields};
@@ -93,22 +94,13 @@ pub(crate) struct Arranged<'a> {
     pub(crate) reformed: u32,
 }
 
-/// The enabled changes to tools.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    /// Whether tools are sorted.
-    pub(crate) order: bool,
-    /// Whether equal schemas take the form that was seen first.
-    pub(crate) schemas: bool,
-}
-
 impl Tools {
     /// Returns the tools to forward; `None` for the client's tools, also if there are more than [`MAX_TOOLS`]. O(bytes of
     /// the tools that are new) + O(tools log tools).
     pub(crate) fn arrange<'a>(
         &mut self,
         tools: &[&'a str],
-        wanted: Wanted,
+        wanted: RawHeadTools,
     ) -> Option<Arranged<'a>> {
         if tools.is_empty() || tools.len() > MAX_TOOLS || !(wanted.order || wanted.schemas) {
             return None;

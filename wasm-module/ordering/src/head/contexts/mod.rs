@@ -66,11 +66,11 @@ pub(crate) fn plan<'a>(
     decision: &Decision<'a>,
     memory: Option<&ContextMemory>,
 ) -> Option<Plan<'a>> {
-    let mut contexts = config.head.contexts;
+    let mut contexts = config.head.raw.contexts;
     if config.pin.is_none() {
         (contexts.restore, contexts.relocate) = (false, false);
     }
-    let documents = config.head.documents;
+    let documents = config.head.raw.documents;
     let keeps = contexts.restore || contexts.relocate;
     let is_asked = keeps || documents.numbers || documents.scores;
     if !is_asked || config.head.mode() == HeadMode::Off {
@@ -117,14 +117,14 @@ impl<'a> Plan<'a> {
     /// Removes numbers and scores from documents' blocks.
     fn unrank(&mut self, config: &Config, parsed: &Parsed<'a>) -> Vec<UnrankedGroup<'a>> {
         let mut all = Vec::new();
-        let wanted = config.head.documents;
+        let wanted = config.head.raw.documents;
         for message in &parsed.messages {
             for group in &message.groups {
                 self.all_documents += group.found.len();
                 if !(wanted.numbers || wanted.scores) {
                     continue;
                 }
-                let room = config.head.max_moved_bytes;
+                let room = config.head.raw.max_moved_bytes as usize;
                 let documents = ranks::unranked(wanted, room, parsed, message.role, group);
                 let Some((documents, hint)) = documents.zip(group.hint) else {
                     continue;
