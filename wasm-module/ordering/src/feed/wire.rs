@@ -96,14 +96,19 @@ impl Batch {
     }
 }
 
+/// Checks that a feed which names the key `theirs` can be read with `key`.
+pub(super) fn agree(key: Option<&FeedKey>, theirs: Option<KeyCheck>) -> Result<(), ReadError> {
+    match (key.map(FeedKey::check), theirs) {
+        (None, Some(_)) => Err(ReadError::Sealed),
+        (Some(_), None) => Err(ReadError::NotSealed),
+        (ours, theirs) if ours != theirs => Err(ReadError::OtherKey),
+        _ => Ok(()),
+    }
+}
+
 impl Wire {
     fn open(self, key: Option<&FeedKey>) -> Result<Batch, ReadError> {
-        match (key.map(FeedKey::check), self.key) {
-            (None, Some(_)) => return Err(ReadError::Sealed),
-            (Some(_), None) => return Err(ReadError::NotSealed),
-            (ours, theirs) if ours != theirs => return Err(ReadError::OtherKey),
-            _ => {}
-        }
+        agree(key, self.key)?;
         let events = self.events.into_iter().map(|event| event.open(key));
         Ok(Batch {
             epoch: self.epoch,

@@ -11,7 +11,7 @@
 use super::decision::merged;
 use crate::body::scan::fields;
 use crate::body::text::Text;
-use crate::body::{GroupLayout, Message, Parsed, Role, offset_in, range_in};
+use crate::body::{GroupLayout, Message, Parsed, Role, inner_of, offset_in, range_in};
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -61,7 +61,7 @@ impl<'a> SystemTexts<'a> {
         let mut marked = 0;
         for message in opening {
             let documents = documents_of(message);
-            if let Some(source) = inner(message.content) {
+            if let Some(source) = inner_of(message.content) {
                 read.add(parsed.text, source, None, &documents, &mut units);
                 continue;
             }
@@ -69,7 +69,7 @@ impl<'a> SystemTexts<'a> {
             for part in scan.elements().unwrap_or_default() {
                 let text = fields(part, ["text", "cache_control", "cachePoint"]);
                 let [text, mark, point] = text.unwrap_or_default();
-                if let Some(source) = text.and_then(inner) {
+                if let Some(source) = text.and_then(inner_of) {
                     read.add(parsed.text, source, Some(part), &documents, &mut units);
                 }
                 if mark.or(point).is_some() {
@@ -170,10 +170,6 @@ impl<'a> SystemText<'a> {
         }
         merged(out)
     }
-}
-
-fn inner(raw: &str) -> Option<&str> {
-    raw.strip_prefix('"')?.strip_suffix('"')
 }
 
 /// Ranges of a message's documents in the body, text between them included, in order.
