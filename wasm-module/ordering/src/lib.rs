@@ -61,6 +61,7 @@ pub mod head;
 pub mod hexadecimal;
 pub mod hint;
 pub mod listing;
+mod lru;
 mod named;
 #[doc(hidden)]
 pub mod object;

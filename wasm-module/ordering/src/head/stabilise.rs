@@ -16,9 +16,10 @@ use super::learned::{Learned, Seen, looks_like_data};
 use super::patterns::{Class, Match, matches};
 use super::report::{Change, ChangeKind};
 use super::texts::{SystemText, SystemTexts, Unit, element_in};
-use super::tools::{Lru, MAX_TOOLS, Tools};
+use super::tools::{MAX_TOOLS, Tools};
 use crate::body::{Parsed, Role, range_in};
 use crate::conversation::sent::kept_hash;
+use crate::lru::Lru;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -28,9 +29,9 @@ pub(crate) struct Heads {
     tools: Tools,
     learned: Learned,
     /// Matches of patterns in a line, cached by the line's hash.
-    lines: Lru<Box<[Match]>>,
+    lines: Lru<u64, Box<[Match]>>,
     /// Heads that need no change, by key, each with the state's version at the time.
-    settled: Lru<(u64, u64)>,
+    settled: Lru<u64, (u64, u64)>,
 }
 
 impl Heads {
@@ -43,7 +44,7 @@ impl Heads {
         let key = key_of(parsed);
         let version = (self.learned.version, self.tools.version);
         let is_settled =
-            key.is_some_and(|key| self.settled.get(key).is_some_and(|at| *at == version));
+            key.is_some_and(|key| self.settled.get(&key).is_some_and(|at| *at == version));
         if is_settled {
             return decision;
         }
@@ -299,7 +300,7 @@ impl Heads {
                 continue;
             }
             let key = xxh3_64_with_seed(line.as_bytes(), seed);
-            if self.lines.get(key).is_none() {
+            if self.lines.get(&key).is_none() {
                 let Some(found) = matches(&config.patterns, before, line, budget) else {
                     *unread += 1;
                     continue;
@@ -308,7 +309,7 @@ impl Heads {
             }
             let found = self
                 .lines
-                .get(key)
+                .get(&key)
                 .map(|found| &**found)
                 .unwrap_or_default();
             for found in found {

@@ -22,9 +22,8 @@ use super::config::RawHeadTools;
 use super::decision::Form;
 use super::toolsets::{self, SetTool, ToolSets};
 use crate::body::scan::{Scan, fields};
-use crate::recency::Recency;
+use crate::lru::Lru;
 use crate::sort::sort_by_key;
-use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -36,7 +35,7 @@ pub(crate) struct Tools {
     /// The first form of each tool, by its canonical hash; and the order of each set, by the set's hash.
     forms: Forms,
     /// Parsed tools, by the hash of their bytes.
-    known: Lru<Known>,
+    known: Lru<u64, Known>,
     /// The orders of sets of tools.
     sets: ToolSets,
     /// The forms (a tool's bytes, as sent) first seen here that other workers have not received yet.
@@ -49,15 +48,15 @@ pub(crate) struct Tools {
 /// in a list with a separate bound. The two lists together take half a megabyte at most.
 #[derive(Debug, Default)]
 struct Forms {
-    small: Lru<Box<[u8]>>,
-    large: Lru<Box<[u8]>>,
+    small: Lru<u64, Box<[u8]>>,
+    large: Lru<u64, Box<[u8]>>,
 }
 
 impl Forms {
     fn get(&mut self, hash: u64) -> Option<&[u8]> {
-        let form = match self.small.get(hash) {
+        let form = match self.small.get(&hash) {
             Some(form) => Some(form),
-            None => self.large.get(hash),
+            None => self.large.get(&hash),
         };
         form.map(|form| &**form)
     }
@@ -112,12 +111,12 @@ impl Tools {
         for (at, tool) in tools.iter().enumerate() {
             let raw = xxh3_64_with_seed(tool.as_bytes(), 0);
             let mut layout = None;
-            if self.known.get(raw).is_none() {
+            if self.known.get(&raw).is_none() {
                 layout = Layout::of(tool);
                 let known = self.read(tool, layout.as_ref());
                 self.known.insert(raw, known, MAX_KNOWN);
             }
-            let known = self.known.get(raw)?;
+            let known = self.known.get(&raw)?;
             if known.marked {
                 return None;
             }
@@ -599,59 +598,6 @@ impl Reading<'_> {
         list.members = members;
         list.sorted = sorted;
         Some(hash)
-    }
-}
-
-/// Values by hash; the least recently used are evicted.
-#[derive(Debug)]
-pub(crate) struct Lru<T> {
-    places: FxHashMap<u64, u32>,
-    entries: Vec<(u64, T)>,
-    recency: Recency,
-}
-
-impl<T> Default for Lru<T> {
-    fn default() -> Self {
-        Self {
-            places: FxHashMap::default(),
-            entries: Vec::new(),
-            recency: Recency::default(),
-        }
-    }
-}
-
-impl<T> Lru<T> {
-    /// Returns the value of that hash and marks it as used.
-    pub(crate) fn get(&mut self, hash: u64) -> Option<&mut T> {
-        let place = *self.places.get(&hash)?;
-        self.recency.touch(place);
-        let (_, value) = self.entries.get_mut(place as usize)?;
-        Some(value)
-    }
-
-    /// Sets the value of that hash; if there are `max` values, it replaces the least recently used one.
-    pub(crate) fn insert(&mut self, hash: u64, value: T, max: usize) {
-        if let Some(known) = self.get(hash) {
-            *known = value;
-            return;
-        }
-        let place = if self.entries.len() >= max {
-            let Some(oldest) = self.recency.oldest() else {
-                return;
-            };
-            self.recency.remove(oldest);
-            if let Some((old, slot)) = self.entries.get_mut(oldest as usize) {
-                self.places.remove(old);
-                (*old, *slot) = (hash, value);
-            }
-            oldest
-        } else {
-            // Bounds are far below 2^32.
-            self.entries.push((hash, value));
-            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
-        };
-        self.places.insert(hash, place);
-        self.recency.add(place);
     }
 }
 
