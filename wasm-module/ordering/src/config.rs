@@ -262,6 +262,31 @@ impl RawRank {
     }
 }
 
+impl Default for PolicyOptions {
+    fn default() -> Self {
+        Self::of(&RawPolicyOptions::default())
+    }
+}
+
+impl PolicyOptions {
+    /// Returns the options as configured, without favoured documents.
+    fn of(raw: &RawPolicyOptions) -> Self {
+        Self {
+            seed: raw.seed,
+            window: narrow(raw.window),
+            max_displacement: raw.max_displacement.map(narrow),
+            max_contexts: raw.max_contexts,
+            forget_evicted: raw.forget_evicted,
+            block_tokens: raw.block_tokens,
+            placement: Placement::FREE,
+        }
+    }
+}
+
+fn narrow(value: u32) -> u16 {
+    u16::try_from(value).unwrap_or(u16::MAX)
+}
+
 impl Default for Config {
     #[allow(
         clippy::expect_used,
@@ -390,15 +415,7 @@ impl TryFrom<RawConfig> for Config {
         })?;
         let place = Place::by_name(&raw.rank.place)
             .ok_or_else(|| unnamed("rank.place", &raw.rank.place, &Place::ALL.map(Place::name)))?;
-        let options = &raw.policy_options;
-        let narrow = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
         let policy_options = PolicyOptions {
-            seed: options.seed,
-            window: narrow(options.window),
-            max_displacement: options.max_displacement.map(narrow),
-            max_contexts: options.max_contexts,
-            forget_evicted: options.forget_evicted,
-            block_tokens: options.block_tokens,
             placement: match place {
                 Place::Free => Placement::FREE,
                 Place::Last | Place::First | Place::Ends | Place::Auto => Placement {
@@ -406,8 +423,9 @@ impl TryFrom<RawConfig> for Config {
                     documents: narrow(raw.rank.documents),
                 },
             },
+            ..PolicyOptions::of(&raw.policy_options)
         };
-        let history = history::read(&options.history)
+        let history = history::read(&raw.policy_options.history)
             .or_else(|reason| refuse("policy_options.history", reason))?;
         for (field, tags) in [
             ("documents.tags", &raw.documents.tags),

@@ -244,11 +244,7 @@ impl PartStyle {
 
     /// The JSON of a text part up to the text's first character.
     pub(crate) fn open(self) -> &'static str {
-        match self {
-            Self::Typed => r#"{"type":"text","text":""#,
-            Self::Input => r#"{"type":"input_text","text":""#,
-            Self::Bare => r#"{"text":""#,
-        }
+        self.open_behind().trim_start_matches(',')
     }
 
     /// The JSON that separates a text part from the part before it, and opens the text's string.

@@ -76,6 +76,20 @@ pub(crate) struct Group<'a> {
 }
 
 impl GroupLayout<'_> {
+    /// The ranges of the body for the documents; none if they are rendered.
+    pub(crate) fn slots(&self) -> &[Range<usize>] {
+        match self {
+            Self::Slots { slots, .. } => slots,
+            Self::Render { .. } => &[],
+        }
+    }
+
+    /// The range of the body from the first slot to the last; `None` without slots.
+    pub(crate) fn hull(&self) -> Option<Range<usize>> {
+        let slots = self.slots();
+        Some(slots.first()?.start..slots.last()?.end)
+    }
+
     /// The offset in the body at which the documents begin.
     pub(crate) fn start(&self) -> usize {
         match self {

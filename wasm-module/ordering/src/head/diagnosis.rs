@@ -17,6 +17,7 @@ use super::marks;
 use super::outline::{self, Cut, Depth, Known, MessageTexts, Piece, RawPiece};
 use super::pending::{self, PendingPieces, PendingPrompt};
 use super::segments::{Segment, SegmentKind};
+use super::tools::name_of;
 use crate::body::{Parsed, Role, inner_of};
 use crate::config::Config;
 use crate::document::Fingerprint;
@@ -805,7 +806,7 @@ impl Index {
         };
         let raw = asked.parsed.text.get(segment.range.clone());
         let name = match segment.kind {
-            SegmentKind::Tool => raw.and_then(outline::tool_name).unwrap_or_default(),
+            SegmentKind::Tool => raw.and_then(name_of).unwrap_or_default(),
             _ => role_name(segment.role),
         };
         diagnosis.name = name.to_owned();

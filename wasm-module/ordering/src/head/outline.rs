@@ -10,6 +10,7 @@
 
 use super::marks::{DocumentMarks, Marks};
 use super::segments::{Segment, SegmentKind, Segments};
+use super::tools::name_of;
 use crate::body::scan::{self, Scan};
 use crate::body::{FoundDocument, Message, Parsed, Role, Source, inner_of, offset_in};
 use crate::document::estimate_tokens;
@@ -219,19 +220,9 @@ fn tool(raw: &str) -> Piece {
     let shape = Shape::of(raw);
     Piece {
         same: seeded(shape.sorted, b"tools"),
-        name: tool_name(raw).map_or(0, |name| xxh3_64_with_seed(name.as_bytes(), 1) | 1),
+        name: name_of(raw).map_or(0, |name| xxh3_64_with_seed(name.as_bytes(), 1) | 1),
         ..Piece::plain(seeded(shape.in_order, b"tool"), length(raw), Marks::of(raw))
     }
-}
-
-/// Returns a tool's name, as written.
-pub(super) fn tool_name(raw: &str) -> Option<&str> {
-    let names = ["name", "function", "toolSpec", "type"];
-    let [name, function, spec, kind] = scan::fields(raw, names).ok()?;
-    let inner = function
-        .or(spec)
-        .and_then(|function| scan::fields(function, ["name"]).ok()?[0]);
-    inner_of(name.or(inner).or(kind)?)
 }
 
 /// Returns whether a label is only a number.

@@ -10,7 +10,7 @@
 //! of a `documents` array have another place in the body than in the prompt. Nothing is read twice: the ranges are those of
 //! the parser, and a whole message's hash derives from the one that identifies its chat.
 
-use crate::body::{Group, GroupLayout, Message, Parsed, Role, Source, offset_in, range_in};
+use crate::body::{Message, Parsed, Role, Source, offset_in, range_in};
 use crate::config::Config;
 use crate::document::estimate_tokens;
 use crate::hint::HintTemplate;
@@ -77,8 +77,7 @@ impl Segments {
         reading.tools();
         if let Some(front) = &parsed.front {
             // It is unknown where the template renders them; before all messages is usual.
-            let slots = slots_of(front);
-            for (slot, found) in slots.iter().zip(&front.found) {
+            for (slot, found) in front.place.slots().iter().zip(&front.found) {
                 reading.document(None, slot.clone(), found.fingerprint.0, found.tokens);
             }
         }
@@ -227,7 +226,7 @@ impl Reading<'_, '_> {
             }
         }
         for group in &message.groups {
-            for (slot, found) in slots_of(group).iter().zip(&group.found) {
+            for (slot, found) in group.place.slots().iter().zip(&group.found) {
                 self.words(kind, message, at, done..slot.start);
                 self.document(
                     Some((at, message)),
@@ -284,13 +283,6 @@ impl Reading<'_, '_> {
             tokens,
         });
         self.documents = self.documents.saturating_add(1);
-    }
-}
-
-fn slots_of<'g>(group: &'g Group<'_>) -> &'g [Range<usize>] {
-    match &group.place {
-        GroupLayout::Slots { slots, .. } => slots,
-        GroupLayout::Render { .. } => &[],
     }
 }
 

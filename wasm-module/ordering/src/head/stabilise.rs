@@ -392,9 +392,7 @@ fn overlapping(units: &[Unit], range: &Range<usize>) -> Range<usize> {
 /// Returns the message for moved words: the last user message that is not a tool's result.
 fn target(parsed: &Parsed<'_>) -> Option<u32> {
     let target = parsed.messages.iter().rposition(|message| {
-        message.role == Role::User
-            && message.entry.is_some()
-            && !message.content.contains("\"tool_result\"")
+        message.entry.is_some() && !message.content.contains("\"tool_result\"")
     });
     target.and_then(|at| u32::try_from(at).ok())
 }

@@ -11,7 +11,7 @@
 use super::decision::merged;
 use crate::body::scan::fields;
 use crate::body::text::Text;
-use crate::body::{GroupLayout, Message, Parsed, Role, inner_of, offset_in, range_in};
+use crate::body::{Message, Parsed, Role, inner_of, offset_in, range_in};
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -175,11 +175,7 @@ impl<'a> SystemText<'a> {
 /// Ranges of a message's documents in the body, text between them included, in order.
 fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
     let groups = message.groups.iter();
-    let ranges = groups.filter_map(|group| match &group.place {
-        GroupLayout::Slots { slots, .. } => Some(slots.first()?.start..slots.last()?.end),
-        GroupLayout::Render { .. } => None,
-    });
-    merged(ranges.collect())
+    merged(groups.filter_map(|group| group.place.hull()).collect())
 }
 
 /// Returns the first `most` units of a text, and whether these are all. `documents` are in order.

@@ -170,20 +170,6 @@ pub struct PolicyOptions {
     pub placement: Placement,
 }
 
-impl Default for PolicyOptions {
-    fn default() -> Self {
-        Self {
-            seed: 0,
-            window: 1024,
-            max_displacement: None,
-            max_contexts: 4096,
-            forget_evicted: false,
-            block_tokens: 1,
-            placement: Placement::FREE,
-        }
-    }
-}
-
 impl PolicyOptions {
     /// Returns `policy` with the placement of favoured documents.
     pub(crate) fn place(&self, policy: Box<dyn Policy>) -> Box<dyn Policy> {

@@ -26,7 +26,7 @@ use super::decision::{Claim, ContextMessage, Decision};
 use super::ranks::{self, Unranked};
 use super::report::{Change, ChangeKind};
 use crate::body::edit::replaced;
-use crate::body::{Chain, GroupLayout, Message, Parsed, Role, context_range, last_text};
+use crate::body::{Chain, Message, Parsed, Role, context_range, last_text};
 use crate::config::Config;
 use crate::document::estimate_tokens;
 use std::borrow::Cow;
@@ -78,10 +78,7 @@ pub(crate) fn plan<'a>(
     }
     // An array's documents are written into their message and pinned there.
     let has_array = parsed.rendered.is_some();
-    let target = parsed
-        .messages
-        .iter()
-        .rposition(|message| message.role == Role::User && message.entry.is_some())?;
+    let target = (parsed.messages.iter()).rposition(|message| message.entry.is_some())?;
     let mut plan = Plan::default();
     let mut unranked = plan.unrank(config, parsed);
     if contexts.relocate && !has_array {
@@ -180,12 +177,9 @@ impl<'a> Plan<'a> {
                 continue;
             }
             for group in &message.groups {
-                let GroupLayout::Slots { slots, .. } = &group.place else {
-                    continue;
-                };
-                let hull = (slots.first().zip(slots.last())).and_then(|(first, last)| {
-                    context_range(parsed.text, message.content, first.start..last.end)
-                });
+                let found = group.place.hull();
+                let hull =
+                    found.and_then(|found| context_range(parsed.text, message.content, found));
                 let Some(hull) = hull else { continue };
                 let overlaps =
                     |range: &Range<usize>| range.start < hull.end && hull.start < range.end;
@@ -292,10 +286,11 @@ impl<'a> Plan<'a> {
         let found = |message: &Message<'_>| -> usize {
             message.groups.iter().map(|group| group.found.len()).sum()
         };
-        let newest = read.messages.iter().rev();
-        let mut newest =
-            newest.filter(|message| message.role == Role::User && message.entry.is_some());
-        newest.next().map_or(0, found) >= self.documents
+        let newest = read
+            .messages
+            .iter()
+            .rfind(|message| message.entry.is_some());
+        newest.map_or(0, found) >= self.documents
             && read.messages.iter().map(found).sum::<usize>() >= self.all_documents
     }
 
@@ -347,12 +342,8 @@ impl<'a> Plan<'a> {
         text: &Range<usize>,
         prior: Chain,
     ) -> Option<ContextMessage> {
-        let groups = message.groups.iter();
-        let slots = groups.filter_map(|group| match &group.place {
-            GroupLayout::Slots { slots, .. } => Some(slots.first()?.start..slots.last()?.end),
-            GroupLayout::Render { .. } => None,
-        });
-        let hull = slots.reduce(|all, next| all.start.min(next.start)..all.end.max(next.end))?;
+        let hulls = message.groups.iter().filter_map(|group| group.place.hull());
+        let hull = hulls.reduce(|all, next| all.start.min(next.start)..all.end.max(next.end))?;
         if hull.start < text.start || text.end < hull.end {
             return None;
         }
