@@ -107,8 +107,7 @@ impl<'a> Finder<'a, '_> {
             let found = elements.iter().zip(&documents);
             let found = found.map(|(element, parts)| FoundDocument::whole(element, parts.id));
             let found = found.collect();
-            let slots = elements
-                .iter()
+            let slots = (elements.iter())
                 .map(|element| range_in(self.body, element))
                 .collect();
             // It is unknown where the template renders the documents; before all messages is usual.

@@ -508,9 +508,7 @@ impl<'a> Start<'a> {
 
 /// Hashes `parts` in order; each hash is the seed of the next.
 pub(super) fn folded(parts: &[&[u8]], seed: u64) -> u64 {
-    parts
-        .iter()
-        .fold(seed, |seed, part| xxh3_64_with_seed(part, seed))
+    (parts.iter()).fold(seed, |seed, part| xxh3_64_with_seed(part, seed))
 }
 
 /// Scope of documents that the gateway writes into a message, from the hash of the prompt before that message.

@@ -52,8 +52,7 @@ pub(crate) fn replaced<'e>(
 pub(crate) fn apply(body: &str, mut edits: Vec<Edit<'_>>) -> Vec<u8> {
     // No two ranges are equal, since they do not overlap.
     sort_by_key(&mut edits, |edit| (edit.range.start, edit.range.end));
-    let added: usize = edits
-        .iter()
+    let added: usize = (edits.iter())
         .flat_map(|edit| &edit.with)
         .map(|piece| piece.len())
         .sum();

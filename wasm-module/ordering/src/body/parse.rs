@@ -301,9 +301,7 @@ impl<'a> Finder<'a, '_> {
             return Ok(None);
         }
         self.add(blocks.len())?;
-        let found = blocks
-            .iter()
-            .map(|block| FoundDocument::whole(block.raw, block.label));
+        let found = (blocks.iter()).map(|block| FoundDocument::whole(block.raw, block.label));
         let slots = blocks.iter().map(|block| range_in(self.body, block.raw));
         Ok(Some(Group {
             scope: before.scope(offset_in(self.body, first.raw)),

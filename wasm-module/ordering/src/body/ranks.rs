@@ -276,9 +276,7 @@ fn is_score(key: &str) -> bool {
     words.extend(key.get(start..));
     let is = |names: &[&str], word: &&str| names.iter().any(|name| name.eq_ignore_ascii_case(word));
     words.iter().any(|word| is(SCORES, word))
-        && words
-            .iter()
-            .all(|word| is(SCORES, word) || is(QUALIFIERS, word))
+        && (words.iter()).all(|word| is(SCORES, word) || is(QUALIFIERS, word))
 }
 
 /// Returns whether a value is a number: `0.71`, `-1.5e-3`, `83 %`, `2/5`.

@@ -37,8 +37,7 @@ pub(crate) fn edits<'a>(
     match place {
         GroupLayout::Slots { slots, .. } => {
             let mut sent = sent.into_iter();
-            let mut edits: Vec<Edit<'a>> = slots
-                .iter()
+            let mut edits: Vec<Edit<'a>> = (slots.iter())
                 .map(|slot| {
                     let with = match sent.next() {
                         Some(Sent::Document(found)) => block(found),

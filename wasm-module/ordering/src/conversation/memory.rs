@@ -149,8 +149,7 @@ impl Memory {
             let Some(turns) = self.by_chain.get(&chain) else {
                 continue;
             };
-            let fitting: SmallVec<[MessageId; 2]> = turns
-                .iter()
+            let fitting: SmallVec<[MessageId; 2]> = (turns.iter())
                 .copied()
                 .filter(|&id| self.fits(id, message, message == last, written))
                 .filter(|&id| message < last || self.is_sent_with(id, moving))
@@ -158,9 +157,7 @@ impl Memory {
             match fitting.as_slice() {
                 [] => {}
                 [first, others @ ..]
-                    if others
-                        .iter()
-                        .all(|id| self.reads_like(Some(*first), Some(*id))) =>
+                    if (others.iter()).all(|id| self.reads_like(Some(*first), Some(*id))) =>
                 {
                     known = Some(*first);
                     break;

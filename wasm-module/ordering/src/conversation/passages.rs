@@ -78,8 +78,7 @@ impl<'a> Passages<'a> {
             let count = run.as_ref().map_or(1, |(_, count)| *count);
             let lines = rest.get(..count)?;
             let words = run.and_then(|(known, _)| refer(&known.name(lines)?));
-            let bytes = lines
-                .iter()
+            let bytes = (lines.iter())
                 .map(|line| line.len() + BREAK.len())
                 .sum::<usize>();
             match words.filter(|words| words.len() + BREAK.len() < bytes) {

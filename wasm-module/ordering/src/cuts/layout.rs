@@ -169,9 +169,8 @@ impl Layout {
         let [automatic, options, key, input, contents] =
             scan::fields(top, names).map_err(|_| Skip::NoDocuments)?;
         let said = [parsed.model(), parsed.client_salt().unwrap_or_default()];
-        let scope = said
-            .iter()
-            .fold(realm, |seed, part| xxh3_64_with_seed(part.as_bytes(), seed));
+        let scope =
+            (said.iter()).fold(realm, |seed, part| xxh3_64_with_seed(part.as_bytes(), seed));
         let is_openai = kind == CacheKind::OpenAi;
         let key = key.filter(|key| is_openai && *key != "null");
         let mut reading = Reading {

@@ -164,8 +164,7 @@ impl WireEvent {
             } => Self::Stored {
                 tenant: Digits::tenant(*tenant, key),
                 scope: Digits::scope(*tenant, *scope, key),
-                path: path
-                    .iter()
+                path: (path.iter())
                     .map(|&(document, tokens)| Digits::document(*tenant, document, tokens, key))
                     .collect(),
             },
@@ -176,8 +175,7 @@ impl WireEvent {
             } => Self::Removed {
                 tenant: Digits::tenant(*tenant, key),
                 scope: Digits::scope(*tenant, *scope, key),
-                path: path
-                    .iter()
+                path: (path.iter())
                     .map(|&document| Digits::document(*tenant, document, 0, key).0)
                     .collect(),
             },
@@ -196,8 +194,7 @@ impl WireEvent {
                 Event::Stored {
                     tenant,
                     scope: scope.to_scope(tenant, key)?,
-                    path: path
-                        .into_iter()
+                    path: (path.into_iter())
                         .map(|(document, tokens)| document.to_document(tenant, Some(tokens), key))
                         .collect::<Option<_>>()?,
                 }

@@ -241,8 +241,7 @@ fn is_data(text: &str) -> bool {
     });
     let label = text.find([':', '=']).filter(|end| *end <= MAX_LABEL_BYTES);
     let is_labelled = label.is_some_and(|end| {
-        let mut behind = words
-            .iter()
+        let mut behind = (words.iter())
             .filter(|word| word.range.start > end)
             .peekable();
         behind.peek().is_some()

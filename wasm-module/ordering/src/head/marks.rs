@@ -500,9 +500,8 @@ fn label_end(text: &str, words: &[Word]) -> Option<usize> {
 pub(super) fn shape(text: &str) -> String {
     let words = words(text);
     let wanted = [Class::Time, Class::Id, Class::Number, Class::Value];
-    let found = wanted
-        .iter()
-        .find_map(|class| words.iter().position(|word| word.class == *class));
+    let found =
+        (wanted.iter()).find_map(|class| words.iter().position(|word| word.class == *class));
     let start = found
         .and_then(|at| words.get(at))
         .map_or(0, |word| word.range.start);

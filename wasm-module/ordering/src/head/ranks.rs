@@ -88,9 +88,7 @@ pub(super) fn unranked<'a>(
     let cites = is_numbered.then(|| citations(&documents));
     let cites = cites.filter(|words| words.len() <= max_bytes);
     if cites.is_none() {
-        documents
-            .iter_mut()
-            .for_each(|document| document.key = None);
+        (documents.iter_mut()).for_each(|document| document.key = None);
     }
     let room = max_bytes - cites.as_ref().map_or(0, String::len);
     let scores = wanted.scores.then(|| scores(&documents)).flatten();
@@ -141,16 +139,13 @@ impl<'a> Unranked<'a> {
 
 /// Returns whether the documents are numbered in order, from 0 or 1.
 fn are_numbered(documents: &[Ranked<'_>]) -> bool {
-    let numbers = documents
-        .iter()
-        .map(|document| document.ranks.number.parse::<usize>().ok());
+    let numbers = (documents.iter()).map(|document| document.ranks.number.parse::<usize>().ok());
     let Some(numbers) = numbers.collect::<Option<Vec<usize>>>() else {
         return false;
     };
     let first = numbers.first().copied().unwrap_or(usize::MAX);
     first <= 1
-        && numbers
-            .iter()
+        && (numbers.iter())
             .enumerate()
             .all(|(at, number)| *number == first + at)
 }

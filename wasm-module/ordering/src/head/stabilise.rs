@@ -253,9 +253,7 @@ impl Heads {
             let frozen: Vec<Box<str>> = (decision.frozen.iter())
                 .map(|span| span.words.into())
                 .collect();
-            let values = frozen
-                .iter()
-                .map(|words| xxh3_64_with_seed(words.as_bytes(), 8));
+            let values = (frozen.iter()).map(|words| xxh3_64_with_seed(words.as_bytes(), 8));
             Moved {
                 message,
                 hash: kept_hash(&words, &frozen),
@@ -358,8 +356,7 @@ impl Heads {
                 places.push((nth, at));
             }
         }
-        let mut volatile: Vec<Vec<bool>> = texts
-            .iter()
+        let mut volatile: Vec<Vec<bool>> = (texts.iter())
             .map(|text| vec![false; text.units.len()])
             .collect();
         for ((nth, at), is_volatile) in places.into_iter().zip(self.learned.learn(&seen)) {

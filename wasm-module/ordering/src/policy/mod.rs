@@ -213,10 +213,7 @@ impl Displacement {
         let Self(Some(most)) = self else { return true };
         let (rank, place, most) = (usize::from(rank), path.len(), usize::from(most));
         let late = place.checked_sub(most).is_some_and(|last_chance| {
-            last_chance != rank
-                && !path
-                    .iter()
-                    .any(|&placed| usize::from(placed) == last_chance)
+            last_chance != rank && !(path.iter()).any(|&placed| usize::from(placed) == last_chance)
         });
         rank <= place + most && !late
     }
@@ -238,10 +235,7 @@ pub fn match_of(candidates: &[Candidate<'_>], order: &Order, start: Start<'_>) -
     let Some(mut at) = start.node else {
         return found;
     };
-    for candidate in order
-        .iter()
-        .filter_map(|&rank| candidates.get(usize::from(rank)))
-    {
+    for candidate in (order.iter()).filter_map(|&rank| candidates.get(usize::from(rank))) {
         let Some(child) = start.tree.child(at, candidate.id) else {
             break;
         };
@@ -290,8 +284,7 @@ struct Lookup {
 
 impl Lookup {
     fn new(candidates: &[Candidate<'_>]) -> Self {
-        let mut ranks: SmallVec<[_; 32]> = candidates
-            .iter()
+        let mut ranks: SmallVec<[_; 32]> = (candidates.iter())
             .zip(0_u16..)
             .map(|(candidate, rank)| (candidate.id, rank))
             .collect();
@@ -342,8 +335,7 @@ pub(crate) mod tests {
             max_tokens: None,
         });
         for path in paths {
-            let path: Vec<_> = path
-                .iter()
+            let path: Vec<_> = (path.iter())
                 .map(|&d| (tree.intern(Fingerprint(d)), weight(d)))
                 .collect();
             tree.insert(SCOPE, path);
@@ -359,8 +351,7 @@ pub(crate) mod tests {
         tree: &mut KnowledgeTree,
         documents: &[u64],
     ) -> Vec<Candidate<'static>> {
-        documents
-            .iter()
+        (documents.iter())
             .map(|&d| Candidate {
                 id: tree.intern(Fingerprint(d)),
                 fingerprint: Fingerprint(d),
@@ -429,8 +420,7 @@ pub(crate) mod tests {
 
     fn distinct(documents: &[u64]) -> Vec<u64> {
         let mut seen = std::collections::HashSet::new();
-        documents
-            .iter()
+        (documents.iter())
             .copied()
             .filter(|d| seen.insert(*d))
             .collect()

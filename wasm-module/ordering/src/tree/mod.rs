@@ -322,10 +322,7 @@ impl KnowledgeTree {
                 self.tokens
             ));
         }
-        if holders
-            .iter()
-            .any(|(&document, &count)| self.catalog.holders(document) != count)
-        {
+        if (holders.iter()).any(|(&document, &count)| self.catalog.holders(document) != count) {
             return Err("a document's holders are miscounted".into());
         }
         if holders.len() != self.catalog.len() {
