@@ -148,7 +148,7 @@ pub(super) fn form_of(key: u64, order: &[u8]) -> Form {
 }
 
 /// Returns whether `order` contains each of `count` ranks once.
-fn is_permutation(order: &[u8], count: usize) -> bool {
+pub(super) fn is_permutation(order: &[u8], count: usize) -> bool {
     let mut seen = [false; 256];
     order.len() == count
         && order.iter().all(|rank| {
