@@ -120,11 +120,7 @@ impl<'a> Unranked<'a> {
         kind: ChangeKind,
     ) {
         let range = document.start + range.start..document.start + range.end;
-        self.changes.push(Change {
-            kind,
-            name: "".into(),
-            range: range.clone(),
-        });
+        self.changes.push(Change::new(kind, "", range.clone()));
         self.edits.push((range, with));
     }
 

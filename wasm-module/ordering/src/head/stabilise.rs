@@ -61,11 +61,11 @@ impl Heads {
                 let range = range_in(parsed.text, slot);
                 if *text != **slot {
                     let from = parsed.tools.get(at).copied().unwrap_or_default();
-                    decision.report.changes.push(Change {
-                        kind: ChangeKind::Tool,
-                        name: "".into(),
-                        range: range_in(parsed.text, from),
-                    });
+                    decision.report.changes.push(Change::new(
+                        ChangeKind::Tool,
+                        "",
+                        range_in(parsed.text, from),
+                    ));
                     decision.tools.push((range, text));
                 }
             }
@@ -140,22 +140,22 @@ impl Heads {
                     Class::Leave => {}
                     Class::Drop => {
                         report.dropped += 1;
-                        report.changes.push(Change {
-                            kind: ChangeKind::Dropped,
-                            name: pattern.name.clone(),
-                            range: text.in_body(&found.range),
-                        });
+                        report.changes.push(Change::new(
+                            ChangeKind::Dropped,
+                            &pattern.name,
+                            text.in_body(&found.range),
+                        ));
                         cut.push(found.range.clone());
                     }
                     Class::Freeze | Class::Move if text.is_marked => report.left += 1,
                     Class::Freeze => {
                         let range = text.in_body(&found.range);
                         report.frozen += 1;
-                        report.changes.push(Change {
-                            kind: ChangeKind::Frozen,
-                            name: pattern.name.clone(),
-                            range: range.clone(),
-                        });
+                        report.changes.push(Change::new(
+                            ChangeKind::Frozen,
+                            &pattern.name,
+                            range.clone(),
+                        ));
                         decision.frozen.push(Frozen {
                             range,
                             words: text.raw(&found.range),
@@ -208,11 +208,11 @@ impl Heads {
                 room -= words.len() + 1;
                 report.moved += 1;
                 report.learned += u32::from(is_learned);
-                report.changes.push(Change {
-                    kind: ChangeKind::Moved,
-                    name: name.into(),
-                    range: text.in_body(&unit.range),
-                });
+                report.changes.push(Change::new(
+                    ChangeKind::Moved,
+                    name,
+                    text.in_body(&unit.range),
+                ));
                 if let Some(gone) = gone.get_mut(at) {
                     *gone = true;
                 }
@@ -331,45 +331,33 @@ impl Heads {
         texts: &[SystemText<'_>],
         found: &[Vec<PatternMatch>],
     ) -> Vec<Vec<bool>> {
-        let mut seen: Vec<Seen> = Vec::new();
-        let mut places: Vec<(usize, usize)> = Vec::new();
-        for (nth, text) in texts.iter().enumerate() {
-            let hits = found.get(nth).map(Vec::as_slice).unwrap_or_default();
-            let acts = |hit: &&PatternMatch| {
-                let pattern = config.patterns.get(hit.pattern);
-                pattern.is_some_and(|pattern| pattern.class != Class::Leave)
-            };
+        let acts = |hit: &&PatternMatch| {
+            let pattern = config.patterns.get(hit.pattern);
+            pattern.is_some_and(|pattern| pattern.class != Class::Leave)
+        };
+        // A span that a pattern matches is not a slot.
+        let covered = texts.iter().zip(found).map(|(text, hits)| {
             let mut covered = vec![false; text.units.len()];
             for hit in hits.iter().filter(acts) {
                 let units = overlapping(&text.units, &hit.range);
                 covered.get_mut(units).unwrap_or_default().fill(true);
             }
-            // A span that a pattern matches is not a slot.
-            let open = text
-                .units
-                .iter()
-                .enumerate()
-                .zip(covered)
-                .filter(|(_, covered)| !covered);
-            for ((at, unit), _) in open {
-                seen.push(Seen::of(unit));
-                places.push((nth, at));
-            }
-        }
-        let mut volatile: Vec<Vec<bool>> = (texts.iter())
-            .map(|text| vec![false; text.units.len()])
-            .collect();
-        for ((nth, at), is_volatile) in places.into_iter().zip(self.learned.learn(&seen)) {
-            let marks = volatile.get_mut(nth).and_then(|marks| marks.get_mut(at));
-            if let Some(mark) = marks {
-                *mark = is_volatile
-                    && !texts
-                        .get(nth)
-                        .and_then(|text| text.units.get(at))
-                        .is_some_and(|unit| unit.is_barrier);
-            }
-        }
-        volatile
+            covered
+        });
+        let covered: Vec<Vec<bool>> = covered.collect();
+        let units =
+            (texts.iter().zip(&covered)).flat_map(|(text, covered)| text.units.iter().zip(covered));
+        let open = units.filter(|(_, covered)| !**covered);
+        let seen: Vec<Seen> = open.map(|(unit, _)| Seen::of(unit)).collect();
+        let mut marks = self.learned.learn(&seen).into_iter();
+        let volatile = texts.iter().zip(&covered).map(|(text, covered)| {
+            let units = text.units.iter().zip(covered);
+            let is_volatile = |(unit, covered): (&Unit, &bool)| {
+                !covered && marks.next().unwrap_or_default() && !unit.is_barrier
+            };
+            units.map(is_volatile).collect()
+        });
+        volatile.collect()
     }
 }
 

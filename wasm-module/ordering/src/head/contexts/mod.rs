@@ -203,11 +203,8 @@ impl<'a> Plan<'a> {
                 words.push_str(r"\n\n");
                 self.moved += 1;
                 self.documents += group.found.len();
-                self.changes.push(Change {
-                    kind: ChangeKind::Context,
-                    name: "".into(),
-                    range: hull.clone(),
-                });
+                self.changes
+                    .push(Change::new(ChangeKind::Context, "", hull.clone()));
                 self.edits.push((hull.clone(), "".into()));
                 cuts.push(hull);
             }
@@ -250,11 +247,8 @@ impl<'a> Plan<'a> {
                 }
                 let start = crate::body::offset_in(parsed.text, message.content);
                 let range = start..start + message.content.len();
-                self.changes.push(Change {
-                    kind: ChangeKind::Restored,
-                    name: "".into(),
-                    range: range.clone(),
-                });
+                self.changes
+                    .push(Change::new(ChangeKind::Restored, "", range.clone()));
                 self.edits
                     .push((range, known.message.content.to_string().into()));
                 self.tokens = self.tokens.saturating_add(known.message.tokens.into());
