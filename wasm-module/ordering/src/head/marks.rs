@@ -353,15 +353,14 @@ fn is_time(word: &str) -> bool {
         let class = if byte.is_ascii_digit() { b'9' } else { byte };
         shape.push(class);
     }
-    let shape = shape.as_slice();
-    let starts = |pattern: &[u8]| shape.starts_with(pattern);
+    let starts = |opening: &[u8]| shape.starts_with(opening);
     starts(b"9999-99-99")
         || starts(b"9999/99/99")
         || starts(b"9999.99.99")
         || starts(b"99/99/9999")
         || starts(b"99.99.9999")
         || starts(b"99-99-9999")
-        || is_slashed(shape)
+        || is_slashed(&shape)
         || starts(b"99:99")
         || starts(b"9:99")
         || starts(b"99999999T999")
@@ -370,14 +369,10 @@ fn is_time(word: &str) -> bool {
 
 /// Returns whether a word is a date like `8/22/2026`.
 fn is_slashed(shape: &[u8]) -> bool {
-    let mut parts = 0;
-    for part in shape.split(|byte| *byte == b'/') {
-        if part.is_empty() || part.len() > 4 || part.iter().any(|byte| *byte != b'9') {
-            return false;
-        }
-        parts += 1;
-    }
-    parts == 3
+    let mut parts = shape.split(|byte| *byte == b'/');
+    let is_part =
+        |part: &[u8]| (1..=4).contains(&part.len()) && part.iter().all(|byte| *byte == b'9');
+    parts.clone().count() == 3 && parts.all(is_part)
 }
 
 fn is_ordinal(word: &str, digits: usize, letters: usize) -> bool {
@@ -502,27 +497,24 @@ pub(super) fn shape(text: &str) -> String {
     let wanted = [Class::Time, Class::Id, Class::Number, Class::Value];
     let found =
         (wanted.iter()).find_map(|class| words.iter().position(|word| word.class == *class));
-    let start = found
-        .and_then(|at| words.get(at))
-        .map_or(0, |word| word.range.start);
-    let mut end = start;
-    if let Some(first) = found {
-        for word in words.iter().skip(first) {
-            let joins = end == start || text.get(end..word.range.start).is_some_and(is_joint);
-            if word.class == Class::Plain || !joins {
-                break;
-            }
-            end = word.range.end;
-        }
-    } else {
-        end = text.len();
-    }
-    let shown = text
-        .get(start..end)
-        .unwrap_or_default()
-        .chars()
-        .take(MAX_SHAPE);
+    let range = found.map_or(0..text.len(), |first| {
+        let value = words.get(first..).unwrap_or_default();
+        let goes_on = |pair: &&[Word]| {
+            matches!(pair, [one, next] if next.class != Class::Plain
+                && text.get(one.range.end..next.range.start).is_some_and(is_joint))
+        };
+        let last = value.windows(2).take_while(goes_on).count();
+        let place = |at: usize| {
+            value
+                .get(at)
+                .map(|word| word.range.clone())
+                .unwrap_or_default()
+        };
+        place(0).start..place(last).end
+    });
+    let shown = text.get(range).unwrap_or_default().chars();
     shown
+        .take(MAX_SHAPE)
         .map(|char| match char {
             '0'..='9' => '9',
             _ if char.is_uppercase() => 'A',

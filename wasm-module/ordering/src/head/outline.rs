@@ -92,11 +92,6 @@ pub(super) enum RawPiece {
 }
 
 impl RawPiece {
-    /// Returns a tool; `keep` stores its text.
-    pub(super) fn tool(raw: &str, keep: impl FnOnce(&str) -> Range<usize>) -> Self {
-        Self::Tool(keep(raw))
-    }
-
     /// Returns a document; `keep` stores the parts of its text to read.
     pub(super) fn document(
         fingerprint: u64,

@@ -11,9 +11,9 @@
 //! held until the prompt is diagnosed, so every prompt that was read must be diagnosed.
 
 use super::entry::{Asked, Parameters, Placed, Realm};
-use super::outline::{self, Cut, Depth, Known, MessageTexts, Piece, RawPiece};
+use super::outline::{self, Depth, Known, MessageTexts, Piece, RawPiece};
 use super::segments::{Segment, SegmentKind};
-use crate::body::{FoundDocument, Role, offset_in};
+use crate::body::{FoundDocument, offset_in};
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -85,7 +85,7 @@ impl PendingPrompt {
         let raw = body.get(segment.range.clone()).unwrap_or_default();
         let start = self.raw.len();
         match segment.kind {
-            SegmentKind::Tool => self.add(depth, |keep| RawPiece::tool(raw, keep)),
+            SegmentKind::Tool => self.add(depth, |keep| RawPiece::Tool(keep(raw))),
             SegmentKind::Document => {
                 if let Some(found) = documents.get(segment.index as usize) {
                     let (hash, label) = (found.fingerprint.0, found.label);
@@ -108,23 +108,20 @@ impl PendingPrompt {
                             self.raw.push(RawPiece::opaque(rest, segment.role));
                             break;
                         }
-                        if is_text {
-                            self.add_text(text, cut, segment.role, depth);
-                        } else {
+                        if !is_text {
                             self.raw.push(RawPiece::opaque(text, segment.role));
+                            continue;
+                        }
+                        for unit in outline::units(text, cut) {
+                            let unit = text.get(unit).unwrap_or_default();
+                            let role = segment.role;
+                            self.add(depth, |keep| RawPiece::text(unit, role, depth, keep));
                         }
                     }
                 }
             }
         }
         PendingPieces::Raw(start..self.raw.len())
-    }
-
-    fn add_text(&mut self, text: &str, cut: Cut, role: Role, depth: Depth) {
-        for unit in outline::units(text, cut) {
-            let unit = text.get(unit).unwrap_or_default();
-            self.add(depth, |keep| RawPiece::text(unit, role, depth, keep));
-        }
     }
 
     /// Adds a piece and stores its text. Beyond [`KEPT`] bytes of text, a piece is completed at once and its text dropped.

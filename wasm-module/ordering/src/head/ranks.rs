@@ -136,14 +136,11 @@ impl<'a> Unranked<'a> {
 /// Returns whether the documents are numbered in order, from 0 or 1.
 fn are_numbered(documents: &[Ranked<'_>]) -> bool {
     let numbers = (documents.iter()).map(|document| document.ranks.number.parse::<usize>().ok());
-    let Some(numbers) = numbers.collect::<Option<Vec<usize>>>() else {
-        return false;
-    };
-    let first = numbers.first().copied().unwrap_or(usize::MAX);
-    first <= 1
-        && (numbers.iter())
-            .enumerate()
-            .all(|(at, number)| *number == first + at)
+    let numbers: Option<Vec<usize>> = numbers.collect();
+    numbers.is_some_and(|numbers| {
+        let first = numbers.first().copied().unwrap_or(usize::MAX);
+        first <= 1 && numbers.into_iter().eq(first..first + documents.len())
+    })
 }
 
 /// Gives each document its key; returns false if two would share one.

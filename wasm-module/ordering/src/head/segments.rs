@@ -192,15 +192,7 @@ impl Reading<'_, '_> {
         let has_documents = written.is_some() || !message.groups.is_empty();
         if !has_documents {
             let kind = if asks { SegmentKind::Question } else { kind };
-            self.list.push(Segment {
-                kind,
-                role: message.role,
-                message: Some(at),
-                index: 0,
-                hash: seeded(message.hash, message.role),
-                tokens: estimate_tokens(whole.len()),
-                range: whole,
-            });
+            self.text(kind, message, at, whole, message.hash);
             return;
         }
         let mut done = whole.start;
@@ -255,6 +247,18 @@ impl Reading<'_, '_> {
         }
         let bytes = self.parsed.text.get(range.clone()).unwrap_or_default();
         let hash = xxh3_64_with_seed(bytes.as_bytes(), 0);
+        self.text(kind, message, at, range, hash);
+    }
+
+    /// Adds the text of a message in `range`, whose bytes have this hash.
+    fn text(
+        &mut self,
+        kind: SegmentKind,
+        message: &Message<'_>,
+        at: u32,
+        range: Range<usize>,
+        hash: u64,
+    ) {
         self.list.push(Segment {
             kind,
             role: message.role,

@@ -179,7 +179,10 @@ impl Tools {
         let is_told = told.is_some();
         let order = self.sets.order(key, &by_name, told);
         if !is_told {
-            self.tell(toolsets::form_of(key, &order));
+            self.tell(Form {
+                canonical: key,
+                order: order.as_slice().into(),
+            });
         }
         let order = order.iter();
         order

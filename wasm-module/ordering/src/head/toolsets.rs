@@ -13,7 +13,6 @@
 //! remaining tools follow, those in most known sets first. A set keeps its order, since otherwise the chats that use it
 //! would lose their prefixes.
 
-use super::decision::Form;
 use crate::sort::sort_by_key;
 use fxhash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -136,14 +135,6 @@ impl ToolSets {
         sort_by_key(&mut rest, |entry| *entry);
         order.extend(rest.into_iter().map(|(_, rank)| rank));
         order
-    }
-}
-
-/// Returns the order of a set in the form sent to other workers.
-pub(super) fn form_of(key: u64, order: &[u8]) -> Form {
-    Form {
-        canonical: key,
-        order: order.into(),
     }
 }
 
