@@ -73,6 +73,7 @@ pub mod random;
 #[doc(hidden)]
 pub mod recency;
 mod request;
+mod slots;
 #[doc(hidden)]
 pub mod sort;
 mod standalone;

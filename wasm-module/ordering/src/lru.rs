@@ -1,6 +1,7 @@
 //! Values by key, of which the least recently used are evicted.
 
 use crate::recency::Recency;
+use crate::slots::Slots;
 use fxhash::FxHashMap;
 use std::hash::Hash;
 
@@ -8,8 +9,7 @@ use std::hash::Hash;
 #[derive(Debug)]
 pub(crate) struct Lru<K, T> {
     places: FxHashMap<K, u32>,
-    entries: Vec<Option<(K, T)>>,
-    free: Vec<u32>,
+    entries: Slots<Option<(K, T)>>,
     recency: Recency,
 }
 
@@ -17,8 +17,7 @@ impl<K, T> Default for Lru<K, T> {
     fn default() -> Self {
         Self {
             places: FxHashMap::default(),
-            entries: Vec::new(),
-            free: Vec::new(),
+            entries: Slots::default(),
             recency: Recency::default(),
         }
     }
@@ -32,7 +31,7 @@ impl<K: Clone + Eq + Hash, T> Lru<K, T> {
 
     /// Returns the value of that key, without marking it as used.
     pub(crate) fn peek(&self, key: &K) -> Option<&T> {
-        let entry = self.entries.get(*self.places.get(key)? as usize)?;
+        let entry = self.entries.get(*self.places.get(key)?)?;
         entry.as_ref().map(|(_, value)| value)
     }
 
@@ -40,7 +39,7 @@ impl<K: Clone + Eq + Hash, T> Lru<K, T> {
     pub(crate) fn get(&mut self, key: &K) -> Option<&mut T> {
         let place = *self.places.get(key)?;
         self.recency.touch(place);
-        let entry = self.entries.get_mut(place as usize)?;
+        let entry = self.entries.get_mut(place)?;
         entry.as_mut().map(|(_, value)| value)
     }
 
@@ -53,15 +52,8 @@ impl<K: Clone + Eq + Hash, T> Lru<K, T> {
         while self.len() >= max.max(1) {
             self.pop();
         }
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(None);
-            // Bounds are far below 2^32.
-            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
-        });
-        self.places.insert(key.clone(), place);
-        if let Some(entry) = self.entries.get_mut(place as usize) {
-            *entry = Some((key, value));
-        }
+        let place = self.entries.put(Some((key.clone(), value)));
+        self.places.insert(key, place);
         self.recency.add(place);
     }
 
@@ -69,8 +61,8 @@ impl<K: Clone + Eq + Hash, T> Lru<K, T> {
     pub(crate) fn pop(&mut self) -> Option<(K, T)> {
         let place = self.recency.oldest()?;
         self.recency.remove(place);
-        self.free.push(place);
-        let (key, value) = self.entries.get_mut(place as usize)?.take()?;
+        self.entries.release(place);
+        let (key, value) = self.entries.get_mut(place)?.take()?;
         self.places.remove(&key);
         Some((key, value))
     }

@@ -23,6 +23,7 @@ use crate::config::Config;
 use crate::document::Fingerprint;
 use crate::listing::Retrieved;
 use crate::orderer::Rewrite;
+use crate::slots::Slots;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -229,46 +230,38 @@ const SLOTS: usize = 4_096;
 #[derive(Debug, Default)]
 struct Slab {
     by_hash: FxHashMap<u64, u32>,
-    list: Vec<Option<(Piece, u32)>>,
-    free: Vec<u32>,
+    /// Pieces, each with its number of holders.
+    held: Slots<(Piece, u32)>,
 }
 
 impl Slab {
     fn get(&self, id: u32) -> Option<&Piece> {
-        self.list.get(id as usize)?.as_ref().map(|(piece, _)| piece)
+        self.held.get(id).map(|(piece, _)| piece)
     }
 
     /// Adds a holder of a piece, and returns the piece's number and whether it is new.
     fn hold(&mut self, piece: Piece) -> (u32, bool) {
         if let Some(&id) = self.by_hash.get(&piece.hash) {
-            if let Some(Some((_, held))) = self.list.get_mut(id as usize) {
+            if let Some((_, held)) = self.held.get_mut(id) {
                 *held = held.saturating_add(1);
             }
             return (id, false);
         }
-        let id = self.free.pop().unwrap_or_else(|| {
-            self.list.push(None);
-            u32::try_from(self.list.len() - 1).unwrap_or(u32::MAX)
-        });
-        if let Some(place) = self.list.get_mut(id as usize) {
-            *place = Some((piece, 1));
-        }
+        let id = self.held.put((piece, 1));
         self.by_hash.insert(piece.hash, id);
         (id, true)
     }
 
     /// Removes a holder of a piece, and returns the piece if it has no other.
     fn release(&mut self, id: u32) -> Option<Piece> {
-        let place = self.list.get_mut(id as usize)?;
-        let (piece, held) = place.as_mut()?;
+        let (piece, held) = self.held.get_mut(id)?;
         *held = held.saturating_sub(1);
         if *held > 0 {
             return None;
         }
         let piece = *piece;
-        *place = None;
         self.by_hash.remove(&piece.hash);
-        self.free.push(id);
+        self.held.release(id);
         Some(piece)
     }
 
