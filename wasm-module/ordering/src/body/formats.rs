@@ -244,7 +244,11 @@ impl PartStyle {
 
     /// The JSON of a text part up to the text's first character.
     pub(crate) fn open(self) -> &'static str {
-        self.open_behind().trim_start_matches(',')
+        match self {
+            Self::Typed => r#"{"type":"text","text":""#,
+            Self::Input => r#"{"type":"input_text","text":""#,
+            Self::Bare => r#"{"text":""#,
+        }
     }
 
     /// The JSON that separates a text part from the part before it, and opens the text's string.

@@ -165,6 +165,14 @@ impl<'a> FoundDocument<'a> {
         }
     }
 
+    /// The document's text, as written in the body.
+    pub(crate) fn text(&self) -> &str {
+        match &self.source {
+            Source::Whole(whole) => whole,
+            Source::Parts { text, .. } => text,
+        }
+    }
+
     /// The block of a document that its client numbers by place; else `None`.
     pub(crate) fn numbered_block(&self) -> Option<NumberedBlock<'a>> {
         let Source::Whole(whole) = self.source else {

@@ -12,7 +12,7 @@ use super::marks::{DocumentMarks, Marks};
 use super::segments::{Segment, SegmentKind, Segments};
 use super::tools::name_of;
 use crate::body::scan::{self, Scan};
-use crate::body::{FoundDocument, Message, Parsed, Role, Source, inner_of, offset_in};
+use crate::body::{FoundDocument, Message, Parsed, Role, inner_of, offset_in};
 use crate::document::estimate_tokens;
 use crate::listing::Retrieved;
 use smallvec::SmallVec;
@@ -464,14 +464,6 @@ pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p FoundDocument
         found.extend(message.groups.iter().flat_map(|group| &group.found));
     }
     found
-}
-
-/// A document's text, as written in the body.
-pub(super) fn text_of<'f>(found: &'f FoundDocument<'_>) -> &'f str {
-    match &found.source {
-        Source::Whole(whole) => whole,
-        Source::Parts { text, .. } => text,
-    }
 }
 
 /// Tokens of a piece from byte `start` to byte `end` of its kind of text, rounded so that sums are exact.

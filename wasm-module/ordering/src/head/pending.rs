@@ -89,7 +89,7 @@ impl PendingPrompt {
             SegmentKind::Document => {
                 if let Some(found) = documents.get(segment.index as usize) {
                     let (hash, label) = (found.fingerprint.0, found.label);
-                    let text = outline::text_of(found);
+                    let text = found.text();
                     self.add(depth, |keep| {
                         RawPiece::document(hash, label, text, found.tokens, depth, keep)
                     });

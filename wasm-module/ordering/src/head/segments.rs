@@ -10,7 +10,7 @@
 //! of a `documents` array have another place in the body than in the prompt. Nothing is read twice: the ranges are those of
 //! the parser, and a whole message's hash derives from the one that identifies its chat.
 
-use crate::body::{Message, Parsed, Role, Source, offset_in, range_in};
+use crate::body::{FoundDocument, Message, Parsed, Role, offset_in, range_in};
 use crate::config::Config;
 use crate::document::estimate_tokens;
 use crate::hint::HintTemplate;
@@ -78,7 +78,7 @@ impl Segments {
         if let Some(front) = &parsed.front {
             // It is unknown where the template renders them; before all messages is usual.
             for (slot, found) in front.place.slots().iter().zip(&front.found) {
-                reading.document(None, slot.clone(), found.fingerprint.0, found.tokens);
+                reading.document(None, slot.clone(), found);
             }
         }
         let opening = (parsed.messages.iter())
@@ -201,31 +201,19 @@ impl Reading<'_, '_> {
             self.words(kind, message, at, done..start);
             done = start;
             for found in &group.found {
-                let range = match &found.source {
-                    // A retrieved document is not part of the body.
-                    Source::Parts { text: words, .. } if is_within(text, words) => {
-                        range_in(text, words)
-                    }
-                    Source::Whole(whole) if is_within(text, whole) => range_in(text, whole),
-                    _ => start..start,
+                // A retrieved document is not part of the body.
+                let words = found.text();
+                let range = match is_within(text, words) {
+                    true => range_in(text, words),
+                    false => start..start,
                 };
-                self.document(
-                    Some((at, message)),
-                    range,
-                    found.fingerprint.0,
-                    found.tokens,
-                );
+                self.document(Some((at, message)), range, found);
             }
         }
         for group in &message.groups {
             for (slot, found) in group.place.slots().iter().zip(&group.found) {
                 self.words(kind, message, at, done..slot.start);
-                self.document(
-                    Some((at, message)),
-                    slot.clone(),
-                    found.fingerprint.0,
-                    found.tokens,
-                );
+                self.document(Some((at, message)), slot.clone(), found);
                 done = slot.end;
             }
         }
@@ -274,8 +262,7 @@ impl Reading<'_, '_> {
         &mut self,
         message: Option<(u32, &Message<'_>)>,
         range: Range<usize>,
-        hash: u64,
-        tokens: u32,
+        found: &FoundDocument<'_>,
     ) {
         self.list.push(Segment {
             kind: SegmentKind::Document,
@@ -283,8 +270,8 @@ impl Reading<'_, '_> {
             message: message.map(|(at, _)| at),
             range,
             index: self.documents,
-            hash,
-            tokens,
+            hash: found.fingerprint.0,
+            tokens: found.tokens,
         });
         self.documents = self.documents.saturating_add(1);
     }
