@@ -114,9 +114,7 @@ impl Arrangement {
     pub(crate) fn is_of(&self, listed: &DistinctDocuments) -> bool {
         let mut indices: SmallVec<[u16; 16]> = self.slots.iter().map(|slot| slot.index()).collect();
         sort_by_key(&mut indices, |index| *index);
-        indices
-            .iter()
-            .eq(listed.distinct.iter().map(|(index, _)| index))
+        (indices.iter()).eq(listed.distinct.iter().map(|(index, _)| index))
     }
 
     /// Counts the slots that do not hold the document of their rank.

@@ -229,10 +229,8 @@ pub struct Config {
     /// Formats whose order does not express ranks.
     pub(crate) unranked: Vec<DocumentFormat>,
     pub(crate) hint: Option<HintTemplate>,
-    pub(crate) field: DocumentsField,
-    pub(crate) tags: Vec<String>,
-    pub(crate) formats: Formats,
-    pub(crate) max_documents: u32,
+    /// How documents are found, validated.
+    pub(crate) documents: RawDocuments,
     pub(crate) tree: Bounds,
     pub(crate) max_trees: u32,
     /// The location hint; `None` if documents are always sent again.
@@ -241,19 +239,6 @@ pub struct Config {
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
     pub(crate) head: Head,
-}
-
-/// The formats of documents to look for, in addition to tagged ones; see [`RawDocuments`].
-#[derive(Clone, Debug)]
-pub(crate) struct Formats {
-    pub(crate) loose_tags: Vec<String>,
-    pub(crate) blocks: bool,
-    pub(crate) results: bool,
-    pub(crate) clients: bool,
-    pub(crate) numbered: bool,
-    pub(crate) rules: bool,
-    pub(crate) headings: bool,
-    pub(crate) outputs: bool,
 }
 
 /// The error that a configuration is invalid.
@@ -281,6 +266,31 @@ impl RawRank {
             ..Self::default()
         }
     }
+}
+
+impl Default for PolicyOptions {
+    fn default() -> Self {
+        Self::of(&RawPolicyOptions::default())
+    }
+}
+
+impl PolicyOptions {
+    /// Returns the options as configured, without favoured documents.
+    fn of(raw: &RawPolicyOptions) -> Self {
+        Self {
+            seed: raw.seed,
+            window: narrow(raw.window),
+            max_displacement: raw.max_displacement.map(narrow),
+            max_contexts: raw.max_contexts,
+            forget_evicted: raw.forget_evicted,
+            block_tokens: raw.block_tokens,
+            placement: Placement::FREE,
+        }
+    }
+}
+
+fn narrow(value: u32) -> u16 {
+    u16::try_from(value).unwrap_or(u16::MAX)
 }
 
 impl Default for Config {
@@ -328,11 +338,9 @@ impl Config {
 
     /// Returns the configuration with the largest possible `documents.max`, for tools that study requests.
     #[must_use]
-    pub fn with_most_documents(self) -> Self {
-        Self {
-            max_documents: crate::policy::MAX_CANDIDATES,
-            ..self
-        }
+    pub fn with_most_documents(mut self) -> Self {
+        self.documents.max = MAX_CANDIDATES;
+        self
     }
 
     /// Returns a new policy without learnt state.
@@ -387,7 +395,7 @@ impl Config {
 
     /// Returns whether documents are written into messages and pinned there.
     pub(crate) fn pins(&self) -> bool {
-        self.pin.is_some() && self.field == DocumentsField::Render
+        self.pin.is_some() && self.documents.field == DocumentsField::Render
     }
 }
 
@@ -400,29 +408,20 @@ impl TryFrom<RawConfig> for Config {
         raw.documents.check()?;
         raw.tree.check()?;
         raw.conversation.check()?;
-        let Some(policy) = PolicyKind::by_name(&raw.policy) else {
-            let names = PolicyKind::ALL.map(PolicyKind::name);
-            return refuse(
+        let unnamed = |field, name: &str, names: &[&str]| ConfigError::Value {
+            field,
+            reason: format!("`{name}` is not one of {}", names.join(", ")),
+        };
+        let policy = PolicyKind::by_name(&raw.policy).ok_or_else(|| {
+            unnamed(
                 "policy",
-                format!("`{}` is not one of {}", raw.policy, names.join(", ")),
-            );
-        };
-        let Some(place) = Place::by_name(&raw.rank.place) else {
-            let names = Place::ALL.map(Place::name);
-            return refuse(
-                "rank.place",
-                format!("`{}` is not one of {}", raw.rank.place, names.join(", ")),
-            );
-        };
-        let options = &raw.policy_options;
-        let narrow = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
+                &raw.policy,
+                &PolicyKind::ALL.map(PolicyKind::name),
+            )
+        })?;
+        let place = Place::by_name(&raw.rank.place)
+            .ok_or_else(|| unnamed("rank.place", &raw.rank.place, &Place::ALL.map(Place::name)))?;
         let policy_options = PolicyOptions {
-            seed: options.seed,
-            window: narrow(options.window),
-            max_displacement: options.max_displacement.map(narrow),
-            max_contexts: options.max_contexts,
-            forget_evicted: options.forget_evicted,
-            block_tokens: options.block_tokens,
             placement: match place {
                 Place::Free => Placement::FREE,
                 Place::Last | Place::First | Place::Ends | Place::Auto => Placement {
@@ -430,8 +429,9 @@ impl TryFrom<RawConfig> for Config {
                     documents: narrow(raw.rank.documents),
                 },
             },
+            ..PolicyOptions::of(&raw.policy_options)
         };
-        let history = history::read(&options.history)
+        let history = history::read(&raw.policy_options.history)
             .or_else(|reason| refuse("policy_options.history", reason))?;
         for (field, tags) in [
             ("documents.tags", &raw.documents.tags),
@@ -451,7 +451,7 @@ impl TryFrom<RawConfig> for Config {
                 }
             }
         }
-        let head = Head::new(&raw.head)?;
+        let head = Head::new(raw.head)?;
         let words = &raw.hint;
         // Templates are validated even if they are unused.
         let hint = HintTemplate::new(
@@ -467,19 +467,7 @@ impl TryFrom<RawConfig> for Config {
             history,
             unranked: raw.rank.unranked,
             hint: words.enabled.then_some(hint),
-            field: raw.documents.field,
-            tags: raw.documents.tags,
-            formats: Formats {
-                loose_tags: raw.documents.loose_tags,
-                blocks: raw.documents.blocks,
-                results: raw.documents.results,
-                clients: raw.documents.clients,
-                numbered: raw.documents.numbered,
-                rules: raw.documents.rules,
-                headings: raw.documents.headings,
-                outputs: raw.documents.outputs,
-            },
-            max_documents: raw.documents.max,
+            documents: raw.documents,
             tree: Bounds {
                 max_nodes: raw.tree.max_nodes,
                 max_tokens: (raw.tree.max_tokens > 0).then_some(raw.tree.max_tokens),

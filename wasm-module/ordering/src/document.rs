@@ -4,6 +4,7 @@
 //! (id, title and text as in the prompt): an edited document is another document, and a document without an id has an
 //! identity too.
 
+use crate::slots::Slots;
 use fxhash::FxHashMap;
 
 /// 64-bit fingerprint of a document's block (XXH3). The same on every platform, since workers of different builds
@@ -58,8 +59,7 @@ pub fn estimate_tokens(bytes: usize) -> u32 {
 #[derive(Debug, Default)]
 pub struct Catalog {
     ids: FxHashMap<Fingerprint, DocumentId>,
-    entries: Vec<Entry>,
-    free: Vec<DocumentId>,
+    entries: Slots<Entry>,
 }
 
 #[derive(Debug)]
@@ -75,22 +75,11 @@ impl Catalog {
         if let Some(&id) = self.ids.get(&fingerprint) {
             return id;
         }
-        let entry = Entry {
+        let id = DocumentId(self.entries.put(Entry {
             fingerprint,
             holders: 0,
             last_used: 0,
-        };
-        let id = if let Some(id) = self.free.pop() {
-            if let Some(slot) = self.entry_mut(id) {
-                *slot = entry;
-            }
-            id
-        } else {
-            // 2^32 documents need 2^32 tree nodes, which the tree's bound (a u32) does not allow.
-            let id = DocumentId(u32::try_from(self.entries.len()).unwrap_or(u32::MAX));
-            self.entries.push(entry);
-            id
-        };
+        }));
         self.ids.insert(fingerprint, id);
         id
     }
@@ -104,9 +93,7 @@ impl Catalog {
     /// Returns when the document was last in an inserted path, in the tree's time; 0 if never, as far as recorded.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
-        self.entries
-            .get(id.index())
-            .map_or(0, |entry| entry.last_used)
+        self.entries.get(id.0).map_or(0, |entry| entry.last_used)
     }
 
     /// Returns the number of known documents.
@@ -124,14 +111,12 @@ impl Catalog {
     /// Returns the fingerprint of the document with that id.
     #[must_use]
     pub fn fingerprint(&self, id: DocumentId) -> Option<Fingerprint> {
-        self.entries.get(id.index()).map(|entry| entry.fingerprint)
+        self.entries.get(id.0).map(|entry| entry.fingerprint)
     }
 
     /// Returns the number of nodes that hold the document.
     pub(crate) fn holders(&self, id: DocumentId) -> u32 {
-        self.entries
-            .get(id.index())
-            .map_or(0, |entry| entry.holders)
+        self.entries.get(id.0).map_or(0, |entry| entry.holders)
     }
 
     pub(crate) fn hold(&mut self, id: DocumentId) {
@@ -156,23 +141,17 @@ impl Catalog {
 
     /// Removes a document that was interned but that no node holds.
     pub(crate) fn forget_unheld(&mut self, id: DocumentId) {
-        let Some(entry) = self.entries.get(id.index()) else {
+        let Some(entry) = self.entries.get(id.0) else {
             return;
         };
         if entry.holders == 0 && self.ids.get(&entry.fingerprint) == Some(&id) {
             self.ids.remove(&entry.fingerprint);
-            self.free.push(id);
+            self.entries.release(id.0);
         }
     }
 
     fn entry_mut(&mut self, id: DocumentId) -> Option<&mut Entry> {
-        self.entries.get_mut(id.index())
-    }
-}
-
-impl DocumentId {
-    fn index(self) -> usize {
-        self.0 as usize
+        self.entries.get_mut(id.0)
     }
 }
 

@@ -88,12 +88,9 @@ pub(crate) fn choices(
     choices: &[EngineCandidate],
     home: Option<EngineId>,
 ) -> SmallVec<[EngineCandidate; 4]> {
-    let known = choices
-        .iter()
-        .filter(|choice| choice.engine.0 < MAX_ENGINES);
+    let known = (choices.iter()).filter(|choice| choice.engine.0 < MAX_ENGINES);
     let mut known: SmallVec<[EngineCandidate; 4]> = known.copied().collect();
-    if let Some(home) = known
-        .iter()
+    if let Some(home) = (known.iter())
         .copied()
         .find(|choice| Some(choice.engine) == home)
     {

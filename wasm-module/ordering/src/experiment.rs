@@ -17,14 +17,16 @@ pub struct Experiment {
     control_share: f64,
 }
 
-/// The arm of a request in an experiment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arm {
-    /// The policy's order, with hints.
-    Ordered,
-    /// The client's order, which is recorded. A `documents` array is still rendered, since otherwise the arms would differ
-    /// in more than the order.
-    Control,
+crate::named! {
+    /// The arm of a request in an experiment.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Arm {
+        /// The policy's order, with hints.
+        Ordered = "ordered",
+        /// The client's order, which is recorded. A `documents` array is still rendered, since otherwise the arms would differ
+        /// in more than the order.
+        Control = "control",
+    }
 }
 
 impl Experiment {
@@ -50,20 +52,6 @@ impl Experiment {
             Arm::Control
         } else {
             Arm::Ordered
-        }
-    }
-}
-
-impl Arm {
-    /// Both arms.
-    pub const ALL: [Self; 2] = [Self::Ordered, Self::Control];
-
-    /// Returns the arm's name in headers and metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ordered => "ordered",
-            Self::Control => "control",
         }
     }
 }

@@ -21,21 +21,27 @@
 //! (`benches/results/answers.md`, *The hint*).
 
 use crate::body::escape::is_control;
-use crate::body::unescaped;
+use crate::body::{inner_of, unescaped};
 use crate::sort::sort_by_key;
 
 /// A validated template of order hints, escaped as in a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintTemplate {
-    /// The text before and after short names, if short hints are enabled.
-    short: Option<[String; 2]>,
-    before: String,
-    after: String,
-    label_before: String,
-    label_after: String,
-    separator: String,
+    /// The short hint, if short hints are enabled.
+    short: Option<Words>,
+    long: Words,
     /// The template's text after a label, unescaped: no label may contain it.
     mark: String,
+}
+
+/// The words of an order hint around its names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Words {
+    before: String,
+    after: String,
+    name_before: String,
+    name_after: String,
+    separator: String,
 }
 
 /// A validated template of location hints, escaped as in a JSON string.
@@ -90,18 +96,25 @@ impl HintTemplate {
             "" => None,
             short => {
                 let (before, after) = once(short, "{order}").ok_or(TemplateError::NoShortOrder)?;
-                Some([escape(before), escape(after)])
+                Some(Words {
+                    before: escape(before),
+                    after: escape(after),
+                    separator: BRIEF_SEPARATOR.to_owned(),
+                    ..Words::default()
+                })
             }
         };
         let (before, after) = once(template, "{order}").ok_or(TemplateError::NoOrder)?;
         let (label_before, label_after) = once(label, "{label}").ok_or(TemplateError::NoLabel)?;
         Ok(Self {
             short,
-            before: escape(before),
-            after: escape(after),
-            label_before: escape(label_before),
-            label_after: escape(label_after),
-            separator: escape(separator),
+            long: Words {
+                before: escape(before),
+                after: escape(after),
+                name_before: escape(label_before),
+                name_after: escape(label_after),
+                separator: escape(separator),
+            },
             mark: label_after.to_owned(),
         })
     }
@@ -123,8 +136,8 @@ impl HintTemplate {
         if numbered {
             let places = places?;
             let words = match &self.short {
-                Some(short) => brief(short, numbers(places)),
-                None => self.words(places.iter().map(|place| format!("document {place}"))),
+                Some(short) => short.with(numbers(places)),
+                None => (self.long).with(places.iter().map(|place| format!("document {place}"))),
             };
             return Some(OrderHint { words, numbered });
         }
@@ -139,43 +152,32 @@ impl HintTemplate {
             // A short hint cannot name a document without a place.
             (Some(_), None) => return None,
             (Some(short), Some(_)) if labels.iter().all(|label| is_short(label)) => {
-                brief(short, labels.iter())
+                short.with(labels.iter())
             }
             (Some(short), Some(places)) if !labels.iter().any(is_number) => {
-                brief(short, numbers(places))
+                short.with(numbers(places))
             }
-            _ => self.words(labels.iter()),
+            _ => self.long.with(labels.iter()),
         };
         Some(OrderHint { words, numbered })
     }
+}
 
-    /// Returns the template's hint with these names, marked as labels.
-    fn words(&self, names: impl Iterator<Item = impl AsRef<str>>) -> String {
+impl Words {
+    /// Returns the hint with these names.
+    fn with(&self, names: impl Iterator<Item = impl AsRef<str>>) -> String {
         let mut hint = self.before.clone();
         for (at, name) in names.enumerate() {
             if at > 0 {
                 hint.push_str(&self.separator);
             }
-            hint.push_str(&self.label_before);
+            hint.push_str(&self.name_before);
             hint.push_str(name.as_ref());
-            hint.push_str(&self.label_after);
+            hint.push_str(&self.name_after);
         }
         hint.push_str(&self.after);
         hint
     }
-}
-
-/// Returns the short hint with these names, without the template's marks around each.
-fn brief([before, after]: &[String; 2], names: impl Iterator<Item = impl AsRef<str>>) -> String {
-    let mut hint = before.clone();
-    for (at, name) in names.enumerate() {
-        if at > 0 {
-            hint.push_str(BRIEF_SEPARATOR);
-        }
-        hint.push_str(name.as_ref());
-    }
-    hint.push_str(after);
-    hint
 }
 
 /// The text between two short names: one token with the usual tokenizers; a space would be another.
@@ -188,10 +190,10 @@ impl HintTemplate {
         if let Some(length) = self.brief_length(words) {
             return Some(length);
         }
-        let labels = words.strip_prefix(&*self.before)?;
-        let labels = labels.strip_prefix(&*self.label_before)?;
-        let end = [&*self.label_after, &*self.after].concat();
-        if self.after.is_empty() {
+        let labels = words.strip_prefix(&*self.long.before)?;
+        let labels = labels.strip_prefix(&*self.long.name_before)?;
+        let end = [&*self.long.name_after, &*self.long.after].concat();
+        if self.long.after.is_empty() {
             return None;
         }
         let at = labels.find(&end)?;
@@ -200,12 +202,12 @@ impl HintTemplate {
 
     /// Returns the length of the short hint with which `words` begin.
     fn brief_length(&self, words: &str) -> Option<usize> {
-        let [before, after] = self.short.as_ref().filter(|[_, after]| !after.is_empty())?;
-        let mut rest = words.strip_prefix(&**before)?;
+        let short = (self.short.as_ref()).filter(|short| !short.after.is_empty())?;
+        let mut rest = words.strip_prefix(&*short.before)?;
         loop {
             let name = rest.bytes().take_while(u8::is_ascii_alphanumeric).count();
             rest = rest.get(name..).filter(|_| name > 0)?;
-            if let Some(behind) = rest.strip_prefix(&**after) {
+            if let Some(behind) = rest.strip_prefix(&*short.after) {
                 return Some(words.len() - behind.len());
             }
             rest = rest.strip_prefix(BRIEF_SEPARATOR)?;
@@ -310,10 +312,7 @@ fn once<'a>(text: &'a str, mark: &str) -> Option<(&'a str, &'a str)> {
 /// Escapes `text` for the inside of a JSON string.
 fn escape(text: &str) -> String {
     let quoted = serde_json::to_string(text).unwrap_or_default();
-    quoted
-        .get(1..quoted.len().saturating_sub(1))
-        .unwrap_or_default()
-        .into()
+    inner_of(&quoted).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

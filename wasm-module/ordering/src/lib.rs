@@ -61,6 +61,8 @@ pub mod head;
 pub mod hexadecimal;
 pub mod hint;
 pub mod listing;
+mod lru;
+mod named;
 #[doc(hidden)]
 pub mod object;
 mod orderer;
@@ -71,6 +73,7 @@ pub mod random;
 #[doc(hidden)]
 pub mod recency;
 mod request;
+mod slots;
 #[doc(hidden)]
 pub mod sort;
 mod standalone;

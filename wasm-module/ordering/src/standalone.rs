@@ -1,10 +1,10 @@
 //! Orders documents outside any body, for callers that write their prompts themselves.
 
-use crate::body::{MAX_MODEL_BYTES, Skip};
+use crate::body::{MAX_MODEL_BYTES, Skip, inner_of};
 use crate::config::Config;
 use crate::document::{Candidate, Fingerprint, estimate_tokens};
 use crate::hint::OrderHint;
-use crate::policy::{Order, Policy, Start, fingerprints, match_of};
+use crate::policy::{Order, Policy, SentDocuments, Start, fingerprints, match_of};
 use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -50,10 +50,10 @@ pub(crate) fn check(
     if documents.is_empty() {
         return Err(Skip::NoDocuments);
     }
-    if documents.len() > config.max_documents as usize {
+    if documents.len() > config.documents.max as usize {
         return Err(Skip::TooManyDocuments {
             found: documents.len(),
-            limit: config.max_documents,
+            limit: config.documents.max,
         });
     }
     if model.len() > MAX_MODEL_BYTES {
@@ -93,23 +93,14 @@ pub(crate) fn order(
     }
     let order = policy.order(&candidates, Start::behind(tree, scope));
     policy.remember(&fingerprints(&candidates), &order);
-    {
-        let sent = (order.iter()).filter_map(|&at| candidates.get(usize::from(at)));
-        let sent: Vec<_> = sent
-            .map(|found| (found.fingerprint, found.tokens))
-            .collect();
-        policy.sent(&[crate::policy::SentDocuments {
-            scope,
-            documents: &sent,
-            order: Some(&order),
-        }]);
-    }
+    let placed = || (order.iter()).filter_map(|&at| candidates.get(usize::from(at)));
+    let sent = placed().map(|found| (found.fingerprint, found.tokens));
+    policy.sent(&[SentDocuments {
+        scope,
+        documents: &sent.collect::<Vec<_>>(),
+        order: Some(&order),
+    }]);
     let matched = match_of(&candidates, &order, Start::behind(tree, scope));
-    let placed = || {
-        order
-            .iter()
-            .filter_map(|&at| candidates.get(usize::from(at)))
-    };
     tree.insert(scope, placed().map(|found| (found.id, found.tokens)));
     policy.evicted(tree.take_evicted());
     let moved = order.iter().zip(0_u16..).filter(|(at, place)| *at != place);
@@ -140,7 +131,7 @@ fn in_the_callers_list(order: &Order, ranks: &[u16]) -> Vec<u16> {
 fn hint(config: &Config, candidates: &[Candidate<'_>], order: &Order) -> Option<OrderHint> {
     let quoted = |label: &str| serde_json::to_string(label).unwrap_or_default();
     let labels: Vec<String> = candidates.iter().map(|found| quoted(found.label)).collect();
-    let labels: Vec<&str> = labels.iter().filter_map(|label| inside(label)).collect();
+    let labels: Vec<&str> = labels.iter().filter_map(|label| inner_of(label)).collect();
     let mut places = vec![None; candidates.len()];
     for (&rank, place) in order.iter().zip(1..) {
         if let Some(at) = places.get_mut(usize::from(rank)) {
@@ -150,11 +141,6 @@ fn hint(config: &Config, candidates: &[Candidate<'_>], order: &Order) -> Option<
     let OrderHint { words, numbered } = config.hint.as_ref()?.render(&labels, &places)?;
     let words = serde_json::from_str(&format!("\"{words}\"")).ok()?;
     Some(OrderHint { words, numbered })
-}
-
-/// Returns a JSON string without its quotes.
-fn inside(quoted: &str) -> Option<&str> {
-    quoted.strip_prefix('"')?.strip_suffix('"')
 }
 
 #[cfg(test)]

@@ -24,3 +24,9 @@ impl<'a> Tenant<'a> {
         }
     }
 }
+
+/// Returns a key for a tenant and a model, framed so that no two pairs share one.
+pub(crate) fn key_of(tenant: Tenant<'_>, model: &str) -> String {
+    let Tenant { name, key } = tenant;
+    format!("{}:{name}{key};{model}", name.len())
+}

@@ -39,7 +39,7 @@ impl Metrics {
         let counter =
             |what: &str| Counter::define(host, &format!("foreword_retrieval_{what}_total"));
         let failed = |reason: Reason| {
-            let name = format!("failed_{}", reason.word().replace('-', "_"));
+            let name = format!("failed_{}", reason.name().replace('-', "_"));
             (reason, counter(&name))
         };
         Self {

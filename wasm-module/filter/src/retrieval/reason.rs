@@ -2,58 +2,32 @@
 
 use std::fmt;
 
-/// The reason why a chat got no documents.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reason {
-    /// The client's field `retrieval`, or its header, cannot be read.
-    BadRequest,
-    /// The question exceeds the limit for searches.
-    LongQuestion,
-    /// No server responded.
-    Unreachable,
-    /// The response did not arrive in time.
-    Timeout,
-    /// The response is an error.
-    Status,
-    /// The response exceeds the limit.
-    TooLarge,
-    /// The response is not a retriever's or embedder's.
-    BadAnswer,
-    /// The question's vector is invalid, or does not fit this cache.
-    BadEmbedding,
-    /// The current thread is already using the cache.
-    Busy,
+foreword_ordering::named! {
+    /// The reason why a chat got no documents.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(crate) enum Reason {
+        /// The client's field `retrieval`, or its header, cannot be read.
+        BadRequest = "bad-request",
+        /// The question exceeds the limit for searches.
+        LongQuestion = "long-question",
+        /// No server responded.
+        Unreachable = "unreachable",
+        /// The response did not arrive in time.
+        Timeout = "timeout",
+        /// The response is an error.
+        Status = "status",
+        /// The response exceeds the limit.
+        TooLarge = "too-large",
+        /// The response is not a retriever's or embedder's.
+        BadAnswer = "bad-answer",
+        /// The question's vector is invalid, or does not fit this cache.
+        BadEmbedding = "bad-embedding",
+        /// The current thread is already using the cache.
+        Busy = "busy",
+    }
 }
 
 impl Reason {
-    /// All reasons, for the counters.
-    pub(crate) const ALL: [Self; 9] = [
-        Self::BadRequest,
-        Self::LongQuestion,
-        Self::Unreachable,
-        Self::Timeout,
-        Self::Status,
-        Self::TooLarge,
-        Self::BadAnswer,
-        Self::BadEmbedding,
-        Self::Busy,
-    ];
-
-    /// Returns the reason in kebab case.
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::BadRequest => "bad-request",
-            Self::LongQuestion => "long-question",
-            Self::Unreachable => "unreachable",
-            Self::Timeout => "timeout",
-            Self::Status => "status",
-            Self::TooLarge => "too-large",
-            Self::BadAnswer => "bad-answer",
-            Self::BadEmbedding => "bad-embedding",
-            Self::Busy => "busy",
-        }
-    }
-
     /// Returns the status of an error response to the client.
     pub(crate) fn refusal_status(self) -> u16 {
         match self {

@@ -61,7 +61,7 @@ pub(crate) struct SearchReport {
 impl SearchReport {
     pub(crate) fn at_once(reason: Reason) -> Self {
         Self {
-            word: reason.word(),
+            word: reason.name(),
             milliseconds: 0,
         }
     }
@@ -302,7 +302,7 @@ impl Search {
 
     fn fail(&mut self, host: &impl Host, retrieval: &Retrieval, reason: Reason) -> SearchStep {
         retrieval.metrics.failed(host, reason);
-        self.end(host, retrieval, reason.word());
+        self.end(host, retrieval, reason.name());
         SearchStep::Over(Err(reason))
     }
 

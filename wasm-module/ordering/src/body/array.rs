@@ -8,9 +8,9 @@
 //! Documents are rendered here because most engines ignore the array unless their chat template knows it.
 
 use super::Skip;
-use super::chat::{Chat, Entry, ParsedMessage, Wrap};
+use super::chat::{Chat, ParsedMessage};
 use super::escape::{attribute, enclosed};
-use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Source};
+use super::found::{Entry, Finder, FoundDocument, Group, GroupLayout, HintSpot, Source, Wrap};
 use super::json::{elements, fields, inner, range_in};
 use super::scan;
 use super::text::unescaped;
@@ -97,7 +97,7 @@ impl<'a> Finder<'a, '_> {
         let documents = elements.iter().enumerate();
         let documents = documents.map(|(index, element)| self.document(index, element));
         let documents: Vec<Parts<'a>> = documents.collect::<Result<_, Skip>>()?;
-        let stays = chat.is_cohere || self.config.field == DocumentsField::Reorder;
+        let stays = chat.is_cohere || self.config.documents.field == DocumentsField::Reorder;
         let is_counted =
             |parts: &Parts<'_>| (parts.in_data || chat.is_cohere) && parts.id.is_empty();
         if stays && documents.iter().any(is_counted) {
@@ -107,13 +107,12 @@ impl<'a> Finder<'a, '_> {
             let found = elements.iter().zip(&documents);
             let found = found.map(|(element, parts)| FoundDocument::whole(element, parts.id));
             let found = found.collect();
-            let slots = elements
-                .iter()
+            let slots = (elements.iter())
                 .map(|element| range_in(self.body, element))
                 .collect();
             // It is unknown where the template renders the documents; before all messages is usual.
             let scope = Scope(messages.first().map_or(0, |message| message.before));
-            let hint = target.and_then(|(_, _, entry)| {
+            let hint = target.and_then(|(_, (entry, _))| {
                 (entry.wrap == Wrap::None).then_some(HintSpot {
                     at: entry.at,
                     before: "",
@@ -197,18 +196,16 @@ impl<'a> Finder<'a, '_> {
     }
 }
 
-/// Returns the message to write documents into: the last user message with text.
-fn target<'m, 'a>(
-    messages: &'m [ParsedMessage<'a>],
-) -> Option<(usize, &'m ParsedMessage<'a>, Entry)> {
+/// Returns the message to write documents into, the last user message with text, and its place for them.
+fn target(messages: &[ParsedMessage<'_>]) -> Option<(usize, (Entry, Scope))> {
     let mut messages = messages.iter().enumerate().rev();
-    messages.find_map(|(at, message)| Some((at, message, message.entry?)))
+    messages.find_map(|(at, parsed)| Some((at, parsed.message.entry?)))
 }
 
 /// Builds the group that writes these documents into that message, with the message's index.
 fn rendered<'a>(
     documents: Vec<Parts<'a>>,
-    (index, message, entry): (usize, &ParsedMessage<'a>, Entry),
+    (index, (entry, scope)): (usize, (Entry, Scope)),
     array: Option<Range<usize>>,
     around: [&'a str; 2],
 ) -> (usize, Group<'a>) {
@@ -233,7 +230,7 @@ fn rendered<'a>(
     });
     let group = Group {
         format: DocumentFormat::Field,
-        scope: message.rendered_scope(),
+        scope,
         found: found.collect(),
         place: GroupLayout::Render {
             array,

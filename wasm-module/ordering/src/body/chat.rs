@@ -17,6 +17,7 @@ use super::formats::{
     self, COHERE_AT, FORMAT_COUNT, FORMATS, Format, MAX_FIELDS, PRECEDING, PartStyle, RawMessage,
     Said,
 };
+use super::found::{Chain, Entry, Message, Wrap};
 use super::json::{elements, offset_in, range_in, scanned, text};
 use super::role::Role;
 use super::salt::SaltField;
@@ -28,15 +29,6 @@ use crate::work::hashed;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
-
-/// Hash of a chat's messages up to and including one: role and content, byte for byte as the client sends them, and the
-/// client's own ids (`user`, `safety_identifier`, `prompt_cache_key`, `metadata.user_id`).
-///
-/// Other fields of a message do not count: some clients drop or add them when they send an answer back. The hash is
-/// neither secret nor a proof: an entry found by it is compared with the request before use, where the request holds
-/// anything to compare it with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Chain(pub(crate) u128);
 
 /// A chat request's outer shape.
 pub(super) struct Chat<'a> {
@@ -59,43 +51,14 @@ pub(super) struct Chat<'a> {
     pub(super) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
+/// A message whose documents are not found yet.
 pub(super) struct ParsedMessage<'a> {
-    pub(super) role: Role,
-    /// The role's name as hashed into the chain.
-    pub(super) role_name: Cow<'a, str>,
-    pub(super) content_hash: u128,
-    /// The message's content, as written; empty if it has none.
-    pub(super) content: &'a str,
-    /// Hash of the whole message; it covers the hash of the content.
-    pub(super) hash: u64,
-    pub(super) chain: Chain,
+    /// The message, without groups of documents.
+    pub(super) message: Message<'a>,
     /// Hash of the tools and of all earlier messages.
     pub(super) before: u64,
-    /// The chat's turn: the number of assistant messages before this one.
-    pub(super) turn: u32,
-    /// Where documents can be written into this message; `None` if they cannot.
-    pub(super) entry: Option<Entry>,
-    /// The whole message, as written.
-    pub(super) raw: &'a str,
     /// Parts that may hold documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
-}
-
-/// Where blocks can be inserted into a user message: before its text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    /// Offset in the body.
-    pub(crate) at: usize,
-    pub(crate) wrap: Wrap,
-}
-
-/// The JSON that an inserted block needs around it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wrap {
-    /// Nothing: the block is inserted inside a string.
-    None,
-    /// A text part: the block is inserted after the `[` of a content array; `others` if the array has other parts.
-    Part { others: bool, style: PartStyle },
 }
 
 /// The fields of a request that hold messages or that a prompt depends on, as written; single fields in the order of
@@ -473,20 +436,23 @@ impl MessageReader {
         let (head, tail) = around(raw, content);
         self.chain = self.chain.then(&role_name, hash);
         let parts = [head.as_bytes(), &hash.to_le_bytes(), tail.as_bytes()];
+        let wrap = wrap.filter(|_| role == Role::User && !is_result);
+        let entry = wrap.map(|wrap| (Entry { at: start, wrap }, rendered_scope(self.before)));
         let turn = ParsedMessage {
-            role,
-            content_hash: hash,
-            content,
-            hash: folded(&parts, 0),
-            chain: self.chain,
+            message: Message {
+                role,
+                role_name,
+                content_hash: hash,
+                raw,
+                content,
+                hash: folded(&parts, 0),
+                chain: self.chain,
+                turn: self.turn,
+                entry,
+                groups: Vec::new(),
+            },
             before: self.before,
-            turn: self.turn,
-            entry: wrap
-                .filter(|_| role == Role::User && !is_result)
-                .map(|wrap| Entry { at: start, wrap }),
-            raw,
             pieces,
-            role_name,
         };
         self.before = folded(&parts, self.before);
         // All items of one answer, its messages included, are one turn.
@@ -542,29 +508,10 @@ impl<'a> Start<'a> {
 
 /// Hashes `parts` in order; each hash is the seed of the next.
 pub(super) fn folded(parts: &[&[u8]], seed: u64) -> u64 {
-    parts
-        .iter()
-        .fold(seed, |seed, part| xxh3_64_with_seed(part, seed))
-}
-
-impl ParsedMessage<'_> {
-    /// Scope of documents that the gateway writes into this message.
-    pub(super) fn rendered_scope(&self) -> Scope {
-        rendered_scope(self.before)
-    }
+    (parts.iter()).fold(seed, |seed, part| xxh3_64_with_seed(part, seed))
 }
 
 /// Scope of documents that the gateway writes into a message, from the hash of the prompt before that message.
 pub(super) fn rendered_scope(before: u64) -> Scope {
     Scope(xxh3_64_with_seed(b"rendered", before))
-}
-
-impl Chain {
-    pub(crate) fn then(self, role: &str, content: u128) -> Self {
-        let mut link: SmallVec<[u8; 64]> = SmallVec::new();
-        link.extend_from_slice(&self.0.to_le_bytes());
-        link.extend_from_slice(&content.to_le_bytes());
-        link.extend_from_slice(role.as_bytes());
-        Self(xxh3_128(&link))
-    }
 }

@@ -10,22 +10,7 @@ use std::ops::Range;
 
 /// Returns the range in `body` of the content's last text, between its quotes; `None` if it has none.
 pub(crate) fn last_text(body: &str, content: &str) -> Option<Range<usize>> {
-    if let Some(text) = inner(content) {
-        return Some(range_in(body, text));
-    }
-    let mut last = None;
-    let read = Scan::new(content).list(|scan| {
-        let part = scan.value()?;
-        if part.starts_with('{')
-            && let Ok([Some(text)]) = fields(part, ["text"])
-        {
-            last = inner(text).or(last);
-        }
-        Ok(())
-    });
-    read.ok()?;
-    let text = last?;
-    Some(range_in(body, text))
+    texts(body, content).pop()
 }
 
 /// Returns the range of `body` that the documents `found` in `content` occupy, with the tags around them and, if

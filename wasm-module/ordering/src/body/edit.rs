@@ -30,12 +30,29 @@ impl<'a> Edit<'a> {
     }
 }
 
+/// Returns `range` of `text` with parts of it replaced; these are in order, do not overlap and lie in `range`.
+pub(crate) fn replaced<'e>(
+    text: &str,
+    range: Range<usize>,
+    parts: impl Iterator<Item = (Range<usize>, &'e str)> + Clone,
+) -> String {
+    let added: usize = parts.clone().map(|(_, with)| with.len()).sum();
+    let mut out = String::with_capacity(range.len() + added);
+    let mut done = range.start;
+    for (part, with) in parts {
+        out.push_str(text.get(done..part.start).unwrap_or_default());
+        out.push_str(with);
+        done = part.end;
+    }
+    out.push_str(text.get(done..range.end).unwrap_or_default());
+    out
+}
+
 /// Returns `body` with `edits` made, which must not overlap.
 pub(crate) fn apply(body: &str, mut edits: Vec<Edit<'_>>) -> Vec<u8> {
     // No two ranges are equal, since they do not overlap.
     sort_by_key(&mut edits, |edit| (edit.range.start, edit.range.end));
-    let added: usize = edits
-        .iter()
+    let added: usize = (edits.iter())
         .flat_map(|edit| &edit.with)
         .map(|piece| piece.len())
         .sum();

@@ -1,16 +1,45 @@
 //! The documents found in a body: messages, groups of adjacent documents, and the place of each.
 
 use super::Skip;
-use super::chat::{Chain, Entry};
+use super::formats::PartStyle;
 use super::numbered::{Numbered, NumberedBlock};
 use super::role::Role;
 use crate::config::{Config, DocumentFormat};
 use crate::document::{Fingerprint, estimate_tokens};
 use crate::tree::Scope;
 use crate::work::hashed;
+use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_128;
 
+/// Hash of a chat's messages up to and including one: role and content, byte for byte as the client sends them, and the
+/// client's own ids (`user`, `safety_identifier`, `prompt_cache_key`, `metadata.user_id`).
+///
+/// Other fields of a message do not count: some clients drop or add them when they send an answer back. The hash is
+/// neither secret nor a proof: an entry found by it is compared with the request before use, where the request holds
+/// anything to compare it with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Chain(pub(crate) u128);
+
+/// Where blocks can be inserted into a user message: before its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Offset in the body.
+    pub(crate) at: usize,
+    pub(crate) wrap: Wrap,
+}
+
+/// The JSON that an inserted block needs around it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wrap {
+    /// Nothing: the block is inserted inside a string.
+    None,
+    /// A text part: the block is inserted after the `[` of a content array; `others` if the array has other parts.
+    Part { others: bool, style: PartStyle },
+}
+
+/// A message and its documents.
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub(crate) role: Role,
@@ -47,6 +76,20 @@ pub(crate) struct Group<'a> {
 }
 
 impl GroupLayout<'_> {
+    /// The ranges of the body for the documents; none if they are rendered.
+    pub(crate) fn slots(&self) -> &[Range<usize>] {
+        match self {
+            Self::Slots { slots, .. } => slots,
+            Self::Render { .. } => &[],
+        }
+    }
+
+    /// The range of the body from the first slot to the last; `None` without slots.
+    pub(crate) fn hull(&self) -> Option<Range<usize>> {
+        let slots = self.slots();
+        Some(slots.first()?.start..slots.last()?.end)
+    }
+
     /// The offset in the body at which the documents begin.
     pub(crate) fn start(&self) -> usize {
         match self {
@@ -122,6 +165,14 @@ impl<'a> FoundDocument<'a> {
         }
     }
 
+    /// The document's text, as written in the body.
+    pub(crate) fn text(&self) -> &str {
+        match &self.source {
+            Source::Whole(whole) => whole,
+            Source::Parts { text, .. } => text,
+        }
+    }
+
     /// The block of a document that its client numbers by place; else `None`.
     pub(crate) fn numbered_block(&self) -> Option<NumberedBlock<'a>> {
         let Source::Whole(whole) = self.source else {
@@ -179,13 +230,23 @@ impl<'a, 'c> Finder<'a, 'c> {
     /// Adds to the count of documents; an error beyond `documents.max`.
     pub(super) fn add(&mut self, documents: usize) -> Result<(), Skip> {
         self.count += documents;
-        if self.count > self.config.max_documents as usize {
+        if self.count > self.config.documents.max as usize {
             Err(Skip::TooManyDocuments {
                 found: self.count,
-                limit: self.config.max_documents,
+                limit: self.config.documents.max,
             })
         } else {
             Ok(())
         }
+    }
+}
+
+impl Chain {
+    pub(crate) fn then(self, role: &str, content: u128) -> Self {
+        let mut link: SmallVec<[u8; 64]> = SmallVec::new();
+        link.extend_from_slice(&self.0.to_le_bytes());
+        link.extend_from_slice(&content.to_le_bytes());
+        link.extend_from_slice(role.as_bytes());
+        Self(xxh3_128(&link))
     }
 }

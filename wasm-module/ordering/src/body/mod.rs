@@ -51,10 +51,10 @@ use std::borrow::Cow;
 
 pub use array::Retrieved;
 pub(crate) use array::element_text;
-pub(crate) use chat::{Chain, Entry, PARAMETERS, Wrap, around};
+pub(crate) use chat::{PARAMETERS, around};
 pub(crate) use contexts::{context_range, last_text};
 pub(crate) use formats::PartStyle;
-pub(crate) use found::{FoundDocument, Group, GroupLayout, Message, Source};
+pub(crate) use found::{Chain, Entry, FoundDocument, Group, GroupLayout, Message, Source, Wrap};
 pub(crate) use json::{inner as inner_of, offset_in, range_in, unescaped};
 pub(crate) use numbered::NumberedBlock;
 pub use parse::{Parsed, parse, parse_with};

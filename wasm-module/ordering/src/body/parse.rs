@@ -5,10 +5,10 @@
 
 use super::Skip;
 use super::array::Retrieved;
-use super::chat::{Chain, Chat, PARAMETERS, ParsedMessage, Start, named};
+use super::chat::{Chat, PARAMETERS, ParsedMessage, Start, named};
 use super::content::{Block, Piece};
 use super::formats::PartStyle;
-use super::found::{Finder, FoundDocument, Group, GroupLayout, HintSpot, Message};
+use super::found::{Chain, Finder, FoundDocument, Group, GroupLayout, HintSpot, Message};
 use super::json::{offset_in, range_in};
 use super::lists::{Author, Lines};
 use super::numbered::Numbered;
@@ -17,7 +17,7 @@ use super::salt::SaltField;
 use super::search::{find_any, find_bracket, has};
 use super::tags::{self, Span};
 use super::text::Text;
-use crate::config::{Config, DocumentFormat, DocumentsField, Formats};
+use crate::config::{Config, DocumentFormat, DocumentsField, RawDocuments};
 use crate::conversation::outputs::MIN_OUTPUT_BYTES;
 use crate::tree::Scope;
 use crate::work::hashed;
@@ -122,35 +122,24 @@ fn read<'a>(
     let mut finder = Finder::new(body, config);
     let array = chat
         .documents
-        .filter(|_| config.field != DocumentsField::Ignore);
+        .filter(|_| config.documents.field != DocumentsField::Ignore);
     let (front, rendered) = match (array, retrieved) {
         (Some(array), _) => finder.array(array, &chat)?,
         (None, Some(retrieved)) => (None, finder.retrieved(retrieved, &chat.messages)?),
         (None, None) => (None, None),
     };
     let mut messages = Vec::with_capacity(chat.messages.len());
-    for message in &chat.messages {
-        let mut groups = Vec::new();
-        let mut before = Before::new(body, message);
-        for piece in &message.pieces {
-            groups.extend(match piece {
+    for parsed in chat.messages {
+        let mut before = Before::new(body, &parsed);
+        let mut message = parsed.message;
+        for piece in &parsed.pieces {
+            message.groups.extend(match piece {
                 Piece::Text(text, author) => finder.text(&mut before, text, *author)?,
                 Piece::Blocks(blocks, style) => finder.blocks(&mut before, blocks, Some(*style))?,
                 Piece::Results(blocks) => finder.blocks(&mut before, blocks, None)?,
             });
         }
-        messages.push(Message {
-            role: message.role,
-            role_name: message.role_name.clone(),
-            content_hash: message.content_hash,
-            raw: message.raw,
-            content: message.content,
-            hash: message.hash,
-            chain: message.chain,
-            turn: message.turn,
-            entry: (message.entry).map(|entry| (entry, message.rendered_scope())),
-            groups,
-        });
+        messages.push(message);
     }
     Ok(Parsed {
         text: body,
@@ -177,7 +166,7 @@ impl<'a> Finder<'a, '_> {
     ) -> Result<Option<Group<'a>>, Skip> {
         let found = self.within(before, source, author)?;
         let is_output = found.is_none()
-            && self.config.formats.outputs
+            && self.config.documents.outputs
             && author == Author::Tool
             && source.len() >= MIN_OUTPUT_BYTES;
         if !is_output {
@@ -259,8 +248,8 @@ impl<'a> Finder<'a, '_> {
 
     /// Returns whether a text may hold documents and so must be unescaped and searched.
     fn may_hold_documents(&self, source: &str, author: Author) -> bool {
-        let formats = &self.config.formats;
-        let has_tags = !(self.config.tags.is_empty() && formats.loose_tags.is_empty());
+        let formats = &self.config.documents;
+        let has_tags = !(self.config.documents.tags.is_empty() && formats.loose_tags.is_empty());
         has_tags && find_bracket(source, 0).is_some()
             || formats.results && author == Author::Tool && has(source, "results")
             || self.has_lists() && may_hold_lists(source, formats)
@@ -268,11 +257,11 @@ impl<'a> Finder<'a, '_> {
 
     /// Returns whether a text may hold documents in a well-known client's format.
     fn is_clients(&self, source: &str, author: Author) -> bool {
-        self.config.formats.clients && author == Author::Other && super::clients::may_hold(source)
+        self.config.documents.clients && author == Author::Other && super::clients::may_hold(source)
     }
 
     fn has_lists(&self) -> bool {
-        let formats = &self.config.formats;
+        let formats = &self.config.documents;
         formats.numbered || formats.rules || formats.headings
     }
 
@@ -283,7 +272,7 @@ impl<'a> Finder<'a, '_> {
         author: Author,
         is_clients: bool,
     ) -> Option<(Vec<Span>, DocumentFormat)> {
-        let formats = &self.config.formats;
+        let formats = &self.config.documents;
         let found = |spans: Vec<Span>, format| (!spans.is_empty()).then_some((spans, format));
         if is_clients {
             let spans = super::clients::spans(plain);
@@ -291,7 +280,7 @@ impl<'a> Finder<'a, '_> {
                 return Some((spans, DocumentFormat::Clients));
             }
         }
-        let tagged = tags::spans(plain, &self.config.tags, &formats.loose_tags);
+        let tagged = tags::spans(plain, &self.config.documents.tags, &formats.loose_tags);
         found(tagged, DocumentFormat::Tags)
             .or_else(|| {
                 let is_on = formats.results && author == Author::Tool;
@@ -332,7 +321,7 @@ impl<'a> Finder<'a, '_> {
         let (Some(first), Some(last)) = (blocks.first(), blocks.last()) else {
             return Ok(None);
         };
-        let formats = &self.config.formats;
+        let formats = &self.config.documents;
         let is_on = match style {
             Some(_) => formats.blocks,
             None => formats.results,
@@ -341,9 +330,7 @@ impl<'a> Finder<'a, '_> {
             return Ok(None);
         }
         self.add(blocks.len())?;
-        let found = blocks
-            .iter()
-            .map(|block| FoundDocument::whole(block.raw, block.label));
+        let found = (blocks.iter()).map(|block| FoundDocument::whole(block.raw, block.label));
         let slots = blocks.iter().map(|block| range_in(self.body, block.raw));
         Ok(Some(Group {
             scope: before.scope(offset_in(self.body, first.raw)),
@@ -374,11 +361,11 @@ struct Before<'a> {
 }
 
 impl<'a> Before<'a> {
-    fn new(body: &'a str, message: &ParsedMessage<'a>) -> Self {
+    fn new(body: &'a str, parsed: &ParsedMessage<'a>) -> Self {
         Self {
             body,
-            at: offset_in(body, message.raw),
-            hash: message.before,
+            at: offset_in(body, parsed.message.raw),
+            hash: parsed.before,
         }
     }
 
@@ -394,7 +381,7 @@ impl<'a> Before<'a> {
 }
 
 /// Returns whether a text, escaped as in the body, contains a mark of an enabled list format.
-fn may_hold_lists(source: &str, formats: &Formats) -> bool {
+fn may_hold_lists(source: &str, formats: &RawDocuments) -> bool {
     let mut at = 0;
     while let Some(found) = find_any(source, at, [b'[', b'#', b'-']) {
         let rest = source.get(found..).unwrap_or_default();

@@ -7,7 +7,7 @@
 
 use super::json::{elements, fields, inner, range_in};
 use super::search::{find_last, pass_space, trimmed_ascii, trimmed_ascii_end, trimmed_json};
-use super::{Message, Parsed, Role, Skip, unescaped};
+use super::{Parsed, Role, Skip, unescaped};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -51,8 +51,8 @@ impl<'a> Parsed<'a> {
 pub fn question<'a>(parsed: &Parsed<'a>) -> Result<Question<'a>, Skip> {
     let body = parsed.text;
     // As for written documents: the last user message that they can be written into.
-    let asks = |message: &&Message<'_>| message.role == Role::User && message.entry.is_some();
-    let last = parsed.messages.iter().rev().find(asks);
+    let mut messages = parsed.messages.iter();
+    let last = messages.rfind(|message| message.entry.is_some());
     let text = match last {
         Some(message) => text_in(body, message.content)?,
         None => None,

@@ -12,7 +12,7 @@
 //! own.
 
 use super::found::{FoundDocument, Source};
-use super::search::{find, find_last, find_words, pass, trimmed};
+use super::search::{find, find_last, find_words, is_escape, pass, trimmed};
 use crate::work::looked;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -94,7 +94,9 @@ impl<'a> Ranks<'a> {
         };
         for nth in 0..lines {
             let end = words.end.min(at + MAX_LINE_BYTES);
-            let window = block.get(at..floor(block, end)).unwrap_or_default();
+            let window = block
+                .get(at..block.floor_char_boundary(end))
+                .unwrap_or_default();
             let Some(length) = first_break(window) else {
                 break;
             };
@@ -110,7 +112,9 @@ impl<'a> Ranks<'a> {
         }
         // The last line, unless it was among the first lines.
         let from = words.end.saturating_sub(MAX_LINE_BYTES).max(at);
-        let tail = block.get(ceil(block, from)..words.end).unwrap_or_default();
+        let tail = block
+            .get(block.ceil_char_boundary(from)..words.end)
+            .unwrap_or_default();
         let text = trimmed_breaks(block, words.end - tail.len()..words.end);
         let tail = block.get(text.clone()).unwrap_or_default();
         // Most texts end with other characters, so this check is cheap.
@@ -272,9 +276,7 @@ fn is_score(key: &str) -> bool {
     words.extend(key.get(start..));
     let is = |names: &[&str], word: &&str| names.iter().any(|name| name.eq_ignore_ascii_case(word));
     words.iter().any(|word| is(SCORES, word))
-        && words
-            .iter()
-            .all(|word| is(SCORES, word) || is(QUALIFIERS, word))
+        && (words.iter()).all(|word| is(SCORES, word) || is(QUALIFIERS, word))
 }
 
 /// Returns whether a value is a number: `0.71`, `-1.5e-3`, `83 %`, `2/5`.
@@ -298,7 +300,7 @@ fn first_break(text: &str) -> Option<usize> {
     let mut from = 0;
     loop {
         let at = find_words(text, from, BREAK)?;
-        if is_break(text, at) {
+        if is_escape(text, at) {
             return Some(at);
         }
         from = at + 1;
@@ -310,21 +312,12 @@ fn last_break(text: &str) -> Option<usize> {
     let mut end = text.len();
     loop {
         let at = find_last(text.get(..end)?, b'\\')?;
-        let is_one = text.get(at..)?.starts_with(BREAK) && is_break(text, at);
+        let is_one = text.get(at..)?.starts_with(BREAK) && is_escape(text, at);
         if is_one {
             return Some(at);
         }
         end = at;
     }
-}
-
-/// Returns whether the backslash at `at` is itself unescaped.
-fn is_break(text: &str, at: usize) -> bool {
-    let before = text.as_bytes().get(..at).unwrap_or_default();
-    let slashes = before.iter().rev().take_while(|byte| **byte == b'\\');
-    let slashes = slashes.count();
-    looked(slashes + 1);
-    slashes.is_multiple_of(2)
 }
 
 fn pass_blanks(text: &str, at: usize) -> usize {
@@ -354,20 +347,6 @@ fn trimmed_breaks(text: &str, mut range: Range<usize>) -> Range<usize> {
             None => return range,
         }
     }
-}
-
-fn floor(text: &str, mut at: usize) -> usize {
-    while !text.is_char_boundary(at) {
-        at -= 1;
-    }
-    at
-}
-
-fn ceil(text: &str, mut at: usize) -> usize {
-    while !text.is_char_boundary(at) {
-        at += 1;
-    }
-    at
 }
 
 /// Attributes, other than `id`, that hold a document's number.

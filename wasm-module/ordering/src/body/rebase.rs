@@ -4,6 +4,7 @@
 //! bytes are not changed: ranges remain those of the original body.
 
 use super::chat::{around, folded, rendered_scope};
+use super::edit::replaced;
 use super::json::range_in;
 use super::{GroupLayout, Parsed};
 use crate::tree::Scope;
@@ -73,22 +74,13 @@ impl Parsed<'_> {
 /// Returns a range of `text` without those `removed`, which must be in order.
 fn left<'a>(text: &'a str, range: Range<usize>, removed: &[Range<usize>]) -> Cow<'a, str> {
     let first = removed.partition_point(|gone| gone.end <= range.start);
-    let overlapping = removed.iter().skip(first);
-    let mut overlapping = overlapping
-        .take_while(|gone| gone.start < range.end)
-        .peekable();
-    if overlapping.peek().is_none() {
-        return text.get(range).unwrap_or_default().into();
+    let (start, end) = (range.start, range.end);
+    let overlapping = (removed.iter().skip(first)).take_while(|gone| gone.start < end);
+    let parts = overlapping.map(|gone| (gone.start.max(start)..gone.end.min(end), ""));
+    match parts.clone().next() {
+        None => text.get(range).unwrap_or_default().into(),
+        Some(_) => replaced(text, range, parts).into(),
     }
-    let mut out = String::with_capacity(range.len());
-    let mut done = range.start;
-    for gone in overlapping {
-        let start = gone.start.clamp(done, range.end);
-        out.push_str(text.get(done..start).unwrap_or_default());
-        done = gone.end.clamp(start, range.end);
-    }
-    out.push_str(text.get(done..range.end).unwrap_or_default());
-    out.into()
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! Renders the replacement of a group's documents: their blocks, references, a hint.
 
-use super::chat::Wrap;
 use super::edit::Edit;
-use super::found::{FoundDocument, GroupLayout, HintSpot, Source};
+use super::found::{FoundDocument, GroupLayout, HintSpot, Source, Wrap};
 use super::scan::is_value;
 use super::search::find_words;
 use std::borrow::Cow;
@@ -38,8 +37,7 @@ pub(crate) fn edits<'a>(
     match place {
         GroupLayout::Slots { slots, .. } => {
             let mut sent = sent.into_iter();
-            let mut edits: Vec<Edit<'a>> = slots
-                .iter()
+            let mut edits: Vec<Edit<'a>> = (slots.iter())
                 .map(|slot| {
                     let with = match sent.next() {
                         Some(Sent::Document(found)) => block(found),

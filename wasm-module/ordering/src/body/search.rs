@@ -70,7 +70,7 @@ pub(super) fn find_bracket(text: &str, from: usize) -> Option<usize> {
 }
 
 /// Returns whether the backslash at `at` begins an escape, and is not itself escaped.
-fn is_escape(text: &str, at: usize) -> bool {
+pub(super) fn is_escape(text: &str, at: usize) -> bool {
     let before = text.as_bytes().get(..at).unwrap_or_default().iter().rev();
     let backslashes = before.take_while(|byte| **byte == b'\\').count();
     looked(backslashes + 1);

@@ -26,6 +26,7 @@ use crate::body::Chain;
 use crate::document::Fingerprint;
 use crate::engines::EngineId;
 use crate::recency::Recency;
+use crate::slots::Slots;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -67,8 +68,7 @@ pub(crate) struct Moving<'s> {
 #[derive(Debug)]
 pub(crate) struct Memory {
     bounds: Bounds,
-    nodes: Vec<Node>,
-    free: Vec<MessageId>,
+    nodes: Slots<Node>,
     /// Messages by chain, oldest first.
     by_chain: FxHashMap<Chain, SmallVec<[MessageId; 2]>>,
     /// Sum of the messages' bytes.
@@ -97,8 +97,7 @@ impl Memory {
     pub(crate) fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
-            nodes: Vec::new(),
-            free: Vec::new(),
+            nodes: Slots::default(),
             by_chain: FxHashMap::default(),
             bytes: 0,
             recency: Recency::default(),
@@ -107,7 +106,7 @@ impl Memory {
 
     /// The number of messages.
     pub(crate) fn len(&self) -> usize {
-        self.nodes.len() - self.free.len()
+        self.nodes.len()
     }
 
     /// Returns the messages' bytes.
@@ -149,8 +148,7 @@ impl Memory {
             let Some(turns) = self.by_chain.get(&chain) else {
                 continue;
             };
-            let fitting: SmallVec<[MessageId; 2]> = turns
-                .iter()
+            let fitting: SmallVec<[MessageId; 2]> = (turns.iter())
                 .copied()
                 .filter(|&id| self.fits(id, message, message == last, written))
                 .filter(|&id| message < last || self.is_sent_with(id, moving))
@@ -158,9 +156,7 @@ impl Memory {
             match fitting.as_slice() {
                 [] => {}
                 [first, others @ ..]
-                    if others
-                        .iter()
-                        .all(|id| self.reads_like(Some(*first), Some(*id))) =>
+                    if (others.iter()).all(|id| self.reads_like(Some(*first), Some(*id))) =>
                 {
                     known = Some(*first);
                     break;
@@ -346,17 +342,7 @@ impl Memory {
             sent: added.sent,
         };
         self.bytes += node.bytes();
-        let id = if let Some(id) = self.free.pop() {
-            if let Some(slot) = self.nodes.get_mut(id.index()) {
-                *slot = node;
-            }
-            id
-        } else {
-            // A u32 bounds the number of messages; a request adds fewer than the rest of its range.
-            let id = MessageId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
-            self.nodes.push(node);
-            id
-        };
+        let id = MessageId(self.nodes.put(node));
         self.by_chain.entry(added.chain).or_default().push(id);
         self.recency.add(id.0);
         id
@@ -377,15 +363,15 @@ impl Memory {
                 self.by_chain.remove(&chain);
             }
         }
-        self.free.push(id);
+        self.nodes.release(id.0);
     }
 
     fn node(&self, id: MessageId) -> Option<&Node> {
-        self.nodes.get(id.index())
+        self.nodes.get(id.0)
     }
 
     fn node_mut(&mut self, id: MessageId) -> Option<&mut Node> {
-        self.nodes.get_mut(id.index())
+        self.nodes.get_mut(id.0)
     }
 }
 
@@ -393,12 +379,6 @@ impl Node {
     /// The message's estimated bytes.
     fn bytes(&self) -> u64 {
         MESSAGE_BYTES + self.sent.bytes()
-    }
-}
-
-impl MessageId {
-    fn index(self) -> usize {
-        self.0 as usize
     }
 }
 

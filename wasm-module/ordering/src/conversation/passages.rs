@@ -78,8 +78,7 @@ impl<'a> Passages<'a> {
             let count = run.as_ref().map_or(1, |(_, count)| *count);
             let lines = rest.get(..count)?;
             let words = run.and_then(|(known, _)| refer(&known.name(lines)?));
-            let bytes = lines
-                .iter()
+            let bytes = (lines.iter())
                 .map(|line| line.len() + BREAK.len())
                 .sum::<usize>();
             match words.filter(|words| words.len() + BREAK.len() < bytes) {
@@ -151,10 +150,7 @@ fn opening(line: &str) -> Range<usize> {
     let rest = line.get(start..).unwrap_or_default();
     let is_word = |c: char| c.is_alphanumeric() || " ,.;:%-–_/'’&+".contains(c);
     let end = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
-    let mut end = end.min(MAX_OPENING_BYTES);
-    while !rest.is_char_boundary(end) {
-        end -= 1;
-    }
+    let end = rest.floor_char_boundary(end.min(MAX_OPENING_BYTES));
     let words = rest.get(..end).unwrap_or_default();
     // Half a word is not quoted where spaces separate words.
     let is_cut = rest

@@ -74,8 +74,7 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     let long_until = (clients.iter().rev())
         .find(|(_, ttl)| *ttl == MarkTtl::Long)
         .map_or(0, |(at, _)| *at);
-    choice.markers = best
-        .into_iter()
+    choice.markers = (best.into_iter())
         .map(|at| {
             let ttl = if at < long_until {
                 MarkTtl::Long

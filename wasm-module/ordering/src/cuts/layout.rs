@@ -13,9 +13,7 @@
 
 use super::rules::CacheKind;
 use crate::body::scan::{self, Scan};
-use crate::body::{
-    self, GroupLayout, Message, Parsed, PartStyle, Role, Skip, inner_of, offset_in, range_in,
-};
+use crate::body::{self, Message, Parsed, PartStyle, Role, Skip, inner_of, offset_in, range_in};
 use smallvec::SmallVec;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -171,9 +169,8 @@ impl Layout {
         let [automatic, options, key, input, contents] =
             scan::fields(top, names).map_err(|_| Skip::NoDocuments)?;
         let said = [parsed.model(), parsed.client_salt().unwrap_or_default()];
-        let scope = said
-            .iter()
-            .fold(realm, |seed, part| xxh3_64_with_seed(part.as_bytes(), seed));
+        let scope =
+            (said.iter()).fold(realm, |seed, part| xxh3_64_with_seed(part.as_bytes(), seed));
         let is_openai = kind == CacheKind::OpenAi;
         let key = key.filter(|key| is_openai && *key != "null");
         let mut reading = Reading {
@@ -507,10 +504,7 @@ impl<'a> Reading<'a> {
 
 /// Returns the ranges of a message's documents, in order.
 fn documents_in(message: &Message<'_>) -> Vec<Range<usize>> {
-    let slots = message.groups.iter().flat_map(|group| match &group.place {
-        GroupLayout::Slots { slots, .. } => slots.as_slice(),
-        GroupLayout::Render { .. } => &[],
-    });
+    let slots = message.groups.iter().flat_map(|group| group.place.slots());
     let mut found: Vec<Range<usize>> = slots.filter(|slot| !slot.is_empty()).cloned().collect();
     crate::sort::sort_by_key(&mut found, |slot| slot.start);
     found

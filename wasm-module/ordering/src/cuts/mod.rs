@@ -32,8 +32,8 @@ pub use rules::{CacheKind, CacheRules};
 use crate::body::{self, Parsed, Skip};
 use crate::config::Config;
 use crate::engines::EngineId;
-use crate::tenant::Tenant;
-use fxhash::FxHashMap;
+use crate::lru::Lru;
+use crate::tenant::{Tenant, key_of};
 use ledger::Ledger;
 
 /// Marks prompts. It tracks, for each tenant and model, which positions recurred.
@@ -42,15 +42,7 @@ use ledger::Ledger;
 /// is bounded by that number times [`MAX_POSITIONS`] positions of about 60 bytes.
 #[derive(Debug, Default)]
 pub struct Cutter {
-    ledgers: FxHashMap<String, Known>,
-    /// Number of requests so far; the clock of eviction.
-    now: u64,
-}
-
-#[derive(Debug)]
-struct Known {
-    ledger: Ledger,
-    last_used: u64,
+    ledgers: Lru<String, Ledger>,
 }
 
 /// Most positions tracked for a tenant and a model.
@@ -139,30 +131,27 @@ impl Cutter {
                 ..Cut::default()
             });
         }
-        let ledger = self.ledger(config, options, &parsed.model);
+        let Some(ledger) = self.ledger(config, options, &parsed.model) else {
+            return Ok(Cut::default());
+        };
         let chosen = choice::choose(&layout, rules, ledger, options.now_ms);
         let cut = write::write(parsed, &layout, rules, &chosen);
         ledger.take(&layout, &chosen.all, chosen.read, rules, options.now_ms);
         Ok(cut)
     }
 
-    fn ledger(&mut self, config: &Config, options: &CutOptions<'_>, model: &str) -> &mut Ledger {
-        self.now += 1;
-        let Tenant { name, key } = options.tenant;
-        let key = format!("{}:{name}{key};{model}", name.len());
-        if !self.ledgers.contains_key(&key)
-            && self.ledgers.len() >= config.max_trees as usize
-            && let Some(oldest) = (self.ledgers.iter())
-                .min_by_key(|(_, known)| known.last_used)
-                .map(|(key, _)| key.clone())
-        {
-            self.ledgers.remove(&oldest);
+    fn ledger(
+        &mut self,
+        config: &Config,
+        options: &CutOptions<'_>,
+        model: &str,
+    ) -> Option<&mut Ledger> {
+        let key = key_of(options.tenant, model);
+        if self.ledgers.get(&key).is_none() {
+            let ledger = Ledger::new(MAX_POSITIONS);
+            self.ledgers
+                .insert(key.clone(), ledger, config.max_trees as usize);
         }
-        let known = self.ledgers.entry(key).or_insert_with(|| Known {
-            ledger: Ledger::new(MAX_POSITIONS),
-            last_used: 0,
-        });
-        known.last_used = self.now;
-        &mut known.ledger
+        self.ledgers.get(&key)
     }
 }

@@ -1,49 +1,24 @@
 //! The requirements and prices of each kind of cache: Anthropic's, OpenAI's and Bedrock's published rules of November 2026.
 
-/// How an upstream's cache matches a prompt.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum CacheKind {
-    /// Any shared prefix: vLLM's dense models, SGLang, llama.cpp, Gemini, OpenAI before GPT-5.6. Nothing is marked.
-    #[default]
-    Prefix,
-    /// Boundaries that `cache_control` marks: Anthropic, and routers that translate it.
-    Anthropic,
-    /// Boundaries that `prompt_cache_breakpoint` marks: OpenAI from GPT-5.6 on.
-    OpenAi,
-    /// Boundaries that a `cachePoint` block marks: Bedrock Converse.
-    Bedrock,
-    /// Whole units of a fixed number of tokens: DeepSeek, vLLM's hybrid models. Nothing is marked.
-    Units,
+crate::named! {
+    /// How an upstream's cache matches a prompt.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum CacheKind {
+        /// Any shared prefix: vLLM's dense models, SGLang, llama.cpp, Gemini, OpenAI before GPT-5.6. Nothing is marked.
+        #[default]
+        Prefix = "prefix",
+        /// Boundaries that `cache_control` marks: Anthropic, and routers that translate it.
+        Anthropic = "anthropic",
+        /// Boundaries that `prompt_cache_breakpoint` marks: OpenAI from GPT-5.6 on.
+        OpenAi = "openai",
+        /// Boundaries that a `cachePoint` block marks: Bedrock Converse.
+        Bedrock = "bedrock",
+        /// Whole units of a fixed number of tokens: DeepSeek, vLLM's hybrid models. Nothing is marked.
+        Units = "units",
+    }
 }
 
 impl CacheKind {
-    /// All kinds, the default first.
-    pub const ALL: [Self; 5] = [
-        Self::Prefix,
-        Self::Anthropic,
-        Self::OpenAi,
-        Self::Bedrock,
-        Self::Units,
-    ];
-
-    /// Returns the kind's name in configurations and on command lines.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Prefix => "prefix",
-            Self::Anthropic => "anthropic",
-            Self::OpenAi => "openai",
-            Self::Bedrock => "bedrock",
-            Self::Units => "units",
-        }
-    }
-
-    /// Returns the kind of that name.
-    #[must_use]
-    pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
     /// Returns whether caches of that kind have markers.
     #[must_use]
     pub fn has_markers(self) -> bool {

@@ -108,8 +108,7 @@ fn write_text(
         .get(..kept.min(text.cuts.len()))
         .unwrap_or_default();
     let mark = |piece: usize| {
-        marks
-            .iter()
+        (marks.iter())
             .find(|(marked, _)| *marked == piece)
             .map(|(_, ttl)| *ttl)
     };

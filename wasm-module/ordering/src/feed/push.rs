@@ -12,6 +12,7 @@
 //! it unchanged. Updates stay bytes here, since a server may be older than the gateways that it serves.
 
 use super::key::{FeedKey, KeyCheck};
+use super::wire::agree;
 use super::{Epoch, ReadError};
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::hexadecimal;
@@ -129,12 +130,7 @@ impl SealedPush {
     /// # Errors
     /// Returns a [`PushError`] for any other push, and for one beyond the limits.
     pub fn open(&self, key: Option<&FeedKey>) -> Result<Push, PushError> {
-        match (key.map(FeedKey::check), self.key) {
-            (None, Some(_)) => return Err(PushError::Key(ReadError::Sealed)),
-            (Some(_), None) => return Err(PushError::Key(ReadError::NotSealed)),
-            (ours, theirs) if ours != theirs => return Err(PushError::Key(ReadError::OtherKey)),
-            _ => {}
-        }
+        agree(key, self.key).map_err(PushError::Key)?;
         let bytes = self.payload.len() / 2;
         if bytes > MAX_PUSH_BYTES {
             return Err(PushError::TooLong { bytes });

@@ -96,14 +96,19 @@ impl Batch {
     }
 }
 
+/// Checks that a feed which names the key `theirs` can be read with `key`.
+pub(super) fn agree(key: Option<&FeedKey>, theirs: Option<KeyCheck>) -> Result<(), ReadError> {
+    match (key.map(FeedKey::check), theirs) {
+        (None, Some(_)) => Err(ReadError::Sealed),
+        (Some(_), None) => Err(ReadError::NotSealed),
+        (ours, theirs) if ours != theirs => Err(ReadError::OtherKey),
+        _ => Ok(()),
+    }
+}
+
 impl Wire {
     fn open(self, key: Option<&FeedKey>) -> Result<Batch, ReadError> {
-        match (key.map(FeedKey::check), self.key) {
-            (None, Some(_)) => return Err(ReadError::Sealed),
-            (Some(_), None) => return Err(ReadError::NotSealed),
-            (ours, theirs) if ours != theirs => return Err(ReadError::OtherKey),
-            _ => {}
-        }
+        agree(key, self.key)?;
         let events = self.events.into_iter().map(|event| event.open(key));
         Ok(Batch {
             epoch: self.epoch,
@@ -159,8 +164,7 @@ impl WireEvent {
             } => Self::Stored {
                 tenant: Digits::tenant(*tenant, key),
                 scope: Digits::scope(*tenant, *scope, key),
-                path: path
-                    .iter()
+                path: (path.iter())
                     .map(|&(document, tokens)| Digits::document(*tenant, document, tokens, key))
                     .collect(),
             },
@@ -171,8 +175,7 @@ impl WireEvent {
             } => Self::Removed {
                 tenant: Digits::tenant(*tenant, key),
                 scope: Digits::scope(*tenant, *scope, key),
-                path: path
-                    .iter()
+                path: (path.iter())
                     .map(|&document| Digits::document(*tenant, document, 0, key).0)
                     .collect(),
             },
@@ -191,8 +194,7 @@ impl WireEvent {
                 Event::Stored {
                     tenant,
                     scope: scope.to_scope(tenant, key)?,
-                    path: path
-                        .into_iter()
+                    path: (path.into_iter())
                         .map(|(document, tokens)| document.to_document(tenant, Some(tokens), key))
                         .collect::<Option<_>>()?,
                 }

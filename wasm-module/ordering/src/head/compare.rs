@@ -128,10 +128,8 @@ struct Message<'f> {
 impl<'f> Regions<'f> {
     fn of(all: &'f [Flat]) -> Self {
         let end_of = |start: usize, is_in: &dyn Fn(&Flat) -> bool| {
-            let rest = all.get(start..).unwrap_or_default();
-            rest.iter()
-                .position(|flat| !is_in(flat))
-                .map_or(all.len(), |at| start + at)
+            let rest = all.iter().skip(start);
+            start + rest.take_while(|flat| is_in(flat)).count()
         };
         let tools = end_of(0, &|flat| flat.kind == SegmentKind::Tool);
         let front = end_of(tools, &|flat| flat.message.is_none());
@@ -171,13 +169,20 @@ fn is_document(flat: &Flat) -> bool {
     flat.kind == SegmentKind::Document
 }
 
+/// Returns whether either list has a document at that index.
+fn is_document_at(new: &[Flat], old: &[Flat], at: usize) -> bool {
+    new.get(at).is_some_and(is_document) || old.get(at).is_some_and(is_document)
+}
+
+/// Iterates over the pieces other than documents.
+fn texts(list: &[Flat]) -> impl Iterator<Item = &Flat> {
+    list.iter().filter(|flat| !is_document(flat))
+}
+
 /// Returns the first index at which two lists differ; `None` if they are equal.
 fn parting(new: &[Flat], old: &[Flat]) -> Option<usize> {
-    let same = new
-        .iter()
-        .zip(old)
-        .take_while(|(new, old)| new.id == old.id);
-    let same = same.count();
+    let both = new.iter().zip(old);
+    let same = both.take_while(|(new, old)| new.id == old.id).count();
     (same < new.len() || same < old.len()).then_some(same)
 }
 
@@ -201,34 +206,32 @@ fn tools(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
     // A tool missing at the end is reported at the last tool.
     let place = at.min(new.len().saturating_sub(1));
     let found = |cause| {
-        let found = Difference::at(cause, KIND, place);
-        if new.is_empty() {
-            Difference { at: None, ..found }
-        } else {
-            found
-        }
+        Some(Difference {
+            at: (!new.is_empty()).then_some(place),
+            ..Difference::at(cause, KIND, place)
+        })
     };
     let names = |list: &[Flat]| list.iter().map(|flat| flat.piece.name).collect::<Vec<_>>();
     if names(new) != names(old) {
         let is_permuted = are_permuted(new, old, |flat| flat.piece.name);
-        return Some(found(if is_permuted {
+        return found(if is_permuted {
             Cause::ToolOrder
         } else {
             Cause::ToolSet
-        }));
+        });
     }
     let (one, other) = (new.get(at)?.piece, old.get(at)?.piece);
     if one.same == other.same {
-        return Some(found(Cause::KeyOrder));
+        return found(Cause::KeyOrder);
     }
     if let Some(kind @ (Volatile::DateTime | Volatile::Id)) = one.marks.differ_by(&other.marks) {
         return Some(Difference::volatile(kind, KIND, at));
     }
-    Some(found(if one.marks.solid == other.marks.solid {
+    found(if one.marks.solid == other.marks.solid {
         Cause::Whitespace
     } else {
         Cause::ToolSchema
-    }))
+    })
 }
 
 fn front(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
@@ -247,24 +250,18 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
         }
         let is_inline =
             |flat: &Flat| flat.kind == SegmentKind::Message && flat.role == Role::System;
-        let known: FxHashSet<u32> = old
-            .all
-            .iter()
-            .filter(|flat| is_inline(flat))
+        let known: FxHashSet<u32> = (old.all.iter().filter(|flat| is_inline(flat)))
             .map(|flat| flat.id)
             .collect();
         let at = (new.all.iter()).position(|flat| is_inline(flat) && !known.contains(&flat.id));
         return Some(Difference {
             at,
-            ..Difference {
-                segment: Some(KIND),
-                ..Difference::of(Cause::HoistedSystem)
-            }
+            segment: Some(KIND),
+            ..Difference::of(Cause::HoistedSystem)
         });
     };
     let start = new.start_of(new.system);
-    let (one, other) = (new.system.get(at), old.system.get(at));
-    if one.is_some_and(is_document) || other.is_some_and(is_document) {
+    if is_document_at(new.system, old.system, at) {
         if goes_on(new, old) {
             let segment = SegmentKind::Document;
             return Some(Difference::at(Cause::ContextMoved, segment, start + at));
@@ -273,13 +270,8 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
             return Some(found);
         }
     }
-    let texts = |list: &[Flat]| -> Vec<Flat> {
-        list.iter()
-            .filter(|flat| !is_document(flat))
-            .copied()
-            .collect()
-    };
-    let (news, olds) = (texts(new.system), texts(old.system));
+    let [news, olds] =
+        [new.system, old.system].map(|list| texts(list).copied().collect::<Vec<_>>());
     let at = parting(&news, &olds).unwrap_or(at);
     let place = start + at.min(new.system.len().saturating_sub(1));
     Some(wording(&news, &olds, at, KIND, place))
@@ -292,68 +284,54 @@ fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usiz
     }
     let (one, other) = middles(new, old, at);
     if one.len() == other.len() && !one.is_empty() {
-        let mut found = None;
-        let is_volatile = one
-            .iter()
-            .zip(other)
-            .filter(|(one, other)| one.id != other.id)
-            .all(|(one, other)| {
-                let kind = one.piece.marks.differ_by(&other.piece.marks);
-                // The first kind is reported.
-                found = found.or(kind);
-                kind.is_some()
-            });
-        if is_volatile && let Some(volatile) = found {
-            return Difference::volatile(volatile, kind, place);
+        let differing = (one.iter().zip(other)).filter(|(one, other)| one.id != other.id);
+        let kinds = differing.map(|(one, other)| one.piece.marks.differ_by(&other.piece.marks));
+        let kinds: Option<Vec<Volatile>> = kinds.collect();
+        // The first kind is reported.
+        if let Some([volatile, ..]) = kinds.as_deref() {
+            return Difference::volatile(*volatile, kind, place);
         }
     }
-    let bag = |list: &[Flat]| {
-        list.iter()
-            .fold(0_u32, |sum, flat| sum.wrapping_add(flat.piece.marks.bag))
-    };
     // These units were cut differently because a value contains a sign that ends a unit.
-    let joined = |list: &[Flat]| {
-        list.iter().fold(0_u64, |sum, flat| {
-            sum.wrapping_add(u64::from(flat.piece.marks.timeless))
-        })
+    let joined = |list: &[Flat]| -> u64 {
+        let timeless = list.iter().map(|flat| flat.piece.marks.timeless);
+        timeless.map(u64::from).sum()
     };
+    let mut both = one.iter().chain(other);
     if one.len() != other.len()
         && joined(one) == joined(other)
-        && one
-            .iter()
-            .chain(other)
-            .any(|flat| flat.piece.marks.has_time)
+        && both.any(|flat| flat.piece.marks.has_time)
     {
         return Difference::volatile(Volatile::DateTime, kind, place);
     }
-    let is_object = one
-        .iter()
-        .chain(other)
-        .any(|flat| flat.piece.marks.bag != 0 && flat.piece.bytes > 8);
-    if bag(one) == bag(other) && is_object && one.len() == other.len() && one.len() == 1 {
-        return Difference::at(Cause::KeyOrder, kind, place);
-    }
-    Difference::at(Cause::SystemText, kind, place)
+    let is_reordered = matches!((one, other), ([one], [other])
+        if one.piece.marks.bag == other.piece.marks.bag
+            && one.piece.marks.bag != 0
+            && one.piece.bytes.max(other.piece.bytes) > 8);
+    let cause = if is_reordered {
+        Cause::KeyOrder
+    } else {
+        Cause::SystemText
+    };
+    Difference::at(cause, kind, place)
 }
 
 /// Returns the middle parts of two lists, without the common beginning and end.
 fn middles<'f>(new: &'f [Flat], old: &'f [Flat], at: usize) -> (&'f [Flat], &'f [Flat]) {
     let ends = new.iter().rev().zip(old.iter().rev());
     let most = new.len().min(old.len()).saturating_sub(at);
-    let same = ends
-        .take_while(|(new, old)| new.id == old.id)
-        .count()
-        .min(most);
+    let same = ends.take(most).take_while(|(new, old)| new.id == old.id);
+    let same = same.count();
     (
         new.get(at..new.len() - same).unwrap_or_default(),
         old.get(at..old.len() - same).unwrap_or_default(),
     )
 }
 
-fn solid(list: &[Flat]) -> Solid {
-    list.iter().fold(Solid::default(), |sum, flat| {
-        sum.then(flat.piece.marks.solid)
-    })
+/// Returns the hash of the pieces' text, joined.
+fn solid<'f>(list: impl IntoIterator<Item = &'f Flat>) -> Solid {
+    let solids = list.into_iter().map(|flat| flat.piece.marks.solid);
+    solids.fold(Solid::default(), Solid::then)
 }
 
 fn parameters(sides: &Sides<'_>) -> Option<Difference> {
@@ -373,17 +351,9 @@ fn parameters(sides: &Sides<'_>) -> Option<Difference> {
 /// follows.
 fn goes_on(new: &Regions<'_>, old: &Regions<'_>) -> bool {
     let asked = |regions: &Regions<'_>| {
-        let first = regions
-            .messages
-            .iter()
-            .find(|message| message.role == Role::User)?;
-        let words: Vec<Flat> = first
-            .pieces
-            .iter()
-            .filter(|flat| !is_document(flat))
-            .copied()
-            .collect();
-        Some(solid(&words))
+        let mut messages = regions.messages.iter();
+        let first = messages.find(|message| message.role == Role::User)?;
+        Some(solid(texts(first.pieces)))
     };
     new.messages.len() > old.messages.len() && asked(new).is_some() && asked(new) == asked(old)
 }
@@ -399,12 +369,9 @@ fn history(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
     let place = one.start + piece.min(one.pieces.len().saturating_sub(1));
     let [new_behind, old_behind] = [new.messages.len(), old.messages.len()].map(|len| len - at - 1);
 
+    let found = |cause| Some(Difference::at(cause, SegmentKind::Message, place));
     if one.role == other.role && wanders(one, other, new_behind, old_behind) {
-        return Some(Difference::at(
-            Cause::ContextMoved,
-            SegmentKind::Message,
-            place,
-        ));
+        return found(Cause::ContextMoved);
     }
     // Both messages are the last ones.
     if new_behind == 0 && old_behind == 0
@@ -413,39 +380,18 @@ fn history(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
         return last(one, other, piece, place);
     }
     // Both requests have the later messages, but at another distance from the beginning.
-    let known: FxHashMap<u64, usize> = old
-        .messages
-        .iter()
-        .enumerate()
-        .skip(at)
-        .rev()
-        .map(|(at, message)| (identity(message), at))
+    let gaps = old.messages.iter().skip(at).enumerate().rev();
+    let known: FxHashMap<u64, usize> = gaps
+        .map(|(gap, message)| (identity(message), gap))
         .collect();
-    let again = new
-        .messages
-        .iter()
-        .enumerate()
-        .skip(at)
-        .find_map(|(new_at, message)| Some((new_at, *known.get(&identity(message))?)));
-    let Some((new_at, old_at)) = again else {
-        return branch(one, other, place);
-    };
-    let (new_gap, old_gap) = (new_at - at, old_at - at);
-    if old_gap > new_gap {
-        return Some(Difference::at(
-            Cause::HistoryDropped,
-            SegmentKind::Message,
-            place,
-        ));
+    let mut gaps = new.messages.iter().skip(at).enumerate();
+    let again = gaps.find_map(|(gap, message)| Some((gap, *known.get(&identity(message))?)));
+    match again {
+        None => branch(one, other, place),
+        Some((new_gap, old_gap)) if old_gap > new_gap => found(Cause::HistoryDropped),
+        Some((1, 1)) => Some(edited(one, other, piece, place)),
+        Some(_) => found(Cause::HistoryEdited),
     }
-    if new_gap == 1 && old_gap == 1 {
-        return Some(edited(one, other, piece, place));
-    }
-    Some(Difference::at(
-        Cause::HistoryEdited,
-        SegmentKind::Message,
-        place,
-    ))
 }
 
 fn has_documents(message: &Message<'_>) -> bool {
@@ -472,9 +418,8 @@ fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: 
         return false;
     }
     let words = |message: &Message<'_>| -> Vec<Solid> {
-        let texts = message.pieces.iter().filter(|flat| !is_document(flat));
-        let texts = texts.map(|flat| flat.piece.marks.solid);
-        texts.filter(|solid| !solid.is_empty()).collect()
+        let solids = texts(message.pieces).map(|flat| flat.piece.marks.solid);
+        solids.filter(|solid| !solid.is_empty()).collect()
     };
     let (new_words, old_words) = (words(new), words(old));
     if new_words.is_empty() {
@@ -489,9 +434,7 @@ fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: 
     } else {
         (&new_words, &old_words)
     };
-    let plain = plain
-        .iter()
-        .fold(Solid::default(), |sum, solid| sum.then(*solid));
+    let plain = plain.iter().copied().fold(Solid::default(), Solid::then);
     (0..rich.len()).any(|start| {
         let mut sum = Solid::default();
         rich.iter().skip(start).any(|solid| {
@@ -503,64 +446,34 @@ fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: 
 
 /// Compares the last messages, which hold documents and a question.
 fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option<Difference> {
-    let (one, other) = (new.pieces.get(at), old.pieces.get(at));
-    if one.is_some_and(is_document) || other.is_some_and(is_document) {
+    if is_document_at(new.pieces, old.pieces, at) {
         return documents(new.pieces, old.pieces, new.start, at);
     }
-    let rest = |message: &Message<'_>| {
-        message
-            .pieces
-            .get(at..)
-            .unwrap_or_default()
-            .iter()
-            .any(is_document)
-    };
+    let rest = |message: &Message<'_>| message.pieces.iter().skip(at).any(is_document);
     if !rest(new) || !rest(old) {
         // Only the question differs, and it is new.
         return None;
     }
-    let (one, other) = (one?, other?);
-    if let Some(kind) = one
-        .piece
-        .marks
-        .differ_by(&other.piece.marks)
-        .filter(|kind| *kind != Volatile::Value)
-    {
+    let (one, other) = (new.pieces.get(at)?, old.pieces.get(at)?);
+    let kind = one.piece.marks.differ_by(&other.piece.marks);
+    if let Some(kind) = kind.filter(|kind| *kind != Volatile::Value) {
         return Some(Difference::volatile(kind, one.kind, place));
     }
-    let before = |message: &Message<'_>| -> Vec<Flat> {
-        message
-            .pieces
-            .iter()
-            .take_while(|flat| !is_document(flat))
-            .copied()
-            .collect()
+    let before = |message: &Message<'_>| {
+        solid((message.pieces.iter()).take_while(|flat| !is_document(flat)))
     };
-    if solid(&before(new)) == solid(&before(old)) {
-        return Some(Difference::at(Cause::Whitespace, one.kind, place));
-    }
-    Some(Difference::at(
-        Cause::QuestionFirst,
-        SegmentKind::Question,
-        place,
-    ))
+    Some(if before(new) == before(old) {
+        Difference::at(Cause::Whitespace, one.kind, place)
+    } else {
+        Difference::at(Cause::QuestionFirst, SegmentKind::Question, place)
+    })
 }
 
 /// Compares messages at the same place when no later message is in both.
 fn branch(new: &Message<'_>, old: &Message<'_>, place: usize) -> Option<Difference> {
-    if new.role != old.role {
-        return None;
-    }
-    let (one, other) = (new.pieces, old.pieces);
-    if solid(one) == solid(other) {
-        return Some(Difference::at(
-            Cause::Whitespace,
-            SegmentKind::Message,
-            place,
-        ));
-    }
-    // Another question: the chats branch here.
-    None
+    // With another question, the chats branch here.
+    let is_same = new.role == old.role && solid(new.pieces) == solid(old.pieces);
+    is_same.then(|| Difference::at(Cause::Whitespace, SegmentKind::Message, place))
 }
 
 /// Compares a message that was changed while later ones stayed the same.
@@ -595,41 +508,33 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
     let place = start + at.min(new.len().saturating_sub(1));
     let found = |cause| Some(Difference::at(cause, KIND, place));
     let of = |list: &[Flat]| -> Vec<Flat> {
-        list.iter()
-            .filter(|flat| is_document(flat))
-            .copied()
-            .collect()
+        let documents = list.iter().filter(|flat| is_document(flat));
+        documents.copied().collect()
     };
     let (news, olds) = (of(new), of(old));
-    let is_same = parting(&news, &olds).is_none();
-    if is_same {
+    let Some(first) = parting(&news, &olds) else {
         // The text between them differs, such as numbered headings.
         return found(Cause::DocumentText);
-    }
+    };
     if are_permuted(&news, &olds, |flat| flat.id) {
         return found(Cause::DocumentOrder);
     }
     let ids = |list: &[Flat]| list.iter().map(|flat| flat.id).collect::<FxHashSet<u32>>();
     let (new_ids, old_ids) = (ids(&news), ids(&olds));
-    let first = news
-        .iter()
-        .zip(&olds)
-        .position(|(one, other)| one.id != other.id);
-    let first = first.unwrap_or(news.len().min(olds.len()));
     let Some(one) = news.get(first) else {
         return found(Cause::DocumentSet);
     };
     // The old request holds the same document in another wording, and neither wording is in both.
     let is_rewritten = !old_ids.contains(&one.id)
-        && olds
-            .iter()
+        && (olds.iter())
             .any(|other| !new_ids.contains(&other.id) && is_rewritten(&one.piece, &other.piece));
     if is_rewritten {
-        let is_space = olds.iter().any(|other| {
-            other.piece.marks.solid == one.piece.marks.solid
-                && !one.piece.marks.solid.is_empty()
-                && one.piece.name == other.piece.name
-                && one.piece.exact != other.piece.exact
+        let one = &one.piece;
+        let is_space = olds.iter().any(|Flat { piece: other, .. }| {
+            other.marks.solid == one.marks.solid
+                && !one.marks.solid.is_empty()
+                && one.name == other.name
+                && one.exact != other.exact
         });
         return found(if is_space {
             Cause::Whitespace
@@ -643,10 +548,6 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
 
 /// Returns whether both are the same document with another rank, id or wording.
 fn is_rewritten(one: &Piece, other: &Piece) -> bool {
-    let are_apart_alike = one.apart != 0 && one.apart == other.apart;
-    let has_same_name = one.name == other.name;
-    if are_apart_alike {
-        return true;
-    }
-    has_same_name && one.name != 0 && are_alike(one.sketch, other.sketch)
+    one.apart != 0 && one.apart == other.apart
+        || one.name != 0 && one.name == other.name && are_alike(one.sketch, other.sketch)
 }

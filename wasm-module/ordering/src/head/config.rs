@@ -53,7 +53,7 @@ pub enum Upstream {
 
 object! {
     /// The configuration of tools, as written.
-    #[derive(Clone, Debug, PartialEq)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawHeadTools in "head.tools." {
         /// Whether tools are sorted: by name, and where requests have different tools, the most frequent ones first.
         pub order: bool = true,
@@ -148,15 +148,8 @@ impl RawHead {
 /// The configuration of the head, validated.
 #[derive(Clone, Debug)]
 pub struct Head {
-    pub(crate) mode: HeadMode,
-    pub(crate) order: bool,
-    pub(crate) schemas: bool,
+    pub(crate) raw: RawHead,
     pub(crate) patterns: Vec<Pattern>,
-    pub(crate) learn: bool,
-    pub(crate) max_moved_bytes: usize,
-    pub(crate) contexts: RawContexts,
-    pub(crate) documents: RawHeadDocuments,
-    pub(crate) upstream: Upstream,
 }
 
 impl Head {
@@ -164,7 +157,7 @@ impl Head {
     ///
     /// # Errors
     /// The field, and the problem with its value.
-    pub(crate) fn new(raw: &RawHead) -> Result<Self, BadValue> {
+    pub(crate) fn new(raw: RawHead) -> Result<Self, BadValue> {
         raw.check()?;
         let mut patterns = Vec::new();
         match &raw.volatile.patterns {
@@ -173,28 +166,18 @@ impl Head {
             RawPatterns::List(list) => add(&mut patterns, list, "head.volatile.patterns")?,
         }
         add(&mut patterns, &raw.volatile.add, "head.volatile.add")?;
-        Ok(Self {
-            mode: raw.mode,
-            order: raw.tools.order,
-            schemas: raw.tools.schemas,
-            patterns,
-            learn: raw.volatile.learn,
-            max_moved_bytes: raw.max_moved_bytes as usize,
-            contexts: raw.contexts,
-            documents: raw.documents,
-            upstream: raw.upstream,
-        })
+        Ok(Self { raw, patterns })
     }
 
     /// Returns whether contexts are restored.
     pub(crate) fn keeps_contexts(&self) -> bool {
-        self.mode == HeadMode::Apply && self.contexts.restore
+        self.raw.mode == HeadMode::Apply && self.raw.contexts.restore
     }
 
     /// Returns the mode.
     #[must_use]
     pub fn mode(&self) -> HeadMode {
-        self.mode
+        self.raw.mode
     }
 }
 

@@ -1,6 +1,7 @@
 //! The changes to a head, as data: ranges of the client's body and their replacements.
 
 use super::report::HeadReport;
+use crate::body::edit::replaced;
 use crate::body::{Chain, Parsed, range_in};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -52,16 +53,9 @@ impl Decision<'_> {
     /// Returns the tools' field as forwarded; `None` for the original field.
     pub(crate) fn tools_field(&self, parsed: &Parsed<'_>) -> Option<String> {
         let field = parsed.start.field.filter(|_| !self.tools.is_empty())?;
-        let start = range_in(parsed.text, field).start;
-        let mut out = String::with_capacity(field.len());
-        let mut done = 0;
-        for (slot, tool) in &self.tools {
-            out.push_str(field.get(done..slot.start.checked_sub(start)?)?);
-            out.push_str(tool);
-            done = slot.end.checked_sub(start)?;
-        }
-        out.push_str(field.get(done..)?);
-        Some(out)
+        let tools = self.tools.iter();
+        let tools = tools.map(|(slot, tool)| (slot.clone(), &**tool));
+        Some(replaced(parsed.text, range_in(parsed.text, field), tools))
     }
 
     /// The ranges excluded from the hashes of chats and scopes: removed and frozen ones.

@@ -15,13 +15,15 @@ use super::compare::{self, Difference, Flat, Sides};
 use super::entry::{Asked, Entry, Parameters, Placed, Realm};
 use super::marks;
 use super::outline::{self, Cut, Depth, Known, MessageTexts, Piece, RawPiece};
-use super::pending::{self, PendingPieces, PendingPrompt, PendingSegment};
+use super::pending::{self, PendingPieces, PendingPrompt};
 use super::segments::{Segment, SegmentKind};
+use super::tools::name_of;
 use crate::body::{Parsed, Role, inner_of};
 use crate::config::Config;
 use crate::document::Fingerprint;
 use crate::listing::Retrieved;
 use crate::orderer::Rewrite;
+use crate::slots::Slots;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -60,7 +62,7 @@ impl Limits {
 }
 
 /// The reason why a request shares no longer prefix with an earlier one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnosis {
     /// The request's number in its index, from 1.
     pub request: u64,
@@ -94,26 +96,6 @@ pub struct Diagnosis {
 }
 
 impl Diagnosis {
-    /// Returns a diagnosis with only the cause.
-    fn new(request: u64, cause: Cause) -> Self {
-        Self {
-            request,
-            earlier: None,
-            prompt_tokens: 0,
-            shared_tokens: 0,
-            reused_tokens: 0,
-            lost_tokens: 0,
-            cause,
-            volatile: None,
-            segment: None,
-            name: String::new(),
-            index: 0,
-            offset: 0,
-            shape: String::new(),
-            extents: SmallVec::new(),
-        }
-    }
-
     /// Applies the engine's report on the prompt: its tokens, and how many of them were cached.
     ///
     /// If the engine had cached much less than an earlier prompt shares, the rest was evicted. If it had cached more than
@@ -122,11 +104,11 @@ impl Diagnosis {
         if prompt == 0 || self.prompt_tokens == 0 {
             return;
         }
-        // Converts estimates to the engine's tokens.
-        let scaled = |tokens: u64| {
-            let product = u128::from(tokens) * u128::from(prompt);
-            u64::try_from(product / u128::from(self.prompt_tokens)).unwrap_or(u64::MAX)
+        let ratio = |tokens: u64, of: u64, to: u64| {
+            u64::try_from(u128::from(tokens) * u128::from(to) / u128::from(of)).unwrap_or(u64::MAX)
         };
+        // Converts estimates to the engine's tokens.
+        let scaled = |tokens: u64| ratio(tokens, self.prompt_tokens, prompt);
         let page = u64::from(page_tokens.max(1));
         // The last token is always computed.
         let expected = scaled(self.reused_tokens).min(prompt.saturating_sub(1));
@@ -134,22 +116,10 @@ impl Diagnosis {
         let shared = scaled(self.shared_tokens);
         let slack = (expected / 4).max(page).max(16);
         if cached.saturating_add(slack) < expected {
-            let back = |tokens: u64| {
-                let product = u128::from(tokens) * u128::from(self.prompt_tokens);
-                u64::try_from(product / u128::from(prompt)).unwrap_or(u64::MAX)
-            };
-            let held = back(cached);
+            let held = ratio(cached, prompt, self.prompt_tokens);
             let kind = self.extents.iter().find(|(_, end)| *end > held);
-            self.segment = kind.map(|(kind, _)| *kind);
-            self.cause = Cause::Evicted;
-            self.volatile = None;
-            self.name = String::new();
-            self.shape = String::new();
-            (self.index, self.offset) = (0, 0);
-            self.lost_tokens = self
-                .shared_tokens
-                .max(self.reused_tokens)
-                .saturating_sub(held);
+            let expected = self.shared_tokens.max(self.reused_tokens);
+            self.evicted(kind.map(|(kind, _)| *kind), expected.saturating_sub(held));
         } else if cached > expected.saturating_add(slack) && self.lost_tokens > 0 {
             let lost = shared.saturating_sub(cached);
             self.lost_tokens = self.lost_tokens.min(lost);
@@ -164,6 +134,35 @@ impl Diagnosis {
                 self.segment = None;
             }
         }
+    }
+
+    /// Applies the document tokens that the engine is believed to hold: if its feed has removed tokens that an earlier
+    /// prompt shares, they were evicted.
+    pub fn believed(&mut self, document_tokens: u64, page_tokens: u32) {
+        let mut start = 0;
+        let mut expected = 0_u64;
+        for (kind, end) in &self.extents {
+            if *kind == SegmentKind::Document {
+                expected += (*end).min(self.reused_tokens).saturating_sub(start);
+            }
+            start = *end;
+        }
+        let slack = (expected / 4).max(u64::from(page_tokens)).max(16);
+        if document_tokens.saturating_add(slack) < expected {
+            let gone = expected - document_tokens;
+            self.reused_tokens = self.reused_tokens.saturating_sub(gone);
+            let lost = self.lost_tokens.saturating_add(gone);
+            self.evicted(Some(SegmentKind::Document), lost);
+        }
+    }
+
+    /// Names eviction as the cause, in place of the difference.
+    fn evicted(&mut self, segment: Option<SegmentKind>, lost_tokens: u64) {
+        self.cause = Cause::Evicted;
+        self.volatile = None;
+        (self.segment, self.lost_tokens) = (segment, lost_tokens);
+        (self.name, self.shape) = (String::new(), String::new());
+        (self.index, self.offset) = (0, 0);
     }
 }
 
@@ -231,52 +230,38 @@ const SLOTS: usize = 4_096;
 #[derive(Debug, Default)]
 struct Slab {
     by_hash: FxHashMap<u64, u32>,
-    list: Vec<Option<(Piece, u32)>>,
-    free: Vec<u32>,
+    /// Pieces, each with its number of holders.
+    held: Slots<(Piece, u32)>,
 }
 
 impl Slab {
     fn get(&self, id: u32) -> Option<&Piece> {
-        self.list.get(id as usize)?.as_ref().map(|(piece, _)| piece)
+        self.held.get(id).map(|(piece, _)| piece)
     }
 
     /// Adds a holder of a piece, and returns the piece's number and whether it is new.
     fn hold(&mut self, piece: Piece) -> (u32, bool) {
         if let Some(&id) = self.by_hash.get(&piece.hash) {
-            if let Some(Some((_, held))) = self.list.get_mut(id as usize) {
+            if let Some((_, held)) = self.held.get_mut(id) {
                 *held = held.saturating_add(1);
             }
             return (id, false);
         }
-        let hash = piece.hash;
-        let id = match self.free.pop() {
-            Some(id) => {
-                if let Some(place) = self.list.get_mut(id as usize) {
-                    *place = Some((piece, 1));
-                }
-                id
-            }
-            None => {
-                self.list.push(Some((piece, 1)));
-                u32::try_from(self.list.len() - 1).unwrap_or(u32::MAX)
-            }
-        };
-        self.by_hash.insert(hash, id);
+        let id = self.held.put((piece, 1));
+        self.by_hash.insert(piece.hash, id);
         (id, true)
     }
 
     /// Removes a holder of a piece, and returns the piece if it has no other.
     fn release(&mut self, id: u32) -> Option<Piece> {
-        let place = self.list.get_mut(id as usize)?;
-        let (piece, held) = place.as_mut()?;
+        let (piece, held) = self.held.get_mut(id)?;
         *held = held.saturating_sub(1);
         if *held > 0 {
             return None;
         }
         let piece = *piece;
-        *place = None;
         self.by_hash.remove(&piece.hash);
-        self.free.push(id);
+        self.held.release(id);
         Some(piece)
     }
 
@@ -318,14 +303,8 @@ impl Index {
         self.pieces.len()
     }
 
-    /// Diagnoses a request and stores it.
-    pub fn explain(&mut self, asked: &Asked<'_, '_>) -> Diagnosis {
-        let pending = self.read(asked);
-        self.resolve(pending, Some(asked))
-    }
-
     /// Reads a request for [`Index::diagnose`]. O(segments), plus hashing and copying texts that are not stored yet.
-    pub fn read(&mut self, asked: &Asked<'_, '_>) -> PendingPrompt {
+    fn read(&mut self, asked: &Asked<'_, '_>) -> PendingPrompt {
         let Asked {
             parsed, segments, ..
         } = *asked;
@@ -352,29 +331,27 @@ impl Index {
         holding.dedup();
         let mut texts = MessageTexts::default();
         for segment in &segments.list {
-            let whose = segment
-                .message
-                .is_some_and(|at| holding.binary_search(&at).is_ok());
+            let is_document = segment.kind == SegmentKind::Document;
+            let whose = (segment.message).is_some_and(|at| holding.binary_search(&at).is_ok());
             if segment.kind == SegmentKind::Message && segment.role == Role::System {
                 pending.inline = pending.inline.wrapping_add(segment.hash);
             }
             let key = match depth {
-                Depth::Full if segment.kind != SegmentKind::Document => {
+                Depth::Full if !is_document => {
                     let raw = parsed.text.get(segment.range.clone());
                     xxh3_64_with_seed(raw.unwrap_or_default().as_bytes(), segment.role as u64)
                 }
                 _ => segment.hash,
             };
             // The same text cut differently has other pieces.
-            let key = key ^ u64::from(whose && segment.kind != SegmentKind::Document);
+            let key = key ^ u64::from(whose && !is_document);
             // Copying the beginning of a document that was just read costs less than looking it up in cold memory.
-            let is_sought = segment.kind != SegmentKind::Document;
-            let known = is_sought.then(|| self.hold_part(key, segment.kind));
+            let known = (!is_document).then(|| self.hold_part(key, segment.kind));
             let pieces = match known.flatten() {
                 Some(pieces) => PendingPieces::Known(pieces),
                 None => pending.take(asked, &mut texts, segment, &documents, whose, depth),
             };
-            pending.segments.push(PendingSegment {
+            pending.segments.push(Placed {
                 kind: segment.kind,
                 role: segment.role,
                 message: segment.message,
@@ -396,7 +373,11 @@ impl Index {
     fn resolve(&mut self, pending: PendingPrompt, asked: Option<&Asked<'_, '_>>) -> Diagnosis {
         if pending.is_unread {
             self.count += 1;
-            return Diagnosis::new(self.count, Cause::Unread);
+            return Diagnosis {
+                request: self.count,
+                cause: Cause::Unread,
+                ..Diagnosis::default()
+            };
         }
         let depth = self.limits.depth;
         let mut placed: Vec<Placed> = Vec::with_capacity(pending.segments.len());
@@ -409,14 +390,7 @@ impl Index {
                     })
                 }
             };
-            placed.push(Placed {
-                kind: segment.kind,
-                role: segment.role,
-                message: segment.message,
-                index: segment.index,
-                key: segment.key,
-                pieces,
-            });
+            placed.push(segment.with(pieces));
         }
         if !pending.sent.is_empty() {
             arrange(&mut placed, &pending.sent);
@@ -432,29 +406,23 @@ impl Index {
 
     /// Diagnoses a ranking of documents without a body, and stores it.
     pub fn explain_ranking(&mut self, documents: &[Retrieved]) -> Diagnosis {
-        let realm = Realm {
-            model: 0,
-            salt: 0,
-            engine: 0,
-        };
         let mut segments = Vec::with_capacity(documents.len());
         for (index, document) in (0..).zip(documents) {
             let key = document.fingerprint.0;
             let (label, tokens) = (&document.label, document.tokens);
             let raw = RawPiece::document(key, label, "", tokens, Depth::Full, |_| 0..0);
-            let pieces = self.part(key, SegmentKind::Document, |known, pieces| {
-                pieces.push(raw.made("", Depth::Full, known));
-            });
             segments.push(Placed {
                 kind: SegmentKind::Document,
                 role: Role::Other,
                 message: None,
                 index,
                 key,
-                pieces,
+                pieces: self.part(key, SegmentKind::Document, |known, pieces| {
+                    pieces.push(raw.made("", Depth::Full, known));
+                }),
             });
         }
-        let entry = self.entry(realm, Parameters::new(), 0, segments);
+        let entry = self.entry(Realm::default(), Parameters::new(), 0, segments);
         let (diagnosis, _) = self.compare(&entry);
         self.keep(entry);
         diagnosis
@@ -563,7 +531,9 @@ impl Index {
         let mut diagnosis = Diagnosis {
             prompt_tokens: entry.tokens,
             extents: extents(&flat),
-            ..Diagnosis::new(entry.number, Cause::FirstSeen)
+            request: entry.number,
+            cause: Cause::FirstSeen,
+            ..Diagnosis::default()
         };
         let candidates = self.candidates(&flat);
         let Some(best) = self.best(entry, &flat, &candidates) else {
@@ -657,27 +627,20 @@ impl Index {
         let Some(oldest) = self.entries.front().map(|entry| entry.number) else {
             return found;
         };
-        // Scores by a request's index among those stored; a log has too many for a list.
-        let mut few: SmallVec<[u64; 128]> = SmallVec::new();
-        let mut many: FxHashMap<u64, u64> = FxHashMap::default();
-        if self.entries.len() <= FEW {
-            few.resize(self.entries.len(), 0);
-        }
+        // Scores by a request's index among those stored.
+        let mut scores: SmallVec<[u64; 128]> = SmallVec::from_elem(0, self.entries.len());
         for piece in flat {
             let Some(holders) = self.holders.get(&piece.piece.same) else {
                 continue;
             };
             for number in holders.newest.iter().filter(|number| **number >= oldest) {
-                let tokens = u64::from(piece.tokens);
                 let at = usize::try_from(number - oldest).unwrap_or(usize::MAX);
-                match few.get_mut(at) {
-                    Some(score) => *score += tokens,
-                    None => *many.entry(*number).or_default() += tokens,
+                if let Some(score) = scores.get_mut(at) {
+                    *score += u64::from(piece.tokens);
                 }
             }
         }
-        let few = (oldest..).zip(few).filter(|(_, score)| *score > 0);
-        found.extend(few.chain(many));
+        found.extend((oldest..).zip(scores).filter(|(_, score)| *score > 0));
         let key = |&(number, score): &(u64, u64)| std::cmp::Reverse((score, number));
         let wanted = Effort::of(self.limits.depth).beginnings;
         if found.len() > wanted {
@@ -692,10 +655,8 @@ impl Index {
     /// same model, salt and engine is preferred if it shares about as much.
     fn best(&self, entry: &Entry, flat: &[Flat], candidates: &[(u64, u64)]) -> Option<Best> {
         let effort = Effort::of(self.limits.depth);
-        let mut new: SmallVec<[(u64, u32); 64]> = flat
-            .iter()
-            .map(|flat| (flat.piece.same, flat.tokens))
-            .collect();
+        let new = flat.iter().map(|flat| (flat.piece.same, flat.tokens));
+        let mut new: SmallVec<[(u64, u32); 64]> = new.collect();
         new.sort_unstable();
         let mut best: [Option<Best>; 2] = [None, None];
         let mut reused = 0;
@@ -830,35 +791,26 @@ impl Index {
             SegmentKind::Tool | SegmentKind::Document => placed.index,
             _ => placed.message.unwrap_or(0),
         };
-        let Some(asked) = asked.filter(|_| self.limits.depth == Depth::Full) else {
-            // Names and shapes are not reported.
-            return;
-        };
-        let Some(segment) = asked.segments.list.get(at.segment as usize) else {
+        // A gateway reports neither names nor shapes.
+        let asked = asked.filter(|_| self.limits.depth == Depth::Full);
+        let segment = asked.and_then(|asked| asked.segments.list.get(at.segment as usize));
+        let Some((asked, segment)) = asked.zip(segment) else {
             return;
         };
         let raw = asked.parsed.text.get(segment.range.clone());
-        match segment.kind {
-            SegmentKind::Tool => {
-                let name = raw.and_then(outline::tool_name);
-                diagnosis.name = name.unwrap_or_default().to_owned();
-            }
-            _ => diagnosis.name = role_name(segment.role).to_owned(),
-        }
-        let shown = match segment.kind {
-            SegmentKind::Tool | SegmentKind::Document => None,
-            _ => self.words_at(asked, segment, at.offset),
+        let name = match segment.kind {
+            SegmentKind::Tool => raw.and_then(name_of).unwrap_or_default(),
+            _ => role_name(segment.role),
         };
-        diagnosis.shape = shown.map(marks::shape).unwrap_or_default();
+        diagnosis.name = name.to_owned();
+        if !matches!(segment.kind, SegmentKind::Tool | SegmentKind::Document) {
+            let shown = Self::words_at(asked, segment, at.offset);
+            diagnosis.shape = shown.map(marks::shape).unwrap_or_default();
+        }
     }
 
     /// Returns the unit of a segment's text that begins at `offset`.
-    fn words_at<'a>(
-        &self,
-        asked: &Asked<'_, 'a>,
-        segment: &Segment,
-        offset: u32,
-    ) -> Option<&'a str> {
+    fn words_at<'a>(asked: &Asked<'_, 'a>, segment: &Segment, offset: u32) -> Option<&'a str> {
         let message = asked.parsed.messages.get(segment.message? as usize)?;
         let mut done = 0;
         for (text, is_text) in MessageTexts::default().of(asked.parsed.text, message, segment) {
@@ -898,9 +850,6 @@ fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
     shared
 }
 
-/// Most requests whose scores are in a list.
-const FEW: usize = 1_024;
-
 /// Longest value of a slot, in bytes.
 const LONGEST_SLOT: u32 = 160;
 
@@ -919,35 +868,15 @@ fn arrange(placed: &mut [Placed], sent: &[Fingerprint]) {
     let places = sent.iter().enumerate().rev();
     let ranks: FxHashMap<u64, usize> = places.map(|(rank, sent)| (sent.0, rank)).collect();
     let rank = |key: u64| ranks.get(&key).copied().unwrap_or(usize::MAX);
-    let is_document = |placed: &Placed| placed.kind == SegmentKind::Document;
-    let mut start = 0;
-    while start < placed.len() {
-        let rest = placed.get(start..).unwrap_or_default();
-        let Some(first) = rest.iter().position(is_document).map(|at| start + at) else {
-            break;
-        };
-        let message = placed.get(first).and_then(|placed| placed.message);
-        // Text between documents of one group stays in place.
-        let mut group: Vec<usize> = Vec::new();
-        for (at, placed) in placed.iter().enumerate().skip(first) {
-            if placed.message != message {
-                break;
-            }
-            if is_document(placed) {
-                group.push(at);
-            }
-        }
-        let mut documents: Vec<Placed> = group
-            .iter()
-            .filter_map(|at| placed.get(*at).cloned())
-            .collect();
+    let is_document = |placed: &&mut Placed| placed.kind == SegmentKind::Document;
+    for group in placed.chunk_by_mut(|one, next| one.message == next.message) {
+        // Text between documents stays in place.
+        let slots = group.iter_mut().filter(is_document);
+        let mut documents: Vec<Placed> = slots.map(|placed| placed.clone()).collect();
         documents.sort_by_key(|document| rank(document.key));
-        start = group.last().map_or(first, |last| *last) + 1;
-        for (at, document) in group.into_iter().zip(documents) {
-            if let Some(place) = placed.get_mut(at) {
-                let index = place.index;
-                *place = Placed { index, ..document };
-            }
+        for (slot, document) in group.iter_mut().filter(is_document).zip(documents) {
+            let index = slot.index;
+            *slot = Placed { index, ..document };
         }
     }
 }
@@ -978,32 +907,6 @@ fn role_name(role: Role) -> &'static str {
 fn hash_of(text: &str) -> u64 {
     // A model's name and a salt are hashed without their quotes.
     xxh3_64_with_seed(inner_of(text).unwrap_or(text).as_bytes(), 0)
-}
-
-impl Diagnosis {
-    /// Applies the document tokens that the engine is believed to hold: if its feed has removed tokens that an earlier
-    /// prompt shares, they were evicted.
-    pub fn believed(&mut self, document_tokens: u64, page_tokens: u32) {
-        let mut start = 0;
-        let mut expected = 0_u64;
-        for (kind, end) in &self.extents {
-            if *kind == SegmentKind::Document {
-                expected += (*end).min(self.reused_tokens).saturating_sub(start);
-            }
-            start = *end;
-        }
-        let slack = (expected / 4).max(u64::from(page_tokens)).max(16);
-        if document_tokens.saturating_add(slack) < expected {
-            let gone = expected - document_tokens;
-            self.reused_tokens = self.reused_tokens.saturating_sub(gone);
-            self.lost_tokens = self.lost_tokens.saturating_add(gone);
-            self.cause = Cause::Evicted;
-            self.volatile = None;
-            self.segment = Some(SegmentKind::Document);
-            (self.name, self.shape) = (String::new(), String::new());
-            (self.index, self.offset) = (0, 0);
-        }
-    }
 }
 
 /// Methods that take the configuration for parsing bodies; see [`Parsed::segments`].
@@ -1046,12 +949,14 @@ impl Index {
     ) -> Result<Diagnosis, crate::Skip> {
         let parsed = crate::body::parse(body, config)?;
         let segments = parsed.segments(config);
-        Ok(self.explain(&Asked {
+        let asked = Asked {
             parsed: &parsed,
             segments: &segments,
             tenant,
             engine,
             sent: None,
-        }))
+        };
+        let pending = self.read(&asked);
+        Ok(self.resolve(pending, Some(&asked)))
     }
 }

@@ -8,17 +8,17 @@ use std::sync::Arc;
 
 /// A request to diagnose.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'r, 'a> {
+pub(super) struct Asked<'r, 'a> {
     /// The request's body, parsed.
-    pub parsed: &'r Parsed<'a>,
+    pub(super) parsed: &'r Parsed<'a>,
     /// The body's segments.
-    pub segments: &'r Segments,
+    pub(super) segments: &'r Segments,
     /// A tenant or salt by which an engine separates caches, in addition to the body's.
-    pub tenant: &'r str,
+    pub(super) tenant: &'r str,
     /// Name of the engine that receives the request; empty if there is only one or it is unknown.
-    pub engine: &'r str,
+    pub(super) engine: &'r str,
     /// The documents in the order sent; `None` for their order in the body.
-    pub sent: Option<&'r [Fingerprint]>,
+    pub(super) sent: Option<&'r [Fingerprint]>,
 }
 
 /// A request stored in the index.
@@ -38,7 +38,7 @@ pub(super) struct Entry {
 }
 
 /// Everything except content by which engines separate caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Realm {
     pub(super) model: u64,
     pub(super) salt: u64,
@@ -48,14 +48,28 @@ pub(super) struct Realm {
 /// Hashes of the parameters, each with its name.
 pub(super) type Parameters = SmallVec<[(&'static str, u64); 2]>;
 
-/// A segment of a stored request.
+/// A segment of a request, with its pieces by number if it is stored.
 #[derive(Clone, Debug)]
-pub(super) struct Placed {
+pub(super) struct Placed<P = Arc<[u32]>> {
     pub(super) kind: SegmentKind,
     pub(super) role: Role,
     pub(super) message: Option<u32>,
     /// Index of the tool or the document within its kind.
     pub(super) index: u32,
     pub(super) key: u64,
-    pub(super) pieces: Arc<[u32]>,
+    pub(super) pieces: P,
+}
+
+impl<P> Placed<P> {
+    /// Returns the segment with other pieces.
+    pub(super) fn with<Q>(&self, pieces: Q) -> Placed<Q> {
+        Placed {
+            kind: self.kind,
+            role: self.role,
+            message: self.message,
+            index: self.index,
+            key: self.key,
+            pieces,
+        }
+    }
 }

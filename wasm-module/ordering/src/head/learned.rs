@@ -10,8 +10,8 @@
 //! all but a few of its units, in order; the other text is in slots. A slot is volatile once it has held two different
 //! values, not before, since a constant does no harm. Only hashes of texts are stored.
 
+use super::marks::{Class, Word, words};
 use super::texts::{MAX_UNITS, Unit};
-use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The templates of one tenant and model.
@@ -181,10 +181,8 @@ impl Template {
     fn joined(&self, from: usize, to: usize) -> Slot {
         let units = self.stable.get(from..to).unwrap_or_default();
         let slots = self.slots.get(from..=to).unwrap_or_default();
-        let mut held: SmallVec<[u64; 4]> = units.iter().map(|(hash, _)| *hash).collect();
-        let first = hashed(held.drain(..));
         Slot {
-            first,
+            first: hashed(units.iter().map(|(hash, _)| *hash)),
             is_volatile: slots.iter().any(|slot| slot.is_volatile),
         }
     }
@@ -195,19 +193,17 @@ fn hashed(hashes: impl Iterator<Item = u64>) -> u64 {
     hash.max(1)
 }
 
-/// Returns whether words look like data: a value, a name, a place, a time, or one element that holds such words. Text that
-/// reads like an instruction or a persona is never data, since moving it would take away a system message's authority.
+/// Returns whether words have the form of data: a time, an id, an address, a name with a number, a label with such a
+/// value, or one element that holds these. All other words stay: they may be an instruction or a persona, and moving them
+/// would take away a system message's authority.
 pub(super) fn looks_like_data(words: &str) -> bool {
     if words.len() > MAX_DATA_BYTES || words.contains("```") {
         return false;
     }
-    if let Some([tag, inside]) = element(words) {
-        let is_plain = !(tag.contains('<') || inside.contains('<'));
-        let is_calm = |words: &str| words.is_empty() || is_data(words);
-        let tells = |words: &str| words.contains(|c: char| c.is_ascii_digit() || c.is_uppercase());
-        return is_plain && is_calm(tag) && is_calm(inside) && (tells(tag) || tells(inside));
+    match element(words) {
+        Some(parts) => !parts.concat().contains('<') && is_data(&parts.join(" ")),
+        None => !words.contains('<') && is_data(words),
     }
-    !words.contains('<') && is_data(words)
 }
 
 /// The attributes and the text of an element that spans all of `words`: `<now>12:03</now>`, `<session id="7"/>`.
@@ -228,30 +224,32 @@ fn element(words: &str) -> Option<[&str; 2]> {
     Some([attributes.trim(), inside.trim()])
 }
 
-fn is_data(words: &str) -> bool {
-    let mut lower = words.to_ascii_lowercase();
-    lower.push(' ');
-    let mut list: SmallVec<[&str; 32]> = SmallVec::new();
-    for word in lower.split(|c: char| !(c.is_alphanumeric() || c == '\'' || c == '_')) {
-        if !word.is_empty() {
-            list.push(word);
-        }
-    }
-    let commands = list
-        .iter()
-        .any(|word| COMMANDS.contains(word) || FOREIGN.contains(word))
-        || UNSPACED.iter().any(|word| words.contains(word));
-    let opens = list.first().is_some_and(|word| OPENERS.contains(word));
-    let persona = list.windows(3).any(|three| match three {
-        [one, two, three] => *one == "you" && *two == "are" && !ADDRESSING.contains(three),
-        _ => false,
+fn is_data(text: &str) -> bool {
+    let words = words(text);
+    let has = |word: &Word, is_one: fn(&char) -> bool| {
+        let word = text.get(word.range.clone()).unwrap_or_default();
+        word.chars().any(|c| is_one(&c))
+    };
+    let has_digit = |word: &Word| has(word, char::is_ascii_digit);
+    let is_value = |word: &Word| match word.class {
+        Class::Time => has_digit(word),
+        Class::Id => true,
+        _ => has(word, |c| *c == '@'),
+    };
+    let is_named = words.windows(2).any(|pair| {
+        (pair.iter()).all(|word| word.class == Class::Value && has(word, char::is_ascii_uppercase))
     });
-    // A name, a number, or a label with a value.
-    let mut chars = words.chars();
-    chars.next();
-    let tells = words.contains([':', '=', '@', '/'])
-        || chars.any(|c| c.is_ascii_digit() || c.is_uppercase());
-    !(commands || opens || persona || is_prose(words)) && tells
+    let label = text.find([':', '=']).filter(|end| *end <= MAX_LABEL_BYTES);
+    let is_labelled = label.is_some_and(|end| {
+        let mut behind = (words.iter())
+            .filter(|word| word.range.start > end)
+            .peekable();
+        behind.peek().is_some()
+            && behind.all(|word| word.class != Class::Plain || has(word, |c| c.is_uppercase()))
+    });
+    let is_form =
+        is_labelled || words.iter().any(is_value) || is_named && words.iter().any(has_digit);
+    is_form && !is_prose(text)
 }
 
 /// Returns true if the text looks like prose rather than a value. A sentence of many plain words is prose even if it
@@ -268,239 +266,11 @@ fn is_prose(words: &str) -> bool {
     plain > MAX_PLAIN_WORDS && plain > 5 * telling
 }
 
-/// Words typical of instructions.
-const COMMANDS: &[&str] = &[
-    "must",
-    "mustn't",
-    "never",
-    "always",
-    "should",
-    "shouldn't",
-    "shall",
-    "don't",
-    "do",
-    "not",
-    "cannot",
-    "can't",
-    "may",
-    "please",
-    "ensure",
-    "ignore",
-    "disregard",
-    "instead",
-    "only",
-    "answer",
-    "respond",
-    "reply",
-    "refuse",
-    "follow",
-    "obey",
-    "instructions",
-    "instruction",
-    "rule",
-    "rules",
-    "allowed",
-    "forbidden",
-    "prohibited",
-    "required",
-    "require",
-    "remember",
-    "avoid",
-    "if",
-    "unless",
-    "when",
-    "whenever",
-    "pretend",
-    "act",
-    "behave",
-    "speak",
-    "write",
-    "call",
-    "reveal",
-    "prefer",
-    "cite",
-    "no",
-    "without",
-];
-
-/// Words of instructions in the languages of other prompts: German, French, Spanish, Italian, Portuguese, Dutch, Russian.
-/// The look-up lower-cases only ASCII, so Cyrillic words are listed in both cases.
-const FOREIGN: &[&str] = &[
-    "antworte",
-    "antworten",
-    "muss",
-    "musst",
-    "müssen",
-    "soll",
-    "sollst",
-    "sollen",
-    "darf",
-    "darfst",
-    "niemals",
-    "nie",
-    "immer",
-    "nicht",
-    "kein",
-    "keine",
-    "keinen",
-    "bitte",
-    "verwende",
-    "verwenden",
-    "nutze",
-    "schreibe",
-    "schreib",
-    "wenn",
-    "falls",
-    "nur",
-    "réponds",
-    "répondez",
-    "répondre",
-    "dois",
-    "doit",
-    "devez",
-    "jamais",
-    "toujours",
-    "pas",
-    "veuillez",
-    "utilise",
-    "utilisez",
-    "uniquement",
-    "responde",
-    "responda",
-    "debe",
-    "debes",
-    "deben",
-    "nunca",
-    "siempre",
-    "solo",
-    "sólo",
-    "utiliza",
-    "rispondi",
-    "rispondere",
-    "deve",
-    "devi",
-    "sempre",
-    "responder",
-    "não",
-    "apenas",
-    "antwoord",
-    "moet",
-    "nooit",
-    "altijd",
-    "niet",
-    "alleen",
-    "gebruik",
-    "отвечай",
-    "отвечайте",
-    "Отвечай",
-    "Отвечайте",
-    "должен",
-    "никогда",
-    "Никогда",
-    "всегда",
-    "Всегда",
-    "не",
-    "Не",
-    "если",
-    "Если",
-    "только",
-    "Только",
-    "используй",
-    "Используй",
-];
-
-/// Words of instructions in languages without spaces between words: Chinese and Japanese.
-const UNSPACED: &[&str] = &[
-    "请",
-    "必须",
-    "不要",
-    "不得",
-    "不能",
-    "禁止",
-    "务必",
-    "应该",
-    "应当",
-    "回答",
-    "只能",
-    "如果",
-    "必ず",
-    "ください",
-    "しないで",
-    "答え",
-];
-
-/// First words of instructions.
-const OPENERS: &[&str] = &[
-    "use",
-    "be",
-    "make",
-    "let",
-    "keep",
-    "give",
-    "return",
-    "output",
-    "format",
-    "think",
-    "explain",
-    "summarize",
-    "summarise",
-    "translate",
-    "help",
-    "assume",
-    "consider",
-    "treat",
-    "check",
-    "verify",
-    "include",
-    "exclude",
-    "begin",
-    "start",
-    "stop",
-    "end",
-    "add",
-    "remove",
-    "read",
-    "say",
-    "tell",
-    "ask",
-    "provide",
-    "describe",
-    "list",
-    "show",
-    "take",
-    "choose",
-    "pick",
-    "limit",
-    "apply",
-    "run",
-    "execute",
-    "search",
-    "look",
-    "find",
-    "go",
-    "try",
-    "stay",
-    "focus",
-];
-
-/// Words after `you are` that do not describe a persona.
-const ADDRESSING: &[&str] = &[
-    "talking",
-    "speaking",
-    "chatting",
-    "assisting",
-    "helping",
-    "serving",
-    "supporting",
-    "on",
-    "at",
-    "in",
-    "connected",
-    "running",
-];
-
 /// Longest unit that may be data, in bytes.
 const MAX_DATA_BYTES: usize = 240;
+
+/// Longest label before a value, in bytes.
+const MAX_LABEL_BYTES: usize = 48;
 
 /// Most words of a sentence that are neither names nor numbers, unless a sixth of its words or more are names or numbers.
 const MAX_PLAIN_WORDS: u32 = 16;

@@ -215,7 +215,7 @@ fn folded(hash: u64) -> u32 {
 
 /// The class of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Class {
+pub(super) enum Class {
     Plain,
     Time,
     Id,
@@ -225,18 +225,18 @@ enum Class {
 }
 
 #[derive(Clone, Debug)]
-struct Word {
-    range: Range<usize>,
+pub(super) struct Word {
+    pub(super) range: Range<usize>,
     /// Hash of the word's bytes.
     hash: u64,
-    class: Class,
+    pub(super) class: Class,
 }
 
 /// The words of a text. The part of a document that a gateway reads has about fifty.
-type Words = SmallVec<[Word; 64]>;
+pub(super) type Words = SmallVec<[Word; 64]>;
 
 /// Returns the words of a text. Numbers next to dates are part of them.
-fn words(text: &str) -> Words {
+pub(super) fn words(text: &str) -> Words {
     let bytes = text.as_bytes();
     let mut words = Words::new();
     let mut at = 0;
@@ -353,15 +353,14 @@ fn is_time(word: &str) -> bool {
         let class = if byte.is_ascii_digit() { b'9' } else { byte };
         shape.push(class);
     }
-    let shape = shape.as_slice();
-    let starts = |pattern: &[u8]| shape.starts_with(pattern);
+    let starts = |opening: &[u8]| shape.starts_with(opening);
     starts(b"9999-99-99")
         || starts(b"9999/99/99")
         || starts(b"9999.99.99")
         || starts(b"99/99/9999")
         || starts(b"99.99.9999")
         || starts(b"99-99-9999")
-        || is_slashed(shape)
+        || is_slashed(&shape)
         || starts(b"99:99")
         || starts(b"9:99")
         || starts(b"99999999T999")
@@ -370,14 +369,10 @@ fn is_time(word: &str) -> bool {
 
 /// Returns whether a word is a date like `8/22/2026`.
 fn is_slashed(shape: &[u8]) -> bool {
-    let mut parts = 0;
-    for part in shape.split(|byte| *byte == b'/') {
-        if part.is_empty() || part.len() > 4 || part.iter().any(|byte| *byte != b'9') {
-            return false;
-        }
-        parts += 1;
-    }
-    parts == 3
+    let mut parts = shape.split(|byte| *byte == b'/');
+    let is_part =
+        |part: &[u8]| (1..=4).contains(&part.len()) && part.iter().all(|byte| *byte == b'9');
+    parts.clone().count() == 3 && parts.all(is_part)
 }
 
 fn is_ordinal(word: &str, digits: usize, letters: usize) -> bool {
@@ -481,36 +476,18 @@ fn join_dates(text: &str, words: &mut [Word]) {
 }
 
 /// Returns the start of the value of `label: value`, if the text has that form: a label of a few words, and a short value
-/// that is not an instruction.
+/// of at most two plain words, since more may be an instruction.
 fn label_end(text: &str, words: &[Word]) -> Option<usize> {
     let colon = text.find(": ")?;
-    let label = text.get(..colon)?;
-    let is_label = colon <= 48
-        && label
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b" _-*#()/\t'>".contains(&byte));
-    let value = text
-        .get(colon + 2..)?
-        .trim_end_matches(['\\', 'n', 'r', '\n', '\r', ' ']);
-    let behind = || words.iter().filter(|word| word.range.start > colon);
-    let instructs = || {
-        behind().any(|word| {
-            let word = text.get(word.range.clone()).unwrap_or_default();
-            INSTRUCTIONS
-                .iter()
-                .any(|known| word.eq_ignore_ascii_case(known))
-        })
-    };
-    (is_label && !value.is_empty() && value.len() <= 64 && behind().count() <= 8 && !instructs())
-        .then_some(colon + 2)
+    let is_of_label = |byte: u8| byte.is_ascii_alphanumeric() || b" _-*#()/\t'>".contains(&byte);
+    let is_label = colon <= 48 && text.bytes().take(colon).all(is_of_label);
+    let value = text.get(colon + 2..)?;
+    let value = value.trim_end_matches(['\\', 'n', 'r', '\n', '\r', ' ']);
+    let behind = words.iter().filter(|word| word.range.start > colon);
+    let plain = behind.clone().filter(|word| word.class == Class::Plain);
+    let is_value = (1..=64).contains(&value.len()) && behind.count() <= 8 && plain.count() <= 2;
+    (is_label && is_value).then_some(colon + 2)
 }
-
-/// Words typical of instructions to a model.
-const INSTRUCTIONS: [&str; 32] = [
-    "always", "never", "must", "should", "do", "don't", "not", "answer", "use", "reply", "respond",
-    "write", "cite", "say", "tell", "ask", "give", "keep", "avoid", "only", "if", "when", "you",
-    "be", "is", "are", "can", "may", "will", "please", "make", "ensure",
-];
 
 /// Returns the form of a text, by which a person can recognise it without seeing its words: classes of characters, so
 /// `2026-11-22 14:03` is `9999-99-99 99:99`. It shows the volatile part if there is one, or else the beginning; at most
@@ -518,30 +495,26 @@ const INSTRUCTIONS: [&str; 32] = [
 pub(super) fn shape(text: &str) -> String {
     let words = words(text);
     let wanted = [Class::Time, Class::Id, Class::Number, Class::Value];
-    let found = wanted
-        .iter()
-        .find_map(|class| words.iter().position(|word| word.class == *class));
-    let start = found
-        .and_then(|at| words.get(at))
-        .map_or(0, |word| word.range.start);
-    let mut end = start;
-    if let Some(first) = found {
-        for word in words.iter().skip(first) {
-            let joins = end == start || text.get(end..word.range.start).is_some_and(is_joint);
-            if word.class == Class::Plain || !joins {
-                break;
-            }
-            end = word.range.end;
-        }
-    } else {
-        end = text.len();
-    }
-    let shown = text
-        .get(start..end)
-        .unwrap_or_default()
-        .chars()
-        .take(MAX_SHAPE);
+    let found =
+        (wanted.iter()).find_map(|class| words.iter().position(|word| word.class == *class));
+    let range = found.map_or(0..text.len(), |first| {
+        let value = words.get(first..).unwrap_or_default();
+        let goes_on = |pair: &&[Word]| {
+            matches!(pair, [one, next] if next.class != Class::Plain
+                && text.get(one.range.end..next.range.start).is_some_and(is_joint))
+        };
+        let last = value.windows(2).take_while(goes_on).count();
+        let place = |at: usize| {
+            value
+                .get(at)
+                .map(|word| word.range.clone())
+                .unwrap_or_default()
+        };
+        place(0).start..place(last).end
+    });
+    let shown = text.get(range).unwrap_or_default().chars();
     shown
+        .take(MAX_SHAPE)
         .map(|char| match char {
             '0'..='9' => '9',
             _ if char.is_uppercase() => 'A',

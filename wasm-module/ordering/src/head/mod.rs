@@ -35,7 +35,6 @@ mod toolsets;
 
 pub use cause::{Cause, Volatile};
 pub use diagnosis::{Diagnosis, Index, Limits};
-pub use entry::Asked;
 pub use outline::{Depth, sent};
 pub use pending::PendingPrompt;
 pub use report::{Change, ChangeKind, HeadReport};

@@ -10,8 +10,9 @@
 
 use super::marks::{DocumentMarks, Marks};
 use super::segments::{Segment, SegmentKind, Segments};
+use super::tools::name_of;
 use crate::body::scan::{self, Scan};
-use crate::body::{FoundDocument, Message, Parsed, Role, Source, inner_of, offset_in};
+use crate::body::{FoundDocument, Message, Parsed, Role, inner_of, offset_in};
 use crate::document::estimate_tokens;
 use crate::listing::Retrieved;
 use smallvec::SmallVec;
@@ -57,21 +58,10 @@ impl Depth {
         if self == Self::Full || text.len() <= Self::LOOKED_AT {
             return [text, ""];
         }
-        let first = boundary(text, Self::FIRST);
-        let last = boundary(text, text.len() - Self::LAST);
-        [
-            text.get(..first).unwrap_or_default(),
-            text.get(last..).unwrap_or_default(),
-        ]
+        let first = text.ceil_char_boundary(Self::FIRST);
+        let last = text.ceil_char_boundary(text.len() - Self::LAST);
+        [text.get(..first), text.get(last..)].map(Option::unwrap_or_default)
     }
-}
-
-/// Returns the next character boundary from `at` on.
-fn boundary(text: &str, mut at: usize) -> usize {
-    while at < text.len() && !text.is_char_boundary(at) {
-        at += 1;
-    }
-    at
 }
 
 /// Looks up a stored piece by its hash, so that no text is read twice.
@@ -102,11 +92,6 @@ pub(super) enum RawPiece {
 }
 
 impl RawPiece {
-    /// Returns a tool; `keep` stores its text.
-    pub(super) fn tool(raw: &str, keep: impl FnOnce(&str) -> Range<usize>) -> Self {
-        Self::Tool(keep(raw))
-    }
-
     /// Returns a document; `keep` stores the parts of its text to read.
     pub(super) fn document(
         fingerprint: u64,
@@ -230,19 +215,9 @@ fn tool(raw: &str) -> Piece {
     let shape = Shape::of(raw);
     Piece {
         same: seeded(shape.sorted, b"tools"),
-        name: tool_name(raw).map_or(0, |name| xxh3_64_with_seed(name.as_bytes(), 1) | 1),
+        name: name_of(raw).map_or(0, |name| xxh3_64_with_seed(name.as_bytes(), 1) | 1),
         ..Piece::plain(seeded(shape.in_order, b"tool"), length(raw), Marks::of(raw))
     }
-}
-
-/// Returns a tool's name, as written.
-pub(super) fn tool_name(raw: &str) -> Option<&str> {
-    let names = ["name", "function", "toolSpec", "type"];
-    let [name, function, spec, kind] = scan::fields(raw, names).ok()?;
-    let inner = function
-        .or(spec)
-        .and_then(|function| scan::fields(function, ["name"]).ok()?[0]);
-    inner_of(name.or(inner).or(kind)?)
 }
 
 /// Returns whether a label is only a number.
@@ -489,14 +464,6 @@ pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p FoundDocument
         found.extend(message.groups.iter().flat_map(|group| &group.found));
     }
     found
-}
-
-/// A document's text, as written in the body.
-pub(super) fn text_of<'f>(found: &'f FoundDocument<'_>) -> &'f str {
-    match &found.source {
-        Source::Whole(whole) => whole,
-        Source::Parts { text, .. } => text,
-    }
 }
 
 /// Tokens of a piece from byte `start` to byte `end` of its kind of text, rounded so that sums are exact.

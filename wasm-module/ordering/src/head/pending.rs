@@ -10,23 +10,23 @@
 //! Reading only hashes and copies; it classifies no words. A tool or a message stored in the index costs one look-up and is
 //! held until the prompt is diagnosed, so every prompt that was read must be diagnosed.
 
-use super::entry::{Asked, Parameters, Realm};
-use super::outline::{self, Cut, Depth, Known, MessageTexts, Piece, RawPiece};
+use super::entry::{Asked, Parameters, Placed, Realm};
+use super::outline::{self, Depth, Known, MessageTexts, Piece, RawPiece};
 use super::segments::{Segment, SegmentKind};
-use crate::body::{FoundDocument, Role, offset_in};
+use crate::body::{FoundDocument, offset_in};
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A prompt that was read by [`Index::read`](super::Index::read).
+/// A prompt that was read by [`Index::read_sent`](super::Index::read_sent).
 #[derive(Debug)]
 pub struct PendingPrompt {
     pub(super) realm: Realm,
     pub(super) parameters: Parameters,
     /// Sum of the hashes of the system messages in the history.
     pub(super) inline: u64,
-    pub(super) segments: Vec<PendingSegment>,
+    pub(super) segments: Vec<Placed<PendingPieces>>,
     /// True if the prompt has more than [`MAX_SEGMENTS`] segments and is not compared.
     pub(super) is_unread: bool,
     /// The documents in the order sent; empty for their order in the body.
@@ -34,17 +34,6 @@ pub struct PendingPrompt {
     raw: Vec<RawPiece>,
     /// The texts that the ranges of `raw` refer to.
     text: String,
-}
-
-/// A segment of a prompt.
-#[derive(Debug)]
-pub(super) struct PendingSegment {
-    pub(super) kind: SegmentKind,
-    pub(super) role: Role,
-    pub(super) message: Option<u32>,
-    pub(super) index: u32,
-    pub(super) key: u64,
-    pub(super) pieces: PendingPieces,
 }
 
 /// The pieces of a segment.
@@ -96,11 +85,11 @@ impl PendingPrompt {
         let raw = body.get(segment.range.clone()).unwrap_or_default();
         let start = self.raw.len();
         match segment.kind {
-            SegmentKind::Tool => self.add(depth, |keep| RawPiece::tool(raw, keep)),
+            SegmentKind::Tool => self.add(depth, |keep| RawPiece::Tool(keep(raw))),
             SegmentKind::Document => {
                 if let Some(found) = documents.get(segment.index as usize) {
                     let (hash, label) = (found.fingerprint.0, found.label);
-                    let text = outline::text_of(found);
+                    let text = found.text();
                     self.add(depth, |keep| {
                         RawPiece::document(hash, label, text, found.tokens, depth, keep)
                     });
@@ -119,23 +108,20 @@ impl PendingPrompt {
                             self.raw.push(RawPiece::opaque(rest, segment.role));
                             break;
                         }
-                        if is_text {
-                            self.add_text(text, cut, segment.role, depth);
-                        } else {
+                        if !is_text {
                             self.raw.push(RawPiece::opaque(text, segment.role));
+                            continue;
+                        }
+                        for unit in outline::units(text, cut) {
+                            let unit = text.get(unit).unwrap_or_default();
+                            let role = segment.role;
+                            self.add(depth, |keep| RawPiece::text(unit, role, depth, keep));
                         }
                     }
                 }
             }
         }
         PendingPieces::Raw(start..self.raw.len())
-    }
-
-    fn add_text(&mut self, text: &str, cut: Cut, role: Role, depth: Depth) {
-        for unit in outline::units(text, cut) {
-            let unit = text.get(unit).unwrap_or_default();
-            self.add(depth, |keep| RawPiece::text(unit, role, depth, keep));
-        }
     }
 
     /// Adds a piece and stores its text. Beyond [`KEPT`] bytes of text, a piece is completed at once and its text dropped.

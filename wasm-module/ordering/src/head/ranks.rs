@@ -14,6 +14,7 @@
 
 use super::config::RawHeadDocuments;
 use super::report::{Change, ChangeKind};
+use crate::body::edit::replaced;
 use crate::body::{Group, GroupLayout, Parsed, Ranks, Role, Source};
 use crate::hint::is_name;
 use std::borrow::Cow;
@@ -87,9 +88,7 @@ pub(super) fn unranked<'a>(
     let cites = is_numbered.then(|| citations(&documents));
     let cites = cites.filter(|words| words.len() <= max_bytes);
     if cites.is_none() {
-        documents
-            .iter_mut()
-            .for_each(|document| document.key = None);
+        (documents.iter_mut()).for_each(|document| document.key = None);
     }
     let room = max_bytes - cites.as_ref().map_or(0, String::len);
     let scores = wanted.scores.then(|| scores(&documents)).flatten();
@@ -121,44 +120,27 @@ impl<'a> Unranked<'a> {
         kind: ChangeKind,
     ) {
         let range = document.start + range.start..document.start + range.end;
-        self.changes.push(Change {
-            kind,
-            name: "".into(),
-            range: range.clone(),
-        });
+        self.changes.push(Change::new(kind, "", range.clone()));
         self.edits.push((range, with));
     }
 
     /// Returns a range of the body with the edits applied.
     pub(super) fn written(&self, body: &str, range: Range<usize>) -> String {
-        let mut out = String::with_capacity(range.len());
-        let mut done = range.start;
-        for (edit, with) in &self.edits {
-            if range.start <= edit.start && edit.end <= range.end {
-                out.push_str(body.get(done..edit.start).unwrap_or_default());
-                out.push_str(with);
-                done = edit.end;
-            }
-        }
-        out.push_str(body.get(done..range.end).unwrap_or_default());
-        out
+        let (start, end) = (range.start, range.end);
+        let within = (self.edits.iter()).filter(|(edit, _)| start <= edit.start && edit.end <= end);
+        let edits = within.map(|(edit, with)| (edit.clone(), &**with));
+        replaced(body, range.clone(), edits)
     }
 }
 
 /// Returns whether the documents are numbered in order, from 0 or 1.
 fn are_numbered(documents: &[Ranked<'_>]) -> bool {
-    let numbers = documents
-        .iter()
-        .map(|document| document.ranks.number.parse::<usize>().ok());
-    let Some(numbers) = numbers.collect::<Option<Vec<usize>>>() else {
-        return false;
-    };
-    let first = numbers.first().copied().unwrap_or(usize::MAX);
-    first <= 1
-        && numbers
-            .iter()
-            .enumerate()
-            .all(|(at, number)| *number == first + at)
+    let numbers = (documents.iter()).map(|document| document.ranks.number.parse::<usize>().ok());
+    let numbers: Option<Vec<usize>> = numbers.collect();
+    numbers.is_some_and(|numbers| {
+        let first = numbers.first().copied().unwrap_or(usize::MAX);
+        first <= 1 && numbers.into_iter().eq(first..first + documents.len())
+    })
 }
 
 /// Gives each document its key; returns false if two would share one.
@@ -185,14 +167,8 @@ fn apart_from_ranks(document: &Ranked<'_>) -> String {
     let mut gone: Vec<Range<usize>> = ranks.numbers.to_vec();
     gone.extend(ranks.scores.iter().map(|(cut, _)| cut.clone()));
     crate::sort::sort_by_key(&mut gone, |range| range.start);
-    let mut out = String::with_capacity(document.block.len());
-    let mut done = 0;
-    for range in gone {
-        out.push_str(document.block.get(done..range.start).unwrap_or_default());
-        done = range.end;
-    }
-    out.push_str(document.block.get(done..).unwrap_or_default());
-    out
+    let gone = gone.into_iter().map(|range| (range, ""));
+    replaced(document.block, 0..document.block.len(), gone)
 }
 
 /// The sentence that maps keys to the original numbers.

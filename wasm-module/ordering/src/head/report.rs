@@ -69,6 +69,16 @@ pub enum ChangeKind {
     Score,
 }
 
+impl Change {
+    pub(super) fn new(kind: ChangeKind, name: &str, range: Range<usize>) -> Self {
+        Self {
+            kind,
+            name: name.into(),
+            range,
+        }
+    }
+}
+
 impl HeadReport {
     /// Returns whether there is nothing to report.
     #[must_use]

@@ -10,53 +10,30 @@
 //! of a `documents` array have another place in the body than in the prompt. Nothing is read twice: the ranges are those of
 //! the parser, and a whole message's hash derives from the one that identifies its chat.
 
-use crate::body::{Group, GroupLayout, Message, Parsed, Role, Source, offset_in, range_in};
+use crate::body::{FoundDocument, Message, Parsed, Role, offset_in, range_in};
 use crate::config::Config;
 use crate::document::estimate_tokens;
 use crate::hint::HintTemplate;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The kind of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SegmentKind {
-    /// An element of `tools`.
-    Tool,
-    /// A system message before every other message, or a part of one between documents.
-    System,
-    /// A message of the history; in the last user message, the text before its last document.
-    Message,
-    /// One document's block.
-    Document,
-    /// The sentence with the retriever's ranking, if the body already holds one.
-    Hint,
-    /// The text after the documents in the last message, if a user wrote it.
-    Question,
-}
-
-impl SegmentKind {
-    /// Returns the kind as one word for reports and metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tool => "tools",
-            Self::System => "system",
-            Self::Message => "history",
-            Self::Document => "documents",
-            Self::Hint => "hint",
-            Self::Question => "question",
-        }
+crate::named! {
+    /// The kind of a segment.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum SegmentKind {
+        /// An element of `tools`.
+        Tool = "tools",
+        /// A system message before every other message, or a part of one between documents.
+        System = "system",
+        /// A message of the history; in the last user message, the text before its last document.
+        Message = "history",
+        /// One document's block.
+        Document = "documents",
+        /// The sentence with the retriever's ranking, if the body already holds one.
+        Hint = "hint",
+        /// The text after the documents in the last message, if a user wrote it.
+        Question = "question",
     }
-
-    /// All kinds, in the order in which they usually follow each other.
-    pub const ALL: [Self; 6] = [
-        Self::Tool,
-        Self::System,
-        Self::Message,
-        Self::Document,
-        Self::Hint,
-        Self::Question,
-    ];
 }
 
 /// One segment of a prompt.
@@ -100,9 +77,8 @@ impl Segments {
         reading.tools();
         if let Some(front) = &parsed.front {
             // It is unknown where the template renders them; before all messages is usual.
-            let slots = slots_of(front);
-            for (slot, found) in slots.iter().zip(&front.found) {
-                reading.document(None, slot.clone(), found.fingerprint.0, found.tokens);
+            for (slot, found) in front.place.slots().iter().zip(&front.found) {
+                reading.document(None, slot.clone(), found);
             }
         }
         let opening = (parsed.messages.iter())
@@ -216,15 +192,7 @@ impl Reading<'_, '_> {
         let has_documents = written.is_some() || !message.groups.is_empty();
         if !has_documents {
             let kind = if asks { SegmentKind::Question } else { kind };
-            self.list.push(Segment {
-                kind,
-                role: message.role,
-                message: Some(at),
-                index: 0,
-                hash: seeded(message.hash, message.role),
-                tokens: estimate_tokens(whole.len()),
-                range: whole,
-            });
+            self.text(kind, message, at, whole, message.hash);
             return;
         }
         let mut done = whole.start;
@@ -233,31 +201,19 @@ impl Reading<'_, '_> {
             self.words(kind, message, at, done..start);
             done = start;
             for found in &group.found {
-                let range = match &found.source {
-                    // A retrieved document is not part of the body.
-                    Source::Parts { text: words, .. } if is_within(text, words) => {
-                        range_in(text, words)
-                    }
-                    Source::Whole(whole) if is_within(text, whole) => range_in(text, whole),
-                    _ => start..start,
+                // A retrieved document is not part of the body.
+                let words = found.text();
+                let range = match is_within(text, words) {
+                    true => range_in(text, words),
+                    false => start..start,
                 };
-                self.document(
-                    Some((at, message)),
-                    range,
-                    found.fingerprint.0,
-                    found.tokens,
-                );
+                self.document(Some((at, message)), range, found);
             }
         }
         for group in &message.groups {
-            for (slot, found) in slots_of(group).iter().zip(&group.found) {
+            for (slot, found) in group.place.slots().iter().zip(&group.found) {
                 self.words(kind, message, at, done..slot.start);
-                self.document(
-                    Some((at, message)),
-                    slot.clone(),
-                    found.fingerprint.0,
-                    found.tokens,
-                );
+                self.document(Some((at, message)), slot.clone(), found);
                 done = slot.end;
             }
         }
@@ -279,6 +235,18 @@ impl Reading<'_, '_> {
         }
         let bytes = self.parsed.text.get(range.clone()).unwrap_or_default();
         let hash = xxh3_64_with_seed(bytes.as_bytes(), 0);
+        self.text(kind, message, at, range, hash);
+    }
+
+    /// Adds the text of a message in `range`, whose bytes have this hash.
+    fn text(
+        &mut self,
+        kind: SegmentKind,
+        message: &Message<'_>,
+        at: u32,
+        range: Range<usize>,
+        hash: u64,
+    ) {
         self.list.push(Segment {
             kind,
             role: message.role,
@@ -294,8 +262,7 @@ impl Reading<'_, '_> {
         &mut self,
         message: Option<(u32, &Message<'_>)>,
         range: Range<usize>,
-        hash: u64,
-        tokens: u32,
+        found: &FoundDocument<'_>,
     ) {
         self.list.push(Segment {
             kind: SegmentKind::Document,
@@ -303,17 +270,10 @@ impl Reading<'_, '_> {
             message: message.map(|(at, _)| at),
             range,
             index: self.documents,
-            hash,
-            tokens,
+            hash: found.fingerprint.0,
+            tokens: found.tokens,
         });
         self.documents = self.documents.saturating_add(1);
-    }
-}
-
-fn slots_of<'g>(group: &'g Group<'_>) -> &'g [Range<usize>] {
-    match &group.place {
-        GroupLayout::Slots { slots, .. } => slots,
-        GroupLayout::Render { .. } => &[],
     }
 }
 

@@ -16,9 +16,10 @@ use super::learned::{Learned, Seen, looks_like_data};
 use super::patterns::{Class, Match, matches};
 use super::report::{Change, ChangeKind};
 use super::texts::{SystemText, SystemTexts, Unit, element_in};
-use super::tools::{Lru, MAX_TOOLS, Tools, Wanted};
+use super::tools::{MAX_TOOLS, Tools};
 use crate::body::{Parsed, Role, range_in};
 use crate::conversation::sent::kept_hash;
+use crate::lru::Lru;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -28,22 +29,22 @@ pub(crate) struct Heads {
     tools: Tools,
     learned: Learned,
     /// Matches of patterns in a line, cached by the line's hash.
-    lines: Lru<Box<[Match]>>,
+    lines: Lru<u64, Box<[Match]>>,
     /// Heads that need no change, by key, each with the state's version at the time.
-    settled: Lru<(u64, u64)>,
+    settled: Lru<u64, (u64, u64)>,
 }
 
 impl Heads {
     /// Decides the changes to the head of `parsed`. O(new bytes) for tools, lines and templates.
     pub(crate) fn decide<'a>(&mut self, config: &Head, parsed: &Parsed<'a>) -> Decision<'a> {
         let mut decision = Decision::default();
-        if config.mode == HeadMode::Off {
+        if config.raw.mode == HeadMode::Off {
             return decision;
         }
         let key = key_of(parsed);
         let version = (self.learned.version, self.tools.version);
         let is_settled =
-            key.is_some_and(|key| self.settled.get(key).is_some_and(|at| *at == version));
+            key.is_some_and(|key| self.settled.get(&key).is_some_and(|at| *at == version));
         if is_settled {
             return decision;
         }
@@ -52,23 +53,19 @@ impl Heads {
             decision.report.left += 1;
             return decision;
         }
-        let wanted = Wanted {
-            order: config.order,
-            schemas: config.schemas,
-        };
         decision.report.unread += u32::from(parsed.tools.len() > MAX_TOOLS);
-        if let Some(arranged) = self.tools.arrange(&parsed.tools, wanted) {
+        if let Some(arranged) = self.tools.arrange(&parsed.tools, config.raw.tools) {
             decision.report.tools_moved = arranged.moved;
             decision.report.tools_reformed = arranged.reformed;
             for (slot, (at, text)) in parsed.tools.iter().zip(arranged.tools) {
                 let range = range_in(parsed.text, slot);
                 if *text != **slot {
                     let from = parsed.tools.get(at).copied().unwrap_or_default();
-                    decision.report.changes.push(Change {
-                        kind: ChangeKind::Tool,
-                        name: "".into(),
-                        range: range_in(parsed.text, from),
-                    });
+                    decision.report.changes.push(Change::new(
+                        ChangeKind::Tool,
+                        "",
+                        range_in(parsed.text, from),
+                    ));
                     decision.tools.push((range, text));
                 }
             }
@@ -97,7 +94,7 @@ impl Heads {
         parsed: &Parsed<'a>,
         decision: &mut Decision<'a>,
     ) -> bool {
-        if config.patterns.is_empty() && !config.learn {
+        if config.patterns.is_empty() && !config.raw.volatile.learn {
             return true;
         }
         let SystemTexts { texts, unread } = SystemTexts::of(parsed);
@@ -109,7 +106,7 @@ impl Heads {
             found.push(self.found(config, text, &mut budget, &mut decision.report.unread));
         }
         let mut all = found.iter().flatten();
-        if config.upstream == Upstream::Anthropic
+        if config.raw.upstream == Upstream::Anthropic
             && all.any(|found| {
                 config
                     .patterns
@@ -119,13 +116,13 @@ impl Heads {
         {
             return false;
         }
-        let volatile = if config.learn {
+        let volatile = if config.raw.volatile.learn {
             self.volatile(config, &texts, &found)
         } else {
             Vec::new()
         };
         let target = target(parsed);
-        let mut room = config.max_moved_bytes;
+        let mut room = config.raw.max_moved_bytes as usize;
         let mut judged = 0;
         let mut moved: Vec<(&'a str, u64)> = Vec::new();
         let mut volatile = volatile.into_iter();
@@ -143,22 +140,22 @@ impl Heads {
                     Class::Leave => {}
                     Class::Drop => {
                         report.dropped += 1;
-                        report.changes.push(Change {
-                            kind: ChangeKind::Dropped,
-                            name: pattern.name.clone(),
-                            range: text.in_body(&found.range),
-                        });
+                        report.changes.push(Change::new(
+                            ChangeKind::Dropped,
+                            &pattern.name,
+                            text.in_body(&found.range),
+                        ));
                         cut.push(found.range.clone());
                     }
                     Class::Freeze | Class::Move if text.is_marked => report.left += 1,
                     Class::Freeze => {
                         let range = text.in_body(&found.range);
                         report.frozen += 1;
-                        report.changes.push(Change {
-                            kind: ChangeKind::Frozen,
-                            name: pattern.name.clone(),
-                            range: range.clone(),
-                        });
+                        report.changes.push(Change::new(
+                            ChangeKind::Frozen,
+                            &pattern.name,
+                            range.clone(),
+                        ));
                         decision.frozen.push(Frozen {
                             range,
                             words: text.raw(&found.range),
@@ -211,11 +208,11 @@ impl Heads {
                 room -= words.len() + 1;
                 report.moved += 1;
                 report.learned += u32::from(is_learned);
-                report.changes.push(Change {
-                    kind: ChangeKind::Moved,
-                    name: name.into(),
-                    range: text.in_body(&unit.range),
-                });
+                report.changes.push(Change::new(
+                    ChangeKind::Moved,
+                    name,
+                    text.in_body(&unit.range),
+                ));
                 if let Some(gone) = gone.get_mut(at) {
                     *gone = true;
                 }
@@ -256,9 +253,7 @@ impl Heads {
             let frozen: Vec<Box<str>> = (decision.frozen.iter())
                 .map(|span| span.words.into())
                 .collect();
-            let values = frozen
-                .iter()
-                .map(|words| xxh3_64_with_seed(words.as_bytes(), 8));
+            let values = (frozen.iter()).map(|words| xxh3_64_with_seed(words.as_bytes(), 8));
             Moved {
                 message,
                 hash: kept_hash(&words, &frozen),
@@ -303,7 +298,7 @@ impl Heads {
                 continue;
             }
             let key = xxh3_64_with_seed(line.as_bytes(), seed);
-            if self.lines.get(key).is_none() {
+            if self.lines.get(&key).is_none() {
                 let Some(found) = matches(&config.patterns, before, line, budget) else {
                     *unread += 1;
                     continue;
@@ -312,7 +307,7 @@ impl Heads {
             }
             let found = self
                 .lines
-                .get(key)
+                .get(&key)
                 .map(|found| &**found)
                 .unwrap_or_default();
             for found in found {
@@ -336,46 +331,33 @@ impl Heads {
         texts: &[SystemText<'_>],
         found: &[Vec<PatternMatch>],
     ) -> Vec<Vec<bool>> {
-        let mut seen: Vec<Seen> = Vec::new();
-        let mut places: Vec<(usize, usize)> = Vec::new();
-        for (nth, text) in texts.iter().enumerate() {
-            let hits = found.get(nth).map(Vec::as_slice).unwrap_or_default();
-            let acts = |hit: &&PatternMatch| {
-                let pattern = config.patterns.get(hit.pattern);
-                pattern.is_some_and(|pattern| pattern.class != Class::Leave)
-            };
+        let acts = |hit: &&PatternMatch| {
+            let pattern = config.patterns.get(hit.pattern);
+            pattern.is_some_and(|pattern| pattern.class != Class::Leave)
+        };
+        // A span that a pattern matches is not a slot.
+        let covered = texts.iter().zip(found).map(|(text, hits)| {
             let mut covered = vec![false; text.units.len()];
             for hit in hits.iter().filter(acts) {
                 let units = overlapping(&text.units, &hit.range);
                 covered.get_mut(units).unwrap_or_default().fill(true);
             }
-            // A span that a pattern matches is not a slot.
-            let open = text
-                .units
-                .iter()
-                .enumerate()
-                .zip(covered)
-                .filter(|(_, covered)| !covered);
-            for ((at, unit), _) in open {
-                seen.push(Seen::of(unit));
-                places.push((nth, at));
-            }
-        }
-        let mut volatile: Vec<Vec<bool>> = texts
-            .iter()
-            .map(|text| vec![false; text.units.len()])
-            .collect();
-        for ((nth, at), is_volatile) in places.into_iter().zip(self.learned.learn(&seen)) {
-            let marks = volatile.get_mut(nth).and_then(|marks| marks.get_mut(at));
-            if let Some(mark) = marks {
-                *mark = is_volatile
-                    && !texts
-                        .get(nth)
-                        .and_then(|text| text.units.get(at))
-                        .is_some_and(|unit| unit.is_barrier);
-            }
-        }
-        volatile
+            covered
+        });
+        let covered: Vec<Vec<bool>> = covered.collect();
+        let units =
+            (texts.iter().zip(&covered)).flat_map(|(text, covered)| text.units.iter().zip(covered));
+        let open = units.filter(|(_, covered)| !**covered);
+        let seen: Vec<Seen> = open.map(|(unit, _)| Seen::of(unit)).collect();
+        let mut marks = self.learned.learn(&seen).into_iter();
+        let volatile = texts.iter().zip(&covered).map(|(text, covered)| {
+            let units = text.units.iter().zip(covered);
+            let is_volatile = |(unit, covered): (&Unit, &bool)| {
+                !covered && marks.next().unwrap_or_default() && !unit.is_barrier
+            };
+            units.map(is_volatile).collect()
+        });
+        volatile.collect()
     }
 }
 
@@ -395,9 +377,7 @@ fn overlapping(units: &[Unit], range: &Range<usize>) -> Range<usize> {
 /// Returns the message for moved words: the last user message that is not a tool's result.
 fn target(parsed: &Parsed<'_>) -> Option<u32> {
     let target = parsed.messages.iter().rposition(|message| {
-        message.role == Role::User
-            && message.entry.is_some()
-            && !message.content.contains("\"tool_result\"")
+        message.entry.is_some() && !message.content.contains("\"tool_result\"")
     });
     target.and_then(|at| u32::try_from(at).ok())
 }

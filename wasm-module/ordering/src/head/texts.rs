@@ -11,7 +11,7 @@
 use super::decision::merged;
 use crate::body::scan::fields;
 use crate::body::text::Text;
-use crate::body::{GroupLayout, Message, Parsed, Role, offset_in, range_in};
+use crate::body::{Message, Parsed, Role, inner_of, offset_in, range_in};
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -61,7 +61,7 @@ impl<'a> SystemTexts<'a> {
         let mut marked = 0;
         for message in opening {
             let documents = documents_of(message);
-            if let Some(source) = inner(message.content) {
+            if let Some(source) = inner_of(message.content) {
                 read.add(parsed.text, source, None, &documents, &mut units);
                 continue;
             }
@@ -69,7 +69,7 @@ impl<'a> SystemTexts<'a> {
             for part in scan.elements().unwrap_or_default() {
                 let text = fields(part, ["text", "cache_control", "cachePoint"]);
                 let [text, mark, point] = text.unwrap_or_default();
-                if let Some(source) = text.and_then(inner) {
+                if let Some(source) = text.and_then(inner_of) {
                     read.add(parsed.text, source, Some(part), &documents, &mut units);
                 }
                 if mark.or(point).is_some() {
@@ -126,64 +126,41 @@ impl<'a> SystemText<'a> {
     /// Returns the ranges of the plain text to remove so that the units marked in `gone` disappear.
     pub(super) fn without(&self, gone: &[bool]) -> Vec<Range<usize>> {
         let mut out: Vec<Range<usize>> = Vec::new();
-        let is_gone = |at: usize| gone.get(at).copied().unwrap_or_default();
-        let mut at = 0;
-        while let Some(unit) = self.units.get(at) {
-            let line = &unit.line;
-            let count = (self.units.iter().skip(at))
-                .take_while(|unit| unit.line == *line)
-                .count();
-            let places = at..at + count;
-            if places.clone().all(is_gone) {
-                let plain = self.text.plain.as_bytes();
+        let units: Vec<(&Unit, bool)> = self.units.iter().zip(gone.iter().copied()).collect();
+        for units in units.chunk_by(|(one, _), (next, _)| one.line == next.line) {
+            if let Some((unit, _)) = units
+                .first()
+                .filter(|_| units.iter().all(|(_, gone)| *gone))
+            {
+                let (line, plain) = (&unit.line, self.text.plain.as_bytes());
                 let is_open = line.end == plain.len() && plain.last() != Some(&b'\n');
-                let start = line.start - usize::from(is_open && line.start > 0);
-                out.push(start..line.end);
-            } else {
-                let mut first = places.start;
-                while first < places.end {
-                    if !is_gone(first) {
-                        first += 1;
-                        continue;
+                out.push(line.start - usize::from(is_open && line.start > 0)..line.end);
+                continue;
+            }
+            // Units go with the spaces before them, those that begin a line with the spaces after them.
+            let (mut kept, mut opening) = (None, None);
+            for run in units.chunk_by(|(_, one), (_, next)| one == next) {
+                let (Some((first, is_gone)), Some((last, _))) = (run.first(), run.last()) else {
+                    continue;
+                };
+                match kept {
+                    _ if !is_gone => {
+                        out.extend(opening.take().map(|start| start..first.range.start));
+                        kept = Some(last.range.end);
                     }
-                    let last = (first..places.end).take_while(|at| is_gone(*at)).last();
-                    let last = last.unwrap_or(first);
-                    let before = first.checked_sub(1).filter(|_| first > places.start);
-                    let range = match before.and_then(|before| self.units.get(before)) {
-                        Some(before) => {
-                            before.range.end..self.units.get(last).map_or(0, |unit| unit.range.end)
-                        }
-                        None => {
-                            let start = self.units.get(first).map_or(0, |unit| unit.range.start);
-                            start
-                                ..self
-                                    .units
-                                    .get(last + 1)
-                                    .map_or(start, |unit| unit.range.start)
-                        }
-                    };
-                    out.push(range);
-                    first = last + 1;
+                    Some(end) => out.push(end..last.range.end),
+                    None => opening = Some(first.range.start),
                 }
             }
-            at = places.end;
         }
         merged(out)
     }
 }
 
-fn inner(raw: &str) -> Option<&str> {
-    raw.strip_prefix('"')?.strip_suffix('"')
-}
-
 /// Ranges of a message's documents in the body, text between them included, in order.
 fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
     let groups = message.groups.iter();
-    let ranges = groups.filter_map(|group| match &group.place {
-        GroupLayout::Slots { slots, .. } => Some(slots.first()?.start..slots.last()?.end),
-        GroupLayout::Render { .. } => None,
-    });
-    merged(ranges.collect())
+    merged(groups.filter_map(|group| group.place.hull()).collect())
 }
 
 /// Returns the first `most` units of a text, and whether these are all. `documents` are in order.

@@ -18,12 +18,12 @@
 //! are values that the model may copy. A tool with a duplicate key, or an escape in a key, is not changed. If a tool has
 //! `cache_control`, or a `cachePoint` is among them, no tool is changed: the client defined where its prefix ends.
 
+use super::config::RawHeadTools;
 use super::decision::Form;
 use super::toolsets::{self, SetTool, ToolSets};
 use crate::body::scan::{Scan, fields};
-use crate::recency::Recency;
+use crate::lru::Lru;
 use crate::sort::sort_by_key;
-use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -35,7 +35,7 @@ pub(crate) struct Tools {
     /// The first form of each tool, by its canonical hash; and the order of each set, by the set's hash.
     forms: Forms,
     /// Parsed tools, by the hash of their bytes.
-    known: Lru<Known>,
+    known: Lru<u64, Known>,
     /// The orders of sets of tools.
     sets: ToolSets,
     /// The forms (a tool's bytes, as sent) first seen here that other workers have not received yet.
@@ -48,15 +48,15 @@ pub(crate) struct Tools {
 /// in a list with a separate bound. The two lists together take half a megabyte at most.
 #[derive(Debug, Default)]
 struct Forms {
-    small: Lru<Box<[u8]>>,
-    large: Lru<Box<[u8]>>,
+    small: Lru<u64, Box<[u8]>>,
+    large: Lru<u64, Box<[u8]>>,
 }
 
 impl Forms {
     fn get(&mut self, hash: u64) -> Option<&[u8]> {
-        let form = match self.small.get(hash) {
+        let form = match self.small.get(&hash) {
             Some(form) => Some(form),
-            None => self.large.get(hash),
+            None => self.large.get(&hash),
         };
         form.map(|form| &**form)
     }
@@ -93,22 +93,13 @@ pub(crate) struct Arranged<'a> {
     pub(crate) reformed: u32,
 }
 
-/// The enabled changes to tools.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    /// Whether tools are sorted.
-    pub(crate) order: bool,
-    /// Whether equal schemas take the form that was seen first.
-    pub(crate) schemas: bool,
-}
-
 impl Tools {
     /// Returns the tools to forward; `None` for the client's tools, also if there are more than [`MAX_TOOLS`]. O(bytes of
     /// the tools that are new) + O(tools log tools).
     pub(crate) fn arrange<'a>(
         &mut self,
         tools: &[&'a str],
-        wanted: Wanted,
+        wanted: RawHeadTools,
     ) -> Option<Arranged<'a>> {
         if tools.is_empty() || tools.len() > MAX_TOOLS || !(wanted.order || wanted.schemas) {
             return None;
@@ -120,12 +111,12 @@ impl Tools {
         for (at, tool) in tools.iter().enumerate() {
             let raw = xxh3_64_with_seed(tool.as_bytes(), 0);
             let mut layout = None;
-            if self.known.get(raw).is_none() {
+            if self.known.get(&raw).is_none() {
                 layout = Layout::of(tool);
                 let known = self.read(tool, layout.as_ref());
                 self.known.insert(raw, known, MAX_KNOWN);
             }
-            let known = self.known.get(raw)?;
+            let known = self.known.get(&raw)?;
             if known.marked {
                 return None;
             }
@@ -188,7 +179,10 @@ impl Tools {
         let is_told = told.is_some();
         let order = self.sets.order(key, &by_name, told);
         if !is_told {
-            self.tell(toolsets::form_of(key, &order));
+            self.tell(Form {
+                canonical: key,
+                order: order.as_slice().into(),
+            });
         }
         let order = order.iter();
         order
@@ -236,7 +230,7 @@ impl Tools {
                 marked,
             };
         };
-        let order = layout.order();
+        let order = layout.order().unwrap_or_default();
         let hash = xxh3_64_with_seed(&order, 0);
         let canonical = layout.canonical;
         if order.len() <= MAX_FORM_BYTES && self.forms.get(canonical).is_none() {
@@ -270,12 +264,16 @@ pub(crate) fn name_of(tool: &str) -> Option<&str> {
 /// A parsed tool.
 struct Layout {
     canonical: u64,
-    /// The tool's objects and set-like arrays, in the order of their opening brackets.
+    /// The tool's object, as a list of one.
     lists: Vec<List>,
+    /// Number of lists, nested ones included.
+    count: usize,
 }
 
 /// An object or a set-like array.
 struct List {
+    /// A number below [`Layout::count`].
+    number: usize,
     /// Each member, key included, in the current order.
     members: Vec<Member>,
     /// Indices into `members`, sorted by key.
@@ -284,8 +282,8 @@ struct List {
 
 struct Member {
     range: Range<usize>,
-    /// The objects and set-like arrays that open inside the member.
-    lists: Range<usize>,
+    /// The objects and set-like arrays in the member's value, without those nested in them.
+    lists: Vec<List>,
 }
 
 impl Layout {
@@ -294,6 +292,7 @@ impl Layout {
             text: tool,
             scan: Scan::new(tool),
             lists: Vec::new(),
+            count: 0,
         };
         if !tool.starts_with('{') {
             return None;
@@ -303,117 +302,81 @@ impl Layout {
         Some(Self {
             canonical,
             lists: reading.lists,
+            count: reading.count,
         })
     }
 
     /// Returns a tool's text with the members of its lists in the order of `form`; `None` if the form does not fit.
     fn reformed(&self, tool: &str, form: &[u8]) -> Option<String> {
-        let mut orders: Vec<&[u8]> = vec![&[]; self.lists.len()];
+        let mut orders: Vec<&[u8]> = vec![&[]; self.count];
         let mut rest = form;
-        for &list in &self.canonical_lists() {
-            let count = self.lists.get(list)?.sorted.len();
+        visit(&self.lists, &mut |list| {
+            let count = list.sorted.len();
             let (order, behind) = rest.split_at_checked(count)?;
-            let mut seen = vec![false; count];
-            for rank in order {
-                let first = seen.get_mut(usize::from(*rank))?;
-                if std::mem::replace(first, true) {
-                    return None;
-                }
-            }
-            *orders.get_mut(list)? = order;
+            *orders.get_mut(list.number)? = order;
             rest = behind;
-        }
+            toolsets::is_permutation(order, count).then_some(())
+        })?;
         if !rest.is_empty() {
             return None;
         }
         let mut out = String::with_capacity(tool.len());
-        self.write(tool, 0..tool.len(), 0..self.lists.len(), &orders, &mut out)?;
+        write(tool, 0..tool.len(), &self.lists, &orders, &mut out)?;
         (out.len() == tool.len()).then_some(out)
     }
 
-    /// The lists of two members or more: each object before the lists in its members, these by key.
-    fn canonical_lists(&self) -> Vec<usize> {
-        let mut lists = Vec::with_capacity(self.lists.len());
-        let mut waiting = Vec::with_capacity(self.lists.len());
-        waiting.push(0..self.lists.len());
-        while let Some(range) = waiting.pop() {
-            let Some(list) = self.lists.get(range.start).filter(|_| !range.is_empty()) else {
-                continue;
-            };
-            if list.sorted.len() > 1 {
-                lists.push(range.start);
-            }
-            // After this list's own members, other lists of the same value may open: elements of an array.
-            let own_end = list.members.last().map_or(range.start + 1, |member| {
-                member.lists.end.max(range.start + 1)
-            });
-            waiting.push(own_end..range.end);
-            for place in list.sorted.iter().rev() {
-                if let Some(member) = list.members.get(usize::from(*place)) {
-                    waiting.push(member.lists.clone());
-                }
-            }
-        }
-        lists
-    }
-
     /// The current order of each list's members, as their ranks by key.
-    fn order(&self) -> Vec<u8> {
+    fn order(&self) -> Option<Vec<u8>> {
         let mut order = Vec::new();
-        for at in self.canonical_lists() {
-            let Some(list) = self.lists.get(at) else {
-                continue;
-            };
+        visit(&self.lists, &mut |list| {
             let start = order.len();
             order.resize(start + list.sorted.len(), 0);
             for (rank, place) in (0_u8..=u8::MAX).zip(&list.sorted) {
-                if let Some(of) = order.get_mut(start + usize::from(*place)) {
-                    *of = rank;
-                }
+                *order.get_mut(start + usize::from(*place))? = rank;
             }
-        }
-        order
+            Some(())
+        })?;
+        Some(order)
     }
+}
 
-    /// Writes `range` of the tool, which contains `lists`, with the lists' members in these orders.
-    fn write(
-        &self,
-        tool: &str,
-        range: Range<usize>,
-        lists: Range<usize>,
-        orders: &[&[u8]],
-        out: &mut String,
-    ) -> Option<()> {
-        let mut done = range.start;
-        let mut next = lists.start;
-        while next < lists.end {
-            let list = self.lists.get(next)?;
-            let order = orders.get(next)?;
-            for (place, slot) in list.members.iter().enumerate() {
-                out.push_str(tool.get(done..slot.range.start)?);
-                let from = match order.get(place) {
-                    Some(rank) => usize::from(*list.sorted.get(usize::from(*rank))?),
-                    None => place,
-                };
-                let member = list.members.get(from)?;
-                self.write(
-                    tool,
-                    member.range.clone(),
-                    member.lists.clone(),
-                    orders,
-                    out,
-                )?;
-                done = slot.range.end;
-            }
-            let own_end = list
-                .members
-                .last()
-                .map_or(next + 1, |member| member.lists.end);
-            next = own_end.max(next + 1);
+/// Visits the lists of two members or more in their canonical order: each before those in its members, these by key.
+fn visit<'l>(lists: &'l [List], each: &mut dyn FnMut(&'l List) -> Option<()>) -> Option<()> {
+    for list in lists {
+        if list.sorted.len() > 1 {
+            each(list)?;
         }
-        out.push_str(tool.get(done..range.end)?);
-        Some(())
+        for place in &list.sorted {
+            visit(&list.members.get(usize::from(*place))?.lists, each)?;
+        }
     }
+    Some(())
+}
+
+/// Writes `range` of the tool, which contains `lists`, with the lists' members in these orders.
+fn write(
+    tool: &str,
+    range: Range<usize>,
+    lists: &[List],
+    orders: &[&[u8]],
+    out: &mut String,
+) -> Option<()> {
+    let mut done = range.start;
+    for list in lists {
+        let order = orders.get(list.number)?;
+        for (place, slot) in list.members.iter().enumerate() {
+            out.push_str(tool.get(done..slot.range.start)?);
+            let from = match order.get(place) {
+                Some(rank) => usize::from(*list.sorted.get(usize::from(*rank))?),
+                None => place,
+            };
+            let member = list.members.get(from)?;
+            write(tool, member.range.clone(), &member.lists, orders, out)?;
+            done = slot.range.end;
+        }
+    }
+    out.push_str(tool.get(done..range.end)?);
+    Some(())
 }
 
 /// The meaning of an object's keys.
@@ -462,7 +425,10 @@ impl Context {
 struct Reading<'a> {
     text: &'a str,
     scan: Scan<'a>,
+    /// The lists of the current value that are complete.
     lists: Vec<List>,
+    /// Number of lists so far.
+    count: usize,
 }
 
 impl Reading<'_> {
@@ -486,7 +452,6 @@ impl Reading<'_> {
 
     fn object(&mut self, context: Context, depth: usize) -> Option<u64> {
         self.scan.expect(b'{').ok()?;
-        let at = self.open();
         let mut members: Vec<Member> = Vec::new();
         let mut keys: SmallVec<[(&str, u64); 8]> = SmallVec::new();
         if !self.scan.eat(b'}') {
@@ -496,7 +461,7 @@ impl Reading<'_> {
                 if key.contains('\\') {
                     return None;
                 }
-                let first = self.lists.len();
+                let before = std::mem::take(&mut self.lists);
                 let hash = match context.reads(key) {
                     Reads::As(context) => self.value(context, depth + 1)?,
                     Reads::Set => self.set(depth + 1)?,
@@ -504,7 +469,7 @@ impl Reading<'_> {
                 };
                 members.push(Member {
                     range: start..self.scan.at(),
-                    lists: first..self.lists.len(),
+                    lists: std::mem::replace(&mut self.lists, before),
                 });
                 keys.push((key, hash));
                 if keys.len() > MAX_MEMBERS {
@@ -515,7 +480,7 @@ impl Reading<'_> {
                 }
             }
         }
-        self.close(at, 2, members, &keys)
+        self.close(2, members, &keys)
     }
 
     /// Parses an array whose elements keep their places.
@@ -557,36 +522,21 @@ impl Reading<'_> {
         if !is_set {
             return self.value(Context::Schema, depth);
         }
-        let at = self.open();
         self.scan.value().ok()?;
         let members = elements.iter().map(|element| {
             let start = crate::body::offset_in(self.text, element);
             Member {
                 range: start..start + element.len(),
-                lists: at + 1..at + 1,
+                lists: Vec::new(),
             }
         });
         let members = members.collect();
         let keys: SmallVec<[(&str, u64); 8]> = elements.iter().map(|name| (*name, 0)).collect();
-        self.close(at, 4, members, &keys)
-    }
-
-    fn open(&mut self) -> usize {
-        self.lists.push(List {
-            members: Vec::new(),
-            sorted: SmallVec::new(),
-        });
-        self.lists.len() - 1
+        self.close(4, members, &keys)
     }
 
     /// Adds the list and returns its canonical hash; `keys` are the members' keys.
-    fn close(
-        &mut self,
-        at: usize,
-        kind: u64,
-        members: Vec<Member>,
-        keys: &[(&str, u64)],
-    ) -> Option<u64> {
+    fn close(&mut self, kind: u64, members: Vec<Member>, keys: &[(&str, u64)]) -> Option<u64> {
         // A rank must fit into a byte.
         let count = u8::try_from(keys.len()).ok()?;
         let mut sorted: SmallVec<[u8; 8]> = (0..count).collect();
@@ -603,63 +553,13 @@ impl Reading<'_> {
             let hash = xxh3_64_with_seed(key.as_bytes(), hash);
             xxh3_64_with_seed(&value.to_le_bytes(), hash)
         });
-        let list = self.lists.get_mut(at)?;
-        list.members = members;
-        list.sorted = sorted;
+        self.lists.push(List {
+            number: self.count,
+            members,
+            sorted,
+        });
+        self.count += 1;
         Some(hash)
-    }
-}
-
-/// Values by hash; the least recently used are evicted.
-#[derive(Debug)]
-pub(crate) struct Lru<T> {
-    places: FxHashMap<u64, u32>,
-    entries: Vec<(u64, T)>,
-    recency: Recency,
-}
-
-impl<T> Default for Lru<T> {
-    fn default() -> Self {
-        Self {
-            places: FxHashMap::default(),
-            entries: Vec::new(),
-            recency: Recency::default(),
-        }
-    }
-}
-
-impl<T> Lru<T> {
-    /// Returns the value of that hash and marks it as used.
-    pub(crate) fn get(&mut self, hash: u64) -> Option<&mut T> {
-        let place = *self.places.get(&hash)?;
-        self.recency.touch(place);
-        let (_, value) = self.entries.get_mut(place as usize)?;
-        Some(value)
-    }
-
-    /// Sets the value of that hash; if there are `max` values, it replaces the least recently used one.
-    pub(crate) fn insert(&mut self, hash: u64, value: T, max: usize) {
-        if let Some(known) = self.get(hash) {
-            *known = value;
-            return;
-        }
-        let place = if self.entries.len() >= max {
-            let Some(oldest) = self.recency.oldest() else {
-                return;
-            };
-            self.recency.remove(oldest);
-            if let Some((old, slot)) = self.entries.get_mut(oldest as usize) {
-                self.places.remove(old);
-                (*old, *slot) = (hash, value);
-            }
-            oldest
-        } else {
-            // Bounds are far below 2^32.
-            self.entries.push((hash, value));
-            u32::try_from(self.entries.len() - 1).unwrap_or(u32::MAX)
-        };
-        self.places.insert(hash, place);
-        self.recency.add(place);
     }
 }
 

@@ -13,7 +13,6 @@
 //! remaining tools follow, those in most known sets first. A set keeps its order, since otherwise the chats that use it
 //! would lose their prefixes.
 
-use super::decision::Form;
 use crate::sort::sort_by_key;
 use fxhash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -139,16 +138,8 @@ impl ToolSets {
     }
 }
 
-/// Returns the order of a set in the form sent to other workers.
-pub(super) fn form_of(key: u64, order: &[u8]) -> Form {
-    Form {
-        canonical: key,
-        order: order.into(),
-    }
-}
-
 /// Returns whether `order` contains each of `count` ranks once.
-fn is_permutation(order: &[u8], count: usize) -> bool {
+pub(super) fn is_permutation(order: &[u8], count: usize) -> bool {
     let mut seen = [false; 256];
     order.len() == count
         && order.iter().all(|rank| {

@@ -1,10 +1,9 @@
 //! The state of heads by tenant and model. It is separate from the state of documents: most chats with a head bring no
 //! documents and so must not take the place of a tree.
 
-use super::tenants::key_of;
 use crate::config::Config;
 use crate::head::stabilise::Heads;
-use crate::tenant::Tenant;
+use crate::tenant::{Tenant, key_of};
 use fxhash::FxHashMap;
 
 /// The state of the heads of at most `tree.max_trees` tenants and models.

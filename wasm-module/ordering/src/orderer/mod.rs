@@ -230,8 +230,14 @@ impl Orderer {
             return Err(Skip::NoDocuments);
         }
         let state = (self.tenants).of(&self.config, self.now, tenant, &parsed.model);
-        let head = applies.then_some(&decision);
-        let rewriting = Rewriting::new(&self.config, options, tenant, parsed, head, arm);
+        let rewriting = Rewriting {
+            config: &self.config,
+            options,
+            tenant,
+            parsed,
+            head: applies.then_some(&decision),
+            arm,
+        };
         let mut rewrite = rewriting.run(state)?;
         rewrite.head = report;
         if applies {

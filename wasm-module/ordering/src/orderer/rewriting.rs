@@ -33,37 +33,19 @@ use smallvec::SmallVec;
 
 /// One request during rewriting.
 pub(super) struct Rewriting<'r> {
-    config: &'r Config,
-    options: &'r RewriteOptions<'r>,
-    tenant: Tenant<'r>,
-    parsed: &'r Parsed<'r>,
+    pub(super) config: &'r Config,
+    pub(super) options: &'r RewriteOptions<'r>,
+    pub(super) tenant: Tenant<'r>,
+    pub(super) parsed: &'r Parsed<'r>,
     /// The changes to the head; `None` for none.
-    head: Option<&'r Decision<'r>>,
-    arm: Option<Arm>,
+    pub(super) head: Option<&'r Decision<'r>>,
+    pub(super) arm: Option<Arm>,
 }
 
 /// The report and the documents that a dry run would have forwarded.
 type DryRunResult = Option<(Report, Vec<SentRun>)>;
 
 impl<'r> Rewriting<'r> {
-    pub(super) fn new(
-        config: &'r Config,
-        options: &'r RewriteOptions<'r>,
-        tenant: Tenant<'r>,
-        parsed: &'r Parsed<'r>,
-        head: Option<&'r Decision<'r>>,
-        arm: Option<Arm>,
-    ) -> Self {
-        Self {
-            config,
-            options,
-            tenant,
-            parsed,
-            head,
-            arm,
-        }
-    }
-
     /// Returns the chat's arm in an experiment.
     pub(super) fn arm(
         options: &RewriteOptions<'_>,

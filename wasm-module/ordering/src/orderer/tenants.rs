@@ -10,7 +10,7 @@ use crate::head::decision::ContextMessage;
 use crate::peer_update::SentRun;
 use crate::policy::Policy;
 use crate::policy::SentDocuments;
-use crate::tenant::Tenant;
+use crate::tenant::{Tenant, key_of};
 use crate::tree::ResidencyEvent;
 use crate::trees::Trees;
 use fxhash::FxHashMap;
@@ -234,10 +234,4 @@ impl TenantState {
 /// Returns the hash of [`key_of`].
 pub(super) fn hash_of(tenant: Tenant<'_>, model: &str) -> u128 {
     xxhash_rust::xxh3::xxh3_128(key_of(tenant, model).as_bytes())
-}
-
-/// Returns a key for a tenant and a model, framed so that no two pairs share one.
-pub(super) fn key_of(tenant: Tenant<'_>, model: &str) -> String {
-    let Tenant { name, key } = tenant;
-    format!("{}:{name}{key};{model}", name.len())
 }

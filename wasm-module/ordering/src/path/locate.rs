@@ -14,7 +14,6 @@ use super::{Run, SentPath};
 use crate::body::{self, FoundDocument, Skip, Source};
 use crate::config::{Config, DocumentsField};
 use crate::document::Fingerprint;
-use crate::policy::MAX_CANDIDATES;
 use crate::tree::Scope;
 use crate::work::{hashed, looked};
 use fxhash::FxHashMap;
@@ -42,12 +41,10 @@ impl Locator {
     /// Returns a locator that finds documents as a gateway with this configuration does.
     #[must_use]
     pub fn new(config: Config) -> Self {
+        let mut config = config.with_most_documents();
         // An array that is still in the body was only reordered: its elements are the documents.
-        Self(Config {
-            field: DocumentsField::Reorder,
-            max_documents: MAX_CANDIDATES,
-            ..config
-        })
+        config.documents.field = DocumentsField::Reorder;
+        Self(config)
     }
 
     /// Returns the ends of the documents of `path` in `prompt`, which was rendered from `body`. Runs without any document

@@ -62,8 +62,7 @@ impl Policy for Foresight {
         if open.len() < 2 {
             return followed_by_rank(path, candidates.len());
         }
-        let required: SmallVec<[Fingerprint; 16]> = path
-            .iter()
+        let required: SmallVec<[Fingerprint; 16]> = (path.iter())
             .filter_map(|&rank| Some(candidates.get(usize::from(rank))?.fingerprint))
             .collect();
         let optional: SmallVec<[Fingerprint; 16]> =
@@ -80,8 +79,7 @@ impl Policy for Foresight {
         }
         while !recent.is_empty() && !open.is_empty() {
             let scores = scores(&recent, skewed);
-            let allowed = open
-                .iter()
+            let allowed = (open.iter())
                 .enumerate()
                 .filter(|(_, open)| self.allowed.next(&path, open.rank));
             // On a tie the best-ranked one.
@@ -104,9 +102,7 @@ impl Policy for Foresight {
 
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         let newer = self.window.len() / 2;
-        let counts = ranked
-            .iter()
-            .map(|document| self.window.counts(*document, newer));
+        let counts = (ranked.iter()).map(|document| self.window.counts(*document, newer));
         self.skew.observe(&counts.collect::<Counts>());
         let placed = order.iter();
         self.window

@@ -44,8 +44,7 @@ pub(super) fn heaviest_path(
         return best;
     };
     let lookup = Lookup::new(candidates);
-    let all: u64 = candidates
-        .iter()
+    let all: u64 = (candidates.iter())
         .map(|candidate| u64::from(candidate.tokens))
         .sum();
     let mut most = 0;

@@ -127,25 +127,27 @@ pub struct SentDocuments<'a> {
 /// Most documents that a policy orders at once.
 pub const MAX_CANDIDATES: u32 = 4096;
 
-/// The policies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PolicyKind {
-    /// The retriever's order.
-    Retrieval,
-    /// A random order.
-    Random,
-    /// The order of the clients' ids.
-    Sorted,
-    /// The most recently seen documents first.
-    Recency,
-    /// RAGCache++'s Algorithm 1.
-    Greedy,
-    /// The heaviest resident path first, found exactly.
-    Longest,
-    /// RAGBoost's context index.
-    ContextIndex,
-    /// The heaviest resident path first, then the documents that the next requests will likely open with.
-    Foresight,
+crate::named! {
+    /// The policies.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum PolicyKind {
+        /// The retriever's order.
+        Retrieval = "retrieval",
+        /// A random order.
+        Random = "random",
+        /// The order of the clients' ids.
+        Sorted = "sorted",
+        /// The most recently seen documents first.
+        Recency = "recency",
+        /// RAGCache++'s Algorithm 1.
+        Greedy = "greedy",
+        /// RAGBoost's context index.
+        ContextIndex = "context-index",
+        /// The heaviest resident path first, found exactly.
+        Longest = "longest",
+        /// The heaviest resident path first, then the documents that the next requests will likely open with.
+        Foresight = "foresight",
+    }
 }
 
 /// Validated options; each policy uses those that concern it.
@@ -168,20 +170,6 @@ pub struct PolicyOptions {
     pub placement: Placement,
 }
 
-impl Default for PolicyOptions {
-    fn default() -> Self {
-        Self {
-            seed: 0,
-            window: 1024,
-            max_displacement: None,
-            max_contexts: 4096,
-            forget_evicted: false,
-            block_tokens: 1,
-            placement: Placement::FREE,
-        }
-    }
-}
-
 impl PolicyOptions {
     /// Returns `policy` with the placement of favoured documents.
     pub(crate) fn place(&self, policy: Box<dyn Policy>) -> Box<dyn Policy> {
@@ -190,39 +178,6 @@ impl PolicyOptions {
 }
 
 impl PolicyKind {
-    /// All policies, in the order of tables.
-    pub const ALL: [Self; 8] = [
-        Self::Retrieval,
-        Self::Random,
-        Self::Sorted,
-        Self::Recency,
-        Self::Greedy,
-        Self::ContextIndex,
-        Self::Longest,
-        Self::Foresight,
-    ];
-
-    /// Returns the policy's name in configuration, headers and tables.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Retrieval => "retrieval",
-            Self::Random => "random",
-            Self::Sorted => "sorted",
-            Self::Recency => "recency",
-            Self::Greedy => "greedy",
-            Self::Longest => "longest",
-            Self::ContextIndex => "context-index",
-            Self::Foresight => "foresight",
-        }
-    }
-
-    /// Returns the policy of that name.
-    #[must_use]
-    pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
     /// Returns a policy without learnt state.
     #[must_use]
     pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
@@ -258,10 +213,7 @@ impl Displacement {
         let Self(Some(most)) = self else { return true };
         let (rank, place, most) = (usize::from(rank), path.len(), usize::from(most));
         let late = place.checked_sub(most).is_some_and(|last_chance| {
-            last_chance != rank
-                && !path
-                    .iter()
-                    .any(|&placed| usize::from(placed) == last_chance)
+            last_chance != rank && !(path.iter()).any(|&placed| usize::from(placed) == last_chance)
         });
         rank <= place + most && !late
     }
@@ -283,10 +235,7 @@ pub fn match_of(candidates: &[Candidate<'_>], order: &Order, start: Start<'_>) -
     let Some(mut at) = start.node else {
         return found;
     };
-    for candidate in order
-        .iter()
-        .filter_map(|&rank| candidates.get(usize::from(rank)))
-    {
+    for candidate in (order.iter()).filter_map(|&rank| candidates.get(usize::from(rank))) {
         let Some(child) = start.tree.child(at, candidate.id) else {
             break;
         };
@@ -335,8 +284,7 @@ struct Lookup {
 
 impl Lookup {
     fn new(candidates: &[Candidate<'_>]) -> Self {
-        let mut ranks: SmallVec<[_; 32]> = candidates
-            .iter()
+        let mut ranks: SmallVec<[_; 32]> = (candidates.iter())
             .zip(0_u16..)
             .map(|(candidate, rank)| (candidate.id, rank))
             .collect();
@@ -387,8 +335,7 @@ pub(crate) mod tests {
             max_tokens: None,
         });
         for path in paths {
-            let path: Vec<_> = path
-                .iter()
+            let path: Vec<_> = (path.iter())
                 .map(|&d| (tree.intern(Fingerprint(d)), weight(d)))
                 .collect();
             tree.insert(SCOPE, path);
@@ -404,8 +351,7 @@ pub(crate) mod tests {
         tree: &mut KnowledgeTree,
         documents: &[u64],
     ) -> Vec<Candidate<'static>> {
-        documents
-            .iter()
+        (documents.iter())
             .map(|&d| Candidate {
                 id: tree.intern(Fingerprint(d)),
                 fingerprint: Fingerprint(d),
@@ -474,8 +420,7 @@ pub(crate) mod tests {
 
     fn distinct(documents: &[u64]) -> Vec<u64> {
         let mut seen = std::collections::HashSet::new();
-        documents
-            .iter()
+        (documents.iter())
             .copied()
             .filter(|d| seen.insert(*d))
             .collect()

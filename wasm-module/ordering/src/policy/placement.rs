@@ -4,43 +4,22 @@
 use super::Order;
 use serde::{Deserialize, Serialize};
 
-/// The place of the favoured documents, which are the retriever's best.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Place {
-    /// No document is favoured.
-    Free,
-    /// After all others, the best one last: next to a question that follows the documents.
-    Last,
-    /// Before all others, the best one first.
-    First,
-    /// The best one last, the second best first, the third best second to last, and so on.
-    Ends,
-    /// `Last`, but all documents stay in rank order where that matches cached tokens, and as many; and while recent requests
-    /// of the tenant and model share longer beginnings in rank order.
-    Auto,
-}
-
-impl Place {
-    /// All places, in the order of the reports' tables.
-    pub const ALL: [Self; 5] = [Self::Free, Self::Last, Self::First, Self::Ends, Self::Auto];
-
-    /// Returns the name in configuration and tables.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Free => "free",
-            Self::Last => "last",
-            Self::First => "first",
-            Self::Ends => "ends",
-            Self::Auto => "auto",
-        }
-    }
-
-    /// Returns the place of that name.
-    #[must_use]
-    pub fn by_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|place| place.name() == name)
+crate::named! {
+    /// The place of the favoured documents, which are the retriever's best.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Place {
+        /// No document is favoured.
+        Free = "free",
+        /// After all others, the best one last: next to a question that follows the documents.
+        Last = "last",
+        /// Before all others, the best one first.
+        First = "first",
+        /// The best one last, the second best first, the third best second to last, and so on.
+        Ends = "ends",
+        /// `Last`, but all documents stay in rank order where that matches cached tokens, and as many; and while recent requests
+        /// of the tenant and model share longer beginnings in rank order.
+        Auto = "auto",
     }
 }
 

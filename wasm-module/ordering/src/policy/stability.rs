@@ -56,8 +56,7 @@ impl RankStability {
     pub(super) fn observe(&mut self, ranked: &[Fingerprint], favoured: u16) {
         let favoured = usize::from(favoured).min(ranked.len());
         let mut hash = 1;
-        let beginnings: SmallVec<[Fingerprint; 16]> = ranked
-            .iter()
+        let beginnings: SmallVec<[Fingerprint; 16]> = (ranked.iter())
             .map(|document| {
                 hash = document.behind(hash);
                 Fingerprint(hash)

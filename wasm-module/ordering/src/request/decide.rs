@@ -137,9 +137,8 @@ impl<'a> Request<'_, 'a> {
             .copied()
             .filter(|slot| !slot.is_reference())
             .collect();
-        let mut ordered = order
-            .iter()
-            .filter_map(|&rank| documents.get(usize::from(rank)).copied());
+        let mut ordered =
+            (order.iter()).filter_map(|&rank| documents.get(usize::from(rank)).copied());
         for slot in &mut arrangement.slots {
             if !slot.is_reference()
                 && let Some(document) = ordered.next()

@@ -242,14 +242,10 @@ impl<'a> Request<'_, 'a> {
         if spans.is_empty() {
             return;
         }
-        let mut kept = path
-            .iter()
-            .filter_map(|(_, id)| memory.sent(*id)?.kept.as_deref());
+        let mut kept = (path.iter()).filter_map(|(_, id)| memory.sent(*id)?.kept.as_deref());
         // If the number of spans changed, values cannot be matched to spans.
         let first = kept.find(|kept| kept.frozen.len() == spans.len());
-        let edits = spans
-            .iter()
-            .zip(first.into_iter().flat_map(|kept| &kept.frozen));
+        let edits = (spans.iter()).zip(first.into_iter().flat_map(|kept| &kept.frozen));
         let edits = edits.filter(|(span, words)| *span.words != ***words);
         self.edits
             .extend(edits.map(|(span, words)| Edit::replace(span.range.clone(), &**words)));
@@ -511,8 +507,7 @@ impl<'a> Request<'_, 'a> {
         }
         let scope = narrowed(narrowed(scope, self.sent), references);
         let tree = &mut *self.tree;
-        let path: SmallVec<[Candidate<'_>; 16]> = documents
-            .iter()
+        let path: SmallVec<[Candidate<'_>; 16]> = (documents.iter())
             .map(|&(fingerprint, tokens)| Candidate {
                 id: tree.intern(fingerprint),
                 fingerprint,
@@ -524,8 +519,7 @@ impl<'a> Request<'_, 'a> {
         let matched = match_of(&path, &placed, Start::behind(tree, scope));
         self.report.matched += matched.documents;
         self.report.matched_tokens += matched.tokens;
-        self.report.document_tokens += path
-            .iter()
+        self.report.document_tokens += (path.iter())
             .map(|document| u64::from(document.tokens))
             .sum::<u64>();
         self.clients.push((scope, client));

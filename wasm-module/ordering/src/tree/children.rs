@@ -24,8 +24,7 @@ impl Default for Children {
 impl Children {
     pub(super) fn get(&self, document: DocumentId) -> Option<NodeId> {
         match self {
-            Self::Few(few) => few
-                .iter()
+            Self::Few(few) => (few.iter())
                 .find(|(d, _)| *d == document)
                 .map(|&(_, node)| node),
             Self::Many(many) => many.get(&document).copied(),

@@ -20,6 +20,7 @@ pub use view::{ViewedEdge, ViewedNode};
 
 use crate::document::{Catalog, DocumentId, Fingerprint};
 use crate::recency::Recency;
+use crate::slots::Slots;
 use children::Children;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -48,8 +49,7 @@ pub struct KnowledgeTree {
     bounds: Bounds,
     catalog: Catalog,
     scopes: FxHashMap<Scope, NodeId>,
-    nodes: Vec<Node>,
-    free: Vec<NodeId>,
+    nodes: Slots<Node>,
     /// Sum of the nodes' tokens.
     tokens: u64,
     recency: Recency,
@@ -84,8 +84,7 @@ impl KnowledgeTree {
             bounds,
             catalog: Catalog::default(),
             scopes: FxHashMap::default(),
-            nodes: Vec::new(),
-            free: Vec::new(),
+            nodes: Slots::default(),
             tokens: 0,
             recency: Recency::default(),
             now: 0,
@@ -144,7 +143,7 @@ impl KnowledgeTree {
     /// Returns the number of nodes, scopes included.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.nodes.len() - self.free.len()
+        self.nodes.len()
     }
 
     /// Returns whether the tree has no nodes.
@@ -215,23 +214,12 @@ impl KnowledgeTree {
     }
 
     fn add(&mut self, edge: Edge, parent: Option<NodeId>, tokens: u32) -> NodeId {
-        let node = Node {
+        let id = NodeId(self.nodes.put(Node {
             edge,
             parent,
             children: Children::default(),
             tokens,
-        };
-        let id = if let Some(id) = self.free.pop() {
-            if let Some(slot) = self.nodes.get_mut(id.index()) {
-                *slot = node;
-            }
-            id
-        } else {
-            // The bound is a u32 and a path's length is bounded far below the rest of its range.
-            let id = NodeId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
-            self.nodes.push(node);
-            id
-        };
+        }));
         match (edge, parent) {
             (Edge::Document(document), Some(parent)) => {
                 self.catalog.hold(document);
@@ -270,15 +258,15 @@ impl KnowledgeTree {
         }
         self.tokens = self.tokens.saturating_sub(u64::from(tokens));
         self.evicted += u64::from(tokens);
-        self.free.push(id);
+        self.nodes.release(id.0);
     }
 
     fn node(&self, id: NodeId) -> Option<&Node> {
-        self.nodes.get(id.index())
+        self.nodes.get(id.0)
     }
 
     fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
-        self.nodes.get_mut(id.index())
+        self.nodes.get_mut(id.0)
     }
 
     /// Walks the whole tree and checks its invariants. For tests.
@@ -322,10 +310,7 @@ impl KnowledgeTree {
                 self.tokens
             ));
         }
-        if holders
-            .iter()
-            .any(|(&document, &count)| self.catalog.holders(document) != count)
-        {
+        if (holders.iter()).any(|(&document, &count)| self.catalog.holders(document) != count) {
             return Err("a document's holders are miscounted".into());
         }
         if holders.len() != self.catalog.len() {
@@ -336,12 +321,6 @@ impl KnowledgeTree {
             ));
         }
         Ok(())
-    }
-}
-
-impl NodeId {
-    fn index(self) -> usize {
-        self.0 as usize
     }
 }
 

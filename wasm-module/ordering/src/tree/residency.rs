@@ -72,8 +72,7 @@ impl KnowledgeTree {
 
     /// Applies [`ResidencyEvent::Stored`]: the engine holds `path`.
     pub(crate) fn hold(&mut self, scope: Scope, path: &[(Fingerprint, u32)]) {
-        let path: SmallVec<[_; 16]> = path
-            .iter()
+        let path: SmallVec<[_; 16]> = (path.iter())
             .map(|&(document, tokens)| (self.intern(document), tokens))
             .collect();
         self.insert(scope, path);

@@ -24,45 +24,22 @@ use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::{Config, EngineId, RawConfig, Skip, Tenant};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Who orders and marks a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BoundaryArm {
-    /// Original bodies without caching.
-    NoCaching,
-    /// Original bodies with the client's markers.
-    Client,
-    /// Original bodies in the provider's automatic mode, without other markers.
-    Automatic,
-    /// Original bodies, marked at the end of the tools, the system text, and the last two user messages.
-    Fixed,
-    /// Original bodies with a block for each document, marked by Foreword.
-    Markers,
-    /// Bodies ordered and marked by Foreword.
-    Foreword,
-}
-
-impl BoundaryArm {
-    /// All arms, in order of increasing change.
-    pub const ALL: [Self; 6] = [
-        Self::NoCaching,
-        Self::Client,
-        Self::Automatic,
-        Self::Fixed,
-        Self::Markers,
-        Self::Foreword,
-    ];
-
-    /// Returns the arm's name in tables and JSON.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::NoCaching => "no-caching",
-            Self::Client => "client",
-            Self::Automatic => "automatic",
-            Self::Fixed => "fixed",
-            Self::Markers => "markers",
-            Self::Foreword => "foreword",
-        }
+foreword_ordering::named! {
+    /// Who orders and marks a prompt.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum BoundaryArm {
+        /// Original bodies without caching.
+        NoCaching = "no-caching",
+        /// Original bodies with the client's markers.
+        Client = "client",
+        /// Original bodies in the provider's automatic mode, without other markers.
+        Automatic = "automatic",
+        /// Original bodies, marked at the end of the tools, the system text, and the last two user messages.
+        Fixed = "fixed",
+        /// Original bodies with a block for each document, marked by Foreword.
+        Markers = "markers",
+        /// Bodies ordered and marked by Foreword.
+        Foreword = "foreword",
     }
 }
 

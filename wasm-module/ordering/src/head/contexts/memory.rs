@@ -19,8 +19,7 @@
 use crate::body::Chain;
 use crate::conversation::memory::Bounds;
 use crate::head::decision::ContextMessage;
-use crate::recency::Recency;
-use fxhash::FxHashMap;
+use crate::lru::Lru;
 use smallvec::SmallVec;
 
 /// The memory of messages with contexts; see the module's documentation. Beyond its bounds the least recently used messages
@@ -28,11 +27,8 @@ use smallvec::SmallVec;
 #[derive(Debug)]
 pub(crate) struct ContextMemory {
     bounds: Bounds,
-    messages: Vec<Option<SentContexts>>,
-    free: Vec<u32>,
-    by_key: FxHashMap<u128, u32>,
+    messages: Lru<u128, SentContexts>,
     bytes: u64,
-    recency: Recency,
     forgotten: Forgotten,
 }
 
@@ -139,18 +135,15 @@ impl ContextMemory {
     pub(crate) fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
-            messages: Vec::new(),
-            free: Vec::new(),
-            by_key: FxHashMap::default(),
+            messages: Lru::default(),
             bytes: 0,
-            recency: Recency::default(),
             forgotten: Forgotten::default(),
         }
     }
 
     /// Number of messages.
     pub(crate) fn len(&self) -> usize {
-        self.by_key.len()
+        self.messages.len()
     }
 
     /// The messages' estimated bytes.
@@ -160,24 +153,19 @@ impl ContextMemory {
 
     /// Returns the message with this key, unless its text was dropped.
     pub(crate) fn get(&self, key: u128) -> Option<&SentContexts> {
-        let at = *self.by_key.get(&key)?;
-        let known = self.messages.get(at as usize)?.as_ref()?;
+        let known = self.messages.peek(&key)?;
         // A dropped text is empty.
         (!known.message.content.is_empty()).then_some(known)
     }
 
     /// Records a forwarded message. Then evicts down to the bounds. O(1 + evicted).
     pub(crate) fn record(&mut self, message: ContextMessage) {
-        let known = self.by_key.get(&message.key).copied();
-        if let Some(at) = known
-            && let Some(Some(known)) = self.messages.get_mut(at as usize)
-        {
+        if let Some(known) = self.messages.get(&message.key) {
             if known.message.content == message.content && known.message.text == message.text {
                 known.open = known.open.saturating_add(1);
             } else {
                 known.contest(&mut self.bytes);
             }
-            self.recency.touch(at);
             return;
         }
         let is_contested = self.forgotten.may_hold(message.key);
@@ -191,12 +179,8 @@ impl ContextMemory {
 
     /// Marks the message `key` as ambiguous, whether it is known or not. Then evicts down to the bounds.
     pub(crate) fn contest(&mut self, key: u128) {
-        let known = self.by_key.get(&key).copied();
-        if let Some(at) = known
-            && let Some(Some(known)) = self.messages.get_mut(at as usize)
-        {
+        if let Some(known) = self.messages.get(&key) {
             known.contest(&mut self.bytes);
-            self.recency.touch(at);
             return;
         }
         self.add(SentContexts {
@@ -213,53 +197,26 @@ impl ContextMemory {
     }
 
     fn add(&mut self, sent: SentContexts) {
-        let key = sent.message.key;
         self.bytes += sent.bytes();
-        let at = match self.free.pop() {
-            Some(at) => at,
-            None => {
-                self.messages.push(None);
-                u32::try_from(self.messages.len() - 1).unwrap_or(u32::MAX)
-            }
-        };
-        if let Some(slot) = self.messages.get_mut(at as usize) {
-            *slot = Some(sent);
-        }
-        self.by_key.insert(key, at);
-        self.recency.add(at);
+        self.messages.insert(sent.message.key, sent, usize::MAX);
         while self.len() > self.bounds.max_entries as usize || self.bytes > self.bounds.max_bytes {
-            let Some(oldest) = self.recency.oldest() else {
+            let Some((key, oldest)) = self.messages.pop() else {
                 break;
             };
-            self.forget(oldest);
+            self.bytes = self.bytes.saturating_sub(oldest.bytes());
+            self.forgotten.add(key);
         }
     }
 
     /// Records that a chat continued with `next` after the message `key`.
     pub(crate) fn claim(&mut self, key: u128, next: Chain) {
-        let Some(&at) = self.by_key.get(&key) else {
-            return;
-        };
-        self.recency.touch(at);
-        let Some(Some(known)) = self.messages.get_mut(at as usize) else {
+        let Some(known) = self.messages.get(&key) else {
             return;
         };
         if !known.next.contains(&next) && known.next.len() < MAX_CONTINUATIONS {
             known.open = known.open.saturating_sub(1);
             known.next.push(next);
         }
-    }
-
-    fn forget(&mut self, at: u32) {
-        self.recency.remove(at);
-        let slot = self.messages.get_mut(at as usize);
-        let Some(known) = slot.and_then(Option::take) else {
-            return;
-        };
-        self.bytes = self.bytes.saturating_sub(known.bytes());
-        self.by_key.remove(&known.message.key);
-        self.forgotten.add(known.message.key);
-        self.free.push(at);
     }
 }
 
@@ -361,9 +318,9 @@ mod tests {
                     taken.insert((key, next), words);
                 }
                 prop_assert!(memory.len() <= max_entries as usize && memory.bytes() <= max_bytes);
-                let bytes: u64 = memory.messages.iter().flatten().map(SentContexts::bytes).sum();
+                let bytes: u64 = memory.messages.values().map(SentContexts::bytes).sum();
                 prop_assert_eq!(bytes, memory.bytes());
-                prop_assert_eq!(memory.messages.iter().flatten().count(), memory.len());
+                prop_assert_eq!(memory.messages.values().count(), memory.len());
             }
         }
     }

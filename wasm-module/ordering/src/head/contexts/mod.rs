@@ -25,7 +25,8 @@ use super::config::HeadMode;
 use super::decision::{Claim, ContextMessage, Decision};
 use super::ranks::{self, Unranked};
 use super::report::{Change, ChangeKind};
-use crate::body::{Chain, GroupLayout, Message, Parsed, Role, context_range, last_text};
+use crate::body::edit::replaced;
+use crate::body::{Chain, Message, Parsed, Role, context_range, last_text};
 use crate::config::Config;
 use crate::document::estimate_tokens;
 use std::borrow::Cow;
@@ -65,11 +66,11 @@ pub(crate) fn plan<'a>(
     decision: &Decision<'a>,
     memory: Option<&ContextMemory>,
 ) -> Option<Plan<'a>> {
-    let mut contexts = config.head.contexts;
+    let mut contexts = config.head.raw.contexts;
     if config.pin.is_none() {
         (contexts.restore, contexts.relocate) = (false, false);
     }
-    let documents = config.head.documents;
+    let documents = config.head.raw.documents;
     let keeps = contexts.restore || contexts.relocate;
     let is_asked = keeps || documents.numbers || documents.scores;
     if !is_asked || config.head.mode() == HeadMode::Off {
@@ -77,10 +78,7 @@ pub(crate) fn plan<'a>(
     }
     // An array's documents are written into their message and pinned there.
     let has_array = parsed.rendered.is_some();
-    let target = parsed
-        .messages
-        .iter()
-        .rposition(|message| message.role == Role::User && message.entry.is_some())?;
+    let target = (parsed.messages.iter()).rposition(|message| message.entry.is_some())?;
     let mut plan = Plan::default();
     let mut unranked = plan.unrank(config, parsed);
     if contexts.relocate && !has_array {
@@ -116,14 +114,14 @@ impl<'a> Plan<'a> {
     /// Removes numbers and scores from documents' blocks.
     fn unrank(&mut self, config: &Config, parsed: &Parsed<'a>) -> Vec<UnrankedGroup<'a>> {
         let mut all = Vec::new();
-        let wanted = config.head.documents;
+        let wanted = config.head.raw.documents;
         for message in &parsed.messages {
             for group in &message.groups {
                 self.all_documents += group.found.len();
                 if !(wanted.numbers || wanted.scores) {
                     continue;
                 }
-                let room = config.head.max_moved_bytes;
+                let room = config.head.raw.max_moved_bytes as usize;
                 let documents = ranks::unranked(wanted, room, parsed, message.role, group);
                 let Some((documents, hint)) = documents.zip(group.hint) else {
                     continue;
@@ -179,12 +177,9 @@ impl<'a> Plan<'a> {
                 continue;
             }
             for group in &message.groups {
-                let GroupLayout::Slots { slots, .. } = &group.place else {
-                    continue;
-                };
-                let hull = (slots.first().zip(slots.last())).and_then(|(first, last)| {
-                    context_range(parsed.text, message.content, first.start..last.end)
-                });
+                let found = group.place.hull();
+                let hull =
+                    found.and_then(|found| context_range(parsed.text, message.content, found));
                 let Some(hull) = hull else { continue };
                 let overlaps =
                     |range: &Range<usize>| range.start < hull.end && hull.start < range.end;
@@ -208,11 +203,8 @@ impl<'a> Plan<'a> {
                 words.push_str(r"\n\n");
                 self.moved += 1;
                 self.documents += group.found.len();
-                self.changes.push(Change {
-                    kind: ChangeKind::Context,
-                    name: "".into(),
-                    range: hull.clone(),
-                });
+                self.changes
+                    .push(Change::new(ChangeKind::Context, "", hull.clone()));
                 self.edits.push((hull.clone(), "".into()));
                 cuts.push(hull);
             }
@@ -255,11 +247,8 @@ impl<'a> Plan<'a> {
                 }
                 let start = crate::body::offset_in(parsed.text, message.content);
                 let range = start..start + message.content.len();
-                self.changes.push(Change {
-                    kind: ChangeKind::Restored,
-                    name: "".into(),
-                    range: range.clone(),
-                });
+                self.changes
+                    .push(Change::new(ChangeKind::Restored, "", range.clone()));
                 self.edits
                     .push((range, known.message.content.to_string().into()));
                 self.tokens = self.tokens.saturating_add(known.message.tokens.into());
@@ -281,16 +270,9 @@ impl<'a> Plan<'a> {
 
     /// Returns the rebuilt body.
     pub(crate) fn body(&self, text: &str) -> String {
-        let added: usize = self.edits.iter().map(|(_, with)| with.len()).sum();
-        let mut out = String::with_capacity(text.len() + added);
-        let mut done = 0;
-        for (range, with) in &self.edits {
-            out.push_str(text.get(done..range.start).unwrap_or_default());
-            out.push_str(with);
-            done = range.end;
-        }
-        out.push_str(text.get(done..).unwrap_or_default());
-        out
+        let edits = self.edits.iter();
+        let edits = edits.map(|(range, with)| (range.clone(), &**with));
+        replaced(text, 0..text.len(), edits)
     }
 
     /// Returns whether the rebuilt body still has every document, and the moved ones in the newest user message.
@@ -298,10 +280,11 @@ impl<'a> Plan<'a> {
         let found = |message: &Message<'_>| -> usize {
             message.groups.iter().map(|group| group.found.len()).sum()
         };
-        let newest = read.messages.iter().rev();
-        let mut newest =
-            newest.filter(|message| message.role == Role::User && message.entry.is_some());
-        newest.next().map_or(0, found) >= self.documents
+        let newest = read
+            .messages
+            .iter()
+            .rfind(|message| message.entry.is_some());
+        newest.map_or(0, found) >= self.documents
             && read.messages.iter().map(found).sum::<usize>() >= self.all_documents
     }
 
@@ -354,11 +337,8 @@ impl<'a> Plan<'a> {
         prior: Chain,
     ) -> Option<ContextMessage> {
         let groups = message.groups.iter().filter(|group| !group.is_output());
-        let slots = groups.filter_map(|group| match &group.place {
-            GroupLayout::Slots { slots, .. } => Some(slots.first()?.start..slots.last()?.end),
-            GroupLayout::Render { .. } => None,
-        });
-        let hull = slots.reduce(|all, next| all.start.min(next.start)..all.end.max(next.end))?;
+        let hulls = groups.filter_map(|group| group.place.hull());
+        let hull = hulls.reduce(|all, next| all.start.min(next.start)..all.end.max(next.end))?;
         if hull.start < text.start || text.end < hull.end {
             return None;
         }

@@ -201,9 +201,7 @@ fn key_of(scope: Scope, sent: &[(Fingerprint, u32)]) -> u64 {
 
 /// Returns the tokens of those documents of `request` that `held` names.
 fn tokens_of(request: &[(Fingerprint, u32)], held: &[Fingerprint]) -> u64 {
-    let shared = request
-        .iter()
-        .filter(|(document, _)| held.contains(document));
+    let shared = (request.iter()).filter(|(document, _)| held.contains(document));
     shared.map(tokens).sum()
 }
 

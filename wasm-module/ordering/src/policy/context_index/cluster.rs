@@ -11,7 +11,7 @@ use super::tree::{NodeId, NodeKind, ROOT, count, distance};
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 struct Cluster {
@@ -22,9 +22,11 @@ struct Cluster {
     is_merged: bool,
 }
 
-/// A cluster and its nearest neighbour.
+/// A cluster and its nearest neighbour, ordered by distance; on a tie the older clusters come first.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
-    distance: f64,
+    /// The distance as bits. It is not negative, so its bits are ordered as it is.
+    distance: u64,
     cluster: u32,
     other: u32,
 }
@@ -119,8 +121,7 @@ impl Clusters {
                 is_left
             });
         }
-        let mut nearest: Option<Pair> = None;
-        for other in met {
+        let nearest = met.into_iter().map(|other| {
             let (shared, gaps) = shares
                 .get_mut(other as usize)
                 .map(std::mem::take)
@@ -128,16 +129,13 @@ impl Clusters {
             let held = all
                 .get(other as usize)
                 .map_or(0, |other| other.documents.len());
-            let pair = Pair {
-                distance: distance(shared, count(held.max(own.documents.len())), gaps),
+            Pair {
+                distance: distance(shared, count(held.max(own.documents.len())), gaps).to_bits(),
                 cluster,
                 other,
-            };
-            if nearest.as_ref().is_none_or(|nearest| pair < *nearest) {
-                nearest = Some(pair);
             }
-        }
-        heap.extend(nearest.map(Reverse));
+        });
+        heap.extend(nearest.min().map(Reverse));
     }
 
     fn merge(&mut self, a: u32, b: u32) {
@@ -209,30 +207,6 @@ impl Clusters {
         leaves
     }
 }
-
-impl Ord for Pair {
-    /// Compares by distance; on a tie the older clusters come first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.distance
-            .total_cmp(&other.distance)
-            .then(self.cluster.cmp(&other.cluster))
-            .then(self.other.cmp(&other.other))
-    }
-}
-
-impl PartialOrd for Pair {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Pair {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Pair {}
 
 #[cfg(test)]
 mod tests {
@@ -322,7 +296,7 @@ mod tests {
                     .filter(|cluster| !cluster.is_merged)
                     .map(|cluster| cluster.documents.clone())
                     .collect();
-                assert_eq!(nearest(&left).unwrap().0, pair.distance);
+                assert_eq!(nearest(&left).unwrap().0.to_bits(), pair.distance);
                 clusters.merge(pair.cluster, pair.other);
             }
             let left: Vec<Vec<Fingerprint>> = clusters

@@ -5,6 +5,7 @@
 
 use crate::document::Fingerprint;
 use crate::policy::Order;
+use crate::slots::Slots;
 use crate::tree::Scope;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
@@ -12,8 +13,7 @@ use smallvec::SmallVec;
 /// A tree of contexts, that is, of requests' document sets.
 #[derive(Debug)]
 pub(super) struct ContextTree {
-    nodes: Vec<Node>,
-    free: Vec<NodeId>,
+    nodes: Slots<Node>,
     /// Children of a node by the documents that they add.
     by_document: FxHashMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
 }
@@ -92,9 +92,10 @@ impl ContextTree {
             tokens: 0,
             kind: NodeKind::Root(None),
         };
+        let mut nodes = Slots::default();
+        nodes.put(root);
         Self {
-            nodes: vec![root],
-            free: Vec::new(),
+            nodes,
             by_document: FxHashMap::default(),
         }
     }
@@ -207,24 +208,14 @@ impl ContextTree {
         kind: NodeKind,
     ) -> NodeId {
         let documents = self.node(parent).map_or(0, |node| node.documents) + count(added.len());
-        let node = Node {
+        let id = NodeId(self.nodes.put(Node {
             parent,
             children: Vec::new(),
             added: added.clone(),
             documents,
             tokens,
             kind,
-        };
-        let id = if let Some(id) = self.free.pop() {
-            if let Some(slot) = self.node_mut(id) {
-                *slot = node;
-            }
-            id
-        } else {
-            let id = NodeId(count(self.nodes.len()));
-            self.nodes.push(node);
-            id
-        };
+        }));
         for document in added {
             self.by_document
                 .entry((parent, document))
@@ -262,7 +253,7 @@ impl ContextTree {
         };
         let (parent, added) = (node.parent, std::mem::take(&mut node.added));
         self.detach(parent, id, &added);
-        self.free.push(id);
+        self.nodes.release(id.0);
         parent
     }
 
@@ -271,18 +262,16 @@ impl ContextTree {
     }
 
     pub(super) fn node(&self, id: NodeId) -> Option<&Node> {
-        self.nodes.get(id.0 as usize)
+        self.nodes.get(id.0)
     }
 
     pub(super) fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
-        self.nodes.get_mut(id.0 as usize)
+        self.nodes.get_mut(id.0)
     }
 
     /// Iterates over the nodes that are not free.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &Node> {
-        let nodes = (0..count(self.nodes.len())).map(NodeId);
-        let nodes = nodes.filter(|node| !self.free.contains(node));
-        nodes.filter_map(|node| self.node(node))
+        self.nodes.iter()
     }
 
     /// Returns whether the index of children by document is empty.

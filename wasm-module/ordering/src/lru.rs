@@ -1,0 +1,75 @@
+//! Values by key, of which the least recently used are evicted.
+
+use crate::recency::Recency;
+use crate::slots::Slots;
+use fxhash::FxHashMap;
+use std::hash::Hash;
+
+/// Values by key, in the order of their last use. The caller sets the bound.
+#[derive(Debug)]
+pub(crate) struct Lru<K, T> {
+    places: FxHashMap<K, u32>,
+    entries: Slots<Option<(K, T)>>,
+    recency: Recency,
+}
+
+impl<K, T> Default for Lru<K, T> {
+    fn default() -> Self {
+        Self {
+            places: FxHashMap::default(),
+            entries: Slots::default(),
+            recency: Recency::default(),
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash, T> Lru<K, T> {
+    /// Returns the number of values.
+    pub(crate) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Returns the value of that key, without marking it as used.
+    pub(crate) fn peek(&self, key: &K) -> Option<&T> {
+        let entry = self.entries.get(*self.places.get(key)?)?;
+        entry.as_ref().map(|(_, value)| value)
+    }
+
+    /// Returns the value of that key and marks it as used.
+    pub(crate) fn get(&mut self, key: &K) -> Option<&mut T> {
+        let place = *self.places.get(key)?;
+        self.recency.touch(place);
+        let entry = self.entries.get_mut(place)?;
+        entry.as_mut().map(|(_, value)| value)
+    }
+
+    /// Sets the value of that key, as the one used last; it replaces the least recently used ones beyond `max` values.
+    pub(crate) fn insert(&mut self, key: K, value: T, max: usize) {
+        if let Some(known) = self.get(&key) {
+            *known = value;
+            return;
+        }
+        while self.len() >= max.max(1) {
+            self.pop();
+        }
+        let place = self.entries.put(Some((key.clone(), value)));
+        self.places.insert(key, place);
+        self.recency.add(place);
+    }
+
+    /// Removes the least recently used value.
+    pub(crate) fn pop(&mut self) -> Option<(K, T)> {
+        let place = self.recency.oldest()?;
+        self.recency.remove(place);
+        self.entries.release(place);
+        let (key, value) = self.entries.get_mut(place)?.take()?;
+        self.places.remove(&key);
+        Some((key, value))
+    }
+
+    /// Iterates over the values, in no particular order.
+    #[cfg(test)]
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().flatten().map(|(_, value)| value)
+    }
+}
