@@ -70,12 +70,10 @@ pub type Points = Vec<(f64, f64)>;
 
 /// Returns the nearest-rank quantile of ascending values; 0 if there are none.
 #[must_use]
-pub fn quantile(ascending: &[f64], share: f64) -> f64 {
+pub fn quantile<T: Copy + Default>(ascending: &[T], share: f64) -> T {
     let rank = (share * ascending.len() as f64).ceil() as usize;
-    ascending
-        .get(rank.saturating_sub(1))
-        .copied()
-        .unwrap_or(0.0)
+    let found = ascending.get(rank.saturating_sub(1));
+    found.copied().unwrap_or_default()
 }
 
 /// Returns the line of a distribution up to `end`: the percentage of the ascending values that are at most `x`, in steps.
@@ -179,5 +177,14 @@ mod tests {
                 "no rule for {value}"
             );
         }
+    }
+
+    #[test]
+    fn quantiles_are_values_that_were_measured() {
+        let mut values: Vec<u32> = (1..=100).rev().collect();
+        values.sort_unstable();
+        assert_eq!(quantile(&values, 0.99), 99);
+        assert_eq!(quantile(&[5], 0.99), 5);
+        assert_eq!(quantile::<u32>(&[], 0.5), 0);
     }
 }

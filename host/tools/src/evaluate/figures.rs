@@ -440,7 +440,7 @@ pub(super) mod tests {
             for (question, answer) in answers.iter_mut().enumerate() {
                 let ttft = 20_000 + 1_000 * (question as u64 * 7 % 50);
                 answer.ttft_us = ttft.saturating_sub(900 * at as u64);
-                answer.cached_tokens = Some(10 + 7 * at as u64);
+                answer.usage.cached_tokens = Some(10 + 7 * at as u64);
                 answer.likelihood = Some(Likelihood {
                     nats: -2.0 - 0.5 * at as f64 - (question % 3) as f64,
                     tokens: 2,
@@ -470,7 +470,7 @@ pub(super) mod tests {
         let table = figures.to_table();
         assert!(table.starts_with("36 questions of some <data>.json, asked of m; 0 left out\n"));
         assert!(table.contains(
-            "\nretrieval                     36      100.0 %  100.0 %   10.0 %      45.0 ms     68.0 ms           3,600"
+            "\nretrieval                     36      100.0 %   100.0 %  100.0 %   10.0 %      45.0 ms     68.0 ms           3,600"
         ), "{table}");
         assert!(table.contains("prefill tok/s"));
         assert!(

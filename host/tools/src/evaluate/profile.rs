@@ -479,7 +479,7 @@ impl RankProfile {
     /// Returns an error if it cannot be written.
     pub(super) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        crate::files::write(path, &text)
+        foreword_report::files::write(path, &text)
     }
 
     /// Returns how much less likely the right answer is than in retrieval order, in nats per token, if documents are in

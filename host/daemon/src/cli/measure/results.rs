@@ -238,43 +238,39 @@ impl Results {
             grouped(orders.workload.kv_tokens)
         );
         for part in Part::ALL {
-            let _ = writeln!(
-                table,
-                "\n{:<15}{:>16}{:>16}{:>9}{:>16}{:>16}{:>8}{:>9}{:>11}{:>7}{:>10}{:>10}",
-                part.name(),
-                "mean, ms",
-                "p50, ms",
-                "p95",
-                "mean below",
-                "p50 below",
-                "faster",
-                "saved",
-                "benefit",
-                "hint",
-                "order, µs",
-                "build, µs"
-            );
+            let _ = write!(table, "\n{:<15}", part.name());
+            write_cells(table, HEADS);
             for row in orders.rows(part) {
-                let cells = cells(&row);
-                let _ = writeln!(
-                    table,
-                    "{:<15}{:>16}{:>16}{:>9}{:>16}{:>16}{:>8}{:>9}{:>11}{:>7}{:>10}{:>10}",
-                    cells[0],
-                    cells[1],
-                    cells[2],
-                    cells[3],
-                    cells[4],
-                    cells[5],
-                    cells[6],
-                    cells[7],
-                    cells[8],
-                    cells[9],
-                    cells[10],
-                    cells[11]
-                );
+                let [name, others @ ..] = cells(&row);
+                let _ = write!(table, "{name:<15}");
+                write_cells(table, others);
             }
         }
     }
+}
+
+/// Heads of the columns behind the arm's name, as [`cells`] has them, and the columns' widths.
+const HEADS: [&str; 11] = [
+    "mean, ms",
+    "p50, ms",
+    "p95",
+    "mean below",
+    "p50 below",
+    "faster",
+    "saved",
+    "benefit",
+    "hint",
+    "order, µs",
+    "build, µs",
+];
+const WIDTHS: [usize; 11] = [16, 16, 9, 16, 16, 8, 9, 11, 7, 10, 10];
+
+/// Ends a line with cells at the right of their columns.
+fn write_cells(table: &mut String, cells: [impl std::fmt::Display; 11]) {
+    for (cell, width) in cells.into_iter().zip(WIDTHS) {
+        let _ = write!(table, "{cell:>width$}");
+    }
+    table.push('\n');
 }
 
 /// Returns a row's cells: name, mean, median, 95th percentile, mean and median below retrieval order, share faster,
