@@ -5,7 +5,7 @@
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use foreword_rehearse::run::{self, Options, Verdict};
-use foreword_report::log::EmptyLog;
+use foreword_report::log::BadInput;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         Ok(Verdict::Faulty) => ExitCode::from(3),
         Err(error) => {
             eprintln!("error: {error:#}");
-            if error.is::<EmptyLog>() {
+            if error.is::<BadInput>() {
                 ExitCode::from(2)
             } else {
                 ExitCode::FAILURE

@@ -15,6 +15,18 @@ pub fn print(text: &str) -> Result<()> {
         .context("cannot write to standard output")
 }
 
+/// Prints results: as a line of JSON, or as a table.
+///
+/// # Errors
+/// Returns an error if they cannot be written.
+pub fn show(
+    json: bool,
+    to_json: impl FnOnce() -> String,
+    to_table: impl FnOnce() -> String,
+) -> Result<()> {
+    print(&if json { to_json() + "\n" } else { to_table() })
+}
+
 /// Writes a file and names it on standard error.
 ///
 /// # Errors

@@ -31,10 +31,10 @@ impl OnBad {
     }
 }
 
-/// The files contain no line that a command can use.
+/// What a command was given cannot be worked on, such as files without a line that it can use.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct EmptyLog(String);
+pub struct BadInput(pub String);
 
 /// The counts of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -160,14 +160,14 @@ impl Counts {
 
     /// Returns the error that no line can be used, for the reason `why`.
     #[must_use]
-    pub fn empty(self, why: &str) -> EmptyLog {
+    pub fn empty(self, why: &str) -> BadInput {
         let Self { lines, bad } = self;
-        EmptyLog(format!("{why} ({lines} lines read, {bad} of them bad)"))
+        BadInput(format!("{why} ({lines} lines read, {bad} of them bad)"))
     }
 
     /// Returns the error that no line of `files`, which are a `what` together, has documents.
     #[must_use]
-    pub fn without_documents(self, what: &str, files: &[PathBuf]) -> EmptyLog {
+    pub fn without_documents(self, what: &str, files: &[PathBuf]) -> BadInput {
         let files = names(files);
         self.empty(&format!(
             "the {what} is empty: no line of {files} has documents"

@@ -55,7 +55,7 @@ pub struct Options {
 /// Reads the log, writes the configuration, and prints the figures of the index to standard output.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`EmptyLog`](log::EmptyLog).
+/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`BadInput`](log::BadInput).
 pub fn run(options: &Options) -> Result<()> {
     let mut newest = Newest::new(options.contexts.clamp(1, MOST_CONTEXTS) as usize);
     // Tokens are not needed, because an index consists of documents.
@@ -92,12 +92,7 @@ pub fn run(options: &Options) -> Result<()> {
     });
     let text = serde_json::to_string_pretty(&ordering)? + "\n";
     files::write(&options.out, &text)?;
-    let printed = if options.json {
-        figures.to_json() + "\n"
-    } else {
-        figures.to_table()
-    };
-    files::print(&printed)
+    files::show(options.json, || figures.to_json(), || figures.to_table())
 }
 
 /// The newest distinct contexts, at most `most`, each in the order in which its documents were ranked.

@@ -17,7 +17,7 @@ use foreword_report::log::{self, OnBad};
 use foreword_report::words::{grouped, percent};
 use foreword_simulation::{BadLine, CachePrices};
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -127,14 +127,11 @@ struct Ledger {
 /// Reads the logs and prints the ledger.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or the prices are invalid, and [`EmptyLog`](log::EmptyLog) if no line has Foreword's fields.
+/// Returns an error if a file cannot be read or the prices are invalid, and [`BadInput`](log::BadInput) if no line has Foreword's fields.
 pub fn run(options: &Options) -> Result<()> {
     let ledger = read(options)?;
-    files::print(&if options.json {
-        format!("{}\n", serde_json::to_string(&ledger)?)
-    } else {
-        ledger.to_table()
-    })
+    let to_json = || json!(ledger).to_string();
+    files::show(options.json, to_json, || ledger.to_table())
 }
 
 fn read(options: &Options) -> Result<Ledger> {
@@ -368,7 +365,6 @@ fn signed(value: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn ledger(lines: &[Value], by: &[&str], prices: Option<Value>) -> Result<Ledger> {
         let folder = tempfile::tempdir()?;
@@ -470,6 +466,6 @@ mod tests {
     #[test]
     fn a_log_of_something_else_is_refused() {
         let error = ledger(&[json!({"path": "/"})], &[], None).unwrap_err();
-        assert!(error.is::<log::EmptyLog>(), "{error:#}");
+        assert!(error.is::<log::BadInput>(), "{error:#}");
     }
 }

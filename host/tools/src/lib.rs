@@ -22,4 +22,4 @@ pub mod options;
 pub mod replay;
 mod tls;
 
-pub use foreword_report::log::EmptyLog;
+pub use foreword_report::log::BadInput;

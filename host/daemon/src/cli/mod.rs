@@ -13,9 +13,7 @@ use anyhow::Context;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use foreword_process::{LogFormat, start_log};
-use foreword_tools::EmptyLog;
-use foreword_tools::batch::NoBatch;
-use foreword_tools::replay::NoUnit;
+use foreword_tools::BadInput;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -38,12 +36,9 @@ pub(crate) fn until_signal(
     }
 }
 
-/// Returns the exit code of a command of [`foreword_tools`]. Bad arguments, as of files without requests, are 2.
+/// Returns the exit code of a command of [`foreword_tools`], which is 2 for files that it cannot work on.
 pub(crate) fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| {
-        let is_bad = error.is::<EmptyLog>() || error.is::<NoBatch>() || error.is::<NoUnit>();
-        failed(&error, if is_bad { 2 } else { 1 })
-    })
+    result.unwrap_or_else(|error| failed(&error, if error.is::<BadInput>() { 2 } else { 1 }))
 }
 
 /// Prints an error with its causes, and returns the exit code.

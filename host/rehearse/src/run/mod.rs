@@ -208,7 +208,7 @@ pub enum Verdict {
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written, if a module cannot be run or refuses its configuration, for a
-/// bad line when strict, or [`EmptyLog`](log::EmptyLog).
+/// bad line when strict, or [`BadInput`](log::BadInput).
 pub fn run(options: &Options, plan: &Plan) -> anyhow::Result<Verdict> {
     let new = || play(options, plan, &plan.module, true);
     let (played, against) = match &plan.against {
@@ -238,12 +238,8 @@ pub fn run(options: &Options, plan: &Plan) -> anyhow::Result<Verdict> {
     if let Some(path) = &options.report {
         files::write_report(path, &page::page(&figures))?;
     }
-    let printed = if options.json {
-        format!("{:#}\n", figures.to_json())
-    } else {
-        figures.to_table()
-    };
-    files::print(&printed)?;
+    let to_json = || format!("{:#}", figures.to_json());
+    files::show(options.json, to_json, || figures.to_table())?;
     Ok(verdict)
 }
 

@@ -21,6 +21,7 @@ use crate::options::{api_key, backoff, batch_order, concurrency, ordering, secon
 use anyhow::{Context, Result, anyhow};
 use ask::{Batch, Progress};
 use foreword_report::files;
+use foreword_report::log::BadInput;
 use foreword_report::progress;
 use foreword_report::words::{grouped, percent, rounded};
 use foreword_simulation::{
@@ -124,18 +125,10 @@ pub struct Summary {
     pub seconds: f64,
 }
 
-/// The file is not a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{file_errors} lines are wrong; nothing was asked")]
-pub struct NoBatch {
-    /// Number of bad lines.
-    pub file_errors: u64,
-}
-
 /// Sends the unanswered requests, and prints the summary to standard output.
 ///
 /// # Errors
-/// Returns an error for an invalid argument, a bad line ([`NoBatch`]), a file that cannot be read or written, or an
+/// Returns an error for an invalid argument, a bad line ([`BadInput`]), a file that cannot be read or written, or an
 /// endpoint that does not answer.
 pub fn run(options: &Options) -> Result<Summary> {
     let key = api_key("--api-key-env", options.api_key_env.as_ref())?;
@@ -249,7 +242,8 @@ fn read(options: &Options, input: &File, orderer: &mut BatchOrderer) -> Result<B
         eprintln!("… and {} more", wrong - NAMED);
     }
     if wrong > 0 {
-        return Err(NoBatch { file_errors: wrong }.into());
+        let wrong = format!("{wrong} lines are wrong; nothing was asked");
+        return Err(BadInput(wrong).into());
     }
     Ok(index)
 }

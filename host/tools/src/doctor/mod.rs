@@ -38,7 +38,7 @@ use foreword_report::words::rounded;
 use metrics::Metrics;
 use prompt::{Documents, Words};
 use residency::Cleared;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::time::{Duration, Instant, SystemTime};
 use survey::{Engine, Survey};
 
@@ -95,11 +95,8 @@ pub struct Options {
 /// Returns an error if the engine does not answer, or the output cannot be written.
 pub fn run(options: &Options) -> Result<Examination> {
     let examination = examine(options)?;
-    let text = match options.json {
-        true => serde_json::to_string(&examination)? + "\n",
-        false => examination.to_table(),
-    };
-    files::print(&text)?;
+    let to_json = || json!(examination).to_string();
+    files::show(options.json, to_json, || examination.to_table())?;
     Ok(examination)
 }
 

@@ -246,7 +246,7 @@ fn add_profile(table: &mut String, profile: &RankProfile) {
             worth.value, worth.low, worth.high
         )
     };
-    let [questions, documents] = profile.size();
+    let (questions, documents) = (profile.questions, profile.documents);
     let _ = writeln!(
         table,
         "\nwhere the model reads: nats a token that a place is worth to a document, by its rank; {} questions of {documents} documents",
@@ -268,7 +268,7 @@ fn add_profile(table: &mut String, profile: &RankProfile) {
         "\n{:<44}nats a token lost against retrieval order [95 %]",
         "ordering.rank"
     );
-    for placed in profile.placements() {
+    for placed in &profile.placements {
         let _ = writeln!(
             table,
             "{:<44}{}",
@@ -276,7 +276,7 @@ fn add_profile(table: &mut String, profile: &RankProfile) {
             worth(placed.loss)
         );
     }
-    let line = match profile.chosen() {
+    let line = match profile.chosen {
         Some(rule) => format!(
             "the freest placement that is not shown to cost more than the best one: \"rank\": {}",
             profile::setting(rule)

@@ -37,7 +37,7 @@ mod scores;
 mod stream;
 mod template;
 
-pub use profile::RankProfile;
+pub(crate) use profile::RankProfile;
 #[cfg(test)]
 pub(crate) use profile::tests::example as profile_example;
 

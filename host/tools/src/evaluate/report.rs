@@ -196,8 +196,8 @@ fn profile(figures: &Figures) -> Result<String> {
         plots::profile(profile, width)
     })?;
     let mut rows = String::new();
-    for Placed { placement, loss } in profile.placements() {
-        let is_chosen = profile.chosen() == Some(*placement);
+    for Placed { placement, loss } in &profile.placements {
+        let is_chosen = profile.chosen == Some(*placement);
         let _ = writeln!(
             rows,
             "<tr><th>{}</th><td>{:+.3} [{:+.3}, {:+.3}]</td><td class=\"words\">{}</td></tr>",
@@ -208,13 +208,13 @@ fn profile(figures: &Figures) -> Result<String> {
             if is_chosen { "chosen" } else { "" }
         );
     }
-    let chosen = profile.chosen().map_or_else(String::new, |rule| {
+    let chosen = profile.chosen.map_or_else(String::new, |rule| {
         format!(
             "<p>To be written: <code>\"rank\": {}</code></p>\n",
             escaped(&profile::setting(rule))
         )
     });
-    let [questions, documents] = profile.size();
+    let (questions, documents) = (profile.questions, profile.documents);
     Ok(format!(
         "<figure>\n<h2>Where the model reads</h2>\n<figcaption>What it is worth to the right answer, in nats a token, that the \
          document of a rank stands in a place, against a document of the last row there: {} questions of {documents} documents, each in \

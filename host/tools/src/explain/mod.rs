@@ -117,14 +117,14 @@ impl Gain {
 /// Explains, prints the results to standard output and writes the report.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`EmptyLog`](log::EmptyLog).
+/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`BadInput`](log::BadInput).
 pub fn run(options: &Options) -> Result<()> {
     let ordering = Ordered::read(options.ordering.as_deref())?;
     let config = Config::try_from(ordering.as_came()?)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     let written = "cannot write to standard output";
     let mut explaining =
-        Explaining::within(options.window, options.page_tokens, DOCUMENT_TOKENS, config);
+        Explaining::new(options.window, options.page_tokens, DOCUMENT_TOKENS, config);
     let mut causes = Causes::default();
     // Places of the requests in the index.
     let mut places: VecDeque<(u64, Place)> = VecDeque::new();

@@ -111,11 +111,6 @@ pub struct Options {
     json: bool,
 }
 
-/// Units cannot be simulated without their size.
-#[derive(Debug, thiserror::Error)]
-#[error("--cache-kind units needs the unit's size: --page-tokens")]
-pub struct NoUnit;
-
 impl Options {
     /// Returns the capacity of the simulated engine's cache.
     fn capacity(&self) -> Capacity {
@@ -138,10 +133,11 @@ impl Options {
 /// Replays, prints the results to standard output and writes the report.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`EmptyLog`](log::EmptyLog).
+/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`BadInput`](log::BadInput).
 pub fn run(options: &Options) -> Result<()> {
     if options.cache_kind == Some(CacheKind::Units) && options.page_tokens == 1 {
-        return Err(NoUnit.into());
+        let wrong = "--cache-kind units needs the unit's size: --page-tokens";
+        return Err(log::BadInput(wrong.to_owned()).into());
     }
     let names = log::names(&options.files);
     let read = read::read(options)?;
@@ -218,15 +214,10 @@ pub fn run(options: &Options) -> Result<()> {
         boundary,
         frontier,
     };
-    let printed = if options.json {
-        figures.to_json() + "\n"
-    } else {
-        figures.to_table()
-    };
     if !options.no_report {
         files::write_report(&options.report, &report::page(&figures)?)?;
     }
-    files::print(&printed)
+    files::show(options.json, || figures.to_json(), || figures.to_table())
 }
 
 fn cache_kind(name: &str) -> Result<CacheKind, String> {

@@ -13,8 +13,9 @@ use crate::explain::causes::Causes;
 use crate::explain::lines::Explaining;
 use crate::options::gateway_configuration;
 use anyhow::{Context, Result};
-use foreword_ordering::RawConfig;
+use foreword_ordering::head::Limits;
 use foreword_ordering::policy::{Placement, PolicyKind};
+use foreword_ordering::{Config, RawConfig};
 use foreword_report::log::{self, OnBad};
 use foreword_simulation::{
     BadLine, Capacity, LogReader, Logged, LoggedKind, PromptReplay, PromptReuse,
@@ -135,7 +136,12 @@ fn served(
 
 /// Returns the causes that broke the prefixes of original bodies.
 fn causes(options: &Options) -> Result<Causes> {
-    let mut explaining = Explaining::new(options.page_tokens, options.document_tokens);
+    let mut explaining = Explaining::new(
+        Limits::LOG.requests,
+        options.page_tokens,
+        options.document_tokens,
+        Config::default(),
+    );
     let mut causes = Causes::default();
     log::read(&options.files, "causes", OnBad::Count, |_, line| {
         let diagnosis = explaining.line(line)?;
@@ -179,7 +185,7 @@ impl Ordered {
             is_given: true,
         };
         let raw = found.raw(&json!({})).with_context(context)?;
-        foreword_ordering::Config::try_from(raw).with_context(context)?;
+        Config::try_from(raw).with_context(context)?;
         Ok(found)
     }
 

@@ -38,7 +38,6 @@ use replay::{Kind, Workload};
 use results::{Experiment, Results, Setting};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use steps::Sizes;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -182,16 +181,10 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             context.next_multiple_of(arguments.device.page_tokens),
         ));
         let opened = device.open(&arguments.model)?;
-        let sizes = Sizes {
-            prompt: arguments.prompt,
-            context,
-            batches: arguments.batches.clone(),
-            runs: arguments.runs,
-        };
         let steps = steps::run(
             opened.backend,
             opened.max_prefill_step_tokens,
-            &sizes,
+            arguments,
             &config,
             ceilings.as_ref(),
         )?;

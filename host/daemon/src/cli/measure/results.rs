@@ -1,7 +1,7 @@
 //! All results, and their forms as tables and as JSON.
 
 use super::arm::Arm;
-use super::figures::{Estimate, Part, Row, counted, rows};
+use super::figures::{Estimate, Part, Row, counted, rows, times};
 use super::prompt::SYSTEM;
 use super::replay::{self, Kind, Outcome, Workload};
 use super::steps::Steps;
@@ -387,17 +387,13 @@ fn write_sweeps(table: &mut String, sweeps: &[Experiment]) {
 /// Returns the times to the first token of an arm's requests, in milliseconds, ascending; empty if the arm was not
 /// measured.
 pub(super) fn distribution(experiment: &Experiment, arm: Arm) -> Vec<f64> {
-    let outcome = experiment
-        .outcomes
-        .iter()
-        .find(|outcome| outcome.arm == arm);
-    let mut times: Vec<f64> = outcome
+    let mut outcomes = experiment.outcomes.iter();
+    let outcome = outcomes.find(|outcome| outcome.arm == arm);
+    let samples = outcome
         .into_iter()
-        .flat_map(|outcome| counted(outcome, Part::All))
-        .map(|sample| 1e3 * sample.ttft())
-        .collect();
-    times.sort_by(f64::total_cmp);
-    times
+        .flat_map(|outcome| counted(outcome, Part::All));
+    let seconds = times(samples).into_iter();
+    seconds.map(|seconds| 1e3 * seconds).collect()
 }
 
 #[cfg(test)]
