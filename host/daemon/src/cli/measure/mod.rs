@@ -193,7 +193,8 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         results.steps = Some(steps);
     }
     let arms = arguments.arms();
-    if arguments.parts.iter().any(|part| *part != Part::Steps) || arguments.parts.is_empty() {
+    let parts = &arguments.parts;
+    if parts.is_empty() || parts.iter().any(|part| *part != Part::Steps) {
         let (mut engine, kv_tokens) =
             open(arguments, arguments.arm_kv_tokens, arms.len(), &mut results)?;
         let bar = progress::bar("measure", requests(arguments, arms.len()))?;
