@@ -6,10 +6,9 @@
 mod cli;
 
 use clap::{Parser, Subcommand};
-use cli::{
-    batch, check_config, doctor, evaluate, explain, index, ingest, kv_bridge, ledger, measure,
-    program, replay, serve,
-};
+use cli::{ended, failed, ingest, kv_bridge, measure, program, serve};
+use foreword_tools::check::{self, Verdict};
+use foreword_tools::{batch, doctor, evaluate, explain, index, ledger, replay};
 use std::process::ExitCode;
 
 /// Foreword's host, which serves a language model and reuses what its prompts have in common, and the gateway's tools.
@@ -28,33 +27,25 @@ enum Command {
     /// Follow vLLM's KV events and tell gateways which documents the engine holds
     KvBridge(Box<kv_bridge::Arguments>),
     /// Report what ordering documents would save on a log of requests
-    #[command(after_help = replay::HELP)]
-    Replay(replay::Arguments),
+    Replay(Box<replay::Options>),
     /// Report why the prompts of a log could not begin like earlier ones, and what would mend it
-    #[command(after_help = explain::HELP)]
-    Explain(explain::Arguments),
+    Explain(explain::Options),
     /// Ask a model questions with documents in several orders, compare the answers, and write a report
-    #[command(after_help = evaluate::HELP)]
-    Evaluate(Box<evaluate::Arguments>),
+    Evaluate(Box<evaluate::Options>),
     /// Ask an endpoint the requests of a file, in the order in which their prompts share most
-    #[command(after_help = batch::HELP)]
-    Batch(Box<batch::Arguments>),
+    Batch(Box<batch::Options>),
     /// Make a context index of a log, for a gateway that orders by `context-index`
-    #[command(after_help = index::HELP)]
-    Index(index::Arguments),
+    Index(index::Options),
     /// Make an index of a folder's texts, or bring one up to date
     Ingest(ingest::Arguments),
     /// Measure what a device takes for prefill, decode and cached prefixes, without a server
     Measure(Box<measure::Arguments>),
     /// Report what was saved in tokens and money, from the gateway's access log
-    #[command(after_help = ledger::HELP)]
-    Ledger(ledger::Arguments),
+    Ledger(ledger::Options),
     /// Check whether the gateway's filter would accept a configuration
-    #[command(after_help = check_config::HELP)]
-    CheckConfig(check_config::Arguments),
+    CheckConfig(check::Options),
     /// Examine a running engine and gateway, and report what keeps prefixes from being reused
-    #[command(after_help = doctor::HELP)]
-    Doctor(Box<doctor::Arguments>),
+    Doctor(Box<doctor::Options>),
     /// Play a log of requests through the filter's module under wasmtime, and tell what it would do
     Rehearse(program::Arguments),
     /// Serve the gateway's filter over Envoy's external-processing protocol
@@ -67,17 +58,38 @@ fn main() -> ExitCode {
         Command::KvBridge(arguments) => {
             cli::until_signal(arguments.log_format, kv_bridge::run(*arguments))
         }
-        Command::Replay(arguments) => replay::run(arguments),
-        Command::Explain(arguments) => explain::run(arguments),
-        Command::Evaluate(arguments) => evaluate::run(*arguments),
-        Command::Batch(arguments) => batch::run(*arguments),
-        Command::Index(arguments) => index::run(arguments),
+        Command::Replay(options) => done(replay::run(&options)),
+        Command::Explain(options) => done(explain::run(&options)),
+        Command::Evaluate(options) => done(evaluate::run(&options)),
+        Command::Batch(options) => {
+            ended(batch::run(&options).map(|summary| match summary.failed {
+                0 => ExitCode::SUCCESS,
+                _ => ExitCode::from(3),
+            }))
+        }
+        Command::Index(options) => done(index::run(&options)),
         Command::Ingest(arguments) => ingest::run(&arguments),
         Command::Measure(arguments) => measure::run(&arguments),
-        Command::Ledger(arguments) => ledger::run(arguments),
-        Command::CheckConfig(arguments) => check_config::run(&arguments),
-        Command::Doctor(arguments) => doctor::run(*arguments),
+        Command::Ledger(options) => done(ledger::run(&options)),
+        Command::CheckConfig(options) => match check::run(&options) {
+            Ok(Verdict::Accepted) => ExitCode::SUCCESS,
+            Ok(Verdict::Refused) => ExitCode::FAILURE,
+            Err(error) => failed(&error, 2),
+        },
+        Command::Doctor(options) => {
+            ended(
+                doctor::run(&options).map(|examination| match examination.has_failure() {
+                    true => ExitCode::from(3),
+                    false => ExitCode::SUCCESS,
+                }),
+            )
+        }
         Command::Rehearse(arguments) => program::REHEARSE.run(arguments),
         Command::ExtProc(arguments) => program::EXT_PROC.run(arguments),
     }
+}
+
+/// Returns the exit code of a command that succeeds or fails.
+fn done(result: anyhow::Result<()>) -> ExitCode {
+    ended(result.map(|()| ExitCode::SUCCESS))
 }

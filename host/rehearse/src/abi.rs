@@ -14,57 +14,6 @@ pub(crate) mod status {
     pub(crate) const UNIMPLEMENTED: i32 = 12;
 }
 
-/// The maps of headers, by number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MapType {
-    RequestHeaders,
-    RequestTrailers,
-    ResponseHeaders,
-    ResponseTrailers,
-    CallHeaders,
-    CallTrailers,
-}
-
-impl MapType {
-    /// Returns the map of this number. gRPC's metadata (4, 5) is not supported.
-    pub(crate) fn of(number: i32) -> Option<Self> {
-        Some(match number {
-            0 => Self::RequestHeaders,
-            1 => Self::RequestTrailers,
-            2 => Self::ResponseHeaders,
-            3 => Self::ResponseTrailers,
-            6 => Self::CallHeaders,
-            7 => Self::CallTrailers,
-            _ => return None,
-        })
-    }
-}
-
-/// The buffers, by number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BufferType {
-    RequestBody,
-    ResponseBody,
-    CallBody,
-    VmConfiguration,
-    PluginConfiguration,
-}
-
-impl BufferType {
-    /// Returns the buffer of this number. A connection's bytes (2, 3), gRPC's (5) and a foreign function's (8) are not
-    /// supported.
-    pub(crate) fn of(number: i32) -> Option<Self> {
-        Some(match number {
-            0 => Self::RequestBody,
-            1 => Self::ResponseBody,
-            4 => Self::CallBody,
-            6 => Self::VmConfiguration,
-            7 => Self::PluginConfiguration,
-            _ => return None,
-        })
-    }
-}
-
 /// Names and values of headers, in order.
 pub type Headers = Vec<(Vec<u8>, Vec<u8>)>;
 

@@ -32,6 +32,5 @@ pub use fault::{Fault, FaultKind};
 pub use limits::Limits;
 pub use module::{Module, ModuleError};
 pub use proxy::{Proxy, Setup, Totals, headers};
-pub use request::{Answer, Forwarded, Outcome, Request};
-pub use state::{CallAnswer, LocalResponse};
+pub use request::{Answer, Forwarded, LocalResponse, Outcome, Request};
 pub use vm::{CallbackUse, StartError};

@@ -4,9 +4,9 @@
 use crate::abi::Headers;
 use crate::fault::Fault;
 use crate::module::Module;
-use crate::request::{Outcome, Request};
+use crate::request::{Answer, Outcome, Request};
 use crate::shared::{MetricKind, Shared};
-use crate::state::{CallAnswer, LEVELS, State};
+use crate::state::{LEVELS, State};
 use crate::stream::{self, Around};
 use crate::vm::{CallbackUse, StartError, Vm};
 use std::cell::RefCell;
@@ -22,7 +22,7 @@ pub struct Setup {
     /// Variables of the module's environment.
     pub environment: Vec<(String, String)>,
     /// Responses to cluster calls; a call to any other cluster fails.
-    pub answers: BTreeMap<String, CallAnswer>,
+    pub answers: BTreeMap<String, Answer>,
     /// Number of VMs, at least one.
     pub workers: usize,
     /// Time between two requests.
@@ -40,18 +40,6 @@ impl Default for Setup {
             workers: 1,
             interval: Duration::from_millis(10),
             headers_hold_all: false,
-        }
-    }
-}
-
-impl CallAnswer {
-    /// Returns a response with status 200 and this JSON body.
-    #[must_use]
-    pub fn json(body: Vec<u8>) -> Self {
-        let answer = crate::request::Answer::json(body);
-        Self {
-            headers: answer.headers,
-            body: answer.body,
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use crate::abi::Headers;
 use crate::fault::Fault;
-use crate::state::LocalResponse;
 
 /// A request, and the engine's response to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,10 +20,21 @@ pub struct Request {
     pub properties: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// An engine's response.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An engine's response to a request, or a cluster's to a call of the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Headers, including `:status`.
+    /// Headers, including `:status`; empty if a call failed.
+    pub headers: Headers,
+    /// The whole body.
+    pub body: Vec<u8>,
+}
+
+/// A response that the module sent instead of the engine's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalResponse {
+    /// Status of the response.
+    pub status: u32,
+    /// Further headers.
     pub headers: Headers,
     /// The whole body.
     pub body: Vec<u8>,

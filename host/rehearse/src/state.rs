@@ -1,8 +1,9 @@
 //! The state that one VM's host calls use: the request whose callback is running, the plugin's configuration, and the
 //! clock.
 
-use crate::abi::{BufferType, Headers, MapType};
+use crate::abi::Headers;
 use crate::limits::{HANDED_OVER, HandedOver, MemoryWatch};
+use crate::request::{Answer, LocalResponse};
 use crate::shared::Shared;
 use foreword_ordering::random::Random;
 use std::cell::RefCell;
@@ -34,7 +35,7 @@ pub(crate) struct State {
     pub(crate) pending: Vec<PendingCall>,
     next_token: u32,
     /// The response that the running callback may read.
-    pub(crate) answer: Option<CallAnswer>,
+    pub(crate) answer: Option<Answer>,
     /// Number of host calls, by name.
     pub(crate) calls: BTreeMap<&'static str, u64>,
     pub(crate) call_count: u64,
@@ -63,15 +64,6 @@ pub(crate) struct PendingCall {
     pub(crate) cluster: String,
 }
 
-/// A cluster's response to a call.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CallAnswer {
-    /// Headers, including `:status`; empty if the call failed.
-    pub headers: Headers,
-    /// The whole body.
-    pub body: Vec<u8>,
-}
-
 /// The request whose callbacks are running. A map or body that has been forwarded is `None`.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
@@ -89,17 +81,6 @@ pub(crate) struct Stream {
     pub(crate) response_goes_on: bool,
     pub(crate) is_closed: bool,
     pub(crate) local: Option<LocalResponse>,
-}
-
-/// A response that the module sent instead of the engine's.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LocalResponse {
-    /// Status of the response.
-    pub status: u32,
-    /// Further headers.
-    pub headers: Headers,
-    /// The whole body.
-    pub body: Vec<u8>,
 }
 
 impl State {
@@ -200,38 +181,45 @@ impl State {
         token
     }
 
-    pub(crate) fn map(&mut self, map: MapType) -> Option<&mut Headers> {
+    /// Returns the map of this number in the ABI, if the running callback may see it. gRPC's metadata (4, 5) is not
+    /// supported, and a scripted response has no trailers (7).
+    pub(crate) fn map(&mut self, number: i32) -> Option<&mut Headers> {
         let stream = &mut self.stream;
-        match map {
-            MapType::RequestHeaders => stream.request_headers.as_mut(),
-            MapType::RequestTrailers => stream.request_trailers.as_mut(),
-            MapType::ResponseHeaders => stream.response_headers.as_mut(),
-            MapType::ResponseTrailers => stream.response_trailers.as_mut(),
-            MapType::CallHeaders => self.answer.as_mut().map(|answer| &mut answer.headers),
-            // A scripted response has no trailers.
-            MapType::CallTrailers => None,
+        match number {
+            0 => stream.request_headers.as_mut(),
+            1 => stream.request_trailers.as_mut(),
+            2 => stream.response_headers.as_mut(),
+            3 => stream.response_trailers.as_mut(),
+            6 => self.answer.as_mut().map(|answer| &mut answer.headers),
+            _ => None,
         }
     }
 
-    pub(crate) fn buffer(&self, buffer: BufferType) -> Option<&[u8]> {
-        match buffer {
-            BufferType::RequestBody => self.stream.request_body.as_deref(),
-            BufferType::ResponseBody => self.stream.response_body.as_deref(),
-            BufferType::CallBody => self.answer.as_ref().map(|answer| &*answer.body),
-            BufferType::VmConfiguration => Some(&[]),
-            BufferType::PluginConfiguration => Some(&self.configuration),
+    /// Returns the buffer of this number in the ABI, if the running callback may see it. A connection's bytes (2, 3),
+    /// gRPC's (5) and a foreign function's (8) are not supported.
+    pub(crate) fn buffer(&self, number: i32) -> Option<&[u8]> {
+        match number {
+            REQUEST_BODY => self.stream.request_body.as_deref(),
+            RESPONSE_BODY => self.stream.response_body.as_deref(),
+            4 => self.answer.as_ref().map(|answer| &*answer.body),
+            // The VM's configuration is empty, the plugin's is not.
+            6 => Some(&[]),
+            7 => Some(&self.configuration),
+            _ => None,
         }
     }
 
     /// Returns a buffer that the module may change.
-    pub(crate) fn body(&mut self, buffer: BufferType) -> Option<&mut Vec<u8>> {
-        match buffer {
-            BufferType::RequestBody => self.stream.request_body.as_mut(),
-            BufferType::ResponseBody => self.stream.response_body.as_mut(),
+    pub(crate) fn body(&mut self, number: i32) -> Option<&mut Vec<u8>> {
+        match number {
+            REQUEST_BODY => self.stream.request_body.as_mut(),
+            RESPONSE_BODY => self.stream.response_body.as_mut(),
             _ => None,
         }
     }
 }
 
+const REQUEST_BODY: i32 = 0;
+const RESPONSE_BODY: i32 = 1;
 const WARN: usize = 3;
 const PLACE_BYTES: usize = 256;

@@ -11,14 +11,14 @@
 
 use crate::abi::Headers;
 use crate::fault::{Fault, FaultKind};
-use crate::request::{Forwarded, Outcome, Request};
-use crate::state::{CallAnswer, Stream};
+use crate::request::{Answer, Forwarded, Outcome, Request};
+use crate::state::Stream;
 use crate::vm::{Action, Vm};
 
 /// The proxy's behaviour around the VM.
 pub(crate) struct Around<'a> {
     /// Returns a cluster's response to a call.
-    pub(crate) answer: &'a dyn Fn(&str) -> CallAnswer,
+    pub(crate) answer: &'a dyn Fn(&str) -> Answer,
     /// Whether pausing at the headers pauses the body, too (Envoy without `allow_on_headers_stop_iteration`).
     pub(crate) holds_all: bool,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Around<'a> {
 /// Plays a request. After a fault the VM must not be used again.
 pub(crate) fn play(vm: &mut Vm, request: &Request, around: &Around<'_>) -> Outcome {
     let before = (vm.fuel, vm.store.data().call_count);
-    vm.store.data_mut().stream = Stream {
+    *vm.stream() = Stream {
         request_headers: Some(request.headers.clone()),
         properties: request.properties.iter().cloned().collect(),
         ..Stream::default()
@@ -62,12 +62,12 @@ fn way(
     if asked {
         outcome.forwarded = Some(sent);
     }
-    let stream = &mut vm.store.data_mut().stream;
+    let stream = vm.stream();
     outcome.local = stream.local.clone();
     if !stream.is_closed {
         response(vm, context, request, around, outcome)?;
     }
-    let stream = &mut vm.store.data_mut().stream;
+    let stream = vm.stream();
     stream.is_logging = true;
     stream.request_headers = Some(match &outcome.forwarded {
         Some(forwarded) => forwarded.headers.clone(),
@@ -88,7 +88,7 @@ fn request(
     let is_body_empty = request.body.is_empty() && request.piece_bytes.is_none();
     let mut last = "proxy_on_request_headers";
     let action = vm.request_headers(context, is_body_empty && request.trailers.is_empty())?;
-    let mut held = settled(vm, action, around)?;
+    let mut held = is_held(vm, action, around, |stream| &mut stream.request_goes_on)?;
     if is_over(vm) {
         return Ok(false);
     }
@@ -104,52 +104,40 @@ fn request(
     while let Some(piece) = pieces.next().or_else(|| empty.take()) {
         let end = pieces.peek().is_none() && request.trailers.is_empty();
         body.extend(piece);
-        vm.store.data_mut().stream.request_body = Some(std::mem::take(&mut body));
+        vm.stream().request_body = Some(std::mem::take(&mut body));
         last = "proxy_on_request_body";
         let action = vm.request_body(context, end)?;
-        let is_held = settled(vm, action, around)?;
+        let still_held = is_held(vm, action, around, |stream| &mut stream.request_goes_on)?;
         if is_over(vm) {
             return Ok(false);
         }
-        body = vm
-            .store
-            .data_mut()
-            .stream
-            .request_body
-            .take()
-            .unwrap_or_default();
-        if !is_held {
+        body = vm.stream().request_body.take().unwrap_or_default();
+        if !still_held {
             if held {
                 let_go(vm, sent);
             }
             sent.body.append(&mut body);
         }
-        held = is_held;
+        held = still_held;
     }
     if !request.trailers.is_empty() {
-        let stream = &mut vm.store.data_mut().stream;
+        let stream = vm.stream();
         stream.request_trailers = Some(request.trailers.clone());
         stream.request_body = held.then(|| std::mem::take(&mut body));
         last = "proxy_on_request_trailers";
         let action = vm.request_trailers(context)?;
-        let is_held = settled(vm, action, around)?;
+        let still_held = is_held(vm, action, around, |stream| &mut stream.request_goes_on)?;
         if is_over(vm) {
             return Ok(false);
         }
-        body = vm
-            .store
-            .data_mut()
-            .stream
-            .request_body
-            .take()
-            .unwrap_or_default();
-        if !is_held {
+        body = vm.stream().request_body.take().unwrap_or_default();
+        if !still_held {
             if held {
                 let_go(vm, sent);
             }
             sent.body.append(&mut body);
         }
-        held = is_held;
+        held = still_held;
     }
     if held {
         return Err(held_for_ever(last));
@@ -159,15 +147,21 @@ fn request(
 
 /// Forwards the headers, unless they have been forwarded.
 fn let_go(vm: &mut Vm, sent: &mut Forwarded) {
-    if let Some(headers) = vm.store.data_mut().stream.request_headers.take() {
+    if let Some(headers) = vm.stream().request_headers.take() {
         sent.headers = headers;
     }
 }
 
-/// Answers the cluster calls made by a request's callback. Returns whether the request is still paused.
-fn settled(vm: &mut Vm, action: Action, around: &Around<'_>) -> Result<bool, Fault> {
+/// Answers the cluster calls made by a request's callback. Returns whether the request, or the response, is still
+/// paused; `resumed` is the flag that the module sets to let it go.
+fn is_held(
+    vm: &mut Vm,
+    action: Action,
+    around: &Around<'_>,
+    resumed: fn(&mut Stream) -> &mut bool,
+) -> Result<bool, Fault> {
     vm.answer_calls(around.answer)?;
-    let resumed = std::mem::take(&mut vm.store.data_mut().stream.request_goes_on);
+    let resumed = std::mem::take(resumed(vm.stream()));
     Ok(action == Action::Pause && !resumed)
 }
 
@@ -193,20 +187,20 @@ fn response(
         None => (request.answer.headers.clone(), request.answer.body.clone()),
     };
     let mut last = "proxy_on_response_headers";
-    let stream = &mut vm.store.data_mut().stream;
+    let stream = vm.stream();
     stream.response_headers = Some(headers);
     let action = vm.response_headers(context, body.is_empty())?;
-    let mut held = answered(vm, action, around)?;
+    let mut held = is_held(vm, action, around, |stream| &mut stream.response_goes_on)?;
     if !held {
-        let headers = vm.store.data_mut().stream.response_headers.take();
+        let headers = vm.stream().response_headers.take();
         outcome.response_headers = headers.unwrap_or_default();
     }
     if !body.is_empty() {
-        vm.store.data_mut().stream.response_body = Some(body);
+        vm.stream().response_body = Some(body);
         last = "proxy_on_response_body";
         let action = vm.response_body(context, true)?;
-        held = answered(vm, action, around)?;
-        let stream = &mut vm.store.data_mut().stream;
+        held = is_held(vm, action, around, |stream| &mut stream.response_goes_on)?;
+        let stream = vm.stream();
         outcome.response_body = stream.response_body.take().unwrap_or_default();
         if let Some(headers) = stream.response_headers.take() {
             outcome.response_headers = headers;
@@ -216,12 +210,6 @@ fn response(
         return Err(held_for_ever(last));
     }
     Ok(())
-}
-
-fn answered(vm: &mut Vm, action: Action, around: &Around<'_>) -> Result<bool, Fault> {
-    vm.answer_calls(around.answer)?;
-    let resumed = std::mem::take(&mut vm.store.data_mut().stream.response_goes_on);
-    Ok(action == Action::Pause && !resumed)
 }
 
 fn held_for_ever(callback: &'static str) -> Fault {

@@ -1,10 +1,9 @@
 //! One VM: a module's instance, its plugin, and its callbacks, each with a limit on instructions and time.
 
-use crate::abi::Headers;
 use crate::fault::{Fault, FaultKind};
 use crate::limits::Limits;
 use crate::module::Module;
-use crate::state::{ROOT, State};
+use crate::state::{ROOT, State, Stream};
 use std::collections::BTreeMap;
 use wasmtime::{Instance, Store, TypedFunc, WasmParams, WasmResults};
 
@@ -44,38 +43,18 @@ pub struct CallbackUse {
     pub most_fuel: u64,
 }
 
-/// A callback that a module may lack.
-type Hook<P, R = ()> = Option<TypedFunc<P, R>>;
-
 /// An instance of a module, with its state.
 pub(crate) struct Vm {
     pub(crate) store: Store<State>,
     limits: Limits,
     deadline_ticks: u64,
-    hooks: Hooks,
+    instance: Instance,
     /// Instructions of all callbacks so far.
     pub(crate) fuel: u64,
     pub(crate) uses: BTreeMap<&'static str, CallbackUse>,
     next_context: i32,
     /// Time of the plugin's next tick.
     next_tick_ns: Option<u64>,
-}
-
-struct Hooks {
-    context_create: Hook<(i32, i32)>,
-    vm_start: Hook<(i32, i32), i32>,
-    configure: Hook<(i32, i32), i32>,
-    tick: Hook<i32>,
-    queue_ready: Hook<(i32, i32)>,
-    request_headers: Hook<(i32, i32, i32), i32>,
-    request_body: Hook<(i32, i32, i32), i32>,
-    request_trailers: Hook<(i32, i32), i32>,
-    response_headers: Hook<(i32, i32, i32), i32>,
-    response_body: Hook<(i32, i32, i32), i32>,
-    call_response: Hook<(i32, i32, i32, i32, i32)>,
-    done: Hook<i32, i32>,
-    log: Hook<i32>,
-    delete: Hook<i32>,
 }
 
 /// The result of a request's callback: whether the request, or the response, continues.
@@ -107,27 +86,22 @@ impl Vm {
             found => found,
         };
         store.data_mut().allocate = allocate.map_err(shape)?;
-        let hooks = Hooks::of(&instance, &mut store).map_err(shape)?;
-        let begin = ["_initialize", "_start"]
-            .into_iter()
-            .map(|name| Ok((name, hook::<(), ()>(&instance, &mut store, name)?)));
-        let begin: Vec<_> = begin.collect::<wasmtime::Result<_>>().map_err(shape)?;
+        check_hooks(&instance, &mut store).map_err(shape)?;
         let mut vm = Self {
             store,
             limits,
             deadline_ticks,
-            hooks,
+            instance,
             fuel: 0,
             uses: BTreeMap::new(),
             next_context: ROOT,
             next_tick_ns: None,
         };
-        let begin = begin
-            .into_iter()
-            .find_map(|(name, hook)| Some((name, hook?)));
-        if let Some((name, hook)) = begin {
-            vm.run(name, Some(hook), ROOT, ())
-                .map_err(StartError::Fault)?;
+        for name in BEGIN {
+            let begun = vm.run::<(), ()>(name, ROOT, ());
+            if begun.map_err(StartError::Fault)?.is_some() {
+                break;
+            }
         }
         vm.configure()?;
         vm.store.data_mut().is_starting = false;
@@ -138,15 +112,10 @@ impl Vm {
         let size = self.store.data().configuration.len();
         let size = i32::try_from(size)
             .map_err(|_| StartError::Shape(format!("its configuration has {size} bytes")))?;
-        let create = self.hooks.context_create.clone();
-        self.run("proxy_on_context_create", create, ROOT, (ROOT, 0))
+        self.run::<_, ()>("proxy_on_context_create", ROOT, (ROOT, 0))
             .map_err(StartError::Fault)?;
-        let hooks = [
-            ("proxy_on_vm_start", self.hooks.vm_start.clone(), 0),
-            ("proxy_on_configure", self.hooks.configure.clone(), size),
-        ];
-        for (name, hook, size) in hooks {
-            let taken = self.run(name, hook, ROOT, (ROOT, size));
+        for (name, size) in [("proxy_on_vm_start", 0), ("proxy_on_configure", size)] {
+            let taken = self.run(name, ROOT, (ROOT, size));
             if taken.map_err(StartError::Fault)? == Some(0) {
                 let said = std::mem::take(&mut self.store.data_mut().said);
                 return Err(StartError::Refused { said });
@@ -155,15 +124,22 @@ impl Vm {
         Ok(())
     }
 
+    /// Returns the request whose callbacks are running.
+    pub(crate) fn stream(&mut self) -> &mut Stream {
+        &mut self.store.data_mut().stream
+    }
+
     /// Runs a callback in this context, if the module has it.
     fn run<P: WasmParams, R: WasmResults>(
         &mut self,
         name: &'static str,
-        hook: Hook<P, R>,
         context: i32,
         arguments: P,
     ) -> Result<Option<R>, Fault> {
-        let Some(hook) = hook else { return Ok(None) };
+        // The start has checked all signatures.
+        let Ok(Some(hook)) = hook::<P, R>(&self.instance, &mut self.store, name) else {
+            return Ok(None);
+        };
         self.store.data_mut().begin(context);
         let fuel = self.limits.fuel;
         refuel(&mut self.store, fuel, self.deadline_ticks);
@@ -180,76 +156,70 @@ impl Vm {
         })
     }
 
-    fn action(result: Option<i32>) -> Action {
-        match result {
+    /// Runs a callback that decides whether the request, or the response, continues.
+    fn decide<P: WasmParams>(
+        &mut self,
+        name: &'static str,
+        context: i32,
+        arguments: P,
+    ) -> Result<Action, Fault> {
+        Ok(match self.run(name, context, arguments)? {
             None | Some(0) => Action::Continue,
             Some(_) => Action::Pause,
-        }
+        })
     }
 
     /// Creates a context for a request.
     pub(crate) fn create(&mut self) -> Result<i32, Fault> {
         self.next_context = self.next_context.checked_add(1).unwrap_or(ROOT + 1);
         let context = self.next_context;
-        let hook = self.hooks.context_create.clone();
-        self.run("proxy_on_context_create", hook, context, (context, ROOT))?;
+        self.run::<_, ()>("proxy_on_context_create", context, (context, ROOT))?;
         Ok(context)
     }
 
     pub(crate) fn request_headers(&mut self, context: i32, end: bool) -> Result<Action, Fault> {
-        let count = length(&self.store.data().stream.request_headers);
-        let hook = self.hooks.request_headers.clone();
+        let count = length(&self.stream().request_headers);
         let arguments = (context, count, i32::from(end));
-        self.run("proxy_on_request_headers", hook, context, arguments)
-            .map(Self::action)
+        self.decide("proxy_on_request_headers", context, arguments)
     }
 
     pub(crate) fn request_body(&mut self, context: i32, end: bool) -> Result<Action, Fault> {
-        let size = size(&self.store.data().stream.request_body);
-        let hook = self.hooks.request_body.clone();
+        let size = length(&self.stream().request_body);
         let arguments = (context, size, i32::from(end));
-        self.run("proxy_on_request_body", hook, context, arguments)
-            .map(Self::action)
+        self.decide("proxy_on_request_body", context, arguments)
     }
 
     pub(crate) fn request_trailers(&mut self, context: i32) -> Result<Action, Fault> {
-        let count = length(&self.store.data().stream.request_trailers);
-        let hook = self.hooks.request_trailers.clone();
-        self.run("proxy_on_request_trailers", hook, context, (context, count))
-            .map(Self::action)
+        let count = length(&self.stream().request_trailers);
+        self.decide("proxy_on_request_trailers", context, (context, count))
     }
 
     pub(crate) fn response_headers(&mut self, context: i32, end: bool) -> Result<Action, Fault> {
-        let count = length(&self.store.data().stream.response_headers);
-        let hook = self.hooks.response_headers.clone();
+        let count = length(&self.stream().response_headers);
         let arguments = (context, count, i32::from(end));
-        self.run("proxy_on_response_headers", hook, context, arguments)
-            .map(Self::action)
+        self.decide("proxy_on_response_headers", context, arguments)
     }
 
     pub(crate) fn response_body(&mut self, context: i32, end: bool) -> Result<Action, Fault> {
-        let size = size(&self.store.data().stream.response_body);
-        let hook = self.hooks.response_body.clone();
+        let size = length(&self.stream().response_body);
         let arguments = (context, size, i32::from(end));
-        self.run("proxy_on_response_body", hook, context, arguments)
-            .map(Self::action)
+        self.decide("proxy_on_response_body", context, arguments)
     }
 
     /// Ends a request: writes the access log and deletes the context.
     pub(crate) fn finish(&mut self, context: i32) -> Result<(), Fault> {
-        let hooks = (self.hooks.log.clone(), self.hooks.done.clone());
-        self.run("proxy_on_log", hooks.0, context, context)?;
-        self.run("proxy_on_done", hooks.1, context, context)?;
-        let delete = self.hooks.delete.clone();
-        self.run("proxy_on_delete", delete, context, context)?;
+        self.run::<_, ()>("proxy_on_log", context, context)?;
+        self.run::<_, i32>("proxy_on_done", context, context)?;
+        self.run::<_, ()>("proxy_on_delete", context, context)?;
         Ok(())
     }
 
     /// Answers the cluster calls in flight, and those that the module makes meanwhile.
     pub(crate) fn answer_calls(
         &mut self,
-        answer: impl Fn(&str) -> crate::state::CallAnswer,
+        answer: impl Fn(&str) -> crate::request::Answer,
     ) -> Result<(), Fault> {
+        let callback = "proxy_on_http_call_response";
         for _ in 0..CALLS_IN_A_ROW {
             let state = self.store.data_mut();
             if state.pending.is_empty() {
@@ -259,7 +229,6 @@ impl Vm {
             let answered = answer(&call.cluster);
             let (headers, body) = (answered.headers.len(), answered.body.len());
             state.answer = Some(answered);
-            let hook = self.hooks.call_response.clone();
             let arguments = (
                 call.context,
                 call.token.cast_signed(),
@@ -267,11 +236,10 @@ impl Vm {
                 narrow(body),
                 0,
             );
-            let done = self.run("proxy_on_http_call_response", hook, call.context, arguments);
+            let done = self.run::<_, ()>(callback, call.context, arguments);
             self.store.data_mut().answer = None;
             done?;
         }
-        let callback = "proxy_on_http_call_response";
         Err(Fault {
             callback,
             kind: FaultKind::Trap(format!(
@@ -298,53 +266,55 @@ impl Vm {
     }
 
     pub(crate) fn tick(&mut self) -> Result<(), Fault> {
-        let hook = self.hooks.tick.clone();
-        self.run("proxy_on_tick", hook, ROOT, ROOT).map(|_| ())
+        self.run("proxy_on_tick", ROOT, ROOT)
+            .map(Option::unwrap_or_default)
     }
 
     pub(crate) fn queue_ready(&mut self, queue: u32) -> Result<(), Fault> {
-        let hook = self.hooks.queue_ready.clone();
         let arguments = (ROOT, queue.cast_signed());
-        self.run("proxy_on_queue_ready", hook, ROOT, arguments)
-            .map(|_| ())
+        self.run("proxy_on_queue_ready", ROOT, arguments)
+            .map(Option::unwrap_or_default)
     }
 
     /// Ends the plugin.
     pub(crate) fn end(&mut self) -> Result<(), Fault> {
-        let hook = self.hooks.done.clone();
-        self.run("proxy_on_done", hook, ROOT, ROOT).map(|_| ())
+        self.run::<_, i32>("proxy_on_done", ROOT, ROOT).map(|_| ())
     }
 }
 
 /// Most cluster calls answered after one callback; a module that makes more is faulty.
 const CALLS_IN_A_ROW: usize = 1024;
 
-impl Hooks {
-    fn of(instance: &Instance, store: &mut Store<State>) -> wasmtime::Result<Self> {
-        Ok(Self {
-            context_create: hook(instance, store, "proxy_on_context_create")?,
-            vm_start: hook(instance, store, "proxy_on_vm_start")?,
-            configure: hook(instance, store, "proxy_on_configure")?,
-            tick: hook(instance, store, "proxy_on_tick")?,
-            queue_ready: hook(instance, store, "proxy_on_queue_ready")?,
-            request_headers: hook(instance, store, "proxy_on_request_headers")?,
-            request_body: hook(instance, store, "proxy_on_request_body")?,
-            request_trailers: hook(instance, store, "proxy_on_request_trailers")?,
-            response_headers: hook(instance, store, "proxy_on_response_headers")?,
-            response_body: hook(instance, store, "proxy_on_response_body")?,
-            call_response: hook(instance, store, "proxy_on_http_call_response")?,
-            done: hook(instance, store, "proxy_on_done")?,
-            log: hook(instance, store, "proxy_on_log")?,
-            delete: hook(instance, store, "proxy_on_delete")?,
-        })
+/// The functions that initialise a module; the first one that it has is called.
+const BEGIN: [&str; 2] = ["_initialize", "_start"];
+
+/// Returns an error if a callback of the module has another signature than the ABI's.
+fn check_hooks(instance: &Instance, store: &mut Store<State>) -> wasmtime::Result<()> {
+    hook::<(i32, i32), ()>(instance, store, "proxy_on_context_create")?;
+    hook::<(i32, i32), i32>(instance, store, "proxy_on_vm_start")?;
+    hook::<(i32, i32), i32>(instance, store, "proxy_on_configure")?;
+    hook::<i32, ()>(instance, store, "proxy_on_tick")?;
+    hook::<(i32, i32), ()>(instance, store, "proxy_on_queue_ready")?;
+    hook::<(i32, i32, i32), i32>(instance, store, "proxy_on_request_headers")?;
+    hook::<(i32, i32, i32), i32>(instance, store, "proxy_on_request_body")?;
+    hook::<(i32, i32), i32>(instance, store, "proxy_on_request_trailers")?;
+    hook::<(i32, i32, i32), i32>(instance, store, "proxy_on_response_headers")?;
+    hook::<(i32, i32, i32), i32>(instance, store, "proxy_on_response_body")?;
+    hook::<(i32, i32, i32, i32, i32), ()>(instance, store, "proxy_on_http_call_response")?;
+    hook::<i32, i32>(instance, store, "proxy_on_done")?;
+    hook::<i32, ()>(instance, store, "proxy_on_log")?;
+    hook::<i32, ()>(instance, store, "proxy_on_delete")?;
+    for name in BEGIN {
+        hook::<(), ()>(instance, store, name)?;
     }
+    Ok(())
 }
 
 fn hook<P: WasmParams, R: WasmResults>(
     instance: &Instance,
     store: &mut Store<State>,
     name: &str,
-) -> wasmtime::Result<Hook<P, R>> {
+) -> wasmtime::Result<Option<TypedFunc<P, R>>> {
     let Some(function) = instance.get_func(&mut *store, name) else {
         return Ok(None);
     };
@@ -361,12 +331,9 @@ fn refuel(store: &mut Store<State>, fuel: u64, deadline_ticks: u64) {
     store.set_epoch_deadline(deadline_ticks);
 }
 
-fn length(headers: &Option<Headers>) -> i32 {
-    narrow(headers.as_ref().map_or(0, Vec::len))
-}
-
-fn size(body: &Option<Vec<u8>>) -> i32 {
-    narrow(body.as_ref().map_or(0, Vec::len))
+/// Returns the number of headers of a map, or of bytes of a body; 0 if it has been forwarded.
+fn length<T>(items: &Option<Vec<T>>) -> i32 {
+    narrow(items.as_ref().map_or(0, Vec::len))
 }
 
 fn narrow(length: usize) -> i32 {

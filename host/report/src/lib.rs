@@ -6,9 +6,11 @@
 //!      words: numbers and texts;  plot: SVG, at two widths
 //! ```
 //!
-//! The content of a report belongs to its writers: `foreword replay`, `foreword evaluate` and `cargo xtask demo`. This
-//! crate determines only how it looks.
+//! The content of a report belongs to its writers: `foreword replay`, `foreword evaluate` and others. This crate determines
+//! only how it looks, and reads the logs that reports are about.
 
+pub mod files;
+pub mod log;
 pub mod plot;
 pub mod progress;
 pub mod words;
@@ -43,6 +45,14 @@ pub fn filled(template: &str, values: &[(&str, String)]) -> String {
         page.push_str(rest);
     }
     page
+}
+
+/// Returns a tile: a figure, what it is, and a comment such as what it was before.
+#[must_use]
+pub fn tile(what: &str, value: &str, was: &str) -> String {
+    format!(
+        "<div class=\"tile\"><span>{what}</span><b class=\"best\">{value}</b><span class=\"was\">{was}</span></div>\n"
+    )
 }
 
 /// Draws a plot at both widths; the style sheet shows the one that fits the screen.

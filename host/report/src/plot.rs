@@ -2,7 +2,9 @@
 //! replaces them in dark mode, so each also occurs in `style.css`.
 
 use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 /// The width a plot is drawn at. There are two, because text in a scaled-down SVG would be too small to read on a
 /// phone.
@@ -52,17 +54,31 @@ pub const INK: RGBColor = RGBColor(0x47, 0x55, 0x69);
 /// The colour of a plot's grid.
 pub const GRID: RGBColor = RGBColor(0xE3, 0xE8, 0xEF);
 
-/// Returns the SVG that `paint` draws.
+/// An SVG that is being drawn.
+pub type Area<'s> = DrawingArea<SVGBackend<'s>, Shift>;
+
+/// Returns the SVG of this size in pixels that `paint` draws.
 ///
 /// # Errors
 /// Returns `paint`'s error, with `what` it was drawing.
 pub fn drawn(
     what: &str,
-    paint: impl FnOnce(&mut String) -> Result<(), Box<dyn std::error::Error>>,
+    size: (u32, u32),
+    paint: impl FnOnce(&Area<'_>) -> Result<(), Box<dyn std::error::Error>>,
 ) -> Result<String> {
     let mut svg = String::new();
-    paint(&mut svg).map_err(|error| anyhow!("cannot draw {what}: {error}"))?;
+    let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+    let painted = paint(&area).and_then(|()| Ok(area.present()?));
+    drop(area);
+    painted.map_err(|error| anyhow!("cannot draw {what}: {error}"))?;
     Ok(svg)
+}
+
+/// Returns the style of a label of this size, anchored at its middle and, horizontally, as `side` says.
+#[must_use]
+pub fn label(size: i32, side: HPos) -> TextStyle<'static> {
+    let font = ("sans-serif", size).into_font().color(&INK);
+    font.pos(Pos::new(side, VPos::Center))
 }
 
 /// The points of a line as `(x, y)`, from left to right.
@@ -70,12 +86,10 @@ pub type Points = Vec<(f64, f64)>;
 
 /// Returns the nearest-rank quantile of ascending values; 0 if there are none.
 #[must_use]
-pub fn quantile(ascending: &[f64], share: f64) -> f64 {
+pub fn quantile<T: Copy + Default>(ascending: &[T], share: f64) -> T {
     let rank = (share * ascending.len() as f64).ceil() as usize;
-    ascending
-        .get(rank.saturating_sub(1))
-        .copied()
-        .unwrap_or(0.0)
+    let found = ascending.get(rank.saturating_sub(1));
+    found.copied().unwrap_or_default()
 }
 
 /// Returns the line of a distribution up to `end`: the percentage of the ascending values that are at most `x`, in steps.
@@ -113,10 +127,9 @@ pub fn lines(
         points.map(pick).fold(1.0, f64::max)
     };
     let (x_end, y_end) = (greatest(|point| point.0), greatest(|point| point.1));
-    drawn(y_words, |svg| {
-        let size = (width.pixels(), width.height());
-        let area = SVGBackend::with_string(svg, size).into_drawing_area();
-        let mut chart = ChartBuilder::on(&area)
+    let size = (width.pixels(), width.height());
+    drawn(y_words, size, |area| {
+        let mut chart = ChartBuilder::on(area)
             .margin(8)
             .margin_right(24)
             .x_label_area_size(48)
@@ -140,7 +153,6 @@ pub fn lines(
             let stroke = colour.stroke_width(if *colour == OTHERS { 1 } else { 2 });
             chart.draw_series(LineSeries::new(points.iter().copied(), stroke))?;
         }
-        area.present()?;
         Ok(())
     })
 }
@@ -179,5 +191,14 @@ mod tests {
                 "no rule for {value}"
             );
         }
+    }
+
+    #[test]
+    fn quantiles_are_values_that_were_measured() {
+        let mut values: Vec<u32> = (1..=100).rev().collect();
+        values.sort_unstable();
+        assert_eq!(quantile(&values, 0.99), 99);
+        assert_eq!(quantile(&[5], 0.99), 5);
+        assert_eq!(quantile::<u32>(&[], 0.5), 0);
     }
 }

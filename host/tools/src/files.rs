@@ -1,33 +1,10 @@
-//! Results: printed, written to files that the user named, or appended line by line to a file that a stopped run continues.
+//! Files to which results are appended line by line, and which a stopped run continues.
 
 use anyhow::{Context, Result, bail};
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-
-/// Prints to standard output.
-pub(crate) fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .context("cannot write to standard output")
-}
-
-/// Writes a file and names it on standard error.
-pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    eprintln!("written: {}", path.display());
-    Ok(())
-}
-
-/// Writes a report and names it on standard error.
-pub(crate) fn write_report(path: &Path, page: &str) -> Result<()> {
-    std::fs::write(path, page)
-        .with_context(|| format!("cannot write the report {}", path.display()))?;
-    eprintln!("report: {}", path.display());
-    Ok(())
-}
 
 /// Opens a file for appending, or creates one that only its owner may read.
 pub(crate) fn open_appended(path: &Path) -> std::io::Result<File> {

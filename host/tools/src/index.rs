@@ -8,40 +8,54 @@
 //! The file is a configuration for every `--ordering` option, and for the gateway's `ordering`. It contains documents'
 //! fingerprints, and no text.
 
-use crate::files;
-use crate::log::{self, OnBad};
 use anyhow::Result;
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::policy::context_index::history::{MAX_CONTEXTS, write};
 use foreword_ordering::policy::context_index::{ContextIndex, NodeId};
+use foreword_report::files;
+use foreword_report::log::{self, OnBad};
 use foreword_simulation::{LogReader, Logged, LoggedKind};
 use fxhash::{FxHashMap, FxHashSet};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 
-/// The largest allowed [`Options::contexts`].
-pub const MOST_CONTEXTS: u32 = MAX_CONTEXTS as u32;
+/// The largest number of contexts to keep.
+const MOST_CONTEXTS: u32 = MAX_CONTEXTS as u32;
+
+const HELP: &str = "Lines of a log are those of `foreword replay`. The file that is written is an `ordering` \
+    with
+the policy `context-index` and its `history`. It holds documents' fingerprints, and no text:
+  foreword index requests.jsonl --out ordering.json
+  foreword replay --ordering ordering.json later.jsonl
+
+Exit codes: 0 done, 1 a file cannot be read or written, or a bad line with --strict, 2 bad arguments or an empty log.";
 
 /// The options of an index.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = HELP)]
 pub struct Options {
-    /// Logs, which are read one after another.
-    pub files: Vec<PathBuf>,
-    /// File for the configuration.
-    pub out: PathBuf,
-    /// Most contexts; the newest are kept. At most [`MOST_CONTEXTS`].
-    pub contexts: u32,
-    /// Whether the first bad line ends the reading.
-    pub strict: bool,
-    /// Whether standard output gets JSON instead of a table.
-    pub json: bool,
+    /// Logs of requests, one JSON object per line
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// File for the gateway's `ordering`
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Most contexts to keep, the newest ones; a context of 15 documents takes 244 bytes of configuration
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_CONTEXTS)))]
+    contexts: u32,
+    /// Stop at the first bad line instead of skipping it
+    #[arg(long)]
+    strict: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
 }
 
 /// Reads the log, writes the configuration, and prints the figures of the index to standard output.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`EmptyLog`](crate::EmptyLog).
+/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`BadInput`](log::BadInput).
 pub fn run(options: &Options) -> Result<()> {
     let mut newest = Newest::new(options.contexts.clamp(1, MOST_CONTEXTS) as usize);
     // Tokens are not needed, because an index consists of documents.
@@ -61,7 +75,7 @@ pub fn run(options: &Options) -> Result<()> {
     })?;
     counts.tell();
     if requests == 0 {
-        return Err(counts.empty("log", &options.files).into());
+        return Err(counts.without_documents("log", &options.files).into());
     }
     if rankings > 0 {
         eprintln!(
@@ -78,12 +92,7 @@ pub fn run(options: &Options) -> Result<()> {
     });
     let text = serde_json::to_string_pretty(&ordering)? + "\n";
     files::write(&options.out, &text)?;
-    let printed = if options.json {
-        figures.to_json() + "\n"
-    } else {
-        figures.to_table()
-    };
-    files::print(&printed)
+    files::show(options.json, || figures.to_json(), || figures.to_table())
 }
 
 /// The newest distinct contexts, at most `most`, each in the order in which its documents were ranked.

@@ -9,30 +9,48 @@
 //! Only the order of documents counts here. What stabilised heads, de-duplication and cache markers save is in the control
 //! arm's share, but not in the estimate.
 
-use crate::log::{self, EmptyLog, OnBad};
-use crate::{files, replay::prices};
+use crate::replay::prices;
 use anyhow::Result;
+use clap::ValueHint;
+use foreword_report::files;
+use foreword_report::log::{self, OnBad};
 use foreword_report::words::{grouped, percent};
 use foreword_simulation::{BadLine, CachePrices};
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+const HELP: &str = "Lines of a log: the gateway's access log as JSON, with Foreword's fields (`outcome`, `matched_tokens`,
+`client_matched_tokens`, `estimated_tokens`, `arm`, `prompt_tokens`, `cached_tokens`), as gateway-config/envoy/envoy.yaml
+writes it. Lines without `outcome` are skipped.
+
+Saved tokens: with an experiment, the cached share of its ordered arm less the control arm's (`by` says `control`);
+otherwise what the sent order found less what the clients' own order would have found (`estimate`).
+
+Exit codes: 0 done, 1 a file cannot be read, 2 bad arguments or no request.";
+
 /// The options of a ledger.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = HELP)]
 pub struct Options {
-    /// Access logs, one JSON object per line.
-    pub files: Vec<PathBuf>,
-    /// Fields of the log by which requests are grouped.
-    pub by: Vec<String>,
-    /// File with prices; `None` for tokens without money.
-    pub prices: Option<PathBuf>,
-    /// Field with the model's name, by which its price is found.
-    pub model_field: String,
-    /// True to print one JSON object, false to print a table.
-    pub json: bool,
+    /// Access logs, one JSON object per line; several are read as one
+    #[arg(required = true, value_name = "LOG", value_hint = ValueHint::FilePath)]
+    files: Vec<PathBuf>,
+    /// Fields of the log by which requests are grouped, such as tenant,model; beyond 1,000 groups requests are counted
+    /// together
+    #[arg(long, value_name = "FIELD", value_delimiter = ',')]
+    by: Vec<String>,
+    /// File with prices, as for `foreword replay`, to tell what was saved in money
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    prices: Option<PathBuf>,
+    /// Field with the model's name, by which prices are found; group by it where there are several models
+    #[arg(long, value_name = "FIELD", default_value = "model")]
+    model_field: String,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
 }
 
 /// Most groups; the requests of further ones are counted together.
@@ -109,14 +127,11 @@ struct Ledger {
 /// Reads the logs and prints the ledger.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or the prices are invalid, and [`EmptyLog`] if no line has Foreword's fields.
+/// Returns an error if a file cannot be read or the prices are invalid, and [`BadInput`](log::BadInput) if no line has Foreword's fields.
 pub fn run(options: &Options) -> Result<()> {
     let ledger = read(options)?;
-    files::print(&if options.json {
-        format!("{}\n", serde_json::to_string(&ledger)?)
-    } else {
-        ledger.to_table()
-    })
+    let to_json = || json!(ledger).to_string();
+    files::show(options.json, to_json, || ledger.to_table())
 }
 
 fn read(options: &Options) -> Result<Ledger> {
@@ -141,13 +156,9 @@ fn read(options: &Options) -> Result<Ledger> {
     })?;
     counts.tell();
     if groups.is_empty() {
-        return Err(EmptyLog {
-            what: "access log",
-            files: log::names(&options.files),
-            lines: counts.lines,
-            bad: counts.bad,
-        }
-        .into());
+        return Err(counts
+            .without_documents("access log", &options.files)
+            .into());
     }
     let rows = groups.iter().map(|(key, group)| {
         let priced = prices.as_ref().zip(group.model.as_deref());
@@ -354,7 +365,6 @@ fn signed(value: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn ledger(lines: &[Value], by: &[&str], prices: Option<Value>) -> Result<Ledger> {
         let folder = tempfile::tempdir()?;
@@ -456,6 +466,6 @@ mod tests {
     #[test]
     fn a_log_of_something_else_is_refused() {
         let error = ledger(&[json!({"path": "/"})], &[], None).unwrap_err();
-        assert!(error.is::<EmptyLog>(), "{error:#}");
+        assert!(error.is::<log::BadInput>(), "{error:#}");
     }
 }

@@ -18,8 +18,8 @@ pub mod explain;
 mod files;
 pub mod index;
 pub mod ledger;
-mod log;
+pub mod options;
 pub mod replay;
 mod tls;
 
-pub use log::EmptyLog;
+pub use foreword_report::log::BadInput;

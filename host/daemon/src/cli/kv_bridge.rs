@@ -1,10 +1,11 @@
 //! `foreword kv-bridge`: its arguments and its main function.
 
-use super::{LOG_HELP, folder_name, listener, ordering};
+use super::{LOG_HELP, folder_name, listener};
 use anyhow::Context;
 use foreword_process::{LogFormat, StopSignals, address};
 use foreword_server::bridge::{Bridge, Config, Limits, subscription};
 use foreword_server::keys::ApiKeys;
+use foreword_tools::options::ordering;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,27 +1,19 @@
 //! The subcommands, one file each, and code that several of them share: exit codes, the gateway's configuration.
 
-pub(crate) mod batch;
-pub(crate) mod check_config;
 pub(crate) mod device;
-pub(crate) mod doctor;
-pub(crate) mod evaluate;
-pub(crate) mod explain;
-pub(crate) mod index;
 pub(crate) mod ingest;
 pub(crate) mod kv_bridge;
-pub(crate) mod ledger;
 pub(crate) mod listener;
 pub(crate) mod measure;
 pub(crate) mod program;
-pub(crate) mod replay;
 pub(crate) mod serve;
 pub(crate) mod size;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::CommandFactory;
 use clap::error::ErrorKind;
-use foreword_ordering::{Config as OrderingConfig, RawConfig};
 use foreword_process::{LogFormat, start_log};
+use foreword_tools::BadInput;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -44,8 +36,13 @@ pub(crate) fn until_signal(
     }
 }
 
+/// Returns the exit code of a command of [`foreword_tools`], which is 2 for files that it cannot work on.
+pub(crate) fn ended(result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| failed(&error, if error.is::<BadInput>() { 2 } else { 1 }))
+}
+
 /// Prints an error with its causes, and returns the exit code.
-fn failed(error: &anyhow::Error, code: u8) -> ExitCode {
+pub(crate) fn failed(error: &anyhow::Error, code: u8) -> ExitCode {
     eprintln!("error: {error:#}");
     ExitCode::from(code)
 }
@@ -59,32 +56,6 @@ fn block_on(mode: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Res
     // The runtime does not wait for a model that is being loaded.
     runtime.shutdown_background();
     code
-}
-
-/// Returns the key in the environment variable `name`, which `option` gives.
-fn api_key(option: &str, name: Option<&String>) -> anyhow::Result<Option<String>> {
-    let Some(name) = name else { return Ok(None) };
-    match std::env::var(name) {
-        Ok(key) if !key.is_empty() => Ok(Some(key)),
-        _ => bail!("{option}: the environment has no {name}"),
-    }
-}
-
-/// Reads and validates the gateway's configuration of documents in `file`.
-fn ordering(file: Option<&Path>) -> anyhow::Result<RawConfig> {
-    let Some(file) = file else {
-        return Ok(RawConfig::default());
-    };
-    let context = || {
-        format!(
-            "cannot read the gateway's configuration in {}",
-            file.display()
-        )
-    };
-    let json = std::fs::read(file).with_context(context)?;
-    let raw = RawConfig::from_json(&json).with_context(context)?;
-    OrderingConfig::try_from(raw.clone()).with_context(context)?;
-    Ok(raw)
 }
 
 /// Returns the folder's own name, even for `.` or `models/..`.

@@ -7,7 +7,7 @@ use crate::support::{MODEL, Options, TestServer, until};
 use foreword_ordering::RawConfig;
 use foreword_server::batches::{Bounds, Config};
 use foreword_server::keys::ApiKeys;
-use foreword_tools::batch::BatchOrder;
+use foreword_simulation::BatchOrder;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::Path;

@@ -1,62 +1,57 @@
 //! Host calls on bodies and configurations.
 
-use super::{ENV, Failure, Vm, bytes, call, give, offset, refused, write_number};
-use crate::abi::{BufferType, status};
-use crate::state::State;
-use wasmtime::{Linker, Result};
+use super::{Calls, Failure, bytes, give, offset, refused, write_number};
+use crate::abi::status;
+use wasmtime::Result;
 
-pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
-    linker.func_wrap(
-        ENV,
+pub(super) fn define(calls: &mut Calls<'_>) -> Result<()> {
+    calls.define(
         "proxy_get_buffer_bytes",
-        |mut vm: Vm<'_>, buffer: i32, start: i32, size: i32, at: i32, size_at: i32| {
-            call(&mut vm, "proxy_get_buffer_bytes", |vm| {
-                let buffer = BufferType::of(buffer).and_then(|buffer| vm.data().buffer(buffer));
-                let buffer = buffer.ok_or(Failure::Status(status::NOT_FOUND))?;
-                let start = start.cast_unsigned();
-                let Some(end) = start.checked_add(size.cast_unsigned()) else {
-                    return refused(status::BAD_ARGUMENT);
-                };
-                let end = (end as usize).min(buffer.len());
-                // Nothing is there: the module's variables keep their values.
-                let part = buffer.get(start as usize..end).unwrap_or_default().to_vec();
-                if part.is_empty() {
-                    return Ok(());
-                }
-                give(vm, &part, at, size_at)
-            })
+        |vm, [buffer, start, size, at, size_at]| {
+            let buffer = vm
+                .data()
+                .buffer(buffer)
+                .ok_or(Failure::Status(status::NOT_FOUND))?;
+            let start = start.cast_unsigned();
+            let Some(end) = start.checked_add(size.cast_unsigned()) else {
+                return refused(status::BAD_ARGUMENT);
+            };
+            let end = (end as usize).min(buffer.len());
+            // Nothing is there: the module's variables keep their values.
+            let part = buffer.get(start as usize..end).unwrap_or_default().to_vec();
+            if part.is_empty() {
+                return Ok(());
+            }
+            give(vm, &part, at, size_at)
         },
     )?;
-    linker.func_wrap(
-        ENV,
+    calls.define(
         "proxy_get_buffer_status",
-        |mut vm: Vm<'_>, buffer: i32, size_at: i32, flags_at: i32| {
-            call(&mut vm, "proxy_get_buffer_status", |vm| {
-                let buffer = BufferType::of(buffer).and_then(|buffer| vm.data().buffer(buffer));
-                let size = buffer.ok_or(Failure::Status(status::NOT_FOUND))?.len();
-                write_number(vm, size_at, u32::try_from(size).unwrap_or(u32::MAX))?;
-                write_number(vm, flags_at, 0)
-            })
+        |vm, [buffer, size_at, flags_at]| {
+            let size = vm
+                .data()
+                .buffer(buffer)
+                .ok_or(Failure::Status(status::NOT_FOUND))?
+                .len();
+            write_number(vm, size_at, u32::try_from(size).unwrap_or(u32::MAX))?;
+            write_number(vm, flags_at, 0)
         },
     )?;
-    linker.func_wrap(
-        ENV,
+    calls.define(
         "proxy_set_buffer_bytes",
-        |mut vm: Vm<'_>, buffer: i32, start: i32, size: i32, at: i32, length: i32| {
-            call(&mut vm, "proxy_set_buffer_bytes", |vm| {
-                let new = bytes(vm, at, length)?;
-                let buffer = BufferType::of(buffer);
-                let body = buffer.and_then(|buffer| vm.data_mut().body(buffer));
-                let body = body.ok_or(Failure::Status(status::NOT_FOUND))?;
-                if set(body, offset(start), offset(size), new) {
-                    Ok(())
-                } else {
-                    refused(status::BAD_ARGUMENT)
-                }
-            })
+        |vm, [buffer, start, size, at, length]| {
+            let new = bytes(vm, at, length)?;
+            let body = vm
+                .data_mut()
+                .body(buffer)
+                .ok_or(Failure::Status(status::NOT_FOUND))?;
+            if set(body, offset(start), offset(size), new) {
+                Ok(())
+            } else {
+                refused(status::BAD_ARGUMENT)
+            }
         },
-    )?;
-    Ok(())
+    )
 }
 
 /// Changes a body as Envoy does. With `start` 0, the first `size` bytes are replaced; with `start` at or past the end,

@@ -1,102 +1,70 @@
 //! Host calls on header maps. Names are compared in lower case, as Envoy stores them.
 
-use super::{Answered, ENV, Failure, Vm, bytes, call, give, refused, write_number};
-use crate::abi::{self, Headers, MapType, status};
-use crate::state::State;
-use wasmtime::{Linker, Result};
+use super::{Answered, Calls, Failure, Vm, bytes, give, refused, write_number};
+use crate::abi::{self, Headers, status};
+use wasmtime::Result;
 
-pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
-    linker.func_wrap(
-        ENV,
-        "proxy_get_header_map_pairs",
-        |mut vm: Vm<'_>, map: i32, at: i32, size_at: i32| {
-            call(&mut vm, "proxy_get_header_map_pairs", |vm| {
-                let written = abi::written(this(vm, map)?);
-                give(vm, &written, at, size_at)
-            })
-        },
-    )?;
-    linker.func_wrap(
-        ENV,
-        "proxy_get_header_map_size",
-        |mut vm: Vm<'_>, map: i32, size_at: i32| {
-            call(&mut vm, "proxy_get_header_map_size", |vm| {
-                let size = abi::written(this(vm, map)?).len();
-                write_number(vm, size_at, u32::try_from(size).unwrap_or(u32::MAX))
-            })
-        },
-    )?;
-    linker.func_wrap(
-        ENV,
-        "proxy_set_header_map_pairs",
-        |mut vm: Vm<'_>, map: i32, at: i32, size: i32| {
-            call(&mut vm, "proxy_set_header_map_pairs", |vm| {
-                let pairs = bytes(vm, at, size)?;
-                let pairs = abi::read(&pairs).ok_or(Failure::Status(status::BAD_ARGUMENT))?;
-                *this(vm, map)? = pairs;
-                Ok(())
-            })
-        },
-    )?;
-    linker.func_wrap(
-        ENV,
+pub(super) fn define(calls: &mut Calls<'_>) -> Result<()> {
+    calls.define("proxy_get_header_map_pairs", |vm, [map, at, size_at]| {
+        let written = abi::written(this(vm, map)?);
+        give(vm, &written, at, size_at)
+    })?;
+    calls.define("proxy_get_header_map_size", |vm, [map, size_at]| {
+        let size = abi::written(this(vm, map)?).len();
+        write_number(vm, size_at, u32::try_from(size).unwrap_or(u32::MAX))
+    })?;
+    calls.define("proxy_set_header_map_pairs", |vm, [map, at, size]| {
+        let pairs = bytes(vm, at, size)?;
+        let pairs = abi::read(&pairs).ok_or(Failure::Status(status::BAD_ARGUMENT))?;
+        *this(vm, map)? = pairs;
+        Ok(())
+    })?;
+    calls.define(
         "proxy_get_header_map_value",
-        |mut vm: Vm<'_>, map: i32, key: i32, key_size: i32, at: i32, size_at: i32| {
-            call(&mut vm, "proxy_get_header_map_value", |vm| {
-                let name = name(vm, key, key_size)?;
-                let is_logging = vm.data().stream.is_logging;
-                let found = match this(vm, map) {
-                    Err(_) if is_logging => None,
-                    map => map?.iter().find(|(known, _)| *known == name).cloned(),
-                };
-                match found {
-                    Some((_, value)) => give(vm, &value, at, size_at),
-                    None => refused(status::NOT_FOUND),
-                }
-            })
+        |vm, [map, key, key_size, at, size_at]| {
+            let name = name(vm, key, key_size)?;
+            let is_logging = vm.data().stream.is_logging;
+            let found = match this(vm, map) {
+                Err(_) if is_logging => None,
+                map => map?.iter().find(|(known, _)| *known == name).cloned(),
+            };
+            match found {
+                Some((_, value)) => give(vm, &value, at, size_at),
+                None => refused(status::NOT_FOUND),
+            }
         },
     )?;
-    linker.func_wrap(
-        ENV,
+    calls.define(
         "proxy_add_header_map_value",
-        |mut vm: Vm<'_>, map: i32, key: i32, key_size: i32, at: i32, size: i32| {
-            call(&mut vm, "proxy_add_header_map_value", |vm| {
-                let name = name(vm, key, key_size)?;
-                let value = bytes(vm, at, size)?;
-                this(vm, map)?.push((name, value));
-                Ok(())
-            })
+        |vm, [map, key, key_size, at, size]| {
+            let name = name(vm, key, key_size)?;
+            let value = bytes(vm, at, size)?;
+            this(vm, map)?.push((name, value));
+            Ok(())
         },
     )?;
-    linker.func_wrap(
-        ENV,
+    calls.define(
         "proxy_replace_header_map_value",
-        |mut vm: Vm<'_>, map: i32, key: i32, key_size: i32, at: i32, size: i32| {
-            call(&mut vm, "proxy_replace_header_map_value", |vm| {
-                let name = name(vm, key, key_size)?;
-                let value = bytes(vm, at, size)?;
-                replace(this(vm, map)?, name, value);
-                Ok(())
-            })
+        |vm, [map, key, key_size, at, size]| {
+            let name = name(vm, key, key_size)?;
+            let value = bytes(vm, at, size)?;
+            replace(this(vm, map)?, name, value);
+            Ok(())
         },
     )?;
-    linker.func_wrap(
-        ENV,
+    calls.define(
         "proxy_remove_header_map_value",
-        |mut vm: Vm<'_>, map: i32, key: i32, key_size: i32| {
-            call(&mut vm, "proxy_remove_header_map_value", |vm| {
-                let name = name(vm, key, key_size)?;
-                this(vm, map)?.retain(|(known, _)| *known != name);
-                Ok(())
-            })
+        |vm, [map, key, key_size]| {
+            let name = name(vm, key, key_size)?;
+            this(vm, map)?.retain(|(known, _)| *known != name);
+            Ok(())
         },
-    )?;
-    Ok(())
+    )
 }
 
 /// Returns a map that is available in this callback.
 fn this<'a>(vm: &'a mut Vm<'_>, map: i32) -> Answered<&'a mut Headers> {
-    let map = MapType::of(map).and_then(|map| vm.data_mut().map(map));
+    let map = vm.data_mut().map(map);
     map.ok_or(Failure::Status(status::BAD_ARGUMENT))
 }
 

@@ -20,15 +20,20 @@ mod wasi;
 
 use crate::abi::status;
 use crate::state::State;
-use wasmtime::{Caller, Linker, Result};
+use wasmtime::{Caller, FuncType, Linker, Result, Val, ValType};
 
 /// Defines all host calls in a linker.
 pub(crate) fn define(linker: &mut Linker<State>) -> Result<()> {
-    headers::define(linker)?;
-    buffers::define(linker)?;
-    properties::define(linker)?;
-    shared::define(linker)?;
-    outside::define(linker)?;
+    let calls = &mut Calls {
+        linker,
+        module: ENV,
+        memory_fault: status::INVALID_MEMORY_ACCESS,
+    };
+    headers::define(calls)?;
+    buffers::define(calls)?;
+    properties::define(calls)?;
+    shared::define(calls)?;
+    outside::define(calls)?;
     wasi::define(linker)
 }
 
@@ -53,6 +58,44 @@ type Answered<T = ()> = std::result::Result<T, Failure>;
 
 fn refused<T>(status: i32) -> Answered<T> {
     Err(Failure::Status(status))
+}
+
+/// The host calls of one import module.
+struct Calls<'l> {
+    linker: &'l mut Linker<State>,
+    module: &'static str,
+    /// The status for an address outside the module's memory.
+    memory_fault: i32,
+}
+
+impl Calls<'_> {
+    /// Defines a host call with `N` arguments, all of them `i32`.
+    fn define<const N: usize>(
+        &mut self,
+        name: &'static str,
+        work: impl Fn(&mut Vm<'_>, [i32; N]) -> Answered + Send + Sync + 'static,
+    ) -> Result<()> {
+        let arguments = std::iter::repeat_n(ValType::I32, N);
+        let kind = FuncType::new(self.linker.engine(), arguments, [ValType::I32]);
+        let fault = self.memory_fault;
+        (self.linker).func_new(
+            self.module,
+            name,
+            kind,
+            move |mut vm, arguments, results| {
+                // wasmtime checks number and types of the arguments.
+                let number = |at: usize| arguments.get(at).and_then(Val::i32).unwrap_or_default();
+                let numbers = std::array::from_fn(number);
+                let status = match call(&mut vm, name, |vm| work(vm, numbers))? {
+                    status::INVALID_MEMORY_ACCESS => fault,
+                    status => status,
+                };
+                results.fill(Val::I32(status));
+                Ok(())
+            },
+        )?;
+        Ok(())
+    }
 }
 
 /// Counts a call, and returns its status to the module.

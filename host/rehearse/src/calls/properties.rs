@@ -1,42 +1,32 @@
 //! Properties of the proxy and the request, by paths whose parts end with a 0 byte.
 
-use super::{ENV, Vm, bytes, call, give, refused};
+use super::{Calls, bytes, give, refused};
 use crate::abi::{Headers, status};
 use crate::state::State;
-use wasmtime::{Linker, Result};
+use wasmtime::Result;
 
-pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
-    linker.func_wrap(
-        ENV,
+pub(super) fn define(calls: &mut Calls<'_>) -> Result<()> {
+    calls.define(
         "proxy_get_property",
-        |mut vm: Vm<'_>, path: i32, path_size: i32, at: i32, size_at: i32| {
-            call(&mut vm, "proxy_get_property", |vm| {
-                let path = bytes(vm, path, path_size)?;
-                match value(vm.data(), without_end(&path)) {
-                    Some(value) => give(vm, &value, at, size_at),
-                    None => refused(status::NOT_FOUND),
-                }
-            })
+        |vm, [path, path_size, at, size_at]| {
+            let path = bytes(vm, path, path_size)?;
+            match value(vm.data(), without_end(&path)) {
+                Some(value) => give(vm, &value, at, size_at),
+                None => refused(status::NOT_FOUND),
+            }
         },
     )?;
-    linker.func_wrap(
-        ENV,
-        "proxy_set_property",
-        |mut vm: Vm<'_>, path: i32, path_size: i32, at: i32, size: i32| {
-            call(&mut vm, "proxy_set_property", |vm| {
-                let path = bytes(vm, path, path_size)?;
-                let value = bytes(vm, at, size)?;
-                let properties = &mut vm.data_mut().stream.properties;
-                // Envoy's filter state can be written only once.
-                if properties.contains_key(without_end(&path)) {
-                    return refused(status::BAD_ARGUMENT);
-                }
-                properties.insert(without_end(&path).to_vec(), value);
-                Ok(())
-            })
-        },
-    )?;
-    Ok(())
+    calls.define("proxy_set_property", |vm, [path, path_size, at, size]| {
+        let path = bytes(vm, path, path_size)?;
+        let value = bytes(vm, at, size)?;
+        let properties = &mut vm.data_mut().stream.properties;
+        // Envoy's filter state can be written only once.
+        if properties.contains_key(without_end(&path)) {
+            return refused(status::BAD_ARGUMENT);
+        }
+        properties.insert(without_end(&path).to_vec(), value);
+        Ok(())
+    })
 }
 
 fn without_end(path: &[u8]) -> &[u8] {

@@ -1,8 +1,9 @@
 //! The results as numbers, for the JSON, the table and the page.
 
-use super::play::{Place, Played, Row};
-use super::{Options, Version, names};
+use super::play::{Played, Row};
+use super::{Options, Plan, Version};
 use crate::fault::Fault;
+use foreword_report::log::{self, Place};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -69,9 +70,9 @@ pub(super) struct Named<'a> {
 }
 
 impl Figures {
-    pub(super) fn new(options: &Options, new: Played, old: Option<Played>) -> Self {
-        let new = Of::new(&options.module, new);
-        let old = options.against.as_ref().zip(old);
+    pub(super) fn new(options: &Options, plan: &Plan, new: Played, old: Option<Played>) -> Self {
+        let new = Of::new(&plan.module, new);
+        let old = plan.against.as_ref().zip(old);
         let against = old.map(|(version, old)| {
             let pairs = old.rows.iter().zip(&new.played.rows);
             let differences = pairs.filter_map(|(old, new)| {
@@ -89,8 +90,8 @@ impl Figures {
         });
         Self {
             files: options.files.clone(),
-            log: names(&options.files),
-            workers: options.setup.workers,
+            log: log::names(&options.files),
+            workers: plan.setup.workers,
             new,
             against,
         }
@@ -99,8 +100,8 @@ impl Figures {
     /// Returns a line's place, with the file's name if there are several files.
     pub(super) fn at(&self, place: Place) -> String {
         match self.files.get(place.file) {
-            Some(file) if self.files.len() > 1 => format!("{}:{}", file.display(), place.line),
-            _ => format!("line {}", place.line),
+            Some(file) if self.files.len() > 1 => format!("{}:{}", file.display(), place.number),
+            _ => format!("line {}", place.number),
         }
     }
 
@@ -125,6 +126,22 @@ impl Figures {
         in_requests.chain(beside).take(LISTED).collect()
     }
 
+    /// Returns the old and the new version's numbers, by name; `fuel` is the word for instructions.
+    pub(super) fn compared(&self, against: &Against, fuel: &str) -> [(String, [u64; 2]); 6] {
+        let both = |of: fn(&Of) -> u64| [of(&against.old), of(&self.new)];
+        [
+            ("changed".to_owned(), both(|of| of.changed() as u64)),
+            ("traps".to_owned(), both(|of| of.played.faults() as u64)),
+            (format!("{fuel}, p50"), both(|of| of.fuel.p50)),
+            (format!("{fuel}, p99"), both(|of| of.fuel.p99)),
+            ("calls, p50".to_owned(), both(|of| of.calls.p50)),
+            (
+                "memory, bytes".to_owned(),
+                both(|of| of.played.totals.memory_peak_bytes),
+            ),
+        ]
+    }
+
     pub(super) fn to_json(&self) -> Value {
         let mut value = self.of_json(&self.new);
         value["log"] = self.log.as_str().into();
@@ -133,7 +150,7 @@ impl Figures {
             value["different"] = against.differences.len().into();
             let differences = against.differences.iter().map(|difference| {
                 let mut entry = json!({
-                    "line": difference.place.line,
+                    "line": difference.place.number,
                     "what": difference.what,
                     "fuel": {"old": difference.fuel[0], "new": difference.fuel[1]},
                 });
@@ -150,7 +167,7 @@ impl Figures {
         let played = &of.played;
         let faults = self.faults(of).into_iter().map(|named| {
             let mut entry = json!({
-                "line": named.place.map(|place| place.line),
+                "line": named.place.map(|place| place.number),
                 "callback": named.fault.callback,
                 "kind": named.fault.kind.name(),
                 "message": named.fault.to_string(),
@@ -168,7 +185,7 @@ impl Figures {
             "module": of.module,
             "config": of.config,
             "requests": played.rows.len(),
-            "skipped": played.counts.bad + played.counts.rankings,
+            "skipped": played.counts.bad + played.rankings,
             "changed": of.changed(),
             "answered": of.answered(),
             "outcomes": played.outcomes,

@@ -16,57 +16,183 @@ mod table;
 use crate::limits::Limits;
 use crate::module::Module;
 use crate::proxy::Setup;
-use anyhow::{Context, Result};
+use crate::request::Answer;
+use anyhow::Context;
+use clap::ValueHint;
 use figures::Figures;
+use foreword_report::{files, log};
 use play::{Played, Tenant};
-use std::io::Write;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-/// The options of a run.
-#[derive(Clone, Debug)]
+const HELP: &str = "Lines of a log, in JSON, as for `foreword explain`:
+  a chat body, OpenAI's, Anthropic's or Cohere's; or
+  {\"request\": a body, as an object or a string, \"response\": {\"usage\": {…}}, \"tenant\": …, \"engine\": …, \"path\": …}, where
+  all but the request may be absent. The tenant goes to the header or claim that the configuration names, the engine to
+  the property `upstream.address`, and the usage into the engine's answer.
+
+Exit codes: 0 played and nothing trapped, 1 something failed or a configuration was refused, 2 bad arguments or no
+request, 3 played and a callback trapped, looped, wanted too much memory or held a request for ever.
+No text of a request is kept or printed.";
+
+/// Play a log of requests through a proxy-wasm module under wasmtime, and tell what it would do
+#[derive(Clone, Debug, clap::Parser)]
+#[command(name = "foreword rehearse", version, after_help = HELP)]
 pub struct Options {
+    /// The module, as it ships
+    #[arg(value_hint = ValueHint::FilePath)]
+    module: PathBuf,
+    /// Logs of requests, one JSON object per line; several are read as one, in the order given
+    #[arg(required = true, value_name = "LOG", value_hint = ValueHint::FilePath)]
+    files: Vec<PathBuf>,
+    /// The plugin's configuration; given twice, the second is that of the module of --against
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    config: Vec<PathBuf>,
+    /// Another build to compare with, request by request; the same file with another --config compares configurations
+    #[arg(long, value_name = "MODULE", value_hint = ValueHint::FilePath)]
+    against: Option<PathBuf>,
+    /// VMs that share data, to which requests come in turn
+    #[arg(long, value_name = "VMS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    workers: u32,
+    /// Instructions of one callback
+    #[arg(long, value_name = "INSTRUCTIONS", default_value_t = Limits::default().fuel, value_parser = clap::value_parser!(u64).range(1..))]
+    fuel: u64,
+    /// Milliseconds of one callback, for a machine on which the instructions take too long
+    #[arg(long, value_name = "MS", default_value_t = 30_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    deadline_ms: u64,
+    /// Memory of one VM, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    memory_mib: u64,
+    /// Milliseconds between two requests by the module's clock, which is not the machine's
+    #[arg(long, value_name = "MS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=86_400_000))]
+    interval_ms: u64,
+    /// The path of requests whose line does not tell
+    #[arg(long, default_value = "/v1/chat/completions")]
+    path: String,
+    /// A header of every request, in the place of one of that name
+    #[arg(long, value_name = "NAME:VALUE", value_parser = header)]
+    header: Vec<(String, String)>,
+    /// The header that a line's tenant goes to, where the configuration does not say so in Foreword's words
+    #[arg(long, value_name = "NAME")]
+    tenant_header: Option<String>,
+    /// Let bodies come in pieces of so many bytes
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
+    piece_bytes: Option<u32>,
+    /// What a cluster answers to the module's calls: status 200 and this file, JSON; without it, calls fail
+    #[arg(long, value_name = "CLUSTER=FILE", value_parser = answer)]
+    answer: Vec<(String, String)>,
+    /// A variable of the module's environment, with this value or with that of this process
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    env: Vec<String>,
+    /// Holding headers holds the body too, as in Envoy without `allow_on_headers_stop_iteration`
+    #[arg(long)]
+    headers_hold_all: bool,
+    /// Stop at the first bad line instead of skipping it
+    #[arg(long)]
+    strict: bool,
+    /// Where a report goes, one HTML file
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    report: Option<PathBuf>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a run needs beside its options: what these name is read.
+pub struct Plan {
     /// The module to play, with its configuration.
-    pub module: Version,
+    module: Version,
     /// The version to compare with, if any.
-    pub against: Option<Version>,
-    /// Logs, read one after the other.
-    pub files: Vec<PathBuf>,
-    /// The module's limits.
-    pub limits: Limits,
+    against: Option<Version>,
     /// How a proxy runs the module; each version has its own configuration.
-    pub setup: Setup,
-    /// The path of requests whose line has none.
-    pub path: String,
-    /// Headers added to every request.
-    pub headers: Vec<(String, String)>,
-    /// The header for a line's tenant; `None` for the one that the configuration names.
-    pub tenant_header: Option<String>,
-    /// Size of the pieces in which bodies arrive; `None` if they arrive whole.
-    pub piece_bytes: Option<usize>,
-    /// Whether the first bad line ends the run.
-    pub strict: bool,
-    /// File for the HTML report.
-    pub report: Option<PathBuf>,
-    /// Whether standard output is JSON instead of a table.
-    pub json: bool,
+    setup: Setup,
 }
 
 /// A module and its configuration.
-#[derive(Clone, Debug)]
-pub struct Version {
+struct Version {
     /// Path of the `.wasm` file.
-    pub module: PathBuf,
+    module: PathBuf,
     /// File with the plugin's configuration; `None` for an empty one.
-    pub config: Option<PathBuf>,
+    config: Option<PathBuf>,
 }
 
-/// The files contain no request with a body.
-#[derive(Debug, thiserror::Error)]
-#[error("no line of {files} is a request with a body ({lines} lines read, {bad} of them bad)")]
-pub struct NoRequests {
-    files: String,
-    lines: u64,
-    bad: u64,
+impl Options {
+    /// Returns the plan of a run.
+    ///
+    /// # Errors
+    /// Returns what is wrong with the options.
+    pub fn plan(&self) -> Result<Plan, String> {
+        let (config, old) = match &*self.config {
+            [] => (None, None),
+            [config] => (Some(config), None),
+            [config, old] => (Some(config), Some(old)),
+            _ => {
+                let wrong = "--config: there are two modules at most, so two configurations";
+                return Err(wrong.to_owned());
+            }
+        };
+        if old.is_some() && self.against.is_none() {
+            return Err(
+                "--config: the second is for the module of --against, which is absent".to_owned(),
+            );
+        }
+        let mut answers = BTreeMap::new();
+        for (cluster, file) in &self.answer {
+            let body = std::fs::read(file).map_err(|error| format!("--answer: {file}: {error}"))?;
+            answers.insert(cluster.clone(), Answer::json(body));
+        }
+        let variable = |text: &String| match text.split_once('=') {
+            Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
+            None => match std::env::var(text) {
+                Ok(value) => Ok((text.clone(), value)),
+                Err(error) => Err(format!("--env: {text}: {error}")),
+            },
+        };
+        let environment: Result<Vec<_>, String> = self.env.iter().map(variable).collect();
+        Ok(Plan {
+            module: Version {
+                module: self.module.clone(),
+                config: config.cloned(),
+            },
+            against: self.against.clone().map(|module| Version {
+                module,
+                config: old.or(config).cloned(),
+            }),
+            setup: Setup {
+                configuration: Vec::new(),
+                environment: environment?,
+                answers,
+                workers: self.workers as usize,
+                interval: Duration::from_millis(self.interval_ms),
+                headers_hold_all: self.headers_hold_all,
+            },
+        })
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            fuel: self.fuel,
+            deadline: Duration::from_millis(self.deadline_ms),
+            memory_bytes: self.memory_mib << 20,
+        }
+    }
+}
+
+/// Parses a header; its name may begin with a colon, as in `:path`.
+fn header(text: &str) -> Result<(String, String), String> {
+    let start = usize::from(text.starts_with(':'));
+    let (name, value) = text
+        .get(start..)
+        .and_then(|rest| rest.split_once(':'))
+        .ok_or("there is no `:` behind the name")?;
+    let name = format!("{}{name}", &text[..start]);
+    Ok((name.to_ascii_lowercase(), value.trim_start().to_owned()))
+}
+
+fn answer(text: &str) -> Result<(String, String), String> {
+    let (cluster, file) = text.split_once('=').ok_or("there is no `=` in it")?;
+    Ok((cluster.to_owned(), file.to_owned()))
 }
 
 /// Whether all callbacks succeeded.
@@ -82,13 +208,13 @@ pub enum Verdict {
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or written, if a module cannot be run or refuses its configuration, for a
-/// bad line when strict, or [`NoRequests`].
-pub fn run(options: &Options) -> Result<Verdict> {
-    let new = || play(options, &options.module, true);
-    let (played, against) = match &options.against {
+/// bad line when strict, or [`BadInput`](log::BadInput).
+pub fn run(options: &Options, plan: &Plan) -> anyhow::Result<Verdict> {
+    let new = || play(options, plan, &plan.module, true);
+    let (played, against) = match &plan.against {
         None => (new()?, None),
         Some(version) => std::thread::scope(|scope| {
-            let old = scope.spawn(|| play(options, version, false));
+            let old = scope.spawn(|| play(options, plan, version, false));
             let new = new();
             let old = old
                 .join()
@@ -97,60 +223,50 @@ pub fn run(options: &Options) -> Result<Verdict> {
             Ok::<_, anyhow::Error>((new?, Some(old)))
         })?,
     };
-    played.counts.tell();
+    played.tell();
     if played.rows.is_empty() {
-        return Err(NoRequests {
-            files: names(&options.files),
-            lines: played.counts.lines,
-            bad: played.counts.bad,
-        }
-        .into());
+        let files = log::names(&options.files);
+        let why = format!("no line of {files} is a request with a body");
+        return Err(played.counts.empty(&why).into());
     }
     let verdict = if played.faults() == 0 {
         Verdict::Sound
     } else {
         Verdict::Faulty
     };
-    let figures = Figures::new(options, played, against);
+    let figures = Figures::new(options, plan, played, against);
     if let Some(path) = &options.report {
-        std::fs::write(path, page::page(&figures))
-            .with_context(|| format!("cannot write the report {}", path.display()))?;
-        eprintln!("report: {}", path.display());
+        files::write_report(path, &page::page(&figures))?;
     }
-    let printed = if options.json {
-        format!("{:#}\n", figures.to_json())
-    } else {
-        figures.to_table()
-    };
-    let mut out = std::io::stdout().lock();
-    let written = out.write_all(printed.as_bytes()).and_then(|()| out.flush());
-    written.context("cannot write to standard output")?;
+    let to_json = || format!("{:#}", figures.to_json());
+    files::show(options.json, to_json, || figures.to_table())?;
     Ok(verdict)
 }
 
-fn play(options: &Options, version: &Version, is_told: bool) -> Result<Played> {
+fn play(
+    options: &Options,
+    plan: &Plan,
+    version: &Version,
+    is_told: bool,
+) -> anyhow::Result<Played> {
     let file = &version.module;
-    let module = Module::read(file, options.limits).with_context(|| file.display().to_string())?;
+    let module =
+        Module::read(file, options.limits()).with_context(|| file.display().to_string())?;
     let configuration = match &version.config {
         Some(file) => configuration(file)?,
         None => Vec::new(),
     };
     let tenant = match &options.tenant_header {
-        Some(header) => Tenant::Header(header.clone()),
+        Some(header) => Tenant::Header(header.to_ascii_lowercase()),
         None => Tenant::of(&configuration),
     };
     let setup = Setup {
         configuration,
-        ..options.setup.clone()
+        ..plan.setup.clone()
     };
     play::play(options, &module, setup, &tenant, is_told)
 }
 
-fn configuration(file: &Path) -> Result<Vec<u8>> {
+fn configuration(file: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(file).with_context(|| format!("cannot read the configuration {}", file.display()))
-}
-
-fn names(files: &[PathBuf]) -> String {
-    let names = files.iter().map(|file| file.display().to_string());
-    names.collect::<Vec<_>>().join(", ")
 }

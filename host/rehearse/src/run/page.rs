@@ -18,7 +18,7 @@ pub(super) fn page(figures: &Figures) -> String {
         ("requests", grouped(of.played.rows.len() as u64)),
         (
             "skipped",
-            grouped(of.played.counts.bad + of.played.counts.rankings),
+            grouped(of.played.counts.bad + of.played.rankings),
         ),
         ("changed", grouped(of.changed() as u64)),
         ("answered", grouped(of.answered() as u64)),
@@ -103,23 +103,7 @@ fn against(figures: &Figures) -> String {
         grouped(against.differences.len() as u64),
         grouped(new.played.rows.len() as u64),
     );
-    let rows = [
-        ("changed", old.changed() as u64, new.changed() as u64),
-        (
-            "traps",
-            old.played.faults() as u64,
-            new.played.faults() as u64,
-        ),
-        ("instructions, p50", old.fuel.p50, new.fuel.p50),
-        ("instructions, p99", old.fuel.p99, new.fuel.p99),
-        ("calls, p50", old.calls.p50, new.calls.p50),
-        (
-            "memory, bytes",
-            old.played.totals.memory_peak_bytes,
-            new.played.totals.memory_peak_bytes,
-        ),
-    ];
-    for (name, old, new) in rows {
+    for (name, [old, new]) in figures.compared(against, "instructions") {
         let _ = writeln!(
             html,
             "<tr><th>{name}</th><td>{}</td><td>{}</td><td>{}</td></tr>",

@@ -5,45 +5,25 @@ use crate::fault::Fault;
 use crate::module::Module;
 use crate::proxy::{Proxy, Setup, Totals};
 use crate::request::{Answer, Outcome, Request};
-use anyhow::{Context, Result, bail};
-use foreword_report::progress;
-use foreword_simulation::{BadLine, Lines, Logged, LoggedKind};
+use anyhow::Result;
+use foreword_report::log::{self, Counts, LineError, OnBad, Place};
+use foreword_simulation::{BadLine, Logged, LoggedKind};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::BufReader;
 
 /// The results of playing a log through one version.
 #[derive(Debug, Default)]
 pub(super) struct Played {
     pub(super) rows: Vec<Row>,
     pub(super) counts: Counts,
+    /// Number of lines that are rankings, which have no body.
+    pub(super) rankings: u64,
     pub(super) totals: Totals,
     /// Number of requests by the outcome in the module's `x-foreword` header.
     pub(super) outcomes: BTreeMap<String, u64>,
     /// Faults between requests, each with the place of the request that follows, if any.
     pub(super) beside: Vec<(Option<Place>, Fault)>,
-}
-
-/// Numbers of lines read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    /// Lines that are not blank.
-    pub(super) lines: u64,
-    /// Lines in `lines` that could not be parsed.
-    pub(super) bad: u64,
-    /// Lines in `lines` that are rankings, which have no body.
-    pub(super) rankings: u64,
-}
-
-/// The place of a request's line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// Index of the file.
-    pub(super) file: usize,
-    /// Number of the line, from 1.
-    pub(super) line: u64,
 }
 
 /// The record of a request.
@@ -146,52 +126,22 @@ pub(super) fn play(
 ) -> Result<Played> {
     let mut proxy = Proxy::start(module, setup)?;
     let mut played = Played::default();
-    for (index, path) in options.files.iter().enumerate() {
-        let failed = || format!("cannot read {}", path.display());
-        let file = File::open(path).with_context(failed)?;
-        let bytes = usize::try_from(file.metadata().with_context(failed)?.len())?;
-        let bar = is_told
-            .then(|| progress::bar("rehearsing", bytes))
-            .transpose()?;
-        let mut lines = Lines::new(BufReader::new(file));
-        loop {
-            let place = Place {
-                file: index,
-                line: lines.number() + 1,
-            };
-            let Some(line) = lines.next().with_context(failed)? else {
-                break;
-            };
-            let request = match line {
-                Ok(line) if line.trim_ascii().is_empty() => continue,
-                Ok(line) => request(options, tenant, line),
-                Err(reason) => Err(reason),
-            };
-            played.counts.lines += 1;
-            match request {
-                Ok(Some(request)) => played.add(&mut proxy, place, &request)?,
-                Ok(None) => played.counts.rankings += 1,
-                Err(reason) => {
-                    let named = format!("{}:{}: {reason}", path.display(), place.line);
-                    if options.strict {
-                        bail!(named);
-                    }
-                    played.counts.bad += 1;
-                    if let Some(bar) = bar.as_ref().filter(|_| played.counts.bad <= NAMED) {
-                        bar.suspend(|| eprintln!("skipped: {named}"));
-                    }
-                }
+    let name = is_told.then_some("rehearsing");
+    let on_bad = match (options.strict, is_told) {
+        (true, _) => OnBad::Stop,
+        (false, true) => OnBad::Tell,
+        (false, false) => OnBad::Count,
+    };
+    played.counts = log::read(&options.files, name, on_bad, |place, line| {
+        match request(options, tenant, line)? {
+            Some(request) => {
+                let added = played.add(&mut proxy, place, &request);
+                added.map_err(LineError::Fatal)?;
             }
-            if let Some(bar) = &bar
-                && played.counts.lines.is_multiple_of(progress::STRIDE as u64)
-            {
-                bar.set_position(lines.bytes());
-            }
+            None => played.rankings += 1,
         }
-        if let Some(bar) = bar {
-            bar.finish_and_clear();
-        }
-    }
+        Ok(())
+    })?;
     let known = proxy.faults().len();
     played.totals = proxy.finish()?;
     let last = played.totals.faults.iter().skip(known);
@@ -218,8 +168,8 @@ fn request(options: &Options, tenant: &Tenant, line: &[u8]) -> Result<Option<Req
         &*logged.path
     };
     let mut request = Request::post(path, logged.body.as_bytes().to_vec());
-    request.piece_bytes = options.piece_bytes;
-    for (name, value) in &options.headers {
+    request.piece_bytes = options.piece_bytes.map(|bytes| bytes as usize);
+    for (name, value) in &options.header {
         request
             .headers
             .retain(|(known, _)| known != name.as_bytes());
@@ -274,6 +224,15 @@ impl Played {
         Ok(())
     }
 
+    /// Prints the numbers of skipped lines to standard error, if there are any.
+    pub(super) fn tell(&self) {
+        self.counts.tell();
+        if self.rankings > 0 {
+            let (rankings, lines) = (self.rankings, self.counts.lines);
+            eprintln!("{rankings} of {lines} lines are rankings: they have no body to play");
+        }
+    }
+
     /// Returns the number of callbacks that failed.
     pub(super) fn faults(&self) -> usize {
         let in_requests = self.rows.iter().filter(|row| row.fault.is_some()).count();
@@ -296,30 +255,6 @@ fn said(report: &[u8]) -> Option<String> {
         None => outcome.to_owned(),
     })
 }
-
-impl Counts {
-    /// Prints the numbers of skipped lines to standard error, if there are any.
-    pub(super) fn tell(self) {
-        if self.bad > NAMED {
-            eprintln!("skipped: … and {} more", self.bad - NAMED);
-        }
-        if self.bad > 0 {
-            eprintln!(
-                "{} of {} lines are bad and were skipped",
-                self.bad, self.lines
-            );
-        }
-        if self.rankings > 0 {
-            let Self {
-                rankings, lines, ..
-            } = self;
-            eprintln!("{rankings} of {lines} lines are rankings: they have no body to play");
-        }
-    }
-}
-
-/// Most bad lines printed; further ones are only counted.
-const NAMED: u64 = 20;
 
 #[cfg(test)]
 mod tests {

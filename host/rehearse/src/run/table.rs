@@ -88,24 +88,8 @@ impl Figures {
             grouped(against.differences.len() as u64),
             grouped(new.played.rows.len() as u64),
         );
-        let rows = [
-            ("changed", old.changed() as u64, new.changed() as u64),
-            (
-                "traps",
-                old.played.faults() as u64,
-                new.played.faults() as u64,
-            ),
-            ("fuel, p50", old.fuel.p50, new.fuel.p50),
-            ("fuel, p99", old.fuel.p99, new.fuel.p99),
-            ("calls, p50", old.calls.p50, new.calls.p50),
-            (
-                "memory, bytes",
-                old.played.totals.memory_peak_bytes,
-                new.played.totals.memory_peak_bytes,
-            ),
-        ];
         let _ = writeln!(table, "{:<16}{:>16}{:>16}", "", "old", "new");
-        for (name, old, new) in rows {
+        for (name, [old, new]) in self.compared(against, "fuel") {
             let _ = writeln!(
                 table,
                 "{name:<16}{:>16}{:>16}{:>10}",

@@ -16,18 +16,17 @@ mod ask;
 mod output;
 mod pace;
 
-pub use foreword_simulation::BatchOrder;
-
 use crate::client::{self, Access, Client};
-use crate::files;
+use crate::options::{api_key, backoff, batch_order, concurrency, ordering, seconds};
 use anyhow::{Context, Result, anyhow};
 use ask::{Batch, Progress};
-use foreword_ordering::RawConfig;
+use foreword_report::files;
+use foreword_report::log::BadInput;
 use foreword_report::progress;
 use foreword_report::words::{grouped, percent, rounded};
 use foreword_simulation::{
-    BatchError, BatchIndex, BatchLimits, BatchOrderer, BatchSchedule, BatchUsage, MAX_LINE_BYTES,
-    URLS,
+    BatchError, BatchIndex, BatchLimits, BatchOrder, BatchOrderer, BatchSchedule, BatchUsage,
+    MAX_LINE_BYTES, URLS,
 };
 use output::Output;
 use pace::Pace;
@@ -36,40 +35,71 @@ use std::collections::hash_map::RandomState;
 use std::fs::File;
 use std::hash::BuildHasher;
 use std::io::BufReader;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Options of a batch.
-#[derive(Clone, Debug)]
+const HELP: &str = "Lines of FILE, in OpenAI's batch format, each custom_id once:
+  {\"custom_id\": \"1\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\", \"body\": {…}}
+  url: /v1/chat/completions, /v1/completions, /v1/embeddings or /v1/responses
+Lines of OUT, in the order of their answers, readable by its owner alone:
+  {\"id\": …, \"custom_id\": \"1\", \"response\": {\"status_code\": 200, \"request_id\": …, \"body\": {…}}, \"error\": null}
+
+A run that was stopped goes on with the same command: what OUT answers is not asked again.
+To compare: --order input with the policy \"retrieval\" in --ordering leaves requests and documents as they stand.
+An endpoint behind Foreword's filter orders documents again: name the engine itself.
+
+Exit codes: 0 every request was served, 1 the run failed (what was answered is kept), 2 bad arguments or wrong lines,
+3 every request has an answer, and some were refused or failed.";
+
+/// The options of a batch.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = HELP)]
 pub struct Options {
-    /// File with the requests.
-    pub file: PathBuf,
-    /// URL of the endpoint: its root or its `/v1`.
-    pub endpoint: String,
-    /// File for the answers.
-    pub out: PathBuf,
-    /// The order of requests.
-    pub order: BatchOrder,
-    /// The gateway's configuration of ordering.
-    pub ordering: RawConfig,
-    /// Most requests in flight.
-    pub concurrency: usize,
-    /// Most requests a second; `None` for no limit.
-    pub rate: Option<f64>,
-    /// Bearer token for the endpoint.
-    pub api_key: Option<String>,
-    /// Time limit of one attempt.
-    pub timeout: Duration,
-    /// Most retries of a request.
-    pub retries: u32,
-    /// The first wait between two attempts; it doubles.
-    pub backoff: Duration,
-    /// Whether requests that failed in an earlier run are sent again.
-    pub retry_failed: bool,
-    /// Whether the file is only checked, and nothing is sent.
-    pub check: bool,
-    /// Whether standard output gets JSON instead of a table.
-    pub json: bool,
+    /// Requests, one JSON object per line
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// OpenAI-compatible endpoint: http://localhost:8000, say, or the same with https
+    #[arg(long, value_name = "URL", required_unless_present = "check")]
+    endpoint: Option<String>,
+    /// File for the answers
+    #[arg(long, value_name = "OUT", required_unless_present = "check")]
+    out: Option<PathBuf>,
+    /// Order of the requests: as planned, those that share documents together; or as in FILE, where --ordering's policy
+    /// orders documents as a gateway would
+    #[arg(long, value_name = "ORDER", value_parser = batch_order(), default_value = "plan")]
+    order: BatchOrder,
+    /// The gateway's configuration: its plugin configuration's `ordering`, in JSON. A plan takes the place of its
+    /// policy; nothing is pinned, since requests are independent
+    #[arg(long, value_name = "FILE")]
+    ordering: Option<PathBuf>,
+    /// Requests in flight at once
+    #[arg(long, value_name = "C", default_value = "8", value_parser = concurrency())]
+    concurrency: usize,
+    /// Most requests a second [default: any number]
+    #[arg(long, value_name = "N", value_parser = rate)]
+    rate: Option<f64>,
+    /// Environment variable that holds the API key
+    #[arg(long, value_name = "VAR")]
+    api_key_env: Option<String>,
+    /// Seconds that one attempt may take
+    #[arg(long = "timeout-s", value_name = "SECONDS", default_value = "600", value_parser = seconds(86_400))]
+    timeout: Duration,
+    /// Further attempts after the first, on 408, 425, 429, 5xx and broken connections
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(0..=100))]
+    retries: u32,
+    /// Milliseconds before the second attempt; doubled each time, up to 30 s. A Retry-After holds back all requests,
+    /// up to 10 minutes
+    #[arg(long = "backoff-ms", value_name = "MS", default_value = "500", value_parser = backoff())]
+    backoff: Duration,
+    /// Ask again what an earlier run could not get served: its lines are removed from OUT first
+    #[arg(long)]
+    retry_failed: bool,
+    /// Only read FILE and name its wrong lines
+    #[arg(long)]
+    check: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
 }
 
 /// Summary of a run.
@@ -95,24 +125,19 @@ pub struct Summary {
     pub seconds: f64,
 }
 
-/// The file is not a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{file_errors} lines are wrong; nothing was asked")]
-pub struct NoBatch {
-    /// Number of bad lines.
-    pub file_errors: u64,
-}
-
 /// Sends the unanswered requests, and prints the summary to standard output.
 ///
 /// # Errors
-/// Returns an error for an invalid argument, a bad line ([`NoBatch`]), a file that cannot be read or written, or an
+/// Returns an error for an invalid argument, a bad line ([`BadInput`]), a file that cannot be read or written, or an
 /// endpoint that does not answer.
 pub fn run(options: &Options) -> Result<Summary> {
-    let root = client::root(&options.endpoint).map_err(|wrong| anyhow!("--endpoint: {wrong}"));
+    let key = api_key("--api-key-env", options.api_key_env.as_ref())?;
+    let ordering = ordering(options.ordering.as_deref())?;
+    let endpoint = options.endpoint.as_deref().unwrap_or_default();
+    let root = client::root(endpoint).map_err(|wrong| anyhow!("--endpoint: {wrong}"));
     let root = if options.check { String::new() } else { root? };
-    let mut orderer = BatchOrderer::new(&options.ordering, options.order)
-        .context("the ordering configuration")?;
+    let mut orderer =
+        BatchOrderer::new(&ordering, options.order).context("the ordering configuration")?;
     let file = &options.file;
     let failed = || format!("cannot read {}", file.display());
     let input = File::open(file).with_context(failed)?;
@@ -128,13 +153,14 @@ pub fn run(options: &Options) -> Result<Summary> {
         show(&summary, options)?;
         return Ok(summary);
     }
-    let (output, answers) = Output::open(&options.out, &input, &index, options.retry_failed)?;
+    let out = options.out.as_deref().unwrap_or(Path::new(""));
+    let (output, answers) = Output::open(out, &input, &index, options.retry_failed)?;
     let answered_before = answers.served + answers.failed;
     let schedule = BatchSchedule::new(&index, options.order, options.concurrency, |line| {
         !answers.is_answered(line)
     });
     let client = Client::new(Access {
-        key: options.api_key.clone(),
+        key,
         timeout: options.timeout,
         retries: options.retries,
         backoff: options.backoff,
@@ -216,7 +242,8 @@ fn read(options: &Options, input: &File, orderer: &mut BatchOrderer) -> Result<B
         eprintln!("… and {} more", wrong - NAMED);
     }
     if wrong > 0 {
-        return Err(NoBatch { file_errors: wrong }.into());
+        let wrong = format!("{wrong} lines are wrong; nothing was asked");
+        return Err(BadInput(wrong).into());
     }
     Ok(index)
 }
@@ -289,6 +316,12 @@ fn show(summary: &Summary, options: &Options) -> Result<()> {
         )
     };
     files::print(&printed)
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok();
+    rate.filter(|rate| (0.001..=100_000.0).contains(rate))
+        .ok_or("it must be a number from 0.001 to 100000".to_owned())
 }
 
 /// Most bad lines that are printed; further ones are only counted.

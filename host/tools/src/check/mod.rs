@@ -34,17 +34,35 @@ pub enum Verdict {
     Refused,
 }
 
-/// Checks the configurations in `files` (`-`: standard input) and prints their errors. A gateway that fails open is refused
-/// if any configuration in the files has salts, unless `accepts_fail_open`.
+const HELP: &str = "Every error is told, with path, value and limit. A key in the environment is not looked for.
+
+Exit codes: 0 the filter takes every configuration, 1 it refuses one, 2 a file cannot be read or holds none.";
+
+/// The options of a check.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct Options {
+    /// File with the plugin's JSON, or with what contains it: Envoy's configuration, Istio's or Envoy Gateway's
+    /// resources, a ConfigMap; `-`: standard input
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Accept a gateway that lets requests past Foreword while it is away, beside a configuration with salts; the files of both
+    /// are given together
+    #[arg(long)]
+    accept_fail_open: bool,
+}
+
+/// Checks the configurations in the files (`-`: standard input) and prints their errors. A gateway that fails open is refused
+/// if any configuration in the files has salts, unless `--accept-fail-open` is given.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or contains no configuration.
-pub fn run(files: &[PathBuf], accepts_fail_open: bool) -> anyhow::Result<Verdict> {
+pub fn run(options: &Options) -> anyhow::Result<Verdict> {
     let schema: Value = serde_json::from_str(SCHEMA)?;
     let validator = jsonschema::validator_for(&schema)?;
     let mut verdict = Verdict::Accepted;
     let (mut is_salted, mut open) = (false, Vec::new());
-    for file in files {
+    for file in &options.files {
         let text = read(file)?;
         let failures = fail_open::failures(&text);
         let settings = failures.open.into_iter();
@@ -77,7 +95,7 @@ pub fn run(files: &[PathBuf], accepts_fail_open: bool) -> anyhow::Result<Verdict
         }
     }
     for setting in open.iter().filter(|_| is_salted) {
-        let severity = if accepts_fail_open {
+        let severity = if options.accept_fail_open {
             "warning"
         } else {
             "error"
@@ -85,7 +103,7 @@ pub fn run(files: &[PathBuf], accepts_fail_open: bool) -> anyhow::Result<Verdict
         println!(
             "{setting}: {severity}: with `salt`, requests would reach the engine with a salt of the client's own while Foreword is away"
         );
-        if !accepts_fail_open {
+        if !options.accept_fail_open {
             verdict = Verdict::Refused;
         }
     }
@@ -297,8 +315,11 @@ mod tests {
             ([&salted, &closed], false, Verdict::Accepted),
             ([&plain, &open], false, Verdict::Accepted),
         ] {
-            let files = files.map(Clone::clone);
-            assert_eq!(run(&files, accepts).unwrap(), verdict, "{files:?}");
+            let options = Options {
+                files: files.map(Clone::clone).to_vec(),
+                accept_fail_open: accepts,
+            };
+            assert_eq!(run(&options).unwrap(), verdict, "{options:?}");
         }
         std::fs::remove_dir_all(&folder).unwrap();
     }

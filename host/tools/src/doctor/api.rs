@@ -20,23 +20,12 @@ pub(super) struct Api {
 }
 
 pub(super) const APIS: [Api; 4] = [
-    Api {
-        name: "chat",
-        path: "/v1/chat/completions",
-        field: ("messages", true),
-        limit: "max_tokens",
-        prompt: "/usage/prompt_tokens",
-        cached: "/usage/prompt_tokens_details/cached_tokens",
-        is_apart: false,
-    },
+    CHATS,
     Api {
         name: "completions",
         path: "/v1/completions",
         field: ("prompt", false),
-        limit: "max_tokens",
-        prompt: "/usage/prompt_tokens",
-        cached: "/usage/prompt_tokens_details/cached_tokens",
-        is_apart: false,
+        ..CHATS
     },
     Api {
         name: "responses",
@@ -45,18 +34,27 @@ pub(super) const APIS: [Api; 4] = [
         limit: "max_output_tokens",
         prompt: "/usage/input_tokens",
         cached: "/usage/input_tokens_details/cached_tokens",
-        is_apart: false,
+        ..CHATS
     },
     Api {
         name: "messages",
         path: "/v1/messages",
-        field: ("messages", true),
-        limit: "max_tokens",
         prompt: "/usage/input_tokens",
         cached: "/usage/cache_read_input_tokens",
         is_apart: true,
+        ..CHATS
     },
 ];
+
+const CHATS: Api = Api {
+    name: "chat",
+    path: "/v1/chat/completions",
+    field: ("messages", true),
+    limit: "max_tokens",
+    prompt: "/usage/prompt_tokens",
+    cached: "/usage/prompt_tokens_details/cached_tokens",
+    is_apart: false,
+};
 
 /// The API of chats.
 pub(super) const CHAT: &Api = &APIS[0];

@@ -28,42 +28,65 @@ mod zmq;
 
 pub use finding::{Examination, Finding, Status};
 
-use crate::files;
+use crate::options::{api_key, seconds};
 use anyhow::{Context, Result, bail, ensure};
 use api::CHAT;
 use client::{Client, refusal};
 use events::Source;
+use foreword_report::files;
 use foreword_report::words::rounded;
 use metrics::Metrics;
 use prompt::{Documents, Words};
 use residency::Cleared;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::time::{Duration, Instant, SystemTime};
 use survey::{Engine, Survey};
 
+const HELP: &str = "What it sends: some 43 requests with 12,000 prompt tokens to the engine, and 16 with 8,000 more through a gateway; where no prompt of
+400 tokens is reused, up to 50,000 prompt tokens; never more than 160 requests. Prompts are random words, and answers have one to
+three tokens. Nothing is changed, except by --allow-reset.
+
+docs/doctor.md leads from a symptom to a finding, and has every check.
+JSON: {\"url\", \"model\", \"requests\", \"prompt_tokens\", \"seconds\", \"findings\": [{\"check\", \"status\", \"detail\", \"remedy\"}]};
+status: ok, warn, fail or skipped.
+
+Exit codes: 0 no check failed, 1 the engine does not answer, 2 bad arguments, 3 a check failed.";
+
 /// The options of an examination.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = HELP)]
 pub struct Options {
-    /// The engine's URL: its root, or its `/v1`.
-    pub url: String,
-    /// The URL of the gateway in front of it.
-    pub gateway: Option<String>,
-    /// The model to ask; `None`: the first that the engine lists.
-    pub model: Option<String>,
-    /// The key of the API.
-    pub api_key: Option<String>,
-    /// Address of the engine's ZeroMQ events, `tcp://HOST:PORT`.
-    pub events: Option<String>,
-    /// URL of the engine's metrics and of our feed, where it differs from `url`.
-    pub internal: Option<String>,
-    /// URL of the gateway's metrics.
-    pub gateway_metrics: Option<String>,
-    /// Whether the engine's cache may be emptied.
-    pub allow_reset: bool,
-    /// Time limit of each request.
-    pub timeout: Duration,
-    /// Whether to print JSON instead of a table.
-    pub json: bool,
+    /// The engine: http://localhost:8000, say, or the same with https
+    #[arg(value_name = "URL")]
+    url: String,
+    /// The gateway in front of it
+    #[arg(long, value_name = "URL")]
+    gateway: Option<String>,
+    /// The model to ask [default: the first of /v1/models]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Environment variable that holds the API key
+    #[arg(long, value_name = "VAR")]
+    api_key_env: Option<String>,
+    /// The engine's KV events over ZeroMQ, tcp://HOST:PORT [default: the feed of `foreword serve` or `foreword kv-bridge`, if there
+    /// is one]
+    #[arg(long, value_name = "ENDPOINT")]
+    events: Option<String>,
+    /// Where the engine's metrics and our feed are [default: URL, then a thousand ports above it]
+    #[arg(long, value_name = "URL")]
+    internal: Option<String>,
+    /// The gateway's metrics: Envoy's http://HOST:9901/stats/prometheus, or /metrics of `foreword ext-proc`
+    #[arg(long, value_name = "URL", requires = "gateway")]
+    gateway_metrics: Option<String>,
+    /// Empty the engine's cache at the end, to see who notices: every prompt is then computed once more
+    #[arg(long)]
+    allow_reset: bool,
+    /// Seconds that one request may take
+    #[arg(long = "timeout-s", value_name = "SECONDS", default_value = "30", value_parser = seconds(3_600))]
+    timeout: Duration,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
 }
 
 /// Examines, and prints what was found.
@@ -72,15 +95,13 @@ pub struct Options {
 /// Returns an error if the engine does not answer, or the output cannot be written.
 pub fn run(options: &Options) -> Result<Examination> {
     let examination = examine(options)?;
-    let text = match options.json {
-        true => serde_json::to_string(&examination)? + "\n",
-        false => examination.to_table(),
-    };
-    files::print(&text)?;
+    let to_json = || json!(examination).to_string();
+    files::show(options.json, to_json, || examination.to_table())?;
     Ok(examination)
 }
 
 fn examine(options: &Options) -> Result<Examination> {
+    let key = api_key("--api-key-env", options.api_key_env.as_ref())?;
     let root_of = |url: &str| crate::client::root(url).map_err(anyhow::Error::msg);
     let root = root_of(&options.url)?;
     let gateway_root = options.gateway.as_deref().map(root_of).transpose()?;
@@ -97,7 +118,7 @@ fn examine(options: &Options) -> Result<Examination> {
             .map(|root| format!("{root}{path}"))
             .collect::<Vec<_>>()
     };
-    let client = &Client::new(options.api_key.clone(), options.timeout);
+    let client = &Client::new(key, options.timeout);
     let start = Instant::now();
     let (model, max_tokens) = model(client, &root, options.model.as_deref())?;
     let engine = &Engine {

@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 /// A way to ask a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Arm {
+pub(super) enum Arm {
     /// The retriever's order, the baseline of all comparisons.
     Retrieval,
     /// Ordered for the prefix cache.
@@ -72,7 +72,7 @@ pub enum Arm {
 
 impl Arm {
     /// The arm of a gateway without a name.
-    pub const GATEWAY: Self = Self::Gateway("gateway");
+    pub(super) const GATEWAY: Self = Self::Gateway("gateway");
 
     /// All arms except those of gateways, with their names, in the order of tables.
     const NAMED: [(Self, &str); 27] = [
@@ -106,17 +106,16 @@ impl Arm {
     ];
 
     /// The arms of a position analysis.
-    pub const POSITIONS: [Self; 3] = [Self::First, Self::Middle, Self::Last];
+    pub(super) const POSITIONS: [Self; 3] = [Self::First, Self::Middle, Self::Last];
 
     /// Returns all arms except those of named gateways, in the order of tables.
-    pub fn all() -> impl Iterator<Item = Self> {
+    pub(super) fn all() -> impl Iterator<Item = Self> {
         let own = Self::NAMED.into_iter().map(|(arm, _)| arm);
         own.chain([Self::GATEWAY])
     }
 
     /// Returns the arm's name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         if let Self::Gateway(name) = self {
             return name;
         }
@@ -127,26 +126,22 @@ impl Arm {
     }
 
     /// Returns the arm of that name.
-    #[must_use]
-    pub fn by_name(name: &str) -> Option<Self> {
+    pub(super) fn by_name(name: &str) -> Option<Self> {
         Self::all().find(|arm| arm.name() == name)
     }
 
     /// Returns whether the arm puts the answer's document in a given place.
-    #[must_use]
-    pub fn is_position(self) -> bool {
+    pub(super) fn is_position(self) -> bool {
         Self::POSITIONS.contains(&self)
     }
 
     /// Returns whether a gateway orders the documents.
-    #[must_use]
-    pub fn is_gateway(self) -> bool {
+    pub(super) fn is_gateway(self) -> bool {
         matches!(self, Self::Gateway(_))
     }
 
     /// Returns the place of the order hint if it differs from the gateway's.
-    #[must_use]
-    pub fn hint_place(self) -> Option<HintPlace> {
+    pub(super) fn hint_place(self) -> Option<HintPlace> {
         match self {
             Self::OrderedHintAt(place) | Self::DedupHintAt(place) => Some(place),
             _ => None,
@@ -154,8 +149,7 @@ impl Arm {
     }
 
     /// Returns the arm that differs only in having the order hint in the gateway's place.
-    #[must_use]
-    pub fn with_usual_hint(self) -> Option<Self> {
+    pub(super) fn with_usual_hint(self) -> Option<Self> {
         match self {
             Self::OrderedHintAt(_) => Some(Self::OrderedHint),
             Self::DedupHintAt(_) => Some(Self::DedupHint),

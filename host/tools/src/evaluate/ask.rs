@@ -238,9 +238,7 @@ impl Questions<'_> {
                         sent: format!("{:016x}", Fingerprint::of(&[&request.body]).0),
                         ttft_us: micros(streamed.first),
                         total_us: micros(answer.total),
-                        prompt_tokens: streamed.usage.prompt_tokens,
-                        cached_tokens: streamed.usage.cached_tokens,
-                        completion_tokens: streamed.usage.completion_tokens,
+                        usage: streamed.usage,
                         by_text,
                         ..Record::default()
                     };

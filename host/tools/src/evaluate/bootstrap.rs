@@ -6,6 +6,7 @@
 //! question's difficulty cancels out of a difference, and similar turns of one chat do not count as independent.
 
 use foreword_ordering::random::Random;
+use foreword_report::plot::quantile;
 
 /// A figure's 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -75,13 +76,9 @@ pub(super) fn intervals<const N: usize>(
     }
     values.map(|mut values| {
         values.sort_unstable_by(f64::total_cmp);
-        let at = |share: f64| {
-            let rank = (share * values.len() as f64).ceil() as usize;
-            values[rank.clamp(1, values.len()) - 1]
-        };
         Interval {
-            low: at(0.025),
-            high: at(0.975),
+            low: quantile(&values, 0.025),
+            high: quantile(&values, 0.975),
         }
     })
 }

@@ -232,7 +232,7 @@ fn sums<'a>(
             sums.contains += score.contains;
             sums.f1 += score.f1;
         }
-        let usage = record.usage();
+        let usage = record.usage;
         let add = |sum: Option<u64>, count: Option<u64>| Some(sum? + count?);
         sums.prompt = add(sums.prompt, usage.prompt_tokens);
         sums.cached = add(sums.cached, usage.cached_tokens);
@@ -251,13 +251,8 @@ fn sums<'a>(
 
 fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
     let every: Vec<usize> = (0..own.len()).collect();
-    let rate = |of: fn(&Sums) -> f64| {
-        let rate = |drawn: &[usize]| rate(own, drawn, of);
-        Estimate {
-            value: rate(&every),
-            interval: bootstrap::interval(own.len(), RESAMPLES, seed, rate),
-        }
-    };
+    let rate =
+        |of: Part, all: Part| Estimate::of(own.len(), seed, |drawn| percent(own, drawn, of, all));
     let total = |of: fn(&Sums) -> Option<u64>| own.iter().map(|sums| of(sums)).sum();
     let count = |of: fn(&Sums) -> u64| own.iter().map(|sums| of(sums)).sum();
     Figure {
@@ -265,13 +260,10 @@ fn alone(arm: Arm, own: &[&Sums], seed: u64) -> Figure {
         cases: own.len(),
         asked: own.iter().map(|sums| sums.asked).sum(),
         scored: own.iter().map(|sums| sums.scored).sum::<f64>() as usize,
-        exact_match: rate(|sums| sums.exact_match),
-        contains: rate(|sums| sums.contains),
-        f1: rate(|sums| sums.f1),
-        judged: own.iter().any(|sums| sums.judged > 0.0).then(|| Estimate {
-            value: judged(own, &every),
-            interval: bootstrap::interval(own.len(), RESAMPLES, seed, |drawn| judged(own, drawn)),
-        }),
+        exact_match: rate(|sums| sums.exact_match, SCORED),
+        contains: rate(|sums| sums.contains, SCORED),
+        f1: rate(|sums| sums.f1, SCORED),
+        judged: (own.iter().any(|sums| sums.judged > 0.0)).then(|| rate(RIGHT, JUDGED)),
         by_text: count(|sums| sums.by_text),
         prefill: prefill(own),
         prompt_tokens: total(|sums| sums.prompt),
@@ -311,10 +303,7 @@ fn likelihood(
         cases: own.len(),
         less_retrieval: baseline.map(|baseline| {
             let less = |drawn: &[usize]| mean(own, drawn) - mean(baseline, drawn);
-            let estimate = Estimate {
-                value: less(&every),
-                interval: bootstrap::interval(own.len(), RESAMPLES, seed, less),
-            };
+            let estimate = Estimate::of(own.len(), seed, less);
             (estimate, Verdict::of_sign(estimate.interval, own.len()))
         }),
     })
@@ -322,12 +311,11 @@ fn likelihood(
 
 fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
     let every: Vec<usize> = (0..own.len()).collect();
-    let estimate = |statistic: &dyn Fn(&[usize]) -> f64| Estimate {
-        value: statistic(&every),
-        interval: bootstrap::interval(own.len(), RESAMPLES, seed, statistic),
-    };
-    let compared = |of: fn(&Sums) -> f64| {
-        let estimate = estimate(&|drawn| rate(own, drawn, of) - rate(baseline, drawn, of));
+    let estimate = |statistic: &dyn Fn(&[usize]) -> f64| Estimate::of(own.len(), seed, statistic);
+    let compared = |of: Part, all: Part| {
+        let less =
+            |drawn: &[usize]| percent(own, drawn, of, all) - percent(baseline, drawn, of, all);
+        let estimate = Estimate::of(own.len(), seed, less);
         let is_right = |sums: &&Sums| of(sums) > 0.0;
         let verdict = if own.iter().chain(baseline).any(is_right) {
             Verdict::of(estimate.interval, own.len())
@@ -339,46 +327,40 @@ fn difference(own: &[&Sums], baseline: &[&Sums], seed: u64) -> Difference {
     let both_told = reused(own, &every).is_some() && reused(baseline, &every).is_some();
     let share = |sums: &[&Sums], drawn: &[usize]| reused(sums, drawn).unwrap_or_default();
     Difference {
-        exact_match: compared(|sums| sums.exact_match),
-        contains: compared(|sums| sums.contains),
-        f1: compared(|sums| sums.f1),
-        judged: (own.iter().chain(baseline).any(|sums| sums.judged > 0.0)).then(|| {
-            let estimate = estimate(&|drawn| judged(own, drawn) - judged(baseline, drawn));
-            let is_any_right = own
-                .iter()
-                .chain(baseline)
-                .any(|sums| sums.judged_right > 0.0);
-            let verdict = if is_any_right {
-                Verdict::of(estimate.interval, own.len())
-            } else {
-                Verdict::NothingRight
-            };
-            (estimate, verdict)
-        }),
+        exact_match: compared(|sums| sums.exact_match, SCORED),
+        contains: compared(|sums| sums.contains, SCORED),
+        f1: compared(|sums| sums.f1, SCORED),
+        judged: (own.iter().chain(baseline))
+            .any(|sums| sums.judged > 0.0)
+            .then(|| compared(RIGHT, JUDGED)),
         reused: both_told.then(|| estimate(&|drawn| share(own, drawn) - share(baseline, drawn))),
         ttft: estimate(&|drawn| ttft(own, drawn, 0.5) - ttft(baseline, drawn, 0.5)),
     }
 }
 
-/// Returns the drawn cases' mean score in percent; 0 if there are none.
-fn rate(sums: &[&Sums], drawn: &[usize], of: fn(&Sums) -> f64) -> f64 {
-    let (mut right, mut scored) = (0.0, 0.0);
-    for &case in drawn {
-        right += of(sums[case]);
-        scored += sums[case].scored;
-    }
-    if scored > 0.0 {
-        100.0 * right / scored
-    } else {
-        0.0
+/// A part of a case's sums.
+type Part = fn(&Sums) -> f64;
+
+const SCORED: Part = |sums| sums.scored;
+const JUDGED: Part = |sums| sums.judged;
+const RIGHT: Part = |sums| sums.judged_right;
+
+impl Estimate {
+    /// Returns a statistic of all cases, with its interval.
+    fn of(cases: usize, seed: u64, statistic: impl Fn(&[usize]) -> f64) -> Self {
+        let every: Vec<usize> = (0..cases).collect();
+        Self {
+            value: statistic(&every),
+            interval: bootstrap::interval(cases, RESAMPLES, seed, statistic),
+        }
     }
 }
 
-/// Returns the answers that a judge finds right, in percent of the drawn cases' judged answers; 0 if there are none.
-fn judged(sums: &[&Sums], drawn: &[usize]) -> f64 {
-    let of = |what: fn(&Sums) -> f64| drawn.iter().map(|&case| what(sums[case])).sum::<f64>();
-    let (right, all) = (of(|sums| sums.judged_right), of(|sums| sums.judged));
-    if all > 0.0 { 100.0 * right / all } else { 0.0 }
+/// Returns the drawn cases' sum of one part in percent of another; 0 if the other is 0.
+fn percent(sums: &[&Sums], drawn: &[usize], of: Part, all: Part) -> f64 {
+    let sum = |part: Part| drawn.iter().map(|&case| part(sums[case])).sum::<f64>();
+    let (of, all) = (sum(of), sum(all));
+    if all > 0.0 { 100.0 * of / all } else { 0.0 }
 }
 
 /// Returns prompt tokens per second of time to first token; `None` if the endpoint does not report tokens.
@@ -503,7 +485,7 @@ pub(super) mod tests {
         records.extend(answered(Arm::Ordered, 4, 4));
         records.extend(answered(Arm::First, 2, 2));
         records.push(record("unknown", 0, Arm::Ordered, "yes"));
-        records[0].cached_tokens = None;
+        records[0].usage.cached_tokens = None;
         let arms = [Arm::Retrieval, Arm::Ordered, Arm::First];
         let figures = compare(&cases, &arms, &records, 0);
         let counts: Vec<_> = figures.iter().map(|figure| figure.cases).collect();

@@ -246,7 +246,7 @@ fn add_profile(table: &mut String, profile: &RankProfile) {
             worth.value, worth.low, worth.high
         )
     };
-    let [questions, documents] = profile.size();
+    let (questions, documents) = (profile.questions, profile.documents);
     let _ = writeln!(
         table,
         "\nwhere the model reads: nats a token that a place is worth to a document, by its rank; {} questions of {documents} documents",
@@ -268,7 +268,7 @@ fn add_profile(table: &mut String, profile: &RankProfile) {
         "\n{:<44}nats a token lost against retrieval order [95 %]",
         "ordering.rank"
     );
-    for placed in profile.placements() {
+    for placed in &profile.placements {
         let _ = writeln!(
             table,
             "{:<44}{}",
@@ -276,7 +276,7 @@ fn add_profile(table: &mut String, profile: &RankProfile) {
             worth(placed.loss)
         );
     }
-    let line = match profile.chosen() {
+    let line = match profile.chosen {
         Some(rule) => format!(
             "the freest placement that is not shown to cost more than the best one: \"rank\": {}",
             profile::setting(rule)
@@ -440,7 +440,7 @@ pub(super) mod tests {
             for (question, answer) in answers.iter_mut().enumerate() {
                 let ttft = 20_000 + 1_000 * (question as u64 * 7 % 50);
                 answer.ttft_us = ttft.saturating_sub(900 * at as u64);
-                answer.cached_tokens = Some(10 + 7 * at as u64);
+                answer.usage.cached_tokens = Some(10 + 7 * at as u64);
                 answer.likelihood = Some(Likelihood {
                     nats: -2.0 - 0.5 * at as f64 - (question % 3) as f64,
                     tokens: 2,
@@ -470,7 +470,7 @@ pub(super) mod tests {
         let table = figures.to_table();
         assert!(table.starts_with("36 questions of some <data>.json, asked of m; 0 left out\n"));
         assert!(table.contains(
-            "\nretrieval                     36      100.0 %  100.0 %   10.0 %      45.0 ms     68.0 ms           3,600"
+            "\nretrieval                     36      100.0 %   100.0 %  100.0 %   10.0 %      45.0 ms     68.0 ms           3,600"
         ), "{table}");
         assert!(table.contains("prefill tok/s"));
         assert!(

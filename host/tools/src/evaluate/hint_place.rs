@@ -23,7 +23,7 @@ use serde_json::Value;
 
 /// A place of the order hint for which the gateway has no setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum HintPlace {
+pub(super) enum HintPlace {
     /// Before the documents, at the beginning of the message.
     Top,
     /// After the question, at the end of the message.

@@ -38,9 +38,8 @@ pub(super) struct Record {
     /// Time to the first token, in microseconds.
     pub(super) ttft_us: u64,
     pub(super) total_us: u64,
-    pub(super) prompt_tokens: Option<u64>,
-    pub(super) cached_tokens: Option<u64>,
-    pub(super) completion_tokens: Option<u64>,
+    #[serde(flatten)]
+    pub(super) usage: Usage,
     /// Number of documents; then of those that the core moved, and of those that it only referred to.
     pub(super) documents: u32,
     pub(super) moved: u32,
@@ -66,14 +65,6 @@ impl Record {
     /// Returns the index of the record's arm in `arms`.
     pub(super) fn arm(&self, arms: &[Arm]) -> Option<usize> {
         arms.iter().position(|arm| arm.name() == self.arm)
-    }
-
-    pub(super) fn usage(&self) -> Usage {
-        Usage {
-            prompt_tokens: self.prompt_tokens,
-            cached_tokens: self.cached_tokens,
-            completion_tokens: self.completion_tokens,
-        }
     }
 }
 
@@ -197,9 +188,11 @@ pub(super) mod tests {
             sent: "0".into(),
             ttft_us: 1_000,
             total_us: 2_000,
-            prompt_tokens: Some(100),
-            cached_tokens: Some(40),
-            completion_tokens: Some(3),
+            usage: Usage {
+                prompt_tokens: Some(100),
+                cached_tokens: Some(40),
+                completion_tokens: Some(3),
+            },
             documents: 5,
             moved: 0,
             deduplicated: 0,

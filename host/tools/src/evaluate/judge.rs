@@ -12,7 +12,7 @@
 use super::data::{Case, Turn};
 use super::journal::Record;
 use super::kept::{self, Kept};
-use crate::client::{Client, chat_url};
+use crate::client::Client;
 use anyhow::{Result, anyhow};
 use fxhash::FxHashMap;
 use indicatif::ProgressBar;
@@ -20,17 +20,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// The options of a judge.
-#[derive(Clone, Debug)]
-pub struct JudgeOptions {
-    /// URL of its endpoint: its root, its `/v1` or its chat route.
-    pub endpoint: String,
-    /// Name of its model.
-    pub model: String,
-    /// Bearer token for its endpoint.
-    pub api_key: Option<String>,
-}
 
 /// A line of `judgements.jsonl`.
 #[derive(Clone, Serialize, Deserialize)]
@@ -44,7 +33,8 @@ struct Judgement {
 /// # Errors
 /// Returns an error if the judge does not answer, or the file cannot be used. Earlier judgements are kept.
 pub(super) fn judge(
-    options: &JudgeOptions,
+    url: &str,
+    model: &str,
     client: &Client,
     folder: &Path,
     cases: &[Case],
@@ -52,7 +42,6 @@ pub(super) fn judge(
     concurrency: usize,
     bar: &ProgressBar,
 ) -> Result<()> {
-    let url = chat_url(&options.endpoint).map_err(|wrong| anyhow!("--judge: {wrong}"))?;
     let mut kept = Kept::<Judgement>::open(&folder.join("judgements.jsonl"))?;
     let by_id: FxHashMap<&str, &Case> = cases.iter().map(|case| (&*case.id, case)).collect();
     let mut keys = Vec::with_capacity(records.len());
@@ -63,7 +52,7 @@ pub(super) fn judge(
             .and_then(|case| case.turns.get(record.turn));
         let judged = turn.filter(|turn| !turn.answers.is_empty() && turn.choices.is_empty());
         keys.push(judged.map(|turn| {
-            let body = body(&options.model, turn, &record.answer);
+            let body = body(model, turn, &record.answer);
             let key = kept::key(&body);
             open.push((key.clone(), body));
             key
@@ -71,7 +60,7 @@ pub(super) fn judge(
     }
     let unclear = AtomicU64::new(0);
     kept.ask(open, concurrency, bar, |body| {
-        let answer = client.ask(&url, body).map_err(|fault| {
+        let answer = client.ask(url, body).map_err(|fault| {
             anyhow!(fault).context("the judge does not answer; its judgements are kept, and the same command goes on from there")
         })?;
         let right = verdict(&answer.read.text);

@@ -37,120 +37,153 @@ mod scores;
 mod stream;
 mod template;
 
-pub use arm::Arm;
-pub use data::Format;
-pub use hint_place::HintPlace;
-pub use judge::JudgeOptions;
-pub use profile::RankProfile;
+pub(crate) use profile::RankProfile;
 #[cfg(test)]
 pub(crate) use profile::tests::example as profile_example;
-pub use template::Template;
 
 use crate::client::{Access, Client, chat_url};
-use crate::files;
+use crate::options::{api_key, backoff, concurrency, ordering, seconds};
 use anyhow::{Context, Result, anyhow, ensure};
+use arm::Arm;
 use ask::{Questions, RunOutcome};
-use data::Reading;
+use data::{Format, Reading};
 use figures::Figures;
 use foreword_ordering::{Config, RawConfig};
+use foreword_report::files;
 use foreword_report::progress;
 use fxhash::FxHashSet;
 use journal::{Journal, Record};
 use profile::Orders;
 use prompt::Prompts;
 use serde_json::{Map, Value, json};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
+use template::Template;
+
+const HELP: &str = "Data:
+  FILE.json   SQuAD: the file's paragraphs are the documents; each question gets the best K by BM25, its own among them
+  FILE.jsonl  {\"question\": …, \"documents\": [best first: a text, or {\"id\", \"title\", \"text\"}], \"answers\": [texts]}
+              or {\"turns\": [{\"question\", \"documents\", \"answers\"}, …]} on each line;
+              with \"choices\": [texts], answers are letters, A for the first
+  examples/datasets.py writes HotpotQA, MultiHop-RAG, QASPER, NarrativeQA, MT-RAG, Natural Questions, MMLU and PubMedQA
+  as such lines
+
+Among choices, the letter with the highest log-probability is the answer. A judge (--judge) says of answers in words
+whether they are right; its judgements are kept in DIR/judgements.jsonl.
+
+Arms: retrieval, ordered, ordered+hint, dedup, dedup+hint (what the filter does), random, reversed, gateway;
+  ordered:free, ordered:last, ordered:first, ordered:ends, ordered:auto, each also with +hint: where the best
+  document stands;
+  first, middle, last: where the answer's document stands;
+  ordered+hint:top, ordered+hint:end, dedup+hint:top, dedup+hint:end: the order hint before the documents, or behind the
+  question, instead of between them;
+  stabilised, stabilised:tools, stabilised:words: what stands before the documents is made alike
+
+DIR/answers.jsonl holds the answers' texts, readable by its owner alone: a run that was stopped goes on from it.
+
+Exit codes: 0 done, 1 it failed (what was answered is kept), 2 bad arguments.";
 
 /// The options of an evaluation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = HELP)]
 pub struct Options {
-    /// URL of the endpoint: its root, its `/v1` or its chat route.
-    pub endpoint: String,
-    /// Names and URLs of gateways in front of the same endpoint, each for an [`Arm::Gateway`].
-    pub gateways: Vec<(&'static str, String)>,
-    /// Name of the model at the endpoint.
-    pub model: String,
-    /// File with the questions.
-    pub data: PathBuf,
-    /// The file's format; `None` to choose by its extension.
-    pub format: Option<Format>,
-    /// A model that judges which answers are right.
-    pub judge: Option<JudgeOptions>,
-    /// Folder of the run.
-    pub out: PathBuf,
-    /// The arms; if empty, all that make a difference for the questions.
-    pub arms: Vec<Arm>,
-    /// Whether to put the answer's document also first, in the middle and last.
-    pub positions: bool,
-    /// Whether to put the order hint also before the documents and after the question.
-    pub hint_positions: bool,
-    /// Most questions.
-    pub questions: Option<usize>,
-    /// Most documents per question.
-    pub documents: Option<usize>,
-    /// Number of requests in flight.
-    pub concurrency: usize,
-    /// Seed of all random choices: the order of questions and of arms, random orders, and resamples.
-    pub seed: u64,
-    /// The system message; empty for none.
-    pub system: String,
-    /// Whether the prompt's head differs from request to request.
-    pub changing_head: bool,
-    /// Most tokens of an answer.
-    pub max_tokens: u32,
-    /// Further fields of every body, which replace the standard ones.
-    pub extra: Map<String, Value>,
-    /// The gateway's configuration of ordering.
-    pub ordering: RawConfig,
-    /// Whether every arm has its own cache, by means of `cache_salt`.
-    pub salts: bool,
-    /// Bearer token for the endpoint.
-    pub api_key: Option<String>,
-    /// Time limit of one attempt.
-    pub timeout: Duration,
-    /// Further attempts after the first.
-    pub retries: u32,
-    /// The first wait between two attempts; it doubles.
-    pub backoff: Duration,
-    /// How documents are written into the prompt.
-    pub template: Template,
-    /// What is measured for each question.
-    pub measure: Measure,
-    /// Whether to measure the rank profile, and in how many orders.
-    pub profile: Option<ProfileOrders>,
-    /// Whether standard output is JSON instead of a table.
-    pub json: bool,
-}
-
-/// What is measured for a question under an arm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Measure {
-    /// The model's answer.
-    Answers,
-    /// The likelihood of the right answer.
-    Likelihood,
-    /// Both.
-    Both,
-}
-
-/// The number of document orders per question for the rank profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProfileOrders {
-    /// As many as the question has documents.
-    Documents,
-    /// This many.
-    Count(usize),
-}
-
-impl Measure {
-    fn asks(self) -> bool {
-        self != Self::Likelihood
-    }
-
-    fn scores(self) -> bool {
-        self != Self::Answers
-    }
+    /// OpenAI-compatible endpoint: http://localhost:8000, say, or the same with https
+    #[arg(long, value_name = "URL")]
+    endpoint: String,
+    /// Name of the model at the endpoint
+    #[arg(long, value_name = "NAME")]
+    model: String,
+    /// Questions with answers: SQuAD (.json) or lines (.jsonl)
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+    /// Format of the questions, where the ending does not tell: squad, lines
+    #[arg(long, value_name = "NAME", value_parser = format)]
+    format: Option<Format>,
+    /// OpenAI-compatible endpoint of a model that says which answers are right
+    #[arg(long, value_name = "URL", requires = "judge_model")]
+    judge: Option<String>,
+    /// Name of the judge's model
+    #[arg(long, value_name = "NAME", requires = "judge")]
+    judge_model: Option<String>,
+    /// Environment variable that holds the judge's API key
+    #[arg(long, value_name = "VAR", requires = "judge")]
+    judge_key_env: Option<String>,
+    /// Folder of the run, for answers, figures and report
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Ways to ask [default: those without a position; dedup ones where chats have turns]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = arm)]
+    arms: Vec<Arm>,
+    /// Also put the answer's document first, in the middle and last
+    #[arg(long)]
+    positions: bool,
+    /// Also put the order hint before the documents and behind the question, in the arms that have one
+    #[arg(long)]
+    hint_positions: bool,
+    /// Ask the first N questions only (of SQuAD's, N drawn at random)
+    #[arg(long, value_name = "N")]
+    questions: Option<NonZeroUsize>,
+    /// Documents per question [default: 10 for SQuAD, all for lines]
+    #[arg(long, value_name = "K")]
+    documents: Option<NonZeroUsize>,
+    /// Requests in flight at once
+    #[arg(long, value_name = "C", default_value = "1", value_parser = concurrency())]
+    concurrency: usize,
+    /// Seed of all random choices
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Gateways with the filter in front of the same endpoint; each adds an arm of its NAME [default NAME: gateway]
+    #[arg(long = "gateway", value_name = "[NAME=]URL", value_parser = gateway)]
+    gateways: Vec<(&'static str, String)>,
+    /// The gateway's configuration: its plugin configuration's `ordering`, in JSON
+    #[arg(long, value_name = "FILE")]
+    ordering: Option<PathBuf>,
+    /// Environment variable that holds the API key
+    #[arg(long, value_name = "VAR")]
+    api_key_env: Option<String>,
+    /// System message; empty for none
+    #[arg(long, value_name = "TEXT", default_value = SYSTEM)]
+    system: String,
+    /// Let what stands before the documents differ in each request: a clock and an id in the system message, tools in
+    /// another order; adds the arm stabilised
+    #[arg(long)]
+    changing_head: bool,
+    /// Most tokens of an answer
+    #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+    /// More members for every request, as a JSON object, such as {"chat_template_kwargs": {"enable_thinking": false}}
+    #[arg(long, value_name = "JSON", value_parser = object, default_value = "{}", hide_default_value = true)]
+    extra: Map<String, Value>,
+    /// Send no cache_salt, for endpoints that refuse it: the arms then share the engine's cache
+    #[arg(long)]
+    no_cache_salt: bool,
+    /// Seconds that one attempt may take
+    #[arg(long = "timeout-s", value_name = "SECONDS", default_value = "300", value_parser = seconds(86_400))]
+    timeout: Duration,
+    /// Further attempts after the first, where another may help
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=100))]
+    retries: u32,
+    /// Milliseconds before the second attempt; doubled each time, up to 30 s
+    #[arg(long = "backoff-ms", value_name = "MS", default_value = "500", value_parser = backoff())]
+    backoff: Duration,
+    /// How documents are written into the prompt, after the clients that do it so: tags, numbered, open-webui, llamaindex,
+    /// cohere (the array `documents`, which the model's chat template must know)
+    #[arg(long, value_name = "NAME", value_parser = template, default_value = "tags")]
+    template: Template,
+    /// Do not measure how likely the model finds the right answers
+    #[arg(long, conflicts_with = "score_only")]
+    no_logprob: bool,
+    /// Measure only how likely the model finds the right answers, and ask for none: several times cheaper
+    #[arg(long)]
+    score_only: bool,
+    /// Also measure where the model reads: score each question in N orders of its documents, in which every rank stands in
+    /// every place equally often [default N: as many as documents]
+    #[arg(long, value_name = "N", num_args = 0..=1, conflicts_with = "no_logprob")]
+    profile: Option<Option<NonZeroUsize>>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
 }
 
 /// Runs the evaluation, prints the figures to standard output, and writes `figures.json` and `report.html` to the run's
@@ -160,9 +193,17 @@ impl Measure {
 /// Returns an error for an unsuitable argument, a file that cannot be read or written, or an endpoint that does not
 /// answer.
 pub fn run(options: &Options) -> Result<()> {
-    let mut options = options.clone();
-    options.template.configure(&mut options.ordering);
-    let options = &options;
+    for (at, (name, _)) in options.gateways.iter().enumerate() {
+        let mut earlier = options.gateways.iter().take(at);
+        ensure!(
+            earlier.all(|(other, _)| other != name),
+            "--gateway: two gateways have the name {name}"
+        );
+    }
+    let key = api_key("--api-key-env", options.api_key_env.as_ref())?;
+    let judge_key = api_key("--judge-key-env", options.judge_key_env.as_ref())?;
+    let mut ordering = ordering(options.ordering.as_deref())?;
+    options.template.configure(&mut ordering);
     let url = chat_url(&options.endpoint).map_err(|wrong| anyhow!("--endpoint: {wrong}"))?;
     let mut gateways = options.gateways.clone();
     for (_, url) in &mut gateways {
@@ -172,8 +213,8 @@ pub fn run(options: &Options) -> Result<()> {
         &options.data,
         Reading {
             format: options.format,
-            documents: options.documents,
-            questions: options.questions,
+            documents: options.documents.map(NonZeroUsize::get),
+            questions: options.questions.map(NonZeroUsize::get),
             seed: options.seed,
         },
     )?;
@@ -181,9 +222,9 @@ pub fn run(options: &Options) -> Result<()> {
     let arms = arms(options, has_chats)?;
     let configs = arms
         .iter()
-        .map(|arm| arm.config(&options.ordering, options.seed))
+        .map(|arm| arm.config(&ordering, options.seed))
         .collect::<Result<Vec<_>>>()?;
-    let parameters = parameters(options, &arms, data.fingerprint, &url, &gateways);
+    let parameters = parameters(options, &ordering, &arms, data.fingerprint, &url, &gateways);
 
     let mut prompts = Prompts {
         model: options.model.clone(),
@@ -192,10 +233,10 @@ pub fn run(options: &Options) -> Result<()> {
         extra: options.extra.clone(),
         salt: None,
         template: options.template,
-        tag: Prompts::tag(&options.ordering)?,
+        tag: Prompts::tag(&ordering)?,
         changing_head: options.changing_head.then_some(options.seed),
     };
-    let base = Config::try_from(options.ordering.clone()).context("the ordering configuration")?;
+    let base = Config::try_from(ordering.clone()).context("the ordering configuration")?;
     let moves_hints = arms.iter().any(|arm| arm.hint_place().is_some());
     for case in &data.cases {
         prompts.check(case, &base)?;
@@ -204,19 +245,19 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     let (mut journal, records) = Journal::open(&options.out, &parameters)?;
-    if options.salts {
+    if !options.no_cache_salt {
         prompts.salt = Some(format!("evaluate-{}", journal.run()));
     }
-    let client_with = |key: &Option<String>| {
+    let client_with = |key: Option<String>| {
         Client::new(Access {
-            key: key.clone(),
+            key,
             timeout: options.timeout,
             retries: options.retries,
             backoff: options.backoff,
             connections: None,
         })
     };
-    let client = client_with(&options.api_key);
+    let client = client_with(key);
     let questions = Questions {
         cases: &data.cases,
         arms: &arms,
@@ -228,8 +269,8 @@ pub fn run(options: &Options) -> Result<()> {
         seed: options.seed,
         concurrency: options.concurrency,
     };
-    let scores = options.measure.scores() && can_score(options, &client, &prompts, &url)?;
-    let mut outcome = if options.measure.asks() {
+    let scores = !options.no_logprob && can_score(options, &client, &prompts, &url)?;
+    let mut outcome = if !options.score_only {
         let bar = progress::bar("asking", questions.requests())?;
         let outcome = questions.ask(&mut journal, records, &bar);
         bar.finish_and_clear();
@@ -244,17 +285,19 @@ pub fn run(options: &Options) -> Result<()> {
     if scores {
         score(options, &client, &questions, &mut outcome.records)?;
         if let Some(orders) = options.profile {
-            let config = Arm::Retrieval.config(&options.ordering, options.seed)?;
+            let config = Arm::Retrieval.config(&ordering, options.seed)?;
             profile = Some(measure_profile(
                 options, orders, &client, &questions, &config,
             )?);
         }
     }
-    if let Some(options_of_judge) = &options.judge {
-        let client = client_with(&options_of_judge.api_key);
+    if let Some((endpoint, model)) = options.judge.as_ref().zip(options.judge_model.as_ref()) {
+        let judge_url = chat_url(endpoint).map_err(|wrong| anyhow!("--judge: {wrong}"))?;
+        let client = client_with(judge_key);
         let bar = progress::bar("judging", outcome.records.len())?;
         let judged = judge::judge(
-            options_of_judge,
+            &judge_url,
+            model,
             &client,
             &options.out,
             &data.cases,
@@ -277,7 +320,7 @@ pub fn run(options: &Options) -> Result<()> {
         cases: data.cases.len(),
         left_out: outcome.left_out.len(),
         without_answers: data.without_answers,
-        salted: options.salts,
+        salted: !options.no_cache_salt,
         arms: compare::compare(&data.cases, &arms, &outcome.records, options.seed),
         profile,
     };
@@ -293,7 +336,7 @@ fn can_score(options: &Options, client: &Client, prompts: &Prompts, url: &str) -
         return Ok(true);
     };
     ensure!(
-        options.measure.asks() && options.profile.is_none(),
+        !options.score_only && options.profile.is_none(),
         "the endpoint cannot tell how likely an answer is (prompt_logprobs with continue_final_message, as vLLM and foreword serve have \
          them): {reason}"
     );
@@ -324,15 +367,11 @@ fn score(
 /// Scores the right answer under different document orders, and fits how each rank's place affects it.
 fn measure_profile(
     options: &Options,
-    orders: ProfileOrders,
+    orders: Option<NonZeroUsize>,
     client: &Client,
     questions: &Questions<'_>,
     config: &Config,
 ) -> Result<RankProfile> {
-    let count = match orders {
-        ProfileOrders::Documents => None,
-        ProfileOrders::Count(count) => Some(count),
-    };
     let Questions {
         cases,
         prompts,
@@ -340,6 +379,7 @@ fn measure_profile(
         seed,
         ..
     } = *questions;
+    let count = orders.map(NonZeroUsize::get);
     let (orders, forced) = Orders::new(cases, prompts, config, url, count, seed)?;
     let bar = progress::bar("profiling", forced.len())?;
     let found = scores::likelihoods(forced, client, &options.out, options.concurrency, &bar);
@@ -409,6 +449,7 @@ fn arms(options: &Options, has_chats: bool) -> Result<Vec<Arm>> {
 /// time limit and retries do not belong to them.
 fn parameters(
     options: &Options,
+    ordering: &RawConfig,
     arms: &[Arm],
     data: u64,
     url: &str,
@@ -428,8 +469,8 @@ fn parameters(
         ("changing_head", json!(options.changing_head)),
         ("max_tokens", json!(options.max_tokens)),
         ("extra", json!(options.extra)),
-        ("ordering", json!(format!("{:?}", options.ordering))),
-        ("cache_salt", json!(options.salts)),
+        ("ordering", json!(format!("{ordering:?}"))),
+        ("cache_salt", json!(!options.no_cache_salt)),
         ("template", json!(options.template.name())),
         ("endpoint", json!(url)),
         ("gateways", json!(gateways)),
@@ -438,3 +479,38 @@ fn parameters(
     .into_iter()
     .collect()
 }
+
+/// Parses a gateway's name, which must not be another arm's, and its URL.
+fn gateway(text: &str) -> Result<(&'static str, String), String> {
+    let usual = Arm::GATEWAY.name();
+    let (name, url) = match text.split_once('=') {
+        Some((name, url)) if !name.contains(['/', ':', '?']) => (name, url),
+        _ => (usual, text),
+    };
+    if name.is_empty() || (name != usual && Arm::by_name(name).is_some()) {
+        return Err(format!("{name:?} cannot be a gateway's name"));
+    }
+    // An arm's name is static.
+    Ok((name.to_owned().leak(), url.to_owned()))
+}
+
+fn format(name: &str) -> Result<Format, String> {
+    let names = Format::ALL.map(Format::name).join(", ");
+    Format::by_name(name).ok_or(format!("it must be one of {names}"))
+}
+
+fn template(name: &str) -> Result<Template, String> {
+    let names = Template::ALL.map(Template::name).join(", ");
+    Template::by_name(name).ok_or(format!("it must be one of {names}"))
+}
+
+fn arm(name: &str) -> Result<Arm, String> {
+    let names: Vec<&str> = Arm::all().map(Arm::name).collect();
+    Arm::by_name(name).ok_or_else(|| format!("it must be one of {}", names.join(", ")))
+}
+
+fn object(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|error| format!("it must be a JSON object: {error}"))
+}
+
+const SYSTEM: &str = "Answer the question from the documents, with the answer alone and in as few words as possible.";

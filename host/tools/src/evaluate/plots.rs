@@ -6,10 +6,9 @@ use super::compare::{Estimate, Figure};
 use super::figures::{Figures, milliseconds, share, signed};
 use super::profile::RankProfile;
 use anyhow::Result;
-use foreword_report::plot::{BASELINE, BEST, GRID, INK, OTHERS, Width, drawn};
-use plotters::coord::Shift;
+use foreword_report::plot::{Area, BASELINE, BEST, GRID, INK, OTHERS, Width, drawn, label};
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::HPos;
 
 /// Plots the differences of exact match from retrieval order, with intervals, over a band of ±1 point.
 pub(super) fn exact_match_differences(figures: &Figures, width: Width) -> Result<String> {
@@ -84,13 +83,9 @@ pub(super) fn profile(profile: &RankProfile, width: Width) -> Result<String> {
         Width::Desktop => 15,
         Width::Phone => 12,
     };
-    drawn("profile", |svg| {
-        let size = (pixels.unsigned_abs(), height.unsigned_abs());
-        let area = SVGBackend::with_string(svg, size).into_drawing_area();
-        let words = |horizontal| {
-            let font = ("sans-serif", font).into_font().color(&INK);
-            font.pos(Pos::new(horizontal, VPos::Center))
-        };
+    let size = (pixels.unsigned_abs(), height.unsigned_abs());
+    drawn("profile", size, |area| {
+        let words = |side| label(font, side);
         let x = |column: i32| names + column * step + step / 2;
         for (column, name) in (0..).zip(&columns) {
             area.draw(&Text::new(
@@ -124,7 +119,6 @@ pub(super) fn profile(profile: &RankProfile, width: Width) -> Result<String> {
                 area.draw(&Text::new(label, under, words(HPos::Center)))?;
             }
         }
-        area.present()?;
         Ok(())
     })
 }
@@ -203,9 +197,8 @@ fn rows_of(rows: &[Row], band: Option<f64>, width: Width) -> Result<String> {
     let height = 2 * EDGE + i32::try_from(rows.len())? * ROW;
     let room = f64::from(pixels - NAMES - LABELS);
     let x = |value: f64| NAMES + (room * (value - low) / span).round() as i32;
-    drawn("rows", |svg| {
-        let size = (pixels.unsigned_abs(), height.unsigned_abs());
-        let area = SVGBackend::with_string(svg, size).into_drawing_area();
+    let size = (pixels.unsigned_abs(), height.unsigned_abs());
+    drawn("rows", size, |area| {
         if let Some(band) = band {
             let corners = [(x(-band), EDGE), (x(band), height - EDGE)];
             area.draw(&Rectangle::new(corners, GRID.filled()))?;
@@ -214,24 +207,20 @@ fn rows_of(rows: &[Row], band: Option<f64>, width: Width) -> Result<String> {
         area.draw(&PathElement::new(zero, INK.stroke_width(1)))?;
         for (number, row) in (0..).zip(rows) {
             let top = EDGE + number * ROW;
-            draw_row(&area, row, top, &x, pixels)?;
+            draw_row(area, row, top, &x, pixels)?;
         }
-        area.present()?;
         Ok(())
     })
 }
 
 fn draw_row(
-    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    area: &Area<'_>,
     row: &Row,
     top: i32,
     x: &impl Fn(f64) -> i32,
     pixels: i32,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let words = |horizontal| {
-        let font = ("sans-serif", 15).into_font().color(&INK);
-        font.pos(Pos::new(horizontal, VPos::Center))
-    };
+    let words = |side| label(15, side);
     let middle = top + ROW / 2;
     let name = (NAMES - 10, middle);
     area.draw(&Text::new(row.name, name, words(HPos::Right)))?;

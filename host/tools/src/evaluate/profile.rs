@@ -30,17 +30,17 @@ use std::path::Path;
 
 /// The effect of places on ranks, in nats per token of the right answer; the content of `rank-profile.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RankProfile {
+pub(crate) struct RankProfile {
     /// Version of the file's format.
     format: u32,
     /// Name of the model.
-    model: String,
+    pub(crate) model: String,
     /// Name of the prompt template.
     template: String,
     /// Number of documents of most questions.
-    documents: usize,
+    pub(super) documents: usize,
     /// Number of questions measured.
-    questions: usize,
+    pub(super) questions: usize,
     /// The classes of ranks, which are the rows of the table.
     ranks: Vec<String>,
     /// The classes of places, which are the columns of the table.
@@ -48,9 +48,9 @@ pub struct RankProfile {
     /// Effect of a place on each rank, `[ranks][places]`, in nats per token; `None` for a cell that no order has.
     table: Vec<Vec<Option<Worth>>>,
     /// Costs of placements of the best documents, those with the most freedom first.
-    placements: Vec<Placed>,
+    pub(super) placements: Vec<Placed>,
     /// The placement to configure; `None` if the questions are too few to tell.
-    chosen: Option<Placement>,
+    pub(super) chosen: Option<Placement>,
 }
 
 /// A value with its 95 % interval.
@@ -453,7 +453,7 @@ impl RankProfile {
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, or is not a profile of this version.
-    pub fn read(path: &Path) -> Result<Self> {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
         let failed = || format!("cannot read the rank profile {}", path.display());
         let text = std::fs::read(path).with_context(failed)?;
         let profile: Self = serde_json::from_slice(&text).with_context(failed)?;
@@ -467,25 +467,18 @@ impl RankProfile {
         Ok(profile)
     }
 
-    /// Returns the model's name.
-    #[must_use]
-    pub fn model(&self) -> &str {
-        &self.model
-    }
-
     /// Writes the profile to a file.
     ///
     /// # Errors
     /// Returns an error if it cannot be written.
     pub(super) fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
-        crate::files::write(path, &text)
+        foreword_report::files::write(path, &text)
     }
 
     /// Returns how much less likely the right answer is than in retrieval order, in nats per token, if documents are in
     /// this `order`: their ranks, 0 for the best. Negative if it is likelier.
-    #[must_use]
-    pub fn loss(&self, order: &[usize]) -> f64 {
+    pub(crate) fn loss(&self, order: &[usize]) -> f64 {
         let worth = |rank: usize, place: usize| {
             let cell = cell(rank, place, order.len());
             let worth = self.table[cell / PLACES.len()][cell % PLACES.len()];
@@ -512,19 +505,6 @@ impl RankProfile {
         places
             .filter(move |(place, _)| exists(*place))
             .map(|(_, name)| name.as_str())
-    }
-
-    pub(super) fn placements(&self) -> &[Placed] {
-        &self.placements
-    }
-
-    pub(super) fn chosen(&self) -> Option<Placement> {
-        self.chosen
-    }
-
-    /// Returns the numbers of questions and documents.
-    pub(super) fn size(&self) -> [usize; 2] {
-        [self.questions, self.documents]
     }
 }
 
@@ -636,7 +616,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_freest_placement_that_costs_least_is_chosen() {
-        let chosen = |first, last| example(first, last).chosen().map(setting);
+        let chosen = |first, last| example(first, last).chosen.map(setting);
         assert_eq!(
             chosen(0.0, 0.3).unwrap(),
             r#"{"place": "last", "documents": 1}"#
@@ -648,7 +628,7 @@ pub(super) mod tests {
         assert_eq!(chosen(0.0, 0.0).unwrap(), r#"{"place": "free"}"#);
         let profile = example(0.0, 0.3);
         let losses: Vec<f64> = profile
-            .placements()
+            .placements
             .iter()
             .map(|placed| placed.loss.value)
             .collect();
@@ -657,7 +637,7 @@ pub(super) mod tests {
         assert!((losses[0] + 0.06).abs() < 0.01, "{losses:?}");
         assert!((losses[1] + 0.3).abs() < 0.01, "{losses:?}");
         let few = super::profile(&questions(29, 5, 0.0, 0.3), 5, "m", "tags", 1);
-        assert!(few.chosen().is_none(), "too few questions");
+        assert!(few.chosen.is_none(), "too few questions");
     }
 
     #[test]
@@ -688,7 +668,7 @@ pub(super) mod tests {
         profile.write(&path).unwrap();
         let read = RankProfile::read(&path).unwrap();
         assert!((read.loss(&[4, 3, 2, 1, 0]) - profile.loss(&[4, 3, 2, 1, 0])).abs() < 1e-12);
-        assert_eq!(read.chosen(), profile.chosen());
+        assert_eq!(read.chosen, profile.chosen);
         std::fs::write(
             &path,
             std::fs::read_to_string(&path)

@@ -6,8 +6,8 @@ use super::figures::{Figures, cells, milliseconds, share, with_interval};
 use super::plots;
 use super::profile::{self, Placed};
 use anyhow::Result;
-use foreword_report::both_widths;
 use foreword_report::words::{escaped, grouped};
+use foreword_report::{both_widths, tile};
 use std::fmt::Write;
 
 const TITLE: &str = "Foreword evaluate: are answers as good";
@@ -85,34 +85,30 @@ fn tiles(figures: &Figures) -> String {
     let Some(filter) = filter(figures) else {
         return String::new();
     };
-    let tile = |what: &str, value: String, was: Option<String>| {
-        let was = was.map_or_else(String::new, |was| format!("{was} in retrieval order"));
-        format!(
-            "<div class=\"tile\"><span>{what}</span><b class=\"best\">{value}</b><span class=\"was\">{was}</span></div>\n"
-        )
-    };
     let baseline = figures.baseline();
-    let of = |value: fn(&Figure) -> String| (value(filter), baseline.map(value));
+    let tile = |what: &str, value: fn(&Figure) -> String| {
+        let was = baseline.map(|baseline| format!("{} in retrieval order", value(baseline)));
+        tile(what, &value(filter), &was.unwrap_or_default())
+    };
     let name = filter.arm.name();
-    let (exact, exact_was) = of(|figure| share(figure.exact_match.value));
-    let (reused, reused_was) = of(|figure| figure.reused.map_or("—".into(), share));
-    let (ttft, ttft_was) = of(|figure| milliseconds(figure.ttft_median));
-    let (logprob, logprob_was) = of(|figure| {
-        let logprob = figure.answer_logprob.as_ref();
-        logprob.map_or("—".into(), |logprob| format!("{:.3}", logprob.mean))
-    });
     let mut tiles = String::new();
     if figures.is_asked() {
-        tiles += &tile(&format!("Exact match, {name}"), exact, exact_was);
-        tiles += &tile("Prompt tokens reused", reused, reused_was);
-        tiles += &tile("Time to first token, median", ttft, ttft_was);
+        tiles += &tile(&format!("Exact match, {name}"), |figure| {
+            share(figure.exact_match.value)
+        });
+        tiles += &tile("Prompt tokens reused", |figure| {
+            figure.reused.map_or("—".into(), share)
+        });
+        tiles += &tile("Time to first token, median", |figure| {
+            milliseconds(figure.ttft_median)
+        });
     }
     if filter.answer_logprob.is_some() {
-        tiles += &tile(
-            &format!("Right answer, nats a token, {name}"),
-            logprob,
-            logprob_was,
-        );
+        let what = format!("Right answer, nats a token, {name}");
+        tiles += &tile(&what, |figure| {
+            let logprob = figure.answer_logprob.as_ref();
+            logprob.map_or("—".into(), |logprob| format!("{:.3}", logprob.mean))
+        });
     }
     tiles
 }
@@ -200,8 +196,8 @@ fn profile(figures: &Figures) -> Result<String> {
         plots::profile(profile, width)
     })?;
     let mut rows = String::new();
-    for Placed { placement, loss } in profile.placements() {
-        let is_chosen = profile.chosen() == Some(*placement);
+    for Placed { placement, loss } in &profile.placements {
+        let is_chosen = profile.chosen == Some(*placement);
         let _ = writeln!(
             rows,
             "<tr><th>{}</th><td>{:+.3} [{:+.3}, {:+.3}]</td><td class=\"words\">{}</td></tr>",
@@ -212,13 +208,13 @@ fn profile(figures: &Figures) -> Result<String> {
             if is_chosen { "chosen" } else { "" }
         );
     }
-    let chosen = profile.chosen().map_or_else(String::new, |rule| {
+    let chosen = profile.chosen.map_or_else(String::new, |rule| {
         format!(
             "<p>To be written: <code>\"rank\": {}</code></p>\n",
             escaped(&profile::setting(rule))
         )
     });
-    let [questions, documents] = profile.size();
+    let (questions, documents) = (profile.questions, profile.documents);
     Ok(format!(
         "<figure>\n<h2>Where the model reads</h2>\n<figcaption>What it is worth to the right answer, in nats a token, that the \
          document of a rank stands in a place, against a document of the last row there: {} questions of {documents} documents, each in \

@@ -1,6 +1,6 @@
 //! Reads an answer from server-sent events in OpenAI's format.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::io::BufRead;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(super) struct Streamed {
 }
 
 /// The counts that the endpoint reports, if any.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: Option<u64>,
     pub(super) cached_tokens: Option<u64>,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// A form of documents in a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Template {
+pub(super) enum Template {
     /// Tags before the question, like those that the core writes for the elements of an array.
     #[default]
     Tags,
@@ -36,7 +36,7 @@ pub enum Template {
 
 impl Template {
     /// All templates.
-    pub const ALL: [Self; 5] = [
+    pub(super) const ALL: [Self; 5] = [
         Self::Tags,
         Self::Numbered,
         Self::OpenWebUi,
@@ -45,8 +45,7 @@ impl Template {
     ];
 
     /// Returns the template's name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Tags => "tags",
             Self::Numbered => "numbered",
@@ -57,8 +56,7 @@ impl Template {
     }
 
     /// Returns the template of that name.
-    #[must_use]
-    pub fn by_name(name: &str) -> Option<Self> {
+    pub(super) fn by_name(name: &str) -> Option<Self> {
         Self::ALL
             .into_iter()
             .find(|template| template.name() == name)

@@ -13,17 +13,8 @@ pub(crate) struct Explaining {
 }
 
 impl Explaining {
-    /// Returns an empty explanation with the default window and configuration.
-    pub(crate) fn new(page_tokens: u32, document_tokens: u32) -> Self {
-        Self::within(
-            Limits::LOG.requests,
-            page_tokens,
-            document_tokens,
-            Config::default(),
-        )
-    }
-
-    pub(super) fn within(
+    /// Returns an empty explanation that compares each request with the last `requests` ones.
+    pub(crate) fn new(
         requests: u32,
         page_tokens: u32,
         document_tokens: u32,

@@ -16,14 +16,15 @@ mod plots;
 mod remedy;
 mod report;
 
-use crate::files;
-use crate::log::{self, OnBad, Place};
 use crate::replay::whole::{self, Input, Ordered};
 use anyhow::{Context, Result};
 use causes::{Causes, Row, segment_name};
+use clap::ValueHint;
 use foreword_ordering::Config;
 use foreword_ordering::head::{Cause, Diagnosis};
 use foreword_ordering::policy::PolicyKind;
+use foreword_report::files;
+use foreword_report::log::{self, LineError, OnBad, Place};
 use foreword_report::words::{grouped, percent, rounded};
 use foreword_simulation::{Capacity, PromptReuse};
 use lines::Explaining;
@@ -34,37 +35,57 @@ use std::fmt::Write as _;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
+const HELP: &str = "Lines of a log, in JSON:
+  a chat body, OpenAI's (chat or Responses), Anthropic's, Cohere's, Gemini's or Bedrock's; or
+  {\"docs\": [ids, best first], …}, as for `foreword replay`; or
+  {\"request\": a body, as an object or a string, \"response\": {\"usage\": {…}}, \"tenant\": …, \"engine\": …}, where all but
+  the request may be absent. `body` says `request`, `upstream` says `engine`; `usage`, or `prompt_tokens` and
+  `cached_tokens`, may stand beside the request. What the engine had cached tells evicted from reused.
+
+Exit codes: 0 done, 1 a file cannot be read or written, or a bad line with --strict, 2 bad arguments or no request.
+No text of a request is kept or printed: hashes, counts, names of tools and roles, and forms such as 9999-99-99.";
+
 /// The options of an explanation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = HELP)]
 pub struct Options {
-    /// Logs, which are read one after another.
-    pub files: Vec<PathBuf>,
-    /// Capacity of the engine's cache that the replays simulate.
-    pub capacity: Capacity,
-    /// Number of recent requests that each request is compared with.
-    pub window: u32,
-    /// File with the gateway's current `ordering`.
-    pub ordering: Option<PathBuf>,
-    /// Whether the log is replayed to compute the tokens that each remedy saves.
-    pub gain: bool,
-    /// Whether the first bad line ends the reading.
-    pub strict: bool,
-    /// The file that the HTML report is written to.
-    pub report: Option<PathBuf>,
-    /// Whether standard output gets JSON instead of a table.
-    pub json: bool,
+    /// Logs of requests, one JSON object per line; several are read as one, in the order given
+    #[arg(required = true, value_name = "LOG", value_hint = ValueHint::FilePath)]
+    files: Vec<PathBuf>,
+    /// Tokens in a page of the engine's cache: a shorter prefix is not reused (vLLM: 16; hybrid models: 528 to 8320)
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    page_tokens: u32,
+    /// Tokens that the engine's cache holds, to compute what mending would save; 0: any number
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    cache_tokens: u64,
+    /// Recent requests that each request is compared with
+    #[arg(long, value_name = "REQUESTS", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    window: u32,
+    /// The gateway's current configuration of documents: its plugin configuration, or the `ordering` in it
+    #[arg(long, value_name = "FILE")]
+    ordering: Option<PathBuf>,
+    /// Do not replay the log to compute what mending would save
+    #[arg(long)]
+    no_gain: bool,
+    /// Stop at the first bad line instead of skipping it
+    #[arg(long)]
+    strict: bool,
+    /// File for a report in HTML
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Print one JSON object, with a diagnosis for each request, instead of a table
+    #[arg(long)]
+    json: bool,
 }
 
-/// The files contain no request.
-#[derive(Debug, thiserror::Error)]
-#[error("no line of {files} is a request ({lines} lines read, {bad} of them bad)")]
-pub struct NoRequests {
-    /// The names of the files that were read, for the report.
-    pub files: String,
-    /// Lines that were read.
-    pub lines: u64,
-    /// Lines that could not be parsed.
-    pub bad: u64,
+impl Options {
+    /// Returns the capacity of the engine's cache that the replays simulate.
+    fn capacity(&self) -> Capacity {
+        Capacity {
+            tokens: (self.cache_tokens > 0).then_some(self.cache_tokens),
+            page_tokens: self.page_tokens,
+        }
+    }
 }
 
 /// The results that the table, the JSON and the page show.
@@ -74,7 +95,7 @@ struct Findings {
     page_tokens: u32,
     causes: Causes,
     rows: Vec<(Row, Remedy)>,
-    /// The cost of the log without and with each remedy; empty without [`Options::gain`].
+    /// The cost of the log without and with each remedy; empty with `--no-gain`.
     gains: BTreeMap<Part, Gain>,
 }
 
@@ -96,23 +117,18 @@ impl Gain {
 /// Explains, prints the results to standard output and writes the report.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`NoRequests`].
+/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`BadInput`](log::BadInput).
 pub fn run(options: &Options) -> Result<()> {
     let ordering = Ordered::read(options.ordering.as_deref())?;
     let config = Config::try_from(ordering.as_came()?)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     let written = "cannot write to standard output";
-    let mut explaining = Explaining::within(
-        options.window,
-        options.capacity.page_tokens,
-        DOCUMENT_TOKENS,
-        config,
-    );
+    let mut explaining =
+        Explaining::new(options.window, options.page_tokens, DOCUMENT_TOKENS, config);
     let mut causes = Causes::default();
     // Places of the requests in the index.
     let mut places: VecDeque<(u64, Place)> = VecDeque::new();
     let on_bad = OnBad::when(options.strict);
-    let mut failed: Option<std::io::Error> = None;
     if options.json {
         write!(out, "{{\"diagnoses\":[").context(written)?;
     }
@@ -122,9 +138,8 @@ pub fn run(options: &Options) -> Result<()> {
         if options.json {
             let entry = entry(options, place, &diagnosis, &places);
             let comma = if causes.requests > 1 { "," } else { "" };
-            if failed.is_none() {
-                failed = write!(out, "{comma}\n{entry}").err();
-            }
+            let written = write!(out, "{comma}\n{entry}").context(written);
+            written.map_err(LineError::Fatal)?;
             places.push_back((diagnosis.request, place));
             if places.len() > options.window as usize {
                 places.pop_front();
@@ -132,22 +147,15 @@ pub fn run(options: &Options) -> Result<()> {
         }
         Ok(())
     })?;
-    if let Some(error) = failed {
-        return Err(error).context(written);
-    }
     counts.tell();
     if causes.requests == 0 {
-        return Err(NoRequests {
-            files: log::names(&options.files),
-            lines: counts.lines,
-            bad: counts.bad,
-        }
-        .into());
+        let why = format!("no line of {} is a request", log::names(&options.files));
+        return Err(counts.empty(&why).into());
     }
     let rows: Vec<_> = (causes.rows().into_iter())
         .map(|row| (row, Remedy::of(row.cause, row.volatile)))
         .collect();
-    let gains = if options.gain {
+    let gains = if !options.no_gain {
         gains(options, &ordering, &rows)?
     } else {
         BTreeMap::new()
@@ -155,7 +163,7 @@ pub fn run(options: &Options) -> Result<()> {
     let findings = Findings {
         log: log::names(&options.files),
         skipped: counts.bad,
-        page_tokens: options.capacity.page_tokens,
+        page_tokens: options.page_tokens,
         causes,
         rows,
         gains,
@@ -230,7 +238,7 @@ fn gains(
 ) -> Result<BTreeMap<Part, Gain>> {
     let input = Input {
         files: &options.files,
-        capacity: options.capacity,
+        capacity: options.capacity(),
         document_tokens: DOCUMENT_TOKENS,
     };
     let computed = |kind, changes: &Value, is_ordered| -> Result<u64> {

@@ -2,10 +2,10 @@
 
 use super::causes::Row;
 use anyhow::Result;
-use foreword_report::plot::{BASELINE, INK, OTHERS, Width, drawn};
+use foreword_report::plot::{BASELINE, OTHERS, Width, drawn, label};
 use foreword_report::words::grouped;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::HPos;
 
 /// Plots a bar for every cause: the tokens that it cost, the costliest first.
 pub(super) fn tokens(rows: &[Row], width: Width) -> Result<String> {
@@ -27,13 +27,9 @@ pub(super) fn tokens(rows: &[Row], width: Width) -> Result<String> {
         .unwrap_or(0)
         .max(1);
     let x = |tokens: u64| names + (room * tokens as f64 / greatest as f64).round() as i32;
-    let words = |horizontal| {
-        let font = ("sans-serif", 15).into_font().color(&INK);
-        font.pos(Pos::new(horizontal, VPos::Center))
-    };
-    drawn("tokens by cause", |svg| {
-        let size = (pixels, u32::try_from(TOP + count * height + 4)?);
-        let area = SVGBackend::with_string(svg, size).into_drawing_area();
+    let words = |side| label(15, side);
+    let size = (pixels, u32::try_from(TOP + count * height + 4)?);
+    drawn("tokens by cause", size, |area| {
         for (at, row) in (0..).zip(rows) {
             let top = TOP + at * height;
             let bar = top + height - ROW;
@@ -56,7 +52,6 @@ pub(super) fn tokens(rows: &[Row], width: Width) -> Result<String> {
             let value = grouped(row.sum.tokens);
             area.draw(&Text::new(value, (end + 8, middle), words(HPos::Left)))?;
         }
-        area.present()?;
         Ok(())
     })
 }

@@ -82,95 +82,79 @@ impl Part {
 impl Remedy {
     /// Returns the remedy of `cause`.
     pub(crate) fn of(cause: Cause, volatile: Option<Volatile>) -> Self {
-        let (words, part) = match cause {
-            Cause::None | Cause::FirstSeen => ("Nothing is to be mended.", None),
-            Cause::ToolOrder => (
-                "The gateway can send tools in one order.",
-                Some(Part::Tools),
-            ),
-            Cause::KeyOrder => (
-                "The gateway can send equal tools in the form in which they came first; in a text, the client must sort keys.",
-                Some(Part::Tools),
-            ),
-            Cause::ToolSet => (
-                "Let the client send the same tools in every request of a kind (`tool_choice` may forbid what is not to be called); the gateway can at least keep their order.",
-                Some(Part::Tools),
-            ),
-            Cause::ToolSchema => (
-                "Take out of the tool's description what changes: let the client send one text for each version.",
-                None,
-            ),
-            Cause::SystemText => (
-                "The system text itself was changed. What belongs to one request goes behind the documents, into the user's message.",
-                None,
-            ),
-            Cause::VolatileValue if matches!(volatile, Some(Volatile::DateTime | Volatile::Id)) => {
-                (
-                    "The gateway can move what changes behind the documents, or keep a chat's first value.",
-                    Some(Part::Patterns),
-                )
+        let words = match cause {
+            Cause::None | Cause::FirstSeen => "Nothing is to be mended.",
+            Cause::ToolOrder => "The gateway can send tools in one order.",
+            Cause::KeyOrder => {
+                "The gateway can send equal tools in the form in which they came first; in a text, the client must sort keys."
             }
-            Cause::VolatileValue => (
-                "The gateway can learn which words change and move them behind the documents.",
-                Some(Part::Learned),
-            ),
-            Cause::Whitespace => (
-                "White space alone differs: let the client render its template in one place only.",
-                None,
-            ),
-            Cause::HistoryEdited => (
-                "Let the client append to a chat and never change what was sent (reminders and state go into the newest message).",
-                None,
-            ),
-            Cause::HistoryDropped => (
-                "Let the client drop or summarise history rarely and much at a time, not a message each turn.",
-                None,
-            ),
-            Cause::ContextMoved => (
-                "The gateway can keep documents where they were first sent when the chat goes on.",
-                Some(Part::Pin),
-            ),
-            Cause::HoistedSystem => (
-                "Let the client send what it says inside a chat as a user's message, or the engine's template leave system messages in their places.",
-                None,
-            ),
-            Cause::DocumentSet | Cause::DocumentOrder => (
-                "The gateway puts documents into the order that earlier prompts begin with.",
-                Some(Part::Policy),
-            ),
-            Cause::DocumentText => (
-                "Leave scores, ranks and positional ids out of documents' blocks; the gateway can say them behind the documents.",
-                Some(Part::Documents),
-            ),
-            Cause::QuestionFirst => (
-                "Put the question behind the documents in the client's template.",
-                None,
-            ),
-            Cause::TenantSalt => (
-                "Caches are kept apart by salt on purpose; give one salt to those who may share.",
-                None,
-            ),
-            Cause::OtherEngine => (
-                "Let the gateway choose the engine: name them in `engines`.",
-                None,
-            ),
-            Cause::ModelChanged => ("Models share no cache: keep a chat on one.", None),
-            Cause::Parameters => (
-                "Keep the field the same for requests that are to share a prefix; a template renders it, or the engine keeps caches apart by it.",
-                None,
-            ),
-            Cause::Evicted => (
-                "The engine's cache was too small, or it was restarted: give it more KV memory or a second tier, and tell the gateway its size in `ordering.tree.max_tokens`.",
-                None,
-            ),
-            Cause::BelowPage => (
-                "The common prefix is shorter than a page of the engine's cache: lengthen what all requests share, or choose smaller blocks; tell the gateway their size in `engines[].block_tokens`.",
-                None,
-            ),
-            Cause::Unread => (
-                "The prompt has too many tools, messages or documents for the gateway to compare it with earlier ones.",
-                None,
-            ),
+            Cause::ToolSet => {
+                "Let the client send the same tools in every request of a kind (`tool_choice` may forbid what is not to be called); the gateway can at least keep their order."
+            }
+            Cause::ToolSchema => {
+                "Take out of the tool's description what changes: let the client send one text for each version."
+            }
+            Cause::SystemText => {
+                "The system text itself was changed. What belongs to one request goes behind the documents, into the user's message."
+            }
+            Cause::VolatileValue if matches!(volatile, Some(Volatile::DateTime | Volatile::Id)) => {
+                "The gateway can move what changes behind the documents, or keep a chat's first value."
+            }
+            Cause::VolatileValue => {
+                "The gateway can learn which words change and move them behind the documents."
+            }
+            Cause::Whitespace => {
+                "White space alone differs: let the client render its template in one place only."
+            }
+            Cause::HistoryEdited => {
+                "Let the client append to a chat and never change what was sent (reminders and state go into the newest message)."
+            }
+            Cause::HistoryDropped => {
+                "Let the client drop or summarise history rarely and much at a time, not a message each turn."
+            }
+            Cause::ContextMoved => {
+                "The gateway can keep documents where they were first sent when the chat goes on."
+            }
+            Cause::HoistedSystem => {
+                "Let the client send what it says inside a chat as a user's message, or the engine's template leave system messages in their places."
+            }
+            Cause::DocumentSet | Cause::DocumentOrder => {
+                "The gateway puts documents into the order that earlier prompts begin with."
+            }
+            Cause::DocumentText => {
+                "Leave scores, ranks and positional ids out of documents' blocks; the gateway can say them behind the documents."
+            }
+            Cause::QuestionFirst => {
+                "Put the question behind the documents in the client's template."
+            }
+            Cause::TenantSalt => {
+                "Caches are kept apart by salt on purpose; give one salt to those who may share."
+            }
+            Cause::OtherEngine => "Let the gateway choose the engine: name them in `engines`.",
+            Cause::ModelChanged => "Models share no cache: keep a chat on one.",
+            Cause::Parameters => {
+                "Keep the field the same for requests that are to share a prefix; a template renders it, or the engine keeps caches apart by it."
+            }
+            Cause::Evicted => {
+                "The engine's cache was too small, or it was restarted: give it more KV memory or a second tier, and tell the gateway its size in `ordering.tree.max_tokens`."
+            }
+            Cause::BelowPage => {
+                "The common prefix is shorter than a page of the engine's cache: lengthen what all requests share, or choose smaller blocks; tell the gateway their size in `engines[].block_tokens`."
+            }
+            Cause::Unread => {
+                "The prompt has too many tools, messages or documents for the gateway to compare it with earlier ones."
+            }
+        };
+        let part = match cause {
+            Cause::ToolOrder | Cause::KeyOrder | Cause::ToolSet => Some(Part::Tools),
+            Cause::VolatileValue if matches!(volatile, Some(Volatile::DateTime | Volatile::Id)) => {
+                Some(Part::Patterns)
+            }
+            Cause::VolatileValue => Some(Part::Learned),
+            Cause::ContextMoved => Some(Part::Pin),
+            Cause::DocumentSet | Cause::DocumentOrder => Some(Part::Policy),
+            Cause::DocumentText => Some(Part::Documents),
+            _ => None,
         };
         Self { words, part }
     }

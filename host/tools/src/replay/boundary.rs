@@ -6,11 +6,11 @@
 use super::Options;
 use super::prices;
 use super::whole::{self, Input, Ordered};
-use crate::log::{self, OnBad};
 use anyhow::Result;
 use foreword_ordering::Skip;
 use foreword_ordering::cuts::CacheKind;
 use foreword_ordering::policy::PolicyKind;
+use foreword_report::log::{self, OnBad};
 use foreword_report::words::{escaped, grouped, percent, rounded};
 use foreword_simulation::{
     BadLine, BoundaryArm, BoundaryOutcome, BoundaryReplay, BoundaryUsage, CachePrices, Capacity,
@@ -18,20 +18,6 @@ use foreword_simulation::{
 };
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::path::PathBuf;
-
-/// Options of a replay against a cache with boundaries.
-#[derive(Clone, Debug)]
-pub struct BoundaryOptions {
-    /// The kind of the upstream's cache.
-    pub kind: CacheKind,
-    /// File with prices; `None` for the published rules, in plain tokens.
-    pub prices: Option<PathBuf>,
-    /// The model whose rules and prices apply to all lines; `None` for each line's own.
-    pub model: Option<String>,
-    /// Requests a minute for lines that state no time.
-    pub per_minute: u32,
-}
 
 /// The results of a replay against a cache with boundaries.
 #[derive(Debug)]
@@ -51,8 +37,8 @@ pub(super) struct Boundary {
 ///
 /// # Errors
 /// Returns an error if a file cannot be read.
-pub(super) fn replay(options: &Options, boundary: &BoundaryOptions) -> Result<Boundary> {
-    let prices = prices::read(boundary.prices.as_deref())?;
+pub(super) fn replay(options: &Options, kind: CacheKind) -> Result<Boundary> {
+    let prices = prices::read(options.prices.as_deref())?;
     let ordering = Ordered::of(options)?;
     let policy = if ordering.is_given() {
         ordering.policy()?
@@ -60,32 +46,32 @@ pub(super) fn replay(options: &Options, boundary: &BoundaryOptions) -> Result<Bo
         PolicyKind::Foresight
     };
     let found = Boundary {
-        kind: boundary.kind,
-        model: boundary.model.clone(),
+        kind,
+        model: options.cache_model.clone(),
         currency: prices.currency.clone(),
         requests: 0,
         rankings: 0,
         outcomes: Vec::new(),
     };
-    if boundary.kind.has_markers() {
-        marked(options, boundary, &ordering, policy, prices, found)
+    if kind.has_markers() {
+        marked(options, kind, &ordering, policy, prices, found)
     } else {
-        stored(options, boundary, &ordering, policy, &prices, found)
+        stored(options, kind, &ordering, policy, &prices, found)
     }
 }
 
 /// Replays bodies against a cache with markers.
 fn marked(
     options: &Options,
-    boundary: &BoundaryOptions,
+    kind: CacheKind,
     ordering: &Ordered,
     policy: PolicyKind,
     prices: CachePrices,
     mut found: Boundary,
 ) -> Result<Boundary> {
-    let (kind, model) = (boundary.kind, boundary.model.clone());
+    let model = options.cache_model.clone();
     let mut replay = BoundaryReplay::new(ordering.as_came()?, policy, kind, prices, model)?;
-    let step = 60_000 / u64::from(boundary.per_minute.max(1));
+    let step = 60_000 / u64::from(options.cache_rate.max(1));
     let mut now_ms = 0_u64;
     log::read(&options.files, "boundaries", OnBad::Count, |_, line| {
         let logged = Logged::read(line)?;
@@ -97,7 +83,7 @@ fn marked(
         match replay.serve(&logged, now_ms) {
             Ok(()) => found.requests += 1,
             Err(Skip::NoUserMessage) => {}
-            Err(skip) => return Err(BadLine::Body(skip)),
+            Err(skip) => return Err(BadLine::Body(skip).into()),
         }
         Ok(())
     })?;
@@ -108,22 +94,22 @@ fn marked(
 /// Replays prompts, in the client's order and in ours, against a cache that stores units, or any prefix.
 fn stored(
     options: &Options,
-    boundary: &BoundaryOptions,
+    kind: CacheKind,
     ordering: &Ordered,
     policy: PolicyKind,
     prices: &CachePrices,
     mut found: Boundary,
 ) -> Result<Boundary> {
-    let price = prices.of(boundary.kind, boundary.model.as_deref().unwrap_or_default());
-    let page_tokens = match boundary.kind {
-        CacheKind::Units => options.capacity.page_tokens,
+    let price = prices.of(kind, options.cache_model.as_deref().unwrap_or_default());
+    let page_tokens = match kind {
+        CacheKind::Units => options.page_tokens,
         _ => 1,
     };
     let input = Input {
         files: &options.files,
         capacity: Capacity {
             page_tokens,
-            ..options.capacity
+            ..options.capacity()
         },
         document_tokens: options.document_tokens,
     };

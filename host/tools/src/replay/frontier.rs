@@ -10,12 +10,12 @@ use anyhow::Result;
 use foreword_ordering::Config;
 use foreword_ordering::policy::{Place, Placement, PolicyKind};
 use foreword_report::both_widths;
-use foreword_report::plot::{BASELINE, BEST, GRID, INK, OTHERS, Width, drawn};
+use foreword_report::plot::{BASELINE, BEST, GRID, OTHERS, Width, drawn, label};
 use foreword_report::progress;
 use foreword_report::words::{escaped, percent, rounded};
 use foreword_simulation::{Capacity, CompactTrace, Replay};
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::HPos;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -65,7 +65,7 @@ impl Frontier {
             least = least.min(point.loss);
         }
         Ok(Self {
-            model: profile.model().to_owned(),
+            model: profile.model.clone(),
             points,
         })
     }
@@ -150,12 +150,8 @@ impl Frontier {
         let x = |reuse: f64| LEFT + (f64::from(right - LEFT) * reuse / most).round() as i32;
         let y =
             |loss: f64| bottom - (f64::from(bottom - EDGE) * (loss - low) / span).round() as i32;
-        let words = |horizontal| {
-            let font = ("sans-serif", 14).into_font().color(&INK);
-            font.pos(Pos::new(horizontal, VPos::Center))
-        };
-        drawn("frontier", |svg| {
-            let area = SVGBackend::with_string(svg, (pixels, height)).into_drawing_area();
+        let words = |side| label(14, side);
+        drawn("frontier", (pixels, height), |area| {
             let zero = [(LEFT, y(0.0)), (right, y(0.0))];
             area.draw(&PathElement::new(zero, GRID.stroke_width(2)))?;
             area.draw(&Text::new("0", (LEFT - 8, y(0.0)), words(HPos::Right)))?;
@@ -178,7 +174,6 @@ impl Frontier {
                     area.draw(&Text::new(point.name(), name, words(HPos::Left)))?;
                 }
             }
-            area.present()?;
             Ok(())
         })
     }

@@ -23,67 +23,134 @@ mod report;
 pub(crate) mod simulate;
 pub(crate) mod whole;
 
-pub use boundary::BoundaryOptions;
-
 use crate::evaluate::RankProfile;
-use crate::{files, log};
 use anyhow::Result;
 use figures::Figures;
 use foreword_ordering::config::RawPolicyOptions;
-use foreword_ordering::policy::{Placement, PolicyKind};
+use foreword_ordering::cuts::CacheKind;
+use foreword_ordering::policy::{Place, Placement, PolicyKind};
 use foreword_ordering::{Config, RawConfig};
-use foreword_report::progress;
+use foreword_report::{files, log, progress};
 use foreword_simulation::{Bound, Capacity};
 use frontier::Frontier;
 use serde_json::json;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
+const HELP: &str = "Lines of a log, in JSON:
+  an OpenAI chat body with documents, in `documents` or in tags, as the gateway finds them; or
+  {\"query_id\": …, \"docs\": [ids, best first], \"tokens\": [of each document] or one number for each, or absent}; or
+  {\"request\": either of these, \"tenant\": …, \"engine\": …}: see `foreword explain --help`
+
+Exit codes: 0 done, 1 a file cannot be read or written, or a bad line with --strict, 2 bad arguments or an empty trace.
+An unbounded cache takes up to 300 bytes of memory for every document of every request.";
+
 /// The options of a replay.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = HELP)]
 pub struct Options {
-    /// Logs, which are read one after another.
-    pub files: Vec<PathBuf>,
-    /// Capacity of the simulated engine's cache.
-    pub capacity: Capacity,
-    /// Policies, in the order of the table.
-    pub policies: Vec<PolicyKind>,
-    /// The placement of the best documents; `None` for the configuration's.
-    pub rank: Option<Placement>,
-    /// File with a model's rank profile, for the expected loss of each placement.
-    pub rank_profile: Option<PathBuf>,
-    /// Window of requests that are also planned together, as an offline batch; `None` for no batches.
-    pub batch: Option<NonZeroU32>,
-    /// Seed of the `random` policy and of the upper bound's sample.
-    pub seed: u64,
-    /// Tokens of a document whose line does not state them.
-    pub document_tokens: u32,
-    /// Whether the first bad line ends the replay.
-    pub strict: bool,
-    /// File with the gateway's `ordering`, for stabilised prompts.
-    pub ordering: Option<PathBuf>,
-    /// The cache with boundaries that the log is also replayed against, if any.
-    pub boundary: Option<BoundaryOptions>,
-    /// File for the report.
-    pub report: Option<PathBuf>,
-    /// Whether standard output gets JSON instead of a table.
-    pub json: bool,
+    /// Logs of requests, one JSON object per line; several make one trace, in the order given
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Document tokens that the engine's cache holds; 0: any number
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    cache_tokens: u64,
+    /// Tokens in a page of the cache: matches are cut to whole pages; 1: exact
+    #[arg(long, value_name = "TOKENS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    page_tokens: u32,
+    /// Policies to compare, with commas between: retrieval, random, sorted, recency, greedy, context-index, longest,
+    /// foresight [default: all]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = policy)]
+    policies: Vec<PolicyKind>,
+    /// Where the retriever's best documents stand: free, or last, first, ends or auto with their number, as in last:1
+    /// [default: the configuration's]
+    #[arg(long, value_name = "PLACE[:N]", value_parser = placement)]
+    rank: Option<Placement>,
+    /// Also weigh places for the retriever's best documents: what each brings in reuse, and what answers are expected to lose
+    /// by a model's profile, which `foreword evaluate --profile` writes
+    #[arg(long, value_name = "FILE")]
+    rank_profile: Option<PathBuf>,
+    /// Also plan every N requests together, as an offline batch: order of documents and of requests
+    #[arg(long, value_name = "N")]
+    batch: Option<NonZeroU32>,
+    /// Tokens of a document whose line does not state them
+    #[arg(long, value_name = "TOKENS", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    document_tokens: u32,
+    /// The gateway's configuration of documents: its plugin configuration, or the `ordering` in it, in JSON. Bodies
+    /// are stabilised by its `head` and `conversation`, with `report` counting as `apply` [default: every safe part]
+    #[arg(long, value_name = "FILE")]
+    ordering: Option<PathBuf>,
+    /// Also say what the prompts would have cost at an upstream with that kind of cache: anthropic, openai (from
+    /// GPT-5.6 on) and bedrock match up to marked boundaries, units whole units of --page-tokens, prefix any prefix
+    #[arg(long, value_name = "KIND", value_parser = cache_kind)]
+    cache_kind: Option<CacheKind>,
+    /// Prices by model, in JSON, as examples/cache-prices.json has them [default: published factors of a plain token's
+    /// price]
+    #[arg(long, value_name = "FILE", requires = "cache_kind")]
+    prices: Option<PathBuf>,
+    /// The model whose rules and prices count for every line [default: the one that the line names]
+    #[arg(long, value_name = "NAME", requires = "cache_kind")]
+    cache_model: Option<String>,
+    /// Requests a minute where lines state no `time`
+    #[arg(long, value_name = "N", requires = "cache_kind", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    cache_rate: u32,
+    /// Seed of the random policy and of samples
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Stop at the first bad line instead of skipping it
+    #[arg(long)]
+    strict: bool,
+    /// File for the report in HTML
+    #[arg(long, value_name = "FILE", default_value = "replay-report.html")]
+    report: PathBuf,
+    /// Write no report
+    #[arg(long, conflicts_with = "report")]
+    no_report: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+impl Options {
+    /// Returns the capacity of the simulated engine's cache.
+    fn capacity(&self) -> Capacity {
+        Capacity {
+            tokens: (self.cache_tokens > 0).then_some(self.cache_tokens),
+            page_tokens: self.page_tokens,
+        }
+    }
+
+    /// Returns the policies, in the order of the table.
+    fn policies(&self) -> &[PolicyKind] {
+        if self.policies.is_empty() {
+            &PolicyKind::ALL
+        } else {
+            &self.policies
+        }
+    }
 }
 
 /// Replays, prints the results to standard output and writes the report.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`EmptyLog`](crate::EmptyLog).
+/// Returns an error if a file cannot be read or written, for a bad line when strict, or [`BadInput`](log::BadInput).
 pub fn run(options: &Options) -> Result<()> {
+    if options.cache_kind == Some(CacheKind::Units) && options.page_tokens == 1 {
+        let wrong = "--cache-kind units needs the unit's size: --page-tokens";
+        return Err(log::BadInput(wrong.to_owned()).into());
+    }
     let names = log::names(&options.files);
     let read = read::read(options)?;
     read.tell();
     if read.trace.requests() == 0 {
-        return Err(read.counts.empty("trace", &options.files).into());
+        return Err(read
+            .counts
+            .without_documents("trace", &options.files)
+            .into());
     }
     let trace = read.trace;
     let bar = progress::bar("upper bound", trace.parts().count())?;
-    let page_tokens = options.capacity.page_tokens;
+    let (page_tokens, capacity) = (options.page_tokens, options.capacity());
     let bound = Bound::in_pages(&trace, options.seed, page_tokens, |done| {
         if done % progress::STRIDE == 0 {
             bar.set_position(done as u64);
@@ -110,30 +177,28 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let profile = options.rank_profile.as_deref().map(RankProfile::read);
     let frontier = match profile.transpose()? {
-        Some(profile) => Some(Frontier::new(&trace, options.capacity, &profile, config)?),
+        Some(profile) => Some(Frontier::new(&trace, capacity, &profile, config)?),
         None => None,
     };
     let policy = |kind| Ok::<_, anyhow::Error>(config(kind)?.policy());
     let mut outcomes = options
-        .policies
+        .policies()
         .iter()
-        .map(|&kind| simulate::replay(&trace, kind, policy(kind)?, options.capacity))
+        .map(|&kind| simulate::replay(&trace, kind, policy(kind)?, capacity))
         .collect::<Result<Vec<_>>>()?;
     let whole = whole::replay(options)?;
     for (outcome, prompts) in outcomes.iter_mut().zip(whole.came) {
         outcome.prompts = Some(prompts);
     }
-    let boundary = options.boundary.as_ref();
-    let boundary = boundary.map(|boundary| boundary::replay(options, boundary));
+    let boundary = options
+        .cache_kind
+        .map(|kind| boundary::replay(options, kind));
     let boundary = boundary.transpose()?;
     if let Some(window) = options.batch {
         let window = usize::try_from(window.get())?;
         let placement = config(PolicyKind::Longest)?.policy_options().placement;
         outcomes.push(simulate::replay_batches(
-            &trace,
-            window,
-            options.capacity,
-            placement,
+            &trace, window, capacity, placement,
         )?);
     }
     let figures = Figures {
@@ -141,7 +206,7 @@ pub fn run(options: &Options) -> Result<()> {
         requests: trace.requests(),
         documents: trace.documents(),
         skipped: read.counts.bad,
-        capacity: options.capacity,
+        capacity,
         bound,
         outcomes,
         stabilised: whole.stabilised,
@@ -149,13 +214,29 @@ pub fn run(options: &Options) -> Result<()> {
         boundary,
         frontier,
     };
-    let printed = if options.json {
-        figures.to_json() + "\n"
-    } else {
-        figures.to_table()
-    };
-    if let Some(path) = &options.report {
-        files::write_report(path, &report::page(&figures)?)?;
+    if !options.no_report {
+        files::write_report(&options.report, &report::page(&figures)?)?;
     }
-    files::print(&printed)
+    files::show(options.json, || figures.to_json(), || figures.to_table())
+}
+
+fn cache_kind(name: &str) -> Result<CacheKind, String> {
+    let names = CacheKind::ALL.map(CacheKind::name).join(", ");
+    CacheKind::by_name(name).ok_or(format!("it must be one of {names}"))
+}
+
+fn placement(text: &str) -> Result<Placement, String> {
+    let (place, documents) = text.split_once(':').unwrap_or((text, "1"));
+    let names = Place::ALL.map(Place::name).join(", ");
+    Ok(Placement {
+        place: Place::by_name(place).ok_or(format!("the place must be one of {names}"))?,
+        documents: (documents.parse().ok())
+            .filter(|documents| *documents > 0)
+            .ok_or("the number of documents must be 1 to 65535")?,
+    })
+}
+
+fn policy(name: &str) -> Result<PolicyKind, String> {
+    let names = PolicyKind::ALL.map(PolicyKind::name).join(", ");
+    PolicyKind::by_name(name).ok_or(format!("it must be one of {names}"))
 }

@@ -3,10 +3,10 @@
 use super::figures::Figures;
 use super::simulate::PolicyOutcome;
 use anyhow::Result;
-use foreword_report::plot::{BASELINE, BEST, INK, OTHERS, Points, Width, drawn, lines};
+use foreword_report::plot::{BASELINE, BEST, INK, OTHERS, Points, Width, drawn, label, lines};
 use foreword_report::words::percent;
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::HPos;
 
 /// Plots a bar for every policy: the share of tokens reused, with a line at the upper bound.
 pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
@@ -26,13 +26,9 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
         .fold(figures.bound.share, f64::max)
         .max(f64::MIN_POSITIVE);
     let x = |share: f64| NAMES + (room * share / greatest).round() as i32;
-    let words = |horizontal| {
-        let font = ("sans-serif", 15).into_font().color(&INK);
-        font.pos(Pos::new(horizontal, VPos::Center))
-    };
-    drawn("bars", |svg| {
-        let size = (pixels, u32::try_from(height)?);
-        let area = SVGBackend::with_string(svg, size).into_drawing_area();
+    let words = |side| label(15, side);
+    let size = (pixels, u32::try_from(height)?);
+    drawn("bars", size, |area| {
         for (row, outcome) in (0..).zip(&figures.outcomes) {
             let top = TOP + row * ROW;
             let (middle, share) = (top + ROW / 2, outcome.reuse.share());
@@ -58,7 +54,6 @@ pub(super) fn bars(figures: &Figures, width: Width) -> Result<String> {
             (bound, HPos::Left)
         };
         area.draw(&Text::new(label, (at, TOP - 18), words(side)))?;
-        area.present()?;
         Ok(())
     })
 }

@@ -1,8 +1,8 @@
 //! Reads files into a trace, line by line.
 
 use super::Options;
-use crate::log::{self, Counts, OnBad};
 use anyhow::Result;
+use foreword_report::log::{self, Counts, OnBad};
 use foreword_simulation::{CompactTrace, LogReader, Logged};
 
 /// The content of the files.

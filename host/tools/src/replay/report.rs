@@ -4,9 +4,10 @@ use super::boundary::Boundary;
 use super::figures::{Figures, cells, microseconds};
 use super::frontier::Frontier;
 use super::plots;
+use super::simulate::PolicyOutcome;
 use anyhow::Result;
-use foreword_report::both_widths;
 use foreword_report::words::{escaped, grouped, percent};
+use foreword_report::{both_widths, tile};
 use std::fmt::Write;
 
 const TITLE: &str = "Foreword replay: what ordering would save";
@@ -69,32 +70,27 @@ fn tiles(figures: &Figures) -> String {
     let Some(best) = figures.best() else {
         return String::new();
     };
-    let tile = |what: &str, value: String, was: String| {
-        format!(
-            "<div class=\"tile\"><span>{what}</span><b class=\"best\">{value}</b><span class=\"was\">{was}</span></div>\n"
-        )
-    };
     let left =
         |reuse: foreword_simulation::Reuse| grouped(reuse.document_tokens - reuse.reused_tokens);
-    let was = |value: &dyn Fn() -> Option<String>| {
-        value().map_or_else(String::new, |value| format!("{value} in retrieval order"))
+    let was = |value: &dyn Fn(&PolicyOutcome) -> String| {
+        let value = figures.baseline().map(value);
+        value.map_or_else(String::new, |value| format!("{value} in retrieval order"))
     };
-    let baseline = figures.baseline();
     [
         tile(
             "Document tokens reused",
-            percent(best.reuse.share()),
-            was(&|| baseline.map(|outcome| percent(outcome.reuse.share()))),
+            &percent(best.reuse.share()),
+            &was(&|outcome| percent(outcome.reuse.share())),
         ),
         tile(
             "Document tokens computed",
-            left(best.reuse),
-            was(&|| baseline.map(|outcome| left(outcome.reuse))),
+            &left(best.reuse),
+            &was(&|outcome| left(outcome.reuse)),
         ),
         tile(
             "Time to decide, mean",
-            microseconds(best.mean_us),
-            format!("99th percentile {}", microseconds(best.p99_us)),
+            &microseconds(best.mean_us),
+            &format!("99th percentile {}", microseconds(best.p99_us)),
         ),
     ]
     .concat()

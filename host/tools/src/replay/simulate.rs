@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use foreword_ordering::policy::{Placement, Policy, PolicyKind};
+use foreword_report::plot::quantile;
 use foreword_report::progress;
 use foreword_simulation::{
     Capacity, CompactTrace, EngineCache, PromptReuse, Replay, Reuse, document_tokens,
@@ -105,13 +106,14 @@ fn outcome(
     curve: Curve,
     mut nanoseconds: Vec<u32>,
 ) -> PolicyOutcome {
+    nanoseconds.sort_unstable();
     let sum: u64 = nanoseconds.iter().copied().map(u64::from).sum();
     PolicyOutcome {
         name,
         reuse,
         curve: curve.points,
         mean_us: sum as f64 / 1000.0 / nanoseconds.len().max(1) as f64,
-        p99_us: f64::from(quantile(&mut nanoseconds, 0.99)) / 1000.0,
+        p99_us: f64::from(quantile(&nanoseconds, 0.99)) / 1000.0,
         prompts: None,
     }
 }
@@ -161,16 +163,6 @@ impl Curve {
             self.next_point = done * POINTS / self.requests + 1;
         }
     }
-}
-
-/// Returns the nearest-rank quantile; 0 for no values.
-fn quantile(values: &mut [u32], share: f64) -> u32 {
-    if values.is_empty() {
-        return 0;
-    }
-    let rank = (share * values.len() as f64).ceil() as usize;
-    let (_, value, _) = values.select_nth_unstable(rank.clamp(1, values.len()) - 1);
-    *value
 }
 
 #[cfg(test)]
@@ -229,13 +221,5 @@ pub(super) mod tests {
         )
         .unwrap();
         assert!(whole.reuse.reused_tokens > online.reuse.reused_tokens);
-    }
-
-    #[test]
-    fn quantiles_are_values_that_were_measured() {
-        let mut values: Vec<u32> = (1..=100).rev().collect();
-        assert_eq!(quantile(&mut values, 0.99), 99);
-        assert_eq!(quantile(&mut [5], 0.99), 5);
-        assert_eq!(quantile(&mut [], 0.5), 0);
     }
 }

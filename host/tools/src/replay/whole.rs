@@ -11,17 +11,18 @@ use super::Options;
 use super::simulate::{self, Pace, PolicyOutcome};
 use crate::explain::causes::Causes;
 use crate::explain::lines::Explaining;
-use crate::log::{self, OnBad};
+use crate::options::gateway_configuration;
 use anyhow::{Context, Result};
-use foreword_ordering::RawConfig;
+use foreword_ordering::head::Limits;
 use foreword_ordering::policy::{Placement, PolicyKind};
+use foreword_ordering::{Config, RawConfig};
+use foreword_report::log::{self, OnBad};
 use foreword_simulation::{
     BadLine, Capacity, LogReader, Logged, LoggedKind, PromptReplay, PromptReuse,
 };
+use rayon::prelude::*;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// The results of whole prompts.
@@ -43,44 +44,24 @@ pub(super) fn replay(options: &Options) -> Result<Whole> {
     let (came, stabilised) = (ordering.as_came()?, ordering.stabilised()?);
     let jobs: Vec<(PolicyKind, &RawConfig)> = [&came, &stabilised]
         .into_iter()
-        .flat_map(|raw| options.policies.iter().map(move |&kind| (kind, raw)))
+        .flat_map(|raw| options.policies().iter().map(move |&kind| (kind, raw)))
         .collect();
     let input = Input {
         files: &options.files,
-        capacity: options.capacity,
+        capacity: options.capacity(),
         document_tokens: options.document_tokens,
     };
-    let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<Option<Result<PolicyOutcome>>>> =
-        Mutex::new(jobs.iter().map(|_| None).collect());
-    let work = || {
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some((kind, raw)) = jobs.get(at) else {
-                return;
-            };
-            let outcome = prompts(&input, *kind, raw, at >= options.policies.len());
-            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(place) = done.get_mut(at) {
-                *place = Some(outcome);
-            }
-        }
+    let policies = options.policies().len();
+    let replayed = || {
+        let outcomes = jobs.par_iter().enumerate().map(|(at, (kind, raw))| {
+            let is_stabilised = at >= policies;
+            prompts(&input, *kind, raw, is_stabilised)
+        });
+        outcomes.collect::<Result<Vec<PolicyOutcome>>>()
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let causes = std::thread::scope(|scope| {
-        for _ in 1..threads.min(jobs.len()) {
-            scope.spawn(work);
-        }
-        let causes = causes(options);
-        work();
-        causes
-    })?;
-    let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut outcomes: Vec<PolicyOutcome> = Vec::new();
-    for outcome in done {
-        outcomes.push(outcome.context("a thread ended before its work")??);
-    }
-    let stabilised = outcomes.split_off(options.policies.len());
+    let (causes, outcomes) = rayon::join(|| causes(options), replayed);
+    let (causes, mut outcomes) = (causes?, outcomes?);
+    let stabilised = outcomes.split_off(policies);
     Ok(Whole {
         came: outcomes
             .into_iter()
@@ -122,7 +103,7 @@ pub(crate) fn prompts(
         "prompts"
     };
     log::read(input.files, name, OnBad::Count, |_, line| {
-        served(&mut replay, &reader, line, &mut pace)
+        Ok(served(&mut replay, &reader, line, &mut pace)?)
     })?;
     let reuse = replay.reuse();
     Ok(simulate::whole(kind.name(), reuse, pace))
@@ -155,7 +136,12 @@ fn served(
 
 /// Returns the causes that broke the prefixes of original bodies.
 fn causes(options: &Options) -> Result<Causes> {
-    let mut explaining = Explaining::new(options.capacity.page_tokens, options.document_tokens);
+    let mut explaining = Explaining::new(
+        Limits::LOG.requests,
+        options.page_tokens,
+        options.document_tokens,
+        Config::default(),
+    );
     let mut causes = Causes::default();
     log::read(&options.files, "causes", OnBad::Count, |_, line| {
         let diagnosis = explaining.line(line)?;
@@ -184,12 +170,7 @@ impl Ordered {
                 is_given: false,
             });
         };
-        let context = || {
-            format!(
-                "cannot read the gateway's configuration in {}",
-                file.display()
-            )
-        };
+        let context = || gateway_configuration(file);
         let text = std::fs::read(file).with_context(context)?;
         let mut value: Value = if text.trim_ascii().is_empty() {
             json!({})
@@ -204,7 +185,7 @@ impl Ordered {
             is_given: true,
         };
         let raw = found.raw(&json!({})).with_context(context)?;
-        foreword_ordering::Config::try_from(raw).with_context(context)?;
+        Config::try_from(raw).with_context(context)?;
         Ok(found)
     }
 

@@ -7,13 +7,14 @@
 use super::arm::Arm;
 use super::replay::{Outcome, Sample};
 use foreword_report::plot::quantile;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// Requests excluded at the beginning of each seed, but at most half of them.
 pub(super) const WARM_UP: usize = 5;
 
 /// The mean of a figure over the seeds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Estimate {
     pub(super) mean: f64,
     /// Half the width of the 95 % interval; `None` for one seed.
@@ -187,10 +188,6 @@ impl Estimate {
             within,
         }
     }
-
-    fn to_json(self) -> Value {
-        json!({"mean": self.mean, "within": self.within})
-    }
 }
 
 /// Quantiles of Student's t for a two-sided interval of 95 %, for 1 to 10 degrees of freedom.
@@ -201,20 +198,17 @@ const STUDENT: [f64; 10] = [
 impl Row {
     /// Returns the row as JSON; times in milliseconds, except for ordering and building in microseconds.
     pub(super) fn to_json(&self) -> Value {
-        let milliseconds = |estimate: Estimate| {
-            Estimate {
-                mean: 1e3 * estimate.mean,
-                within: estimate.within.map(|within| 1e3 * within),
-            }
-            .to_json()
+        let milliseconds = |estimate: Estimate| Estimate {
+            mean: 1e3 * estimate.mean,
+            within: estimate.within.map(|within| 1e3 * within),
         };
         json!({
             "arm": self.arm.name(),
             "ttft_mean_ms": milliseconds(self.mean),
             "ttft_p50_ms": milliseconds(self.p50),
             "ttft_p95_ms": milliseconds(self.p95),
-            "mean_below_retrieval": self.mean_below.map(Estimate::to_json),
-            "p50_below_retrieval": self.p50_below.map(Estimate::to_json),
+            "mean_below_retrieval": self.mean_below,
+            "p50_below_retrieval": self.p50_below,
             "faster": self.faster,
             "saved_tokens": self.saved_tokens,
             "saved_time": self.saved_time.map(|[p50, mean, p95]| json!({"p50": p50, "mean": mean, "p95": p95})),

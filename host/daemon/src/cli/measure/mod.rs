@@ -38,7 +38,6 @@ use replay::{Kind, Workload};
 use results::{Experiment, Results, Setting};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use steps::Sizes;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -182,16 +181,10 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             context.next_multiple_of(arguments.device.page_tokens),
         ));
         let opened = device.open(&arguments.model)?;
-        let sizes = Sizes {
-            prompt: arguments.prompt,
-            context,
-            batches: arguments.batches.clone(),
-            runs: arguments.runs,
-        };
         let steps = steps::run(
             opened.backend,
             opened.max_prefill_step_tokens,
-            &sizes,
+            arguments,
             &config,
             ceilings.as_ref(),
         )?;
@@ -200,15 +193,8 @@ fn measured(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         results.steps = Some(steps);
     }
     let arms = arguments.arms();
-    if [
-        Part::Orders,
-        Part::Sweeps,
-        Part::Throughput,
-        Part::Pipelining,
-    ]
-    .iter()
-    .any(|part| arguments.measures(*part))
-    {
+    let parts = &arguments.parts;
+    if parts.is_empty() || parts.iter().any(|part| *part != Part::Steps) {
         let (mut engine, kv_tokens) =
             open(arguments, arguments.arm_kv_tokens, arms.len(), &mut results)?;
         let bar = progress::bar("measure", requests(arguments, arms.len()))?;
@@ -262,45 +248,24 @@ fn through_engine(
     }
     if arguments.measures(Part::Sweeps) {
         let base = sweep(arguments, kv_tokens);
-        let overlaps = arguments.overlaps.iter().map(|overlap| {
-            (
-                "overlap",
-                *overlap,
-                Workload {
-                    overlap: *overlap,
-                    ..base
-                },
-            )
-        });
-        let groups = arguments.groups.iter().map(|group| {
-            (
-                "at once",
-                f64::from(*group),
-                Workload {
-                    at_once: *group as usize,
-                    ..base
-                },
-            )
-        });
-        let ks = arguments.ks.iter().map(|k| {
-            (
-                "k",
-                f64::from(*k),
-                Workload {
-                    k: *k as usize,
-                    ..base
-                },
-            )
-        });
-        let kinds = Kind::ALL
-            .into_iter()
-            .zip(0..)
-            .map(|(kind, at)| ("trace", f64::from(at), Workload { kind, ..base }));
-        let all: Vec<_> = overlaps.chain(groups).chain(ks).chain(kinds).collect();
-        for (name, value, workload) in all {
-            results
-                .sweeps
-                .push(Experiment::sweep(name, value, engine, workload, bar)?);
+        let mut run = |name, value: f64, workload| -> anyhow::Result<()> {
+            let experiment = Experiment::sweep(name, value, engine, workload, bar)?;
+            results.sweeps.push(experiment);
+            Ok(())
+        };
+        for &overlap in &arguments.overlaps {
+            run("overlap", overlap, Workload { overlap, ..base })?;
+        }
+        for &group in &arguments.groups {
+            let at_once = group as usize;
+            run("at once", group.into(), Workload { at_once, ..base })?;
+        }
+        for &documents in &arguments.ks {
+            let k = documents as usize;
+            run("k", documents.into(), Workload { k, ..base })?;
+        }
+        for (kind, number) in Kind::ALL.into_iter().zip(0_u8..) {
+            run("trace", number.into(), Workload { kind, ..base })?;
         }
     }
     if arguments.measures(Part::Throughput) {
@@ -311,13 +276,8 @@ fn through_engine(
                 queries: arguments.answers as usize,
                 ..sweep(arguments, kv_tokens)
             };
-            results.throughput.push(Experiment::sweep(
-                "throughput",
-                value,
-                engine,
-                workload,
-                bar,
-            )?);
+            let experiment = Experiment::sweep("throughput", value, engine, workload, bar)?;
+            results.throughput.push(experiment);
         }
     }
     if arguments.measures(Part::Pipelining) {

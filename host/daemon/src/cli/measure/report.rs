@@ -6,7 +6,7 @@ use super::plots;
 use super::results::{Experiment, Results, cells};
 use anyhow::Result;
 use foreword_report::words::{escaped, grouped, percent};
-use foreword_report::{both_widths, filled};
+use foreword_report::{both_widths, filled, tile};
 
 const TITLE: &str = "Foreword measure: what ordering saves in time";
 
@@ -73,11 +73,8 @@ fn tiles(rows: &[Row]) -> String {
         return String::new();
     };
     let tile = |what: &str, cell: fn(&Row) -> String| {
-        format!(
-            "<div class=\"tile\"><span>{what}</span><b class=\"best\">{}</b><span class=\"was\">{} in retrieval order</span></div>\n",
-            cell(shipped),
-            cell(retrieval)
-        )
+        let was = format!("{} in retrieval order", cell(retrieval));
+        tile(what, &cell(shipped), &was)
     };
     [
         tile("Time to first token, median", |row| {

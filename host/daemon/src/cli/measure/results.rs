@@ -1,7 +1,7 @@
 //! All results, and their forms as tables and as JSON.
 
 use super::arm::Arm;
-use super::figures::{Estimate, Part, Row, counted, rows};
+use super::figures::{Estimate, Part, Row, counted, rows, times};
 use super::prompt::SYSTEM;
 use super::replay::{self, Kind, Outcome, Workload};
 use super::steps::Steps;
@@ -238,43 +238,39 @@ impl Results {
             grouped(orders.workload.kv_tokens)
         );
         for part in Part::ALL {
-            let _ = writeln!(
-                table,
-                "\n{:<15}{:>16}{:>16}{:>9}{:>16}{:>16}{:>8}{:>9}{:>11}{:>7}{:>10}{:>10}",
-                part.name(),
-                "mean, ms",
-                "p50, ms",
-                "p95",
-                "mean below",
-                "p50 below",
-                "faster",
-                "saved",
-                "benefit",
-                "hint",
-                "order, µs",
-                "build, µs"
-            );
+            let _ = write!(table, "\n{:<15}", part.name());
+            write_cells(table, HEADS);
             for row in orders.rows(part) {
-                let cells = cells(&row);
-                let _ = writeln!(
-                    table,
-                    "{:<15}{:>16}{:>16}{:>9}{:>16}{:>16}{:>8}{:>9}{:>11}{:>7}{:>10}{:>10}",
-                    cells[0],
-                    cells[1],
-                    cells[2],
-                    cells[3],
-                    cells[4],
-                    cells[5],
-                    cells[6],
-                    cells[7],
-                    cells[8],
-                    cells[9],
-                    cells[10],
-                    cells[11]
-                );
+                let [name, others @ ..] = cells(&row);
+                let _ = write!(table, "{name:<15}");
+                write_cells(table, others);
             }
         }
     }
+}
+
+/// Heads of the columns behind the arm's name, as [`cells`] has them, and the columns' widths.
+const HEADS: [&str; 11] = [
+    "mean, ms",
+    "p50, ms",
+    "p95",
+    "mean below",
+    "p50 below",
+    "faster",
+    "saved",
+    "benefit",
+    "hint",
+    "order, µs",
+    "build, µs",
+];
+const WIDTHS: [usize; 11] = [16, 16, 9, 16, 16, 8, 9, 11, 7, 10, 10];
+
+/// Ends a line with cells at the right of their columns.
+fn write_cells(table: &mut String, cells: [impl std::fmt::Display; 11]) {
+    for (cell, width) in cells.into_iter().zip(WIDTHS) {
+        let _ = write!(table, "{cell:>width$}");
+    }
+    table.push('\n');
 }
 
 /// Returns a row's cells: name, mean, median, 95th percentile, mean and median below retrieval order, share faster,
@@ -391,17 +387,13 @@ fn write_sweeps(table: &mut String, sweeps: &[Experiment]) {
 /// Returns the times to the first token of an arm's requests, in milliseconds, ascending; empty if the arm was not
 /// measured.
 pub(super) fn distribution(experiment: &Experiment, arm: Arm) -> Vec<f64> {
-    let outcome = experiment
-        .outcomes
-        .iter()
-        .find(|outcome| outcome.arm == arm);
-    let mut times: Vec<f64> = outcome
+    let mut outcomes = experiment.outcomes.iter();
+    let outcome = outcomes.find(|outcome| outcome.arm == arm);
+    let samples = outcome
         .into_iter()
-        .flat_map(|outcome| counted(outcome, Part::All))
-        .map(|sample| 1e3 * sample.ttft())
-        .collect();
-    times.sort_by(f64::total_cmp);
-    times
+        .flat_map(|outcome| counted(outcome, Part::All));
+    let seconds = times(samples).into_iter();
+    seconds.map(|seconds| 1e3 * seconds).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The parts of an answer on a device, without a server: prefill, decode, cached prefixes, and pages from the host's
 //! memory. Every figure is the median of several runs of the backend's own steps, without random sampling.
 
+use super::Arguments;
 use anyhow::ensure;
 use foreword_engine::TokenId;
 use foreword_engine::backend::cuda::Ceilings;
@@ -11,18 +12,6 @@ use foreword_engine::models::ModelConfig;
 use foreword_engine::sampling::Sampling;
 use serde_json::{Value, json};
 use std::time::Instant;
-
-/// The sizes to measure.
-pub(super) struct Sizes {
-    /// Tokens of the prompt.
-    pub(super) prompt: u32,
-    /// Tokens of context for decoding.
-    pub(super) context: u32,
-    /// Numbers of sequences decoded together.
-    pub(super) batches: Vec<u32>,
-    /// Number of runs of a step; their median counts.
-    pub(super) runs: u32,
-}
 
 /// The figures of a device's steps.
 pub(super) struct Steps {
@@ -35,13 +24,11 @@ pub(super) struct Steps {
 pub(super) fn run(
     backend: Box<dyn Backend>,
     max_step_tokens: u32,
-    sizes: &Sizes,
+    arguments: &Arguments,
     config: &ModelConfig,
     ceilings: Option<&Ceilings>,
 ) -> anyhow::Result<Steps> {
-    let Sizes {
-        prompt, context, ..
-    } = *sizes;
+    let (prompt, context) = (arguments.prompt, arguments.context);
     ensure!(
         prompt <= config.max_positions && context < config.max_positions,
         "the model has {} positions: --prompt {prompt} and --context {context} do not fit",
@@ -50,11 +37,11 @@ pub(super) fn run(
     let mut bench = Bench {
         backend,
         max_step_tokens,
-        runs: sizes.runs,
+        runs: arguments.runs,
         logits: Vec::new(),
     };
     let prefill = bench.prefill(prompt, config, ceilings)?;
-    let decode = (sizes.batches.iter())
+    let decode = (arguments.batches.iter())
         .map(|batch| bench.decode(*batch, context, config, ceilings))
         .collect::<Result<_, _>>()?;
     let host_tier = bench.host_tier(context)?;

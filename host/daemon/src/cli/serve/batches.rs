@@ -2,7 +2,8 @@
 
 use foreword_ordering::RawConfig;
 use foreword_server::batches::{Bounds, Config};
-use foreword_tools::batch::BatchOrder;
+use foreword_simulation::BatchOrder;
+use foreword_tools::options::batch_order;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ pub(crate) struct Arguments {
     batch_dir: Option<PathBuf>,
     /// Order in which a batch is asked: as planned, with its documents ordered so that prompts share most; or as in the
     /// file, with its documents ordered by --ordering's policy
-    #[arg(long, value_enum, value_name = "ORDER", default_value_t = Order::Plan, requires = "batch_dir")]
-    batch_order: Order,
+    #[arg(long, value_parser = batch_order(), value_name = "ORDER", default_value = "plan", requires = "batch_dir")]
+    batch_order: BatchOrder,
     /// Requests of batches in flight at once; they are asked while no other request waits in the queue
     #[arg(long, value_name = "C", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256), requires = "batch_dir")]
     batch_concurrency: u16,
@@ -37,12 +38,6 @@ pub(crate) struct Arguments {
     batch_file_s: u64,
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Order {
-    Plan,
-    Input,
-}
-
 impl Arguments {
     /// Returns the configuration of batches; `None` if they are not accepted.
     pub(crate) fn config(&self, ordering: RawConfig) -> Option<Config> {
@@ -57,10 +52,7 @@ impl Arguments {
                 time: Duration::from_secs(self.batch_file_s),
             },
             concurrency: self.batch_concurrency,
-            order: match self.batch_order {
-                Order::Plan => BatchOrder::Plan,
-                Order::Input => BatchOrder::Input,
-            },
+            order: self.batch_order,
             ordering,
         })
     }

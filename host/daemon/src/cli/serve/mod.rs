@@ -8,7 +8,7 @@ mod store;
 
 use super::device;
 use super::listener;
-use super::{folder_name, ordering, until_signal};
+use super::{folder_name, until_signal};
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, ValueEnum};
@@ -22,6 +22,7 @@ use foreword_server::kv::publisher;
 use foreword_server::kv::vllm::Encoding;
 use foreword_server::model::Model;
 use foreword_server::serve::{Config, Server};
+use foreword_tools::options::ordering;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;

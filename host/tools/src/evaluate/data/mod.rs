@@ -63,7 +63,7 @@ pub(super) struct Data {
 
 /// A file format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub(super) enum Format {
     /// SQuAD's JSON: paragraphs with questions and answers.
     Squad,
     /// Lines of JSON, each a question or a chat with its documents.
@@ -72,11 +72,10 @@ pub enum Format {
 
 impl Format {
     /// All formats, in the order of the documentation.
-    pub const ALL: [Self; 2] = [Self::Squad, Self::Lines];
+    pub(super) const ALL: [Self; 2] = [Self::Squad, Self::Lines];
 
     /// Returns the format's name.
-    #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Squad => "squad",
             Self::Lines => "lines",
@@ -84,8 +83,7 @@ impl Format {
     }
 
     /// Returns the format of that name.
-    #[must_use]
-    pub fn by_name(name: &str) -> Option<Self> {
+    pub(super) fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.name() == name)
     }
 

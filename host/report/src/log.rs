@@ -1,8 +1,8 @@
-//! Reads logs of requests line by line, for `replay`, `explain` and `ledger`. Bad lines are reported by file, number and reason, and
-//! counted. A line is in memory only while it is processed.
+//! Reads logs of requests line by line, for `replay`, `explain`, `ledger` and `rehearse`. Bad lines are reported by file, number
+//! and reason, and counted. A line is in memory only while it is processed.
 
+use crate::progress;
 use anyhow::{Context, Result};
-use foreword_report::progress;
 use foreword_simulation::{BadLine, Lines};
 use indicatif::ProgressBar;
 use std::fs::File;
@@ -14,7 +14,7 @@ const NAMED: u64 = 20;
 
 /// The effect of a bad line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OnBad {
+pub enum OnBad {
     /// The first bad line ends the reading.
     Stop,
     /// Bad lines are reported and counted.
@@ -25,43 +25,33 @@ pub(crate) enum OnBad {
 
 impl OnBad {
     /// Returns the effect for a command with the option `strict`.
-    pub(crate) fn when(strict: bool) -> Self {
+    #[must_use]
+    pub fn when(strict: bool) -> Self {
         if strict { Self::Stop } else { Self::Tell }
     }
 }
 
-/// The files contain no request with documents.
+/// What a command was given cannot be worked on, such as files without a line that it can use.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "the {what} is empty: no line of {files} has documents ({lines} lines read, {bad} of them bad)"
-)]
-pub struct EmptyLog {
-    /// What the command calls its files, such as a trace, in the error's text.
-    pub what: &'static str,
-    /// Names of the files.
-    pub files: String,
-    /// Number of lines read.
-    pub lines: u64,
-    /// Number of lines that could not be parsed.
-    pub bad: u64,
-}
+#[error("{0}")]
+pub struct BadInput(pub String);
 
 /// The counts of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub struct Counts {
     /// Number of lines that are not blank.
-    pub(crate) lines: u64,
+    pub lines: u64,
     /// Number of lines in `lines` that could not be parsed.
-    pub(crate) bad: u64,
+    pub bad: u64,
 }
 
 /// The place of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub struct Place {
     /// Index of the file in the list.
-    pub(crate) file: usize,
+    pub file: usize,
     /// Number of the line, from 1.
-    pub(crate) number: u64,
+    pub number: u64,
 }
 
 /// A bad line and its place.
@@ -74,22 +64,42 @@ struct Named {
     reason: BadLine,
 }
 
-/// Passes every line of the files to `each`, one file after another. `name` is the label of the progress bar.
+/// Why a line could not be processed.
+#[derive(Debug)]
+pub enum LineError {
+    /// The line is bad; further ones may be good.
+    Bad(BadLine),
+    /// The command cannot go on.
+    Fatal(anyhow::Error),
+}
+
+impl From<BadLine> for LineError {
+    fn from(reason: BadLine) -> Self {
+        Self::Bad(reason)
+    }
+}
+
+/// Passes every line of the files to `each`, one file after another. `name` is the label of the progress bar; `None` for no bar.
 ///
 /// # Errors
-/// Returns an error if a file cannot be read, or for a bad line on [`OnBad::Stop`].
-pub(crate) fn read(
+/// Returns an error if a file cannot be read, for a bad line on [`OnBad::Stop`], or a fatal one of `each`.
+pub fn read<'n>(
     files: &[PathBuf],
-    name: &str,
+    name: impl Into<Option<&'n str>>,
     on_bad: OnBad,
-    mut each: impl FnMut(Place, &[u8]) -> Result<(), BadLine>,
+    mut each: impl FnMut(Place, &[u8]) -> Result<(), LineError>,
 ) -> Result<Counts> {
+    let name = name.into();
     let mut counts = Counts::default();
     for (index, path) in files.iter().enumerate() {
         let opened = || -> Result<(BufReader<File>, ProgressBar)> {
             let file = File::open(path)?;
             let bytes = usize::try_from(file.metadata()?.len())?;
-            Ok((BufReader::new(file), progress::bar(name, bytes)?))
+            let bar = name.map_or_else(
+                || Ok(ProgressBar::hidden()),
+                |name| progress::bar(name, bytes),
+            );
+            Ok((BufReader::new(file), bar?))
         };
         let failed = || format!("cannot read {}", path.display());
         let (file, bar) = opened().with_context(failed)?;
@@ -109,9 +119,11 @@ pub(crate) fn read(
                 file: index,
                 number,
             };
-            let taken = too_long.map_or_else(|| each(place, bytes), Err);
-            if let Err(reason) = taken {
-                counts.refuse(path, number, reason, on_bad, &bar)?;
+            let taken = too_long.map_or_else(|| each(place, bytes), |reason| Err(reason.into()));
+            match taken {
+                Ok(()) => {}
+                Err(LineError::Bad(reason)) => counts.refuse(path, number, reason, on_bad, &bar)?,
+                Err(LineError::Fatal(error)) => return Err(error),
             }
             if counts.lines % progress::STRIDE as u64 == 0 {
                 bar.set_position(lines.bytes());
@@ -146,18 +158,24 @@ impl Counts {
         Ok(())
     }
 
-    /// Returns the error that no line of the files has documents. `what` is the command's word for the files together.
-    pub(crate) fn empty(self, what: &'static str, paths: &[PathBuf]) -> EmptyLog {
-        EmptyLog {
-            what,
-            files: names(paths),
-            lines: self.lines,
-            bad: self.bad,
-        }
+    /// Returns the error that no line can be used, for the reason `why`.
+    #[must_use]
+    pub fn empty(self, why: &str) -> BadInput {
+        let Self { lines, bad } = self;
+        BadInput(format!("{why} ({lines} lines read, {bad} of them bad)"))
+    }
+
+    /// Returns the error that no line of `files`, which are a `what` together, has documents.
+    #[must_use]
+    pub fn without_documents(self, what: &str, files: &[PathBuf]) -> BadInput {
+        let files = names(files);
+        self.empty(&format!(
+            "the {what} is empty: no line of {files} has documents"
+        ))
     }
 
     /// Prints to standard error how many lines were skipped, if any were.
-    pub(crate) fn tell(self) {
+    pub fn tell(self) {
         if self.bad > NAMED {
             eprintln!("skipped: … and {} more", self.bad - NAMED);
         }
@@ -171,7 +189,8 @@ impl Counts {
 }
 
 /// Returns the files' names, with commas between.
-pub(crate) fn names(files: &[PathBuf]) -> String {
+#[must_use]
+pub fn names(files: &[PathBuf]) -> String {
     let names: Vec<_> = (files.iter())
         .map(|file| file.display().to_string())
         .collect();

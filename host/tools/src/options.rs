@@ -1,0 +1,65 @@
+//! Options that several commands have: how they are parsed, and the environment and files that they name.
+
+use anyhow::{Context, Result, bail};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::value_parser;
+use foreword_ordering::{Config, RawConfig};
+use foreword_simulation::BatchOrder;
+use std::path::Path;
+use std::time::Duration;
+
+/// Parses a time limit in seconds, from 1 to `most`.
+pub(crate) fn seconds(most: u64) -> impl TypedValueParser<Value = Duration> {
+    value_parser!(u64).range(1..=most).map(Duration::from_secs)
+}
+
+/// Parses a wait in milliseconds, from 0 to 30 s.
+pub(crate) fn backoff() -> impl TypedValueParser<Value = Duration> {
+    value_parser!(u64)
+        .range(0..=30_000)
+        .map(Duration::from_millis)
+}
+
+/// Parses a number of requests in flight.
+pub(crate) fn concurrency() -> impl TypedValueParser<Value = usize> {
+    value_parser!(u16).range(1..=1_024).map(usize::from)
+}
+
+/// Parses the order of a batch's requests.
+#[must_use]
+pub fn batch_order() -> impl TypedValueParser<Value = BatchOrder> {
+    PossibleValuesParser::new(["plan", "input"]).map(|name| match &*name {
+        "plan" => BatchOrder::Plan,
+        _ => BatchOrder::Input,
+    })
+}
+
+/// Returns the key in the environment variable `name`, which `option` gives.
+pub(crate) fn api_key(option: &str, name: Option<&String>) -> Result<Option<String>> {
+    let Some(name) = name else { return Ok(None) };
+    match std::env::var(name) {
+        Ok(key) if !key.is_empty() => Ok(Some(key)),
+        _ => bail!("{option}: the environment has no {name}"),
+    }
+}
+
+/// Reads and validates the gateway's configuration of documents in `file`.
+///
+/// # Errors
+/// Returns an error that names the file if it cannot be read, or is no valid configuration.
+pub fn ordering(file: Option<&Path>) -> Result<RawConfig> {
+    let Some(file) = file else {
+        return Ok(RawConfig::default());
+    };
+    let context = || gateway_configuration(file);
+    let json = std::fs::read(file).with_context(context)?;
+    let raw = RawConfig::from_json(&json).with_context(context)?;
+    Config::try_from(raw.clone()).with_context(context)?;
+    Ok(raw)
+}
+
+/// Returns what failed if the gateway's configuration in `file` cannot be used.
+pub(crate) fn gateway_configuration(file: &Path) -> String {
+    let file = file.display();
+    format!("cannot read the gateway's configuration in {file}")
+}
