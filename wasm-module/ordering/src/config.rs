@@ -92,7 +92,8 @@ pub enum DocumentFormat {
     Rules,
     /// Under headings in a tool's result.
     Headings,
-    /// A tool's whole result.
+    /// A tool's whole result, which is never ordered.
+    #[serde(skip_deserializing)]
     Outputs,
 }
 
@@ -151,9 +152,10 @@ object! {
         /// Whether sections of a tool's result under headings, `# …`, are documents. Off by default, since most results
         /// with headings are one document.
         pub headings: bool = false,
-        /// Whether a tool's whole result is a document if no other format is found in it. It is never moved, but a location
-        /// hint replaces its lines where an earlier turn's result holds them byte for byte (`conversation.deduplicate`),
-        /// such as a file that an agent reads again. The hint quotes the first and the last of these lines. Off by default.
+        /// Whether lines of a tool's result that an earlier turn's result holds byte for byte become a location hint
+        /// (`conversation.deduplicate`), such as those of a file that an agent reads again: runs of lines of 480 bytes or
+        /// more, in results in which no other format is found. The hint quotes the first and the last of the lines. Nothing
+        /// is moved, and results do not count for `max`. Off by default.
         pub outputs: bool = false,
         /// Most documents in a request; a request with more is forwarded unchanged.
         pub max: u32 = 512; 1..=MAX_CANDIDATES.into(),

@@ -248,26 +248,16 @@ impl LocationTemplate {
         is_name(label, &self.mark).then(|| pieces.concat())
     }
 
-    /// Returns the hint for lines of a tool's result, by words of the first and of the last of them, which may be the same
-    /// line. `None` if these are unsafe in a hint.
-    pub(crate) fn lines(&self, first: &str, last: &str) -> Option<String> {
+    /// Returns the hint for lines of a tool's result, by words of the first and of the last of them; without `last`, for one
+    /// line. Returns `None` if words are unsafe in a hint.
+    pub(crate) fn lines(&self, first: &str, last: Option<&str>) -> Option<String> {
         let [open, close] = &self.label;
-        let named = match first == last {
-            true => ["the line ", open, first, close].concat(),
-            false => [
-                "the lines from ",
-                open,
-                first,
-                close,
-                " to ",
-                open,
-                last,
-                close,
-            ]
-            .concat(),
+        let words = |words| is_name(words, &self.mark).then(|| [open, words, close].concat());
+        let named = match last {
+            None => format!("the line {}", words(first)?),
+            Some(last) => format!("the lines from {} to {}", words(first)?, words(last)?),
         };
-        let is_safe = is_name(first, &self.mark) && is_name(last, &self.mark);
-        is_safe.then(|| [&*self.before, &named, " of a tool result", &self.after].concat())
+        Some([&*self.before, &named, " of a tool result", &self.after].concat())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Lists the documents of a body, for tools that analyse requests instead of rewriting them.
 
 use crate::arrangement::DistinctDocuments;
-use crate::body::{self, Group, Skip};
+use crate::body::{self, Group, Message, Skip};
 use crate::config::Config;
 use crate::document::Fingerprint;
 use crate::policy::{Placement, Split, Start};
@@ -88,7 +88,7 @@ pub fn documents_of(body: &[u8], config: &Config) -> Result<Vec<Request>, Skip> 
     }
     let rendered = parsed.rendered.iter().map(|(_, group)| group);
     let groups = (parsed.front.iter().chain(rendered))
-        .chain(parsed.messages.iter().flat_map(|message| &message.groups));
+        .chain(parsed.messages.iter().flat_map(Message::ordered));
     Ok(groups
         .map(|group| listed(group, &parsed.model, config))
         .collect())

@@ -43,15 +43,14 @@ impl<K: Clone + Eq + Hash, T> Lru<K, T> {
         entry.as_mut().map(|(_, value)| value)
     }
 
-    /// Sets the value of that key, as the one used last; it replaces the least recently used ones beyond `max` values.
+    /// Sets the value of that key, as the one used last; it replaces the least recently used ones beyond `max` values, of which
+    /// there is at least one.
     pub(crate) fn insert(&mut self, key: K, value: T, max: usize) {
         if let Some(known) = self.get(&key) {
             *known = value;
             return;
         }
-        while self.len() >= max.max(1) {
-            self.pop();
-        }
+        while self.len() >= max.max(1) && self.pop().is_some() {}
         let place = self.entries.put(Some((key.clone(), value)));
         self.places.insert(key, place);
         self.recency.add(place);

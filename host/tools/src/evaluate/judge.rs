@@ -32,6 +32,10 @@ struct Judgement {
 ///
 /// # Errors
 /// Returns an error if the judge does not answer, or the file cannot be used. Earlier judgements are kept.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "one call, from the one place that has all of them"
+)]
 pub(super) fn judge(
     url: &str,
     model: &str,

@@ -42,7 +42,7 @@ pub(crate) fn replaced<'e>(
     for (part, with) in parts {
         out.push_str(text.get(done..part.start).unwrap_or_default());
         out.push_str(with);
-        done = part.end;
+        done = done.max(part.end);
     }
     out.push_str(text.get(done..range.end).unwrap_or_default());
     out

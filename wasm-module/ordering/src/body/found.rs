@@ -75,6 +75,13 @@ pub(crate) struct Group<'a> {
     pub(crate) hint: Option<HintSpot>,
 }
 
+impl<'a> Message<'a> {
+    /// The groups of documents that are ordered: all but a tool's whole result.
+    pub(crate) fn ordered(&self) -> impl Iterator<Item = &Group<'a>> {
+        self.groups.iter().filter(|group| !group.is_output())
+    }
+}
+
 impl GroupLayout<'_> {
     /// The ranges of the body for the documents; none if they are rendered.
     pub(crate) fn slots(&self) -> &[Range<usize>] {

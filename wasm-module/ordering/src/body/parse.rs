@@ -80,15 +80,19 @@ impl<'a> Parsed<'a> {
         self.start.previous_response()
     }
 
-    /// Returns whether the body holds any document, in any turn.
+    /// Returns whether the body holds any document, in any turn. A tool's whole result is none.
     #[must_use]
     pub fn has_documents(&self) -> bool {
+        let mut messages = self.messages.iter();
         self.front.is_some()
             || self.rendered.is_some()
-            || self
-                .messages
-                .iter()
-                .any(|message| !message.groups.is_empty())
+            || messages.any(|message| message.ordered().next().is_some())
+    }
+
+    /// Returns whether the body holds anything to arrange: documents, or a tool's whole result.
+    pub(crate) fn has_groups(&self) -> bool {
+        let mut messages = self.messages.iter();
+        self.has_documents() || messages.any(|message| !message.groups.is_empty())
     }
 }
 

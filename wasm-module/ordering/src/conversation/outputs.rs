@@ -7,7 +7,9 @@
 //! ```
 //!
 //! Agents read files again, in other ranges and after a change. A run of lines is looked up by its first line, in the newest
-//! result that holds this line in full and only once, and compared byte for byte.
+//! result that holds this line in full and only once, and compared byte for byte. The hint quotes words of the run's ends that
+//! stand in one line of that result alone. A turn ends with an assistant's message: results of calls that the model made at
+//! once are of one turn, and are not compared with each other.
 
 use super::passages::{BREAK, hash, lines};
 use crate::work::looked;
@@ -26,6 +28,8 @@ struct OutputText<'a> {
     turn: u32,
     /// The lines; `None` for those that a hint replaced.
     lines: Vec<Option<&'a str>>,
+    /// How many of these lines are quoted by the same words.
+    quoted: FxHashMap<&'a str, u32>,
 }
 
 /// A run of lines to be replaced.
@@ -43,12 +47,13 @@ const MAX_HINTS: usize = 64;
 
 impl<'a> Outputs<'a> {
     /// Adds a result of `turn`, escaped as in a JSON string. Returns it with `refer` of their first and last line's words in
-    /// place of lines that results of earlier turns hold; `None` if nothing is replaced. O(bytes).
+    /// place of lines that results of earlier turns hold (the last is `None` for one line); `None` if nothing is replaced.
+    /// O(bytes).
     pub(crate) fn add(
         &mut self,
         turn: u32,
         text: &'a str,
-        refer: impl Fn(&str, &str) -> Option<String>,
+        refer: impl Fn(&str, Option<&str>) -> Option<String>,
     ) -> Option<String> {
         let all: Vec<&str> = lines(text).collect();
         let hashes: Vec<u64> = all.iter().map(|line| hash(line)).collect();
@@ -57,8 +62,7 @@ impl<'a> Outputs<'a> {
         for run in &runs {
             sent.get_mut(run.start..run.start + run.count)?.fill(None);
         }
-        self.index(&hashes, &sent);
-        self.texts.push(OutputText { turn, lines: sent });
+        self.index(turn, &hashes, sent);
         (!runs.is_empty()).then(|| replaced(&all, &runs))
     }
 
@@ -69,7 +73,7 @@ impl<'a> Outputs<'a> {
         bytes: usize,
         all: &[&str],
         hashes: &[u64],
-        refer: impl Fn(&str, &str) -> Option<String>,
+        refer: impl Fn(&str, Option<&str>) -> Option<String>,
     ) -> Vec<Run> {
         let mut runs = Vec::new();
         // Bytes compared in vain: a bound on the work, whatever the lines are.
@@ -93,25 +97,18 @@ impl<'a> Outputs<'a> {
             };
             let rest = all.get(start..).unwrap_or_default();
             let (count, same) = self.agreeing(turn, (text, nth), rest);
-            let hint = (same >= MIN_OUTPUT_BYTES).then(|| {
-                let is_its_own = |at: usize| {
-                    let place = hashes
-                        .get(start + at)
-                        .and_then(|line| self.places.get(line));
-                    place == Some(&(text, nth + at))
-                };
-                let (count, first, last) = named(rest.get(..count)?, is_its_own)?;
-                let hint = refer(first, last)?;
-                Some(Run { start, count, hint })
+            let run = (same >= MIN_OUTPUT_BYTES).then(|| {
+                let quoted = &self.texts.get(text)?.quoted;
+                let lines = rest.get(..count)?;
+                named(lines, quoted).and_then(|named| named.run(start, lines, &refer))
             });
-            let hint = hint.flatten();
-            match hint {
+            match run.flatten() {
                 Some(run) => {
-                    start += run.count;
+                    start = run.start + run.count;
                     runs.push(run);
                 }
                 None => {
-                    wasted += same;
+                    wasted += same + all.get(start + count).map_or(0, |line| line.len());
                     vain = Some((text, nth.wrapping_sub(start), start + count));
                     start += 1;
                 }
@@ -130,18 +127,21 @@ impl<'a> Outputs<'a> {
         let (count, bytes) = same.fold((0, 0), |(count, bytes), (_, line)| {
             (count + 1, bytes + line.len() + BREAK.len())
         });
-        looked(bytes);
+        looked(bytes + lines.get(count).map_or(0, |line| line.len()));
         (count, bytes)
     }
 
-    /// Records where the next text's lines stand that are sent in full, by their hashes.
-    fn index(&mut self, hashes: &[u64], sent: &[Option<&str>]) {
+    /// Adds a text: records where those of its lines stand that are sent in full, by their hashes.
+    fn index(&mut self, turn: u32, hashes: &[u64], lines: Vec<Option<&'a str>>) {
         let at = self.texts.len();
         let mut here: FxHashMap<u64, Option<usize>> = FxHashMap::default();
-        for ((line, sent), nth) in hashes.iter().zip(sent).zip(0..) {
-            if sent.is_some() {
-                let place = here.entry(*line);
-                place.and_modify(|at| *at = None).or_insert(Some(nth));
+        let mut quoted: FxHashMap<&'a str, u32> = FxHashMap::default();
+        for ((hash, line), nth) in hashes.iter().zip(&lines).zip(0..) {
+            let Some(line) = line else { continue };
+            let place = here.entry(*hash);
+            place.and_modify(|at| *at = None).or_insert(Some(nth));
+            if let Some(words) = words(line) {
+                *quoted.entry(words).or_default() += 1;
             }
         }
         for (line, nth) in here {
@@ -150,25 +150,55 @@ impl<'a> Outputs<'a> {
                 None => self.places.remove(&line),
             };
         }
+        self.texts.push(OutputText {
+            turn,
+            lines,
+            quoted,
+        });
     }
 }
 
-/// Returns the number of `lines` up to the last one that has words and stands only once where it stands, the words of the
-/// first, and those of that one. `None` if the first line has none, or if too little would be replaced.
-fn named<'t>(
-    lines: &[&'t str],
-    is_its_own: impl Fn(usize) -> bool,
-) -> Option<(usize, &'t str, &'t str)> {
-    let first = words(lines.first()?)?;
-    let ends = lines.iter().enumerate().rev().take(MAX_UNNAMED);
-    let mut ends = ends.filter(|(at, _)| is_its_own(*at));
-    let (count, last) = ends.find_map(|(at, line)| Some((at + 1, words(line)?)))?;
-    let lines = lines.iter().take(count);
-    let bytes: usize = lines.map(|line| line.len() + BREAK.len()).sum();
-    (bytes >= MIN_OUTPUT_BYTES).then_some((count, first, last))
+/// The lines of a run from the first to the last one with words of its own, and these words.
+struct Named<'t> {
+    first: (usize, &'t str),
+    last: (usize, &'t str),
 }
 
-/// Most lines at the end of a run in search of one with words.
+/// Finds the ends of a run: near its ends, lines whose words quote no other line of the text that holds it.
+fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'t>> {
+    let own = |(at, line): (usize, &&'t str)| {
+        let words = words(line)?;
+        (quoted.get(words) == Some(&1)).then_some((at, words))
+    };
+    let lines = lines.iter().enumerate();
+    Some(Named {
+        first: lines.clone().take(MAX_UNNAMED).find_map(own)?,
+        last: lines.rev().take(MAX_UNNAMED).find_map(own)?,
+    })
+}
+
+impl Named<'_> {
+    /// Returns the run of these among `lines`, which begin at line `start` of their text; `None` if a hint would replace too
+    /// little.
+    fn run(
+        &self,
+        start: usize,
+        lines: &[&str],
+        refer: impl Fn(&str, Option<&str>) -> Option<String>,
+    ) -> Option<Run> {
+        let ((from, first), (to, last)) = (self.first, self.last);
+        let lines = lines.get(from..=to)?;
+        let bytes: usize = lines.iter().map(|line| line.len() + BREAK.len()).sum();
+        let hint = refer(first, (from < to).then_some(last))?;
+        (bytes >= MIN_OUTPUT_BYTES && hint.len() < bytes).then_some(Run {
+            start: start + from,
+            count: lines.len(),
+            hint,
+        })
+    }
+}
+
+/// Most lines at each end of a run in search of one with words of its own.
 const MAX_UNNAMED: usize = 16;
 
 /// Returns the text with the runs' hints in place of their lines.
@@ -238,12 +268,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn refer(first: &str, last: &str) -> Option<String> {
-        Some(format!("({first} to {last})"))
+    fn refer(first: &str, last: Option<&str>) -> Option<String> {
+        Some(format!("({first} to {})", last.unwrap_or(first)))
     }
 
+    /// A line of a file; of every three, two are quoted by the same words.
     fn line(name: usize) -> String {
-        format!("line number {name} of the file, with some words")
+        match name % 3 {
+            0 => format!("line number {name} of the file, with some words"),
+            _ => format!("return the value of it ({name});"),
+        }
     }
 
     fn block(names: std::ops::Range<usize>) -> String {
@@ -253,14 +287,14 @@ mod tests {
     #[test]
     fn lines_that_an_earlier_turn_holds_become_a_hint() {
         let text = block(0..60);
-        let part = ["new", &block(10..40), "end"].join(BREAK);
+        let part = ["new", &block(8..41), "end"].join(BREAK);
         let mut outputs = Outputs::default();
         assert_eq!(outputs.add(1, &text, refer), None);
         assert_eq!(outputs.add(1, &part, refer), None, "the same turn");
         let mut outputs = Outputs::default();
         outputs.add(1, &text, refer);
-        let hint = format!("({} to {})", line(10), line(39));
-        let sent = ["new", &hint, "end"].join(BREAK);
+        let hint = format!("({} to {})", line(9), line(39));
+        let sent = ["new", &line(8), &hint, &line(40), "end"].join(BREAK);
         assert_eq!(outputs.add(2, &part, refer), Some(sent));
     }
 
@@ -274,9 +308,11 @@ mod tests {
         let mut outputs = Outputs::default();
         outputs.add(1, &half, refer);
         assert!(outputs.add(2, &longer, refer).is_some());
-        // The first half stands in the first text, the second in the second.
+        // The first half stands in the first text, the second in the second; between them is what has no words of its own.
         let hints = outputs.add(3, &longer, refer).unwrap();
-        assert_eq!(hints.split(BREAK).count(), 2, "{hints}");
+        let is_hint = |line: &&str| line.starts_with('(');
+        assert_eq!(hints.split(BREAK).filter(is_hint).count(), 2, "{hints}");
+        assert!(hints.split(BREAK).count() < 8, "{hints}");
     }
 
     #[test]

@@ -504,7 +504,7 @@ impl<'a> Reading<'a> {
 
 /// Returns the ranges of a message's documents, in order.
 fn documents_in(message: &Message<'_>) -> Vec<Range<usize>> {
-    let slots = message.groups.iter().flat_map(|group| group.place.slots());
+    let slots = message.ordered().flat_map(|group| group.place.slots());
     let mut found: Vec<Range<usize>> = slots.filter(|slot| !slot.is_empty()).cloned().collect();
     crate::sort::sort_by_key(&mut found, |slot| slot.start);
     found

@@ -627,20 +627,25 @@ impl Index {
         let Some(oldest) = self.entries.front().map(|entry| entry.number) else {
             return found;
         };
-        // Scores by a request's index among those stored.
-        let mut scores: SmallVec<[u64; 128]> = SmallVec::from_elem(0, self.entries.len());
+        // Scores by a request's index among those stored; a log has too many for a list.
+        let few = self.entries.len().min(FEW);
+        let mut scores: SmallVec<[u64; 128]> = SmallVec::from_elem(0, few);
+        let mut many: FxHashMap<u64, u64> = FxHashMap::default();
         for piece in flat {
             let Some(holders) = self.holders.get(&piece.piece.same) else {
                 continue;
             };
             for number in holders.newest.iter().filter(|number| **number >= oldest) {
                 let at = usize::try_from(number - oldest).unwrap_or(usize::MAX);
-                if let Some(score) = scores.get_mut(at) {
-                    *score += u64::from(piece.tokens);
-                }
+                let score = match scores.get_mut(at) {
+                    Some(score) => score,
+                    None => many.entry(*number).or_default(),
+                };
+                *score += u64::from(piece.tokens);
             }
         }
         found.extend((oldest..).zip(scores).filter(|(_, score)| *score > 0));
+        found.extend(many);
         let key = |&(number, score): &(u64, u64)| std::cmp::Reverse((score, number));
         let wanted = Effort::of(self.limits.depth).beginnings;
         if found.len() > wanted {
@@ -960,3 +965,6 @@ impl Index {
         Ok(self.resolve(pending, Some(&asked)))
     }
 }
+
+/// Most stored requests that have a score each, however few share anything.
+const FEW: usize = 1_024;

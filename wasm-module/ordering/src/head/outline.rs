@@ -461,7 +461,7 @@ pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p FoundDocument
         {
             found.extend(&group.found);
         }
-        found.extend(message.groups.iter().flat_map(|group| &group.found));
+        found.extend(message.ordered().flat_map(|group| &group.found));
     }
     found
 }

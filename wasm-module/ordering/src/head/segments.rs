@@ -189,7 +189,7 @@ impl Reading<'_, '_> {
         };
         let at = u32::try_from(at).unwrap_or(u32::MAX);
         let whole = range_in(text, message.raw);
-        let has_documents = written.is_some() || !message.groups.is_empty();
+        let has_documents = written.is_some() || message.ordered().next().is_some();
         if !has_documents {
             let kind = if asks { SegmentKind::Question } else { kind };
             self.text(kind, message, at, whole, message.hash);
@@ -210,7 +210,7 @@ impl Reading<'_, '_> {
                 self.document(Some((at, message)), range, found);
             }
         }
-        for group in &message.groups {
+        for group in message.ordered() {
             for (slot, found) in group.place.slots().iter().zip(&group.found) {
                 self.words(kind, message, at, done..slot.start);
                 self.document(Some((at, message)), slot.clone(), found);

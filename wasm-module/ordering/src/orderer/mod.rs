@@ -225,7 +225,7 @@ impl Orderer {
         report.applied = applies && !report.changes.is_empty();
         self.head.clone_from(&report);
         let writes = applies && decision.writes();
-        if !parsed.has_documents() && !writes && self.tenants.get(tenant, &parsed.model).is_none() {
+        if !parsed.has_groups() && !writes && self.tenants.get(tenant, &parsed.model).is_none() {
             // A tenant that never sends documents takes no other tenant's place.
             return Err(Skip::NoDocuments);
         }

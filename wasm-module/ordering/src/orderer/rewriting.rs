@@ -112,7 +112,7 @@ impl<'r> Rewriting<'r> {
             let documents = runs.iter().flat_map(|run| &run.documents);
             state.trees.of(engine).discard(documents);
         }
-        if !self.parsed.has_documents() && !ordered {
+        if !self.parsed.has_groups() && !ordered {
             return Err(Skip::NoDocuments);
         }
         let sent_path = runs.iter().filter(|_| !is_dry).map(SentRun::path);
@@ -225,7 +225,7 @@ impl<'r> Rewriting<'r> {
     /// Returns the new body; `None` for the original body.
     fn write<'e>(&'e self, mut edits: Vec<Edit<'e>>) -> Option<Vec<u8>> {
         let text = self.parsed.text;
-        if self.parsed.has_documents() || !edits.is_empty() {
+        if self.parsed.has_groups() || !edits.is_empty() {
             let salt = self.options.salt;
             edits.extend(salt.map(|salt| self.parsed.salt.write(text, salt)));
         }
@@ -248,7 +248,7 @@ impl<'r> Rewriting<'r> {
         // confused.
         let keeps = |added: &AddedMessage| added.sent.kept.is_some();
         let is_head_kept = added.iter().any(keeps) || !path.is_empty() && self.head.is_some();
-        if !self.parsed.has_documents() && !self.config.pins() && !is_head_kept {
+        if !self.parsed.has_groups() && !self.config.pins() && !is_head_kept {
             added.clear();
         }
         memory.record(path, added, engine);

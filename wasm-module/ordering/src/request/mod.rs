@@ -94,6 +94,7 @@ pub(crate) fn arrange<'a>(
         pinned_tokens: memory.pinned_tokens(path),
         shown: PromptDocuments::default(),
         outputs: Outputs::default(),
+        is_new: true,
         sent: 0,
         edits: Vec::new(),
         report: Report::new(match mode {
@@ -122,6 +123,7 @@ pub(crate) fn arrange<'a>(
         let is_new = path.last().is_none_or(|(last, _)| *last < at);
         // Moved words are not added to a message that was already forwarded.
         let moved = head.moved.filter(|moved| is_new && moved.message == at);
+        request.is_new = is_new;
         let made = request.message(message, written, turn, moved);
         // With pinning, every message is recorded: without a record, it would be unclear whether it has pinned documents.
         if is_new && (at as usize == last || config.pins() || made != SentMessage::default()) {
@@ -159,6 +161,8 @@ struct Request<'r, 'a> {
     pinned_tokens: u64,
     shown: PromptDocuments<'a>,
     outputs: Outputs<'a>,
+    /// Whether the message was not forwarded before, as far as recorded.
+    is_new: bool,
     /// Hash of all replacements of the client's documents so far; 0 if there are none.
     sent: u64,
     edits: Vec<Edit<'a>>,
@@ -405,7 +409,7 @@ impl<'a> Request<'_, 'a> {
     }
 
     /// Arranges a tool's whole result: location hints replace lines of earlier turns' results. If it was forwarded whole
-    /// before, as `known` says, it is again.
+    /// before, as `known` says or as there is no record of it in a known message, it is again.
     fn output(
         &mut self,
         group: &Group<'a>,
@@ -413,7 +417,6 @@ impl<'a> Request<'_, 'a> {
         known: Option<&Arrangement>,
         turn: u32,
     ) -> Arrangement {
-        self.report.documents += 1;
         let mut arrangement = Arrangement {
             slots: Box::new([Slot::document(0)]),
             hinted: false,
@@ -426,8 +429,8 @@ impl<'a> Request<'_, 'a> {
         let (Some(text), Some(template)) = (text, &self.config.deduplicate) else {
             return arrangement;
         };
-        let is_whole = known.is_some_and(|known| known.slots == arrangement.slots);
-        let refer = |first: &str, last: &str| match is_whole {
+        let is_whole = known.map_or(!self.is_new, |known| known.slots == arrangement.slots);
+        let refer = |first: &str, last: Option<&str>| match is_whole {
             true => None,
             false => template.lines(first, last),
         };
@@ -435,6 +438,7 @@ impl<'a> Request<'_, 'a> {
             let start = group.place.start();
             let range = start..start + text.len();
             self.edits.push(Edit::replace(range, shorter));
+            self.report.documents += 1;
             self.report.deduplicated += 1;
             arrangement.slots = Box::new([Slot::reference(0)]);
             self.then(arrangement.digest(listed));

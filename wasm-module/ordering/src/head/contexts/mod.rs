@@ -223,7 +223,7 @@ impl<'a> Plan<'a> {
         chains: &[Chain],
     ) {
         for (at, message) in parsed.messages.iter().enumerate().take(target) {
-            if message.role != Role::User || !message.groups.is_empty() {
+            if message.role != Role::User || message.ordered().next().is_some() {
                 continue;
             }
             let behind = parsed.messages.iter().zip(1..).skip(at + 1);
@@ -336,8 +336,7 @@ impl<'a> Plan<'a> {
         text: &Range<usize>,
         prior: Chain,
     ) -> Option<ContextMessage> {
-        let groups = message.groups.iter().filter(|group| !group.is_output());
-        let hulls = groups.filter_map(|group| group.place.hull());
+        let hulls = message.ordered().filter_map(|group| group.place.hull());
         let hull = hulls.reduce(|all, next| all.start.min(next.start)..all.end.max(next.end))?;
         if hull.start < text.start || text.end < hull.end {
             return None;
