@@ -13,7 +13,7 @@ export interface Config {
     /** Documents that keep this place. */
     documents?: number;
     /** Formats in which the client's order says nothing of ranks, such as a tool's results by date: there, every document may stand anywhere. Their names are those of `documents`' options. */
-    unranked?: ("field" | "tags" | "blocks" | "results" | "clients" | "numbered" | "rules" | "headings" | "outputs")[];
+    unranked?: ("field" | "tags" | "blocks" | "results" | "clients" | "numbered" | "rules" | "headings")[];
   };
   policy_options?: {
     /** Where `random` starts. */
@@ -64,7 +64,7 @@ export interface Config {
     rules?: boolean;
     /** So are the sections of a tool's result under headings `# …`. */
     headings?: boolean;
-    /** A tool's whole result of 480 bytes or more is a document where no other format is found in it: it keeps its place, and a location hint replaces those of its lines that an earlier turn's result holds byte for byte, as when an agent reads a file again (`conversation.deduplicate`). See `docs/agents.md`. */
+    /** Lines of a tool's result that an earlier turn's result holds byte for byte become a location hint, as when an agent reads a file again (`conversation.deduplicate`): runs of lines of 480 bytes or more, in results without another format. Nothing is moved, and results do not count for `max`. See `docs/agents.md`. */
     outputs?: boolean;
     /** Documents in a request. */
     max?: number;
