@@ -112,7 +112,7 @@ fn check(command: &str) -> Result<bool> {
             helps(Command::new(cargo).args(own))?;
         }
         ("foreword", Some("rehearse")) | ("target/debug/foreword-rehearse", _) => {
-            options(Path::new("host/rehearse/src/main.rs"), own)?;
+            options(Path::new("host/rehearse/src/run/mod.rs"), own)?;
         }
         ("foreword", _) => helps(Command::new(artifacts::host_binary("dev")?).args(own))?,
         (program, _) if program.ends_with(".sh") => options(Path::new(program), own)?,
