@@ -14,6 +14,7 @@
 use super::passages::{BREAK, hash, lines};
 use crate::work::looked;
 use fxhash::FxHashMap;
+use std::cell::OnceCell;
 
 /// The tools' results in a request's prompt so far. Lives for one request.
 #[derive(Debug, Default)]
@@ -28,8 +29,8 @@ struct OutputText<'a> {
     turn: u32,
     /// The lines; `None` for those that a hint replaced.
     lines: Vec<Option<&'a str>>,
-    /// How many of these lines are quoted by the same words.
-    quoted: FxHashMap<&'a str, u32>,
+    /// How many of these lines are quoted by the same words, once a run of them is to be replaced.
+    quoted: OnceCell<FxHashMap<&'a str, u32>>,
 }
 
 /// A run of lines to be replaced.
@@ -98,7 +99,7 @@ impl<'a> Outputs<'a> {
             let rest = all.get(start..).unwrap_or_default();
             let (count, same) = self.agreeing(turn, (text, nth), rest);
             let run = (same >= MIN_OUTPUT_BYTES).then(|| {
-                let quoted = &self.texts.get(text)?.quoted;
+                let quoted = self.texts.get(text)?.quoted();
                 let lines = rest.get(..count)?;
                 named(lines, quoted).and_then(|named| named.run(start, lines, &refer))
             });
@@ -135,13 +136,10 @@ impl<'a> Outputs<'a> {
     fn index(&mut self, turn: u32, hashes: &[u64], lines: Vec<Option<&'a str>>) {
         let at = self.texts.len();
         let mut here: FxHashMap<u64, Option<usize>> = FxHashMap::default();
-        let mut quoted: FxHashMap<&'a str, u32> = FxHashMap::default();
         for ((hash, line), nth) in hashes.iter().zip(&lines).zip(0..) {
-            let Some(line) = line else { continue };
-            let place = here.entry(*hash);
-            place.and_modify(|at| *at = None).or_insert(Some(nth));
-            if let Some(words) = words(line) {
-                *quoted.entry(words).or_default() += 1;
+            if line.is_some() {
+                let place = here.entry(*hash);
+                place.and_modify(|at| *at = None).or_insert(Some(nth));
             }
         }
         for (line, nth) in here {
@@ -153,8 +151,20 @@ impl<'a> Outputs<'a> {
         self.texts.push(OutputText {
             turn,
             lines,
-            quoted,
+            quoted: OnceCell::new(),
         });
+    }
+}
+
+impl<'a> OutputText<'a> {
+    fn quoted(&self) -> &FxHashMap<&'a str, u32> {
+        self.quoted.get_or_init(|| {
+            let mut quoted = FxHashMap::default();
+            for words in self.lines.iter().flatten().filter_map(|line| words(line)) {
+                *quoted.entry(words).or_default() += 1;
+            }
+            quoted
+        })
     }
 }
 
