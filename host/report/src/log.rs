@@ -31,7 +31,7 @@ impl OnBad {
     }
 }
 
-/// What a command was given cannot be worked on, such as files without a line that it can use.
+/// The error that a command cannot use its input, such as a log without a valid line. The text is for the user.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BadInput(pub String);

@@ -231,7 +231,7 @@ pub struct Config {
     /// Formats whose order does not express ranks.
     pub(crate) unranked: Vec<DocumentFormat>,
     pub(crate) hint: Option<HintTemplate>,
-    /// How documents are found, validated.
+    /// The validated options for finding documents in a body.
     pub(crate) documents: RawDocuments,
     pub(crate) tree: Bounds,
     pub(crate) max_trees: u32,

@@ -1,4 +1,4 @@
-//! Values by number.
+//! An arena of values, each known by its slot's number.
 
 /// Values in numbered slots. The number of a value that was released is given to a later one.
 #[derive(Debug)]

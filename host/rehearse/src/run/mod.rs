@@ -99,7 +99,7 @@ pub struct Options {
     json: bool,
 }
 
-/// What a run needs beside its options: what these name is read.
+/// The files and settings of a run, read from the paths in its options.
 pub struct Plan {
     /// The module to play, with its configuration.
     module: Version,

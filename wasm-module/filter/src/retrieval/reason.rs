@@ -10,7 +10,7 @@ foreword_ordering::named! {
         BadRequest = "bad-request",
         /// The question exceeds the limit for searches.
         LongQuestion = "long-question",
-        /// No server responded.
+        /// No retriever responded to the search.
         Unreachable = "unreachable",
         /// The response did not arrive in time.
         Timeout = "timeout",

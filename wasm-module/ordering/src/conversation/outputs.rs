@@ -29,7 +29,7 @@ struct OutputText<'a> {
     turn: u32,
     /// The lines; `None` for those that a hint replaced.
     lines: Vec<Option<&'a str>>,
-    /// How many of these lines are quoted by the same words, once a run of them is to be replaced.
+    /// For each line's quotable words, the number of lines with the same ones. Computed at the text's first reference.
     quoted: OnceCell<FxHashMap<&'a str, u32>>,
 }
 
@@ -261,10 +261,7 @@ fn shortened(run: &str) -> &str {
     if run.len() <= *WORDS.end() {
         return run;
     }
-    let mut end = *WORDS.end();
-    while !run.is_char_boundary(end) {
-        end -= 1;
-    }
+    let end = run.floor_char_boundary(*WORDS.end());
     let cut = run.get(..end).unwrap_or_default();
     let words = match run.get(end..).is_some_and(|rest| rest.starts_with(' ')) {
         true => cut,

@@ -27,7 +27,7 @@ crate::named! {
         System = "system",
         /// A message of the history; in the last user message, the text before its last document.
         Message = "history",
-        /// One document's block.
+        /// The rendered text of one document.
         Document = "documents",
         /// The sentence with the retriever's ranking, if the body already holds one.
         Hint = "hint",

@@ -128,7 +128,7 @@ pub struct SentDocuments<'a> {
 pub const MAX_CANDIDATES: u32 = 4096;
 
 crate::named! {
-    /// The policies.
+    /// A policy that orders the documents of a request.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum PolicyKind {
         /// The retriever's order.

@@ -161,7 +161,7 @@ struct Request<'r, 'a> {
     pinned_tokens: u64,
     shown: PromptDocuments<'a>,
     outputs: Outputs<'a>,
-    /// Whether the message was not forwarded before, as far as recorded.
+    /// True if no record says that the current message was forwarded in an earlier request.
     is_new: bool,
     /// Hash of all replacements of the client's documents so far; 0 if there are none.
     sent: u64,
