@@ -24,6 +24,15 @@ impl Capacity {
         page_tokens: 1,
     };
 
+    /// Returns the capacity for `tokens` document tokens, 0 for no limit, as options of commands state it.
+    #[must_use]
+    pub fn stated(tokens: u64, page_tokens: u32) -> Self {
+        Self {
+            tokens: (tokens > 0).then_some(tokens),
+            page_tokens,
+        }
+    }
+
     /// Returns the capacity for `prompts` average prompts of `trace`, matched exactly.
     #[must_use]
     pub fn of_prompts(prompts: u32, trace: &[super::Request]) -> Self {

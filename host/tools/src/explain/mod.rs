@@ -81,10 +81,7 @@ pub struct Options {
 impl Options {
     /// Returns the capacity of the engine's cache that the replays simulate.
     fn capacity(&self) -> Capacity {
-        Capacity {
-            tokens: (self.cache_tokens > 0).then_some(self.cache_tokens),
-            page_tokens: self.page_tokens,
-        }
+        Capacity::stated(self.cache_tokens, self.page_tokens)
     }
 }
 
