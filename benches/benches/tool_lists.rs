@@ -13,7 +13,7 @@
 //! - *chats*: the chats of `BFCL_v4_multi_turn_base.json`, eight under way at once. A request brings all functions of the
 //!   chat's APIs (9 to 40), and the chat's turns so far, with the expected calls in the place of answers.
 
-#[path = "../../wasm-module/ordering/tests/tool_lists/mod.rs"]
+#[path = "../../wasm-module/ordering/tests/tool_lists/lists.rs"]
 mod lists;
 
 use std::collections::HashMap;

@@ -211,17 +211,35 @@ fn value<'w>(words: &[&'w str], option: &str) -> Option<&'w str> {
         .copied()
 }
 
-/// Reads a target's source, which is a file or a folder of this name.
+/// Reads a target's source: its root, which is a file or a folder of this name, and the modules that the root names.
 fn read(folder: &Path, name: &str) -> Result<String> {
     let file = folder.join(name).with_extension("rs");
-    if file.is_file() {
-        return Ok(std::fs::read_to_string(file)?);
+    if !file.is_file() {
+        return read_folder(&folder.join(name));
     }
-    let files = sources(&folder.join(name), "rs").with_context(|| format!("there is no {name}"))?;
-    files
-        .iter()
-        .map(|file| Ok(std::fs::read_to_string(file)?))
-        .collect()
+    let mut source = std::fs::read_to_string(file)?;
+    let modules = source
+        .lines()
+        .filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+    let modules: Vec<String> = modules.map(str::to_owned).collect();
+    for module in modules {
+        // A module with a path of its own is a helper.
+        let file = folder.join(&module).with_extension("rs");
+        if file.is_file() {
+            source += &std::fs::read_to_string(file)?;
+        } else if let Ok(folder) = read_folder(&folder.join(&module)) {
+            source += &folder;
+        }
+    }
+    Ok(source)
+}
+
+/// Reads all sources of a folder.
+fn read_folder(folder: &Path) -> Result<String> {
+    let files =
+        sources(folder, "rs").with_context(|| format!("there is no {}", folder.display()))?;
+    let texts = files.iter().map(std::fs::read_to_string);
+    Ok(texts.collect::<Result<_, _>>()?)
 }
 
 /// Returns the files of a folder that end so.

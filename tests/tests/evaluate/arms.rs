@@ -1,6 +1,6 @@
 //! Tests of the requests that are sent under each arm.
 
-use crate::{Evaluation, arm, asked, question, reader};
+use super::{Evaluation, arm, asked, question, reader};
 use foreword_tests::Received;
 use serde_json::{Value, json};
 
@@ -97,7 +97,7 @@ fn a_hint_that_cannot_stand_elsewhere_is_refused_before_anything_is_asked() {
     let refused = |arguments: &[&str]| {
         let output = evaluation.run(&upstream, arguments);
         assert!(!output.status.success());
-        crate::error_of(&output)
+        super::error_of(&output)
     };
     let error = refused(&["--arms", "retrieval,ordered", "--hint-positions"]);
     assert!(

@@ -1,6 +1,6 @@
 //! Tests of questions with choices and of a judge.
 
-use crate::{Evaluation, answer, arm, asked, error_of, figures_of, question, reader};
+use super::{Evaluation, answer, arm, asked, error_of, figures_of, question, reader};
 use foreword_tests::{Received, Reply, Upstream};
 use serde_json::{Value, json};
 

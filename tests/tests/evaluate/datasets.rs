@@ -2,7 +2,7 @@
 //!
 //! `tests/datasets` holds a small file of each format beside the lines that it becomes.
 
-use crate::{Evaluation, arm, error_of, reader};
+use super::{Evaluation, arm, error_of, reader};
 use foreword_tests::artifacts::repository;
 use std::path::Path;
 use std::process::{Command, Output};

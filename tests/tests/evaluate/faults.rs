@@ -1,6 +1,6 @@
 //! Tests of endpoints that fail, and of arguments that do not fit.
 
-use crate::{
+use super::{
     Evaluation, answer, arm, asked, error_of, figures_of, first_document, question, reader,
 };
 use foreword_tests::{Received, Reply, Upstream};

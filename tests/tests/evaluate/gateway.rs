@@ -1,6 +1,6 @@
 //! Tests that the library sends the same requests as real Envoy with the filter, and that the answers are the same.
 
-use crate::{Evaluation, answer, arm, error_of, figures_of, first_document, question};
+use super::{Evaluation, answer, arm, error_of, figures_of, first_document, question};
 use foreword_tests::{Gateway, GatewayOptions, Host, Received, Upstream, artifacts};
 use serde_json::{Value, json};
 use std::net::SocketAddr;

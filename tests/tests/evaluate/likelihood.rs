@@ -1,6 +1,6 @@
 //! Tests of how likely the right answers are: what is sent for it, what is made of what comes back, and what is kept.
 
-use crate::{Evaluation, answer, arm, asked, error_of, figures_of, first_document, question};
+use super::{Evaluation, answer, arm, asked, error_of, figures_of, first_document, question};
 use foreword_tests::{Received, Reply, Upstream};
 use serde_json::{Value, json};
 

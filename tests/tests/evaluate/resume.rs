@@ -1,6 +1,6 @@
 //! Tests that a run which was stopped can be resumed.
 
-use crate::{Evaluation, answer, arm, asked, error_of, first_document, question, reader};
+use super::{Evaluation, answer, arm, asked, error_of, first_document, question, reader};
 use foreword_tests::Upstream;
 use serde_json::{Value, json};
 use std::process::Stdio;

@@ -1,6 +1,6 @@
 //! Tests of the figures of answers that are known beforehand.
 
-use crate::{Evaluation, arm, error_of, question, reader};
+use super::{Evaluation, arm, error_of, question, reader};
 use serde_json::{Value, json};
 
 /// Returns ninety questions, a third of them with the right document at each rank.

@@ -1,6 +1,6 @@
 //! Tests of HTTPS endpoints: a trusted one is used, and an untrusted one ends the run with a helpful message.
 
-use crate::{Evaluation, error_of, figures_of, question};
+use super::{Evaluation, error_of, figures_of, question};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};

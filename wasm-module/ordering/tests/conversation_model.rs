@@ -1,8 +1,7 @@
 //! Random chats against a model that stores every text, two tenants' chats against each alone, and workers that tell
 //! each other what they did against one that does everything.
 
-mod model;
-
+use crate::model;
 use foreword_ordering::{Config, Orderer, PeerUpdate, Report, Rewrite, Tenant};
 use proptest::prelude::*;
 

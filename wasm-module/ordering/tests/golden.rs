@@ -2,7 +2,7 @@
 //!
 //! `tests/golden/NAME/N.in.json` is the Nth request of one client, `NAME/N.out.json` what is sent for it,
 //! `NAME/config.json` the configuration (absent: the defaults). `UPDATE_GOLDEN=1 cargo test -p foreword-ordering --test
-//! golden` writes the outputs anew.
+//! ordering golden` writes the outputs anew.
 
 use foreword_ordering::{Config, Orderer, Tenant};
 use std::collections::BTreeMap;

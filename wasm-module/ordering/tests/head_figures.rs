@@ -1,6 +1,6 @@
 //! What stabilising brings: prompts of generated traces, whose heads are broken in one way each, in an unbounded prefix
 //! cache. `benches/results/heads.md` has the figures; with `--nocapture` the first test prints them, and
-//! `cargo test --release -p foreword-ordering --test head_figures -- --ignored --nocapture` the times.
+//! `cargo test --release -p foreword-ordering --test ordering head_figures -- --ignored --nocapture` the times.
 
 use foreword_ordering::{Config, Orderer, Skip, Tenant};
 use serde_json::{Value, json};

@@ -1,8 +1,7 @@
 //! What it takes to read bodies that are made to cost: a measurement, for `benches/results/robustness.md`. That the work is linear is
 //! asserted elsewhere, by count (`body::hostile` and the fuzz targets).
 
-mod hostile;
-
+use crate::hostile;
 use foreword_ordering::{Config, Orderer, Skip, Tenant, parse};
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ fn time<T>(mut run: impl FnMut() -> T) -> Duration {
     runs.min().unwrap()
 }
 
-/// `cargo test --release -p foreword-ordering --test hostile_bodies -- --ignored --nocapture`; with `SHAPE=WORDS` only the
+/// `cargo test --release -p foreword-ordering --test ordering hostile_bodies -- --ignored --nocapture`; with `SHAPE=WORDS` only the
 /// bodies that are called so, for whoever counts instructions.
 #[test]
 #[ignore = "a measurement: it takes a release build, and asserts nothing that a clock cannot"]

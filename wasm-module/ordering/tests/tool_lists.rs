@@ -2,14 +2,11 @@
 //! order of what has none.
 //!
 //! `tests/tool-lists/API-CHANGE/N.in.json` is the Nth request, `N.out.json` what is sent for it. `UPDATE_GOLDEN=1 cargo test -p
-//! foreword-ordering --test tool_lists` writes them anew. The lists are made up in the manner of those of
+//! foreword-ordering --test ordering tool_lists` writes them anew. The lists are made up in the manner of those of
 //! the Berkeley Function-Calling Leaderboard, with which `benches/benches/tool_lists.rs` does the same.
 
-#[path = "tool_lists/mod.rs"]
-mod lists;
-
+use crate::lists::{Api, Broken, Json, differ_by_order_alone};
 use foreword_ordering::{Config, Orderer, Skip, Tenant};
-use lists::{Api, Broken, Json, differ_by_order_alone};
 use proptest::prelude::*;
 use std::path::Path;
 

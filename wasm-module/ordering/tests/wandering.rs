@@ -2,15 +2,12 @@
 //! against a slow model that keeps all that was ever sent.
 //!
 //! `tests/wandering/CLIENT/N.in.json` is the Nth request of one chat, `N.out.json` what is sent for it.
-//! `UPDATE_GOLDEN=1 cargo test -p foreword-ordering --test wandering` writes them anew.
+//! `UPDATE_GOLDEN=1 cargo test -p foreword-ordering --test ordering wandering` writes them anew.
 
-mod clients;
-#[path = "clients/model.rs"]
-mod model;
-
-use clients::{Client, Context, Turn};
+use crate::clients::{Client, Context, Turn};
+use crate::clients_model as model;
+use crate::clients_model::{Step, contents, orderer, send};
 use foreword_ordering::{Orderer, PeerUpdate, Tenant};
-use model::{Step, contents, orderer, send};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::path::Path;

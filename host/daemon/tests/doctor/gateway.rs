@@ -1,6 +1,6 @@
 //! A gateway that orders with the filter's core, in front of a stub engine, and has one fault.
 
-use crate::engine::{Engine, Fault, listen};
+use super::engine::{Engine, Fault, listen};
 use axum::Router;
 use axum::body::{Bytes, to_bytes};
 use axum::extract::State;
