@@ -91,6 +91,9 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    if let Some(documented) = test::document() {
+        return documented;
+    }
     match run(Arguments::parse().task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -1,10 +1,11 @@
 //! `cargo xtask test`: runs everything that CI needs, in order; stops at the first failed step.
 //!
-//! The steps share build profiles. Rustdoc uses clippy's metadata, and clippy compiles the benches; the tests and the
-//! demo share the dev profile's artifacts (in which dependencies and the engine are optimised).
+//! The workspace is compiled once, in the dev profile: clippy's compiler builds the tests and benches, rustdoc reads the
+//! libraries of that build, and the demo starts its programs.
 
+use std::env;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -27,13 +28,14 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     plan.task("configuration's documents", || {
         config_docs::run(workspace, &config_docs::Options { check: true })
     })?;
-    plan.cargo(
-        "clippy",
-        "clippy --locked --workspace --all-targets -- -D warnings",
-    )?;
     plan.cargo("clippy, filter", CLIPPY_FILTER)?;
     plan.cargo("clippy, browser", CLIPPY_BROWSER)?;
-    plan.step(rustdoc(workspace))?;
+    plan.step(linted(
+        "tests and benches, built with clippy",
+        workspace,
+        &["--all-targets", "--no-run"],
+    ))?;
+    plan.step(rustdoc(workspace)?)?;
 
     let mut filter = PathBuf::new();
     plan.task("filter", || {
@@ -46,8 +48,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         host: workspace.artifacts("dev").join("foreword"),
         ext_proc: Some(workspace.artifacts("dev").join("foreword-gateway")),
     };
-    let tests = ["test", "--locked", "--workspace"];
-    let tests = Step::cargo("tests", workspace.root(), &tests).env(CASES, "1");
+    let tests = linted("tests", workspace, &[]).env(CASES, "1");
     plan.step(built.given_to(tests))?;
     plan.task("gpu.sh", || gpu_bundle::check(workspace))?;
     plan.step(built.given_to(gateway_as(workspace, "dynamic module", "dynamic")))?;
@@ -79,17 +80,60 @@ const CASES: &str = "PROPTEST_RNG_SEED";
 const CLIPPY_FILTER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-filter --target wasm32-wasip1 -- -D warnings";
 const CLIPPY_BROWSER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-simulation -p foreword-browser --target wasm32-unknown-unknown -- -D warnings";
 
-fn rustdoc(workspace: &Workspace) -> Step {
-    let arguments = ["doc", "--locked", "--workspace", "--no-deps"];
-    Step::cargo("rustdoc", workspace.root(), &arguments).env("RUSTDOCFLAGS", "-D warnings")
+/// Runs `cargo test` on the workspace with clippy's compiler, which compiles as rustc does and lints: `cargo clippy` would
+/// check all dependencies first, which the tests then build again. The compiler is named by an option and not by a
+/// variable, which the builds that tests begin would inherit.
+fn linted(name: &str, workspace: &Workspace, arguments: &[&str]) -> Step {
+    let test = ["test", "--locked", "--workspace", "--config", LINTED];
+    Step::cargo(name, workspace.root(), &[&test, arguments].concat())
+        .env("CLIPPY_ARGS", "-Dwarnings__CLIPPY_HACKERY__")
+}
+
+const LINTED: &str = "build.rustc-workspace-wrapper='clippy-driver'";
+
+/// Writes the libraries' documentation from the tests' build: `cargo doc` would check all dependencies. Cargo gives the
+/// test's libraries to the documentation's tests alone, so that [`document`] stands in for rustdoc there.
+fn rustdoc(workspace: &Workspace) -> Result<Step> {
+    let program = env::current_exe().context("this program's path")?;
+    let instead = format!("build.rustdoc='{}'", program.display());
+    let step = linted("rustdoc", workspace, &["--doc", "--config", &instead]);
+    Ok(step.env(DOCUMENT, &workspace.artifacts("doc").to_string_lossy()))
+}
+
+/// The folder of the documentation, if this program stands in for rustdoc.
+const DOCUMENT: &str = "FOREWORD_RUSTDOC";
+
+/// Runs rustdoc to document a library where cargo asks for its tests, if `cargo xtask test` started this program through
+/// cargo; a warning is an error.
+pub(crate) fn document() -> Option<ExitCode> {
+    let folder = env::var_os(DOCUMENT)?;
+    let mut given = env::args_os().skip(1);
+    let mut rustdoc = Command::new("rustdoc");
+    while let Some(argument) = given.next() {
+        match argument.to_str() {
+            Some("--test") => {}
+            Some("--test-run-directory" | "--test-args" | "--test-runtool") => drop(given.next()),
+            _ => drop(rustdoc.arg(argument)),
+        }
+    }
+    rustdoc.args(["-D", "warnings", "-o"]).arg(folder);
+    let passed = rustdoc.status().is_ok_and(|status| status.success());
+    Some(if passed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Runs the gateway's tests with another shell of the filter; they have run with the Wasm filter. The package is named
 /// within the workspace, so that the tests keep the features of their build.
 fn gateway_as(workspace: &Workspace, name: &str, shell: &str) -> Step {
-    let arguments = ["test", "--locked", "--workspace", "--test", "gateway"];
-    Step::cargo(&format!("gateway, {name}"), workspace.root(), &arguments)
-        .env("FOREWORD_SHELL", shell)
+    linted(
+        &format!("gateway, {name}"),
+        workspace,
+        &["--test", "gateway"],
+    )
+    .env("FOREWORD_SHELL", shell)
 }
 
 /// Runs the core's unit tests as 32-bit Wasm, in Node's V8: the Wasm modules of Envoy and of pages have other integer
