@@ -420,6 +420,17 @@ impl Model {
         grammars.as_ref().map_err(Failure::internal)
     }
 
+    /// Returns an error for a request that names another model.
+    pub(crate) fn check_name(&self, asked: Option<&str>) -> Result<(), Failure> {
+        match asked.filter(|asked| *asked != self.name()) {
+            None => Ok(()),
+            Some(asked) => Err(Failure::UnknownModel {
+                asked: clip(asked),
+                served: self.name().to_owned(),
+            }),
+        }
+    }
+
     /// Submits a request to the engine.
     ///
     /// # Errors
@@ -508,16 +519,5 @@ impl Wanted {
             }
         };
         Some(Self { field, schema })
-    }
-}
-
-/// Returns an error for a request that names another model.
-pub(crate) fn check_model(model: &Model, options: &Options) -> Result<(), Failure> {
-    match &options.model {
-        Some(asked) if asked != model.name() => Err(Failure::UnknownModel {
-            asked: clip(asked),
-            served: model.name().to_owned(),
-        }),
-        _ => Ok(()),
     }
 }

@@ -39,11 +39,8 @@ pub(super) async fn show(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let owner = owner(&app, &headers);
-    let found = {
-        let id = id.clone();
-        files::asked(&app, move |store| store.batch(&owner, &id, now())).await?
-    };
+    let ask = |store: &Store, owner: &str, id: &str| store.batch(owner, id, now());
+    let found = files::asked_of(&app, &headers, &id, ask).await?;
     Ok(Json(found.ok_or_else(|| unknown(&id))?.object()))
 }
 
@@ -66,12 +63,9 @@ pub(super) async fn cancel(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let owner = owner(&app, &headers);
-    let cancelled = {
-        let id = id.clone();
-        files::asked(&app, move |store| store.cancel(&owner, &id, now())).await?
-    };
-    Ok(Json(cancelled?.ok_or_else(|| unknown(&id))?.object()))
+    let ask = |store: &Store, owner: &str, id: &str| store.cancel(owner, id, now());
+    let cancelled = files::asked_of(&app, &headers, &id, ask).await??;
+    Ok(Json(cancelled.ok_or_else(|| unknown(&id))?.object()))
 }
 
 fn unknown(id: &str) -> Failure {

@@ -48,6 +48,17 @@ pub(super) async fn asked<T: Send + 'static>(
     asked.await.map_err(Failure::internal)
 }
 
+/// Asks the store about the object `id` of the owner that the key in `headers` identifies.
+pub(super) async fn asked_of<T: Send + 'static>(
+    app: &App,
+    headers: &HeaderMap,
+    id: &str,
+    ask: impl FnOnce(&Store, &str, &str) -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let (owner, id) = (owner(app, headers), id.to_owned());
+    asked(app, move |store| ask(store, &owner, &id)).await
+}
+
 fn unknown(id: &str) -> Failure {
     Failure::UnknownFile {
         id: clip(id),
@@ -199,11 +210,8 @@ pub(super) async fn show(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let owner = owner(&app, &headers);
-    let found = {
-        let id = id.clone();
-        asked(&app, move |store| store.file(&owner, &id, now())).await?
-    };
+    let ask = |store: &Store, owner: &str, id: &str| store.file(owner, id, now());
+    let found = asked_of(&app, &headers, &id, ask).await?;
     Ok(Json(found.ok_or_else(|| unknown(&id))?.object()))
 }
 
@@ -234,12 +242,8 @@ pub(super) async fn remove(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let owner = owner(&app, &headers);
-    let removed = {
-        let id = id.clone();
-        asked(&app, move |store| store.remove(&owner, &id, now())).await?
-    };
-    if !removed? {
+    let ask = |store: &Store, owner: &str, id: &str| store.remove(owner, id, now());
+    if !asked_of(&app, &headers, &id, ask).await?? {
         return Err(unknown(&id));
     }
     Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
@@ -251,15 +255,11 @@ pub(super) async fn content(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    let owner = owner(&app, &headers);
-    let found = {
-        let id = id.clone();
-        let open = move |store: &Store| {
-            let record = store.file(&owner, &id, now())?;
-            Some(store.content(&record.id).map(|file| (record, file)))
-        };
-        asked(&app, open).await?
+    let open = |store: &Store, owner: &str, id: &str| {
+        let record = store.file(owner, id, now())?;
+        Some(store.content(&record.id).map(|file| (record, file)))
     };
+    let found = asked_of(&app, &headers, &id, open).await?;
     let (record, file) = found.ok_or_else(|| unknown(&id))??;
     let pieces = stream::try_unfold(file, |file| async move {
         tokio::task::spawn_blocking(move || piece(file))

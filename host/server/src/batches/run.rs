@@ -6,8 +6,8 @@
 //! Reading a file and planning take seconds at worst. They run on threads that may block, for one batch at a time, hold no
 //! place meanwhile, and end early with their batch. No runtime thread waits for a lock held during them, or for the disk.
 
-use super::store::{ERRORS, Fault, OUTPUT, RequestCounts, Status, Store, now};
-use super::{Ask, Asking, BatchRecord, Shared};
+use super::store::{ERRORS, Fault, OUTPUT, RequestCounts, Status, Store, open};
+use super::{Ask, Asking, BatchRecord, Shared, now};
 use crate::failure::Failure;
 use anyhow::{Context, Result, anyhow};
 use foreword_simulation::{
@@ -15,10 +15,9 @@ use foreword_simulation::{
     RequestLine, answer_line,
 };
 use parking_lot::Mutex;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufReader, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
@@ -318,8 +317,8 @@ async fn turn<A: Ask>(server: &Arc<A>, running: &Arc<Running>) -> Option<()> {
     }
 }
 
-/// A response, or the error.
-type Answer = Result<(u16, Vec<u8>), String>;
+/// A response's status and body.
+type Answer = (u16, Vec<u8>);
 
 /// Sends a request until it is answered; `None` if the batch ends first.
 async fn answered<A: Ask>(
@@ -351,7 +350,7 @@ async fn answered<A: Ask>(
         };
         attempts += 1;
         if status < 500 || attempts >= ATTEMPTS {
-            return Some(Ok((status, body)));
+            return Some((status, body));
         }
         turn(server, running).await?;
     }
@@ -425,30 +424,18 @@ impl Running {
     }
 
     /// Writes an answer to the batch's files.
-    fn keep(&self, request: &Request, answer: &Answer) {
+    fn keep(&self, request: &Request, (status, body): &Answer) {
         let progress = &mut *self.progress.lock();
         let id = format!("batch_req_{}_{}", self.record.id, request.line);
         let request_id = format!("{}-{}", self.record.id, request.line);
-        let (text, is_served, usage) = match answer {
-            Ok((status, body)) => {
-                let response = BatchAnswer::Response {
-                    status: *status,
-                    request_id: &request_id,
-                    body,
-                };
-                let usage = std::str::from_utf8(body).map(BatchUsage::of);
-                let text = answer_line(&id, &request.custom_id, response);
-                (text, status / 100 == 2, usage.unwrap_or_default())
-            }
-            Err(message) => {
-                let error = BatchAnswer::Error {
-                    code: "no_answer",
-                    message,
-                };
-                let text = answer_line(&id, &request.custom_id, error);
-                (text, false, BatchUsage::default())
-            }
+        let response = BatchAnswer::Response {
+            status: *status,
+            request_id: &request_id,
+            body,
         };
+        let usage = std::str::from_utf8(body).map(BatchUsage::of);
+        let text = answer_line(&id, &request.custom_id, response);
+        let is_served = status / 100 == 2;
         let bytes = text.len() as u64;
         if let Err(full) = self.store.reserve(&self.record.owner, bytes) {
             self.fail(fault(full.code(), &full.to_string()));
@@ -470,6 +457,7 @@ impl Running {
             self.fail(fault("storage", "the answers cannot be written"));
             return;
         }
+        let usage = usage.unwrap_or_default();
         progress.answers.add(request.line, is_served, usage);
         self.store.answered(is_served);
         self.count(progress);
@@ -530,12 +518,6 @@ fn finish(store: &Store, id: &str, ending: Ending) {
         id,
         store.advance(id, status, now(), |batch| batch.errors.extend(unkept)),
     );
-}
-
-fn open(path: &Path) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).append(true).create(true).mode(0o600);
-    options.open(path)
 }
 
 /// Interval between checks of the queue.
