@@ -59,13 +59,6 @@ pub(super) async fn asked_of<T: Send + 'static>(
     asked(app, move |store| ask(store, &owner, &id)).await
 }
 
-fn unknown(id: &str) -> Failure {
-    Failure::UnknownFile {
-        id: clip(id),
-        param: None,
-    }
-}
-
 /// `POST /v1/files`.
 pub(super) async fn upload(
     State(app): State<Arc<App>>,
@@ -212,7 +205,11 @@ pub(super) async fn show(
 ) -> Result<Json<Value>, Failure> {
     let ask = |store: &Store, owner: &str, id: &str| store.file(owner, id, now());
     let found = asked_of(&app, &headers, &id, ask).await?;
-    Ok(Json(found.ok_or_else(|| unknown(&id))?.object()))
+    Ok(Json(
+        found
+            .ok_or_else(|| Failure::unkept("file", &id, None))?
+            .object(),
+    ))
 }
 
 /// `GET /v1/files`, latest first unless `order=asc`.
@@ -244,7 +241,7 @@ pub(super) async fn remove(
 ) -> Result<Json<Value>, Failure> {
     let ask = |store: &Store, owner: &str, id: &str| store.remove(owner, id, now());
     if !asked_of(&app, &headers, &id, ask).await?? {
-        return Err(unknown(&id));
+        return Err(Failure::unkept("file", &id, None));
     }
     Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
 }
@@ -260,7 +257,7 @@ pub(super) async fn content(
         Some(store.content(&record.id).map(|file| (record, file)))
     };
     let found = asked_of(&app, &headers, &id, open).await?;
-    let (record, file) = found.ok_or_else(|| unknown(&id))??;
+    let (record, file) = found.ok_or_else(|| Failure::unkept("file", &id, None))??;
     let pieces = stream::try_unfold(file, |file| async move {
         tokio::task::spawn_blocking(move || piece(file))
             .await

@@ -256,19 +256,13 @@ pub(super) fn earlier(app: &App, owner: &Owner, id: &str) -> Result<Vec<Value>, 
         return Err(Failure::invalid(field, message));
     };
     let found = transcripts.get(owner, id, Instant::now());
-    let Transcript { response, input } = found.ok_or_else(|| unknown(id, Some(field)))?;
+    let Transcript { response, input } =
+        found.ok_or_else(|| Failure::unkept("response", id, Some(field)))?;
     let mut items = input;
     if let Some(output) = response["output"].as_array() {
         items.extend(output.iter().cloned());
     }
     Ok(items)
-}
-
-fn unknown(id: &str, param: Option<&'static str>) -> Failure {
-    Failure::UnknownResponse {
-        id: clip(id),
-        param,
-    }
 }
 
 /// Returns the store, and the owner that `headers` identify. These requests have no body with a salt, so the owner is one
@@ -288,7 +282,7 @@ fn kept(app: &App, headers: &HeaderMap) -> Result<(Arc<Transcripts>, Owner), Fai
 fn found(app: &App, headers: &HeaderMap, id: &str) -> Result<Transcript, Failure> {
     let (transcripts, owner) = kept(app, headers)?;
     let found = transcripts.get(&owner, id, Instant::now());
-    found.ok_or_else(|| unknown(id, None))
+    found.ok_or_else(|| Failure::unkept("response", id, None))
 }
 
 /// `GET /v1/responses/{id}`.
@@ -308,7 +302,7 @@ pub(super) async fn forget(
 ) -> Result<Json<Value>, Failure> {
     let (transcripts, owner) = kept(&app, &headers)?;
     if !transcripts.forget(&owner, &id, Instant::now()) {
-        return Err(unknown(&id, None));
+        return Err(Failure::unkept("response", &id, None));
     }
     Ok(Json(
         json!({"id": id, "object": "response", "deleted": true}),

@@ -43,6 +43,9 @@ struct Running {
     input: File,
     index: BatchIndex,
     store: Arc<Store>,
+    /// As in [`Shared`].
+    places: Arc<Semaphore>,
+    planning: Arc<Semaphore>,
     plan: Arc<tokio::sync::Mutex<Plan>>,
     progress: Mutex<Progress>,
     /// The error because of which no more answers can be written.
@@ -145,7 +148,8 @@ async fn prepared<A: Ask>(
     let (order, ordering) = (batches.order, batches.ordering.clone());
     let workers = usize::from(batches.concurrency);
     let line_bytes = batches.access.max_body_bytes;
-    let permit = Arc::clone(&batches.planning).acquire_owned().await?;
+    let (places, planning) = (Arc::clone(&batches.places), Arc::clone(&batches.planning));
+    let permit = Arc::clone(&planning).acquire_owned().await?;
     let server = Arc::clone(server);
     let read = move || -> Result<Result<Running, Ending>> {
         let _permit = permit;
@@ -201,6 +205,8 @@ async fn prepared<A: Ask>(
             input,
             index,
             store,
+            places,
+            planning,
             plan: Arc::new(tokio::sync::Mutex::new(Plan { schedule, orderer })),
             progress: Mutex::new(Progress {
                 output: output?,
@@ -236,11 +242,9 @@ async fn ask<A: Ask>(server: &Arc<A>, batches: &Shared, running: Running) -> End
     let mut workers = JoinSet::new();
     for worker in 0..usize::from(batches.concurrency) {
         let (server, running) = (Arc::clone(server), Arc::clone(&running));
-        let places = Arc::clone(&batches.places);
-        let planning = Arc::clone(&batches.planning);
-        workers.spawn(async move {
-            while let Some(()) = ask_next(&server, &planning, &places, &running, worker).await {}
-        });
+        workers.spawn(
+            async move { while let Some(()) = ask_next(&server, &running, worker).await {} },
+        );
     }
     while workers.join_next().await.is_some() {}
     let ended = spawn_blocking({
@@ -251,16 +255,10 @@ async fn ask<A: Ask>(server: &Arc<A>, batches: &Shared, running: Running) -> End
 }
 
 /// Sends the worker's next request and writes the answer. `None` if the worker has no more, or the batch ends.
-async fn ask_next<A: Ask>(
-    server: &Arc<A>,
-    planning: &Arc<Semaphore>,
-    places: &Semaphore,
-    running: &Arc<Running>,
-    worker: usize,
-) -> Option<()> {
+async fn ask_next<A: Ask>(server: &Arc<A>, running: &Arc<Running>, worker: usize) -> Option<()> {
     let (_place, next) = loop {
-        plan(server, planning, running, worker).await?;
-        let place = places.acquire().await.ok()?;
+        plan(server, running, worker).await?;
+        let place = running.places.acquire().await.ok()?;
         turn(server, running).await?;
         let plan = Arc::clone(&running.plan).lock_owned().await;
         // Otherwise other workers took the planned requests.
@@ -277,17 +275,12 @@ async fn ask_next<A: Ask>(
 }
 
 /// Plans the worker's next requests, if needed. `None` if the batch ends first.
-async fn plan<A: Ask>(
-    server: &Arc<A>,
-    planning: &Arc<Semaphore>,
-    running: &Arc<Running>,
-    worker: usize,
-) -> Option<()> {
+async fn plan<A: Ask>(server: &Arc<A>, running: &Arc<Running>, worker: usize) -> Option<()> {
     let mut plan = Arc::clone(&running.plan).lock_owned().await;
     if !plan.schedule.needs_plan(worker) {
         return Some(());
     }
-    let permit = Arc::clone(planning).acquire_owned().await.ok()?;
+    let permit = Arc::clone(&running.planning).acquire_owned().await.ok()?;
     let (server, running) = (Arc::clone(server), Arc::clone(running));
     let planned = spawn_blocking(move || {
         let _permit = permit;

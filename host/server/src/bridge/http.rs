@@ -116,22 +116,20 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
         permit = Arc::clone(&app.preparing).acquire_owned() => permit,
         () = pass.cut() => return,
     };
-    let read = {
-        let app = Arc::clone(&app);
-        move || {
-            let _permit = permit;
-            app.prompts.read(&path, &body)
-        }
+    let reader = Arc::clone(&app);
+    let read = move || {
+        let _permit = permit;
+        reader.prompts.read(&path, &body)
     };
     let outcome = match tokio::task::spawn_blocking(read).await {
-        Ok(Reading::Prompt(prompt)) => {
+        Ok(Ok(Reading::Prompt(prompt))) => {
             app.residency.prompt(prompt);
             "followed"
         }
-        Ok(Reading::NoDocuments) => "no_documents",
-        Ok(Reading::OtherModel) => "other_model",
+        Ok(Ok(Reading::NoDocuments)) => "no_documents",
+        Ok(Ok(Reading::OtherModel)) => "other_model",
         // Its errors concern the client and the engine, and may contain text of the request.
-        Ok(Reading::Unreadable(failure)) => {
+        Ok(Err(failure)) => {
             tracing::debug!(code = failure.code(), "no prompt can be made of a copy");
             "unreadable"
         }
