@@ -55,6 +55,13 @@ pub fn tile(what: &str, value: &str, was: &str) -> String {
     )
 }
 
+/// Returns a table's row with a head; both are HTML already.
+#[must_use]
+pub fn row(head: &str, cells: &[String]) -> String {
+    let cells = cells.iter().map(|cell| format!("<td>{cell}</td>"));
+    format!("<tr><th>{head}</th>{}</tr>\n", cells.collect::<String>())
+}
+
 /// Draws a plot at both widths; the style sheet shows the one that fits the screen.
 ///
 /// # Errors

@@ -4,6 +4,7 @@ use crate::api::grammars;
 use crate::batches::Batches;
 use crate::canary::Canary;
 use crate::connections::Book;
+use crate::failure::Failure;
 use crate::gate::Gate;
 use crate::keys::ApiKeys;
 use crate::kv::http::Readers;
@@ -55,6 +56,13 @@ pub struct App {
     pub canary: Canary,
     /// The connections of clients.
     pub connections: Arc<Book>,
+}
+
+impl App {
+    /// Returns the model, or the failure while it is loading.
+    pub(crate) fn model(&self) -> Result<Arc<Model>, Failure> {
+        self.model.get().cloned().ok_or(Failure::Loading)
+    }
 }
 
 /// Limits of a request.

@@ -1,5 +1,6 @@
-//! Detects whether permits are still given back.
+//! Permits to block a thread, and a probe that detects whether they are still given back.
 
+use crate::failure::Failure;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,22 @@ impl Canary {
         }
         Duration::ZERO
     }
+}
+
+/// Runs `work` on a thread that may block, with one of `permits`. Work continues, and keeps its permit, if its caller is
+/// dropped.
+pub(crate) async fn blocking<T: Send + 'static>(
+    permits: &Arc<Semaphore>,
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let permit = Arc::clone(permits).acquire_owned().await;
+    let permit = permit.map_err(Failure::internal)?;
+    let work = move || {
+        let _permit = permit;
+        work()
+    };
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(Failure::internal)?
 }
 
 #[cfg(test)]

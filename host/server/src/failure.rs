@@ -62,27 +62,15 @@ pub enum Failure {
         /// The name served.
         served: String,
     },
-    /// No such response is stored for this client.
-    #[error("the response `{id}` is not kept here, or no longer")]
-    UnknownResponse {
+    /// No such response, file or batch is stored for this client.
+    #[error("the {what} `{id}` is not kept here, or no longer")]
+    Unkept {
+        /// `response`, `file` or `batch`.
+        what: &'static str,
         /// The id sent, clipped.
         id: String,
         /// The field with the id; `None` for the path.
         param: Option<&'static str>,
-    },
-    /// No such file is stored for this client.
-    #[error("the file `{id}` is not kept here, or no longer")]
-    UnknownFile {
-        /// The id sent, clipped.
-        id: String,
-        /// The field with the id; `None` for the path.
-        param: Option<&'static str>,
-    },
-    /// No such batch is stored for this client.
-    #[error("the batch `{id}` is not kept here, or no longer")]
-    UnknownBatch {
-        /// The id sent, clipped.
-        id: String,
     },
     /// A limit on files and batches is reached.
     #[error("the limit of {limit} {what} is reached: remove what is no longer needed")]
@@ -203,6 +191,12 @@ impl Failure {
         }
     }
 
+    /// Returns the failure for the id of a response, file or batch that is not stored; `param` is the field with the id.
+    pub fn unkept(what: &'static str, id: &str, param: Option<&'static str>) -> Self {
+        let id = clip(id);
+        Self::Unkept { what, id, param }
+    }
+
     /// Returns the failure for an invalid body.
     pub fn invalid_body(message: impl Into<String>) -> Self {
         Self::Invalid {
@@ -293,9 +287,14 @@ impl Failure {
             }
             Self::Unauthorized => (StatusCode::UNAUTHORIZED, REQUEST, "invalid_api_key"),
             Self::UnknownModel { .. } => (StatusCode::NOT_FOUND, REQUEST, "model_not_found"),
-            Self::UnknownResponse { .. } => (StatusCode::NOT_FOUND, REQUEST, "response_not_found"),
-            Self::UnknownFile { .. } => (StatusCode::NOT_FOUND, REQUEST, "file_not_found"),
-            Self::UnknownBatch { .. } => (StatusCode::NOT_FOUND, REQUEST, "batch_not_found"),
+            Self::Unkept { what, .. } => {
+                let code = match *what {
+                    "response" => "response_not_found",
+                    "file" => "file_not_found",
+                    _ => "batch_not_found",
+                };
+                (StatusCode::NOT_FOUND, REQUEST, code)
+            }
             Self::StorageFull { .. } => (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, "storage_full"),
             Self::UnknownUrl { .. } | Self::Elsewhere { .. } => {
                 (StatusCode::NOT_FOUND, REQUEST, "unknown_url")
@@ -356,7 +355,7 @@ impl Failure {
         let param = match self {
             Self::Invalid { param, .. } => param.as_deref(),
             Self::UnknownModel { .. } => Some("model"),
-            Self::UnknownResponse { param, .. } | Self::UnknownFile { param, .. } => *param,
+            Self::Unkept { param, .. } => *param,
             _ => None,
         };
         json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})

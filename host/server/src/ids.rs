@@ -1,9 +1,16 @@
 //! Ids assigned by the server.
 
 use std::hash::{BuildHasher, RandomState};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// 128 unguessable bits: std seeds its hashers at random.
 pub(crate) fn random_id() -> String {
     let half = || RandomState::new().hash_one(());
     format!("{:016x}{:016x}", half(), half())
+}
+
+/// Returns the current time, in seconds since 1970.
+pub fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default().as_secs()
 }

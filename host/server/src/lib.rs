@@ -25,6 +25,7 @@ pub mod gate;
 mod ids;
 pub mod keys;
 pub mod kv;
+mod listeners;
 pub mod metrics;
 pub mod model;
 pub mod request;

@@ -5,6 +5,7 @@
 
 use crate::device::DeviceConfig;
 use crate::failure::{Failure, clip};
+use crate::ids::now;
 use crate::kv::place::{Placed, Placer};
 use crate::request::{Chat, Completion, Format, Options, Prompt, ToolChoice};
 use crate::tiers::Tiers;
@@ -22,7 +23,6 @@ use serde_json::Value;
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A loaded model.
 pub struct Model {
@@ -106,12 +106,9 @@ impl Model {
         let tokenizer = Tokenizer::load(folder).with_context(context)?;
         let template = ChatTemplate::load(folder).with_context(context)?;
         let eos_tokens = ModelConfig::load(folder).with_context(context)?.eos_tokens;
-        let created = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
         Ok(Self {
             name,
-            created_s: created.as_secs(),
+            created_s: now(),
             token_cache: TokenCache::new(&tokenizer, TOKEN_CACHE_BYTES),
             tokenizer,
             template,
@@ -420,6 +417,17 @@ impl Model {
         grammars.as_ref().map_err(Failure::internal)
     }
 
+    /// Returns an error for a request that names another model.
+    pub(crate) fn check_name(&self, asked: Option<&str>) -> Result<(), Failure> {
+        match asked.filter(|asked| *asked != self.name()) {
+            None => Ok(()),
+            Some(asked) => Err(Failure::UnknownModel {
+                asked: clip(asked),
+                served: self.name().to_owned(),
+            }),
+        }
+    }
+
     /// Submits a request to the engine.
     ///
     /// # Errors
@@ -508,16 +516,5 @@ impl Wanted {
             }
         };
         Some(Self { field, schema })
-    }
-}
-
-/// Returns an error for a request that names another model.
-pub(crate) fn check_model(model: &Model, options: &Options) -> Result<(), Failure> {
-    match &options.model {
-        Some(asked) if asked != model.name() => Err(Failure::UnknownModel {
-            asked: clip(asked),
-            served: model.name().to_owned(),
-        }),
-        _ => Ok(()),
     }
 }

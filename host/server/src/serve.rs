@@ -5,11 +5,12 @@ use crate::api::{self, router};
 use crate::app::{App, DropIn, Limits};
 use crate::batches::{self, Access as BatchAccess, Batches};
 use crate::canary::Canary;
-use crate::connections::{self, Book, Bounds, Listening};
+use crate::connections::{Book, Bounds};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
 use crate::kv::http::{Access, Readers, Source};
 use crate::kv::publisher::{self, Publisher};
+use crate::listeners::{Listeners, Serving};
 use crate::metrics::{Metrics, Numbers};
 use crate::model::Model;
 use crate::retrieval::{self, Retriever};
@@ -18,14 +19,12 @@ use crate::transcripts::{self, Transcripts};
 use foreword_ordering::Config as OrderingConfig;
 use foreword_ordering::feed::FeedKey;
 use foreword_ordering::path::Locator;
-use foreword_process::listen;
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
 
 /// The configuration of a server.
 pub struct Config {
@@ -66,10 +65,8 @@ pub struct Config {
 /// A running server.
 pub struct Server {
     app: Arc<App>,
-    address: SocketAddr,
-    internal: Option<SocketAddr>,
+    serving: Serving,
     grace: Duration,
-    connections: JoinSet<()>,
     kv_events: Option<KvEvents>,
     /// The publisher until the model is loaded.
     publisher: Mutex<Option<Publisher>>,
@@ -91,12 +88,8 @@ impl Server {
     /// # Errors
     /// Returns an error if the address cannot be listened on.
     pub async fn bind(config: Config) -> anyhow::Result<Self> {
-        let (listener, address) = listen(config.listen, "clients").await?;
-        let internal = match config.internal {
-            Some(address) => Some(listen(address, INTERNAL).await?),
-            None => None,
-        };
-        let internal_address = internal.as_ref().map(|(_, address)| *address);
+        let listeners = Listeners::bind(config.listen, "clients", config.internal).await?;
+        let internal = listeners.internal_address();
         let publisher = match config.kv_events {
             Some(config) => Some(Publisher::bind(config).await?),
             None => None,
@@ -124,7 +117,7 @@ impl Server {
             config.kv_keys,
             config.keys.as_ref(),
             config.feed_key,
-            internal_address,
+            internal,
         );
         let internal_bounds = internal_bounds(&access);
         let batches = config.batches.map(|batches| {
@@ -154,8 +147,7 @@ impl Server {
             spans: config.otlp_endpoint.as_deref().map(Spans::to).transpose()?,
             keys: config.keys,
             operators,
-            is_internal_exposed: internal_address
-                .is_some_and(|address| !address.ip().is_loopback()),
+            is_internal_exposed: internal.is_some_and(|address| !address.ip().is_loopback()),
             drop_in: config.drop_in,
             transcripts: config
                 .store
@@ -164,23 +156,15 @@ impl Server {
             limits: config.limits,
             preparing: Arc::new(Semaphore::new(cores)),
         });
-        let public = Listening {
-            listener,
-            router: router(Arc::clone(&app)),
-            book: connections,
-        };
-        let internal = internal.map(|(listener, _)| Listening {
-            listener,
-            router: api::internal(Arc::clone(&app)),
-            book: internal_connections,
-        });
-        let tasks = connections::serve_all([public].into_iter().chain(internal), &app.gate);
+        let serving = listeners.serve(
+            &app.gate,
+            (router(Arc::clone(&app)), connections),
+            (api::internal(Arc::clone(&app)), internal_connections),
+        );
         Ok(Self {
             app,
-            address,
-            internal: internal_address,
+            serving,
             grace: config.grace,
-            connections: tasks,
             kv_events,
             publisher: Mutex::new(publisher),
             publishing: Mutex::default(),
@@ -189,12 +173,12 @@ impl Server {
 
     /// Returns the address in use, with its real port.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.serving.address
     }
 
     /// Returns the internal listener's address, with its real port.
     pub fn internal_address(&self) -> Option<SocketAddr> {
-        self.internal
+        self.serving.internal
     }
 
     /// Returns the addresses of vLLM's KV events, if they are published.
@@ -229,34 +213,17 @@ impl Server {
     pub async fn stop(self) {
         let Self {
             app,
+            serving,
             grace,
-            mut connections,
             publishing,
             ..
         } = self;
-        let gate = &app.gate;
-        let deadline = Instant::now() + grace;
-        gate.advance(Phase::Stopping);
-        tracing::info!(inside = gate.inside(), "stopping");
-        if timeout_at(deadline, gate.emptied()).await.is_err() {
-            tracing::warn!(
-                inside = gate.inside(),
-                "grace is over: cutting requests off"
-            );
-        }
-        gate.advance(Phase::Cut);
-        gate.emptied().await;
-        if let Some(batches) = &app.batches {
-            batches.ended().await;
-        }
-        gate.advance(Phase::Closed);
-        // All answers are complete and only need to be written, but a client may not read.
-        let writing = deadline.max(Instant::now() + WRITING);
-        let written = async { while connections.join_next().await.is_some() {} };
-        if timeout_at(writing, written).await.is_err() {
-            tracing::warn!("closing connections whose clients do not read");
-        }
-        drop(connections);
+        let ended = async {
+            if let Some(batches) = &app.batches {
+                batches.ended().await;
+            }
+        };
+        serving.stop(grace, ended).await;
         let mut publishing = publishing.into_inner();
         while publishing.join_next().await.is_some() {}
         if let Some(model) = app.model.get().cloned() {
@@ -303,8 +270,3 @@ pub(crate) fn internal_bounds(access: &Access) -> Bounds {
 pub const CONNECTIONS_OF_A_READER: u32 = 2 + 8;
 /// Connections of the internal listener other than the feed's readers: probes and scrapers.
 pub const INTERNAL_CONNECTIONS: u32 = 64;
-pub(crate) const INTERNAL: &str =
-    "probes, metrics and the KV feed; --internal-listen gives another address, or none";
-
-/// Minimum time for writing the last responses.
-const WRITING: Duration = Duration::from_secs(1);

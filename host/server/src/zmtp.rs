@@ -293,27 +293,14 @@ async fn fill(
 }
 
 fn check_greeting(greeting: &[u8]) -> Result<(), Error> {
-    let [
-        0xff,
-        _,
-        _,
-        _,
-        _,
-        _,
-        _,
-        _,
-        _,
-        0x7f,
-        version,
-        _,
-        mechanism @ ..,
-    ] = greeting
-    else {
+    let places = [0, 9, 10].map(|at| greeting.get(at));
+    let [Some(0xff), Some(0x7f), Some(version)] = places else {
         return Err(Error::Protocol("another signature"));
     };
     if *version < 3 {
         return Err(Error::Protocol("an earlier version"));
     }
+    let mechanism = greeting.get(12..).unwrap_or_default();
     if !mechanism.starts_with(b"NULL\0") {
         return Err(Error::Protocol("another mechanism than NULL"));
     }

@@ -94,18 +94,33 @@ impl Reading {
     }
 }
 
+/// A generation that was submitted to the engine, with everything that its answer needs.
+pub struct Submitted {
+    /// The generation of the first choice.
+    pub generation: Generation,
+    /// The requests of the other choices.
+    pub waiting: Vec<Request>,
+    /// How the choices' tokens become text.
+    pub reading: Reading,
+    /// A pass for each choice.
+    pub passes: Vec<Pass>,
+    /// The time limit.
+    pub time: TimeLimit,
+    /// The record of the answer.
+    pub record: Record,
+}
+
 impl<'m> Answer<'m> {
-    /// Returns an answer with the submitted generation `first` as its first choice, and one more choice for each of
-    /// `waiting`; there is a pass for each choice.
-    pub fn new(
-        model: &'m Model,
-        first: Generation,
-        waiting: Vec<Request>,
-        reading: &Reading,
-        passes: Vec<Pass>,
-        time: TimeLimit,
-        record: Record,
-    ) -> Self {
+    /// Returns the answer of `model` to what was submitted.
+    pub fn new(model: &'m Model, submitted: Submitted) -> Self {
+        let Submitted {
+            generation: first,
+            waiting,
+            reading,
+            passes,
+            time,
+            record,
+        } = submitted;
         let choice = |generation| {
             ChoiceStream::new(
                 model.tokenizer(),
@@ -121,7 +136,7 @@ impl<'m> Answer<'m> {
             model,
             choices,
             waiting,
-            prompt: reading.prompt.clone(),
+            prompt: reading.prompt,
             prompt_logprobs: Vec::new(),
             last: 0,
             passes,

@@ -3,15 +3,17 @@
 use super::App;
 use super::body::{self, Bounds};
 use crate::answer::TimeLimit;
+use crate::canary::blocking;
 use crate::failure::Failure;
-use crate::gate::Pass;
+use crate::gate::{Gate, Pass};
+use axum::body::Bytes;
 use axum::extract::Request;
 use std::sync::Arc;
 use tokio::time::Instant;
 
 /// An admitted request, with its body.
 pub(super) struct Admitted {
-    pub(super) body: axum::body::Bytes,
+    pub(super) body: Bytes,
     pub(super) pass: Pass,
     pub(super) time: TimeLimit,
 }
@@ -25,23 +27,36 @@ pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, 
         arrival: Instant::now(),
         limit: app.limits.request_timeout,
     };
-    let mut arrival = match app.gate.arrive() {
-        Ok(arrival) => arrival,
+    let bounds = Bounds {
+        max_bytes: app.limits.max_body_bytes,
+        time: app.limits.body_time.min(time.limit),
+    };
+    let (body, pass) = through(&app.gate, request, bounds, time.arrival).await?;
+    Ok(Admitted { body, pass, time })
+}
+
+/// Reads the body of a request that arrived at `arrival`, and lets it in through the gate.
+///
+/// # Errors
+/// Returns the failures of the gate and of [`body::read`].
+pub(crate) async fn through(
+    gate: &Arc<Gate>,
+    request: Request,
+    bounds: Bounds,
+    arrival: Instant,
+) -> Result<(Bytes, Pass), Failure> {
+    let mut arriving = match gate.arrive() {
+        Ok(arriving) => arriving,
         Err(failure) => {
             body::discard(request).await;
             return Err(failure);
         }
     };
-    let bounds = Bounds {
-        max_bytes: app.limits.max_body_bytes,
-        time: app.limits.body_time.min(time.limit),
-    };
     let body = tokio::select! {
-        body = body::read(request, bounds, time.arrival) => body?,
-        () = arrival.cut() => return Err(Failure::Stopping),
+        body = body::read(request, bounds, arrival) => body?,
+        () = arriving.cut() => return Err(Failure::Stopping),
     };
-    let pass = arrival.enter()?;
-    Ok(Admitted { body, pass, time })
+    Ok((body, arriving.enter()?))
 }
 
 /// Admits a request of the server's own, with a complete body.
@@ -80,20 +95,11 @@ impl TimeLimit {
 }
 
 impl App {
-    /// Runs `work` on a thread that may block, with at most one such thread per core. Work continues, and keeps its permit,
-    /// if its caller is dropped.
+    /// Runs `work` on a thread that may block, with at most one such thread per core.
     pub(super) async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let permit = Arc::clone(&self.preparing).acquire_owned().await;
-        let permit = permit.map_err(Failure::internal)?;
-        let work = move || {
-            let _permit = permit;
-            work()
-        };
-        tokio::task::spawn_blocking(work)
-            .await
-            .map_err(Failure::internal)?
+        blocking(&self.preparing, work).await
     }
 }

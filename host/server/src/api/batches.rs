@@ -39,12 +39,13 @@ pub(super) async fn show(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let owner = owner(&app, &headers);
-    let found = {
-        let id = id.clone();
-        files::asked(&app, move |store| store.batch(&owner, &id, now())).await?
-    };
-    Ok(Json(found.ok_or_else(|| unknown(&id))?.object()))
+    let ask = |store: &Store, owner: &str, id: &str| store.batch(owner, id, now());
+    let found = files::asked_of(&app, &headers, &id, ask).await?;
+    Ok(Json(
+        found
+            .ok_or_else(|| Failure::unkept("batch", &id, None))?
+            .object(),
+    ))
 }
 
 /// `GET /v1/batches`, latest first.
@@ -66,16 +67,13 @@ pub(super) async fn cancel(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let owner = owner(&app, &headers);
-    let cancelled = {
-        let id = id.clone();
-        files::asked(&app, move |store| store.cancel(&owner, &id, now())).await?
-    };
-    Ok(Json(cancelled?.ok_or_else(|| unknown(&id))?.object()))
-}
-
-fn unknown(id: &str) -> Failure {
-    Failure::UnknownBatch { id: clip(id) }
+    let ask = |store: &Store, owner: &str, id: &str| store.cancel(owner, id, now());
+    let cancelled = files::asked_of(&app, &headers, &id, ask).await??;
+    Ok(Json(
+        cancelled
+            .ok_or_else(|| Failure::unkept("batch", &id, None))?
+            .object(),
+    ))
 }
 
 /// The body of a request for a new batch.
@@ -130,10 +128,8 @@ impl Asked {
     fn create(self, store: &Store, owner: String) -> Result<BatchRecord, Failure> {
         let now = now();
         let file = store.file(&owner, &self.file, now);
-        let file = file.ok_or_else(|| Failure::UnknownFile {
-            id: clip(&self.file),
-            param: Some("input_file_id"),
-        })?;
+        let unknown = || Failure::unkept("file", &self.file, Some("input_file_id"));
+        let file = file.ok_or_else(unknown)?;
         if file.purpose != "batch" {
             let message = format!(
                 "the purpose of {} must be `batch`, it is `{}`",

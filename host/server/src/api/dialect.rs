@@ -2,11 +2,11 @@
 
 use super::logprobs;
 use crate::answer::{End, PromptToken, Scored, Usage};
+use crate::ids::now;
 use crate::request::{anthropic, responses};
 use foreword_engine::text::ToolCall;
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// OpenAI's two completion routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,13 +59,10 @@ impl Envelope {
             Dialect::Chat => "chatcmpl",
             Dialect::Completion => "cmpl",
         };
-        let created = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
         Self {
             dialect,
             id: format!("{prefix}-{request_id}"),
-            created_s: created.as_secs(),
+            created_s: now(),
             model: model.to_owned(),
         }
     }

@@ -109,8 +109,8 @@ async fn is_sleeping() -> Json<Value> {
 
 /// Returns the fields of both vLLM and SGLang; none of them is about the machine's files.
 async fn server_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
-    let model = app.model.get().ok_or(Failure::Loading)?;
-    let load = Load::of(model);
+    let model = app.model()?;
+    let load = Load::of(&model);
     Ok(Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "model_path": model.name(),
@@ -137,7 +137,7 @@ async fn server_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure
 }
 
 async fn model_info(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
-    let model = app.model.get().ok_or(Failure::Loading)?;
+    let model = app.model()?;
     Ok(Json(json!({
         "model_path": model.name(),
         "served_model_name": model.name(),
@@ -179,13 +179,13 @@ impl Load {
 }
 
 async fn load(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
-    let model = app.model.get().ok_or(Failure::Loading)?;
-    Ok(Json(json!({"server_load": Load::of(model).requests()})))
+    let model = app.model()?;
+    Ok(Json(json!({"server_load": Load::of(&model).requests()})))
 }
 
 async fn get_load(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
-    let model = app.model.get().ok_or(Failure::Loading)?;
-    let load = Load::of(model);
+    let model = app.model()?;
+    let load = Load::of(&model);
     Ok(Json(match app.drop_in {
         DropIn::Vllm => json!({"load": load.requests()}),
         DropIn::Sglang => json!([{
@@ -198,8 +198,8 @@ async fn get_load(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
 }
 
 async fn loads(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
-    let model = app.model.get().ok_or(Failure::Loading)?;
-    let load = Load::of(model);
+    let model = app.model()?;
+    let load = Load::of(&model);
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default().as_secs_f64();
     let usage = load.usage();
@@ -230,7 +230,7 @@ async fn loads(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
 
 /// Evicts every page of the cache that no running request uses.
 async fn flush(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
-    let model = app.model.get().cloned().ok_or(Failure::Loading)?;
+    let model = app.model()?;
     // It waits for the current step.
     let freed = tokio::task::spawn_blocking(move || model.engine().clear_cache()).await;
     let freed = freed.map_err(Failure::internal)?;

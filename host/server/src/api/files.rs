@@ -48,11 +48,15 @@ pub(super) async fn asked<T: Send + 'static>(
     asked.await.map_err(Failure::internal)
 }
 
-fn unknown(id: &str) -> Failure {
-    Failure::UnknownFile {
-        id: clip(id),
-        param: None,
-    }
+/// Asks the store about the object `id` of the owner that the key in `headers` identifies.
+pub(super) async fn asked_of<T: Send + 'static>(
+    app: &App,
+    headers: &HeaderMap,
+    id: &str,
+    ask: impl FnOnce(&Store, &str, &str) -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let (owner, id) = (owner(app, headers), id.to_owned());
+    asked(app, move |store| ask(store, &owner, &id)).await
 }
 
 /// `POST /v1/files`.
@@ -199,12 +203,13 @@ pub(super) async fn show(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let owner = owner(&app, &headers);
-    let found = {
-        let id = id.clone();
-        asked(&app, move |store| store.file(&owner, &id, now())).await?
-    };
-    Ok(Json(found.ok_or_else(|| unknown(&id))?.object()))
+    let ask = |store: &Store, owner: &str, id: &str| store.file(owner, id, now());
+    let found = asked_of(&app, &headers, &id, ask).await?;
+    Ok(Json(
+        found
+            .ok_or_else(|| Failure::unkept("file", &id, None))?
+            .object(),
+    ))
 }
 
 /// `GET /v1/files`, latest first unless `order=asc`.
@@ -234,13 +239,9 @@ pub(super) async fn remove(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let owner = owner(&app, &headers);
-    let removed = {
-        let id = id.clone();
-        asked(&app, move |store| store.remove(&owner, &id, now())).await?
-    };
-    if !removed? {
-        return Err(unknown(&id));
+    let ask = |store: &Store, owner: &str, id: &str| store.remove(owner, id, now());
+    if !asked_of(&app, &headers, &id, ask).await?? {
+        return Err(Failure::unkept("file", &id, None));
     }
     Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
 }
@@ -251,16 +252,12 @@ pub(super) async fn content(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    let owner = owner(&app, &headers);
-    let found = {
-        let id = id.clone();
-        let open = move |store: &Store| {
-            let record = store.file(&owner, &id, now())?;
-            Some(store.content(&record.id).map(|file| (record, file)))
-        };
-        asked(&app, open).await?
+    let open = |store: &Store, owner: &str, id: &str| {
+        let record = store.file(owner, id, now())?;
+        Some(store.content(&record.id).map(|file| (record, file)))
     };
-    let (record, file) = found.ok_or_else(|| unknown(&id))??;
+    let found = asked_of(&app, &headers, &id, open).await?;
+    let (record, file) = found.ok_or_else(|| Failure::unkept("file", &id, None))??;
     let pieces = stream::try_unfold(file, |file| async move {
         tokio::task::spawn_blocking(move || piece(file))
             .await

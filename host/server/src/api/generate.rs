@@ -10,18 +10,17 @@
 use super::admit::{Admitted, admit, admit_whole};
 use super::dialect::{Api, Dialect, Envelope};
 use super::embeddings;
-use super::job::Job;
 use super::messages::MessagesShape;
 use super::responses::{self, Keep, ResponsesShape};
 use super::shape::{OpenAi, Shape};
 use super::stream::stream;
 use super::{App, RequestId};
-use crate::answer::{Echo, PromptReading, Reading, Record, TimeLimit};
+use crate::answer::{Answer, Echo, PromptReading, Reading, Record, Submitted, TimeLimit};
 use crate::batches::{Ask, Asking};
 use crate::failure::{Failure, clip};
-use crate::gate::Phase;
+use crate::gate::{Pass, Phase};
 use crate::kv::place::{PATH_HEADER, Placer};
-use crate::model::{Calls, Model, Wanted, check_model};
+use crate::model::{Calls, Model, Wanted};
 use crate::request::{
     Chat, Completion, Delivery, MessagesRequest, Options, Prompt, ResponsesRequest, Retrieving,
 };
@@ -32,42 +31,20 @@ use axum::body::{Bytes, to_bytes};
 use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, post};
 use foreword_engine::engine::{self, SpeculationId};
 use foreword_engine::text::Ending;
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-pub(super) async fn chat(
-    State(app): State<Arc<App>>,
-    Extension(id): Extension<RequestId>,
-    request: Request,
-) -> Result<Response, Failure> {
-    generate(&app, Api::OpenAi(Dialect::Chat), id, request).await
-}
-
-pub(super) async fn responses(
-    State(app): State<Arc<App>>,
-    Extension(id): Extension<RequestId>,
-    request: Request,
-) -> Result<Response, Failure> {
-    generate(&app, Api::Responses, id, request).await
-}
-
-pub(super) async fn messages(
-    State(app): State<Arc<App>>,
-    Extension(id): Extension<RequestId>,
-    request: Request,
-) -> Result<Response, Failure> {
-    generate(&app, Api::Messages, id, request).await
-}
-
-pub(super) async fn completion(
-    State(app): State<Arc<App>>,
-    Extension(id): Extension<RequestId>,
-    request: Request,
-) -> Result<Response, Failure> {
-    generate(&app, Api::OpenAi(Dialect::Completion), id, request).await
+/// Returns the route of an API's requests for answers.
+pub(super) fn route(api: Api) -> MethodRouter<Arc<App>> {
+    let answer =
+        async move |State(app): State<Arc<App>>,
+                    Extension(id): Extension<RequestId>,
+                    request: Request| { generate(&app, api, id, request).await };
+    post(answer)
 }
 
 impl Ask for App {
@@ -84,15 +61,20 @@ impl Ask for App {
             _ => None,
         };
         let response = match (api, admit_whole(&self, body)) {
-            (Some(api), Ok(admitted)) => {
+            (Some(api), Ok(Admitted { body, pass, time })) => {
                 let incoming = Incoming {
-                    id,
-                    key,
-                    path: None,
+                    asked: Asked {
+                        api,
+                        id,
+                        key,
+                        body,
+                        path: None,
+                    },
                     traced: None,
-                    admitted,
+                    pass,
+                    time,
                 };
-                answer(&self, api, incoming).await
+                answer(&self, incoming).await
             }
             (None, Ok(admitted)) if url == "/v1/embeddings" => {
                 let embedded = embeddings::embedded(&self, admitted).await;
@@ -133,13 +115,10 @@ const MAX_ANSWER: usize = 32 << 20;
 
 /// An admitted request and its metadata.
 struct Incoming {
-    /// The request's id.
-    id: String,
-    /// The number of the API key on whose behalf it runs.
-    key: Option<usize>,
-    path: Option<HeaderValue>,
+    asked: Asked,
     traced: Option<RequestSpan>,
-    admitted: Admitted,
+    pass: Pass,
+    time: TimeLimit,
 }
 
 async fn generate(
@@ -149,51 +128,50 @@ async fn generate(
     request: Request,
 ) -> Result<Response, Failure> {
     let answered = async {
+        let key = (app.keys.as_ref()).and_then(|keys| keys.holder(request.headers()));
+        let path = request.headers().get(PATH_HEADER).cloned();
+        let traced = request.extensions().get::<RequestSpan>().cloned();
+        let Admitted { body, pass, time } = admit(app, request).await?;
         let incoming = Incoming {
-            id: id.0,
-            key: (app.keys.as_ref()).and_then(|keys| keys.holder(request.headers())),
-            path: request.headers().get(PATH_HEADER).cloned(),
-            traced: request.extensions().get::<RequestSpan>().cloned(),
-            admitted: admit(app, request).await?,
+            asked: Asked {
+                api,
+                id: id.0,
+                key,
+                body,
+                path,
+            },
+            traced,
+            pass,
+            time,
         };
-        answer(app, api, incoming).await
+        answer(app, incoming).await
     };
     let answered = answered.await;
     answered.map_err(|failure| failure.renamed(api.names()))
 }
 
-async fn answer(app: &Arc<App>, api: Api, incoming: Incoming) -> Result<Response, Failure> {
+async fn answer(app: &Arc<App>, incoming: Incoming) -> Result<Response, Failure> {
     let Incoming {
-        id,
-        key,
-        path,
+        mut asked,
         traced,
-        admitted,
-    } = incoming;
-    let Admitted {
-        body,
         mut pass,
         time,
-    } = admitted;
-    let model = app.model.get().cloned().ok_or(Failure::Loading)?;
+    } = incoming;
+    let model = app.model()?;
     let prepare = async {
-        let chat = match api {
-            Api::OpenAi(Dialect::Chat) => with_documents(app, &model, body, path, time).await?,
-            _ => WithDocuments::none(body, path),
-        };
-        let asked = Asked {
-            api,
-            id,
-            key,
-            body: chat.body,
-            path: chat.path,
-        };
+        let (mut guessed, mut retrieved) = (None, None);
+        if asked.api == Api::OpenAi(Dialect::Chat)
+            && let Some(found) = with_documents(app, &model, &asked.body, time).await?
+        {
+            (asked.body, asked.path) = (found.body, found.path);
+            (guessed, retrieved) = (found.guessed, Some(found.retrieved));
+        }
         let mut prepared = prepare(app, Arc::clone(&model), asked).await?;
         if let Some(wanted) = prepared.grammar.take() {
             let constraint = app.grammars.prepare(Arc::clone(&model), wanted).await?;
             prepared.request.constraint = Some(constraint);
         }
-        Ok::<_, Failure>((prepared, chat.guessed, chat.retrieved))
+        Ok::<_, Failure>((prepared, guessed, retrieved))
     };
     let (prepared, guessed, retrieved) = tokio::select! {
         prepared = prepare => prepared?,
@@ -235,25 +213,20 @@ async fn answer(app: &Arc<App>, api: Api, incoming: Incoming) -> Result<Response
     if let Some(guess) = guess {
         tokio::spawn(guess.handed_over());
     }
-    let job = Job {
-        shape,
+    let choices = 1 + waiting.len();
+    let arrival = time.arrival;
+    let record = Record::new(Arc::clone(&app.metrics), arrival, prompt_tokens, choices);
+    let submitted = Submitted {
         generation,
-        record: Record::new(
-            Arc::clone(&app.metrics),
-            time.arrival,
-            prompt_tokens,
-            1 + waiting.len(),
-        )
-        .traced_by(traced),
         waiting,
         reading,
         passes,
         time,
-        model,
+        record: record.traced_by(traced),
     };
     let mut response = match streams {
-        false => whole(job).await?,
-        true => stream(job),
+        false => whole(&model, shape, submitted).await?,
+        true => stream(model, shape, submitted),
     };
     if let Some(retrieved) = retrieved {
         response
@@ -266,41 +239,29 @@ async fn answer(app: &Arc<App>, api: Api, incoming: Incoming) -> Result<Response
 /// The response header with the number of documents found for a chat that requested retrieval, or `failed`.
 const X_FOREWORD_RETRIEVED: HeaderName = HeaderName::from_static("x-foreword-retrieved");
 
-/// A chat after retrieval, if it needed any.
+/// A chat after the retrieval that it requested.
 struct WithDocuments {
     body: Bytes,
     path: Option<HeaderValue>,
     /// The id under which the engine may have speculated on the chat, and that speculation.
     guessed: Option<(SpeculationId, Option<Speculation>)>,
     /// The value of [`X_FOREWORD_RETRIEVED`].
-    retrieved: Option<HeaderValue>,
+    retrieved: HeaderValue,
 }
 
-impl WithDocuments {
-    fn none(body: Bytes, path: Option<HeaderValue>) -> Self {
-        Self {
-            body,
-            path,
-            guessed: None,
-            retrieved: None,
-        }
-    }
-}
-
-/// Retrieves the documents that a chat requests.
+/// Retrieves the documents that a chat requests; `None` if it requests none.
 async fn with_documents(
     app: &Arc<App>,
     model: &Arc<Model>,
-    body: Bytes,
-    path: Option<HeaderValue>,
+    body: &[u8],
     time: TimeLimit,
-) -> Result<WithDocuments, Failure> {
-    let Some(wanted) = Retrieving::take(&body)? else {
-        return Ok(WithDocuments::none(body, path));
+) -> Result<Option<WithDocuments>, Failure> {
+    let Some(wanted) = Retrieving::take(body)? else {
+        return Ok(None);
     };
     // Errors in the chat itself are reported before the search.
-    let chat = Chat::parse(&body)?;
-    check_model(model, &chat.options)?;
+    let chat = Chat::parse(body)?;
+    model.check_name(chat.options.model.as_deref())?;
     let caching = chat.options.caching;
     let pipeline = Arc::new(Pipeline {
         retriever: Arc::clone(&app.retriever),
@@ -320,22 +281,24 @@ async fn with_documents(
         .await;
     let counted = found.as_ref().ok().map(|found| found.documents);
     app.metrics.retrieved(counted, started.elapsed());
-    match found {
-        Ok(found) => Ok(WithDocuments {
+    Ok(Some(match found {
+        Ok(found) => WithDocuments {
             body: found.written.body.into(),
             path: found.written.path,
             guessed: Some((found.id, found.guess)),
-            retrieved: Some(HeaderValue::from(found.documents)),
-        }),
+            retrieved: HeaderValue::from(found.documents),
+        },
         Err(failure @ Failure::Retriever { .. }) if wanted.does_without => {
             failure.log();
-            Ok(WithDocuments {
-                retrieved: Some(HeaderValue::from_static("failed")),
-                ..WithDocuments::none(plain.into(), None)
-            })
+            WithDocuments {
+                body: plain.into(),
+                path: None,
+                guessed: None,
+                retrieved: HeaderValue::from_static("failed"),
+            }
         }
-        Err(failure) => Err(failure),
-    }
+        Err(failure) => return Err(failure),
+    }))
 }
 
 /// A request's body and the rest of the input for its preparation.
@@ -408,7 +371,7 @@ fn prepare_openai(
         Dialect::Completion => {
             let completion = Completion::parse(&asked.body)?;
             let options = &completion.options;
-            check_model(model, options)?;
+            model.check_name(options.model.as_deref())?;
             let request = model.completion_request(&completion)?;
             let echo = completion.echo.then(|| Echo {
                 text: match &completion.prompt {
@@ -466,7 +429,7 @@ fn prepare_chat(
     chat: Chat,
     shape: impl FnOnce(&Options) -> Shape,
 ) -> Result<Prepared, Failure> {
-    check_model(model, &chat.options)?;
+    model.check_name(chat.options.model.as_deref())?;
     let counts = &app.metrics.placements;
     let placer = Placer::new(&app.locator, asked.path.as_ref(), &asked.body, counts);
     let (request, calls, grammar) = model.chat_request(&chat, &placer)?;
@@ -510,9 +473,8 @@ fn refuse_prompt_logprobs(chat: &Chat) -> Result<(), Failure> {
     }
 }
 
-async fn whole(job: Job) -> Result<Response, Failure> {
-    let model = Arc::clone(&job.model);
-    let (mut answer, mut shape) = job.start(&model);
+async fn whole(model: &Model, mut shape: Shape, submitted: Submitted) -> Result<Response, Failure> {
+    let mut answer = Answer::new(model, submitted);
     while let Some(piece) = answer.next().await? {
         shape.take(piece);
     }

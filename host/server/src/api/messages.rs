@@ -12,12 +12,10 @@
 //!
 //! `input_tokens` are the computed tokens; with `cache_read_input_tokens` they add up to the prompt.
 
-use super::App;
-use super::admit::{Admitted, admit};
+use super::{App, tokens};
 use crate::answer::{End, Piece, Usage};
 use crate::failure::{Failure, Wording};
 use crate::ids::random_id;
-use crate::model::check_model;
 use crate::request::{MessagesRequest, anthropic};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -33,19 +31,15 @@ use std::sync::Arc;
 pub(super) async fn count_tokens(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Result<Json<Value>, Failure> {
-    let Admitted { body, pass, time } = admit(&app, request).await?;
-    let model = app.model.get().cloned().ok_or(Failure::Loading)?;
-    let work = app.blocking(move || {
-        let chat = MessagesRequest::to_count(&body)?.0;
-        check_model(&model, &chat.options)?;
+) -> Result<Response, Failure> {
+    let counted = tokens::work(&app, request, |model, body| {
+        let chat = MessagesRequest::to_count(body)?.0;
+        model.check_name(chat.options.model.as_deref())?;
         let tokens = model.chat_tokens(&chat)?.len();
-        Ok(json!({"input_tokens": tokens}))
+        tokens::told(&json!({"input_tokens": tokens}))
     });
-    let counted = time.within(pass, work).await;
-    counted
-        .map(Json)
-        .map_err(|failure| failure.renamed(anthropic::NAMES))
+    let renamed = |failure: Failure| failure.renamed(anthropic::NAMES);
+    counted.await.map_err(renamed)
 }
 
 /// An answer in the format of Anthropic's message.

@@ -30,7 +30,7 @@
 //!   observe (request id, log span, count) ─▶ authorize (only /v1) ─▶ handler ─▶ Failure or response
 //! ```
 
-mod admit;
+pub(crate) mod admit;
 mod batches;
 pub(crate) mod body;
 mod dialect;
@@ -39,7 +39,6 @@ mod embeddings;
 mod files;
 mod generate;
 pub mod grammars;
-mod job;
 mod logprobs;
 mod messages;
 mod models;
@@ -56,6 +55,7 @@ pub use crate::app::{App, Limits};
 pub use crate::canary::Canary;
 pub use probes::EXHAUSTED_AFTER;
 
+use self::dialect::{Api, Dialect};
 use self::drop_in::Operators;
 use crate::kv;
 use axum::Router;
@@ -72,9 +72,15 @@ use tracing::Instrument;
 /// The routes for clients.
 pub fn router(app: Arc<App>) -> Router {
     let router = Router::new()
-        .route("/v1/chat/completions", post(generate::chat))
-        .route("/v1/completions", post(generate::completion))
-        .route("/v1/responses", post(generate::responses))
+        .route(
+            "/v1/chat/completions",
+            generate::route(Api::OpenAi(Dialect::Chat)),
+        )
+        .route(
+            "/v1/completions",
+            generate::route(Api::OpenAi(Dialect::Completion)),
+        )
+        .route("/v1/responses", generate::route(Api::Responses))
         .route(
             "/v1/responses/{id}",
             get(responses::show).delete(responses::forget),
@@ -84,7 +90,7 @@ pub fn router(app: Arc<App>) -> Router {
             get(responses::input_items),
         )
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
-        .route("/v1/messages", post(generate::messages))
+        .route("/v1/messages", generate::route(Api::Messages))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/chat/completions/render", post(tokens::render_chat))
         .route("/v1/responses/render", post(tokens::render_response))

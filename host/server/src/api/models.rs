@@ -1,7 +1,7 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`.
 
 use super::App;
-use crate::failure::{Failure, clip};
+use crate::failure::Failure;
 use crate::model::Model;
 use axum::Json;
 use axum::extract::{Path, State};
@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
-    let model = app.model.get().ok_or(Failure::Loading)?;
+    let model = app.model()?;
     Ok(Json(
-        json!({"object": "list", "data": [describe(&app, model)]}),
+        json!({"object": "list", "data": [describe(&app, &model)]}),
     ))
 }
 
@@ -19,14 +19,9 @@ pub(super) async fn show(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Failure> {
-    let model = app.model.get().ok_or(Failure::Loading)?;
-    if id != model.name() {
-        return Err(Failure::UnknownModel {
-            asked: clip(&id),
-            served: model.name().to_owned(),
-        });
-    }
-    Ok(Json(describe(&app, model)))
+    let model = app.model()?;
+    model.check_name(Some(&id))?;
+    Ok(Json(describe(&app, &model)))
 }
 
 /// Returns OpenAI's model object, with the fields that routers read from an engine: `max_model_len`, `root`, and

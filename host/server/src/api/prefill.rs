@@ -25,7 +25,7 @@ pub(super) async fn prefill(
     request: Request,
 ) -> Result<Json<Value>, Failure> {
     let Admitted { body, pass, time } = admit(&app, request).await?;
-    let model = app.model.get().cloned().ok_or(Failure::Loading)?;
+    let model = app.model()?;
     if !model.engine().stats().prefix_caching {
         return Err(Failure::invalid_body(
             "the prefix cache is off: what a prefill computes would not be kept".to_owned(),
@@ -36,7 +36,7 @@ pub(super) async fn prefill(
             let model = Arc::clone(&model);
             app.blocking(move || {
                 let chat = Chat::parse(&body)?;
-                crate::model::check_model(&model, &chat.options)?;
+                model.check_name(chat.options.model.as_deref())?;
                 model.prefill_request(&chat)
             })
         };

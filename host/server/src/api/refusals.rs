@@ -26,10 +26,12 @@ pub(crate) async fn authorize(
 }
 
 pub(crate) async fn method_not_allowed(request: Request) -> Failure {
-    let failure = Failure::Method {
-        method: clip(request.method().as_str()),
-        path: clip(request.uri().path()),
-    };
+    refuse(request, |method, path| Failure::Method { method, path }).await
+}
+
+/// Discards the body, and returns the failure for the request's method and path.
+async fn refuse(request: Request, failure: fn(String, String) -> Failure) -> Failure {
+    let failure = failure(clip(request.method().as_str()), clip(request.uri().path()));
     body::discard(request).await;
     failure
 }
@@ -47,21 +49,11 @@ pub(crate) fn of_clients<S: Clone + Send + Sync + 'static>(mut router: Router<S>
 
 /// Refuses a path of the internal listener.
 async fn elsewhere(request: Request) -> Failure {
-    let failure = Failure::Elsewhere {
-        method: clip(request.method().as_str()),
-        path: clip(request.uri().path()),
-    };
-    body::discard(request).await;
-    failure
+    refuse(request, |method, path| Failure::Elsewhere { method, path }).await
 }
 
 pub(crate) async fn unknown_url(request: Request) -> Failure {
-    let failure = Failure::UnknownUrl {
-        method: clip(request.method().as_str()),
-        path: clip(request.uri().path()),
-    };
-    body::discard(request).await;
-    failure
+    refuse(request, |method, path| Failure::UnknownUrl { method, path }).await
 }
 
 /// Paths of the internal listener. A client that requests them here is referred to that listener.

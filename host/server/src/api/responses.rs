@@ -17,7 +17,7 @@
 use super::App;
 use crate::answer::{End, Piece, Usage};
 use crate::failure::{Failure, clip};
-use crate::ids::random_id;
+use crate::ids::{now, random_id};
 use crate::transcripts::{Owner, Transcript, Transcripts};
 use axum::Json;
 use axum::extract::{Path, State};
@@ -26,7 +26,6 @@ use axum::response::sse::Event;
 use foreword_engine::text::{Part, ToolCall};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 /// An answer in the format of a response.
@@ -53,10 +52,7 @@ pub(super) struct Keep {
 impl ResponsesShape {
     /// `told` are the request's fields that the response repeats.
     pub(super) fn new(model: &str, mut told: Map<String, Value>, keep: Option<Keep>) -> Self {
-        let created = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        told.insert("created_at".to_owned(), created.as_secs().into());
+        told.insert("created_at".to_owned(), now().into());
         told.insert("model".to_owned(), model.into());
         told.insert("store".to_owned(), keep.is_some().into());
         Self {
@@ -129,20 +125,15 @@ impl ResponsesShape {
         if status == "incomplete" {
             response["incomplete_details"] = json!({"reason": "max_output_tokens"});
         } else {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH);
-            response["completed_at"] = now.unwrap_or_default().as_secs().into();
+            response["completed_at"] = now().into();
         }
-        if let Some(Keep {
-            transcripts,
-            owner,
-            input,
-        }) = self.keep.take()
-        {
+        if let Some(keep) = self.keep.take() {
             let transcript = Transcript {
                 response: response.clone(),
-                input,
+                input: keep.input,
             };
-            transcripts.keep(&owner, &self.id, &transcript, Instant::now());
+            let transcripts = keep.transcripts;
+            transcripts.keep(&keep.owner, &self.id, &transcript, Instant::now());
         }
         response
     }
@@ -265,19 +256,13 @@ pub(super) fn earlier(app: &App, owner: &Owner, id: &str) -> Result<Vec<Value>, 
         return Err(Failure::invalid(field, message));
     };
     let found = transcripts.get(owner, id, Instant::now());
-    let Transcript { response, input } = found.ok_or_else(|| unknown(id, Some(field)))?;
+    let Transcript { response, input } =
+        found.ok_or_else(|| Failure::unkept("response", id, Some(field)))?;
     let mut items = input;
     if let Some(output) = response["output"].as_array() {
         items.extend(output.iter().cloned());
     }
     Ok(items)
-}
-
-fn unknown(id: &str, param: Option<&'static str>) -> Failure {
-    Failure::UnknownResponse {
-        id: clip(id),
-        param,
-    }
 }
 
 /// Returns the store, and the owner that `headers` identify. These requests have no body with a salt, so the owner is one
@@ -294,16 +279,19 @@ fn kept(app: &App, headers: &HeaderMap) -> Result<(Arc<Transcripts>, Owner), Fai
     Ok((transcripts, owner))
 }
 
+fn found(app: &App, headers: &HeaderMap, id: &str) -> Result<Transcript, Failure> {
+    let (transcripts, owner) = kept(app, headers)?;
+    let found = transcripts.get(&owner, id, Instant::now());
+    found.ok_or_else(|| Failure::unkept("response", id, None))
+}
+
 /// `GET /v1/responses/{id}`.
 pub(super) async fn show(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let (transcripts, owner) = kept(&app, &headers)?;
-    let found = transcripts.get(&owner, &id, Instant::now());
-    let found = found.ok_or_else(|| unknown(&id, None))?;
-    Ok(Json(found.response))
+    Ok(Json(found(&app, &headers, &id)?.response))
 }
 
 /// `DELETE /v1/responses/{id}`.
@@ -314,7 +302,7 @@ pub(super) async fn forget(
 ) -> Result<Json<Value>, Failure> {
     let (transcripts, owner) = kept(&app, &headers)?;
     if !transcripts.forget(&owner, &id, Instant::now()) {
-        return Err(unknown(&id, None));
+        return Err(Failure::unkept("response", &id, None));
     }
     Ok(Json(
         json!({"id": id, "object": "response", "deleted": true}),
@@ -327,10 +315,7 @@ pub(super) async fn input_items(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, Failure> {
-    let (transcripts, owner) = kept(&app, &headers)?;
-    let found = transcripts.get(&owner, &id, Instant::now());
-    let found = found.ok_or_else(|| unknown(&id, None))?;
-    let mut items = found.input;
+    let mut items = found(&app, &headers, &id)?.input;
     for (index, item) in items.iter_mut().enumerate() {
         if let Value::Object(item) = item {
             item.entry("type").or_insert("message".into());

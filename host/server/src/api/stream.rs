@@ -16,9 +16,10 @@
 //! One task makes the events of one stream, so that its deadline holds even while the client does not read. It ends when
 //! the stream is dropped. It holds the request's [`Pass`](crate::gate::Pass), so emptying the gate waits for it.
 
-use super::job::Job;
-use crate::answer::Answer;
+use super::shape::Shape;
+use crate::answer::{Answer, Submitted};
 use crate::failure::Failure;
+use crate::model::Model;
 use axum::http::{HeaderValue, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -28,15 +29,15 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
-/// Returns the response that streams `job`'s answer.
-pub(super) fn stream(job: Job) -> Response {
+/// Returns the response that streams the answer to what was submitted.
+pub(super) fn stream(model: Arc<Model>, shape: Shape, submitted: Submitted) -> Response {
     let (sender, mut receiver) = mpsc::channel(EVENTS);
     tokio::spawn(
         async move {
             tokio::select! {
                 biased;
                 () = sender.closed() => {}
-                () = send_answer(job, &sender) => {}
+                () = send_answer(&model, shape, submitted, &sender) => {}
             }
         }
         .in_current_span(),
@@ -61,9 +62,13 @@ pub(super) fn stream(job: Job) -> Response {
     response
 }
 
-async fn send_answer(job: Job, sender: &mpsc::Sender<Event>) {
-    let model = Arc::clone(&job.model);
-    let (mut answer, mut shape) = job.start(&model);
+async fn send_answer(
+    model: &Model,
+    mut shape: Shape,
+    submitted: Submitted,
+    sender: &mpsc::Sender<Event>,
+) {
+    let mut answer = Answer::new(model, submitted);
     let outcome: Result<(), Failure> = async {
         for event in shape.opening() {
             send(sender, event, &mut answer).await?;

@@ -3,7 +3,7 @@
 
 use super::admit::{Admitted, admit};
 use super::{App, RequestId};
-use crate::failure::{Failure, clip};
+use crate::failure::Failure;
 use crate::model::Model;
 use crate::request::{
     Chat, Detokenize, Rendering, ResponsesRequest, Tokenize, Tokenized, responses,
@@ -22,7 +22,7 @@ pub(super) async fn tokenize(
 ) -> Result<Response, Failure> {
     work(&app, request, |model, body| {
         let asked = Tokenize::parse(body)?;
-        check_name(model, asked.model.as_deref())?;
+        model.check_name(asked.model.as_deref())?;
         let tokens = match asked.what {
             Tokenized::Text(text, special) => model.text_tokens(&text, special)?,
             Tokenized::Chat(chat) => model.chat_tokens(&chat)?,
@@ -44,7 +44,7 @@ pub(super) async fn detokenize(
 ) -> Result<Response, Failure> {
     work(&app, request, |model, body| {
         let asked = Detokenize::parse(body)?;
-        check_name(model, asked.model.as_deref())?;
+        model.check_name(asked.model.as_deref())?;
         let (found, limit) = (asked.tokens.len(), model.shape().max_positions);
         if found > limit as usize {
             let message = format!("tokens has {found} tokens, more than the model's {limit}");
@@ -62,7 +62,7 @@ pub(super) async fn render_chat(
 ) -> Result<Response, Failure> {
     work(&app, request, move |model, body| {
         let chat = Chat::parse(body)?;
-        check_name(model, chat.options.model.as_deref())?;
+        model.check_name(chat.options.model.as_deref())?;
         let tokens = model.chat_tokens(&chat)?;
         told(&Rendered::new(model, format!("chatcmpl-{}", id.0), tokens))
     })
@@ -82,7 +82,7 @@ pub(super) async fn render_response(
             return Err(Failure::invalid("previous_response_id", message));
         }
         let chat = response.chat(&[])?;
-        check_name(model, chat.options.model.as_deref())?;
+        model.check_name(chat.options.model.as_deref())?;
         let tokens = model.chat_tokens(&chat)?;
         told(&Rendered::new(model, format!("resp-{}", id.0), tokens))
     })
@@ -97,7 +97,7 @@ pub(super) async fn render_completion(
 ) -> Result<Response, Failure> {
     work(&app, request, move |model, body| {
         let rendering = Rendering::parse(body)?;
-        check_name(model, rendering.model())?;
+        model.check_name(rendering.model())?;
         let mut index = 0..;
         told(&rendering.each(|completion| {
             let tokens = model.completion_request(completion)?.prompt;
@@ -154,28 +154,18 @@ impl<'a> Rendered<'a> {
 }
 
 /// Serialises a response.
-fn told(answer: &impl Serialize) -> Result<Vec<u8>, Failure> {
+pub(super) fn told(answer: &impl Serialize) -> Result<Vec<u8>, Failure> {
     serde_json::to_vec(answer).map_err(Failure::internal)
 }
 
-fn check_name(model: &Model, asked: Option<&str>) -> Result<(), Failure> {
-    match asked {
-        Some(asked) if asked != model.name() => Err(Failure::UnknownModel {
-            asked: clip(asked),
-            served: model.name().to_owned(),
-        }),
-        _ => Ok(()),
-    }
-}
-
 /// Responds with the JSON that `read` returns for the request's body, on a thread that may block.
-async fn work(
+pub(super) async fn work(
     app: &Arc<App>,
     request: Request,
     read: impl FnOnce(&Model, &[u8]) -> Result<Vec<u8>, Failure> + Send + 'static,
 ) -> Result<Response, Failure> {
     let Admitted { body, pass, time } = admit(app, request).await?;
-    let model = app.model.get().cloned().ok_or(Failure::Loading)?;
+    let model = app.model()?;
     let work = app.blocking(move || read(&model, &body));
     let answer = time.within(pass, work).await?;
     let kind = HeaderValue::from_static("application/json");

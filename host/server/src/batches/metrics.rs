@@ -10,13 +10,8 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Exports a store's counts.
+#[derive(Debug)]
 pub(super) struct OfBatches(pub(super) Arc<Store>);
-
-impl fmt::Debug for OfBatches {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OfBatches")
-    }
-}
 
 impl Collector for OfBatches {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {

@@ -18,9 +18,10 @@ mod store;
 
 pub use store::{
     BatchRecord, Bounds, FileRecord, RequestCounts, Status, Store, StoreNumbers, Upload, WINDOW,
-    WINDOW_SECONDS, now,
+    WINDOW_SECONDS,
 };
 
+pub use crate::ids::now;
 pub(crate) use ask::{Ask, Asking};
 
 use crate::keys::ApiKeys;

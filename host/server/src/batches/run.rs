@@ -6,8 +6,8 @@
 //! Reading a file and planning take seconds at worst. They run on threads that may block, for one batch at a time, hold no
 //! place meanwhile, and end early with their batch. No runtime thread waits for a lock held during them, or for the disk.
 
-use super::store::{ERRORS, Fault, OUTPUT, RequestCounts, Status, Store, now};
-use super::{Ask, Asking, BatchRecord, Shared};
+use super::store::{ERRORS, Fault, OUTPUT, RequestCounts, Status, Store, open};
+use super::{Ask, Asking, BatchRecord, Shared, now};
 use crate::failure::Failure;
 use anyhow::{Context, Result, anyhow};
 use foreword_simulation::{
@@ -15,10 +15,9 @@ use foreword_simulation::{
     RequestLine, answer_line,
 };
 use parking_lot::Mutex;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufReader, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
@@ -44,6 +43,9 @@ struct Running {
     input: File,
     index: BatchIndex,
     store: Arc<Store>,
+    /// As in [`Shared`].
+    places: Arc<Semaphore>,
+    planning: Arc<Semaphore>,
     plan: Arc<tokio::sync::Mutex<Plan>>,
     progress: Mutex<Progress>,
     /// The error because of which no more answers can be written.
@@ -146,7 +148,8 @@ async fn prepared<A: Ask>(
     let (order, ordering) = (batches.order, batches.ordering.clone());
     let workers = usize::from(batches.concurrency);
     let line_bytes = batches.access.max_body_bytes;
-    let permit = Arc::clone(&batches.planning).acquire_owned().await?;
+    let (places, planning) = (Arc::clone(&batches.places), Arc::clone(&batches.planning));
+    let permit = Arc::clone(&planning).acquire_owned().await?;
     let server = Arc::clone(server);
     let read = move || -> Result<Result<Running, Ending>> {
         let _permit = permit;
@@ -202,6 +205,8 @@ async fn prepared<A: Ask>(
             input,
             index,
             store,
+            places,
+            planning,
             plan: Arc::new(tokio::sync::Mutex::new(Plan { schedule, orderer })),
             progress: Mutex::new(Progress {
                 output: output?,
@@ -237,11 +242,9 @@ async fn ask<A: Ask>(server: &Arc<A>, batches: &Shared, running: Running) -> End
     let mut workers = JoinSet::new();
     for worker in 0..usize::from(batches.concurrency) {
         let (server, running) = (Arc::clone(server), Arc::clone(&running));
-        let places = Arc::clone(&batches.places);
-        let planning = Arc::clone(&batches.planning);
-        workers.spawn(async move {
-            while let Some(()) = ask_next(&server, &planning, &places, &running, worker).await {}
-        });
+        workers.spawn(
+            async move { while let Some(()) = ask_next(&server, &running, worker).await {} },
+        );
     }
     while workers.join_next().await.is_some() {}
     let ended = spawn_blocking({
@@ -252,16 +255,10 @@ async fn ask<A: Ask>(server: &Arc<A>, batches: &Shared, running: Running) -> End
 }
 
 /// Sends the worker's next request and writes the answer. `None` if the worker has no more, or the batch ends.
-async fn ask_next<A: Ask>(
-    server: &Arc<A>,
-    planning: &Arc<Semaphore>,
-    places: &Semaphore,
-    running: &Arc<Running>,
-    worker: usize,
-) -> Option<()> {
+async fn ask_next<A: Ask>(server: &Arc<A>, running: &Arc<Running>, worker: usize) -> Option<()> {
     let (_place, next) = loop {
-        plan(server, planning, running, worker).await?;
-        let place = places.acquire().await.ok()?;
+        plan(server, running, worker).await?;
+        let place = running.places.acquire().await.ok()?;
         turn(server, running).await?;
         let plan = Arc::clone(&running.plan).lock_owned().await;
         // Otherwise other workers took the planned requests.
@@ -278,17 +275,12 @@ async fn ask_next<A: Ask>(
 }
 
 /// Plans the worker's next requests, if needed. `None` if the batch ends first.
-async fn plan<A: Ask>(
-    server: &Arc<A>,
-    planning: &Arc<Semaphore>,
-    running: &Arc<Running>,
-    worker: usize,
-) -> Option<()> {
+async fn plan<A: Ask>(server: &Arc<A>, running: &Arc<Running>, worker: usize) -> Option<()> {
     let mut plan = Arc::clone(&running.plan).lock_owned().await;
     if !plan.schedule.needs_plan(worker) {
         return Some(());
     }
-    let permit = Arc::clone(planning).acquire_owned().await.ok()?;
+    let permit = Arc::clone(&running.planning).acquire_owned().await.ok()?;
     let (server, running) = (Arc::clone(server), Arc::clone(running));
     let planned = spawn_blocking(move || {
         let _permit = permit;
@@ -318,8 +310,8 @@ async fn turn<A: Ask>(server: &Arc<A>, running: &Arc<Running>) -> Option<()> {
     }
 }
 
-/// A response, or the error.
-type Answer = Result<(u16, Vec<u8>), String>;
+/// A response's status and body.
+type Answer = (u16, Vec<u8>);
 
 /// Sends a request until it is answered; `None` if the batch ends first.
 async fn answered<A: Ask>(
@@ -351,7 +343,7 @@ async fn answered<A: Ask>(
         };
         attempts += 1;
         if status < 500 || attempts >= ATTEMPTS {
-            return Some(Ok((status, body)));
+            return Some((status, body));
         }
         turn(server, running).await?;
     }
@@ -425,30 +417,18 @@ impl Running {
     }
 
     /// Writes an answer to the batch's files.
-    fn keep(&self, request: &Request, answer: &Answer) {
+    fn keep(&self, request: &Request, (status, body): &Answer) {
         let progress = &mut *self.progress.lock();
         let id = format!("batch_req_{}_{}", self.record.id, request.line);
         let request_id = format!("{}-{}", self.record.id, request.line);
-        let (text, is_served, usage) = match answer {
-            Ok((status, body)) => {
-                let response = BatchAnswer::Response {
-                    status: *status,
-                    request_id: &request_id,
-                    body,
-                };
-                let usage = std::str::from_utf8(body).map(BatchUsage::of);
-                let text = answer_line(&id, &request.custom_id, response);
-                (text, status / 100 == 2, usage.unwrap_or_default())
-            }
-            Err(message) => {
-                let error = BatchAnswer::Error {
-                    code: "no_answer",
-                    message,
-                };
-                let text = answer_line(&id, &request.custom_id, error);
-                (text, false, BatchUsage::default())
-            }
+        let response = BatchAnswer::Response {
+            status: *status,
+            request_id: &request_id,
+            body,
         };
+        let usage = std::str::from_utf8(body).map(BatchUsage::of);
+        let text = answer_line(&id, &request.custom_id, response);
+        let is_served = status / 100 == 2;
         let bytes = text.len() as u64;
         if let Err(full) = self.store.reserve(&self.record.owner, bytes) {
             self.fail(fault(full.code(), &full.to_string()));
@@ -470,6 +450,7 @@ impl Running {
             self.fail(fault("storage", "the answers cannot be written"));
             return;
         }
+        let usage = usage.unwrap_or_default();
         progress.answers.add(request.line, is_served, usage);
         self.store.answered(is_served);
         self.count(progress);
@@ -530,12 +511,6 @@ fn finish(store: &Store, id: &str, ending: Ending) {
         id,
         store.advance(id, status, now(), |batch| batch.errors.extend(unkept)),
     );
-}
-
-fn open(path: &Path) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).append(true).create(true).mode(0o600);
-    options.open(path)
 }
 
 /// Interval between checks of the queue.

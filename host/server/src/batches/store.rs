@@ -24,7 +24,7 @@ use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Limits on files and batches, and their lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,7 +224,8 @@ impl BatchRecord {
             "request_counts": self.counts,
             "metadata": self.metadata,
         });
-        for status in TIMES {
+        for status in &Status::ALL[1..] {
+            let status = status.name();
             object[format!("{status}_at")] = json!(self.times.get(status));
         }
         let [prompt, cached, completion] = self.tokens;
@@ -253,16 +254,6 @@ impl BatchRecord {
 pub const WINDOW: &str = "24h";
 /// [`WINDOW`] in seconds.
 pub const WINDOW_SECONDS: u64 = 86_400;
-
-const TIMES: [&str; 7] = [
-    "in_progress",
-    "finalizing",
-    "completed",
-    "failed",
-    "expired",
-    "cancelling",
-    "cancelled",
-];
 
 /// Files and batches in a folder.
 #[derive(Debug)]
@@ -424,15 +415,8 @@ impl Store {
         self.expire(now);
         {
             let state = &mut *self.state.lock();
-            for of in [None, Some(owner)] {
-                let limit = self.share(self.bounds.files as u64, of.is_some());
-                if state.files_of(of) as u64 >= limit {
-                    return Err(Failure::StorageFull {
-                        what: "files",
-                        limit,
-                    });
-                }
-            }
+            let files = |of: Option<&str>| state.files_of(of) as u64 + 1;
+            self.check_room("files", self.bounds.files as u64, owner, files)?;
             *state.writing.entry(owner.to_owned()).or_default() += 1;
         }
         let mut upload = Upload {
@@ -514,16 +498,14 @@ impl Store {
         self.expire(now);
         record.id = format!("batch_{}", random_id());
         let state = &mut *self.state.lock();
-        for of in [None, Some(record.owner.as_str())] {
-            let limit = self.share(self.bounds.batches as u64, of.is_some());
+        let running = |of: Option<&str>| {
             let running = state.batches.values().filter(|batch| {
                 !batch.status.is_final() && of.is_none_or(|owner| owner == batch.owner)
             });
-            if running.count() as u64 >= limit {
-                let what = "batches under way";
-                return Err(Failure::StorageFull { what, limit });
-            }
-        }
+            running.count() as u64 + 1
+        };
+        let limit = self.bounds.batches as u64;
+        self.check_room("batches under way", limit, &record.owner, running)?;
         self.write(&record.id, &record).map_err(Failure::internal)?;
         state.batches.insert(record.id.clone(), record.clone());
         Ok(record)
@@ -655,17 +637,11 @@ impl Store {
     /// Returns [`Failure::StorageFull`] beyond the limits.
     pub(super) fn reserve(&self, owner: &str, bytes: u64) -> Result<(), Failure> {
         let state = &mut *self.state.lock();
-        let all = state.all_bytes();
-        let theirs = state.bytes.get(owner).copied().unwrap_or_default();
-        for (held, of_one) in [(all, false), (theirs, true)] {
-            let limit = self.share(self.bounds.bytes, of_one);
-            if held + bytes > limit {
-                return Err(Failure::StorageFull {
-                    what: "bytes",
-                    limit,
-                });
-            }
-        }
+        let held = |of: Option<&str>| match of {
+            None => state.all_bytes() + bytes,
+            Some(owner) => state.bytes.get(owner).copied().unwrap_or_default() + bytes,
+        };
+        self.check_room("bytes", self.bounds.bytes, owner, held)?;
         *state.bytes.entry(owner.to_owned()).or_default() += bytes;
         Ok(())
     }
@@ -764,6 +740,23 @@ impl Store {
             state.release(&file.owner, file.bytes);
         }
         std::fs::remove_file(self.path(id, LINES))
+    }
+
+    /// Returns [`Failure::StorageFull`] if all owners together need more than `bound`, or `owner` more than its share.
+    fn check_room(
+        &self,
+        what: &'static str,
+        bound: u64,
+        owner: &str,
+        needed: impl Fn(Option<&str>) -> u64,
+    ) -> Result<(), Failure> {
+        for of in [None, Some(owner)] {
+            let limit = self.share(bound, of.is_some());
+            if needed(of) > limit {
+                return Err(Failure::StorageFull { what, limit });
+            }
+        }
+        Ok(())
     }
 
     fn share(&self, bound: u64, of_one: bool) -> u64 {
@@ -866,13 +859,7 @@ impl Drop for Upload {
     }
 }
 
-/// Returns the current time, in seconds since 1970.
-pub fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.unwrap_or_default().as_secs()
-}
-
-fn open(path: &Path) -> std::io::Result<File> {
+pub(super) fn open(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).append(true).create(true).mode(0o600);
     options.open(path)

@@ -19,6 +19,7 @@
 use super::metrics::Metrics;
 use super::prompts::{Prompts, Reading};
 use super::residency::Residency;
+use crate::api::admit::through;
 use crate::api::{EXHAUSTED_AFTER, body, refusals};
 use crate::canary::Canary;
 use crate::connections::Book;
@@ -99,22 +100,11 @@ async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<StatusCod
         body::discard(request).await;
         return Ok(StatusCode::NO_CONTENT);
     };
-    let mut arrival = match app.gate.arrive() {
-        Ok(arrival) => arrival,
-        Err(failure) => {
-            body::discard(request).await;
-            return Err(failure);
-        }
-    };
     let bounds = body::Bounds {
         max_bytes: app.max_body_bytes,
         time: app.body_time,
     };
-    let body = tokio::select! {
-        body = body::read(request, bounds, Instant::now()) => body?,
-        () = arrival.cut() => return Err(Failure::Stopping),
-    };
-    let pass = arrival.enter()?;
+    let (body, pass) = through(&app.gate, request, bounds, Instant::now()).await?;
     // Its pass keeps the server from closing before it is done.
     tokio::spawn(follow(app, pass, path, body));
     Ok(StatusCode::NO_CONTENT)
@@ -126,22 +116,20 @@ async fn follow(app: Arc<App>, mut pass: Pass, path: HeaderValue, body: Bytes) {
         permit = Arc::clone(&app.preparing).acquire_owned() => permit,
         () = pass.cut() => return,
     };
-    let read = {
-        let app = Arc::clone(&app);
-        move || {
-            let _permit = permit;
-            app.prompts.read(&path, &body)
-        }
+    let reader = Arc::clone(&app);
+    let read = move || {
+        let _permit = permit;
+        reader.prompts.read(&path, &body)
     };
     let outcome = match tokio::task::spawn_blocking(read).await {
-        Ok(Reading::Prompt(prompt)) => {
+        Ok(Ok(Reading::Prompt(prompt))) => {
             app.residency.prompt(prompt);
             "followed"
         }
-        Ok(Reading::NoDocuments) => "no_documents",
-        Ok(Reading::OtherModel) => "other_model",
+        Ok(Ok(Reading::NoDocuments)) => "no_documents",
+        Ok(Ok(Reading::OtherModel)) => "other_model",
         // Its errors concern the client and the engine, and may contain text of the request.
-        Ok(Reading::Unreadable(failure)) => {
+        Ok(Err(failure)) => {
             tracing::debug!(code = failure.code(), "no prompt can be made of a copy");
             "unreadable"
         }

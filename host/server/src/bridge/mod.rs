@@ -26,10 +26,11 @@ pub mod subscription;
 pub use blocks::{Blocks, Counts, Limits};
 
 use crate::canary::Canary;
-use crate::connections::{self, Book, Bounds, Listening};
+use crate::connections::{Book, Bounds};
 use crate::gate::{Gate, Phase};
 use crate::keys::ApiKeys;
 use crate::kv::http::{Readers, Source};
+use crate::listeners::{Listeners, Serving};
 use crate::serve;
 use anyhow::Context;
 use foreword_ordering::Config as OrderingConfig;
@@ -45,8 +46,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use subscription::Subscription;
 use tokio::sync::Semaphore;
-use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, timeout_at};
+use tokio::task::JoinHandle;
 
 /// The configuration of a bridge.
 pub struct Config {
@@ -86,11 +86,8 @@ pub struct Config {
 
 /// A running bridge.
 pub struct Bridge {
-    app: Arc<App>,
-    address: SocketAddr,
-    internal: Option<SocketAddr>,
+    serving: Serving,
     grace: Duration,
-    connections: JoinSet<()>,
     following: JoinHandle<()>,
 }
 
@@ -112,19 +109,14 @@ impl Bridge {
             let loaded = tokio::task::spawn_blocking(load).await;
             loaded.context("reading the model's text files panicked")??
         };
-        let (listener, address) =
-            foreword_process::listen(config.listen, "copies of requests").await?;
-        let internal = match config.internal {
-            Some(address) => Some(foreword_process::listen(address, serve::INTERNAL).await?),
-            None => None,
-        };
-        let internal_address = internal.as_ref().map(|(_, address)| *address);
+        let whom = "copies of requests";
+        let listeners = Listeners::bind(config.listen, whom, config.internal).await?;
         let gate = Gate::new(config.max_waiting);
         let access = serve::access(
             config.kv_keys,
             config.keys.as_ref(),
             config.feed_key,
-            internal_address,
+            listeners.internal_address(),
         );
         let internal_bounds = serve::internal_bounds(&access);
         let counts = &metrics.listeners;
@@ -145,19 +137,13 @@ impl Bridge {
             preparing: Arc::new(Semaphore::new(cores)),
         });
         app.gate.advance(Phase::Open);
-        let public = Listening {
-            listener,
-            router: http::router(Arc::clone(&app)),
-            book: copies,
-        };
-        let internal = internal.map(|(listener, _)| Listening {
-            listener,
-            router: http::internal(Arc::clone(&app)),
-            book: internal_connections,
-        });
-        let tasks = connections::serve_all([public].into_iter().chain(internal), &app.gate);
+        let serving = listeners.serve(
+            &app.gate,
+            (http::router(Arc::clone(&app)), copies),
+            (http::internal(Arc::clone(&app)), internal_connections),
+        );
         let following = {
-            let (app, feed) = (Arc::clone(&app), Arc::clone(residency.feed()));
+            let feed = Arc::clone(residency.feed());
             let subscription = Subscription::new(config.engine, residency, metrics);
             tokio::spawn(async move {
                 let caught_up = || {
@@ -173,44 +159,28 @@ impl Bridge {
             })
         };
         Ok(Self {
-            app,
-            address,
-            internal: internal_address,
+            serving,
             grace: config.grace,
-            connections: tasks,
             following,
         })
     }
 
     /// Returns the address in use, with its real port.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.serving.address
     }
 
     /// Returns the internal listener's address, with its real port.
     pub fn internal_address(&self) -> Option<SocketAddr> {
-        self.internal
+        self.serving.internal
     }
 
     /// Admits no more copies, answers waiting readers, and closes.
-    pub async fn stop(mut self) {
-        let gate = &self.app.gate;
-        let deadline = Instant::now() + self.grace;
-        gate.advance(Phase::Stopping);
-        tracing::info!(inside = gate.inside(), "stopping");
-        let _ = self.following.await;
-        let _ = timeout_at(deadline, gate.emptied()).await;
-        gate.advance(Phase::Cut);
-        gate.emptied().await;
-        gate.advance(Phase::Closed);
-        let writing = deadline.max(Instant::now() + WRITING);
-        let written = async { while self.connections.join_next().await.is_some() {} };
-        if timeout_at(writing, written).await.is_err() {
-            tracing::warn!("closing connections whose clients do not read");
-        }
+    pub async fn stop(self) {
+        let followed = async {
+            let _ = self.following.await;
+        };
+        self.serving.stop(self.grace, followed).await;
         tracing::info!("stopped");
     }
 }
-
-/// Minimum time for writing the last responses.
-const WRITING: Duration = Duration::from_secs(1);

@@ -49,8 +49,6 @@ pub(super) enum Reading {
     NoDocuments,
     /// The request is for another model.
     OtherModel,
-    /// The request cannot be rendered here.
-    Unreadable(Failure),
 }
 
 impl Prompts {
@@ -82,14 +80,10 @@ impl Prompts {
 
     /// Returns the prompt of the request with this path and body. It blocks for rendering and tokenising, so do not call it
     /// on an async worker.
-    pub(super) fn read(&self, path: &HeaderValue, body: &[u8]) -> Reading {
-        match self.try_read(path, body) {
-            Ok(reading) => reading,
-            Err(failure) => Reading::Unreadable(failure),
-        }
-    }
-
-    fn try_read(&self, path: &HeaderValue, body: &[u8]) -> Result<Reading, Failure> {
+    ///
+    /// # Errors
+    /// Returns an error if the request cannot be rendered here.
+    pub(super) fn read(&self, path: &HeaderValue, body: &[u8]) -> Result<Reading, Failure> {
         let chat = ChatPrompt::parse(body)?;
         if let Some(model) = &chat.model
             && !self.names.contains(model)

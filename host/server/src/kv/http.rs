@@ -27,7 +27,7 @@
 
 pub use super::readers::{Access, MAX_READERS, Readers, Source};
 
-use super::query::{BOTH_OR_NEITHER, MAX_WAIT, number, read, wait};
+use super::query::{self, MAX_WAIT, number, read, wait};
 use super::{records, wire};
 use crate::api::refusals;
 use crate::failure::Failure;
@@ -107,7 +107,6 @@ impl Query {
     fn parse(request: &Request, readers: &Readers) -> Result<Self, Failure> {
         readers.check_exposure()?;
         let access = &readers.access;
-        let query = request.uri().query().unwrap_or_default();
         let mut since = None;
         let mut epoch: Option<Epoch> = None;
         let mut parsed = Self {
@@ -116,8 +115,7 @@ impl Query {
             limit: DEFAULT_LIMIT,
             tenant: None,
         };
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        for (name, value) in query::pairs(request.uri().query()) {
             match name {
                 "since" => since = Some(number(name, value, u64::MAX)?),
                 "epoch" => epoch = Some(read(name, value)?),
@@ -140,11 +138,8 @@ impl Query {
                 _ => {}
             }
         }
-        parsed.since = match (epoch, since) {
-            (Some(epoch), Some(since)) => Some(wire::position(epoch, since)),
-            (None, None) => None,
-            _ => return Err(Failure::invalid("since", BOTH_OR_NEITHER)),
-        };
+        let position = query::position(epoch, since)?;
+        parsed.since = position.map(|(epoch, since)| wire::position(epoch, since));
         Ok(parsed)
     }
 }

@@ -1,6 +1,7 @@
 //! Parameters of the feed's routes.
 
 use crate::failure::{Failure, clip};
+use foreword_ordering::feed::Epoch;
 use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,8 +9,24 @@ use std::time::Duration;
 /// The longest time that a reader may wait.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(60);
 
-pub(super) const BOTH_OR_NEITHER: &str =
-    "since means something within an epoch only: give both, or neither";
+/// Splits a request's query into names and values.
+pub(super) fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = query.unwrap_or_default().split('&');
+    let pairs = pairs.filter(|pair| !pair.is_empty());
+    pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+/// Returns the position that a request names by both its parts, if any.
+pub(super) fn position(
+    epoch: Option<Epoch>,
+    since: Option<u64>,
+) -> Result<Option<(Epoch, u64)>, Failure> {
+    if epoch.is_some() != since.is_some() {
+        let message = "since means something within an epoch only: give both, or neither";
+        return Err(Failure::invalid("since", message));
+    }
+    Ok(epoch.zip(since))
+}
 
 /// Reads how long a request may wait.
 pub(super) fn wait(name: &str, value: &str) -> Result<Duration, Failure> {
@@ -20,13 +37,11 @@ pub(super) fn wait(name: &str, value: &str) -> Result<Duration, Failure> {
 pub(super) fn number(name: &str, value: &str, limit: u64) -> Result<u64, Failure> {
     match value.parse() {
         Ok(number) if number <= limit => Ok(number),
-        _ => Err(Failure::invalid(
-            name,
-            format!(
-                "{name} must be a whole number up to {limit}, got {:?}",
-                clip(value)
-            ),
-        )),
+        _ => {
+            let got = clip(value);
+            let message = format!("{name} must be a whole number up to {limit}, got {got:?}");
+            Err(Failure::invalid(name, message))
+        }
     }
 }
 

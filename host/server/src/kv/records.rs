@@ -20,7 +20,7 @@
 //! push. The server does not report missed pushes: the feed corrects the state.
 
 use super::pushes::RATE_BYTES;
-use super::query::{BOTH_OR_NEITHER, number, read, wait};
+use super::query::{self, number, read, wait};
 use super::readers::Readers;
 use crate::api::body;
 use crate::failure::{Failure, SOON, clip};
@@ -125,9 +125,7 @@ impl Query {
         readers.check_exposure()?;
         let (mut gateway, mut epoch, mut since, mut others) = (None, None, None, None);
         let mut waits = Duration::ZERO;
-        let query = request.uri().query().unwrap_or_default();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        for (name, value) in query::pairs(request.uri().query()) {
             match name {
                 "gateway" => gateway = Some(read(name, value)?),
                 "epoch" => epoch = Some(read(name, value)?),
@@ -145,11 +143,7 @@ impl Query {
                 }
             }
         }
-        let since = match (epoch, since) {
-            (Some(epoch), Some(since)) => Some((epoch, since)),
-            (None, None) => None,
-            _ => return Err(Failure::invalid("since", BOTH_OR_NEITHER)),
-        };
+        let since = query::position(epoch, since)?;
         let gateway = gateway.ok_or_else(|| {
             Failure::invalid(
                 "gateway",

@@ -144,38 +144,21 @@ impl Metrics {
         let grammars = Outcomes::registered(registry, "grammars", help);
         let help = "Searches for documents by what became of them";
         let retrievals = Outcomes::registered(registry, "retrievals", help);
-        let retrieval_seconds = {
-            // The buckets reach from 100 µs to 13 s.
-            let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
-            let help = "From a question to its documents";
-            registry.register("retrieval_seconds", help, histogram.clone());
-            histogram
-        };
-        let between_tokens_seconds = {
-            // The buckets reach from 100 µs to 13 s.
-            let histogram = Histogram::new(exponential_buckets(0.0001, 2.0, 18));
-            let help = "From one token of a choice to the next";
-            registry.register("time_between_tokens_seconds", help, histogram.clone());
-            histogram
-        };
-        let mut tokens = |name, help| {
-            // The buckets reach from 16 to 524,288, and there is one for 0.
-            let bounds = std::iter::once(0.0).chain(exponential_buckets(16.0, 2.0, 16));
+        let mut histogram = |name: &str, help: &str, bounds: Vec<f64>| {
             let histogram = Histogram::new(bounds);
             registry.register(name, help, histogram.clone());
             histogram
         };
-        let prompt_tokens = tokens("request_prompt_tokens", "Tokens of a request's prompt");
-        let cached_tokens = tokens(
-            "request_cached_tokens",
-            "Tokens of a request's prompt served from the cache",
-        );
-        let mut seconds = |name, help| {
-            // The buckets reach from 1 ms to 131 s.
-            let histogram = Histogram::new(exponential_buckets(0.001, 2.0, 18));
-            registry.register(name, help, histogram.clone());
-            histogram
+        // The buckets reach from 100 µs to 13 s.
+        let short = || exponential_buckets(0.0001, 2.0, 18).collect();
+        // The buckets reach from 1 ms to 131 s.
+        let long = || exponential_buckets(0.001, 2.0, 18).collect();
+        // The buckets reach from 16 to 524,288, and there is one for 0.
+        let tokens = || {
+            let bounds = std::iter::once(0.0).chain(exponential_buckets(16.0, 2.0, 16));
+            bounds.collect()
         };
+        // The fields are in the order of the output.
         let metrics = Self {
             http,
             connections,
@@ -183,16 +166,41 @@ impl Metrics {
             placements,
             grammars,
             retrievals,
-            retrieval_seconds,
-            queue_seconds: seconds("queue_seconds", "From submission to the engine's start"),
-            first_token_seconds: seconds(
+            retrieval_seconds: histogram(
+                "retrieval_seconds",
+                "From a question to its documents",
+                short(),
+            ),
+            between_tokens_seconds: histogram(
+                "time_between_tokens_seconds",
+                "From one token of a choice to the next",
+                short(),
+            ),
+            prompt_tokens: histogram(
+                "request_prompt_tokens",
+                "Tokens of a request's prompt",
+                tokens(),
+            ),
+            cached_tokens: histogram(
+                "request_cached_tokens",
+                "Tokens of a request's prompt served from the cache",
+                tokens(),
+            ),
+            queue_seconds: histogram(
+                "queue_seconds",
+                "From submission to the engine's start",
+                long(),
+            ),
+            first_token_seconds: histogram(
                 "time_to_first_token_seconds",
                 "From arrival to the first token",
+                long(),
             ),
-            between_tokens_seconds,
-            prompt_tokens,
-            cached_tokens,
-            request_seconds: seconds("request_seconds", "From arrival to the end of the answer"),
+            request_seconds: histogram(
+                "request_seconds",
+                "From arrival to the end of the answer",
+                long(),
+            ),
             registry: Registry::default(),
         };
         registry.register_collector(Box::new(Scraped(numbers.clone())));

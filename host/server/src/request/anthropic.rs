@@ -13,10 +13,10 @@
 //! `cache_control` has no effect here: the cache finds every prefix by itself.
 
 use super::Chat;
-use super::fields::{Fields, show, wrong_type};
+use super::fields::{Fields, filled, missing, object, text, wrong_value};
 use super::parts::{self, Conversation};
 use crate::failure::Failure;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// A Messages request, converted to a chat.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl MessagesRequest {
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let fields = Fields::parse(body)?;
         if fields.get("max_tokens").is_none() {
-            return Err(Failure::invalid("max_tokens", "max_tokens is missing"));
+            return Err(missing("max_tokens"));
         }
         translate(fields).map(Self)
     }
@@ -67,30 +67,16 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
         return Err(Failure::invalid("retrieval", message));
     }
     let mut conversation = Conversation::default();
-    match fields.take("system") {
-        None => {}
-        Some(system) => {
-            let blocks = take_blocks("system", &system)?;
-            let text = |block: Block| match block {
-                Block::Text(text) => Ok(text),
-                Block::Other { at, kind } => Err(refused(&at, &kind)),
-            };
-            let texts = blocks.into_iter().map(text).collect::<Result<_, _>>()?;
-            conversation.message("system", texts);
-        }
+    if let Some(system) = fields.take("system") {
+        conversation.message("system", take_texts("system", &system)?);
     }
-    let messages = match fields.take("messages") {
-        Some(Value::Array(messages)) if !messages.is_empty() => messages,
-        Some(Value::Array(_)) => {
-            return Err(Failure::invalid("messages", "messages must not be empty"));
-        }
-        Some(other) => return Err(wrong_type("messages", "an array", &other)),
-        None => return Err(Failure::invalid("messages", "messages is missing")),
-    };
+    let messages = filled("messages", "an array", fields.take("messages"))?;
     for (index, message) in messages.iter().enumerate() {
         take_message(&mut conversation, &format!("messages[{index}]"), message)?;
     }
-    let tools = fields.take("tools").map(nest_tools).transpose()?;
+    let tools = fields.take("tools");
+    let nested = |tools| parts::nest_tools(tools, "custom", true, function);
+    let tools = tools.map(nested).transpose()?;
     let choice = fields.take("tool_choice");
     let choice = choice.map(|choice| nest_choice(&choice)).transpose()?;
     let format = take_format(&mut fields)?;
@@ -99,18 +85,13 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
     for ignored in ["metadata", "stop", "n", "logprobs", "documents"] {
         fields.take(ignored);
     }
-    let mut rest = fields.rest();
-    rest.insert("messages".to_owned(), conversation.messages());
-    for (name, value) in [
+    let mut rest = fields.rest_with([
+        ("messages", Some(conversation.messages())),
         ("tools", tools),
         ("tool_choice", choice),
         ("response_format", format),
         ("stop", stop),
-    ] {
-        if let Some(value) = value {
-            rest.insert(name.to_owned(), value);
-        }
-    }
+    ]);
     if let Some(thinking) = thinking {
         let variables = rest
             .entry("chat_template_kwargs")
@@ -126,87 +107,48 @@ fn translate(mut fields: Fields) -> Result<Chat, Failure> {
 
 /// Takes `thinking`, for templates that can switch the model's thinking on or off.
 fn take_thinking(fields: &mut Fields) -> Result<Option<bool>, Failure> {
-    match fields.take("thinking") {
-        None => Ok(None),
-        Some(thinking) => match thinking["type"].as_str() {
-            Some("enabled" | "adaptive") => Ok(Some(true)),
-            Some("disabled") => Ok(Some(false)),
-            _ => {
-                let message = format!(
-                    "thinking.type must be \"enabled\", \"adaptive\" or \"disabled\", got {}",
-                    show(&thinking["type"])
-                );
-                Err(Failure::invalid("thinking.type", message))
-            }
-        },
+    let Some(thinking) = fields.take("thinking") else {
+        return Ok(None);
+    };
+    match thinking["type"].as_str() {
+        Some("enabled" | "adaptive") => Ok(Some(true)),
+        Some("disabled") => Ok(Some(false)),
+        _ => {
+            let wanted = "\"enabled\", \"adaptive\" or \"disabled\"";
+            Err(wrong_value("thinking.type", wanted, &thinking["type"]))
+        }
     }
 }
 
 /// Takes `output_config.format`, or the older `output_format`, in the form of a chat's field.
 fn take_format(fields: &mut Fields) -> Result<Option<Value>, Failure> {
-    let config = fields.take("output_config");
-    let format = match config {
+    let format = match fields.object("output_config")? {
         None => fields.take("output_format"),
-        Some(Value::Object(mut config)) => config.get_mut("format").map(Value::take),
-        Some(other) => return Err(wrong_type("output_config", "an object", &other)),
+        Some(mut config) => Some(config["format"].take()),
     };
-    match format.filter(|format| !format.is_null()) {
-        None => Ok(None),
-        Some(mut format) => match format["type"].as_str() {
-            Some("json_schema") => {
-                let schema = format.get_mut("schema").map(Value::take);
-                Ok(Some(json!({
-                    "type": "json_schema",
-                    "json_schema": {"name": "output", "schema": schema},
-                })))
-            }
-            _ => {
-                let message = format!(
-                    "output_config.format.type must be \"json_schema\", got {}",
-                    show(&format["type"])
-                );
-                Err(Failure::invalid("output_config.format.type", message))
-            }
-        },
+    let Some(mut format) = format.filter(|format| !format.is_null()) else {
+        return Ok(None);
+    };
+    if format["type"] != "json_schema" {
+        let at = "output_config.format.type";
+        return Err(wrong_value(at, "\"json_schema\"", &format["type"]));
     }
+    let schema = format["schema"].take();
+    Ok(Some(json!({
+        "type": "json_schema",
+        "json_schema": {"name": "output", "schema": schema},
+    })))
 }
 
-fn nest_tools(tools: Value) -> Result<Value, Failure> {
-    let tools = match tools {
-        Value::Array(tools) => tools,
-        other => return Err(wrong_type("tools", "an array", &other)),
-    };
-    let nest = |(index, tool): (usize, Value)| {
-        let at = format!("tools[{index}]");
-        let Value::Object(mut tool) = tool else {
-            return Err(wrong_type(&at, "an object", &tool));
-        };
-        if let Some(kind) = tool.get("type").filter(|kind| !kind.is_null())
-            && kind != "custom"
-        {
-            let message = format!(
-                "{at}.type must be \"custom\", got {}: this server runs no tools of its own",
-                show(kind)
-            );
-            return Err(Failure::invalid(format!("{at}.type"), message));
-        }
-        let name = tool.get_mut("name").map(Value::take).unwrap_or_default();
-        if !name.is_string() {
-            return Err(wrong_type(&format!("{at}.name"), "a string", &name));
-        }
-        let mut function = json!({"name": name});
-        for (from, to) in [
-            ("description", "description"),
-            ("input_schema", "parameters"),
-        ] {
-            if let Some(value) = tool.get_mut(from).filter(|value| !value.is_null()) {
-                function[to] = value.take();
-            }
-        }
-        Ok(json!({"type": "function", "function": function}))
-    };
-    let nested = tools.into_iter().enumerate().map(nest);
-    nested.collect::<Result<_, _>>().map(Value::Array)
+/// Returns a tool's fields under a chat's names.
+fn function(mut tool: Map<String, Value>) -> Map<String, Value> {
+    let names = [
+        ("name", "name"),
+        ("description", "description"),
+        ("input_schema", "parameters"),
+    ];
+    let renamed = |(from, to): (&str, &str)| Some((to.to_owned(), tool.remove(from)?));
+    names.into_iter().filter_map(renamed).collect()
 }
 
 fn nest_choice(choice: &Value) -> Result<Value, Failure> {
@@ -214,30 +156,23 @@ fn nest_choice(choice: &Value) -> Result<Value, Failure> {
         Some("auto") => Ok("auto".into()),
         Some("any") => Ok("required".into()),
         Some("none") => Ok("none".into()),
-        Some("tool") if choice["name"].is_string() => {
-            Ok(json!({"type": "function", "function": {"name": choice["name"]}}))
+        Some("tool") => {
+            let name = text("tool_choice.name", &choice["name"])?;
+            Ok(json!({"type": "function", "function": {"name": name}}))
         }
-        Some("tool") => Err(wrong_type("tool_choice.name", "a string", &choice["name"])),
         _ => {
-            let message = format!(
-                "tool_choice.type must be \"auto\", \"any\", \"tool\" or \"none\", got {}",
-                show(&choice["type"])
-            );
-            Err(Failure::invalid("tool_choice.type", message))
+            let wanted = "\"auto\", \"any\", \"tool\" or \"none\"";
+            Err(wrong_value("tool_choice.type", wanted, &choice["type"]))
         }
     }
 }
 
 fn take_message(conversation: &mut Conversation, at: &str, message: &Value) -> Result<(), Failure> {
-    if !message.is_object() {
-        return Err(wrong_type(at, "an object", message));
-    }
+    object(at, message)?;
     let Some(role @ ("user" | "assistant" | "system")) = message["role"].as_str() else {
-        let got = show(&message["role"]);
-        return Err(Failure::invalid(
-            format!("{at}.role"),
-            format!("{at}.role must be \"user\" or \"assistant\", got {got}"),
-        ));
+        let at = format!("{at}.role");
+        let wanted = "\"user\" or \"assistant\"";
+        return Err(wrong_value(&at, wanted, &message["role"]));
     };
     let blocks = take_blocks(&format!("{at}.content"), &message["content"])?;
     match role {
@@ -257,19 +192,11 @@ fn take_question(
         match block {
             Block::Text(text) => texts.push(text),
             Block::Other { at, kind } if kind["type"] == "tool_result" && role == "user" => {
-                let Some(id) = kind["tool_use_id"].as_str() else {
-                    let at = format!("{at}.tool_use_id");
-                    return Err(wrong_type(&at, "a string", &kind["tool_use_id"]));
-                };
+                let id = text(&format!("{at}.tool_use_id"), &kind["tool_use_id"])?;
                 let inner = match &kind["content"] {
                     Value::Null => Vec::new(),
-                    content => take_blocks(&format!("{at}.content"), content)?,
+                    content => take_texts(&format!("{at}.content"), content)?,
                 };
-                let text = |block| match block {
-                    Block::Text(text) => Ok(text),
-                    Block::Other { at, kind } => Err(refused(&at, &kind)),
-                };
-                let inner = inner.into_iter().map(text).collect::<Result<_, _>>()?;
                 conversation.result(id, inner);
                 results += 1;
             }
@@ -295,33 +222,18 @@ fn take_answer(conversation: &mut Conversation, blocks: Vec<Block>) -> Result<()
                 }
                 Some("redacted_thinking") => {}
                 Some("tool_use") => {
-                    for name in ["id", "name"] {
-                        if !kind[name].is_string() {
-                            return Err(wrong_type(
-                                &format!("{at}.{name}"),
-                                "a string",
-                                &kind[name],
-                            ));
-                        }
-                    }
-                    if !kind["input"].is_object() {
-                        return Err(wrong_type(
-                            &format!("{at}.input"),
-                            "an object",
-                            &kind["input"],
-                        ));
-                    }
-                    let input = kind["input"].take();
-                    calls.push((kind, input));
+                    let word = |name: &str| text(&format!("{at}.{name}"), &kind[name]);
+                    let (id, name) = (word("id")?.to_owned(), word("name")?.to_owned());
+                    object(&format!("{at}.input"), &kind["input"])?;
+                    calls.push((id, name, kind["input"].take()));
                 }
                 _ => return Err(refused(&at, &kind)),
             },
         }
     }
     conversation.assistant(texts);
-    for (call, input) in calls {
-        let word = |name: &str| call[name].as_str().unwrap_or_default().to_owned();
-        conversation.call(&word("id"), &word("name"), input);
+    for (id, name, input) in calls {
+        conversation.call(&id, &name, input);
     }
     Ok(())
 }
@@ -334,65 +246,51 @@ enum Block {
 
 /// Reads a string or an array of blocks.
 fn take_blocks(at: &str, content: &Value) -> Result<Vec<Block>, Failure> {
-    let blocks = match content {
-        Value::String(text) => return Ok(vec![Block::Text(text.clone())]),
-        Value::Array(blocks) => blocks,
-        other => return Err(wrong_type(at, "a string or an array of blocks", other)),
-    };
-    let take = |(index, block): (usize, &Value)| {
-        let at = format!("{at}[{index}]");
-        match block["type"].as_str() {
-            Some("text") => text_of(&at, block).map(Block::Text),
-            Some("document") => document(&at, block).map(Block::Text),
-            Some("search_result") => search_result(&at, block).map(Block::Text),
-            Some(_) => Ok(Block::Other {
-                at,
-                kind: block.clone(),
-            }),
-            None => Err(wrong_type(
-                &format!("{at}.type"),
-                "a string",
-                &block["type"],
-            )),
-        }
-    };
-    blocks.iter().enumerate().map(take).collect()
+    parts::each(at, content, "blocks", Block::Text, |at, block| match text(
+        &format!("{at}.type"),
+        &block["type"],
+    )? {
+        "text" => text_of(&at, block).map(Block::Text),
+        "document" => document(&at, block).map(Block::Text),
+        "search_result" => search_result(&at, block).map(Block::Text),
+        _ => Ok(Block::Other {
+            at,
+            kind: block.clone(),
+        }),
+    })
+}
+
+/// Reads a string or an array of blocks that all become texts.
+fn take_texts(at: &str, content: &Value) -> Result<Vec<String>, Failure> {
+    let blocks = take_blocks(at, content)?.into_iter();
+    let texts = blocks.map(|block| match block {
+        Block::Text(text) => Ok(text),
+        Block::Other { at, kind } => Err(refused(&at, &kind)),
+    });
+    texts.collect()
 }
 
 fn text_of(at: &str, block: &Value) -> Result<String, Failure> {
-    match &block["text"] {
-        Value::String(text) => Ok(text.clone()),
-        other => Err(wrong_type(&format!("{at}.text"), "a string", other)),
-    }
+    text(&format!("{at}.text"), &block["text"]).map(str::to_owned)
 }
 
 /// Reads blocks that must all be texts.
-fn texts(at: &str, content: &Value) -> Result<String, Failure> {
-    let blocks = match content {
-        Value::String(text) => return Ok(text.clone()),
-        Value::Array(blocks) => blocks,
-        other => return Err(wrong_type(at, "a string or an array of blocks", other)),
-    };
-    let take = |(index, block): (usize, &Value)| {
-        let at = format!("{at}[{index}]");
-        match block["type"].as_str() {
-            Some("text") => text_of(&at, block),
-            _ => Err(refused(&at, block)),
+fn joined(at: &str, content: &Value) -> Result<String, Failure> {
+    let texts = parts::each(at, content, "blocks", String::from, |at, block| {
+        match block["type"] == "text" {
+            true => text_of(&at, block),
+            false => Err(refused(&at, block)),
         }
-    };
-    let texts = blocks.iter().enumerate().map(take);
-    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+    });
+    Ok(texts?.join("\n"))
 }
 
 fn document(at: &str, block: &Value) -> Result<String, Failure> {
     let source = &block["source"];
     let at_source = format!("{at}.source");
     let text = match source["type"].as_str() {
-        Some("text") => match &source["data"] {
-            Value::String(text) => text.clone(),
-            other => return Err(wrong_type(&format!("{at_source}.data"), "a string", other)),
-        },
-        Some("content") => texts(&format!("{at_source}.content"), &source["content"])?,
+        Some("text") => text(&format!("{at_source}.data"), &source["data"])?.to_owned(),
+        Some("content") => joined(&format!("{at_source}.content"), &source["content"])?,
         Some(kind @ ("base64" | "url" | "file")) => {
             let message = format!(
                 "{at_source}.type is \"{kind}\", a file, and this model reads text alone: send its text"
@@ -400,11 +298,8 @@ fn document(at: &str, block: &Value) -> Result<String, Failure> {
             return Err(Failure::invalid(format!("{at_source}.type"), message));
         }
         _ => {
-            let message = format!(
-                "{at_source}.type must be \"text\" or \"content\", got {}",
-                show(&source["type"])
-            );
-            return Err(Failure::invalid(format!("{at_source}.type"), message));
+            let at = format!("{at_source}.type");
+            return Err(wrong_value(&at, "\"text\" or \"content\"", &source["type"]));
         }
     };
     let text = match block["context"].as_str() {
@@ -416,7 +311,7 @@ fn document(at: &str, block: &Value) -> Result<String, Failure> {
 }
 
 fn search_result(at: &str, block: &Value) -> Result<String, Failure> {
-    let text = texts(&format!("{at}.content"), &block["content"])?;
+    let text = joined(&format!("{at}.content"), &block["content"])?;
     let word = |name: &str| block[name].as_str().unwrap_or_default();
     Ok(parts::document(word("source"), word("title"), &text))
 }

@@ -1,11 +1,11 @@
 //! `POST /v1/chat/completions`: the fields of a chat request.
 
-use super::fields::{Fields, take_objects, wrong_type};
+use super::fields::{Fields, filled, missing, object, take_objects, text, wrong_type};
 use super::parts::not_text;
 use super::{Format, Options, ToolChoice, Tools};
 use crate::failure::Failure;
 use foreword_engine::text::Ending;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// A validated chat request.
 #[derive(Debug)]
@@ -40,27 +40,27 @@ impl Chat {
             messages: take_messages(&mut fields)?,
             tools: Tools::take(&mut fields)?,
             documents: take_objects(&mut fields, "documents")?,
-            template_variables: take_variables(&mut fields)?,
+            template_variables: fields.object("chat_template_kwargs")?,
             ending: take_ending(&mut fields)?,
             options: Options::take(&mut fields, top_logprobs, false)?,
         };
-        match &chat.tools {
+        let is_forced = matches!(
+            &chat.tools,
             Some(Tools {
                 choice: ToolChoice::Forced(_),
                 ..
-            }) if chat.ending != Ending::Answer => Err(Failure::invalid(
-                "tool_choice",
-                "a tool_choice that demands a call needs a prompt that ends where the answer begins",
-            )),
-            Some(Tools {
-                choice: ToolChoice::Forced(_),
-                ..
-            }) if chat.options.format != Format::Text => Err(Failure::invalid(
-                "response_format",
-                "response_format and a tool_choice that demands a call exclude each other",
-            )),
-            _ => Ok(chat),
+            })
+        );
+        if is_forced && chat.ending != Ending::Answer {
+            let message = "a tool_choice that demands a call needs a prompt that ends where the answer begins";
+            return Err(Failure::invalid("tool_choice", message));
         }
+        if is_forced && chat.options.format != Format::Text {
+            let message =
+                "response_format and a tool_choice that demands a call exclude each other";
+            return Err(Failure::invalid("response_format", message));
+        }
+        Ok(chat)
     }
 }
 
@@ -82,11 +82,9 @@ fn take_ending(fields: &mut Fields) -> Result<Ending, Failure> {
 /// Takes `logprobs` and `top_logprobs`: the number of alternatives to report for each token.
 fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, Failure> {
     let wanted = fields.boolean("logprobs")?;
-    let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    let top = fields.count("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
     match (wanted, top) {
-        (true, top) => Ok(Some(
-            top.and_then(|top| u32::try_from(top).ok()).unwrap_or(0),
-        )),
+        (true, top) => Ok(Some(top.unwrap_or(0))),
         (false, None | Some(0)) => Ok(None),
         (false, Some(_)) => Err(Failure::invalid(
             "top_logprobs",
@@ -95,77 +93,42 @@ fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, Failure> {
     }
 }
 
-pub(super) fn take_variables(fields: &mut Fields) -> Result<Option<Value>, Failure> {
-    match fields.take("chat_template_kwargs") {
-        None => Ok(None),
-        Some(variables @ Value::Object(_)) => Ok(Some(variables)),
-        Some(other) => Err(wrong_type("chat_template_kwargs", "an object", &other)),
-    }
-}
-
 /// OpenAI's bound on `top_logprobs`.
 const MAX_TOP_LOGPROBS: i64 = 20;
 
 pub(super) fn take_messages(fields: &mut Fields) -> Result<Value, Failure> {
-    let mut messages = match fields.take("messages") {
-        Some(Value::Array(messages)) if !messages.is_empty() => messages,
-        Some(Value::Array(_)) => {
-            return Err(Failure::invalid("messages", "messages must not be empty"));
-        }
-        Some(other) => return Err(wrong_type("messages", "an array", &other)),
-        None => return Err(Failure::invalid("messages", "messages is missing")),
-    };
+    let mut messages = filled("messages", "an array", fields.take("messages"))?;
     for (index, message) in messages.iter_mut().enumerate() {
-        let at = format!("messages[{index}]");
-        let Value::Object(message) = message else {
-            return Err(wrong_type(&at, "an object", message));
-        };
-        check_message(&at, message)?;
+        check_message(&format!("messages[{index}]"), message)?;
     }
     Ok(Value::Array(messages))
 }
 
-fn check_message(at: &str, message: &mut Map<String, Value>) -> Result<(), Failure> {
-    match message.get("role") {
-        Some(Value::String(_)) => {}
-        Some(other) => return Err(wrong_type(&format!("{at}.role"), "a string", other)),
-        None => {
-            return Err(Failure::invalid(
-                format!("{at}.role"),
-                format!("{at}.role is missing"),
-            ));
-        }
-    }
+fn check_message(at: &str, message: &mut Value) -> Result<(), Failure> {
+    object(at, message)?;
+    let at_role = format!("{at}.role");
+    let role = message.get("role").ok_or_else(|| missing(&at_role))?;
+    text(&at_role, role)?;
     let calls_tools = open_tool_calls(message);
-    match message.get("content") {
-        Some(Value::String(_)) => Ok(()),
-        Some(Value::Array(parts)) => check_parts(&format!("{at}.content"), parts),
-        None | Some(Value::Null) if calls_tools => Ok(()),
-        None | Some(Value::Null) => Err(Failure::invalid(
-            format!("{at}.content"),
-            format!("{at}.content is missing"),
-        )),
-        Some(other) => Err(wrong_type(
-            &format!("{at}.content"),
-            "a string or an array of text parts",
-            other,
-        )),
+    let at = format!("{at}.content");
+    match &message["content"] {
+        Value::String(_) => Ok(()),
+        Value::Array(parts) => check_parts(&at, parts),
+        Value::Null if calls_tools => Ok(()),
+        Value::Null => Err(missing(&at)),
+        other => Err(wrong_type(&at, "a string or an array of text parts", other)),
     }
 }
 
 /// Checks that the parts are texts. The template decides between parts and one string.
 fn check_parts(at: &str, parts: &[Value]) -> Result<(), Failure> {
     for (index, part) in parts.iter().enumerate() {
-        match (part.get("type").and_then(Value::as_str), part.get("text")) {
-            (Some("text"), Some(Value::String(_))) => {}
-            (Some("text"), _) => {
-                let at = format!("{at}[{index}].text");
-                return Err(Failure::invalid(&*at, format!("{at} must be a string")));
-            }
-            _ => {
-                let kind = part.get("type").unwrap_or(&Value::Null);
-                return Err(not_text(&format!("{at}[{index}]"), kind));
-            }
+        if part["type"] != "text" {
+            return Err(not_text(&format!("{at}[{index}]"), &part["type"]));
+        }
+        if !part["text"].is_string() {
+            let at = format!("{at}[{index}].text");
+            return Err(Failure::invalid(&*at, format!("{at} must be a string")));
         }
     }
     Ok(())
@@ -173,7 +136,7 @@ fn check_parts(at: &str, parts: &[Value]) -> Result<(), Failure> {
 
 /// Returns whether the message calls tools. OpenAI encodes a call's arguments as a string of JSON, but templates in Hugging
 /// Face's format print them as an object, so this converts them.
-fn open_tool_calls(message: &mut Map<String, Value>) -> bool {
+fn open_tool_calls(message: &mut Value) -> bool {
     let Some(Value::Array(calls)) = message.get_mut("tool_calls") else {
         return false;
     };

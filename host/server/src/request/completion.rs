@@ -1,7 +1,7 @@
 //! `POST /v1/completions`: the fields of a text completion.
 
 use super::Options;
-use super::fields::{Fields, wrong_type};
+use super::fields::{Fields, missing, wrong_type};
 use crate::failure::Failure;
 use foreword_engine::TokenId;
 use serde_json::Value;
@@ -36,12 +36,9 @@ impl Completion {
     }
 
     pub(super) fn take(mut fields: Fields) -> Result<Self, Failure> {
-        let prompt = match fields.take("prompt") {
-            Some(value) => check_prompt(value)?,
-            None => return Err(Failure::invalid("prompt", "prompt is missing")),
-        };
-        let top_logprobs = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)?;
-        let top_logprobs = top_logprobs.and_then(|top| u32::try_from(top).ok());
+        let prompt = fields.take("prompt").ok_or_else(|| missing("prompt"))?;
+        let prompt = check_prompt(prompt)?;
+        let top_logprobs = fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?;
         let echo = fields.boolean("echo")?;
         let is_scored = echo && top_logprobs.is_some();
         Ok(Self {
@@ -62,46 +59,33 @@ pub(super) fn check_prompt(value: Value) -> Result<Prompt, Failure> {
         Value::String(text) => Ok(Prompt::Text(text)),
         Value::Array(items) => match items.as_slice() {
             [Value::String(text)] => Ok(Prompt::Text(text.clone())),
-            [Value::Array(tokens)] => check_tokens("prompt[0]", tokens),
+            [Value::Array(tokens)] => check_tokens("prompt[0]", tokens).map(Prompt::Tokens),
             [Value::String(_) | Value::Array(_), ..] => Err(Failure::invalid(
                 "prompt",
                 format!("prompt must hold one prompt, got {}", items.len()),
             )),
-            tokens => check_tokens("prompt", tokens),
+            tokens => check_tokens("prompt", tokens).map(Prompt::Tokens),
         },
-        other => Err(wrong_type(
-            "prompt",
-            "a string or an array of tokens",
-            &other,
-        )),
+        other => {
+            let wanted = "a string or an array of tokens";
+            Err(wrong_type("prompt", wanted, &other))
+        }
     }
 }
 
-pub(super) fn check_tokens(at: &str, values: &[Value]) -> Result<Prompt, Failure> {
+pub(super) fn check_tokens(at: &str, values: &[Value]) -> Result<Vec<TokenId>, Failure> {
     let check = |(index, value): (usize, &Value)| {
-        let token = value
-            .as_u64()
-            .and_then(|token| TokenId::try_from(token).ok());
-        token.ok_or_else(|| match value {
-            Value::Number(number) => {
-                let at = format!("{at}[{index}]");
-                Failure::invalid(
-                    &*at,
-                    format!(
-                        "{at} must be a token, from 0 to {}, got {number}",
-                        TokenId::MAX
-                    ),
-                )
-            }
-            other => wrong_type(&format!("{at}[{index}]"), "a token", other),
+        let token = value.as_u64().and_then(|id| TokenId::try_from(id).ok());
+        token.ok_or_else(|| {
+            let at = format!("{at}[{index}]");
+            let (Value::Number(number), most) = (value, TokenId::MAX) else {
+                return wrong_type(&at, "a token", value);
+            };
+            let message = format!("{at} must be a token, from 0 to {most}, got {number}");
+            Failure::invalid(at, message)
         })
     };
-    values
-        .iter()
-        .enumerate()
-        .map(check)
-        .collect::<Result<_, _>>()
-        .map(Prompt::Tokens)
+    values.iter().enumerate().map(check).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `POST /v1/embeddings`: the fields of a request for vectors.
 
-use super::fields::{Fields, show, wrong_type};
+use super::fields::{Fields, missing, wrong_type, wrong_value};
 use crate::failure::Failure;
 use serde_json::Value;
 
@@ -40,19 +40,16 @@ impl Embeddings {
             None | Some("float") => Encoding::Float,
             Some("base64") => Encoding::Base64,
             Some(other) => {
-                let message = format!(
-                    "encoding_format must be \"float\" or \"base64\", got {}",
-                    show(&Value::from(other))
-                );
-                return Err(Failure::invalid("encoding_format", message));
+                let wanted = "\"float\" or \"base64\"";
+                return Err(wrong_value("encoding_format", wanted, &other.into()));
             }
         };
-        let dimensions = fields.integer("dimensions", 1..=i64::from(u32::MAX))?;
+        let dimensions = fields.count("dimensions", 1..=i64::from(u32::MAX))?;
         Ok(Self {
             model: fields.string("model")?,
             input: take_input(&mut fields)?,
             encoding,
-            dimensions: dimensions.and_then(|dimensions| u32::try_from(dimensions).ok()),
+            dimensions,
         })
     }
 }
@@ -60,7 +57,7 @@ impl Embeddings {
 fn take_input(fields: &mut Fields) -> Result<Vec<String>, Failure> {
     const WANTED: &str = "a string or an array of strings";
     let texts = match fields.take("input") {
-        None => return Err(Failure::invalid("input", "input is missing")),
+        None => return Err(missing("input")),
         Some(Value::String(text)) => return Ok(vec![text]),
         Some(Value::Array(texts)) => texts,
         Some(other) => return Err(wrong_type("input", WANTED, &other)),

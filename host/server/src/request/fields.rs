@@ -3,7 +3,7 @@
 //! `null` counts as absent everywhere: OpenAI's own clients send it for a field that was not set.
 
 use crate::failure::{Failure, clip};
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
@@ -22,16 +22,12 @@ impl Fields {
                 error.valid_up_to()
             ))
         })?;
-        match serde_json::from_str(text) {
-            Ok(Value::Object(fields)) => Ok(Self(fields)),
-            Ok(other) => Err(Failure::invalid_body(format!(
-                "the body must be a JSON object, got {}",
-                type_name(&other)
-            ))),
-            Err(error) => Err(Failure::invalid_body(format!(
-                "the body is not valid JSON: {error}"
-            ))),
-        }
+        let message = match serde_json::from_str(text) {
+            Ok(Value::Object(fields)) => return Ok(Self(fields)),
+            Ok(other) => format!("the body must be a JSON object, got {}", type_name(&other)),
+            Err(error) => format!("the body is not valid JSON: {error}"),
+        };
+        Err(Failure::invalid_body(message))
     }
 
     /// Returns the fields of an object within a body.
@@ -39,9 +35,14 @@ impl Fields {
         Self(fields)
     }
 
-    /// Returns the fields not taken.
-    pub(super) fn rest(self) -> Map<String, Value> {
-        self.0
+    /// Returns the fields not taken, with those of `more` that have a value.
+    pub(super) fn rest_with<const N: usize>(
+        self,
+        more: [(&str, Option<Value>); N],
+    ) -> Map<String, Value> {
+        let more = more.into_iter();
+        let present = more.filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        self.0.into_iter().chain(present).collect()
     }
 
     /// Returns a field without taking it.
@@ -78,21 +79,31 @@ impl Fields {
         }
     }
 
+    /// Takes an object, as a value.
+    pub(super) fn object(&mut self, name: &str) -> Result<Option<Value>, Failure> {
+        let found = self.take(name);
+        if let Some(found) = &found {
+            object(name, found)?;
+        }
+        Ok(found)
+    }
+
     pub(super) fn integer(
         &mut self,
         name: &str,
         range: RangeInclusive<i64>,
     ) -> Result<Option<i64>, Failure> {
-        let Some(value) = self.take(name) else {
-            return Ok(None);
-        };
-        match &value {
-            Value::Number(number) => match number.as_i64() {
-                Some(integer) if range.contains(&integer) => Ok(Some(integer)),
-                _ => Err(outside(name, number, "an integer", &range)),
-            },
-            _ => Err(wrong_type(name, "an integer", &value)),
-        }
+        self.within(name, "an integer", Number::as_i64, &range)
+    }
+
+    /// Takes an integer of a range that 32 bits hold, apart from negative values, which count as absent.
+    pub(super) fn count(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<u32>, Failure> {
+        let count = self.integer(name, range)?;
+        Ok(count.and_then(|count| u32::try_from(count).ok()))
     }
 
     pub(super) fn number(
@@ -100,16 +111,28 @@ impl Fields {
         name: &str,
         range: RangeInclusive<f64>,
     ) -> Result<Option<f64>, Failure> {
-        let Some(value) = self.take(name) else {
-            return Ok(None);
+        self.within(name, "a number", Number::as_f64, &range)
+    }
+
+    fn within<T: Display + PartialOrd>(
+        &mut self,
+        name: &str,
+        kind: &str,
+        read: fn(&Number) -> Option<T>,
+        range: &RangeInclusive<T>,
+    ) -> Result<Option<T>, Failure> {
+        let number = match self.take(name) {
+            None => return Ok(None),
+            Some(Value::Number(number)) => number,
+            Some(other) => return Err(wrong_type(name, kind, &other)),
         };
-        match &value {
-            Value::Number(number) => match number.as_f64() {
-                Some(real) if range.contains(&real) => Ok(Some(real)),
-                _ => Err(outside(name, number, "a number", &range)),
-            },
-            _ => Err(wrong_type(name, "a number", &value)),
-        }
+        let value = read(&number).filter(|value| range.contains(value));
+        let value = value.ok_or_else(|| {
+            let (low, high) = (range.start(), range.end());
+            let message = format!("{name} must be {kind} from {low} to {high}, got {number}");
+            Failure::invalid(name, message)
+        })?;
+        Ok(Some(value))
     }
 }
 
@@ -117,25 +140,62 @@ impl Fields {
 pub(super) fn take_objects(fields: &mut Fields, name: &str) -> Result<Option<Value>, Failure> {
     match fields.take(name) {
         None => Ok(None),
-        Some(Value::Array(items)) => match items.iter().position(|item| !item.is_object()) {
-            Some(index) => Err(wrong_type(
-                &format!("{name}[{index}]"),
-                "an object",
-                &items[index],
-            )),
-            None if items.is_empty() => Ok(None),
-            None => Ok(Some(Value::Array(items))),
-        },
+        Some(Value::Array(items)) => {
+            for (index, item) in items.iter().enumerate() {
+                object(&format!("{name}[{index}]"), item)?;
+            }
+            Ok((!items.is_empty()).then_some(Value::Array(items)))
+        }
         Some(other) => Err(wrong_type(name, "an array", &other)),
     }
 }
 
+/// Returns the elements of an array that must be there and have some. `wanted` describes the field for an error.
+pub(super) fn filled(
+    name: &str,
+    wanted: &str,
+    found: Option<Value>,
+) -> Result<Vec<Value>, Failure> {
+    match found {
+        Some(Value::Array(items)) if items.is_empty() => {
+            Err(Failure::invalid(name, format!("{name} must not be empty")))
+        }
+        Some(Value::Array(items)) => Ok(items),
+        Some(other) => Err(wrong_type(name, wanted, &other)),
+        None => Err(missing(name)),
+    }
+}
+
+/// Returns the text that the value at this path must be.
+pub(super) fn text<'v>(at: &str, value: &'v Value) -> Result<&'v str, Failure> {
+    value
+        .as_str()
+        .ok_or_else(|| wrong_type(at, "a string", value))
+}
+
+/// Returns an error unless the value at this path is an object.
+pub(super) fn object(at: &str, value: &Value) -> Result<(), Failure> {
+    match value {
+        Value::Object(_) => Ok(()),
+        other => Err(wrong_type(at, "an object", other)),
+    }
+}
+
+/// Returns the failure for an absent field.
+pub(super) fn missing(param: &str) -> Failure {
+    Failure::invalid(param, format!("{param} is missing"))
+}
+
 /// Returns the failure for a field of the wrong type.
 pub(super) fn wrong_type(param: &str, wanted: &str, got: &Value) -> Failure {
-    Failure::invalid(
-        param,
-        format!("{param} must be {wanted}, got {}", type_name(got)),
-    )
+    let got = type_name(got);
+    Failure::invalid(param, format!("{param} must be {wanted}, got {got}"))
+}
+
+/// Returns the failure for a field with a value that is none of those wanted.
+pub(super) fn wrong_value(param: &str, wanted: &str, got: &Value) -> Failure {
+    let got = show(got);
+    Failure::invalid(param, format!("{param} must be {wanted}, got {got}"))
 }
 
 /// Formats `value` for an error: shortened, and without the content of arrays and objects.
@@ -144,19 +204,6 @@ pub(super) fn show(value: &Value) -> String {
         Value::Array(_) | Value::Object(_) => type_name(value).to_owned(),
         scalar => clip(&scalar.to_string()),
     }
-}
-
-fn outside<T: Display>(
-    name: &str,
-    value: &impl Display,
-    kind: &str,
-    range: &RangeInclusive<T>,
-) -> Failure {
-    let (low, high) = (range.start(), range.end());
-    Failure::invalid(
-        name,
-        format!("{name} must be {kind} from {low} to {high}, got {value}"),
-    )
 }
 
 fn type_name(value: &Value) -> &'static str {

@@ -1,6 +1,6 @@
 //! The field `response_format`: the form of the whole answer.
 
-use super::fields::{Fields, show, wrong_type};
+use super::fields::{Fields, object, text, wrong_type, wrong_value};
 use crate::failure::Failure;
 use serde_json::Value;
 
@@ -17,47 +17,30 @@ pub enum Format {
 
 impl Format {
     pub(super) fn take(fields: &mut Fields) -> Result<Self, Failure> {
-        let format = match fields.take("response_format") {
-            None => return Ok(Self::Text),
-            Some(Value::Object(format)) => format,
-            Some(other) => return Err(wrong_type("response_format", "an object", &other)),
+        let Some(format) = fields.object("response_format")? else {
+            return Ok(Self::Text);
         };
-        match format.get("type").and_then(Value::as_str) {
+        match format["type"].as_str() {
             Some("text") => Ok(Self::Text),
             Some("json_object") => Ok(Self::JsonObject),
-            Some("json_schema") => Self::schema(format.get("json_schema")),
-            _ => Err(Failure::invalid(
-                "response_format.type",
-                format!(
-                    "response_format.type must be \"text\", \"json_object\" or \"json_schema\", got {}",
-                    show(format.get("type").unwrap_or(&Value::Null))
-                ),
-            )),
+            Some("json_schema") => Self::schema(&format["json_schema"]),
+            _ => {
+                let wanted = "\"text\", \"json_object\" or \"json_schema\"";
+                Err(wrong_value("response_format.type", wanted, &format["type"]))
+            }
         }
     }
 
-    fn schema(found: Option<&Value>) -> Result<Self, Failure> {
+    fn schema(found: &Value) -> Result<Self, Failure> {
         let at = "response_format.json_schema";
-        let found = match found {
-            Some(Value::Object(found)) => found,
-            other => return Err(wrong_type(at, "an object", other.unwrap_or(&Value::Null))),
-        };
-        if !found.get("name").is_some_and(Value::is_string) {
-            let got = found.get("name").unwrap_or(&Value::Null);
-            return Err(wrong_type(&format!("{at}.name"), "a string", got));
+        object(at, found)?;
+        text(&format!("{at}.name"), &found["name"])?;
+        let strict = &found["strict"];
+        if !strict.is_null() && !strict.is_boolean() {
+            return Err(wrong_type(&format!("{at}.strict"), "a boolean", strict));
         }
-        match found.get("strict") {
-            None | Some(Value::Null | Value::Bool(_)) => {}
-            Some(other) => return Err(wrong_type(&format!("{at}.strict"), "a boolean", other)),
-        }
-        match found.get("schema") {
-            Some(schema @ Value::Object(_)) => Ok(Self::JsonSchema(schema.clone())),
-            other => Err(wrong_type(
-                &format!("{at}.schema"),
-                "an object",
-                other.unwrap_or(&Value::Null),
-            )),
-        }
+        object(&format!("{at}.schema"), &found["schema"])?;
+        Ok(Self::JsonSchema(found["schema"].clone()))
     }
 }
 

@@ -58,24 +58,19 @@ impl Options {
         echoes_logprobs: bool,
     ) -> Result<Self, Failure> {
         refuse_unsupported(fields)?;
-        let prompt_logprobs = fields.integer("prompt_logprobs", 0..=MAX_PROMPT_LOGPROBS)?;
+        let prompt_logprobs = fields.count("prompt_logprobs", 0..=MAX_PROMPT_LOGPROBS)?;
         let least = i64::from(prompt_logprobs.is_none() && !echoes_logprobs);
-        let max_tokens = fields.integer("max_tokens", least..=i64::from(u32::MAX))?;
-        let max_completion_tokens =
-            fields.integer("max_completion_tokens", least..=i64::from(u32::MAX))?;
+        let tokens = least..=i64::from(u32::MAX);
+        let max_tokens = fields.count("max_tokens", tokens.clone())?;
+        let max_completion_tokens = fields.count("max_completion_tokens", tokens)?;
         let mut options = Self {
             model: fields.string("model")?,
             // `max_tokens` is the older of the two names.
-            max_tokens: max_completion_tokens
-                .or(max_tokens)
-                .and_then(|tokens| u32::try_from(tokens).ok()),
+            max_tokens: max_completion_tokens.or(max_tokens),
             sampling: take_sampling(fields)?,
-            choices: fields
-                .integer("n", 1..=i64::from(MAX_CHOICES))?
-                .and_then(|n| u32::try_from(n).ok())
-                .unwrap_or(1),
+            choices: fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1),
             top_logprobs,
-            prompt_logprobs: prompt_logprobs.and_then(|top| u32::try_from(top).ok()),
+            prompt_logprobs,
             format: Format::take(fields)?,
             stop: take_stop(fields)?,
             ignore_eos: fields.boolean("ignore_eos")?,
@@ -104,8 +99,9 @@ fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
     let temperature = fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
     let top_p = fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
     let min_p = fields.number("min_p", 0.0..=1.0)?.unwrap_or(0.0);
+    // -1 is the only value in range that does not convert.
     let top_k = fields
-        .integer("top_k", -1..=i64::from(u32::MAX))?
+        .count("top_k", -1..=i64::from(u32::MAX))?
         .unwrap_or(0);
     let seed = fields
         .integer("seed", i64::MIN..=i64::MAX)?
@@ -122,8 +118,6 @@ fn take_sampling(fields: &mut Fields) -> Result<Sampling, Failure> {
     #[expect(clippy::cast_possible_truncation, reason = "all lie within -2 to 2")]
     let [temperature, top_p, min_p, frequency, presence, repetition] =
         [temperature, top_p, min_p, frequency, presence, repetition].map(|value| value as f32);
-    // -1 is the only value in range that does not convert.
-    let top_k = u32::try_from(top_k).unwrap_or(0);
     // Among values in range, only 0 is refused, for top_p and repetition_penalty.
     Sampling::new(temperature, top_p, top_k, seed)
         .and_then(|sampling| sampling.with_min_p(min_p))
@@ -143,28 +137,24 @@ fn take_stop(fields: &mut Fields) -> Result<Vec<String>, Failure> {
         Some(single) => vec![single],
     };
     if values.len() > MAX_STOPS {
-        return Err(Failure::invalid(
-            "stop",
-            format!(
-                "stop must hold at most {MAX_STOPS} strings, got {}",
-                values.len()
-            ),
-        ));
+        let message = format!(
+            "stop must hold at most {MAX_STOPS} strings, got {}",
+            values.len()
+        );
+        return Err(Failure::invalid("stop", message));
     }
     let check = |value| match value {
         Value::String(text) if (1..=MAX_STOP_BYTES).contains(&text.len()) => Ok(text),
-        Value::String(text) => Err(Failure::invalid(
-            "stop",
-            format!(
-                "a stop string must have 1 to {MAX_STOP_BYTES} bytes, got {}",
-                text.len()
-            ),
-        )),
-        other => Err(wrong_type(
-            "stop",
-            "a string or an array of strings",
-            &other,
-        )),
+        Value::String(text) => {
+            let bytes = text.len();
+            let message =
+                format!("a stop string must have 1 to {MAX_STOP_BYTES} bytes, got {bytes}");
+            Err(Failure::invalid("stop", message))
+        }
+        other => {
+            let wanted = "a string or an array of strings";
+            Err(wrong_type("stop", wanted, &other))
+        }
     };
     values.into_iter().map(check).collect()
 }
@@ -190,46 +180,36 @@ pub(super) fn take_cache_salt(fields: &mut Fields) -> Result<String, Failure> {
 /// | `cache_prompt` | llama.cpp | `true` | `false` disables both reading and writing |
 fn take_caching(fields: &mut Fields) -> Result<PrefixCaching, Failure> {
     let keeps = fields.boolean_or("cache_prefix", true)?;
-    let min_tokens = fields.integer("min_cache_tokens", 0..=i64::from(u32::MAX))?;
+    let min_tokens = fields.count("min_cache_tokens", 0..=i64::from(u32::MAX))?;
     let skips = fields.boolean("skip_reading_prefix_cache")?;
     let uses = fields.boolean_or("cache_prompt", true)?;
     Ok(PrefixCaching {
         reads: uses && !skips,
         keeps: uses && keeps,
-        min_tokens: min_tokens
-            .and_then(|tokens| u32::try_from(tokens).ok())
-            .unwrap_or(0),
+        min_tokens: min_tokens.unwrap_or(0),
     })
 }
 
 fn take_delivery(fields: &mut Fields) -> Result<Delivery, Failure> {
-    let stream = fields.boolean("stream")?;
-    let include_usage = match fields.take("stream_options") {
-        None => false,
-        Some(_) if !stream => {
-            return Err(Failure::invalid(
+    if !fields.boolean("stream")? {
+        return match fields.take("stream_options") {
+            None => Ok(Delivery::Whole),
+            Some(_) => Err(Failure::invalid(
                 "stream_options",
                 "stream_options needs stream to be true",
-            ));
+            )),
+        };
+    }
+    let options = fields.object("stream_options")?.unwrap_or_default();
+    let include_usage = match &options["include_usage"] {
+        Value::Null => false,
+        Value::Bool(value) => *value,
+        other => {
+            let at = "stream_options.include_usage";
+            return Err(wrong_type(at, "a boolean", other));
         }
-        Some(Value::Object(options)) => match options.get("include_usage") {
-            None | Some(Value::Null) => false,
-            Some(Value::Bool(value)) => *value,
-            Some(other) => {
-                return Err(wrong_type(
-                    "stream_options.include_usage",
-                    "a boolean",
-                    other,
-                ));
-            }
-        },
-        Some(other) => return Err(wrong_type("stream_options", "an object", &other)),
     };
-    Ok(if stream {
-        Delivery::Stream { include_usage }
-    } else {
-        Delivery::Whole
-    })
+    Ok(Delivery::Stream { include_usage })
 }
 
 /// Refuses fields that would change the answer but are not supported.
@@ -268,7 +248,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
 ];
 
 /// Most choices of one request. Each takes a place in the queue.
-const MAX_CHOICES: u32 = 16;
+const MAX_CHOICES: i64 = 16;
 /// vLLM's default bound (`--max-logprobs`).
 const MAX_PROMPT_LOGPROBS: i64 = 20;
 const MAX_STOPS: usize = 16;

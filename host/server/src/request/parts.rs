@@ -1,7 +1,7 @@
 //! Shared code for converting other APIs' requests to chats: builds messages from parts, and writes documents in the
 //! gateway's format.
 
-use super::fields::show;
+use super::fields::{object, show, text, wrong_type};
 use crate::failure::Failure;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -107,6 +107,60 @@ fn content(mut texts: Vec<String>) -> Value {
     parts
         .map(|text| json!({"type": "text", "text": text}))
         .collect()
+}
+
+/// Reads the parts of a message: a string, or an array whose elements `read` gets with their paths. `parts` is the API's word
+/// for them.
+pub(super) fn each<T>(
+    at: &str,
+    content: &Value,
+    parts: &str,
+    whole: fn(String) -> T,
+    read: impl Fn(String, &Value) -> Result<T, Failure>,
+) -> Result<Vec<T>, Failure> {
+    match content {
+        Value::String(text) => Ok(vec![whole(text.clone())]),
+        Value::Array(items) => (items.iter().enumerate())
+            .map(|(index, item)| read(format!("{at}[{index}]"), item))
+            .collect(),
+        other => {
+            let wanted = format!("a string or an array of {parts}");
+            Err(wrong_type(at, &wanted, other))
+        }
+    }
+}
+
+/// Converts an API's tools to a chat's: `{"type": "function", "function": …}`. Their `type` must be `kind`; `function`
+/// converts their other fields.
+pub(super) fn nest_tools(
+    tools: Value,
+    kind: &str,
+    is_kind_optional: bool,
+    function: fn(Map<String, Value>) -> Map<String, Value>,
+) -> Result<Value, Failure> {
+    let Value::Array(tools) = tools else {
+        return Err(wrong_type("tools", "an array", &tools));
+    };
+    let nest = |(index, mut tool): (usize, Value)| {
+        let at = format!("tools[{index}]");
+        object(&at, &tool)?;
+        let found = tool["type"].take();
+        if found != kind && !(is_kind_optional && found.is_null()) {
+            let got = show(&found);
+            let message = format!(
+                "{at}.type must be \"{kind}\", got {got}: this server runs no tools of its own"
+            );
+            return Err(Failure::invalid(format!("{at}.type"), message));
+        }
+        text(&format!("{at}.name"), &tool["name"])?;
+        let Value::Object(mut fields) = tool else {
+            return Ok(tool);
+        };
+        fields.retain(|_, value| !value.is_null());
+        Ok(json!({"type": "function", "function": function(fields)}))
+    };
+    let nested = tools.into_iter().enumerate().map(nest);
+    nested.collect::<Result<_, _>>().map(Value::Array)
 }
 
 /// Returns a document's block in the gateway's format, escaped so that no client or retriever text can end it early.

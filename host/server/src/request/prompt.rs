@@ -1,7 +1,7 @@
 //! The fields of a chat request that determine its prompt, for a reader that does not answer it. Other fields are not
 //! validated, since another engine handles the request.
 
-use super::chat::{take_messages, take_variables};
+use super::chat::take_messages;
 use super::fields::{Fields, take_objects};
 use super::options::take_cache_salt;
 use crate::failure::Failure;
@@ -36,7 +36,7 @@ impl ChatPrompt {
             messages: take_messages(&mut fields)?,
             tools: take_objects(&mut fields, "tools")?,
             documents: take_objects(&mut fields, "documents")?,
-            template_variables: take_variables(&mut fields)?,
+            template_variables: fields.object("chat_template_kwargs")?,
             cache_salt: take_cache_salt(&mut fields)?,
         })
     }

@@ -12,9 +12,9 @@
 //! The request's fields that a response repeats ([`ResponsesRequest::told`]) are the client's own.
 
 use super::Chat;
-use super::fields::{Fields, show, wrong_type};
+use super::fields::{Fields, filled, object, text, wrong_type, wrong_value};
 use super::parts::{self, Conversation};
-use crate::failure::Failure;
+use crate::failure::{Failure, clip};
 use serde_json::{Map, Value, json};
 
 /// A request whose items are not yet a chat: items of an earlier response may precede them.
@@ -55,21 +55,11 @@ impl ResponsesRequest {
                     json!({"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}),
                 ]
             }
-            Some(Value::Array(items)) if !items.is_empty() => items,
-            Some(Value::Array(_)) => {
-                return Err(Failure::invalid("input", "input must not be empty"));
-            }
-            Some(other) => return Err(wrong_type("input", "a string or an array", &other)),
-            None => return Err(Failure::invalid("input", "input is missing")),
+            other => filled("input", "a string or an array", other)?,
         };
         let instructions = fields.string("instructions")?;
         let previous = fields.string("previous_response_id")?;
-        let store = fields.take("store");
-        let store = match store {
-            None => true,
-            Some(Value::Bool(store)) => store,
-            Some(other) => return Err(wrong_type("store", "a boolean", &other)),
-        };
+        let store = fields.boolean_or("store", true)?;
         let mut told = told(&mut fields)?;
         told.insert("instructions".to_owned(), json!(instructions));
         told.insert("previous_response_id".to_owned(), json!(previous));
@@ -82,25 +72,18 @@ impl ResponsesRequest {
         let choice = fields.take("tool_choice");
         let told_choice = choice.clone().unwrap_or(json!("auto"));
         told.insert("tool_choice".to_owned(), told_choice);
-        let cache_salt = match fields.take("cache_salt") {
-            Some(Value::String(salt)) => salt,
-            Some(other) => return Err(wrong_type("cache_salt", "a string", &other)),
-            None => String::new(),
-        };
-        let mut rest = fields.rest();
-        if !cache_salt.is_empty() {
-            rest.insert("cache_salt".to_owned(), json!(cache_salt));
-        }
-        if let Some(format) = format.chats {
-            rest.insert("response_format".to_owned(), format);
-        }
-        if let Some(tools) = tools {
-            rest.insert("tools".to_owned(), nest_tools(tools)?);
-        }
-        if let Some(choice) = choice {
-            rest.insert("tool_choice".to_owned(), nest_choice(choice)?);
-        }
-        rest.insert("max_completion_tokens".to_owned(), json!(max_tokens));
+        let cache_salt = fields.string("cache_salt")?.unwrap_or_default();
+        let nested = |tools| parts::nest_tools(tools, "function", false, |tool| tool);
+        let rest = fields.rest_with([
+            (
+                "cache_salt",
+                (!cache_salt.is_empty()).then(|| json!(cache_salt)),
+            ),
+            ("response_format", format.chats),
+            ("tools", tools.map(nested).transpose()?),
+            ("tool_choice", choice.map(nest_choice).transpose()?),
+            ("max_completion_tokens", Some(json!(max_tokens))),
+        ]);
         Ok(Self {
             previous,
             store,
@@ -141,10 +124,8 @@ fn refuse(fields: &mut Fields) -> Result<(), Failure> {
         ("retrieval", "it is a field of /v1/chat/completions"),
     ] {
         if fields.take(field).is_some() {
-            return Err(Failure::invalid(
-                field,
-                format!("{field} is not supported: {why}"),
-            ));
+            let message = format!("{field} is not supported: {why}");
+            return Err(Failure::invalid(field, message));
         }
     }
     if fields.boolean("background")? {
@@ -189,9 +170,7 @@ fn told(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
         let value = fields.get(field).cloned().unwrap_or(json!(1.0));
         told.insert(field.to_owned(), value);
     }
-    if !told["metadata"].is_object() {
-        return Err(wrong_type("metadata", "an object", &told["metadata"]));
-    }
+    object("metadata", &told["metadata"])?;
     let field = "parallel_tool_calls";
     if !told[field].is_boolean() {
         return Err(wrong_type(field, "a boolean", &told[field]));
@@ -209,36 +188,27 @@ struct Formats {
 }
 
 fn take_format(fields: &mut Fields) -> Result<Formats, Failure> {
-    let text = json!({"type": "text"});
-    let format = match fields.take("text") {
-        None => None,
-        Some(Value::Object(mut text)) => text.get_mut("format").map(Value::take),
-        Some(other) => return Err(wrong_type("text", "an object", &other)),
-    };
+    let text = fields.object("text")?;
+    let format = text.map(|mut text| text["format"].take());
     let Some(format) = format.filter(|format| !format.is_null()) else {
         return Ok(Formats {
-            told: text,
+            told: json!({"type": "text"}),
             chats: None,
         });
     };
-    let Value::Object(members) = &format else {
-        return Err(wrong_type("text.format", "an object", &format));
-    };
-    let chats = match members.get("type").and_then(Value::as_str) {
+    object("text.format", &format)?;
+    let chats = match format["type"].as_str() {
         Some("json_schema") => {
-            let mut schema = members.clone();
-            schema.shift_remove("type");
+            let mut schema = format.clone();
+            if let Some(schema) = schema.as_object_mut() {
+                schema.shift_remove("type");
+            }
             json!({"type": "json_schema", "json_schema": schema})
         }
-        Some("text" | "json_object") => json!({"type": members["type"]}),
+        Some("text" | "json_object") => json!({"type": format["type"]}),
         _ => {
-            let got = show(members.get("type").unwrap_or(&Value::Null));
-            return Err(Failure::invalid(
-                "text.format.type",
-                format!(
-                    "text.format.type must be \"text\", \"json_object\" or \"json_schema\", got {got}"
-                ),
-            ));
+            let wanted = "\"text\", \"json_object\" or \"json_schema\"";
+            return Err(wrong_value("text.format.type", wanted, &format["type"]));
         }
     };
     Ok(Formats {
@@ -247,124 +217,67 @@ fn take_format(fields: &mut Fields) -> Result<Formats, Failure> {
     })
 }
 
-/// Converts `{"type": "function", "name": …}` to a chat's form: `{"type": "function", "function": {"name": …}}`.
-fn nest_tools(tools: Value) -> Result<Value, Failure> {
-    let tools = match tools {
-        Value::Array(tools) => tools,
-        other => return Err(wrong_type("tools", "an array", &other)),
-    };
-    let nest = |(index, tool): (usize, Value)| {
-        let at = format!("tools[{index}]");
-        let Value::Object(mut tool) = tool else {
-            return Err(wrong_type(&at, "an object", &tool));
-        };
-        let kind = tool.shift_remove("type").unwrap_or(Value::Null);
-        if kind != "function" {
-            let message = format!(
-                "{at}.type must be \"function\", got {}: this server runs no tools of its own",
-                show(&kind)
-            );
-            return Err(Failure::invalid(format!("{at}.type"), message));
-        }
-        if !tool.get("name").is_some_and(Value::is_string) {
-            let got = tool.get("name").unwrap_or(&Value::Null);
-            return Err(wrong_type(&format!("{at}.name"), "a string", got));
-        }
-        tool.retain(|_, value| !value.is_null());
-        Ok(json!({"type": "function", "function": tool}))
-    };
-    let nested = tools.into_iter().enumerate().map(nest);
-    nested.collect::<Result<_, _>>().map(Value::Array)
-}
-
 fn nest_choice(choice: Value) -> Result<Value, Failure> {
-    match &choice {
-        Value::Object(members) => match members.get("type").and_then(Value::as_str) {
-            Some("function") => match members.get("name") {
-                Some(name @ Value::String(_)) => {
-                    Ok(json!({"type": "function", "function": {"name": name}}))
-                }
-                other => Err(wrong_type(
-                    "tool_choice.name",
-                    "a string",
-                    other.unwrap_or(&Value::Null),
-                )),
-            },
-            _ => {
-                let got = show(members.get("type").unwrap_or(&Value::Null));
-                let message = format!("tool_choice.type must be \"function\", got {got}");
-                Err(Failure::invalid("tool_choice.type", message))
-            }
-        },
-        _ => Ok(choice),
+    if !choice.is_object() {
+        return Ok(choice);
     }
+    if choice["type"] != "function" {
+        let at = "tool_choice.type";
+        return Err(wrong_value(at, "\"function\"", &choice["type"]));
+    }
+    let name = text("tool_choice.name", &choice["name"])?;
+    Ok(json!({"type": "function", "function": {"name": name}}))
 }
 
 fn take_item(conversation: &mut Conversation, at: &str, item: &Value) -> Result<(), Failure> {
-    let Value::Object(members) = item else {
-        return Err(wrong_type(at, "an object", item));
-    };
-    let text = |name: &str| match members.get(name) {
-        Some(Value::String(text)) => Ok(text.clone()),
-        other => Err(wrong_type(
-            &format!("{at}.{name}"),
-            "a string",
-            other.unwrap_or(&Value::Null),
-        )),
-    };
-    let kind = match members.get("type") {
-        None | Some(Value::Null) => "message",
-        Some(Value::String(kind)) => kind,
-        Some(other) => return Err(wrong_type(&format!("{at}.type"), "a string", other)),
+    object(at, item)?;
+    let word = |name: &str| text(&format!("{at}.{name}"), &item[name]);
+    let kind = match &item["type"] {
+        Value::Null => "message",
+        kind => text(&format!("{at}.type"), kind)?,
     };
     match kind {
         "message" => {
-            let role = text("role")?;
-            let content = members.get("content").unwrap_or(&Value::Null);
-            let texts = take_texts(&format!("{at}.content"), content)?;
-            match role.as_str() {
+            let role = word("role")?;
+            let texts = take_texts(&format!("{at}.content"), &item["content"])?;
+            match role {
                 "assistant" => conversation.assistant(texts),
-                "user" | "system" | "developer" => conversation.message(&role, texts),
+                "user" | "system" | "developer" => conversation.message(role, texts),
                 other => {
-                    let other = crate::failure::clip(other);
-                    return Err(Failure::invalid(
-                        format!("{at}.role"),
-                        format!(
-                            "{at}.role must be \"user\", \"assistant\", \"system\" or \"developer\", got \"{other}\""
-                        ),
-                    ));
+                    let other = clip(other);
+                    let message = format!(
+                        "{at}.role must be \"user\", \"assistant\", \"system\" or \"developer\", got \"{other}\""
+                    );
+                    return Err(Failure::invalid(format!("{at}.role"), message));
                 }
             }
         }
         "function_call" => {
-            conversation.call(&text("call_id")?, &text("name")?, text("arguments")?.into());
+            conversation.call(word("call_id")?, word("name")?, word("arguments")?.into());
         }
         "custom_tool_call" => {
-            let arguments = json!({"input": text("input")?});
-            conversation.call(&text("call_id")?, &text("name")?, arguments);
+            let arguments = json!({"input": word("input")?});
+            conversation.call(word("call_id")?, word("name")?, arguments);
         }
         "function_call_output" | "custom_tool_call_output" => {
-            let output = members.get("output").unwrap_or(&Value::Null);
-            let texts = take_texts(&format!("{at}.output"), output)?;
-            conversation.result(&text("call_id")?, texts);
+            let texts = take_texts(&format!("{at}.output"), &item["output"])?;
+            conversation.result(word("call_id")?, texts);
         }
         "file_search_call" => {
-            let results = match members.get("results") {
-                None | Some(Value::Null) => &[][..],
-                Some(Value::Array(results)) => results,
-                Some(other) => return Err(wrong_type(&format!("{at}.results"), "an array", other)),
+            let results = match &item["results"] {
+                Value::Null => &[][..],
+                Value::Array(results) => results,
+                other => return Err(wrong_type(&format!("{at}.results"), "an array", other)),
             };
-            let word =
-                |result: &Value, name: &str| result[name].as_str().unwrap_or_default().to_owned();
             let blocks = results.iter().map(|result| {
-                let (id, title) = (word(result, "file_id"), word(result, "filename"));
-                parts::document(&id, &title, &word(result, "text"))
+                let word = |name: &str| result[name].as_str().unwrap_or_default();
+                parts::document(word("file_id"), word("filename"), word("text"))
             });
             conversation.documents(blocks.collect());
         }
         "reasoning" => {
             let of = |name: &str| {
-                let parts = members.get(name).and_then(Value::as_array);
+                let parts = item[name].as_array();
                 let texts = parts.into_iter().flatten();
                 let texts = texts.filter_map(|part| part["text"].as_str());
                 texts.collect::<Vec<_>>().join("\n")
@@ -376,11 +289,10 @@ fn take_item(conversation: &mut Conversation, at: &str, item: &Value) -> Result<
             });
         }
         other => {
-            let other = crate::failure::clip(other);
-            return Err(Failure::invalid(
-                format!("{at}.type"),
-                format!("{at}.type is \"{other}\", which this server cannot show the model"),
-            ));
+            let other = clip(other);
+            let message =
+                format!("{at}.type is \"{other}\", which this server cannot show the model");
+            return Err(Failure::invalid(format!("{at}.type"), message));
         }
     }
     Ok(())
@@ -388,24 +300,14 @@ fn take_item(conversation: &mut Conversation, at: &str, item: &Value) -> Result<
 
 /// Reads the texts of a string or of an array of parts.
 fn take_texts(at: &str, content: &Value) -> Result<Vec<String>, Failure> {
-    let parts = match content {
-        Value::String(text) => return Ok(vec![text.clone()]),
-        Value::Array(parts) => parts,
-        other => return Err(wrong_type(at, "a string or an array of parts", other)),
-    };
-    let take = |(index, part): (usize, &Value)| {
-        let at = format!("{at}[{index}]");
+    parts::each(at, content, "parts", String::from, |at, part| {
         let field = match part["type"].as_str() {
             Some("input_text" | "output_text" | "text") => "text",
             Some("refusal") => "refusal",
             _ => return Err(parts::not_text(&at, &part["type"])),
         };
-        match &part[field] {
-            Value::String(text) => Ok(text.clone()),
-            other => Err(wrong_type(&format!("{at}.{field}"), "a string", other)),
-        }
-    };
-    parts.iter().enumerate().map(take).collect()
+        text(&format!("{at}.{field}"), &part[field]).map(str::to_owned)
+    })
 }
 
 #[cfg(test)]

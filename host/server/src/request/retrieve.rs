@@ -1,6 +1,6 @@
 //! The fields of a search: `POST /v1/retrieve`, and the field `retrieval` of a chat.
 
-use super::fields::{Fields, show, wrong_type};
+use super::fields::{Fields, wrong_type, wrong_value};
 use crate::failure::Failure;
 use foreword_retrieval::{Ask, Cancelled};
 use serde_json::{Map, Value};
@@ -98,11 +98,8 @@ impl Retrieving {
             None | Some("answer") => true,
             Some("fail") => false,
             Some(other) => {
-                let message = format!(
-                    "retrieval.on_failure must be \"answer\" or \"fail\", got {}",
-                    show(&Value::from(other))
-                );
-                return Err(Failure::invalid("retrieval.on_failure", message));
+                let wanted = "\"answer\" or \"fail\"";
+                return Err(wrong_value("retrieval.on_failure", wanted, &other.into()));
             }
         };
         Ok(Some(Self {

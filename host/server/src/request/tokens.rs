@@ -1,6 +1,6 @@
 //! `POST /tokenize` and `POST /detokenize`, as in vLLM: the fields of requests for tokens and for their text.
 
-use super::completion::{Prompt, check_prompt, check_tokens};
+use super::completion::{check_prompt, check_tokens};
 use super::fields::{Fields, wrong_type};
 use super::{Chat, Completion};
 use crate::failure::Failure;
@@ -42,11 +42,7 @@ impl Tokenize {
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         let strings = fields.boolean("return_token_strs")?;
-        let special = match fields.take("add_special_tokens") {
-            None => true,
-            Some(Value::Bool(special)) => special,
-            Some(other) => return Err(wrong_type("add_special_tokens", "a boolean", &other)),
-        };
+        let special = fields.boolean_or("add_special_tokens", true)?;
         if fields.get("messages").is_some() {
             let chat = Chat::take(fields)?;
             return Ok(Self {
@@ -73,10 +69,7 @@ impl Detokenize {
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
         let mut fields = Fields::parse(body)?;
         let tokens = match fields.take("tokens") {
-            Some(Value::Array(tokens)) => match check_tokens("tokens", &tokens)? {
-                Prompt::Tokens(tokens) => tokens,
-                Prompt::Text(_) => Vec::new(),
-            },
+            Some(Value::Array(tokens)) => check_tokens("tokens", &tokens)?,
             other => {
                 let other = other.unwrap_or_default();
                 return Err(wrong_type("tokens", "an array of tokens", &other));
@@ -116,10 +109,8 @@ impl Rendering {
                 format!("prompt holds {found} prompts, more than the limit of {MAX_PROMPTS}");
             return Err(Failure::invalid("prompt", message));
         }
-        let mut fields = fields.rest();
-        if !others.is_empty() {
-            fields.insert("prompt".to_owned(), others.remove(0));
-        }
+        let first = (!others.is_empty()).then(|| others.remove(0));
+        let fields = fields.rest_with([("prompt", first)]);
         Ok(Self {
             first: Completion::take(Fields::of(fields))?,
             others,
@@ -158,6 +149,7 @@ const MAX_PROMPTS: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::Prompt;
     use serde_json::json;
 
     #[test]

@@ -24,6 +24,7 @@
 use super::Retriever;
 use super::orders::{Known, Ordered};
 use super::prompt::{self, Written};
+use crate::canary::blocking;
 use crate::failure::Failure;
 use crate::kv::place::Placer;
 use crate::metrics::Placements;
@@ -207,16 +208,8 @@ impl Pipeline {
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let permit = Arc::clone(&self.preparing).acquire_owned().await;
-        let permit = permit.map_err(Failure::internal)?;
         let this = Arc::clone(self);
-        let work = move || {
-            let _permit = permit;
-            work(&this)
-        };
-        tokio::task::spawn_blocking(work)
-            .await
-            .map_err(Failure::internal)?
+        blocking(&self.preparing, move || work(&this)).await
     }
 
     /// Returns the chat's body with `found`, and the documents in order. `before` is the order of the previous guess.

@@ -6,7 +6,7 @@ use super::plots;
 use super::results::{Experiment, Results, cells};
 use anyhow::Result;
 use foreword_report::words::{escaped, grouped, percent};
-use foreword_report::{both_widths, filled, tile};
+use foreword_report::{both_widths, filled, row, tile};
 
 const TITLE: &str = "Foreword measure: what ordering saves in time";
 
@@ -167,21 +167,10 @@ fn sweeps(sweeps: &[Experiment]) -> Result<Option<String>> {
     let lines: String = (sweeps.iter())
         .map(|sweep| {
             let rows = sweep.rows(Part::All);
-            let means: String = rows
-                .iter()
-                .map(|row| {
-                    format!(
-                        "<td>{:.1} / {:.1}</td>",
-                        1e3 * row.p50.mean,
-                        1e3 * row.mean.mean
-                    )
-                })
+            let means: Vec<String> = (rows.iter())
+                .map(|row| format!("{:.1} / {:.1}", 1e3 * row.p50.mean, 1e3 * row.mean.mean))
                 .collect();
-            format!(
-                "<tr><th>{} {}</th>{means}</tr>\n",
-                sweep.name,
-                sweep.label()
-            )
+            row(&format!("{} {}", sweep.name, sweep.label()), &means)
         })
         .collect();
     html.push_str(&format!(
@@ -195,12 +184,9 @@ fn throughput(results: &Results) -> Option<String> {
         .flat_map(|experiment| {
             experiment.outcomes.iter().map(|outcome| {
                 let (requests, tokens) = experiment.rates(outcome);
-                format!(
-                    "<tr><th>{}, {} at once</th><td>{requests:.2}</td><td>{}</td></tr>\n",
-                    outcome.arm.name(),
-                    experiment.workload.at_once,
-                    grouped(tokens as u64)
-                )
+                let at_once = experiment.workload.at_once;
+                let head = format!("{}, {at_once} at once", outcome.arm.name());
+                row(&head, &[format!("{requests:.2}"), grouped(tokens as u64)])
             })
         })
         .collect();

@@ -25,15 +25,12 @@ pub fn batch(
     let rank = 0_u32;
     match encoding {
         Encoding::Map => rmp_serde::to_vec_named(&(seconds, events, rank)),
-        Encoding::Array => {
-            let events: Vec<_> = events.iter().map(Block::places).collect();
-            rmp_serde::to_vec(&(seconds, events, rank))
-        }
+        Encoding::Array => rmp_serde::to_vec(&(seconds, events, rank)),
     }
     .map(Some)
 }
 
-/// An event with vLLM's fields in vLLM's order.
+/// An event with vLLM's fields in vLLM's order, its type first: as an array, these are the places of vLLM's older form.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "type")]
 #[expect(
@@ -57,57 +54,6 @@ enum Block {
         medium: &'static str,
     },
     AllBlocksCleared {},
-}
-
-/// An event with its fields by position.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Places<'a> {
-    Stored(
-        &'static str,
-        &'a [u64],
-        Option<u64>,
-        &'a [u32],
-        u32,
-        Option<u32>,
-        &'static str,
-        Option<&'static str>,
-        &'a [Option<[String; 1]>],
-    ),
-    Removed(&'static str, &'a [u64], &'static str),
-    Cleared([&'static str; 1]),
-}
-
-impl Block {
-    fn places(&self) -> Places<'_> {
-        match self {
-            Self::BlockStored {
-                block_hashes,
-                parent_block_hash,
-                token_ids,
-                block_size,
-                lora_id,
-                medium,
-                lora_name,
-                extra_keys,
-            } => Places::Stored(
-                "BlockStored",
-                block_hashes,
-                *parent_block_hash,
-                token_ids,
-                *block_size,
-                *lora_id,
-                medium,
-                *lora_name,
-                extra_keys,
-            ),
-            Self::BlockRemoved {
-                block_hashes,
-                medium,
-            } => Places::Removed("BlockRemoved", block_hashes, medium),
-            Self::AllBlocksCleared {} => Places::Cleared(["AllBlocksCleared"]),
-        }
-    }
 }
 
 /// Converts the events to vLLM's format; consecutive pages become blocks of one event.
