@@ -11,7 +11,7 @@
 
 use foreword_ordering::cuts::Cut;
 use foreword_ordering::head::{Diagnosis, HeadReport};
-use foreword_ordering::{Arm, Skip};
+use foreword_ordering::{Arm, Entry, Release, Skip};
 
 use crate::agreement::LearnResult;
 use crate::counter::{Counter, record};
@@ -19,6 +19,7 @@ use crate::exchange::listed::Unlisted;
 use crate::host::{Host, MetricId};
 use crate::misses;
 use crate::outcome::{HEAD_COUNTS, RequestOutcome, cut_counts, head_counts, reason};
+use crate::plugin::RELEASES;
 use crate::usage::PromptUsage;
 
 /// The metrics of one plugin.
@@ -66,6 +67,11 @@ pub(crate) struct Metrics {
     sent_updates: Counter,
     received_updates: Counter,
     lost_updates: Counter,
+    /// Requests that others may wait for, that are held, that would be held, and that are not held for want of room.
+    bursts: [Counter; 4],
+    /// Requests that were held, in the order of [`RELEASES`].
+    releases: [Counter; 3],
+    held_milliseconds: Option<MetricId>,
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
     engine_cached_percent: Option<MetricId>,
@@ -155,6 +161,14 @@ impl Metrics {
                 .chain(reason::ALL)
                 .map(passed)
                 .collect(),
+            bursts: ["led", "held", "reported", "unheld"]
+                .map(|what| Counter::define(host, &format!("foreword_burst_{what}_total"))),
+            releases: RELEASES.map(|(_, why)| {
+                Counter::define(host, &format!("foreword_burst_released_{why}_total"))
+            }),
+            held_milliseconds: host
+                .define_histogram("foreword_burst_held_milliseconds")
+                .ok(),
             ordering_microseconds: host.define_histogram("foreword_ordering_microseconds").ok(),
             documents_per_request: host.define_histogram("foreword_documents_per_request").ok(),
             engine_cached_percent: host.define_histogram("foreword_engine_cached_percent").ok(),
@@ -313,6 +327,28 @@ impl Metrics {
     /// Counts updates that gateways of other proxies did not receive, and those of theirs that cannot be read.
     pub(crate) fn lost_updates(&self, host: &impl Host, updates: u64) {
         self.lost_updates.add(host, updates);
+    }
+
+    /// Counts a request that leads or follows; `holds` if followers are held.
+    pub(crate) fn entered(&self, host: &impl Host, entry: Entry, holds: bool) {
+        let [led, held, reported, unheld] = self.bursts;
+        let counter = match entry {
+            Entry::Free => return,
+            Entry::Leads(_) => led,
+            Entry::Held(_) => held,
+            Entry::Full if holds => unheld,
+            Entry::Full => reported,
+        };
+        counter.add(host, 1);
+    }
+
+    /// Counts a held request that is forwarded.
+    pub(crate) fn released(&self, host: &impl Host, why: Release, held_ms: u64) {
+        let mut counters = RELEASES.iter().zip(&self.releases);
+        if let Some((_, counter)) = counters.find(|((known, _), _)| *known == why) {
+            counter.add(host, 1);
+        }
+        record(host, self.held_milliseconds, held_ms);
     }
 
     fn arm(&self, arm: Option<Arm>) -> Option<&ArmCounters> {
