@@ -71,6 +71,8 @@ pub(crate) struct Metrics {
     bursts: [Counter; 4],
     /// Requests that were held, in the order of [`RELEASES`].
     releases: [Counter; 3],
+    /// Held requests whose clients disconnected.
+    left: Counter,
     held_milliseconds: Option<MetricId>,
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
@@ -166,6 +168,7 @@ impl Metrics {
             releases: RELEASES.map(|(_, why)| {
                 Counter::define(host, &format!("foreword_burst_released_{why}_total"))
             }),
+            left: Counter::define(host, "foreword_burst_left_total"),
             held_milliseconds: host
                 .define_histogram("foreword_burst_held_milliseconds")
                 .ok(),
@@ -349,6 +352,11 @@ impl Metrics {
             counter.add(host, 1);
         }
         record(host, self.held_milliseconds, held_ms);
+    }
+
+    /// Counts a request that ended while it was held, if it was.
+    pub(crate) fn left(&self, host: &impl Host, was_held: bool) {
+        self.left.add(host, was_held.into());
     }
 
     fn arm(&self, arm: Option<Arm>) -> Option<&ArmCounters> {

@@ -209,6 +209,13 @@ impl<W> Bursts<W> {
         self.flights.iter().filter(held).count()
     }
 
+    /// Returns whether the request is held.
+    #[must_use]
+    pub fn is_held(&self, ticket: BurstTicket) -> bool {
+        let mut flights = self.flights.iter();
+        flights.any(|it| it.ticket == ticket && matches!(it.role, Role::Held { .. }))
+    }
+
     /// Handles the beginning of a leader's response: its documents are resident.
     pub fn answered(&mut self, now_ms: u64, ticket: BurstTicket) -> Vec<Released<W>> {
         self.end(now_ms, ticket, Release::Answered)

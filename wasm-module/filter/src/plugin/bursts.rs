@@ -65,7 +65,12 @@ impl Plugin {
 
     /// Records that a leader failed or ended without a response, or that a held request ended.
     pub(crate) fn burst_gone(&self, host: &impl Host, ticket: BurstTicket) {
-        self.release(host, |bursts, now_ms| bursts.gone(now_ms, ticket));
+        let mut was_held = false;
+        self.release(host, |bursts, now_ms| {
+            was_held = bursts.is_held(ticket);
+            bursts.gone(now_ms, ticket)
+        });
+        self.metrics.left(host, was_held);
     }
 
     /// Releases requests that have waited long enough.
