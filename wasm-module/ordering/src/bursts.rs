@@ -325,3 +325,180 @@ fn link(chain: u64, next: u64) -> u64 {
 const MAX_LEADERS: usize = 256;
 /// Most documents compared of a prompt; later ones do not count.
 const MAX_LINKS: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    const LIMITS: BurstLimits = BurstLimits {
+        max_wait_ms: 1_000,
+        max_held: 3,
+        min_tokens: 500,
+    };
+
+    /// An opening of documents of 300 tokens each, the first `resident` of which a cache is believed to hold.
+    fn opening(tenant: &str, documents: &str, resident: u64) -> Opening {
+        let mut chain = 0;
+        let links = documents.bytes().zip(1..).map(|(document, count)| {
+            chain = link(chain, document.into());
+            (chain, count * 300)
+        });
+        Opening {
+            tenant: tenant.into(),
+            model: "m".into(),
+            engine: EngineId(0),
+            links: links.collect(),
+            resident: resident * 300,
+        }
+    }
+
+    fn enter(bursts: &mut Bursts<char>, now_ms: u64, opening: Opening, name: char) -> Entry {
+        bursts.enter(now_ms, opening, || Some(name))
+    }
+
+    fn leads(entry: Entry) -> BurstTicket {
+        match entry {
+            Entry::Leads(ticket) => ticket,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn held(entry: Entry) -> BurstTicket {
+        match entry {
+            Entry::Held(ticket) => ticket,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn names(released: Vec<Released<char>>) -> String {
+        released.into_iter().map(|it| it.waiter).collect()
+    }
+
+    #[test]
+    fn followers_go_when_their_leader_is_answered_although_the_tree_believes_in_their_documents() {
+        let mut bursts = Bursts::new(LIMITS);
+        let leader = leads(enter(&mut bursts, 0, opening("t", "abc", 0), 'l'));
+        // The tree has learnt the leader's documents by now.
+        held(enter(&mut bursts, 10, opening("t", "abc", 3), 'x'));
+        held(enter(&mut bursts, 20, opening("t", "abq", 2), 'y'));
+        let released = bursts.answered(100, leader);
+        let times: Vec<u64> = released.iter().map(|it| it.held_ms).collect();
+        assert_eq!((names(released).as_str(), times), ("xy", vec![90, 80]));
+        assert_eq!(bursts.flights.len(), 0);
+        let late = enter(&mut bursts, 110, opening("t", "abc", 3), 'z');
+        assert_eq!(late, Entry::Free);
+    }
+
+    #[test]
+    fn no_request_waits_for_what_is_resident_or_short_or_of_another_tenant_model_or_engine() {
+        let mut bursts = Bursts::new(LIMITS);
+        leads(enter(&mut bursts, 0, opening("t", "abcd", 2), 'l'));
+        // Two documents were resident before the leader; the third alone is too short.
+        assert_eq!(
+            enter(&mut bursts, 0, opening("t", "abc", 3), 'x'),
+            Entry::Free
+        );
+        held(enter(&mut bursts, 0, opening("t", "abcd", 4), 'x'));
+        leads(enter(&mut bursts, 0, opening("u", "abcd", 0), 'x'));
+        let mut other = opening("t", "abcd", 0);
+        other.model = "n".into();
+        leads(enter(&mut bursts, 0, other, 'x'));
+        let mut other = opening("t", "abcd", 0);
+        other.engine = EngineId(1);
+        leads(enter(&mut bursts, 0, other, 'x'));
+        assert_eq!(
+            enter(&mut bursts, 0, opening("t", "q", 0), 'x'),
+            Entry::Free
+        );
+    }
+
+    #[test]
+    fn of_those_released_the_first_leads_what_is_left() {
+        let mut bursts = Bursts::new(LIMITS);
+        let leader = leads(enter(&mut bursts, 0, opening("t", "ab", 0), 'l'));
+        let first = held(enter(&mut bursts, 1, opening("t", "abcd", 2), 'x'));
+        held(enter(&mut bursts, 1, opening("t", "abcd", 4), 'y'));
+        held(enter(&mut bursts, 1, opening("t", "abef", 2), 'z'));
+        assert_eq!(names(bursts.answered(2, leader)), "xz");
+        assert_eq!(names(bursts.answered(3, first)), "y");
+        // A leader that fails is followed by one.
+        let leader = leads(enter(&mut bursts, 4, opening("t", "gh", 0), 'l'));
+        let next = held(enter(&mut bursts, 5, opening("t", "gh", 2), 'x'));
+        held(enter(&mut bursts, 5, opening("t", "gh", 2), 'y'));
+        assert_eq!(names(bursts.gone(6, leader)), "x");
+        assert_eq!(names(bursts.gone(7, leader)), "", "it is gone");
+        assert_eq!(names(bursts.answered(8, next)), "y");
+    }
+
+    #[test]
+    fn waits_and_numbers_are_bounded() {
+        let mut bursts = Bursts::new(LIMITS);
+        let leader = leads(enter(&mut bursts, 0, opening("t", "ab", 0), 'l'));
+        for (at, name) in "xyz".chars().enumerate() {
+            held(enter(&mut bursts, at as u64, opening("t", "ab", 2), name));
+        }
+        let more = enter(&mut bursts, 5, opening("t", "ab", 2), 'w');
+        assert_eq!(more, Entry::Full);
+        assert_eq!(names(bursts.expire(999)), "");
+        // The leader is late, so all go, and no request follows it any more.
+        assert_eq!(names(bursts.expire(1_000)), "xyz");
+        assert_eq!(names(bursts.answered(1_001, leader)), "");
+        for at in 0..MAX_LEADERS + 5 {
+            let entry = enter(&mut bursts, 0, opening(&at.to_string(), "ab", 0), 'l');
+            assert_eq!(matches!(entry, Entry::Leads(_)), at < MAX_LEADERS);
+        }
+        let long = "ab".repeat(200);
+        let record = opening("t", &long, 0);
+        assert!(record.links.len() > MAX_LINKS, "only records are cut");
+    }
+
+    #[test]
+    fn every_held_request_is_released_once_and_within_its_time() {
+        for seed in 0..200 {
+            let mut random = Random::new(seed);
+            let mut bursts = Bursts::new(LIMITS);
+            let (mut tickets, mut waiting) = (Vec::new(), std::collections::BTreeMap::new());
+            for now_ms in (0..20_000).step_by(50) {
+                for released in bursts.expire(now_ms) {
+                    assert!(waiting.remove(&released.waiter).is_some());
+                }
+                let mut out = Vec::new();
+                let paths = ["abc", "abd", "ab", "efgh", "efg", "abcdef"];
+                let path = paths[random.below(6) as usize];
+                let opening = opening(["t", "u"][random.below(2) as usize], path, random.below(3));
+                match bursts.enter(now_ms, opening, || Some(now_ms)) {
+                    Entry::Held(ticket) => {
+                        waiting.insert(now_ms, ticket);
+                        tickets.push(ticket);
+                    }
+                    Entry::Leads(ticket) => tickets.push(ticket),
+                    Entry::Free | Entry::Full => {}
+                }
+                if random.below(3) == 0 && !tickets.is_empty() {
+                    let at = random.below(tickets.len() as u64) as usize;
+                    let ticket = tickets.swap_remove(at);
+                    waiting.retain(|_, held| *held != ticket);
+                    out.extend(match random.below(2) {
+                        0 if !bursts.is_held(ticket) => bursts.answered(now_ms, ticket),
+                        _ => bursts.gone(now_ms, ticket),
+                    });
+                }
+                for released in out {
+                    assert!(waiting.remove(&released.waiter).is_some(), "released twice");
+                }
+                assert!(waiting.keys().all(|since| now_ms - since < 1_000));
+                assert_eq!(waiting.len(), bursts.held());
+                assert!(bursts.held() <= 3);
+                for flight in &bursts.flights {
+                    if let Role::Held { leader, .. } = flight.role {
+                        let mut all = bursts.flights.iter();
+                        assert!(
+                            all.any(|it| it.ticket == leader && matches!(it.role, Role::Leads))
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
