@@ -91,8 +91,8 @@ impl Engine {
 
 /// A chat with a system text and documents of about a thousand tokens each.
 fn chat(ids: &[&str]) -> String {
-    let text = |id: &&str| (*id, format!("{id} has words. ").repeat(300));
-    let documents: Vec<_> = ids.iter().map(|id| (*id, text(id).1)).collect();
+    let text = |id: &str| format!("{id} has words. ").repeat(300);
+    let documents: Vec<_> = ids.iter().map(|id| (*id, text(id))).collect();
     tagged_texts(&documents)
 }
 
