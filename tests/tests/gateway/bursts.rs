@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::{configured, tagged_texts};
 
 /// Time limit that ends a test whose other side has failed.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(20);
 /// A time in which a request that is not held would have arrived.
 const SOON: Duration = Duration::from_millis(300);
 

@@ -19,7 +19,6 @@ use crate::exchange::listed::Unlisted;
 use crate::host::{Host, MetricId};
 use crate::misses;
 use crate::outcome::{HEAD_COUNTS, RequestOutcome, cut_counts, head_counts, reason};
-use crate::plugin::RELEASES;
 use crate::usage::PromptUsage;
 
 /// The metrics of one plugin.
@@ -370,6 +369,13 @@ impl Metrics {
         known.map_or(Counter::default(), |(_, counter)| *counter)
     }
 }
+
+/// The reasons of a release, with their names in metrics.
+const RELEASES: [(Release, &str); 3] = [
+    (Release::Answered, "answered"),
+    (Release::Failed, "failed"),
+    (Release::Expired, "expired"),
+];
 
 #[cfg(test)]
 mod tests {

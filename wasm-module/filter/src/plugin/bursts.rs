@@ -2,9 +2,7 @@
 
 use std::sync::MutexGuard;
 
-use foreword_ordering::{
-    Arm, BurstTicket, Bursts, Entry, Opening, OrderingRecord, Release, Released,
-};
+use foreword_ordering::{Arm, BurstTicket, Bursts, Entry, Opening, OrderingRecord, Released};
 
 use super::Plugin;
 use crate::config::{BurstConfig, Mode};
@@ -112,10 +110,3 @@ impl Plugin {
         limits.map_or(0, |limits| limits.max_wait_ms.into())
     }
 }
-
-/// The reasons of a release, with their names in metrics.
-pub(crate) const RELEASES: [(Release, &str); 3] = [
-    (Release::Answered, "answered"),
-    (Release::Failed, "failed"),
-    (Release::Expired, "expired"),
-];

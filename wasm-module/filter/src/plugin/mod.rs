@@ -26,7 +26,6 @@ use foreword_ordering::{
 };
 
 use self::bursts::InFlight;
-pub(crate) use self::bursts::RELEASES;
 use self::clock::Clock;
 pub use self::clock::Tick;
 use self::knowledge::Knowledge;
