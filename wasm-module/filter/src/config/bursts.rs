@@ -29,3 +29,27 @@ impl BurstConfig {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn it_reports_unless_it_is_to_hold_and_a_wrong_value_is_named() {
+        let config = BurstConfig::from_json(&json!({})).unwrap();
+        assert!(!config.holds);
+        assert_eq!(config.limits.max_wait_ms, 2_000);
+        let config = BurstConfig::from_json(&json!({"mode": "hold", "max_held": 1})).unwrap();
+        assert!(config.holds);
+        assert_eq!(config.limits.max_held, 1);
+        for (value, words) in [
+            (json!({"mode": "off"}), "bursts.mode: \"off\""),
+            (json!({"max_wait_ms": 0}), "bursts.max_wait_ms: 0"),
+            (json!({"held": 1}), "bursts"),
+        ] {
+            let error = BurstConfig::from_json(&value).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
