@@ -80,7 +80,7 @@ impl Envoy<'_> {
     }
 
     /// Returns a function that resumes the request from any thread.
-    pub(super) fn from_elsewhere(&self) -> Option<Resumer> {
+    pub(super) fn remote_resumer(&self) -> Option<Resumer> {
         let filter = self.filter("resumer").ok()?;
         // SAFETY: `filter` is the running hook's.
         let scheduler =

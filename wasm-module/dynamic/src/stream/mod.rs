@@ -171,7 +171,7 @@ impl Host for Envoy<'_> {
     }
 
     fn resumer(&self) -> Option<Resumer> {
-        self.from_elsewhere()
+        self.remote_resumer()
     }
 
     fn memory_bytes(&self) -> Option<u64> {
