@@ -10,11 +10,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use envoy_types::pb::google::protobuf::Struct;
 use envoy_types::pb::google::protobuf::value::Kind;
-use foreword_filter::{EnginePool, Host, HostError, LogLevel, MetricId, SharedData};
+use foreword_filter::{EnginePool, Host, HostError, LogLevel, MetricId, Resumer, SharedData};
+
+use tokio::sync::Notify;
 
 use crate::calls::{Call, Clusters};
 use crate::metrics::Metrics;
@@ -64,6 +67,8 @@ pub(crate) struct RequestState {
     pub(crate) reply: Option<Reply>,
     /// Whether the filter has resumed a request that it had paused.
     pub(crate) resumed: bool,
+    /// Signalled when another request or a tick resumes this one.
+    pub(crate) woken: Arc<Notify>,
     /// Access-log fields not sent yet.
     pub(crate) log_fields: Vec<(String, String)>,
     /// The request's attributes, by the filter for which they were sent.
@@ -313,6 +318,11 @@ impl Host for Proxy<'_> {
     fn resume(&self) -> Result<(), HostError> {
         self.state("resume")?.resumed = true;
         Ok(())
+    }
+
+    fn resumer(&self) -> Option<Resumer> {
+        let woken = Arc::clone(&self.state("resumer").ok()?.woken);
+        Some(Box::new(move || woken.notify_one()))
     }
 
     fn memory_bytes(&self) -> Option<u64> {

@@ -93,6 +93,7 @@ impl Conversation {
             if self.has_failed || self.stream.is_closed() {
                 return None;
             }
+            let resumed = self.stream.resumed();
             let result = tokio::select! {
                 message = self.messages.message() => match message {
                     Ok(Some(message)) => self.stream.on_message(message),
@@ -100,6 +101,7 @@ impl Conversation {
                     Err(status) => Err(status),
                 },
                 Some(Ok(answer)) = self.calls.join_next() => self.stream.on_answer(&answer),
+                () = resumed => self.stream.on_resumed(),
             };
             for call in self.stream.take_calls() {
                 let max_bytes = self.stream.max_answer_bytes();

@@ -5,6 +5,7 @@
 
 mod bodies;
 mod bounds;
+mod bursts;
 mod configuration;
 mod dashboard;
 mod engines;

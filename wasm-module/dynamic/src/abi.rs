@@ -70,6 +70,8 @@ pub(crate) struct EnvoyHttpHeader {
 
 /// Envoy's scheduler, by which any thread can schedule a configuration's hook; the module deletes it.
 pub(crate) type ConfigSchedulerPtr = *mut c_void;
+/// Envoy's scheduler, by which any thread can schedule a request's hook on its worker; the module deletes it.
+pub(crate) type RequestSchedulerPtr = *mut c_void;
 
 /// `http_header_type`: the request's headers.
 pub(crate) const REQUEST_HEADER: u32 = 0;
@@ -188,6 +190,19 @@ unsafe extern "C" {
 
     pub(crate) fn envoy_dynamic_module_callback_http_filter_continue_decoding(
         filter: HttpFilterEnvoyPtr,
+    );
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_scheduler_new(
+        filter: HttpFilterEnvoyPtr,
+    ) -> RequestSchedulerPtr;
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_scheduler_commit(
+        scheduler: RequestSchedulerPtr,
+        event: u64,
+    );
+
+    pub(crate) fn envoy_dynamic_module_callback_http_filter_scheduler_delete(
+        scheduler: RequestSchedulerPtr,
     );
 
     pub(crate) fn envoy_dynamic_module_callback_http_has_filter_state(

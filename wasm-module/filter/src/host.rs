@@ -146,6 +146,18 @@ pub trait Host {
     /// Resumes a request that a request callback has held; not from within one.
     fn resume(&self) -> Result<(), HostError>;
 
+    /// Returns a function that resumes the current request, which a request callback is about to hold. It is called from
+    /// callbacks of other requests or of the plugin, through [`Host::resume_other`], or dropped. `None` if the shell cannot
+    /// do that.
+    fn resumer(&self) -> Option<Resumer> {
+        None
+    }
+
+    /// Resumes another request.
+    fn resume_other(&self, resumer: Resumer) {
+        resumer();
+    }
+
     /// Returns the bytes of memory that belong only to this filter and never shrink: a VM's. `None` if it uses the proxy's
     /// memory.
     fn memory_bytes(&self) -> Option<u64>;
@@ -173,6 +185,9 @@ pub trait Host {
     /// Writes a line to the proxy's log. Never pass text of a request.
     fn log(&self, level: LogLevel, message: &str);
 }
+
+/// Resumes a held request, whichever thread calls it.
+pub type Resumer = Box<dyn FnOnce() + Send>;
 
 /// Identifies a counter or histogram within one plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -69,7 +69,7 @@ pub use config::{
 pub use engines::DESTINATION_HEADER;
 pub use exchange::{Exchange, Flow};
 pub use foreword_ordering::{EngineId, MAX_ENGINES};
-pub use host::{EnginePool, Host, HostError, LogLevel, MetricId, PoolEngine};
+pub use host::{EnginePool, Host, HostError, LogLevel, MetricId, PoolEngine, Resumer};
 pub use outcome::RequestOutcome;
 pub use plugin::{Plugin, Tick};
 #[cfg(not(target_arch = "wasm32"))]

@@ -11,7 +11,7 @@
 
 use foreword_ordering::cuts::Cut;
 use foreword_ordering::head::{Diagnosis, HeadReport};
-use foreword_ordering::{Arm, Skip};
+use foreword_ordering::{Arm, Entry, Release, Skip};
 
 use crate::agreement::LearnResult;
 use crate::counter::{Counter, record};
@@ -66,6 +66,13 @@ pub(crate) struct Metrics {
     sent_updates: Counter,
     received_updates: Counter,
     lost_updates: Counter,
+    /// Requests that others may wait for, that are held, that would be held, and that are not held for want of room.
+    bursts: [Counter; 4],
+    /// Requests that were held, in the order of [`RELEASES`].
+    releases: [Counter; 3],
+    /// Held requests whose clients disconnected.
+    left: Counter,
+    held_milliseconds: Option<MetricId>,
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
     engine_cached_percent: Option<MetricId>,
@@ -155,6 +162,15 @@ impl Metrics {
                 .chain(reason::ALL)
                 .map(passed)
                 .collect(),
+            bursts: ["led", "held", "reported", "unheld"]
+                .map(|what| Counter::define(host, &format!("foreword_burst_{what}_total"))),
+            releases: RELEASES.map(|(_, why)| {
+                Counter::define(host, &format!("foreword_burst_released_{why}_total"))
+            }),
+            left: Counter::define(host, "foreword_burst_left_total"),
+            held_milliseconds: host
+                .define_histogram("foreword_burst_held_milliseconds")
+                .ok(),
             ordering_microseconds: host.define_histogram("foreword_ordering_microseconds").ok(),
             documents_per_request: host.define_histogram("foreword_documents_per_request").ok(),
             engine_cached_percent: host.define_histogram("foreword_engine_cached_percent").ok(),
@@ -315,6 +331,33 @@ impl Metrics {
         self.lost_updates.add(host, updates);
     }
 
+    /// Counts a request that leads or follows; `holds` if followers are held.
+    pub(crate) fn entered(&self, host: &impl Host, entry: Entry, holds: bool) {
+        let [led, held, reported, unheld] = self.bursts;
+        let counter = match entry {
+            Entry::Free => return,
+            Entry::Leads(_) => led,
+            Entry::Held(_) => held,
+            Entry::Full if holds => unheld,
+            Entry::Full => reported,
+        };
+        counter.add(host, 1);
+    }
+
+    /// Counts a held request that is forwarded.
+    pub(crate) fn released(&self, host: &impl Host, why: Release, held_ms: u64) {
+        let mut counters = RELEASES.iter().zip(&self.releases);
+        if let Some((_, counter)) = counters.find(|((known, _), _)| *known == why) {
+            counter.add(host, 1);
+        }
+        record(host, self.held_milliseconds, held_ms);
+    }
+
+    /// Counts a request that ended while it was held, if it was.
+    pub(crate) fn left(&self, host: &impl Host, was_held: bool) {
+        self.left.add(host, was_held.into());
+    }
+
     fn arm(&self, arm: Option<Arm>) -> Option<&ArmCounters> {
         let mut arms = self.arms.iter();
         let (_, counters) = arms.find(|(known, _)| Some(*known) == arm)?;
@@ -326,6 +369,13 @@ impl Metrics {
         known.map_or(Counter::default(), |(_, counter)| *counter)
     }
 }
+
+/// The reasons of a release, with their names in metrics.
+const RELEASES: [(Release, &str); 3] = [
+    (Release::Answered, "answered"),
+    (Release::Failed, "failed"),
+    (Release::Expired, "expired"),
+];
 
 #[cfg(test)]
 mod tests {

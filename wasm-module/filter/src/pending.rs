@@ -91,6 +91,11 @@ impl PendingResponse {
         self.usage_reader = is_read.then(UsageReader::default);
     }
 
+    /// Returns the record and the arm of a request that the core processed.
+    pub(crate) fn decided(&self) -> (Option<&OrderingRecord>, Option<Arm>) {
+        (self.record.as_ref(), self.arm)
+    }
+
     /// Returns whether the response's body must be read.
     pub(crate) fn wants_body(&self) -> bool {
         self.usage_reader.is_some()

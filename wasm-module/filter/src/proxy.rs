@@ -11,6 +11,7 @@
 //! | read a body | BadArgument, range overflows | the range lies within what Envoy announced; no buffer is `NotFound`, which is handled |
 //! | call a cluster | BadArgument, InternalFailure, handled by the SDK | |
 //! | let a held request go | none | |
+//! | run another request's call | BadArgument, the context is gone; handled by the SDK | Envoy resumes the request after the callback, and restores the context |
 //! | read the answer's status | BadArgument, no headers | only if Envoy announced headers |
 //! | change the body | NotFound, no buffer | only after Envoy announced a body of more than zero bytes |
 //! | read, write shared data | CasMismatch, handled by the SDK | |
@@ -35,22 +36,22 @@ use proxy_wasm::types::{
 };
 
 use crate::exchange::{Exchange, Flow};
-use crate::host::{Host, HostError, LogLevel, MetricId};
+use crate::host::{Host, HostError, LogLevel, MetricId, Resumer};
 use crate::metric_buffer::MetricBuffer;
 use crate::plugin::{Plugin, Tick};
 
 proxy_wasm::main! {{
-    proxy_wasm::set_root_context(|_| Box::new(Root(None)));
+    proxy_wasm::set_root_context(|id| Box::new(Root(Proxy(id), None)));
 }}
 
 /// The root context: one for each configuration and worker.
-struct Root(Option<Arc<Plugin>>);
+struct Root(Proxy, Option<Arc<Plugin>>);
 
 impl Context for Root {
     fn on_http_call_response(&mut self, call: u32, headers: usize, size: usize, _trailers: usize) {
-        let Some(plugin) = &self.0 else { return };
+        let Some(plugin) = &self.1 else { return };
         let (status, body) = answer(headers, size, Plugin::MAX_ANSWER_BYTES);
-        plugin.on_answer(&Proxy, call, status, body.as_deref());
+        plugin.on_answer(&self.0, call, status, body.as_deref());
     }
 
     /// Handles the end of the configuration, after its last request.
@@ -67,35 +68,35 @@ impl RootContext for Root {
     fn on_configure(&mut self, size: usize) -> bool {
         let configuration = hostcalls::get_buffer(BufferType::PluginConfiguration, 0, size);
         let configuration = configuration.ok().flatten().unwrap_or_default();
-        match Plugin::load(&Proxy, &configuration) {
+        match Plugin::load(&self.0, &configuration) {
             Ok(plugin) => {
                 plugin.wake_with(|| set_tick(Plugin::WOKEN));
-                set_tick(plugin.until_tick(&Proxy));
-                self.0 = Some(Arc::new(plugin));
+                set_tick(plugin.until_tick(&self.0));
+                self.1 = Some(Arc::new(plugin));
                 true
             }
             Err(error) => {
-                Proxy.log(LogLevel::Error, &error.to_string());
+                self.0.log(LogLevel::Error, &error.to_string());
                 false
             }
         }
     }
 
     fn on_tick(&mut self) {
-        let Some(plugin) = &self.0 else { return };
-        if plugin.on_tick(&Proxy) == Tick::Full {
+        let Some(plugin) = &self.1 else { return };
+        if plugin.on_tick(&self.0) == Tick::Full {
             tell_counts();
         }
         // The interval may have been shortened, by this plugin or by the one that it replaced.
         if !plugin.is_woken() {
-            set_tick(plugin.until_tick(&Proxy));
+            set_tick(plugin.until_tick(&self.0));
         }
     }
 
-    fn create_http_context(&self, _context_id: u32) -> Option<Box<dyn HttpContext>> {
+    fn create_http_context(&self, context_id: u32) -> Option<Box<dyn HttpContext>> {
         // The SDK panics on `None`, so a request before a configuration gets a context that refuses it.
-        Some(match &self.0 {
-            Some(plugin) => Box::new(Stream(Exchange::new(Arc::clone(plugin)))),
+        Some(match &self.1 {
+            Some(plugin) => Box::new(Stream(Exchange::new(Arc::clone(plugin)), Proxy(context_id))),
             None => Box::new(Unconfigured),
         })
     }
@@ -124,46 +125,46 @@ impl HttpContext for Unconfigured {
 }
 
 /// The context of one request.
-struct Stream(Exchange);
+struct Stream(Exchange, Proxy);
 
 impl Context for Stream {
     fn on_http_call_response(&mut self, call: u32, headers: usize, size: usize, _trailers: usize) {
         let (status, body) = answer(headers, size, self.0.max_answer_bytes());
         self.0
-            .on_answer(&Proxy, call.into(), status, body.as_deref());
+            .on_answer(&self.1, call.into(), status, body.as_deref());
     }
 }
 
 impl HttpContext for Stream {
     fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        action(self.0.on_request_headers(&Proxy, end_of_stream))
+        action(self.0.on_request_headers(&self.1, end_of_stream))
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        action(self.0.on_request_body(&Proxy, size, end_of_stream))
+        action(self.0.on_request_body(&self.1, size, end_of_stream))
     }
 
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
-        action(self.0.on_request_trailers(&Proxy))
+        action(self.0.on_request_trailers(&self.1))
     }
 
     fn on_http_response_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
-        self.0.on_response_headers(&Proxy);
+        self.0.on_response_headers(&self.1);
         Action::Continue
     }
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        self.0.on_response_body(&Proxy, size, end_of_stream);
+        self.0.on_response_body(&self.1, size, end_of_stream);
         Action::Continue
     }
 
     fn on_http_response_trailers(&mut self, _count: usize) -> Action {
-        self.0.on_response_trailers(&Proxy);
+        self.0.on_response_trailers(&self.1);
         Action::Continue
     }
 
     fn on_log(&mut self) {
-        self.0.on_done(&Proxy);
+        self.0.on_done(&self.1);
     }
 }
 
@@ -186,8 +187,8 @@ fn action(flow: Flow) -> Action {
     }
 }
 
-/// The proxy around this VM.
-struct Proxy;
+/// The proxy around this VM, in the callbacks of the context with this id.
+struct Proxy(u32);
 
 impl Host for Proxy {
     fn request_header(&self, name: &str) -> Result<Option<Vec<u8>>, HostError> {
@@ -320,6 +321,21 @@ impl Host for Proxy {
 
     fn resume(&self) -> Result<(), HostError> {
         hostcalls::resume_http_request().map_err(refused("resume"))
+    }
+
+    fn resumer(&self) -> Option<Resumer> {
+        let context = self.0;
+        Some(Box::new(move || {
+            // A context that is gone is an error.
+            if hostcalls::set_effective_context(context).is_ok() {
+                let _ = hostcalls::resume_http_request();
+            }
+        }))
+    }
+
+    fn resume_other(&self, resumer: Resumer) {
+        resumer();
+        let _ = hostcalls::set_effective_context(self.0);
     }
 
     fn memory_bytes(&self) -> Option<u64> {

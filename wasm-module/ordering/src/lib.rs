@@ -47,6 +47,7 @@
 
 mod arrangement;
 mod body;
+mod bursts;
 mod bytes;
 mod cache_field;
 mod client_order;
@@ -88,6 +89,7 @@ mod work;
 pub use body::{Parsed, Question, Retrieved, Role, Skip, parse, parse_with, question, salted};
 #[doc(hidden)]
 pub use body::{scan, string};
+pub use bursts::{BurstLimits, BurstTicket, Bursts, Entry, Opening, Release, Released};
 pub use bytes::BadBytes;
 pub use cache_field::cache_field;
 pub use config::{Config, ConfigError, DocumentsField, RawConfig};

@@ -30,14 +30,14 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use envoy_types::pb::envoy::config::core::v3::HeaderMap;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
-use foreword_filter::{DESTINATION_HEADER, Exchange};
+use foreword_filter::{DESTINATION_HEADER, Exchange, Plugin};
 use tonic::Status;
 
 use self::answers::Side;
@@ -71,7 +71,7 @@ enum RequestPhase {
     New,
     /// The body is being collected.
     Collecting,
-    /// The whole request has arrived, and the filter waits for responses to its calls.
+    /// The whole request has arrived, and the filter waits for responses to its calls or for another request.
     Waiting(End),
     /// The request has been forwarded; later pieces are forwarded unchanged.
     Passing,
@@ -124,13 +124,46 @@ impl ProcessingStream {
             stream.with(|exchange, proxy| {
                 exchange.on_answer(proxy, *id, *status, body.as_deref());
             });
-            if let RequestPhase::Waiting(end) = stream.request
-                && !stream.exchange.waits_for_answer()
-            {
-                stream.go_on(end);
-            }
+            stream.go_on_if_ready();
             Ok(())
         })
+    }
+
+    /// Forwards a held request that is resumed.
+    ///
+    /// # Errors
+    /// Returns the status to end the stream with, like [`ProcessingStream::on_message`].
+    pub(crate) fn on_resumed(&mut self) -> Result<(), Status> {
+        self.guarded(|stream| {
+            stream.exchange.on_resumed();
+            stream.go_on_if_ready();
+            Ok(())
+        })
+    }
+
+    /// Returns a future that ends when a held request is resumed, or when its wait should have been over by some ticks: a
+    /// plugin that was replaced has none. It never ends for a request that is not held.
+    pub(crate) fn resumed(&self) -> impl Future<Output = ()> + use<> {
+        let held = self.exchange.is_held();
+        let woken = held.then(|| Arc::clone(&self.state.borrow().woken));
+        let ticks = Plugin::TICK_MS.saturating_mul(4);
+        let limit = Duration::from_millis(self.exchange.max_wait_ms().saturating_add(ticks));
+        async move {
+            match woken {
+                Some(woken) => {
+                    let _ = tokio::time::timeout(limit, woken.notified()).await;
+                }
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    fn go_on_if_ready(&mut self) {
+        if let RequestPhase::Waiting(end) = self.request
+            && !self.exchange.waits_for_answer()
+        {
+            self.go_on(end);
+        }
     }
 
     /// Returns the next answer to send.

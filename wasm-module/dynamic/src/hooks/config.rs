@@ -19,7 +19,7 @@ use crate::stream::{Envoy, bytes, log};
 pub(super) struct Loaded {
     /// The plugin. Requests share it, and may outlive the configuration.
     pub(super) plugin: Arc<Plugin>,
-    /// The clock; it runs if engines' feeds are followed.
+    /// The clock; it runs if the plugin needs ticks.
     _clock: Option<Clock>,
 }
 
@@ -49,10 +49,10 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
                 let interval = Duration::from_millis(Plugin::TICK_MS);
                 // SAFETY: the configuration is this hook's.
                 let clock = || unsafe { Clock::start(config, interval) };
-                let clock = plugin.has_feeds().then(clock).flatten();
+                let clock = plugin.needs_ticks().then(clock).flatten();
                 match &clock {
                     Some(clock) => plugin.wake_with(clock.waker()),
-                    None if plugin.has_feeds() => log(LogLevel::Warn, NO_CLOCK),
+                    None if plugin.needs_ticks() => log(LogLevel::Warn, NO_CLOCK),
                     None => {}
                 }
                 Box::into_raw(Box::new(Loaded {

@@ -194,6 +194,28 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_http_callout_done(
     }
 }
 
+/// Resumes a held request, on its worker's thread.
+///
+/// # Safety
+/// As `request_headers`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_http_filter_scheduled(
+    envoy: abi::HttpFilterEnvoyPtr,
+    filter: Filter,
+    _event: u64,
+) {
+    // SAFETY: both are this hook's.
+    unsafe {
+        on_request(envoy, filter, |exchange, envoy| {
+            if exchange.is_held() {
+                exchange.on_resumed();
+                let _ = envoy.resume();
+            }
+            Flow::Continue
+        });
+    }
+}
+
 /// Runs a response hook. The response continues even if the hook panics.
 ///
 /// # Safety

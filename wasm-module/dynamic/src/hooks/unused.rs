@@ -1,5 +1,4 @@
-//! The hooks that Envoy requires but the filter does not use, since it streams no calls and schedules no events for a
-//! request.
+//! The hooks that Envoy requires but the filter does not use, since it streams no calls.
 #![allow(unsafe_code, reason = "exports, which Envoy finds by their names")]
 
 use std::ffi::c_void;
@@ -18,7 +17,6 @@ macro_rules! unused {
 }
 
 unused! {
-    envoy_dynamic_module_on_http_filter_scheduled(abi::HttpFilterEnvoyPtr, Filter, u64);
     envoy_dynamic_module_on_http_filter_http_stream_headers(
         abi::HttpFilterEnvoyPtr, Filter, u64, *mut c_void, usize, bool
     );

@@ -4,7 +4,7 @@
     reason = "calls into Envoy, each with objects that Envoy gave to the running hook"
 )]
 
-use foreword_filter::HostError;
+use foreword_filter::{HostError, Resumer};
 
 use super::headers::of_headers;
 use super::{Envoy, NO_CONFIG, NO_SUCH_THING, Scope, refused};
@@ -79,11 +79,41 @@ impl Envoy<'_> {
         }
     }
 
+    /// Returns a function that resumes the request from any thread.
+    pub(super) fn remote_resumer(&self) -> Option<Resumer> {
+        let filter = self.filter("resumer").ok()?;
+        // SAFETY: `filter` is the running hook's.
+        let scheduler =
+            unsafe { abi::envoy_dynamic_module_callback_http_filter_scheduler_new(filter) };
+        let scheduler = (!scheduler.is_null()).then_some(Scheduler(scheduler))?;
+        Some(Box::new(move || scheduler.commit()))
+    }
+
     /// Resumes a paused request.
     pub(super) fn go_on(&self) -> Result<(), HostError> {
         let filter = self.filter("resume")?;
         // SAFETY: `filter` is the running hook's.
         unsafe { abi::envoy_dynamic_module_callback_http_filter_continue_decoding(filter) };
         Ok(())
+    }
+}
+
+/// Envoy's scheduler for a request.
+struct Scheduler(abi::RequestSchedulerPtr);
+
+// SAFETY: any thread may post an event to the worker's queue; Envoy drops the event if the request is over by then.
+unsafe impl Send for Scheduler {}
+
+impl Scheduler {
+    fn commit(&self) {
+        // SAFETY: the pointer is deleted when this is dropped, not before.
+        unsafe { abi::envoy_dynamic_module_callback_http_filter_scheduler_commit(self.0, 0) };
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        // SAFETY: from `scheduler_new`, and dropped once.
+        unsafe { abi::envoy_dynamic_module_callback_http_filter_scheduler_delete(self.0) };
     }
 }

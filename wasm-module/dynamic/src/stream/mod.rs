@@ -21,7 +21,7 @@ mod state;
 use std::marker::PhantomData;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use foreword_filter::{Host, HostError, LogLevel, MetricId, SharedData};
+use foreword_filter::{Host, HostError, LogLevel, MetricId, Resumer, SharedData};
 
 use crate::abi::{self, EnvoyBuffer, ModuleBuffer};
 
@@ -168,6 +168,10 @@ impl Host for Envoy<'_> {
 
     fn resume(&self) -> Result<(), HostError> {
         self.go_on()
+    }
+
+    fn resumer(&self) -> Option<Resumer> {
+        self.remote_resumer()
     }
 
     fn memory_bytes(&self) -> Option<u64> {

@@ -91,6 +91,23 @@ extern "C" fn envoy_dynamic_module_callback_http_send_response(
 extern "C" fn envoy_dynamic_module_callback_http_filter_continue_decoding(_: HttpFilterEnvoyPtr) {}
 
 #[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_callback_http_filter_scheduler_new(
+    _: HttpFilterEnvoyPtr,
+) -> ConfigSchedulerPtr {
+    std::ptr::null_mut()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_callback_http_filter_scheduler_commit(
+    _: ConfigSchedulerPtr,
+    _: u64,
+) {
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_callback_http_filter_scheduler_delete(_: ConfigSchedulerPtr) {}
+
+#[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_callback_log(_: u32, _: ModuleBuffer) {}
 
 /// Functions without effect, which return `false` or 0; for metrics 0 means success.

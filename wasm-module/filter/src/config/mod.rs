@@ -10,6 +10,7 @@
 //! check-config`; a test compares the two.
 
 mod agreement;
+mod bursts;
 mod engines;
 mod fields;
 mod retrieval;
@@ -31,6 +32,7 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 
 pub(crate) use agreement::AgreementConfig;
+pub(crate) use bursts::BurstConfig;
 pub(crate) use engines::{EngineConfig, FeedConfig, engines};
 pub(crate) use fields::KEY;
 use fields::{Fields, invalid};
@@ -87,6 +89,8 @@ pub struct Config {
     pub(crate) agreement: AgreementConfig,
     /// The retrieval of documents for chats without any; `None` if it is off.
     pub(crate) retrieval: Option<RetrievalConfig>,
+    /// The treatment of requests that open alike at once; `None` if they are not looked for.
+    pub(crate) bursts: Option<BurstConfig>,
     /// A hash of the routes, the source of tenants and the engines. Workers with different hashes exchange nothing.
     pub(crate) audience: u64,
 }
@@ -206,6 +210,10 @@ impl Config {
             explain: explained(fields.get("explain"))?,
             agreement,
             retrieval,
+            bursts: fields
+                .given("bursts")
+                .map(BurstConfig::from_json)
+                .transpose()?,
         };
         config.check_headers()?;
         config.check_engines()?;
@@ -368,7 +376,7 @@ struct Raw {
 }
 
 /// The fields of the plugin configuration.
-const FIELDS: [&str; 17] = [
+const FIELDS: [&str; 18] = [
     "ordering",
     "routes",
     "max_body_bytes",
@@ -386,6 +394,7 @@ const FIELDS: [&str; 17] = [
     "explain",
     "engines",
     "retrieval",
+    "bursts",
 ];
 
 /// An unknown or repeated field is an error that names it, with its line and column.

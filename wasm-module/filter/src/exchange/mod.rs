@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use foreword_ordering::cuts::Cut;
 use foreword_ordering::head::{Diagnosis, HeadReport};
-use foreword_ordering::{OrderingRecord, Retrieved, Rewrite, cache_field};
+use foreword_ordering::{BurstTicket, Entry, OrderingRecord, Retrieved, Rewrite, cache_field};
 
 use crate::config::{Mode, OnFailure, RequestHeaders, TenantSource};
 use crate::dialect::Dialect;
@@ -62,6 +62,21 @@ pub struct Exchange {
     cut: Option<Cut>,
     /// The ticket for the diagnosis of this request, if diagnoses are on.
     miss: Option<Ticket>,
+    /// The request's part in a burst, if it has one.
+    burst: Option<Burst>,
+}
+
+/// The part of a request in a burst of requests that open alike.
+#[derive(Clone, Copy)]
+struct Burst {
+    /// The name in access logs.
+    name: &'static str,
+    /// The ticket, until the response has begun or failed.
+    ticket: Option<BurstTicket>,
+    /// Whether the request waits to be resumed.
+    is_held: bool,
+    /// Whether the response's status is a success.
+    succeeds: bool,
 }
 
 /// The proxy's next action for the request.
@@ -145,6 +160,7 @@ impl Exchange {
             head: None,
             cut: None,
             miss: None,
+            burst: None,
         }
     }
 
@@ -235,9 +251,27 @@ impl Exchange {
         matches!(self.phase, Phase::Holding(_))
     }
 
-    /// Returns whether the request waits for a response to a [`Host::call_for_request`].
+    /// Returns whether the request waits for a response to a [`Host::call_for_request`], or for another request.
     pub fn waits_for_answer(&self) -> bool {
-        matches!(self.phase, Phase::Searching(_))
+        matches!(self.phase, Phase::Searching(_)) || self.is_held()
+    }
+
+    /// Returns whether the request waits until another one's response begins. The shell then calls
+    /// [`Exchange::on_resumed`] when its [`Host::resumer`] is called.
+    pub fn is_held(&self) -> bool {
+        self.burst.is_some_and(|burst| burst.is_held)
+    }
+
+    /// Returns the longest time that the request is held, in milliseconds.
+    pub fn max_wait_ms(&self) -> u64 {
+        self.plugin.max_wait_ms()
+    }
+
+    /// Handles the end of the request's wait: it is forwarded as decided before.
+    pub fn on_resumed(&mut self) {
+        if let Some(burst) = &mut self.burst {
+            burst.is_held = false;
+        }
     }
 
     /// Returns whether the response's headers must be read or changed.
@@ -251,12 +285,20 @@ impl Exchange {
         self.pending
             .as_ref()
             .is_some_and(PendingResponse::wants_body)
+            || self.burst.is_some_and(|burst| burst.ticket.is_some())
     }
 
     /// Handles the response's headers, from the upstream or from the proxy itself.
     pub fn on_response_headers(&mut self, host: &impl Host) {
         if let Some(pending) = &mut self.pending {
             pending.on_headers(host, &self.plugin);
+        }
+        if let Some(burst) = &mut self.burst {
+            let status = host.response_header(":status").ok().flatten();
+            burst.succeeds = status.is_some_and(|status| status.starts_with(b"2"));
+            if !burst.succeeds {
+                self.leave_burst(host);
+            }
         }
         if let (Some(name), Phase::Settled(outcome)) =
             (&self.plugin.config().report_header, &self.phase)
@@ -309,6 +351,9 @@ impl Exchange {
 
     /// Handles a chunk of the response's body, of `size` bytes, which is forwarded unchanged.
     pub fn on_response_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) {
+        if size > 0 {
+            self.leave_burst(host);
+        }
         if let Some(pending) = &mut self.pending {
             pending.on_body(host, &self.plugin, size, end_of_stream);
         }
@@ -323,6 +368,7 @@ impl Exchange {
 
     /// Handles the end of request and response, however they ended.
     pub fn on_done(&mut self, host: &impl Host) {
+        self.leave_burst(host);
         let pending = self.pending.take();
         let counted = pending.and_then(|pending| pending.on_done(host, &self.plugin));
         let miss = self.miss.take();
@@ -353,6 +399,9 @@ impl Exchange {
         if let Some(ended) = self.ended {
             fields.push(("retrieval", ended.word.to_owned()));
             fields.push(("retrieval_ms", ended.milliseconds.to_string()));
+        }
+        if let Some(burst) = self.burst {
+            fields.push(("burst", burst.name.to_owned()));
         }
         if let Some(PromptUsage { prompt, cached }) = counted {
             fields.push(("prompt_tokens", prompt.to_string()));
@@ -610,9 +659,43 @@ impl Exchange {
         match sent {
             Ok(outcome) => {
                 self.settle(host, outcome);
-                Flow::Continue
+                self.enter_burst(host)
             }
             Err(fault) => self.decline(host, fault),
+        }
+    }
+
+    /// Holds a request that is ready to be forwarded if another one is computing its documents.
+    fn enter_burst(&mut self, host: &impl Host) -> Flow {
+        let decided = self.pending.as_ref().map(PendingResponse::decided);
+        let (record, arm) = decided.unwrap_or_default();
+        let (name, ticket, is_held) = match self.plugin.enter(host, record, arm) {
+            Entry::Free => return Flow::Continue,
+            Entry::Leads(ticket) => ("leads", Some(ticket), false),
+            Entry::Held(ticket) => ("held", Some(ticket), true),
+            Entry::Full => ("follows", None, false),
+        };
+        self.burst = Some(Burst {
+            name,
+            ticket,
+            is_held,
+            succeeds: false,
+        });
+        match is_held {
+            true => Flow::Hold,
+            false => Flow::Continue,
+        }
+    }
+
+    /// Releases the requests that wait for this one: its response has begun, or it is over.
+    fn leave_burst(&mut self, host: &impl Host) {
+        let Some(burst) = &mut self.burst else { return };
+        let Some(ticket) = burst.ticket.take() else {
+            return;
+        };
+        match burst.succeeds {
+            true => self.plugin.burst_answered(host, ticket),
+            false => self.plugin.burst_gone(host, ticket),
         }
     }
 
@@ -794,6 +877,7 @@ impl Exchange {
     fn settled_flow(&self) -> Flow {
         match self.phase {
             Phase::Searching(_) | Phase::Settled(RequestOutcome::Refused(_)) => Flow::Hold,
+            _ if self.is_held() => Flow::Hold,
             _ => Flow::Continue,
         }
     }

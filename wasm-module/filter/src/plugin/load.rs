@@ -5,6 +5,7 @@ use foreword_ordering::document::Fingerprint;
 use foreword_ordering::feed::{FeedKey, GatewayId};
 
 use super::Plugin;
+use super::bursts::InFlight;
 use super::clock::Clock;
 use super::gateways::gateway_id;
 use super::knowledge::Knowledge;
@@ -65,6 +66,7 @@ impl Plugin {
             outbox: Shared::new(Outbox::default()),
             clock: Clock::default(),
             retrieval: (config.retrieval.clone()).map(|config| Retrieval::new(host, config)),
+            in_flight: config.bursts.map(InFlight::new),
             metrics,
             config,
             salts,

@@ -6,8 +6,10 @@
 //! | `knowledge` | the state that requests share |
 //! | `gateways` | the exchange with gateways of other proxies |
 //! | `clock` | ticks |
+//! | `bursts` | leaders and followers |
 //! | this file | the methods for requests |
 
+mod bursts;
 mod clock;
 mod gateways;
 mod knowledge;
@@ -23,6 +25,7 @@ use foreword_ordering::{
     Residency, Retrieved, Rewrite, RewriteOptions, Skip, Trial, Usage, parse, parse_with,
 };
 
+use self::bursts::InFlight;
 use self::clock::Clock;
 pub use self::clock::Tick;
 use self::knowledge::Knowledge;
@@ -54,6 +57,8 @@ pub struct Plugin {
     salts: Option<Salts>,
     /// The retrieval of documents; `None` if it is not configured.
     retrieval: Option<Retrieval>,
+    /// The requests in flight that others may wait for; `None` if none may.
+    in_flight: Option<InFlight>,
 }
 
 /// The route of a request.
@@ -95,7 +100,7 @@ impl<'b> RequestDocuments<'b> {
 }
 
 impl Plugin {
-    /// Returns whether the plugin follows engines' feeds, for which it needs ticks.
+    /// Returns whether the plugin follows engines' feeds.
     pub fn has_feeds(&self) -> bool {
         self.config.has_feeds()
     }
@@ -123,6 +128,8 @@ impl Plugin {
             }
             self.exchange(host, now_ms, feed, tick);
         }
+        // Last: resuming other requests may change the host's context.
+        self.expire_bursts(host);
         tick
     }
 
