@@ -324,7 +324,7 @@ fn link(chain: u64, next: u64) -> u64 {
 /// Most leaders of all tenants; further requests are forwarded without leading.
 const MAX_LEADERS: usize = 256;
 /// Most documents compared of a prompt; later ones do not count.
-const MAX_LINKS: usize = 128;
+const MAX_LINKS: usize = 32;
 
 #[cfg(test)]
 mod tests {
