@@ -15,12 +15,15 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A time in which a request that is not held would have arrived.
 const SOON: Duration = Duration::from_millis(300);
 
+/// What the engine is told to answer, by the request's name, and the signal that there is more.
+type Said = (Mutex<Vec<(String, Answer)>>, Condvar);
+
 /// An engine that answers a request, known by its `x-name`, only when the test says how.
 struct Engine {
     upstream: Upstream,
     /// The name of each request that arrives.
     arrived: Receiver<String>,
-    said: Arc<(Mutex<Vec<(String, Answer)>>, Condvar)>,
+    said: Arc<Said>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,7 +40,7 @@ impl Engine {
     fn start() -> Self {
         let (arrives, arrived) = channel();
         let arrives = Mutex::new(arrives);
-        let said = Arc::<(Mutex<Vec<(String, Answer)>>, Condvar)>::default();
+        let said = Arc::<Said>::default();
         let heard = Arc::clone(&said);
         let upstream = Upstream::scripted(move |request, reply| {
             let name = request.header("x-name").unwrap_or_default().to_owned();
