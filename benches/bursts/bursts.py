@@ -95,13 +95,14 @@ def main():
             for name, url in arms if number % 2 == 0 else reversed(arms):
                 seen[name] += burst(url, options, draw, at_once)
         for name, results in seen.items():
-            count = len(results)
+            failed = sum(result[0] != 200 for result in results)
+            results = [result for result in results if result[0] == 200]
+            count = max(len(results), 1)
             prompt = sum(result[1] for result in results)
             cached = sum(result[2] for result in results)
             first, end = (sum(result[at] for result in results) / count for at in (3, 4))
-            failed = sum(result[0] != 200 for result in results)
             print(
-                f"{at_once:3} at once, {name:8} {count} requests, {failed} failed, {prompt / count:.0f} prompt tokens, "
+                f"{at_once:3} at once, {name:8} {len(results)} requests, {failed} failed, {prompt / count:.0f} prompt tokens, "
                 f"cached {100 * cached / max(prompt, 1):.1f} %, first byte {first:.2f} s, end {end:.2f} s"
             )
 

@@ -30,9 +30,12 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     })?;
     plan.cargo("clippy, filter", CLIPPY_FILTER)?;
     plan.cargo("clippy, browser", CLIPPY_BROWSER)?;
+    // What is only built for tests would not miss its users.
+    plan.step(linted("build, with clippy", workspace, "build", &[]))?;
     plan.step(linted(
         "tests and benches, built with clippy",
         workspace,
+        "test",
         &["--all-targets", "--no-run"],
     ))?;
     plan.step(rustdoc(workspace)?)?;
@@ -48,7 +51,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         host: workspace.artifacts("dev").join("foreword"),
         ext_proc: Some(workspace.artifacts("dev").join("foreword-gateway")),
     };
-    let tests = linted("tests", workspace, &[]).env(CASES, "1");
+    let tests = linted("tests", workspace, "test", &[]).env(CASES, "1");
     plan.step(built.given_to(tests))?;
     plan.task("gpu.sh", || gpu_bundle::check(workspace))?;
     plan.step(built.given_to(gateway_as(workspace, "dynamic module", "dynamic")))?;
@@ -80,23 +83,29 @@ const CASES: &str = "PROPTEST_RNG_SEED";
 const CLIPPY_FILTER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-filter --target wasm32-wasip1 -- -D warnings";
 const CLIPPY_BROWSER: &str = "clippy --locked -p foreword-ordering -p foreword-similarity -p foreword-simulation -p foreword-browser --target wasm32-unknown-unknown -- -D warnings";
 
-/// Runs `cargo test` on the workspace with clippy's compiler, which compiles as rustc does and lints: `cargo clippy` would
+/// Runs cargo's `command` on the workspace with clippy's compiler, which compiles as rustc does and lints: `cargo clippy` would
 /// check all dependencies first, which the tests then build again. The compiler is named by an option and not by a
 /// variable, which the builds that tests begin would inherit.
-fn linted(name: &str, workspace: &Workspace, arguments: &[&str]) -> Step {
-    let test = ["test", "--locked", "--workspace", "--config", LINTED];
-    Step::cargo(name, workspace.root(), &[&test, arguments].concat())
+fn linted(name: &str, workspace: &Workspace, command: &str, arguments: &[&str]) -> Step {
+    let all = [command, "--locked", "--workspace", "--config", LINTED];
+    Step::cargo(name, workspace.root(), &[&all, arguments].concat())
         .env("CLIPPY_ARGS", "-Dwarnings__CLIPPY_HACKERY__")
 }
 
 const LINTED: &str = "build.rustc-workspace-wrapper='clippy-driver'";
 
 /// Writes the libraries' documentation from the tests' build: `cargo doc` would check all dependencies. Cargo gives the
-/// test's libraries to the documentation's tests alone, so that [`document`] stands in for rustdoc there.
+/// test's libraries to the documentation's tests alone, so that [`document`] stands in for rustdoc there. It leaves out what
+/// is no library: programs and modules for Envoy.
 fn rustdoc(workspace: &Workspace) -> Result<Step> {
     let program = env::current_exe().context("this program's path")?;
     let instead = format!("build.rustdoc='{}'", program.display());
-    let step = linted("rustdoc", workspace, &["--doc", "--config", &instead]);
+    let step = linted(
+        "rustdoc",
+        workspace,
+        "test",
+        &["--doc", "--config", &instead],
+    );
     Ok(step.env(DOCUMENT, &workspace.artifacts("doc").to_string_lossy()))
 }
 
@@ -117,11 +126,13 @@ pub(crate) fn document() -> Option<ExitCode> {
         }
     }
     rustdoc.args(["-D", "warnings", "-o"]).arg(folder);
-    let passed = rustdoc.status().is_ok_and(|status| status.success());
-    Some(if passed {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    Some(match rustdoc.status() {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("rustdoc: {error}");
+            ExitCode::FAILURE
+        }
     })
 }
 
@@ -131,6 +142,7 @@ fn gateway_as(workspace: &Workspace, name: &str, shell: &str) -> Step {
     linted(
         &format!("gateway, {name}"),
         workspace,
+        "test",
         &["--test", "gateway"],
     )
     .env("FOREWORD_SHELL", shell)

@@ -32,6 +32,8 @@ enum Answer {
     Begin,
     End,
     Fail,
+    /// The head; then the connection closes.
+    Head,
     /// The connection closes without a response.
     Close,
 }
@@ -62,6 +64,7 @@ impl Engine {
                 }
                 Answer::End => reply.json(200, "{}"),
                 Answer::Fail => reply.json(500, "{}"),
+                Answer::Head => reply.begin_events(),
                 Answer::Close => Ok(()),
             }
         })
@@ -156,7 +159,7 @@ fn followers_wait_for_the_first_byte_of_their_leader_and_other_requests_do_not()
 
 #[test]
 fn a_follower_leads_when_its_leader_fails() {
-    for failure in [Answer::Fail, Answer::Close] {
+    for failure in [Answer::Fail, Answer::Head, Answer::Close] {
         let engine = Engine::start();
         let gateway = gateway(&engine, &holding(60_000));
         let _leader = ask(&gateway, "red", "leader", &["a", "b"]);
@@ -214,40 +217,32 @@ fn waits_expire_and_no_more_wait_than_allowed() {
 }
 
 #[test]
-fn a_held_request_in_pieces_with_trailers_is_forwarded_whole() {
+fn a_held_request_in_pieces_is_forwarded_whole_with_and_without_trailers() {
     let engine = Engine::start();
     let gateway = gateway(&engine, &holding(60_000));
-    let _leader = ask(&gateway, "red", "leader", &["a", "b"]);
-    assert_eq!(engine.assert_arrives(), "leader");
     let headers = [
         "content-type: application/json",
         "x-tenant: red",
         "x-name: pieces",
     ];
-    let ids: Vec<String> = (0..200).map(|at| format!("d{at}")).collect();
-    let ids: Vec<&str> = ["a", "b"]
-        .into_iter()
-        .chain(ids.iter().map(String::as_str))
-        .collect();
-    let body = chat(&ids);
     let mut client = Client::connect(gateway.address()).unwrap();
-    for trailers in [&[][..], &["x-sum: 1"]] {
-        let pieces = post_chunked(&headers, body.as_bytes(), 10_000, trailers);
+    for (count, trailers) in (1..).zip([&[][..], &["x-sum: 1"]]) {
+        let ids: Vec<String> = (0..200).map(|at| format!("d{count}-{at}")).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let _leader = ask(&gateway, "red", "leader", &ids[..100]);
+        assert_eq!(engine.assert_arrives(), "leader");
+        let pieces = post_chunked(&headers, chat(&ids).as_bytes(), 10_000, trailers);
         client.send(&pieces).unwrap();
-        if trailers.is_empty() {
-            gateway.await_metric("foreword_burst_held_total", 1);
-            engine.say("leader", Answer::End);
-        }
+        gateway.await_metric("foreword_burst_held_total", count);
+        engine.say("leader", Answer::End);
         assert_eq!(engine.assert_arrives(), "pieces");
         engine.say("pieces", Answer::End);
         assert_eq!(client.response().unwrap().status, 200);
         let sent = engine.upstream.last().unwrap();
         assert!(sent.body.len() > 1 << 19, "{}", sent.body.len());
         let text = sent.text();
-        assert!(
-            ids.iter()
-                .all(|id| text.contains(&format!("{id} has words. ")))
-        );
+        let has = |id: &&str| text.contains(&format!("{id} has words. "));
+        assert!(ids.iter().all(has));
     }
 }
 

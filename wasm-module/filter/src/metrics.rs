@@ -338,8 +338,8 @@ impl Metrics {
             Entry::Free => return,
             Entry::Leads(_) => led,
             Entry::Held(_) => held,
-            Entry::Full if holds => unheld,
-            Entry::Full => reported,
+            Entry::Unheld if holds => unheld,
+            Entry::Unheld => reported,
         };
         counter.add(host, 1);
     }

@@ -41,17 +41,20 @@ use crate::metric_buffer::MetricBuffer;
 use crate::plugin::{Plugin, Tick};
 
 proxy_wasm::main! {{
-    proxy_wasm::set_root_context(|id| Box::new(Root(Proxy(id), None)));
+    proxy_wasm::set_root_context(|id| Box::new(Root { proxy: Proxy(id), plugin: None }));
 }}
 
 /// The root context: one for each configuration and worker.
-struct Root(Proxy, Option<Arc<Plugin>>);
+struct Root {
+    proxy: Proxy,
+    plugin: Option<Arc<Plugin>>,
+}
 
 impl Context for Root {
     fn on_http_call_response(&mut self, call: u32, headers: usize, size: usize, _trailers: usize) {
-        let Some(plugin) = &self.1 else { return };
+        let Some(plugin) = &self.plugin else { return };
         let (status, body) = answer(headers, size, Plugin::MAX_ANSWER_BYTES);
-        plugin.on_answer(&self.0, call, status, body.as_deref());
+        plugin.on_answer(&self.proxy, call, status, body.as_deref());
     }
 
     /// Handles the end of the configuration, after its last request.
@@ -68,35 +71,38 @@ impl RootContext for Root {
     fn on_configure(&mut self, size: usize) -> bool {
         let configuration = hostcalls::get_buffer(BufferType::PluginConfiguration, 0, size);
         let configuration = configuration.ok().flatten().unwrap_or_default();
-        match Plugin::load(&self.0, &configuration) {
+        match Plugin::load(&self.proxy, &configuration) {
             Ok(plugin) => {
                 plugin.wake_with(|| set_tick(Plugin::WOKEN));
-                set_tick(plugin.until_tick(&self.0));
-                self.1 = Some(Arc::new(plugin));
+                set_tick(plugin.until_tick(&self.proxy));
+                self.plugin = Some(Arc::new(plugin));
                 true
             }
             Err(error) => {
-                self.0.log(LogLevel::Error, &error.to_string());
+                self.proxy.log(LogLevel::Error, &error.to_string());
                 false
             }
         }
     }
 
     fn on_tick(&mut self) {
-        let Some(plugin) = &self.1 else { return };
-        if plugin.on_tick(&self.0) == Tick::Full {
+        let Some(plugin) = &self.plugin else { return };
+        if plugin.on_tick(&self.proxy) == Tick::Full {
             tell_counts();
         }
         // The interval may have been shortened, by this plugin or by the one that it replaced.
         if !plugin.is_woken() {
-            set_tick(plugin.until_tick(&self.0));
+            set_tick(plugin.until_tick(&self.proxy));
         }
     }
 
     fn create_http_context(&self, context_id: u32) -> Option<Box<dyn HttpContext>> {
         // The SDK panics on `None`, so a request before a configuration gets a context that refuses it.
-        Some(match &self.1 {
-            Some(plugin) => Box::new(Stream(Exchange::new(Arc::clone(plugin)), Proxy(context_id))),
+        Some(match &self.plugin {
+            Some(plugin) => Box::new(Stream {
+                exchange: Exchange::new(Arc::clone(plugin)),
+                proxy: Proxy(context_id),
+            }),
             None => Box::new(Unconfigured),
         })
     }
@@ -125,46 +131,56 @@ impl HttpContext for Unconfigured {
 }
 
 /// The context of one request.
-struct Stream(Exchange, Proxy);
+struct Stream {
+    exchange: Exchange,
+    proxy: Proxy,
+}
 
 impl Context for Stream {
     fn on_http_call_response(&mut self, call: u32, headers: usize, size: usize, _trailers: usize) {
-        let (status, body) = answer(headers, size, self.0.max_answer_bytes());
-        self.0
-            .on_answer(&self.1, call.into(), status, body.as_deref());
+        let (status, body) = answer(headers, size, self.exchange.max_answer_bytes());
+        self.exchange
+            .on_answer(&self.proxy, call.into(), status, body.as_deref());
     }
 }
 
 impl HttpContext for Stream {
     fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        action(self.0.on_request_headers(&self.1, end_of_stream))
+        action(self.exchange.on_request_headers(&self.proxy, end_of_stream))
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        action(self.0.on_request_body(&self.1, size, end_of_stream))
+        action(
+            self.exchange
+                .on_request_body(&self.proxy, size, end_of_stream),
+        )
     }
 
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
-        action(self.0.on_request_trailers(&self.1))
+        action(self.exchange.on_request_trailers(&self.proxy))
     }
 
-    fn on_http_response_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
-        self.0.on_response_headers(&self.1);
+    fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+        self.exchange.on_response_headers(&self.proxy);
+        if end_of_stream {
+            self.exchange.on_response_body(&self.proxy, 0, true);
+        }
         Action::Continue
     }
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        self.0.on_response_body(&self.1, size, end_of_stream);
+        self.exchange
+            .on_response_body(&self.proxy, size, end_of_stream);
         Action::Continue
     }
 
     fn on_http_response_trailers(&mut self, _count: usize) -> Action {
-        self.0.on_response_trailers(&self.1);
+        self.exchange.on_response_trailers(&self.proxy);
         Action::Continue
     }
 
     fn on_log(&mut self) {
-        self.0.on_done(&self.1);
+        self.exchange.on_done(&self.proxy);
     }
 }
 

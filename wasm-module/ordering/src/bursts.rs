@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// The limits of [`Bursts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BurstLimits {
-    /// Longest wait of a request, in milliseconds; a leader attracts followers as long.
+    /// Longest wait of a request, in milliseconds, and the time for which a leader attracts followers.
     pub max_wait_ms: u32,
     /// Most requests held at once, of all leaders.
     pub max_held: u32,
@@ -81,8 +81,10 @@ impl Opening {
         last.map_or(0, |((_, tokens), _)| *tokens)
     }
 
-    fn tokens(&self) -> u64 {
-        self.links.last().map_or(0, |(_, tokens)| *tokens)
+    /// Returns the tokens of documents that the request computes.
+    fn computed(&self) -> u64 {
+        let tokens = self.links.last().map_or(0, |(_, tokens)| *tokens);
+        tokens.saturating_sub(self.resident)
     }
 }
 
@@ -99,8 +101,9 @@ pub enum Entry {
     Leads(BurstTicket),
     /// The request waits until it is released.
     Held(BurstTicket),
-    /// The request would wait, but as many as allowed are held, or its shell cannot resume it: it is forwarded.
-    Full,
+    /// The request would wait, but is forwarded: as many as allowed are held, or it cannot be resumed, or followers are only
+    /// counted.
+    Unheld,
 }
 
 /// Why a request is released.
@@ -125,26 +128,28 @@ pub struct Released<W> {
     pub held_ms: u64,
 }
 
-/// The requests in flight that lead or are held, in order of arrival. `W` resumes a held request.
+/// The requests in flight that lead or are held. `W` resumes a held request.
 #[derive(Debug)]
 pub struct Bursts<W> {
     limits: BurstLimits,
     last: u64,
-    flights: Vec<Flight<W>>,
+    leaders: Vec<Flight>,
+    /// In order of arrival.
+    held: Vec<Held<W>>,
 }
 
 #[derive(Debug)]
-struct Flight<W> {
+struct Flight {
     ticket: BurstTicket,
     opening: Opening,
     since_ms: u64,
-    role: Role<W>,
 }
 
 #[derive(Debug)]
-enum Role<W> {
-    Leads,
-    Held { waiter: W, leader: BurstTicket },
+struct Held<W> {
+    flight: Flight,
+    waiter: W,
+    leader: BurstTicket,
 }
 
 impl<W> Bursts<W> {
@@ -154,7 +159,8 @@ impl<W> Bursts<W> {
         Self {
             limits,
             last: 0,
-            flights: Vec::new(),
+            leaders: Vec::new(),
+            held: Vec::new(),
         }
     }
 
@@ -167,53 +173,40 @@ impl<W> Bursts<W> {
         waiter: impl FnOnce() -> Option<W>,
     ) -> Entry {
         // What a leader computes is not resident yet, although its record says so.
-        for flight in &self.flights {
-            if matches!(flight.role, Role::Leads)
-                && opening.shared(&flight.opening) > flight.opening.resident
-            {
-                opening.resident = opening.resident.min(flight.opening.resident);
+        for leader in &self.leaders {
+            if opening.shared(&leader.opening) > leader.opening.resident {
+                opening.resident = opening.resident.min(leader.opening.resident);
             }
         }
-        let role = match self.leader_of(&opening) {
-            Some(leader) => {
-                let held = self.held();
-                let waiter = (held < self.limits.max_held as usize)
-                    .then(waiter)
-                    .flatten();
-                match waiter {
-                    Some(waiter) => Role::Held { waiter, leader },
-                    None => return Entry::Full,
-                }
-            }
-            None if self.leads(&opening) => Role::Leads,
-            None => return Entry::Free,
-        };
         self.last = self.last.wrapping_add(1);
         let ticket = BurstTicket(self.last);
-        let entry = match role {
-            Role::Leads => Entry::Leads(ticket),
-            Role::Held { .. } => Entry::Held(ticket),
-        };
-        self.flights.push(Flight {
+        let flight = Flight {
             ticket,
             opening,
             since_ms: now_ms,
-            role,
+        };
+        let Some(leader) = self.leader_of(&flight.opening) else {
+            return match self.lead(flight) {
+                true => Entry::Leads(ticket),
+                false => Entry::Free,
+            };
+        };
+        let has_room = self.held.len() < self.limits.max_held as usize;
+        let Some(waiter) = has_room.then(waiter).flatten() else {
+            return Entry::Unheld;
+        };
+        self.held.push(Held {
+            flight,
+            waiter,
+            leader,
         });
-        entry
-    }
-
-    /// Returns the number of requests held.
-    fn held(&self) -> usize {
-        let held = |flight: &&Flight<W>| matches!(flight.role, Role::Held { .. });
-        self.flights.iter().filter(held).count()
+        Entry::Held(ticket)
     }
 
     /// Returns whether the request is held.
     #[must_use]
     pub fn is_held(&self, ticket: BurstTicket) -> bool {
-        let mut flights = self.flights.iter();
-        flights.any(|it| it.ticket == ticket && matches!(it.role, Role::Held { .. }))
+        self.held.iter().any(|it| it.flight.ticket == ticket)
     }
 
     /// Handles the beginning of a leader's response: its documents are resident.
@@ -224,96 +217,103 @@ impl<W> Bursts<W> {
     /// Handles the failure or the end of a request: a leader whose response did not begin, or a held one whose client
     /// disconnected. Without effect once it was answered.
     pub fn gone(&mut self, now_ms: u64, ticket: BurstTicket) -> Vec<Released<W>> {
+        self.held.retain(|it| it.flight.ticket != ticket);
         self.end(now_ms, ticket, Release::Failed)
     }
 
     /// Releases requests whose wait has expired, and those whose leader takes longer than that.
     pub fn expire(&mut self, now_ms: u64) -> Vec<Released<W>> {
         let limit = u64::from(self.limits.max_wait_ms);
-        let is_late = |since_ms: u64| now_ms.saturating_sub(since_ms) >= limit;
-        let late = self.flights.iter().filter(|it| is_late(it.since_ms));
-        let late: Vec<BurstTicket> = late.map(|it| it.ticket).collect();
-        let is_over = |flight: &Flight<W>| match flight.role {
-            Role::Leads => late.contains(&flight.ticket),
-            Role::Held { leader, .. } => late.contains(&flight.ticket) || late.contains(&leader),
+        let is_late = |flight: &mut Flight| {
+            // A clock that was set back must not prolong the wait.
+            flight.since_ms = flight.since_ms.min(now_ms);
+            now_ms.saturating_sub(flight.since_ms) >= limit
         };
-        let over = self.flights.extract_if(.., |flight| is_over(flight));
-        let over = over.filter_map(|flight| released(now_ms, flight, Release::Expired));
-        over.collect()
+        let late = self.leaders.extract_if(.., is_late);
+        let late: Vec<BurstTicket> = late.map(|leader| leader.ticket).collect();
+        let over = self.held.extract_if(.., |it| {
+            is_late(&mut it.flight) || late.contains(&it.leader)
+        });
+        over.map(|it| it.released(now_ms, Release::Expired))
+            .collect()
     }
 
+    /// Forgets all requests, and returns what resumes the held ones.
+    pub fn abandon(&mut self) -> impl Iterator<Item = W> {
+        self.leaders.clear();
+        std::mem::take(&mut self.held)
+            .into_iter()
+            .map(|it| it.waiter)
+    }
+
+    /// Ends a leader: each request that it held is released, leads, or follows one that leads now.
     fn end(&mut self, now_ms: u64, ticket: BurstTicket, why: Release) -> Vec<Released<W>> {
-        let Some(at) = self.flights.iter().position(|it| it.ticket == ticket) else {
+        let Some(at) = self.leaders.iter().position(|it| it.ticket == ticket) else {
             return Vec::new();
         };
-        let ended = self.flights.remove(at);
+        let ended = self.leaders.swap_remove(at);
         let mut out = Vec::new();
-        let mut at = 0;
-        while let Some(flight) = self.flights.get_mut(at) {
-            at += 1;
-            match &flight.role {
-                Role::Held { leader, .. } if *leader == ticket => {}
-                _ => continue,
-            }
-            if why == Release::Answered {
-                let shared = flight.opening.shared(&ended.opening);
-                flight.opening.resident = flight.opening.resident.max(shared);
-            }
-            let opening = flight.opening.clone();
-            // One that was released before it may lead it now.
-            if let Some(next) = self.leader_of(&opening) {
-                let flight = self.flights.get_mut(at - 1);
-                if let Some(Role::Held { leader, .. }) = flight.map(|flight| &mut flight.role) {
-                    *leader = next;
+        for mut it in std::mem::take(&mut self.held) {
+            if it.leader == ticket {
+                let opening = &mut it.flight.opening;
+                if why == Release::Answered {
+                    opening.resident = opening.resident.max(opening.shared(&ended.opening));
                 }
-                continue;
+                // One that was released before it may lead it now.
+                let Some(next) = self.leader_of(opening) else {
+                    let Held { flight, waiter, .. } = it;
+                    let held_ms = now_ms.saturating_sub(flight.since_ms);
+                    self.lead(Flight {
+                        since_ms: now_ms,
+                        ..flight
+                    });
+                    out.push(Released {
+                        waiter,
+                        why,
+                        held_ms,
+                    });
+                    continue;
+                };
+                it.leader = next;
             }
-            at -= 1;
-            let flight = self.flights.remove(at);
-            let leads = self.leads(&opening).then_some(Flight {
-                ticket: flight.ticket,
-                opening,
-                since_ms: now_ms,
-                role: Role::Leads,
-            });
-            out.extend(released(now_ms, flight, why));
-            if let Some(leads) = leads {
-                self.flights.insert(at, leads);
-                at += 1;
-            }
+            self.held.push(it);
         }
         out
     }
 
-    /// Returns the leader that computes most of what an opening lacks, if that is enough to wait for.
+    /// Returns the leader that computes most of what an opening lacks, if that is enough to wait for: the first byte of a
+    /// leader that computes much else comes late.
     fn leader_of(&self, opening: &Opening) -> Option<BurstTicket> {
-        let leaders = self.flights.iter();
-        let leaders = leaders.filter(|flight| matches!(flight.role, Role::Leads));
-        let saved = |flight: &Flight<W>| {
-            let shared = opening.shared(&flight.opening);
-            shared.saturating_sub(opening.resident)
+        let saved = |leader: &Flight| {
+            let shared = opening.shared(&leader.opening);
+            let saved = shared.saturating_sub(opening.resident);
+            let is_enough = saved >= u64::from(self.limits.min_tokens)
+                && saved.saturating_mul(2) >= leader.opening.computed();
+            is_enough.then_some((saved, leader.ticket))
         };
-        let most = leaders.map(|flight| (saved(flight), flight.ticket));
-        let (saved, leader) = most.max_by_key(|(saved, ticket)| (*saved, !ticket.0))?;
-        (saved >= u64::from(self.limits.min_tokens)).then_some(leader)
+        let leaders = self.leaders.iter().filter_map(saved);
+        let most = leaders.max_by_key(|(saved, ticket)| (*saved, !ticket.0));
+        most.map(|(_, leader)| leader)
     }
 
-    /// Returns whether a request computes enough to lead, and there is room for a leader.
-    fn leads(&self, opening: &Opening) -> bool {
-        let computed = opening.tokens().saturating_sub(opening.resident);
-        let leaders = self.flights.len().saturating_sub(self.held());
-        computed >= u64::from(self.limits.min_tokens) && leaders < MAX_LEADERS
+    /// Makes a request a leader if it computes enough, and there is room.
+    fn lead(&mut self, flight: Flight) -> bool {
+        let leads = flight.opening.computed() >= u64::from(self.limits.min_tokens)
+            && self.leaders.len() < MAX_LEADERS;
+        if leads {
+            self.leaders.push(flight);
+        }
+        leads
     }
 }
 
-fn released<W>(now_ms: u64, flight: Flight<W>, why: Release) -> Option<Released<W>> {
-    match flight.role {
-        Role::Leads => None,
-        Role::Held { waiter, .. } => Some(Released {
-            waiter,
+impl<W> Held<W> {
+    fn released(self, now_ms: u64, why: Release) -> Released<W> {
+        Released {
+            waiter: self.waiter,
             why,
-            held_ms: now_ms.saturating_sub(flight.since_ms),
-        }),
+            held_ms: now_ms.saturating_sub(self.flight.since_ms),
+        }
     }
 }
 
@@ -329,7 +329,11 @@ const MAX_LINKS: usize = 32;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::document::Fingerprint;
+    use crate::feed::TenantKey;
+    use crate::peer_update::SentRun;
     use crate::random::Random;
+    use crate::tree::Scope;
 
     const LIMITS: BurstLimits = BurstLimits {
         max_wait_ms: 1_000,
@@ -385,7 +389,7 @@ mod tests {
         let released = bursts.answered(100, leader);
         let times: Vec<u64> = released.iter().map(|it| it.held_ms).collect();
         assert_eq!((names(released).as_str(), times), ("xy", vec![90, 80]));
-        assert_eq!(bursts.flights.len(), 0);
+        assert!(bursts.leaders.is_empty() && bursts.held.is_empty());
         let late = enter(&mut bursts, 110, opening("t", "abc", 3), 'z');
         assert_eq!(late, Entry::Free);
     }
@@ -439,7 +443,7 @@ mod tests {
             held(enter(&mut bursts, at as u64, opening("t", "ab", 2), name));
         }
         let more = enter(&mut bursts, 5, opening("t", "ab", 2), 'w');
-        assert_eq!(more, Entry::Full);
+        assert_eq!(more, Entry::Unheld);
         assert_eq!(names(bursts.expire(999)), "");
         // The leader is late, so all go, and no request follows it any more.
         assert_eq!(names(bursts.expire(1_000)), "xyz");
@@ -448,9 +452,72 @@ mod tests {
             let entry = enter(&mut bursts, 0, opening(&at.to_string(), "ab", 0), 'l');
             assert_eq!(matches!(entry, Entry::Leads(_)), at < MAX_LEADERS);
         }
-        let long = "ab".repeat(200);
-        let record = opening("t", &long, 0);
-        assert!(record.links.len() > MAX_LINKS, "only records are cut");
+    }
+
+    #[test]
+    fn no_request_waits_for_a_leader_that_computes_mostly_other_documents() {
+        let mut bursts = Bursts::new(LIMITS);
+        leads(enter(&mut bursts, 0, opening("t", "abcdef", 0), 'l'));
+        leads(enter(&mut bursts, 0, opening("t", "ab", 2), 'x'));
+        held(enter(&mut bursts, 0, opening("t", "abc", 3), 'y'));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_prolongs_no_wait() {
+        let mut bursts = Bursts::new(LIMITS);
+        leads(enter(&mut bursts, 9_000_000, opening("t", "ab", 0), 'l'));
+        held(enter(&mut bursts, 9_000_000, opening("t", "ab", 2), 'x'));
+        assert_eq!(names(bursts.expire(100)), "");
+        assert_eq!(names(bursts.expire(1_100)), "x");
+    }
+
+    #[test]
+    fn tickets_are_not_used_again_after_a_panic() {
+        let mut bursts = Bursts::new(LIMITS);
+        let old = leads(enter(&mut bursts, 0, opening("t", "ab", 0), 'l'));
+        held(enter(&mut bursts, 0, opening("t", "ab", 2), 'x'));
+        assert_eq!(bursts.abandon().collect::<String>(), "x");
+        leads(enter(&mut bursts, 0, opening("t", "ab", 0), 'm'));
+        held(enter(&mut bursts, 0, opening("t", "ab", 2), 'y'));
+        assert_eq!(names(bursts.gone(1, old)), "");
+    }
+
+    #[test]
+    fn an_opening_has_the_first_documents_of_all_runs_and_what_was_resident_of_them() {
+        let run = |scope: u64, documents: std::ops::Range<u64>, matched: u32| SentRun {
+            scope: Scope(scope),
+            before: 0,
+            matched,
+            documents: documents.map(|it| (Fingerprint(it), 10)).collect(),
+            order: None,
+            is_ranked: false,
+        };
+        let of = |runs: Vec<SentRun>| {
+            Opening::of(&OrderingRecord {
+                tenant: "t".into(),
+                key: TenantKey::of("t"),
+                model: "m".into(),
+                engine: EngineId(0),
+                tokens: 0,
+                runs,
+                chat: None,
+                forms: Vec::new(),
+                claims: Vec::new(),
+                context: None,
+            })
+        };
+        // The first run is resident, half of the second one is.
+        let whole = of(vec![run(1, 0..3, 30), run(2, 3..43, 200)]);
+        assert_eq!((whole.links.len(), whole.resident), (MAX_LINKS, 230));
+        assert_eq!(whole.computed(), MAX_LINKS as u64 * 10 - 230);
+        // What follows something that is not resident is computed.
+        assert_eq!(of(vec![run(1, 0..3, 20), run(2, 3..5, 20)]).resident, 20);
+        // The same documents behind another text are others.
+        assert_eq!(whole.shared(&of(vec![run(9, 0..3, 30)])), 0);
+        assert_eq!(
+            whole.shared(&of(vec![run(1, 0..3, 0), run(2, 7..9, 0)])),
+            30
+        );
     }
 
     #[test]
@@ -473,7 +540,7 @@ mod tests {
                         tickets.push(ticket);
                     }
                     Entry::Leads(ticket) => tickets.push(ticket),
-                    Entry::Free | Entry::Full => {}
+                    Entry::Free | Entry::Unheld => {}
                 }
                 if random.below(3) == 0 && !tickets.is_empty() {
                     let at = random.below(tickets.len() as u64) as usize;
@@ -488,15 +555,11 @@ mod tests {
                     assert!(waiting.remove(&released.waiter).is_some(), "released twice");
                 }
                 assert!(waiting.keys().all(|since| now_ms - since < 1_000));
-                assert_eq!(waiting.len(), bursts.held());
-                assert!(bursts.held() <= 3);
-                for flight in &bursts.flights {
-                    if let Role::Held { leader, .. } = flight.role {
-                        let mut all = bursts.flights.iter();
-                        assert!(
-                            all.any(|it| it.ticket == leader && matches!(it.role, Role::Leads))
-                        );
-                    }
+                assert_eq!(waiting.len(), bursts.held.len());
+                assert!(bursts.held.len() <= 3);
+                for held in &bursts.held {
+                    let mut leaders = bursts.leaders.iter();
+                    assert!(leaders.any(|leader| leader.ticket == held.leader));
                 }
             }
         }

@@ -428,11 +428,17 @@ impl ProcessingStream {
 
     fn on_response_headers(&mut self, modes: Modes, headers: HttpHeaders) {
         self.state.get_mut().response = fields(headers.headers);
-        self.with(|exchange, proxy| exchange.on_response_headers(proxy));
+        let is_last = headers.end_of_stream || modes.response == BodyMode::None;
+        self.with(|exchange, proxy| {
+            exchange.on_response_headers(proxy);
+            if is_last {
+                exchange.on_response_body(proxy, 0, true);
+            }
+        });
         let changes = self.state.get_mut().response.take_changes();
         let mut answer = answers::headers(Side::Response, changes);
         let wants_body = self.exchange.wants_response_body();
-        if headers.end_of_stream || modes.response == BodyMode::None || !wants_body {
+        if is_last || !wants_body {
             if !wants_body && modes.may_close() {
                 answer.mode_override = Some(answers::without_bodies(true));
             }

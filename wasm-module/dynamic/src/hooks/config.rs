@@ -52,6 +52,10 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
                 let clock = plugin.needs_ticks().then(clock).flatten();
                 match &clock {
                     Some(clock) => plugin.wake_with(clock.waker()),
+                    None if plugin.holds_requests() => {
+                        log(LogLevel::Error, NO_CLOCK_FOR_BURSTS);
+                        return std::ptr::null();
+                    }
                     None if plugin.needs_ticks() => log(LogLevel::Warn, NO_CLOCK),
                     None => {}
                 }
@@ -132,3 +136,5 @@ pub(super) unsafe extern "C" fn envoy_dynamic_module_on_http_filter_config_http_
 }
 
 const NO_CLOCK: &str = "there can be no thread, so engines' feeds are not followed: answers alone correct what is believed";
+const NO_CLOCK_FOR_BURSTS: &str =
+    "there can be no thread, so requests held by `bursts` could not be resumed";

@@ -106,12 +106,15 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_trailers(
 unsafe extern "C" fn envoy_dynamic_module_on_http_filter_response_headers(
     envoy: abi::HttpFilterEnvoyPtr,
     filter: Filter,
-    _end_of_stream: bool,
+    end_of_stream: bool,
 ) -> u32 {
     // SAFETY: both are this hook's.
     unsafe {
         on_response(envoy, filter, |exchange, envoy| {
             exchange.on_response_headers(envoy);
+            if end_of_stream {
+                exchange.on_response_body(envoy, 0, true);
+            }
         });
     };
     abi::CONTINUE

@@ -23,7 +23,7 @@ impl BurstConfig {
             holds: fields.one_of("bursts.mode", [("report", false), ("hold", true)])?,
             limits: BurstLimits {
                 max_wait_ms: fields.number("bursts.max_wait_ms", 1..=60_000, 2_000)?,
-                max_held: fields.number("bursts.max_held", 1..=4_096, 256)?,
+                max_held: fields.number("bursts.max_held", 1..=1_024, 256)?,
                 min_tokens: fields.number("bursts.min_tokens", 1..=1_048_576, 512)?,
             },
         })

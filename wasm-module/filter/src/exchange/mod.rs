@@ -256,7 +256,7 @@ impl Exchange {
         matches!(self.phase, Phase::Searching(_)) || self.is_held()
     }
 
-    /// Returns whether the request waits until another one's response begins. The shell then calls
+    /// Returns whether the request waits until another one's response begins. A shell that asks this later must call
     /// [`Exchange::on_resumed`] when its [`Host::resumer`] is called.
     pub fn is_held(&self) -> bool {
         self.burst.is_some_and(|burst| burst.is_held)
@@ -294,6 +294,7 @@ impl Exchange {
             pending.on_headers(host, &self.plugin);
         }
         if let Some(burst) = &mut self.burst {
+            burst.is_held = false;
             let status = host.response_header(":status").ok().flatten();
             burst.succeeds = status.is_some_and(|status| status.starts_with(b"2"));
             if !burst.succeeds {
@@ -349,9 +350,10 @@ impl Exchange {
         }
     }
 
-    /// Handles a chunk of the response's body, of `size` bytes, which is forwarded unchanged.
+    /// Handles a chunk of the response's body, of `size` bytes, which is forwarded unchanged. The last chunk may be empty; a
+    /// response without a body has only that one.
     pub fn on_response_body(&mut self, host: &impl Host, size: usize, end_of_stream: bool) {
-        if size > 0 {
+        if size > 0 || end_of_stream {
             self.leave_burst(host);
         }
         if let Some(pending) = &mut self.pending {
@@ -361,6 +363,7 @@ impl Exchange {
 
     /// Handles the response's trailers.
     pub fn on_response_trailers(&mut self, host: &impl Host) {
+        self.leave_burst(host);
         if let Some(pending) = &mut self.pending {
             pending.on_end(host, &self.plugin);
         }
@@ -368,6 +371,10 @@ impl Exchange {
 
     /// Handles the end of request and response, however they ended.
     pub fn on_done(&mut self, host: &impl Host) {
+        // The response did not begin, although its headers may have come.
+        if let Some(burst) = &mut self.burst {
+            burst.succeeds = false;
+        }
         self.leave_burst(host);
         let pending = self.pending.take();
         let counted = pending.and_then(|pending| pending.on_done(host, &self.plugin));
@@ -673,7 +680,7 @@ impl Exchange {
             Entry::Free => return Flow::Continue,
             Entry::Leads(ticket) => ("leads", Some(ticket), false),
             Entry::Held(ticket) => ("held", Some(ticket), true),
-            Entry::Full => ("follows", None, false),
+            Entry::Unheld => ("follows", None, false),
         };
         self.burst = Some(Burst {
             name,

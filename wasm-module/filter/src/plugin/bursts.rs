@@ -1,5 +1,6 @@
 //! Leaders and followers among the requests of one plugin: in Wasm those of one worker, in other shells all.
 
+use std::collections::VecDeque;
 use std::sync::MutexGuard;
 
 use foreword_ordering::{Arm, BurstTicket, Bursts, Entry, Opening, OrderingRecord, Released};
@@ -13,6 +14,8 @@ use crate::shared::Shared;
 pub(super) struct InFlight {
     config: BurstConfig,
     bursts: Shared<Bursts<Resumer>>,
+    /// What resumes the requests that are released, at the next ticks.
+    due: Shared<VecDeque<Resumer>>,
 }
 
 impl InFlight {
@@ -20,13 +23,19 @@ impl InFlight {
         Self {
             config,
             bursts: Shared::new(Bursts::new(config.limits)),
+            due: Shared::new(VecDeque::new()),
         }
     }
 
-    /// After a panic, the requests of a burst are forgotten; held ones are resumed by their shell, if at all.
+    /// After a panic, all held requests are resumed.
     fn lock(&self) -> Option<MutexGuard<'_, Bursts<Resumer>>> {
-        self.bursts
-            .lock(|bursts| *bursts = Bursts::new(self.config.limits))
+        self.bursts.lock(|bursts| self.resume(bursts.abandon()))
+    }
+
+    fn resume(&self, waiters: impl Iterator<Item = Resumer>) {
+        if let Some(mut due) = self.due.lock(|_| ()) {
+            due.extend(waiters);
+        }
     }
 }
 
@@ -71,12 +80,24 @@ impl Plugin {
         self.metrics.left(host, was_held);
     }
 
-    /// Releases requests that have waited long enough.
-    pub(super) fn expire_bursts(&self, host: &impl Host) {
+    /// Releases requests that have waited long enough, and resumes some of those released. Envoy may answer a request that is
+    /// resumed at once, and runs that one's callbacks within its own; so few are resumed at a tick, and none in a request's
+    /// callback.
+    pub(super) fn resume_released(&self, host: &impl Host) {
         self.release(host, Bursts::expire);
+        let in_flight = self.in_flight.as_ref();
+        let Some(in_flight) = in_flight else { return };
+        for _ in 0..RESUMED_AT_A_TICK {
+            let next = in_flight.due.lock(|_| ());
+            let Some(resumer) = next.and_then(|mut due| due.pop_front()) else {
+                return;
+            };
+            host.resume_other(resumer);
+        }
+        self.clock.wake();
     }
 
-    /// Resumes released requests, once nothing is locked.
+    /// Releases requests; the next ticks resume them.
     fn release(
         &self,
         host: &impl Host,
@@ -85,18 +106,22 @@ impl Plugin {
         let in_flight = self.in_flight.as_ref();
         let Some(in_flight) = in_flight else { return };
         let now_ms = host.now_ms();
-        let released = in_flight
-            .lock()
-            .map(|mut bursts| change(&mut bursts, now_ms));
-        for Released {
-            waiter,
-            why,
-            held_ms,
-        } in released.into_iter().flatten()
-        {
-            self.metrics.released(host, why, held_ms);
-            host.resume_other(waiter);
+        let released = in_flight.lock();
+        let released = released.map(|mut bursts| change(&mut bursts, now_ms));
+        let released = released.unwrap_or_default();
+        if released.is_empty() {
+            return;
         }
+        for it in &released {
+            self.metrics.released(host, it.why, it.held_ms);
+        }
+        in_flight.resume(released.into_iter().map(|it| it.waiter));
+        self.clock.wake();
+    }
+
+    /// Returns whether requests may be held, which only ticks resume.
+    pub fn holds_requests(&self) -> bool {
+        self.in_flight.as_ref().is_some_and(|it| it.config.holds)
     }
 
     /// Returns whether the plugin needs ticks: to follow engines' feeds, or to end waits.
@@ -110,3 +135,6 @@ impl Plugin {
         limits.map_or(0, |limits| limits.max_wait_ms.into())
     }
 }
+
+/// Requests resumed at a tick, which comes a millisecond later if there are more.
+const RESUMED_AT_A_TICK: usize = 8;

@@ -129,7 +129,7 @@ impl Plugin {
             self.exchange(host, now_ms, feed, tick);
         }
         // Last: resuming other requests may change the host's context.
-        self.expire_bursts(host);
+        self.resume_released(host);
         tick
     }
 
