@@ -35,6 +35,12 @@ pub(crate) struct Program {
 /// The target triple that the Proxy-Wasm filter is compiled for.
 pub(crate) const FILTER_TARGET: &str = "wasm32-wasip1";
 
+/// Cargo's option that makes clippy's compiler build the workspace; its artifacts are others than rustc's.
+pub(crate) const LINTED: &str = "build.rustc-workspace-wrapper='clippy-driver'";
+
+/// The variable that makes its warnings errors; with another value, it compiles everything again.
+pub(crate) const DENIED: (&str, &str) = ("CLIPPY_ARGS", "-Dwarnings__CLIPPY_HACKERY__");
+
 /// Options of `cargo xtask build`.
 #[derive(Args)]
 pub(crate) struct Options {

@@ -17,11 +17,12 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::Value;
 
+use crate::build::{self, DENIED, LINTED};
 use crate::kernels::Lines;
 use crate::oci::{self, Entry};
 use crate::step::Step;
 use crate::workspace::{Workspace, cargo};
-use crate::{build, kernels, setup};
+use crate::{kernels, setup};
 
 /// Options of `cargo xtask gpu-bundle`.
 #[derive(Args)]
@@ -65,7 +66,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 /// Runs the script on a bundle of the dev profile, on small models and on the stand-in for CUDA's driver, which the
 /// engine's tests have compiled: once with a kernel that fails, and once with all stages that need no more than that.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
-    let tests = tests(workspace, &["--workspace"])?;
+    let tests = tests(workspace, &["--workspace", "--config", LINTED])?;
     let Some(driver) = stand_in(&tests) else {
         eprintln!("! gpu.sh: not run, there is no stand-in for CUDA's driver");
         return Ok(());
@@ -130,6 +131,7 @@ fn tests(workspace: &Workspace, options: &[&str]) -> Result<PathBuf> {
             "json",
         ])
         .args(options)
+        .env(DENIED.0, DENIED.1)
         .current_dir(workspace.root())
         .stderr(Stdio::inherit())
         .output()

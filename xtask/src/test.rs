@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::build::{self, Built};
+use crate::build::{self, Built, DENIED, LINTED};
 use crate::kernels::Lines;
 use crate::step::{Step, seconds};
 use crate::workspace::Workspace;
@@ -88,11 +88,8 @@ const CLIPPY_BROWSER: &str = "clippy --locked -p foreword-ordering -p foreword-s
 /// variable, which the builds that tests begin would inherit.
 fn linted(name: &str, workspace: &Workspace, command: &str, arguments: &[&str]) -> Step {
     let all = [command, "--locked", "--workspace", "--config", LINTED];
-    Step::cargo(name, workspace.root(), &[&all, arguments].concat())
-        .env("CLIPPY_ARGS", "-Dwarnings__CLIPPY_HACKERY__")
+    Step::cargo(name, workspace.root(), &[&all, arguments].concat()).env(DENIED.0, DENIED.1)
 }
-
-const LINTED: &str = "build.rustc-workspace-wrapper='clippy-driver'";
 
 /// Writes the libraries' documentation from the tests' build: `cargo doc` would check all dependencies. Cargo gives the
 /// test's libraries to the documentation's tests alone, so that [`document`] stands in for rustdoc there. It leaves out what
