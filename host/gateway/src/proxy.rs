@@ -16,7 +16,6 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use envoy_types::pb::google::protobuf::Struct;
 use envoy_types::pb::google::protobuf::value::Kind;
 use foreword_filter::{EnginePool, Host, HostError, LogLevel, MetricId, Resumer, SharedData};
-
 use tokio::sync::Notify;
 
 use crate::calls::{Call, Clusters};

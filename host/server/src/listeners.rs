@@ -100,7 +100,7 @@ impl Serving {
     }
 }
 
-/// Who connects to the internal listener.
+/// The clients of the internal listener, for the error if its address cannot be listened on.
 const INTERNAL: &str =
     "probes, metrics and the KV feed; --internal-listen gives another address, or none";
 

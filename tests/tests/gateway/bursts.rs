@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A time in which a request that is not held would have arrived.
 const SOON: Duration = Duration::from_millis(300);
 
-/// What the engine is told to answer, by the request's name, and the signal that there is more.
+/// The engine's scripted answers by the requests' names, and the signal that another one was added.
 type Said = (Mutex<Vec<(String, Answer)>>, Condvar);
 
 /// An engine that answers a request, known by its `x-name`, only when the test says how.

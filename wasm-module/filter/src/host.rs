@@ -153,7 +153,7 @@ pub trait Host {
         None
     }
 
-    /// Resumes another request.
+    /// Resumes a held request, which is not the current one, by the function that its [`Host::resumer`] returned.
     fn resume_other(&self, resumer: Resumer) {
         resumer();
     }

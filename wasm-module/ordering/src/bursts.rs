@@ -92,7 +92,7 @@ impl Opening {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BurstTicket(u64);
 
-/// What [`Bursts::enter`] decides.
+/// The decision of [`Bursts::enter`] on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// The request is forwarded, and no other waits for it.
@@ -113,18 +113,18 @@ pub enum Release {
     Answered,
     /// Its leader failed or disconnected.
     Failed,
-    /// The wait expired.
+    /// The request, or its leader, has waited as long as [`BurstLimits::max_wait_ms`] allows.
     Expired,
 }
 
 /// A request that is forwarded now.
 #[derive(Debug)]
 pub struct Released<W> {
-    /// Resumes the request.
+    /// The value with which the request was held, which resumes it.
     pub waiter: W,
     /// Why it is released.
     pub why: Release,
-    /// How long it was held, in milliseconds.
+    /// Time for which the request was held, in milliseconds.
     pub held_ms: u64,
 }
 
@@ -234,7 +234,7 @@ impl<W> Bursts<W> {
         let over = self.held.extract_if(.., |it| {
             is_late(&mut it.flight) || late.contains(&it.leader)
         });
-        over.map(|it| it.released(now_ms, Release::Expired))
+        over.map(|it| it.flight.released(it.waiter, now_ms, Release::Expired))
             .collect()
     }
 
@@ -261,16 +261,10 @@ impl<W> Bursts<W> {
                 }
                 // One that was released before it may lead it now.
                 let Some(next) = self.leader_of(opening) else {
-                    let Held { flight, waiter, .. } = it;
-                    let held_ms = now_ms.saturating_sub(flight.since_ms);
+                    out.push(it.flight.released(it.waiter, now_ms, why));
                     self.lead(Flight {
                         since_ms: now_ms,
-                        ..flight
-                    });
-                    out.push(Released {
-                        waiter,
-                        why,
-                        held_ms,
+                        ..it.flight
                     });
                     continue;
                 };
@@ -307,12 +301,12 @@ impl<W> Bursts<W> {
     }
 }
 
-impl<W> Held<W> {
-    fn released(self, now_ms: u64, why: Release) -> Released<W> {
+impl Flight {
+    fn released<W>(&self, waiter: W, now_ms: u64, why: Release) -> Released<W> {
         Released {
-            waiter: self.waiter,
+            waiter,
             why,
-            held_ms: now_ms.saturating_sub(self.flight.since_ms),
+            held_ms: now_ms.saturating_sub(self.since_ms),
         }
     }
 }

@@ -63,7 +63,7 @@ impl TimeLimit {
     }
 }
 
-/// How a choice's tokens become text.
+/// What turns a choice's tokens into text.
 #[derive(Clone, Debug)]
 pub struct Reading {
     /// Stop strings, each of which ends a choice.
@@ -100,11 +100,11 @@ pub struct Submitted {
     pub generation: Generation,
     /// The requests of the other choices.
     pub waiting: Vec<Request>,
-    /// How the choices' tokens become text.
+    /// Turns the choices' tokens into text.
     pub reading: Reading,
     /// A pass for each choice.
     pub passes: Vec<Pass>,
-    /// The time limit.
+    /// The arrival of the request and its time limit.
     pub time: TimeLimit,
     /// The record of the answer.
     pub record: Record,

@@ -43,7 +43,7 @@ struct Running {
     input: File,
     index: BatchIndex,
     store: Arc<Store>,
-    /// As in [`Shared`].
+    /// Permits for requests in flight, shared fairly between batches.
     places: Arc<Semaphore>,
     planning: Arc<Semaphore>,
     plan: Arc<tokio::sync::Mutex<Plan>>,

@@ -9,7 +9,7 @@ use super::fields::Fields;
 /// The treatment of requests that open alike at once, while no cache holds their documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BurstConfig {
-    /// Whether followers are held; otherwise they are only counted.
+    /// Whether followers wait for their leader (mode `hold`). With mode `report` they are only counted.
     pub(crate) holds: bool,
     pub(crate) limits: BurstLimits,
 }

@@ -73,9 +73,9 @@ struct Burst {
     name: &'static str,
     /// The ticket, until the response has begun or failed.
     ticket: Option<BurstTicket>,
-    /// Whether the request waits to be resumed.
+    /// Whether the request is paused until another one's response begins.
     is_held: bool,
-    /// Whether the response's status is a success.
+    /// Whether the response's status is 2xx.
     succeeds: bool,
 }
 

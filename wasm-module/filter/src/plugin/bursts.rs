@@ -14,7 +14,7 @@ use crate::shared::Shared;
 pub(super) struct InFlight {
     config: BurstConfig,
     bursts: Shared<Bursts<Resumer>>,
-    /// What resumes the requests that are released, at the next ticks.
+    /// Functions that resume the released requests; the next ticks call them.
     due: Shared<VecDeque<Resumer>>,
 }
 

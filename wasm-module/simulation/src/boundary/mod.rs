@@ -25,7 +25,7 @@ use foreword_ordering::{Config, EngineId, RawConfig, Skip, Tenant};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 foreword_ordering::named! {
-    /// How a prompt is ordered and where cache markers are set in a simulated arm.
+    /// An arm of the simulation: a way to order a prompt and to set its cache markers.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum BoundaryArm {
         /// Original bodies without caching.
