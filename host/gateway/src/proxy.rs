@@ -183,7 +183,7 @@ impl Host for Proxy<'_> {
 
     fn request_body(&self, size: usize) -> Result<Vec<u8>, HostError> {
         let state = self.state("request_body")?;
-        let body = &state.body;
+        let body = state.new_body.as_ref().unwrap_or(&state.body);
         Ok(body.get(..size).unwrap_or(body).to_vec())
     }
 

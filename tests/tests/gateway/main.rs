@@ -3,6 +3,7 @@
 //! Each test starts an Envoy of its own with the built module. What the core decides is tested in the core; here
 //! it is proven that Envoy, the shell and the core together keep their promises for every shape of request.
 
+mod answers;
 mod bodies;
 mod bounds;
 mod bursts;

@@ -122,6 +122,10 @@ export interface Config {
     max_entries?: number;
     /** Bytes of these. */
     max_bytes?: number;
+    /** Gateways keep what clients drop from a model's answers (its reasoning, the arguments of tool calls as it wrote them) and restore it when the chat goes on; see docs/answers-restored.md before you switch it on. */
+    answers?: boolean;
+    /** Bytes of an answer that is kept; of 1,024 answers, these are what a gateway needs for them. */
+    max_answer_bytes?: number;
   };
 }
 // config-docs: config end

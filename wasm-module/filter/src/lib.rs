@@ -37,6 +37,7 @@
 )]
 
 mod agreement;
+mod answers;
 mod config;
 mod counter;
 mod dialect;

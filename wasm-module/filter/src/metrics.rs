@@ -73,6 +73,8 @@ pub(crate) struct Metrics {
     /// Held requests whose clients disconnected.
     left: Counter,
     held_milliseconds: Option<MetricId>,
+    /// Answers kept, and messages of requests that were restored by them.
+    answers: [Counter; 2],
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
     engine_cached_percent: Option<MetricId>,
@@ -168,6 +170,8 @@ impl Metrics {
                 Counter::define(host, &format!("foreword_burst_released_{why}_total"))
             }),
             left: Counter::define(host, "foreword_burst_left_total"),
+            answers: ["answers_kept", "messages_restored"]
+                .map(|what| Counter::define(host, &format!("foreword_{what}_total"))),
             held_milliseconds: host
                 .define_histogram("foreword_burst_held_milliseconds")
                 .ok(),
@@ -329,6 +333,16 @@ impl Metrics {
     /// Counts updates that gateways of other proxies did not receive, and those of theirs that cannot be read.
     pub(crate) fn lost_updates(&self, host: &impl Host, updates: u64) {
         self.lost_updates.add(host, updates);
+    }
+
+    pub(crate) fn answer_kept(&self, host: &impl Host) {
+        let [kept, _] = self.answers;
+        kept.add(host, 1);
+    }
+
+    pub(crate) fn restored(&self, host: &impl Host, messages: u64) {
+        let [_, restored] = self.answers;
+        restored.add(host, messages);
     }
 
     /// Counts a request that leads or follows; `holds` if followers are held.

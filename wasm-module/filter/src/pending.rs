@@ -2,6 +2,7 @@
 
 use foreword_ordering::{Arm, EngineId, OrderingRecord};
 
+use crate::answers::{AnswerReader, History};
 use crate::engines::{Dispatch, DispatchResult};
 use crate::host::{Host, HostError, LogLevel};
 use crate::plugin::Plugin;
@@ -18,6 +19,10 @@ pub(crate) struct PendingResponse {
     dispatch: Option<Dispatch>,
     /// The reader of the response's usage; `None` if there is nothing more to read.
     usage_reader: Option<UsageReader>,
+    /// The chat whose answer is kept, if it is.
+    history: Option<History>,
+    /// The reader of that answer.
+    answer: Option<AnswerReader>,
     /// The usage that the response reports.
     counted: Option<PromptUsage>,
     /// The tenant and the responding engine, if there are several engines.
@@ -37,6 +42,8 @@ impl PendingResponse {
             arm,
             dispatch: Some(dispatch),
             usage_reader: None,
+            history: None,
+            answer: None,
             counted: None,
             asked: None,
             is_read: true,
@@ -57,6 +64,11 @@ impl PendingResponse {
         let engine = engine.filter(|_| plugin.engines().are_several());
         self.asked = engine.map(|engine| (tenant.into(), engine));
         self
+    }
+
+    /// Adds the chat whose answer is kept, if it is.
+    pub(crate) fn of_chat(&mut self, history: Option<History>) {
+        self.history = history;
     }
 
     /// Handles the response's headers, from the engine or the proxy.
@@ -89,6 +101,12 @@ impl PendingResponse {
         }
         let is_read = self.is_read && status == Some(b"200");
         self.usage_reader = is_read.then(UsageReader::default);
+        let history = self.history.filter(|_| is_read);
+        self.answer = history.and_then(|history| {
+            let encoding = logged(host, host.response_header("content-encoding"))?;
+            let is_plain = encoding.is_none_or(|encoding| encoding == b"identity");
+            is_plain.then(|| AnswerReader::new(history))
+        });
     }
 
     /// Returns the record and the arm of a request that the core processed.
@@ -98,7 +116,7 @@ impl PendingResponse {
 
     /// Returns whether the response's body must be read.
     pub(crate) fn wants_body(&self) -> bool {
-        self.usage_reader.is_some()
+        self.usage_reader.is_some() || self.answer.is_some()
     }
 
     /// Handles a chunk of the response of `size` bytes.
@@ -117,6 +135,14 @@ impl PendingResponse {
                 self.usage_reader = None;
             }
         }
+        if let Some(answer) = &mut self.answer
+            && size > 0
+        {
+            match logged(host, host.response_body(0, size)) {
+                Some(chunk) => answer.take(&chunk),
+                None => self.answer = None,
+            }
+        }
         if is_last {
             self.on_end(host, plugin);
         }
@@ -124,6 +150,9 @@ impl PendingResponse {
 
     /// Handles the end of the response.
     pub(crate) fn on_end(&mut self, host: &impl Host, plugin: &Plugin) {
+        if let Some(answer) = self.answer.take() {
+            plugin.keep(host, answer);
+        }
         let Some(usage_reader) = self.usage_reader.take() else {
             return;
         };

@@ -218,6 +218,12 @@ object! {
         pub max_entries: u32 = 16_384; 0..=10_000_000,
         /// Most bytes of these messages, pinned documents included.
         pub max_bytes: u64 = 8 << 20,
+        /// Whether gateways keep what clients drop from a model's answers, its reasoning and the arguments of its tool calls as it
+        /// wrote them, and restore it when the chat continues (OpenAI's chat API). Without it the engine renders the earlier turn
+        /// with other words than it computed. Off by default: the gateway then keeps **words of answers**, up to 1,024 answers.
+        pub answers: bool = false,
+        /// Most bytes of an answer that is kept.
+        pub max_answer_bytes: u32 = 32_768; 1..=262_144,
     }
 }
 
@@ -240,6 +246,8 @@ pub struct Config {
     /// Most tokens of documents pinned in one chat; `None` if pinning is off.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
+    /// Most bytes of an answer that is kept; `None` if none is.
+    pub(crate) answers: Option<u32>,
     pub(crate) head: Head,
 }
 
@@ -390,6 +398,12 @@ impl Config {
         &self.head
     }
 
+    /// Returns the most bytes of an answer that gateways keep; `None` if they keep none.
+    #[must_use]
+    pub fn answers(&self) -> Option<u32> {
+        self.answers
+    }
+
     /// Returns whether contexts that clients remove from their chats' history are restored.
     pub(crate) fn keeps_contexts(&self) -> bool {
         self.pin.is_some() && self.head.keeps_contexts()
@@ -481,6 +495,7 @@ impl TryFrom<RawConfig> for Config {
                 max_entries: raw.conversation.max_entries,
                 max_bytes: raw.conversation.max_bytes,
             },
+            answers: (raw.conversation.answers).then_some(raw.conversation.max_answer_bytes),
             head,
         })
     }

@@ -28,6 +28,7 @@ use foreword_ordering::cuts::Cut;
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{BurstTicket, Entry, OrderingRecord, Retrieved, Rewrite, cache_field};
 
+use crate::answers::History;
 use crate::config::{Mode, OnFailure, RequestHeaders, TenantSource};
 use crate::dialect::Dialect;
 use crate::engines::DESTINATION_HEADER;
@@ -64,6 +65,10 @@ pub struct Exchange {
     miss: Option<Ticket>,
     /// The request's part in a burst, if it has one.
     burst: Option<Burst>,
+    /// The chat whose answer is kept, if it is.
+    history: Option<History>,
+    /// Number of messages to which lost parts of the model's answers were restored.
+    restored: u64,
 }
 
 /// The part of a request in a burst of requests that open alike.
@@ -161,6 +166,8 @@ impl Exchange {
             cut: None,
             miss: None,
             burst: None,
+            history: None,
+            restored: 0,
         }
     }
 
@@ -410,6 +417,9 @@ impl Exchange {
         if let Some(burst) = self.burst {
             fields.push(("burst", burst.name.to_owned()));
         }
+        if self.restored > 0 {
+            fields.push(("restored", self.restored.to_string()));
+        }
         if let Some(PromptUsage { prompt, cached }) = counted {
             fields.push(("prompt_tokens", prompt.to_string()));
             fields.extend(cached.map(|cached| ("cached_tokens", cached.to_string())));
@@ -576,6 +586,7 @@ impl Exchange {
         {
             return self.decline(host, Fault::CacheField { field });
         }
+        let came = self.restore(host, &mut held, came);
         match self.search(host, &mut held, &came) {
             RetrievalNeed::None(known) => self.go_on(host, &held, &came, known),
             RetrievalNeed::Search(SearchStep::Wait) => {
@@ -586,6 +597,31 @@ impl Exchange {
                 self.answered(host, &held, &came, found)
             }
         }
+    }
+
+    /// Restores what the client left out of the model's earlier answers. Returns the body as if the client had sent it.
+    fn restore(&mut self, host: &impl Host, held: &mut BufferedRequest, came: Vec<u8>) -> Vec<u8> {
+        let is_chat = self.dialect == Dialect::OpenAi && !held.bypassed;
+        let Some(answers) = self.plugin.answers().filter(|_| is_chat) else {
+            return came;
+        };
+        let limit = usize::try_from(self.plugin.config().max_body_bytes).unwrap_or(usize::MAX);
+        let model = self.model.as_deref().unwrap_or_default();
+        let salt = held.identity.salt().unwrap_or_default();
+        let owner = [held.identity.tenant().name, salt, model];
+        let Some(chat) = answers.restore(host, &owner, &came, limit) else {
+            return came;
+        };
+        self.history = Some(chat.history);
+        let Some(body) = chat.body else { return came };
+        if let Err(error) = replace(host, held, &came, &body) {
+            host.log(LogLevel::Warn, &error.to_string());
+            return came;
+        }
+        held.received = body.len();
+        self.restored = chat.restored;
+        self.plugin.restored(host, chat.restored);
+        body
     }
 
     /// Starts the search for documents, if it is needed.
@@ -661,6 +697,9 @@ impl Exchange {
         let mut pending = None;
         let mut noted = Noted::default();
         let sent = self.send(host, held, came, known, &mut pending, &mut noted);
+        if let Some(pending) = &mut pending {
+            pending.of_chat(self.history);
+        }
         (self.pending, self.head, self.miss) = (pending, noted.head, noted.miss);
         self.cut = noted.cut;
         match sent {
@@ -877,6 +916,9 @@ impl Exchange {
         }
         if let Some(ended) = self.ended {
             report.push_str(&format!("; retrieval={}", ended.word));
+        }
+        if self.restored > 0 {
+            report.push_str(&format!("; restored={}", self.restored));
         }
         report
     }

@@ -11,6 +11,7 @@ use super::gateways::gateway_id;
 use super::knowledge::Knowledge;
 use super::misses_of;
 use crate::agreement::Agreement;
+use crate::answers::Answers;
 use crate::config::{Config, ConfigError, KEY, Mode, SaltKey, TenantSource};
 use crate::engines::Engines;
 use crate::feed::{Feed, Gateways, Outbox};
@@ -48,6 +49,8 @@ impl Plugin {
         let mut knowledge = Knowledge::new(&config);
         let mut engines = Engines::without_choice(&config.engines);
         let mut followed = Vec::new();
+        let limit = config.ordering.answers().zip(ring.as_ref());
+        let answers = limit.map(|(max_bytes, (ring, _))| Answers::new(max_bytes, ring));
         if let Some((ring, agreement)) = ring {
             knowledge.agreement = agreement;
             match Engines::open(host, &config.engines, &ring) {
@@ -67,6 +70,7 @@ impl Plugin {
             clock: Clock::default(),
             retrieval: (config.retrieval.clone()).map(|config| Retrieval::new(host, config)),
             in_flight: config.bursts.map(InFlight::new),
+            answers,
             metrics,
             config,
             salts,

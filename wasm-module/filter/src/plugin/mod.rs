@@ -29,6 +29,7 @@ use self::bursts::InFlight;
 use self::clock::Clock;
 pub use self::clock::Tick;
 use self::knowledge::Knowledge;
+use crate::answers::{AnswerReader, Answers};
 use crate::config::{Config, Mode};
 use crate::engines::{Dispatch, DispatchResult, Engines};
 use crate::feed::{Feed, MAX_BATCH_BYTES, Outbox};
@@ -59,6 +60,8 @@ pub struct Plugin {
     retrieval: Option<Retrieval>,
     /// The requests in flight that others may wait for; `None` if none may.
     in_flight: Option<InFlight>,
+    /// The answers whose lost parts are restored; `None` if none are.
+    answers: Option<Answers>,
 }
 
 /// The route of a request.
@@ -173,6 +176,29 @@ impl Plugin {
 
     pub(crate) fn retrieval(&self) -> Option<&Retrieval> {
         self.retrieval.as_ref()
+    }
+
+    /// Returns the kept answers; `None` if no request is changed, or answers are not kept.
+    pub(crate) fn answers(&self) -> Option<&Answers> {
+        (self.answers.as_ref()).filter(|_| self.config.mode == Mode::Order)
+    }
+
+    /// Counts the messages of a request that were restored.
+    pub(crate) fn restored(&self, host: &impl Host, messages: u64) {
+        self.metrics.restored(host, messages);
+    }
+
+    /// Keeps an answer whose response has ended.
+    pub(crate) fn keep(&self, host: &impl Host, answer: AnswerReader) {
+        let kept = self
+            .answers
+            .as_ref()
+            .map(|answers| answer.keep(host, answers));
+        match kept {
+            Some(Ok(true)) => self.metrics.answer_kept(host),
+            Some(Err(error)) => host.log(LogLevel::Warn, &error.to_string()),
+            Some(Ok(false)) | None => {}
+        }
     }
 
     /// Returns the tenant of that name with its salt.

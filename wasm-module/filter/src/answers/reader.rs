@@ -1,0 +1,253 @@
+//! Reads an answer from a response of OpenAI's chat API, in JSON or in a stream of events.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+
+use super::{Answer, Answers, AtMost, History, MAX_CALLS, Reasoning, ReasoningField};
+use crate::host::{Host, HostError};
+
+/// Collects a response's first choice, to be kept when it is complete.
+#[derive(Debug)]
+pub(crate) struct AnswerReader {
+    history: History,
+    form: Form,
+    /// The bytes read of a JSON response, or of an event's line.
+    buffer: Vec<u8>,
+    written: Written,
+    /// Whether the model has ended its answer.
+    is_complete: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Unknown,
+    Json,
+    Events,
+    /// Too long, or of another form; nothing more is read.
+    Other,
+}
+
+/// What the model wrote so far.
+#[derive(Debug, Default)]
+struct Written {
+    /// The bytes of all fields.
+    bytes: usize,
+    content: String,
+    reasoning: Option<(ReasoningField, String)>,
+    calls: Vec<WrittenCall>,
+}
+
+#[derive(Debug, Default)]
+struct WrittenCall {
+    id: String,
+    name: String,
+    arguments: String,
+}
+
+/// A response, or an event of a stream.
+#[derive(Deserialize)]
+struct Response<'a> {
+    #[serde(borrow)]
+    choices: AtMost<Choice<'a>, MAX_CALLS>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(default)]
+    index: usize,
+    #[serde(borrow, alias = "message")]
+    delta: Option<Delta<'a>>,
+    #[serde(borrow)]
+    finish_reason: Option<Cow<'a, str>>,
+}
+
+#[derive(Deserialize)]
+struct Delta<'a> {
+    #[serde(borrow)]
+    content: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    reasoning: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    reasoning_content: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    tool_calls: Option<AtMost<CallDelta<'a>, MAX_CALLS>>,
+}
+
+#[derive(Deserialize)]
+struct CallDelta<'a> {
+    index: Option<usize>,
+    #[serde(borrow)]
+    id: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    function: Option<FunctionDelta<'a>>,
+}
+
+#[derive(Deserialize)]
+struct FunctionDelta<'a> {
+    #[serde(borrow)]
+    name: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    arguments: Option<Cow<'a, str>>,
+}
+
+impl AnswerReader {
+    /// Returns the reader of the answer to a chat.
+    pub(crate) fn new(history: History) -> Self {
+        Self {
+            history,
+            form: Form::Unknown,
+            buffer: Vec::new(),
+            written: Written::default(),
+            is_complete: false,
+        }
+    }
+
+    /// Reads a chunk of the response.
+    pub(crate) fn take(&mut self, chunk: &[u8]) {
+        if self.form == Form::Unknown {
+            self.form = match chunk.trim_ascii_start().first() {
+                None => return,
+                Some(b'{') => Form::Json,
+                Some(_) => Form::Events,
+            };
+        }
+        match self.form {
+            Form::Events => {
+                for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
+                    self.append(piece);
+                    if piece.ends_with(b"\n") {
+                        let line = std::mem::take(&mut self.buffer);
+                        self.line(&line);
+                    }
+                }
+            }
+            Form::Json => self.append(chunk),
+            Form::Unknown | Form::Other => {}
+        }
+    }
+
+    /// Keeps the answer when the response has ended. Returns whether it was kept.
+    pub(crate) fn keep(mut self, host: &impl Host, answers: &Answers) -> Result<bool, HostError> {
+        if self.form == Form::Json {
+            let body = std::mem::take(&mut self.buffer);
+            self.read(&body);
+        }
+        if self.form == Form::Other || !self.is_complete {
+            return Ok(false);
+        }
+        let Written {
+            content,
+            reasoning,
+            calls,
+            ..
+        } = self.written;
+        if reasoning.is_none() && calls.is_empty() {
+            return Ok(false);
+        }
+        let names = calls.iter().map(|call| [&*call.id, &*call.name]);
+        let key = self.history.key(&content, names);
+        let answer = Answer {
+            reasoning: reasoning.map(|(field, text)| Reasoning { field, text }),
+            arguments: calls.into_iter().map(|call| call.arguments).collect(),
+        };
+        answers.keep(host, key, &answer)
+    }
+
+    fn append(&mut self, bytes: &[u8]) {
+        if self.form == Form::Other {
+            return;
+        }
+        if self.buffer.len().saturating_add(bytes.len()) > MAX_BYTES {
+            return self.give_up();
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    fn give_up(&mut self) {
+        self.form = Form::Other;
+        self.buffer = Vec::new();
+        self.written = Written::default();
+    }
+
+    /// Reads a line of a stream of events.
+    fn line(&mut self, line: &[u8]) {
+        if let Some(data) = line.strip_prefix(b"data:") {
+            let data = data.trim_ascii();
+            if data != b"[DONE]" {
+                self.read(data);
+            }
+        }
+    }
+
+    fn read(&mut self, json: &[u8]) {
+        let Ok(response) = serde_json::from_slice::<Response<'_>>(json) else {
+            return self.give_up();
+        };
+        for choice in response
+            .choices
+            .0
+            .into_iter()
+            .filter(|choice| choice.index == 0)
+        {
+            self.is_complete |= choice.finish_reason.is_some();
+            let is_read = choice.delta.is_none_or(|delta| self.written.add(delta));
+            if !is_read {
+                return self.give_up();
+            }
+        }
+    }
+}
+
+impl Written {
+    /// Adds a piece of the answer. Returns `false` if the answer is too long.
+    fn add(&mut self, delta: Delta<'_>) -> bool {
+        append(&mut self.content, delta.content, &mut self.bytes);
+        let thoughts = [
+            (ReasoningField::Reasoning, delta.reasoning),
+            (ReasoningField::ReasoningContent, delta.reasoning_content),
+        ];
+        // vLLM writes the same text into both fields.
+        let thought = (thoughts.into_iter())
+            .find_map(|(field, text)| Some((field, text.filter(|text| !text.is_empty())?)));
+        if let Some((field, text)) = thought {
+            let (_, all) = self.reasoning.get_or_insert((field, String::new()));
+            append(all, Some(text), &mut self.bytes);
+        }
+        for (at, call) in delta
+            .tool_calls
+            .into_iter()
+            .flat_map(|calls| calls.0)
+            .enumerate()
+        {
+            let at = call.index.unwrap_or(at);
+            if at > self.calls.len() || at >= MAX_CALLS {
+                return false;
+            }
+            if at == self.calls.len() {
+                self.calls.push(WrittenCall::default());
+            }
+            let Some(known) = self.calls.get_mut(at) else {
+                return false;
+            };
+            if let Some(id) = call.id.filter(|id| !id.is_empty()) {
+                self.bytes = self.bytes.saturating_add(id.len());
+                known.id = id.into_owned();
+            }
+            if let Some(function) = call.function {
+                append(&mut known.name, function.name, &mut self.bytes);
+                append(&mut known.arguments, function.arguments, &mut self.bytes);
+            }
+        }
+        self.bytes <= MAX_BYTES
+    }
+}
+
+fn append(to: &mut String, text: Option<Cow<'_, str>>, bytes: &mut usize) {
+    let text = text.unwrap_or_default();
+    *bytes = bytes.saturating_add(text.len());
+    to.push_str(&text);
+}
+
+/// Most bytes of a response in JSON, of an event, and of the answer in a stream.
+const MAX_BYTES: usize = 1 << 20;

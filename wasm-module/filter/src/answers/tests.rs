@@ -1,0 +1,310 @@
+use super::*;
+use crate::tests::scripted::ScriptedHost;
+use serde_json::json;
+
+const THOUGHT: &str = "Rome, \"then\".\n";
+const ARGUMENTS: &str = r#"{"city": "Rome", "days": 3}"#;
+
+fn answers() -> Answers {
+    Answers::new(4096, "r")
+}
+
+/// A chat of a question alone, with the fields of the request beside its messages.
+fn question(fields: &Value) -> Value {
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "Weather?"}]});
+    let body_fields = body.as_object_mut().unwrap();
+    body_fields.extend(fields.as_object().unwrap().clone());
+    body
+}
+
+/// The chat with the answer as the client sends it, and the tool's result.
+fn continued(question: &Value, answer: Value) -> String {
+    let mut body = question.clone();
+    let messages = body["messages"].as_array_mut().unwrap();
+    messages.push(answer);
+    messages.push(json!({"role": "tool", "tool_call_id": "c1", "content": "Sunny."}));
+    body.to_string()
+}
+
+fn call(arguments: &str) -> Value {
+    let function = json!({"name": "weather", "arguments": arguments});
+    json!({"id": "c1", "type": "function", "function": function})
+}
+
+/// The answer as the client sends it.
+fn shown(arguments: &str) -> Value {
+    json!({"role": "assistant", "content": "Let me see.", "tool_calls": [call(arguments)]})
+}
+
+fn restore(host: &ScriptedHost, owner: &[&str], body: &str) -> Chat {
+    let body = body.as_bytes();
+    answers().restore(host, owner, body, 1 << 20).unwrap()
+}
+
+/// Keeps what a response to `question` brings, in chunks of that size. Returns whether it was kept.
+fn keep(host: &ScriptedHost, question: &Value, response: &str, chunk: usize) -> bool {
+    let chat = restore(host, &["t"], &question.to_string());
+    assert_eq!((chat.body, chat.restored), (None, 0));
+    let mut reader = AnswerReader::new(chat.history);
+    for chunk in response.as_bytes().chunks(chunk) {
+        reader.take(chunk);
+    }
+    reader.keep(host, &answers()).unwrap()
+}
+
+fn response(field: &str) -> String {
+    let message = json!({"role": "assistant", "content": "Let me see.\n", field: THOUGHT, "tool_calls": [call(ARGUMENTS)]});
+    let choice = json!({"index": 0, "message": message, "finish_reason": "tool_calls"});
+    json!({"id": "r", "choices": [choice], "usage": {"prompt_tokens": 9}}).to_string()
+}
+
+fn stream(field: &str, end: &str) -> String {
+    let mut out = String::new();
+    let mut event = |delta: Value, reason: Value| {
+        let choice = json!({"index": 0, "delta": delta, "finish_reason": reason});
+        out += &format!("data: {}\r\n\r\n", json!({"id": "r", "choices": [choice]}));
+    };
+    event(json!({"role": "assistant", "content": ""}), Value::Null);
+    for piece in [&THOUGHT[..4], &THOUGHT[4..]] {
+        event(json!({field: piece}), Value::Null);
+    }
+    event(json!({"content": "\n\nLet me "}), Value::Null);
+    event(json!({"content": "see."}), Value::Null);
+    let mut first = call("");
+    first["index"] = json!(0);
+    event(json!({"tool_calls": [first]}), Value::Null);
+    for piece in [&ARGUMENTS[..9], &ARGUMENTS[9..]] {
+        let function = json!({"arguments": piece});
+        event(
+            json!({"tool_calls": [{"index": 0, "function": function}]}),
+            Value::Null,
+        );
+    }
+    event(json!({}), json!("tool_calls"));
+    out + end
+}
+
+const END: &str = ": a comment\n\ndata: {\"choices\": [], \"usage\": {}}\n\ndata: [DONE]\n\n";
+
+fn parsed(body: Option<Vec<u8>>) -> Value {
+    serde_json::from_slice(&body.expect("nothing was restored")).unwrap()
+}
+
+#[test]
+fn what_clients_drop_is_restored_from_responses_of_every_form() {
+    let question = question(&json!({}));
+    for field in ["reasoning", "reasoning_content"] {
+        for response in [response(field), stream(field, END)] {
+            for chunk in [1, 7, 64, 100_000] {
+                let host = ScriptedHost::default();
+                assert!(keep(&host, &question, &response, chunk));
+                let sent = continued(&question, shown(r#"{"days":3,"city":"Rome"}"#));
+                let chat = restore(&host, &["t"], &sent);
+                assert_eq!(chat.restored, 1);
+                let body = parsed(chat.body);
+                let message = &body["messages"][1];
+                let mut expected = shown(ARGUMENTS);
+                expected[field] = json!(THOUGHT);
+                assert_eq!(*message, expected);
+                // Nothing else changed.
+                let mut rest = body.clone();
+                rest["messages"][1] = shown(r#"{"days":3,"city":"Rome"}"#);
+                assert_eq!(rest, serde_json::from_str::<Value>(&sent).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_the_client_sends_itself_stays() {
+    let question = question(&json!({}));
+    let host = ScriptedHost::default();
+    assert!(keep(&host, &question, &response("reasoning"), 100));
+    let with = |field: &str, value: Value| {
+        let mut message = shown(ARGUMENTS);
+        message[field] = value;
+        restore(&host, &["t"], &continued(&question, message)).body
+    };
+    // Its own reasoning, whatever the field.
+    assert_eq!(with("reasoning", json!(THOUGHT)), None);
+    assert_eq!(with("reasoning_content", json!("Another thought.")), None);
+    // An empty field is filled, and no field stands twice.
+    for empty in [json!(null), json!("")] {
+        let body = with("reasoning", empty.clone()).unwrap();
+        assert_eq!(
+            String::from_utf8_lossy(&body)
+                .matches("\"reasoning\"")
+                .count(),
+            1
+        );
+        assert_eq!(parsed(Some(body))["messages"][1]["reasoning"], THOUGHT);
+        assert!(with("reasoning_content", empty).is_some());
+    }
+    // Contents in parts are the same words.
+    let parts = json!([{"type": "text", "text": "Let me "}, {"type": "text", "text": "see."}]);
+    assert!(with("content", parts).is_some());
+}
+
+#[test]
+fn another_chat_client_or_answer_gets_nothing() {
+    let first = question(&json!({"user": "a"}));
+    let host = ScriptedHost::default();
+    assert!(keep(&host, &first, &response("reasoning"), 100));
+    let nothing = |owner: &[&str], body: &str| {
+        let chat = restore(&host, owner, body);
+        assert_eq!((chat.body, chat.restored), (None, 0), "{body}");
+    };
+    let sent = continued(&first, shown(ARGUMENTS));
+    assert!(restore(&host, &["t"], &sent).body.is_some());
+    for owner in [&["u"][..], &["", "t"], &["t", ""], &["t", "salt"]] {
+        nothing(owner, &sent);
+    }
+    for fields in [
+        json!({}),
+        json!({"user": "b"}),
+        json!({"user": "a", "model": "n"}),
+        json!({"user": "a", "cache_salt": "s"}),
+        json!({"user": "a", "prompt_cache_key": "k"}),
+        json!({"user": "a", "safety_identifier": "k"}),
+        json!({"user": "a", "messages": [{"role": "user", "content": "weather?"}]}),
+    ] {
+        nothing(&["t"], &continued(&question(&fields), shown(ARGUMENTS)));
+    }
+    // Arguments that someone edited, another text, and other calls.
+    for arguments in [
+        r#"{"city": "Rome", "days": 4}"#,
+        "{",
+        "",
+        r#"{"city": "Rome"}"#,
+    ] {
+        nothing(&["t"], &continued(&first, shown(arguments)));
+    }
+    for (pointer, value) in [
+        ("/content", json!("Let me see!")),
+        ("/content", json!(null)),
+        ("/role", json!("user")),
+        ("/tool_calls/0/id", json!("c2")),
+        ("/tool_calls/0/function/name", json!("time")),
+        (
+            "/tool_calls/0/function/arguments",
+            json!({"city": "Rome", "days": 3}),
+        ),
+        ("/tool_calls", json!([])),
+        ("/tool_calls", json!([call(ARGUMENTS), call(ARGUMENTS)])),
+    ] {
+        let mut message = shown(ARGUMENTS);
+        *message.pointer_mut(pointer).unwrap() = value;
+        nothing(&["t"], &continued(&first, message));
+    }
+}
+
+#[test]
+fn answers_that_did_not_end_or_are_too_long_are_not_kept() {
+    let question = question(&json!({}));
+    let host = ScriptedHost::default();
+    let whole = stream("reasoning", END);
+    let cut = &whole[..whole.find("finish_reason\":\"tool").unwrap()];
+    let long = |field: &str| {
+        let message = json!({"content": "", field: "x".repeat(4096)});
+        json!({"choices": [{"message": message, "finish_reason": "stop"}]}).to_string()
+    };
+    let huge = format!("data: {}\n\n{whole}", "x".repeat(2 << 20));
+    for response in [
+        cut,
+        "",
+        "{}",
+        "no answer",
+        r#"{"error": {"message": "busy"}}"#,
+        &long("reasoning"),
+        // Nothing that a client would drop.
+        r#"{"choices": [{"message": {"content": "Yes."}, "finish_reason": "stop"}]}"#,
+        // A gap between the calls of a stream.
+        "data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":3}]},\"finish_reason\":\"stop\"}]}\n\n",
+        &huge,
+        &format!("{}\ndata: {{\n\n", whole),
+    ] {
+        for chunk in [100, 1 << 20] {
+            assert!(!keep(&host, &question, response, chunk), "{response:.200}");
+        }
+    }
+}
+
+#[test]
+fn the_oldest_are_restored_while_there_is_room() {
+    let host = ScriptedHost::default();
+    let mut body = question(&json!({}));
+    let ask = json!({"role": "user", "content": "And then?"});
+    for _ in 0..4 {
+        let chat = restore(&host, &["t"], &body.to_string());
+        let mut reader = AnswerReader::new(chat.history);
+        reader.take(response("reasoning").as_bytes());
+        assert!(reader.keep(&host, &answers()).unwrap());
+        let messages = body["messages"].as_array_mut().unwrap();
+        messages.extend([shown(ARGUMENTS), ask.clone()]);
+    }
+    let text = body.to_string();
+    assert_eq!(restore(&host, &["t"], &text).restored, 4);
+    let added = "\"reasoning\":,".len() + serde_json::to_string(THOUGHT).unwrap().len();
+    for (room, restored) in [(0, 0), (added - 1, 0), (added, 1), (3 * added - 1, 2)] {
+        let chat = answers().restore(&host, &["t"], text.as_bytes(), text.len() + room);
+        let chat = chat.unwrap();
+        assert_eq!(chat.restored, restored, "{room}");
+        let has = |body: Vec<u8>| {
+            let body = parsed(Some(body));
+            let messages = body["messages"].as_array().unwrap().clone();
+            let restored = messages
+                .iter()
+                .filter(|message| message["reasoning"].is_string());
+            restored.count() as u64
+        };
+        assert_eq!(chat.body.map_or(0, has), restored);
+    }
+}
+
+#[test]
+fn bodies_that_are_no_chats_and_long_lists_are_left_alone() {
+    let host = ScriptedHost::default();
+    let long = format!(r#"{{"messages": [{}0]}}"#, "0,".repeat(MAX_MESSAGES));
+    let calls = format!(
+        r#"{{"messages": [{{"role": "assistant", "tool_calls": [{}0]}}]}}"#,
+        "0,".repeat(1 << 20)
+    );
+    for body in [
+        "",
+        "[]",
+        "{}",
+        r#"{"messages": 1}"#,
+        r#"{"messages": [], "messages": []}"#,
+        &long,
+    ] {
+        assert!(
+            answers()
+                .restore(&host, &[], body.as_bytes(), 1 << 20)
+                .is_none(),
+            "{body:.80}"
+        );
+    }
+    for body in [
+        r#"{"messages": [0, null, "x", {}, {"role": 1}, {"role": "assistant", "role": "user"}]}"#,
+        &calls,
+    ] {
+        assert_eq!(restore(&host, &[], body).restored, 0);
+    }
+}
+
+#[test]
+fn a_newer_answer_replaces_one_in_its_place() {
+    let host = ScriptedHost::default();
+    let mut kept = Vec::new();
+    for number in 0..3 * u64::try_from(SLOTS).unwrap() {
+        let question = question(&json!({"user": number.to_string()}));
+        assert!(keep(&host, &question, &response("reasoning"), 1000));
+        kept.push(continued(&question, shown(ARGUMENTS)));
+    }
+    let found = kept
+        .iter()
+        .filter(|body| restore(&host, &["t"], body).restored == 1);
+    let found = found.count() as u128;
+    assert!((SLOTS / 2..=SLOTS).contains(&found), "{found}");
+    assert_eq!(restore(&host, &["t"], kept.last().unwrap()).restored, 1);
+}
