@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -76,7 +76,7 @@ fn retrieve(workspace: &Workspace, handbook: &Handbook) -> Result<Vec<Retrieved>
             .collect(),
         top: TOP,
     };
-    let mut ranker = Command::new(cargo())
+    let mut ranker = cargo()
         .args(["run", "--locked", "--quiet", "--package", "ranker"])
         .current_dir(workspace.root())
         .stdin(Stdio::piped())

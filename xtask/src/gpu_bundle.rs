@@ -121,7 +121,7 @@ fn outcome(log: &str, stage: &str, wanted: &str) -> bool {
 
 /// Builds the engine's unit tests as a program and returns its path.
 fn tests(workspace: &Workspace, options: &[&str]) -> Result<PathBuf> {
-    let output = Command::new(cargo())
+    let output = cargo()
         .args([
             "test",
             "--locked",

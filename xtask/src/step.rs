@@ -1,7 +1,6 @@
 //! A step is a named command that is printed, run and timed. If it fails, the error is the command line that repeats
 //! it.
 
-use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
@@ -23,7 +22,7 @@ pub(crate) struct Step {
 impl Step {
     /// Returns a step that runs a cargo command.
     pub(crate) fn cargo(name: &str, root: &Path, arguments: &[&str]) -> Self {
-        Self::new(name, root, "cargo", &cargo(), arguments)
+        Self::new(name, root, "cargo", cargo(), arguments)
     }
 
     /// Returns a step that runs a program on the path or with a full path.
@@ -33,11 +32,10 @@ impl Step {
             .unwrap_or(program)
             .display()
             .to_string();
-        Self::new(name, root, &shown, program.as_os_str(), arguments)
+        Self::new(name, root, &shown, Command::new(program), arguments)
     }
 
-    fn new(name: &str, root: &Path, shown: &str, program: &OsStr, arguments: &[&str]) -> Self {
-        let mut command = Command::new(program);
+    fn new(name: &str, root: &Path, shown: &str, mut command: Command, arguments: &[&str]) -> Self {
         command
             .args(arguments)
             .current_dir(root)

@@ -1,7 +1,6 @@
 //! Locations: the repository's root, cargo's target folder, and the folder of downloaded tools.
 
 use std::env;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -32,7 +31,7 @@ struct Package {
 impl Workspace {
     /// Returns the locations as cargo reports them; it knows `CARGO_TARGET_DIR` and the user's configuration.
     pub(crate) fn find() -> Result<Self> {
-        let output = Command::new(cargo())
+        let output = cargo()
             .args(["metadata", "--no-deps", "--format-version", "1"])
             .output()
             .context("cargo metadata cannot be started")?;
@@ -84,9 +83,20 @@ impl Workspace {
     }
 }
 
-/// Returns the cargo that runs this program, so that a toolchain chosen on the command line also applies to the steps.
-pub(crate) fn cargo() -> OsString {
-    env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+/// Returns the cargo that runs this program, so that a toolchain chosen on the command line also applies to the steps, without
+/// what cargo said of this program's package: build scripts that read it (ring's) would run again at each change between
+/// this program and a shell, and all that depend on them would be compiled again.
+pub(crate) fn cargo() -> Command {
+    let program = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    let is_packages =
+        |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in env::vars_os() {
+        if name.to_str().is_some_and(is_packages) {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
 /// Returns a profile's folder: `debug` for the dev profile, otherwise the profile's name.

@@ -81,11 +81,8 @@ fn second(stream: bool) -> Value {
 
 fn forwarded(engine: &Upstream) -> Value {
     let last = engine.last().unwrap();
-    assert_eq!(
-        last.header("content-length")
-            .is_none_or(|length| length == last.body.len().to_string()),
-        true
-    );
+    let length = last.header("content-length");
+    assert!(length.is_none_or(|length| length == last.body.len().to_string()));
     serde_json::from_slice(&last.body).unwrap()
 }
 

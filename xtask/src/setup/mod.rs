@@ -93,7 +93,7 @@ fn targets(workspace: &Workspace) -> Result<()> {
 
 fn components(workspace: &Workspace) -> Result<()> {
     for (component, subcommand) in [("clippy", "clippy"), ("rustfmt", "fmt")] {
-        let asked = Command::new(cargo())
+        let asked = cargo()
             .args([subcommand, "--version"])
             .current_dir(workspace.root())
             .output();
