@@ -52,7 +52,7 @@ pub fn configurations() -> [(&'static str, Value); 6] {
         "max_body_bytes": 33_554_432,
         "ordering": {
             "head": {"mode": "apply"},
-            "conversation": {"pin": true, "answers": true},
+            "conversation": {"pin": true, "answers": "all"},
             "documents": {"numbered": true, "rules": true, "headings": true, "outputs": true},
         },
     });

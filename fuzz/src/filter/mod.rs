@@ -269,7 +269,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         r#"r2{"usage": {"prompt_tokens": 1000, "prompt_tokens_details": {"cached_tokens": 0}}}"#;
     const BATCH: &str = r#"f2{"epoch": "5c0f000000000000", "from": 0, "next": 2, "reset": true, "model": "", "events":
         [{"type": "stored", "scope": "9f3c000000000000", "path": [["0a1b000000000000", 117]]}]}"#;
-    const ANSWERS: &str = r#"{"ordering": {"conversation": {"answers": true}}}"#;
+    const ANSWERS: &str = r#"{"ordering": {"conversation": {"answers": "all"}}}"#;
     const QUESTION: &str = r#"b{"messages": [{"role": "user", "content": "Why?"}]}"#;
     const THOUGHT: &str = r#"r2
 data: {"choices": [{"delta": {"reasoning": "Hm.", "tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{ }"}}]}, "finish_reason": "stop"}]}

@@ -44,8 +44,8 @@ fn engine() -> Upstream {
     .unwrap()
 }
 
-/// A gateway that knows tenants, with `conversation.answers` or without.
-fn gateway(engine: &Upstream, answers: bool) -> Gateway {
+/// A gateway that knows tenants, with this value of `conversation.answers`.
+fn gateway(engine: &Upstream, answers: &str) -> Gateway {
     let plugin = json!({
         "ordering": {"conversation": {"answers": answers}}, "tenant": {"header": "x-tenant"},
         "report_header": "x-foreword",
@@ -90,7 +90,7 @@ fn forwarded(engine: &Upstream) -> Value {
 fn a_chat_goes_on_with_what_its_model_wrote() {
     for stream in [false, true] {
         let engine = engine();
-        let gateway = gateway(&engine, true);
+        let gateway = gateway(&engine, "all");
         ask(&gateway, "red", &first(stream));
         gateway.await_metric("foreword_answers_kept_total", 1);
         // Another tenant's chat of the same words.
@@ -114,7 +114,7 @@ fn a_chat_goes_on_with_what_its_model_wrote() {
 #[test]
 fn nothing_is_kept_unless_it_is_asked_for() {
     let engine = engine();
-    let gateway = gateway(&engine, false);
+    let gateway = gateway(&engine, "none");
     for body in [first(false), second(false)] {
         ask(&gateway, "red", &body);
         assert_eq!(forwarded(&engine), body);
@@ -131,7 +131,7 @@ fn nothing_is_kept_unless_it_is_asked_for() {
 #[test]
 fn documents_are_ordered_in_chats_that_are_restored() {
     let engine = engine();
-    let gateway = gateway(&engine, true);
+    let gateway = gateway(&engine, "all");
     let with = |ids: [&str; 3], mut body: Value| {
         let documents = ids.map(|id| format!("<document id=\"{id}\">The text of {id}.</document>"));
         body["messages"][0]["content"] = json!(documents.concat());

@@ -122,8 +122,8 @@ export interface Config {
     max_entries?: number;
     /** Bytes of these. */
     max_bytes?: number;
-    /** Gateways keep what clients drop from a model's answers (its reasoning, the arguments of tool calls as it wrote them) and restore it when the chat goes on; see docs/answers-restored.md before you switch it on. */
-    answers?: boolean;
+    /** What gateways keep of a model's answers, and restore where the client changed it when the chat goes on: the arguments of tool calls as the model wrote them, or `all`, its reasoning too. Read docs/answers-restored.md before you switch it on. */
+    answers?: "none" | "arguments" | "all";
     /** Bytes of an answer that is kept; of 1,024 answers, these are what a gateway needs for them. */
     max_answer_bytes?: number;
   };

@@ -218,13 +218,25 @@ object! {
         pub max_entries: u32 = 16_384; 0..=10_000_000,
         /// Most bytes of these messages, pinned documents included.
         pub max_bytes: u64 = 8 << 20,
-        /// Whether gateways keep what clients drop from a model's answers, its reasoning and the arguments of its tool calls as it
-        /// wrote them, and restore it when the chat continues (OpenAI's chat API). Without it the engine renders the earlier turn
-        /// with other words than it computed. Off by default: the gateway then keeps **words of answers**, up to 1,024 answers.
-        pub answers: bool = false,
+        /// What gateways keep of a model's answers, and restore where the client changed it when the chat continues (OpenAI's chat
+        /// API). Without it the engine renders the earlier turn with other words than it computed. `none` by default, since the
+        /// gateway otherwise keeps **words of answers**, up to 1,024 answers.
+        pub answers: KeptAnswers = KeptAnswers::None,
         /// Most bytes of an answer that is kept.
         pub max_answer_bytes: u32 = 32_768; 1..=262_144,
     }
+}
+
+/// What gateways keep of a model's answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeptAnswers {
+    /// Nothing.
+    None,
+    /// The arguments of tool calls as the model wrote them.
+    Arguments,
+    /// These and the model's reasoning.
+    All,
 }
 
 /// Validated configuration.
@@ -246,8 +258,8 @@ pub struct Config {
     /// Most tokens of documents pinned in one chat; `None` if pinning is off.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
-    /// Most bytes of an answer that is kept; `None` if none is.
-    pub(crate) answers: Option<u32>,
+    /// What is kept of answers, and most bytes of one.
+    pub(crate) answers: (KeptAnswers, u32),
     pub(crate) head: Head,
 }
 
@@ -398,9 +410,9 @@ impl Config {
         &self.head
     }
 
-    /// Returns the most bytes of an answer that gateways keep; `None` if they keep none.
+    /// Returns what gateways keep of answers, and the most bytes of one.
     #[must_use]
-    pub fn answers(&self) -> Option<u32> {
+    pub fn answers(&self) -> (KeptAnswers, u32) {
         self.answers
     }
 
@@ -495,7 +507,7 @@ impl TryFrom<RawConfig> for Config {
                 max_entries: raw.conversation.max_entries,
                 max_bytes: raw.conversation.max_bytes,
             },
-            answers: (raw.conversation.answers).then_some(raw.conversation.max_answer_bytes),
+            answers: (raw.conversation.answers, raw.conversation.max_answer_bytes),
             head,
         })
     }

@@ -92,7 +92,7 @@ pub use body::{scan, string};
 pub use bursts::{BurstLimits, BurstTicket, Bursts, Entry, Opening, Release, Released};
 pub use bytes::BadBytes;
 pub use cache_field::cache_field;
-pub use config::{Config, ConfigError, DocumentsField, RawConfig};
+pub use config::{Config, ConfigError, DocumentsField, KeptAnswers, RawConfig};
 pub use engines::{EngineCandidate, EngineId, MAX_ENGINES};
 pub use experiment::{Arm, Experiment};
 pub use listing::documents_of;

@@ -1,4 +1,4 @@
-//! Restores what a model wrote and clients do not send again: its reasoning, and the arguments of its tool calls byte for byte.
+//! Restores what a model wrote and clients change: the arguments of its tool calls byte for byte and, on request, its reasoning.
 //!
 //! ```text
 //!   response       {"reasoning": "Rome, then.", "tool_calls": [{"id": "c1", … "arguments": "{\"city\": \"Rome\"}"}]}   kept
@@ -19,6 +19,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
+use foreword_ordering::{Config, KeptAnswers};
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -35,6 +36,7 @@ pub(crate) struct Answers {
     prefix: String,
     /// Most bytes of an answer that is kept.
     max_bytes: usize,
+    keeps_reasoning: bool,
 }
 
 /// What clients drop from an answer.
@@ -99,12 +101,14 @@ impl History {
 }
 
 impl Answers {
-    /// `ring` is the name of the workers' agreement.
-    pub(crate) fn new(max_bytes: u32, ring: &str) -> Self {
-        Self {
+    /// Returns the answers that a configuration keeps, if it keeps any. `ring` is the name of the workers' agreement.
+    pub(crate) fn new(config: &Config, ring: &str) -> Option<Self> {
+        let (kept, max_bytes) = config.answers();
+        (kept != KeptAnswers::None).then(|| Self {
             prefix: format!("foreword/answers/{LAYOUT}/{ring}/"),
             max_bytes: usize::try_from(max_bytes).unwrap_or(usize::MAX),
-        }
+            keeps_reasoning: kept == KeptAnswers::All,
+        })
     }
 
     /// Returns a request's chat, with the answers restored that its client sends in part: the oldest first, as long as the
@@ -159,6 +163,9 @@ impl Answers {
 
     /// Keeps an answer; one that is too long is not kept. Returns whether it was kept.
     fn keep(&self, host: &impl Host, key: u128, answer: &Answer) -> Result<bool, HostError> {
+        if answer.reasoning.is_none() && answer.arguments.is_empty() {
+            return Ok(false);
+        }
         let Ok(text) = serde_json::to_vec(answer) else {
             return Ok(false);
         };

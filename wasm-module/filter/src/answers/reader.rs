@@ -142,9 +142,7 @@ impl AnswerReader {
             calls,
             ..
         } = self.written;
-        if reasoning.is_none() && calls.is_empty() {
-            return Ok(false);
-        }
+        let reasoning = reasoning.filter(|_| answers.keeps_reasoning);
         let names = calls.iter().map(|call| [&*call.id, &*call.name]);
         let key = self.history.key(&content, names);
         let answer = Answer {

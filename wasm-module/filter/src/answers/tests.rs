@@ -5,8 +5,15 @@ use serde_json::json;
 const THOUGHT: &str = "Rome, \"then\".\n";
 const ARGUMENTS: &str = r#"{"city": "Rome", "days": 3}"#;
 
+fn keeping(kept: &str) -> Answers {
+    let conversation = json!({"answers": kept, "max_answer_bytes": 4096});
+    let config = json!({"conversation": conversation}).to_string();
+    let config = Config::from_json(config.as_bytes()).unwrap();
+    Answers::new(&config, "r").unwrap()
+}
+
 fn answers() -> Answers {
-    Answers::new(4096, "r")
+    keeping("all")
 }
 
 /// A chat of a question alone, with the fields of the request beside its messages.
@@ -113,6 +120,25 @@ fn what_clients_drop_is_restored_from_responses_of_every_form() {
             }
         }
     }
+}
+
+#[test]
+fn reasoning_is_kept_only_if_it_is_asked_for() {
+    let host = ScriptedHost::default();
+    let question = question(&json!({}));
+    let chat = restore(&host, &["t"], &question.to_string());
+    let mut reader = AnswerReader::new(chat.history);
+    reader.take(response("reasoning").as_bytes());
+    assert!(reader.keep(&host, &keeping("arguments")).unwrap());
+    let sent = continued(&question, shown(r#"{"days":3,"city":"Rome"}"#));
+    let body = parsed(restore(&host, &["t"], &sent).body);
+    assert_eq!(body["messages"][1], shown(ARGUMENTS));
+    // An answer without calls has nothing to keep then.
+    let mut reader = AnswerReader::new(chat.history);
+    let message = json!({"content": "Yes.", "reasoning": THOUGHT});
+    let choice = json!({"message": message, "finish_reason": "stop"});
+    reader.take(json!({"choices": [choice]}).to_string().as_bytes());
+    assert!(!reader.keep(&host, &keeping("arguments")).unwrap());
 }
 
 #[test]

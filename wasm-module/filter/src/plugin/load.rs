@@ -49,8 +49,8 @@ impl Plugin {
         let mut knowledge = Knowledge::new(&config);
         let mut engines = Engines::without_choice(&config.engines);
         let mut followed = Vec::new();
-        let limit = config.ordering.answers().zip(ring.as_ref());
-        let answers = limit.map(|(max_bytes, (ring, _))| Answers::new(max_bytes, ring));
+        let answers = ring.as_ref();
+        let answers = answers.and_then(|(ring, _)| Answers::new(&config.ordering, ring));
         if let Some((ring, agreement)) = ring {
             knowledge.agreement = agreement;
             match Engines::open(host, &config.engines, &ring) {
