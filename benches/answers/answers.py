@@ -7,8 +7,8 @@
         --arm off=http://127.0.0.1:10055 --arm on=http://127.0.0.1:10056 --take 100
 
 The gateways' cluster is --listen: there this script stands in for the model. It asks the engine for one token, to learn how much of the
-prompt is cached, answers with the recorded message and a thought of its own, and lets the engine compute that answer, as it would have by
-writing it. Each arm has a salt of its own, so that the arms share no cache. Sessions are lines of {"messages": [...]} in OpenAI's form;
+prompt is cached, answers with the recorded message and a thought of its own, and lets the engine compute that answer as its template renders it
+(a model's own tokens may differ). Each arm has a salt of its own, so that the arms share no cache. Sessions are lines of {"messages": [...]} in OpenAI's form;
 thoughts and the order of arguments are made here, since what was recorded has none. Only the standard library is needed.
 """
 

@@ -26,7 +26,7 @@ const config: Config = {
   hint: { enabled: true, template: "{order}", label: "{label}", separator: " ", location: "{document}" },
   documents: { field: "render", tags: ["doc"], max: 8 },
   tree: { max_nodes: 100, max_tokens: 0, max_trees: 2 },
-  conversation: { deduplicate: true, pin: false, max_pinned_tokens: 1, max_entries: 1, max_bytes: 1, answers: "none", max_answer_bytes: 1 },
+  conversation: { deduplicate: true, pin: false, max_pinned_tokens: 1, max_entries: 1, max_bytes: 1, answers: "none", max_answers_bytes: 1 },
 };
 const orderer = new Orderer(config);
 const documents: Document[] = [{ id: "a", title: null, text: "…" }, { text: "…" }];

@@ -124,8 +124,8 @@ export interface Config {
     max_bytes?: number;
     /** What gateways keep of a model's answers, and restore where the client changed it when the chat goes on: the arguments of tool calls as the model wrote them, or `all`, its reasoning too. Read docs/answers-restored.md before you switch it on. */
     answers?: "none" | "arguments" | "all";
-    /** Bytes of an answer that is kept; of 1,024 answers, these are what a gateway needs for them. */
-    max_answer_bytes?: number;
+    /** Bytes that are kept of one chat's answers; later ones are not kept. Of up to 512 chats, so a gateway takes up to 512 times this. */
+    max_answers_bytes?: number;
   };
 }
 // config-docs: config end

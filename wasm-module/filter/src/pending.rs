@@ -2,7 +2,7 @@
 
 use foreword_ordering::{Arm, EngineId, OrderingRecord};
 
-use crate::answers::{AnswerReader, History};
+use crate::answers::{AnswerReader, ChatKey};
 use crate::engines::{Dispatch, DispatchResult};
 use crate::host::{Host, HostError, LogLevel};
 use crate::plugin::Plugin;
@@ -20,7 +20,7 @@ pub(crate) struct PendingResponse {
     /// The reader of the response's usage; `None` if there is nothing more to read.
     usage_reader: Option<UsageReader>,
     /// The chat whose answer is kept, if it is.
-    history: Option<History>,
+    chat: Option<ChatKey>,
     /// The reader of that answer.
     answer: Option<AnswerReader>,
     /// The usage that the response reports.
@@ -42,7 +42,7 @@ impl PendingResponse {
             arm,
             dispatch: Some(dispatch),
             usage_reader: None,
-            history: None,
+            chat: None,
             answer: None,
             counted: None,
             asked: None,
@@ -67,8 +67,8 @@ impl PendingResponse {
     }
 
     /// Adds the chat whose answer is kept, if it is.
-    pub(crate) fn of_chat(&mut self, history: Option<History>) {
-        self.history = history;
+    pub(crate) fn of_chat(&mut self, chat: Option<ChatKey>) {
+        self.chat = chat;
     }
 
     /// Handles the response's headers, from the engine or the proxy.
@@ -101,11 +101,11 @@ impl PendingResponse {
         }
         let is_read = self.is_read && status == Some(b"200");
         self.usage_reader = is_read.then(UsageReader::default);
-        let history = self.history.filter(|_| is_read);
-        self.answer = history.and_then(|history| {
+        let chat = self.chat.filter(|_| is_read);
+        self.answer = chat.and_then(|chat| {
             let encoding = logged(host, host.response_header("content-encoding"))?;
             let is_plain = encoding.is_none_or(|encoding| encoding == b"identity");
-            is_plain.then(|| AnswerReader::new(history))
+            is_plain.then(|| AnswerReader::new(chat))
         });
     }
 
@@ -135,12 +135,15 @@ impl PendingResponse {
                 self.usage_reader = None;
             }
         }
-        if let Some(answer) = &mut self.answer
-            && size > 0
+        if size > 0
+            && let Some(mut answer) = self.answer.take()
+            && let Some(chunk) = logged(host, host.response_body(0, size))
         {
-            match logged(host, host.response_body(0, size)) {
-                Some(chunk) => answer.take(&chunk),
-                None => self.answer = None,
+            answer.take(&chunk);
+            // A stream's answer is kept before its client reads the end, and may go on.
+            match answer.is_over() {
+                true => plugin.keep(host, answer),
+                false => self.answer = Some(answer),
             }
         }
         if is_last {

@@ -220,10 +220,10 @@ object! {
         pub max_bytes: u64 = 8 << 20,
         /// What gateways keep of a model's answers, and restore where the client changed it when the chat continues (OpenAI's chat
         /// API). Without it the engine renders the earlier turn with other words than it computed. `none` by default, since the
-        /// gateway otherwise keeps **words of answers**, up to 1,024 answers.
+        /// gateway otherwise keeps **words of answers**, of up to 512 chats.
         pub answers: KeptAnswers = KeptAnswers::None,
-        /// Most bytes of an answer that is kept.
-        pub max_answer_bytes: u32 = 32_768; 1..=262_144,
+        /// Most bytes that are kept of one chat's answers; later ones are not kept.
+        pub max_answers_bytes: u32 = 131_072; 1..=1_048_576,
     }
 }
 
@@ -258,7 +258,7 @@ pub struct Config {
     /// Most tokens of documents pinned in one chat; `None` if pinning is off.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
-    /// What is kept of answers, and most bytes of one.
+    /// What is kept of answers, and most bytes of a chat's.
     pub(crate) answers: (KeptAnswers, u32),
     pub(crate) head: Head,
 }
@@ -410,7 +410,7 @@ impl Config {
         &self.head
     }
 
-    /// Returns what gateways keep of answers, and the most bytes of one.
+    /// Returns what gateways keep of answers, and the most bytes of one chat's.
     #[must_use]
     pub fn answers(&self) -> (KeptAnswers, u32) {
         self.answers
@@ -507,7 +507,7 @@ impl TryFrom<RawConfig> for Config {
                 max_entries: raw.conversation.max_entries,
                 max_bytes: raw.conversation.max_bytes,
             },
-            answers: (raw.conversation.answers, raw.conversation.max_answer_bytes),
+            answers: (raw.conversation.answers, raw.conversation.max_answers_bytes),
             head,
         })
     }

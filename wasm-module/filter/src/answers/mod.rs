@@ -1,29 +1,33 @@
-//! Restores what a model wrote and clients change: the arguments of its tool calls byte for byte and, on request, its reasoning.
+//! Restores what a model wrote and clients change: the arguments of its tool calls and, on request, its reasoning.
 //!
 //! ```text
-//!   response       {"reasoning": "Rome, then.", "tool_calls": [{"id": "c1", … "arguments": "{\"city\": \"Rome\"}"}]}   kept
-//!   next request   {"tool_calls": [{"id": "c1", … "arguments": "{\"city\":\"Rome\"}"}]}
-//!   forwarded      {"reasoning": "Rome, then.", "tool_calls": [{"id": "c1", … "arguments": "{\"city\": \"Rome\"}"}]}
+//!   response       {"reasoning": "Rome, then.", "tool_calls": [{"id": "c1", … "arguments": "{\"city\": \"Rome\", \"days\": 3}"}]}   kept
+//!   next request   {"tool_calls": [{"id": "c1", … "arguments": "{\"days\":3,\"city\":\"Rome\"}"}]}
+//!   forwarded      {"reasoning": "Rome, then.", "tool_calls": [{"id": "c1", … "arguments": "{\"city\": \"Rome\", \"days\": 3}"}]}
 //! ```
 //!
 //! Without them the engine renders an earlier turn differently from what it computed, and its cache ends there. An answer is
-//! found by tenant, model, every byte of the chat's messages before it, and what a client shows of it (its text but for the
-//! white space around it, and the calls' ids and names). So only who sends a whole chat gets its answers.
+//! found by its owner (tenant, salt, model, and all of the request that a prompt depends on beside its messages), every byte
+//! of the messages before it, and what a client shows of it: its text but for the white space around it, and the calls'
+//! ids and names. So only who sends a whole chat gets its answers.
 //!
-//! Answers are in shared data, so that all workers find them: a table of [`SLOTS`] places by hash, in which a newer answer
-//! replaces an older one. They are neither logged nor told to other gateways.
+//! All answers of a chat are one entry in shared data, so that all workers find them and a chat is forgotten whole. The entry is
+//! in one of two places by hash; if both are taken, it replaces the chat whose last answer is older. When an entry is full,
+//! the chat's later answers are not kept, so that its beginning stays the same. Answers are neither logged nor told to other
+//! gateways.
 
 mod reader;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
 use foreword_ordering::{Config, KeptAnswers};
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_128;
 
 pub(crate) use self::reader::AnswerReader;
@@ -32,14 +36,14 @@ use crate::host::{Host, HostError};
 /// The answers kept in shared data.
 #[derive(Debug)]
 pub(crate) struct Answers {
-    /// The beginning of the slots' keys.
+    /// The beginning of the places' keys.
     prefix: String,
-    /// Most bytes of an answer that is kept.
+    /// Most bytes that are kept of one chat.
     max_bytes: usize,
     keeps_reasoning: bool,
 }
 
-/// What clients drop from an answer.
+/// What clients change in an answer.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Answer {
     reasoning: Option<Reasoning>,
@@ -69,35 +73,55 @@ impl ReasoningField {
     }
 }
 
-/// A chat up to the answer that is to come: a hash of tenant, model and all messages.
+/// Identifies a chat up to the answer that is to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct History(u128);
+pub(crate) struct ChatKey {
+    /// What separates one client's answers from another's, beside the words of the chat. A cryptographic hash.
+    owner: [u8; 32],
+    /// A hash of all messages so far.
+    messages: u128,
+    /// The key of the chat's first answer, if it has one.
+    first: Option<u128>,
+}
 
 /// A request's chat.
 #[derive(Debug)]
 pub(crate) struct Chat {
-    pub(crate) history: History,
+    pub(crate) key: ChatKey,
     /// The body with answers restored; `None` if nothing is restored.
     pub(crate) body: Option<Vec<u8>>,
     /// Number of messages restored.
     pub(crate) restored: u64,
 }
 
-impl History {
-    fn then(self, hash: u128) -> Self {
-        Self(xxh3_128(
-            &[self.0.to_le_bytes(), hash.to_le_bytes()].concat(),
-        ))
+impl ChatKey {
+    fn add(&mut self, message: &str) {
+        self.messages = joined(self.messages, xxh3_128(message.as_bytes()));
     }
 
     /// Returns the key of an answer, by what clients send of it.
-    fn key<'a>(self, content: &str, calls: impl Iterator<Item = [&'a str; 2]>) -> u128 {
-        let names = calls
+    fn answer<'a>(&self, content: &str, calls: impl Iterator<Item = [&'a str; 2]>) -> u128 {
+        let calls = calls
             .flatten()
-            .fold(Self(0), |names, name| names.then(xxh3_128(name.as_bytes())));
+            .fold(0, |hash, name| joined(hash, xxh3_128(name.as_bytes())));
         let content = xxh3_128(content.trim().as_bytes());
-        self.then(content).then(names.0).0
+        joined(joined(self.messages, content), calls)
     }
+}
+
+fn joined(one: u128, other: u128) -> u128 {
+    xxh3_128(&[one.to_le_bytes(), other.to_le_bytes()].concat())
+}
+
+/// A chat's entry in shared data, in one of its two places.
+struct Place {
+    key: String,
+    /// The value's compare-and-swap number; `None` if there is no value.
+    number: Option<u32>,
+    /// When the last answer was added.
+    used_ms: u64,
+    /// The chat's answers; `None` if the place is another's.
+    answers: Option<BTreeMap<u128, Answer>>,
 }
 
 impl Answers {
@@ -111,9 +135,8 @@ impl Answers {
         })
     }
 
-    /// Returns a request's chat, with the answers restored that its client sends in part: the oldest first, as long as the
-    /// body does not exceed `max_body_bytes`. `None` for a body that is no chat. `owner` holds what separates one client's
-    /// answers from another's, beside the words of the chat.
+    /// Returns a request's chat, with the answers restored that its client changed: the oldest first, as long as the body does
+    /// not exceed `max_body_bytes`. `None` for a body that is no chat. `owner` is what the body does not say of its owner.
     pub(crate) fn restore(
         &self,
         host: &impl Host,
@@ -122,83 +145,146 @@ impl Answers {
         max_body_bytes: usize,
     ) -> Option<Chat> {
         let request: Request<'_> = serde_json::from_slice(body).ok()?;
-        let named = [
-            request.model,
-            request.cache_salt,
-            request.user,
-            request.safety_identifier,
-            request.prompt_cache_key,
-        ];
-        let named = named.map(|value| value.map_or("", RawValue::get));
-        let mut history = (owner.iter().copied().chain(named)).fold(History(0), |history, part| {
-            history.then(xxh3_128(part.as_bytes()))
-        });
+        let mut chat = ChatKey {
+            owner: request.owner(owner),
+            messages: 0,
+            first: None,
+        };
+        let mut kept = BTreeMap::new();
         let mut edits: Vec<(&str, String)> = Vec::new();
         let mut restored: u64 = 0;
         let mut room = max_body_bytes.checked_sub(body.len());
         for message in request.messages.0 {
+            let message = message.get();
             if let Some(free) = room
-                && let Ok(read) = serde_json::from_str::<Message<'_>>(message.get())
+                && let Ok(read) = serde_json::from_str::<Message<'_>>(message)
                 && read.role == "assistant"
-                && let Some(answer) = read.key(history).and_then(|key| self.find(host, key))
-                && let Some(made) = read.missing(message.get(), &answer)
-                && !made.is_empty()
+                && let Some(key) = read.key(&chat)
             {
-                let added = made.iter().map(|(_, with)| with.len()).sum();
-                // Behind one that does not fit none is restored, so that the next request begins with the same bytes.
-                room = free.checked_sub(added);
-                if room.is_some() {
-                    edits.extend(made);
-                    restored = restored.saturating_add(1);
+                if chat.first.is_none() {
+                    chat.first = Some(key);
+                    let places = self.places(host, &chat.owner, key);
+                    kept = places
+                        .into_iter()
+                        .find_map(|place| place.answers)
+                        .unwrap_or_default();
+                }
+                if let Some(answer) = kept.get(&key)
+                    && let Some(made) = read.missing(message, answer, self.keeps_reasoning)
+                    && !made.is_empty()
+                {
+                    let added = made.iter().map(|(_, with)| with.len()).sum();
+                    // Behind one that does not fit none is restored.
+                    room = free.checked_sub(added);
+                    if room.is_some() {
+                        edits.extend(made);
+                        restored = restored.saturating_add(1);
+                    }
                 }
             }
-            history = history.then(xxh3_128(message.get().as_bytes()));
+            chat.add(message);
         }
         Some(Chat {
-            history,
+            key: chat,
             body: (!edits.is_empty()).then(|| apply(body, &edits)),
             restored,
         })
     }
 
-    /// Keeps an answer; one that is too long is not kept. Returns whether it was kept.
-    fn keep(&self, host: &impl Host, key: u128, answer: &Answer) -> Result<bool, HostError> {
+    /// Adds an answer to its chat's entry. Returns whether there was room.
+    fn keep(
+        &self,
+        host: &impl Host,
+        chat: &ChatKey,
+        key: u128,
+        answer: Answer,
+    ) -> Result<bool, HostError> {
         if answer.reasoning.is_none() && answer.arguments.is_empty() {
             return Ok(false);
         }
-        let Ok(text) = serde_json::to_vec(answer) else {
-            return Ok(false);
-        };
-        if text.len() > self.max_bytes {
-            return Ok(false);
+        let first = chat.first.unwrap_or(key);
+        let mut answer = Some(answer);
+        for _ in 0..ATTEMPTS {
+            let places = self.places(host, &chat.owner, first);
+            let oldest = places
+                .into_iter()
+                .min_by_key(|place| (place.answers.is_none(), place.used_ms));
+            let Some(place) = oldest else {
+                return Ok(false);
+            };
+            let mut answers = place.answers.unwrap_or_default();
+            answers.extend(answer.take().map(|answer| (key, answer)));
+            let mut entry = header(&chat.owner, first).to_vec();
+            entry.extend_from_slice(&host.now_ms().to_le_bytes());
+            let list: Vec<_> = answers
+                .iter()
+                .map(|(key, answer)| (split(*key), answer))
+                .collect();
+            let Ok(list) = serde_json::to_vec(&list) else {
+                return Ok(false);
+            };
+            entry.extend_from_slice(&list);
+            if entry.len() > self.max_bytes {
+                return Ok(false);
+            }
+            if host.set_shared_data(&place.key, &entry, place.number)? {
+                return Ok(true);
+            }
+            // Another worker changed the place.
+            answer = answers.remove(&key);
         }
-        let (slot, place) = self.slot(key);
-        let entry = [&key.to_le_bytes()[..], &text].concat();
-        Ok(host.set_shared_data(&place, &entry, None)?
-            && host.set_shared_data(&slot, &key.to_le_bytes(), None)?)
+        Ok(false)
     }
 
-    fn find(&self, host: &impl Host, key: u128) -> Option<Answer> {
-        let (slot, place) = self.slot(key);
-        // A chat of many messages does not copy an answer for each of them.
-        let (known, _) = host.shared_data(&slot).ok()??;
-        if known != key.to_le_bytes() {
-            return None;
-        }
-        let (entry, _) = host.shared_data(&place).ok()??;
-        let text = entry.strip_prefix(&key.to_le_bytes())?;
-        serde_json::from_slice(text).ok()
-    }
-
-    /// Returns the keys in shared data of a slot: of its answer's key alone, and of the answer behind its key.
-    fn slot(&self, key: u128) -> (String, String) {
-        let slot = format!("{}{}", self.prefix, key % SLOTS);
-        let place = format!("{slot}/answer");
-        (slot, place)
+    /// Returns the two places of the chat that begins with the answer `first`.
+    fn places(&self, host: &impl Host, owner: &[u8; 32], first: u128) -> [Place; 2] {
+        let header = header(owner, first);
+        let hash = xxh3_128(&header);
+        [hash % PLACES, hash / PLACES % PLACES].map(|place| {
+            let key = format!("{}{place}", self.prefix);
+            let value = host.shared_data(&key).ok().flatten();
+            let (value, number) =
+                value.map_or((Vec::new(), None), |(value, number)| (value, Some(number)));
+            let (known, rest) = value.split_at_checked(HEADER).unwrap_or_default();
+            let (used_ms, list) = rest.split_first_chunk().unwrap_or((&[0; 8], &[]));
+            let list = (known == header).then(|| serde_json::from_slice(list).ok());
+            Place {
+                key,
+                number,
+                used_ms: u64::from_le_bytes(*used_ms),
+                answers: list.flatten().map(|list: Vec<([u64; 2], Answer)>| {
+                    let pairs = list.into_iter();
+                    pairs
+                        .map(|([high, low], answer)| {
+                            (u128::from(high) << 64 | u128::from(low), answer)
+                        })
+                        .collect()
+                }),
+            }
+        })
     }
 }
 
-/// A chat request; other fields are ignored.
+/// The beginning of a chat's entry.
+fn header(owner: &[u8; 32], first: u128) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    let parts = owner
+        .iter()
+        .chain(&first.to_le_bytes())
+        .copied()
+        .collect::<Vec<u8>>();
+    for (to, from) in header.iter_mut().zip(parts) {
+        *to = from;
+    }
+    header
+}
+
+/// Splits a key for JSON, which has no numbers of 128 bits.
+fn split(key: u128) -> [u64; 2] {
+    [key >> 64, key & u128::from(u64::MAX)].map(|half| u64::try_from(half).unwrap_or_default())
+}
+
+/// A chat request: its messages, and what a prompt or its owner depends on beside them.
 #[derive(Deserialize)]
 struct Request<'a> {
     #[serde(borrow)]
@@ -213,6 +299,56 @@ struct Request<'a> {
     safety_identifier: Option<&'a RawValue>,
     #[serde(borrow)]
     prompt_cache_key: Option<&'a RawValue>,
+    #[serde(borrow)]
+    metadata: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tools: Option<&'a RawValue>,
+    #[serde(borrow)]
+    functions: Option<&'a RawValue>,
+    #[serde(borrow)]
+    documents: Option<&'a RawValue>,
+    #[serde(borrow)]
+    chat_template: Option<&'a RawValue>,
+    #[serde(borrow)]
+    chat_template_kwargs: Option<&'a RawValue>,
+}
+
+/// What is read of a request's `metadata`, whose other fields may change from request to request.
+#[derive(Deserialize)]
+struct Metadata<'a> {
+    #[serde(borrow)]
+    user_id: Option<&'a RawValue>,
+}
+
+impl Request<'_> {
+    fn owner(&self, known: &[&str]) -> [u8; 32] {
+        let metadata = self.metadata.map(RawValue::get);
+        let metadata =
+            metadata.and_then(|metadata| serde_json::from_str::<Metadata<'_>>(metadata).ok());
+        let said = [
+            self.model,
+            self.cache_salt,
+            self.user,
+            self.safety_identifier,
+            self.prompt_cache_key,
+            metadata.and_then(|metadata| metadata.user_id),
+            self.tools,
+            self.functions,
+            self.documents,
+            self.chat_template,
+            self.chat_template_kwargs,
+        ];
+        let mut hash = Sha256::new();
+        for part in known {
+            hash.update(part.len().to_le_bytes());
+            hash.update(part);
+        }
+        for value in said {
+            let value = value.map_or("", RawValue::get);
+            hash.update(xxh3_128(value.as_bytes()).to_le_bytes());
+        }
+        hash.finalize().into()
+    }
 }
 
 /// A message as a client sends it.
@@ -258,10 +394,10 @@ impl<'a> Message<'a> {
     }
 
     /// Returns the key of the answer that the message shows; `None` if it holds more than text and calls.
-    fn key(&self, history: History) -> Option<u128> {
+    fn key(&self, chat: &ChatKey) -> Option<u128> {
         let calls = self.calls().iter();
         let calls = calls.map(|call| [&*call.id, &*call.function.name]);
-        Some(history.key(&self.text()?, calls))
+        Some(chat.answer(&self.text()?, calls))
     }
 
     /// Returns the content's text; `None` if the content is not text alone.
@@ -280,7 +416,12 @@ impl<'a> Message<'a> {
 
     /// Returns the values to replace in the message `raw`, an empty one being an insertion: what the client left out or
     /// wrote in another way. `None` if the client's message is not the model's.
-    fn missing<'r>(&self, raw: &'r str, answer: &Answer) -> Option<Vec<(&'r str, String)>>
+    fn missing<'r>(
+        &self,
+        raw: &'r str,
+        answer: &Answer,
+        reasoning: bool,
+    ) -> Option<Vec<(&'r str, String)>>
     where
         'a: 'r,
     {
@@ -293,13 +434,13 @@ impl<'a> Message<'a> {
             let sent = call.function.arguments.get();
             let Words(words) = serde_json::from_str(sent).ok()?;
             if words != kept.as_str() {
-                if !means_the_same(&words, kept) {
+                if !is_same_json(&words, kept, MAX_DEPTH) {
                     return None;
                 }
                 edits.push((sent, serde_json::to_string(kept).ok()?));
             }
         }
-        if let Some(Reasoning { field, text }) = &answer.reasoning {
+        if let Some(Reasoning { field, text }) = answer.reasoning.as_ref().filter(|_| reasoning) {
             let fields = [self.reasoning, self.reasoning_content];
             let mut fields = fields
                 .map(|value| value.map(RawValue::get))
@@ -321,14 +462,40 @@ impl<'a> Message<'a> {
 }
 
 /// A string that is borrowed where it has no escapes.
-#[derive(Deserialize)]
+#[derive(PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 struct Words<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// Returns whether two texts are the same JSON value.
-fn means_the_same(sent: &str, kept: &str) -> bool {
-    let is_near = sent.len() / 8 <= kept.len();
-    let value = |text: &str| serde_json::from_str::<Value>(text).ok();
-    is_near && value(kept).is_some_and(|kept| value(sent) == Some(kept))
+/// Returns whether two texts are the same JSON value, with the same digits in each number.
+fn is_same_json(one: &str, other: &str, depth: u32) -> bool {
+    let (one, other) = (one.trim_ascii(), other.trim_ascii());
+    let Some(depth) = depth.checked_sub(1) else {
+        return false;
+    };
+    let same = |one: &RawValue, other: &RawValue| is_same_json(one.get(), other.get(), depth);
+    match one.as_bytes().first() {
+        Some(b'{') => {
+            let fields = |text| serde_json::from_str::<BTreeMap<Words<'_>, &RawValue>>(text);
+            let (Ok(one), Ok(other)) = (fields(one), fields(other)) else {
+                return false;
+            };
+            let mut pairs = one.iter().zip(&other);
+            one.len() == other.len()
+                && pairs.all(|(one, other)| one.0 == other.0 && same(one.1, other.1))
+        }
+        Some(b'[') => {
+            let elements = |text| serde_json::from_str::<AtMost<&RawValue, MAX_MESSAGES>>(text);
+            let (Ok(one), Ok(other)) = (elements(one), elements(other)) else {
+                return false;
+            };
+            let mut pairs = one.0.iter().zip(&other.0);
+            one.0.len() == other.0.len() && pairs.all(|(one, other)| same(one, other))
+        }
+        Some(b'"') => {
+            let words = |text| serde_json::from_str::<Words<'_>>(text).ok();
+            words(one).is_some_and(|one| words(other) == Some(one))
+        }
+        _ => one == other,
+    }
 }
 
 /// Returns the body with slices of it replaced.
@@ -383,10 +550,16 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for AtMost<T, N>
     }
 }
 
-/// Number of answers that are kept.
-const SLOTS: u128 = 1024;
-/// Version of the slots' layout; another one starts empty.
+/// Number of chats whose answers are kept.
+const PLACES: u128 = 512;
+/// Version of the entries' layout; another one starts empty.
 const LAYOUT: u32 = 1;
+/// Bytes of an entry's beginning: its owner and the key of its first answer.
+const HEADER: usize = 48;
+/// Most attempts to change a place that other workers change too.
+const ATTEMPTS: u32 = 4;
+/// Most levels of a call's arguments.
+const MAX_DEPTH: u32 = 64;
 /// Most messages of a chat.
 const MAX_MESSAGES: usize = 4096;
 /// Most tool calls, or parts of a content, of one message.

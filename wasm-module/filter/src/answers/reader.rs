@@ -4,19 +4,21 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
-use super::{Answer, Answers, AtMost, History, MAX_CALLS, Reasoning, ReasoningField};
+use super::{Answer, Answers, AtMost, ChatKey, MAX_CALLS, Reasoning, ReasoningField};
 use crate::host::{Host, HostError};
 
 /// Collects a response's first choice, to be kept when it is complete.
 #[derive(Debug)]
 pub(crate) struct AnswerReader {
-    history: History,
+    chat: ChatKey,
     form: Form,
     /// The bytes read of a JSON response, or of an event's line.
     buffer: Vec<u8>,
     written: Written,
     /// Whether the model has ended its answer.
     is_complete: bool,
+    /// Whether a stream's last event was read.
+    is_done: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,14 +95,20 @@ struct FunctionDelta<'a> {
 
 impl AnswerReader {
     /// Returns the reader of the answer to a chat.
-    pub(crate) fn new(history: History) -> Self {
+    pub(crate) fn new(chat: ChatKey) -> Self {
         Self {
-            history,
+            chat,
             form: Form::Unknown,
             buffer: Vec::new(),
             written: Written::default(),
             is_complete: false,
+            is_done: false,
         }
+    }
+
+    /// Returns whether nothing more needs to be read: a stream has ended, or the response is not an answer.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_done || self.form == Form::Other
     }
 
     /// Reads a chunk of the response.
@@ -127,13 +135,15 @@ impl AnswerReader {
         }
     }
 
-    /// Keeps the answer when the response has ended. Returns whether it was kept.
+    /// Keeps the answer if it is complete, when the response has ended or nothing more needs to be read. Returns whether it
+    /// was kept.
     pub(crate) fn keep(mut self, host: &impl Host, answers: &Answers) -> Result<bool, HostError> {
         if self.form == Form::Json {
             let body = std::mem::take(&mut self.buffer);
             self.read(&body);
+            self.is_done = true;
         }
-        if self.form == Form::Other || !self.is_complete {
+        if self.form == Form::Other || !self.is_complete || !self.is_done {
             return Ok(false);
         }
         let Written {
@@ -144,12 +154,12 @@ impl AnswerReader {
         } = self.written;
         let reasoning = reasoning.filter(|_| answers.keeps_reasoning);
         let names = calls.iter().map(|call| [&*call.id, &*call.name]);
-        let key = self.history.key(&content, names);
+        let key = self.chat.answer(&content, names);
         let answer = Answer {
             reasoning: reasoning.map(|(field, text)| Reasoning { field, text }),
             arguments: calls.into_iter().map(|call| call.arguments).collect(),
         };
-        answers.keep(host, key, &answer)
+        answers.keep(host, &self.chat, key, answer)
     }
 
     fn append(&mut self, bytes: &[u8]) {
@@ -172,8 +182,9 @@ impl AnswerReader {
     fn line(&mut self, line: &[u8]) {
         if let Some(data) = line.strip_prefix(b"data:") {
             let data = data.trim_ascii();
-            if data != b"[DONE]" {
-                self.read(data);
+            match data {
+                b"[DONE]" => self.is_done = true,
+                _ => self.read(data),
             }
         }
     }
@@ -188,9 +199,14 @@ impl AnswerReader {
             .into_iter()
             .filter(|choice| choice.index == 0)
         {
-            self.is_complete |= choice.finish_reason.is_some();
+            let is_ended = choice
+                .finish_reason
+                .as_deref()
+                .map(|reason| ENDS.contains(&reason));
+            self.is_complete |= is_ended == Some(true);
             let is_read = choice.delta.is_none_or(|delta| self.written.add(delta));
-            if !is_read {
+            // Of an answer that was cut off, nothing is kept.
+            if !is_read || is_ended == Some(false) {
                 return self.give_up();
             }
         }
@@ -247,5 +263,7 @@ fn append(to: &mut String, text: Option<Cow<'_, str>>, bytes: &mut usize) {
     to.push_str(&text);
 }
 
+/// The reasons with which an answer ends by itself.
+const ENDS: [&str; 3] = ["stop", "tool_calls", "function_call"];
 /// Most bytes of a response in JSON, of an event, and of the answer in a stream.
-const MAX_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 256 << 10;

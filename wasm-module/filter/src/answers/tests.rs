@@ -1,12 +1,12 @@
 use super::*;
 use crate::tests::scripted::ScriptedHost;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const THOUGHT: &str = "Rome, \"then\".\n";
 const ARGUMENTS: &str = r#"{"city": "Rome", "days": 3}"#;
 
 fn keeping(kept: &str) -> Answers {
-    let conversation = json!({"answers": kept, "max_answer_bytes": 4096});
+    let conversation = json!({"answers": kept, "max_answers_bytes": 4096});
     let config = json!({"conversation": conversation}).to_string();
     let config = Config::from_json(config.as_bytes()).unwrap();
     Answers::new(&config, "r").unwrap()
@@ -52,7 +52,7 @@ fn restore(host: &ScriptedHost, owner: &[&str], body: &str) -> Chat {
 fn keep(host: &ScriptedHost, question: &Value, response: &str, chunk: usize) -> bool {
     let chat = restore(host, &["t"], &question.to_string());
     assert_eq!((chat.body, chat.restored), (None, 0));
-    let mut reader = AnswerReader::new(chat.history);
+    let mut reader = AnswerReader::new(chat.key);
     for chunk in response.as_bytes().chunks(chunk) {
         reader.take(chunk);
     }
@@ -127,14 +127,19 @@ fn reasoning_is_kept_only_if_it_is_asked_for() {
     let host = ScriptedHost::default();
     let question = question(&json!({}));
     let chat = restore(&host, &["t"], &question.to_string());
-    let mut reader = AnswerReader::new(chat.history);
+    let mut reader = AnswerReader::new(chat.key);
     reader.take(response("reasoning").as_bytes());
     assert!(reader.keep(&host, &keeping("arguments")).unwrap());
     let sent = continued(&question, shown(r#"{"days":3,"city":"Rome"}"#));
     let body = parsed(restore(&host, &["t"], &sent).body);
     assert_eq!(body["messages"][1], shown(ARGUMENTS));
+    // What was kept before the configuration changed stays unused.
+    let host = ScriptedHost::default();
+    assert!(keep(&host, &question, &response("reasoning"), 1000));
+    let kept = keeping("arguments").restore(&host, &["t"], sent.as_bytes(), 1 << 20);
+    assert_eq!(parsed(kept.unwrap().body)["messages"][1], shown(ARGUMENTS));
     // An answer without calls has nothing to keep then.
-    let mut reader = AnswerReader::new(chat.history);
+    let mut reader = AnswerReader::new(chat.key);
     let message = json!({"content": "Yes.", "reasoning": THOUGHT});
     let choice = json!({"message": message, "finish_reason": "stop"});
     reader.take(json!({"choices": [choice]}).to_string().as_bytes());
@@ -192,6 +197,10 @@ fn another_chat_client_or_answer_gets_nothing() {
         json!({"user": "a", "cache_salt": "s"}),
         json!({"user": "a", "prompt_cache_key": "k"}),
         json!({"user": "a", "safety_identifier": "k"}),
+        json!({"user": "a", "metadata": {"user_id": "k"}}),
+        json!({"user": "a", "tools": []}),
+        json!({"user": "a", "documents": ["d"]}),
+        json!({"user": "a", "chat_template_kwargs": {"k": 1}}),
         json!({"user": "a", "messages": [{"role": "user", "content": "weather?"}]}),
     ] {
         nothing(&["t"], &continued(&question(&fields), shown(ARGUMENTS)));
@@ -246,6 +255,17 @@ fn answers_that_did_not_end_or_are_too_long_are_not_kept() {
         r#"{"choices": [{"message": {"content": "Yes."}, "finish_reason": "stop"}]}"#,
         // A gap between the calls of a stream.
         "data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":3}]},\"finish_reason\":\"stop\"}]}\n\n",
+        // Answers that were cut off.
+        &whole.replace(
+            "\"finish_reason\":\"tool_calls\"",
+            "\"finish_reason\":\"length\"",
+        ),
+        &whole.replace("\"finish_reason\":null", "\"finish_reason\":\"\""),
+        &whole.replace("[DONE]", "{\"choices\": []}"),
+        &response("reasoning").replace(
+            "\"finish_reason\":\"tool_calls\"",
+            "\"finish_reason\":\"length\"",
+        ),
         &huge,
         &format!("{}\ndata: {{\n\n", whole),
     ] {
@@ -262,7 +282,7 @@ fn the_oldest_are_restored_while_there_is_room() {
     let ask = json!({"role": "user", "content": "And then?"});
     for _ in 0..4 {
         let chat = restore(&host, &["t"], &body.to_string());
-        let mut reader = AnswerReader::new(chat.history);
+        let mut reader = AnswerReader::new(chat.key);
         reader.take(response("reasoning").as_bytes());
         assert!(reader.keep(&host, &answers()).unwrap());
         let messages = body["messages"].as_array_mut().unwrap();
@@ -319,18 +339,73 @@ fn bodies_that_are_no_chats_and_long_lists_are_left_alone() {
 }
 
 #[test]
-fn a_newer_answer_replaces_one_in_its_place() {
+fn a_chat_is_kept_whole_and_the_oldest_chat_is_replaced() {
     let host = ScriptedHost::default();
+    let places = usize::try_from(PLACES).unwrap();
+    let chats = 2 * places;
     let mut kept = Vec::new();
-    for number in 0..3 * u64::try_from(SLOTS).unwrap() {
+    for number in 0..chats {
+        host.set_time(number as u64 + 1);
         let question = question(&json!({"user": number.to_string()}));
         assert!(keep(&host, &question, &response("reasoning"), 1000));
         kept.push(continued(&question, shown(ARGUMENTS)));
     }
-    let found = kept
-        .iter()
-        .filter(|body| restore(&host, &["t"], body).restored == 1);
-    let found = found.count() as u128;
-    assert!((SLOTS / 2..=SLOTS).contains(&found), "{found}");
-    assert_eq!(restore(&host, &["t"], kept.last().unwrap()).restored, 1);
+    let found = |from: usize| {
+        let found = kept[from..].iter();
+        found
+            .filter(|body| restore(&host, &["t"], body).restored == 1)
+            .count()
+    };
+    assert!(
+        (places * 3 / 4..=places).contains(&found(0)),
+        "{}",
+        found(0)
+    );
+    // Newer ones stay rather than older ones.
+    assert!(found(chats - places / 4) >= places / 4 - 2);
+}
+
+#[test]
+fn a_chats_entry_that_is_full_keeps_its_beginning() {
+    let host = ScriptedHost::default();
+    let mut body = question(&json!({}));
+    let mut kept = 0;
+    for _ in 0..60 {
+        let chat = restore(&host, &["t"], &body.to_string());
+        assert_eq!(chat.restored, kept);
+        let mut reader = AnswerReader::new(chat.key);
+        reader.take(response("reasoning").as_bytes());
+        kept += u64::from(reader.keep(&host, &answers()).unwrap());
+        let messages = body["messages"].as_array_mut().unwrap();
+        messages.push(shown(ARGUMENTS));
+    }
+    assert!((20..50).contains(&kept), "{kept}");
+}
+
+#[test]
+fn json_is_the_same_only_with_the_same_digits() {
+    for (one, other) in [
+        (
+            r#"{"a": [1, {"b": "\u0041"}], "c": null}"#,
+            r#"{ "c":null,"a":[1,{"b":"A"}] }"#,
+        ),
+        ("1.50", "1.50 "),
+    ] {
+        assert!(is_same_json(one, other, MAX_DEPTH), "{one} {other}");
+    }
+    for (one, other) in [
+        ("100000000000000000001", "100000000000000000002"),
+        ("1", "1.0"),
+        ("[1, 2]", "[2, 1]"),
+        ("[1]", "[1, 1]"),
+        (r#"{"a": 1}"#, r#"{"a": 1, "b": 1}"#),
+        (r#"{"a": 1}"#, r#"{"b": 1}"#),
+        ("{", "{ "),
+        ("\"a", "\"a "),
+        ("", "{}"),
+    ] {
+        assert!(!is_same_json(one, other, MAX_DEPTH), "{one} {other}");
+    }
+    let deep = |open: &str, close: &str| open.repeat(100_000) + &close.repeat(100_000);
+    assert!(!is_same_json(&deep("[", "]"), &deep("[ ", "]"), MAX_DEPTH));
 }

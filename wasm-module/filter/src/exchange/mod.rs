@@ -28,7 +28,7 @@ use foreword_ordering::cuts::Cut;
 use foreword_ordering::head::{Diagnosis, HeadReport};
 use foreword_ordering::{BurstTicket, Entry, OrderingRecord, Retrieved, Rewrite, cache_field};
 
-use crate::answers::History;
+use crate::answers::ChatKey;
 use crate::config::{Mode, OnFailure, RequestHeaders, TenantSource};
 use crate::dialect::Dialect;
 use crate::engines::DESTINATION_HEADER;
@@ -66,7 +66,7 @@ pub struct Exchange {
     /// The request's part in a burst, if it has one.
     burst: Option<Burst>,
     /// The chat whose answer is kept, if it is.
-    history: Option<History>,
+    chat: Option<ChatKey>,
     /// Number of messages to which lost parts of the model's answers were restored.
     restored: u64,
 }
@@ -166,7 +166,7 @@ impl Exchange {
             cut: None,
             miss: None,
             burst: None,
-            history: None,
+            chat: None,
             restored: 0,
         }
     }
@@ -586,7 +586,10 @@ impl Exchange {
         {
             return self.decline(host, Fault::CacheField { field });
         }
-        let came = self.restore(host, &mut held, came);
+        let came = match self.restore(host, &mut held, came) {
+            Ok(came) => came,
+            Err(error) => return self.decline(host, error.into()),
+        };
         match self.search(host, &mut held, &came) {
             RetrievalNeed::None(known) => self.go_on(host, &held, &came, known),
             RetrievalNeed::Search(SearchStep::Wait) => {
@@ -599,29 +602,32 @@ impl Exchange {
         }
     }
 
-    /// Restores what the client left out of the model's earlier answers. Returns the body as if the client had sent it.
-    fn restore(&mut self, host: &impl Host, held: &mut BufferedRequest, came: Vec<u8>) -> Vec<u8> {
+    /// Restores what the client changed in the model's earlier answers. Returns the body as if the client had sent it so.
+    fn restore(
+        &mut self,
+        host: &impl Host,
+        held: &mut BufferedRequest,
+        came: Vec<u8>,
+    ) -> Result<Vec<u8>, HostError> {
         let is_chat = self.dialect == Dialect::OpenAi && !held.bypassed;
         let Some(answers) = self.plugin.answers().filter(|_| is_chat) else {
-            return came;
+            return Ok(came);
         };
         let limit = usize::try_from(self.plugin.config().max_body_bytes).unwrap_or(usize::MAX);
         let model = self.model.as_deref().unwrap_or_default();
         let salt = held.identity.salt().unwrap_or_default();
         let owner = [held.identity.tenant().name, salt, model];
         let Some(chat) = answers.restore(host, &owner, &came, limit) else {
-            return came;
+            return Ok(came);
         };
-        self.history = Some(chat.history);
-        let Some(body) = chat.body else { return came };
-        if let Err(error) = replace(host, held, &came, &body) {
-            host.log(LogLevel::Warn, &error.to_string());
-            return came;
-        }
+        self.chat = Some(chat.key);
+        let Some(body) = chat.body else {
+            return Ok(came);
+        };
+        replace(host, held, &came, &body)?;
         held.received = body.len();
         self.restored = chat.restored;
-        self.plugin.restored(host, chat.restored);
-        body
+        Ok(body)
     }
 
     /// Starts the search for documents, if it is needed.
@@ -698,12 +704,13 @@ impl Exchange {
         let mut noted = Noted::default();
         let sent = self.send(host, held, came, known, &mut pending, &mut noted);
         if let Some(pending) = &mut pending {
-            pending.of_chat(self.history);
+            pending.of_chat(self.chat);
         }
         (self.pending, self.head, self.miss) = (pending, noted.head, noted.miss);
         self.cut = noted.cut;
         match sent {
             Ok(outcome) => {
+                self.plugin.restored(host, self.restored);
                 self.settle(host, outcome);
                 self.enter_burst(host)
             }

@@ -185,7 +185,9 @@ impl Plugin {
 
     /// Counts the messages of a request that were restored.
     pub(crate) fn restored(&self, host: &impl Host, messages: u64) {
-        self.metrics.restored(host, messages);
+        if messages > 0 {
+            self.metrics.restored(host, messages);
+        }
     }
 
     /// Keeps an answer whose response has ended.

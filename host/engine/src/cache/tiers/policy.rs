@@ -15,11 +15,11 @@
 //! Algorithm 1). Whenever a page is evicted, the clock of its tier advances to the page's priority, so a page that was
 //! useful once and is no longer used is overtaken.
 //!
-//! In both forms of RAGCache's policy the frequency outlives an eviction ([`History`](super::history::History)): the paper
-//! counts it "within a time window" and resets it only with the system or an empty cache. It does not say how long the
-//! window is.
+//! A count of uses outlives an eviction ([`History`](super::history::History)): RAGCache counts "within a time window" and
+//! resets counts only with the system or an empty cache. It does not say how long the window is. `lfu` and `gdsf`, to which
+//! it is compared, have the same history.
 //!
-//! Neither form ages a count while it is recorded. `pgdsf` departs from the paper in two more ways. First, a page's first
+//! No count ages while it is recorded. `pgdsf` departs from the paper in two more ways. First, a page's first
 //! use counts for only [`FIRST_USE`] of a later one. Most document paths are requested once: at full weight, each of them
 //! would advance the clock by a whole use and push out pages that are used again, and the policy loses to `lfu` on
 //! long-tailed traffic (`benches/results/cache.md`). Second, it evicts single pages, from a document's end on, where the
@@ -106,8 +106,9 @@ impl EvictionPolicy {
     /// Returns the number of evicted pages whose usage the policy records, for pools of `pages` pages.
     pub(in crate::cache) fn remembered(self, pages: usize) -> usize {
         match self {
-            Self::Lru | Self::Lfu | Self::Gdsf => 0,
-            Self::Pgdsf | Self::PgdsfPaper => pages * REMEMBERED,
+            // It counts nothing.
+            Self::Lru => 0,
+            Self::Lfu | Self::Gdsf | Self::Pgdsf | Self::PgdsfPaper => pages * REMEMBERED,
         }
     }
 
