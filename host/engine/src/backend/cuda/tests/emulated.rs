@@ -28,7 +28,18 @@ type Launcher = unsafe extern "C" fn(
     bool,
     *mut c_char,
     u64,
+    *mut Work,
 );
+
+/// Numbers of a launch that stand for its cost.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Work {
+    /// Loads of words that no kernel writes meanwhile, such as logits.
+    pub(super) loads: u64,
+    /// Additions to shared memory.
+    pub(super) adds: u64,
+}
 
 struct Emulator {
     allocate: Allocate,
@@ -135,6 +146,8 @@ pub(in crate::backend::cuda) struct Emulated {
     recordings: Vec<Vec<Recorded>>,
     /// Number of launches by kernel, so that tests can ask what ran.
     pub(in crate::backend::cuda) launches: BTreeMap<&'static str, usize>,
+    /// The work of the last launch.
+    pub(super) work: Work,
 }
 
 /// A recorded launch or product, by value.
@@ -180,6 +193,7 @@ impl Emulated {
                 recording: false,
                 recordings: Vec::new(),
                 launches: BTreeMap::new(),
+                work: Work::default(),
             }),
             Err(reason) => {
                 eprintln!("SKIPPED: {reason}");
@@ -197,10 +211,11 @@ impl Emulated {
         shared: u32,
         (argument, size): (*const u8, usize),
         backwards: bool,
-    ) -> Result<(), Fault> {
+    ) -> Result<Work, Fault> {
+        let mut work = Work::default();
         let name = CString::new(kernel).unwrap();
         let mut message = vec![0u8; 512];
-        // SAFETY: name, grid and message live through the call; the emulator checks the argument's size.
+        // SAFETY: name, grid, message and work live through the call; the emulator checks the argument's size.
         unsafe {
             (self.emulator.launch)(
                 name.as_ptr(),
@@ -212,11 +227,12 @@ impl Emulated {
                 backwards,
                 message.as_mut_ptr().cast(),
                 message.len() as u64,
+                &raw mut work,
             );
         }
         let length = message.iter().position(|byte| *byte == 0).unwrap();
         match std::str::from_utf8(&message[..length]).unwrap() {
-            "" => Ok(()),
+            "" => Ok(work),
             message => Err(Fault::Refused(message.to_owned())),
         }
     }
@@ -229,14 +245,14 @@ impl Emulated {
         threads: u32,
         shared: u32,
         argument: (*const u8, usize),
-    ) -> Result<(), Fault> {
+    ) -> Result<Work, Fault> {
         let before = self.contents();
         self.launch_once(kernel, grid, threads, shared, argument, true)?;
         let backwards = self.contents();
         for (address, bytes) in before {
             self.bytes_mut(address, bytes.len()).copy_from_slice(&bytes);
         }
-        self.launch_once(kernel, grid, threads, shared, argument, false)?;
+        let work = self.launch_once(kernel, grid, threads, shared, argument, false)?;
         for (address, bytes) in backwards {
             if self.bytes(address, bytes.len()) != bytes {
                 return Err(Fault::Refused(format!(
@@ -244,7 +260,7 @@ impl Emulated {
                 )));
             }
         }
-        Ok(())
+        Ok(work)
     }
 
     /// Returns the contents of small buffers; large ones are weights.
@@ -401,13 +417,14 @@ impl Device for Emulated {
             return Ok(());
         }
         *self.launches.entry(launch.kernel).or_default() += 1;
-        self.launch_twice(
+        self.work = self.launch_twice(
             launch.kernel,
             launch.grid,
             launch.threads,
             launch.shared,
             (argument, size),
-        )
+        )?;
+        Ok(())
     }
 
     fn multiply(&mut self, product: &Product<'_>) -> Result<(), Fault> {
