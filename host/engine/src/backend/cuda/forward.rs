@@ -44,8 +44,6 @@ pub(super) struct Scratch {
     recordings: FxHashMap<Bucket, Recording>,
     /// Number of recordings that the device has.
     recorded: usize,
-    /// Logits from the device before they are put in the step's order.
-    staging: Vec<f32>,
 }
 
 /// Everything that a step is computed with and on.
@@ -95,7 +93,6 @@ impl Scratch {
             partial_stats: Array::new(device, capacity.results * 2)?,
             recordings: FxHashMap::default(),
             recorded: 0,
-            staging: Vec::new(),
         })
     }
 
@@ -406,15 +403,7 @@ impl Scratch {
             choices[*row as usize] = SamplingParameters::of(draw);
         }
         let mut chosen = vec![0; 2 * wanted];
-        let mut rows = std::mem::take(&mut self.staging);
-        rows.resize(
-            if plan.order.is_empty() {
-                0
-            } else {
-                wanted * vocabulary
-            },
-            0.0,
-        );
+        logits.resize(plan.order.len() * vocabulary, 0.0);
         for first in (0..wanted).step_by(self.logit_rows) {
             if first > 0 {
                 self.head(pass, first, plan.wanted.len())?;
@@ -433,14 +422,19 @@ impl Scratch {
                 self.chosen
                     .read(pass.device, 0, &mut chosen[2 * some.start..2 * some.end])?;
             }
-            if !plan.order.is_empty() {
-                let to = &mut rows[some.start * vocabulary..some.end * vocabulary];
-                self.logits.read(pass.device, 0, to)?;
+            // Only rows that the host asked for are copied, adjacent ones at once.
+            let mut place = 0;
+            for run in plan.order.chunk_by(|row, next| row + 1 == *next) {
+                let row = run[0] as usize;
+                let part = row.max(some.start)..(row + run.len()).min(some.end);
+                if !part.is_empty() {
+                    let to = (place + part.start - row) * vocabulary;
+                    let to = &mut logits[to..to + part.len() * vocabulary];
+                    let from = (part.start - some.start) * vocabulary;
+                    self.logits.read(pass.device, from, to)?;
+                }
+                place += run.len();
             }
-        }
-        for row in &plan.order {
-            let at = *row as usize * vocabulary;
-            logits.extend_from_slice(&rows[at..at + vocabulary]);
         }
         for (row, _) in &plan.draws {
             let tokens = vocabulary as u32;
@@ -450,7 +444,6 @@ impl Scratch {
                 _ => Err(SamplingError::NothingLeft { tokens }),
             });
         }
-        self.staging = rows;
         Ok(())
     }
 }

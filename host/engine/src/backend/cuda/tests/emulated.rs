@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use xxhash_rust::xxh3::xxh3_64;
 
 type Allocate = unsafe extern "C" fn(usize) -> *mut c_void;
@@ -39,6 +40,13 @@ pub(super) struct Work {
     pub(super) loads: u64,
     /// Additions to shared memory.
     pub(super) adds: u64,
+}
+
+/// Bytes that were copied between a device and the host.
+#[derive(Debug, Default)]
+pub(super) struct Copied {
+    pub(super) read: AtomicU64,
+    pub(super) written: AtomicU64,
 }
 
 struct Emulator {
@@ -148,6 +156,7 @@ pub(in crate::backend::cuda) struct Emulated {
     pub(in crate::backend::cuda) launches: BTreeMap<&'static str, usize>,
     /// The work of the last launch.
     pub(super) work: Work,
+    pub(super) copied: Arc<Copied>,
 }
 
 /// A recorded launch or product, by value.
@@ -194,6 +203,7 @@ impl Emulated {
                 recordings: Vec::new(),
                 launches: BTreeMap::new(),
                 work: Work::default(),
+                copied: Arc::default(),
             }),
             Err(reason) => {
                 eprintln!("SKIPPED: {reason}");
@@ -391,11 +401,13 @@ impl Device for Emulated {
     }
 
     unsafe fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.copied.written.fetch_add(bytes.len() as u64, Relaxed);
         self.bytes_mut(to, bytes.len()).copy_from_slice(bytes);
         Ok(())
     }
 
     unsafe fn read(&mut self, from: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        self.copied.read.fetch_add(bytes.len() as u64, Relaxed);
         bytes.copy_from_slice(self.bytes(from, bytes.len()));
         Ok(())
     }
