@@ -24,7 +24,9 @@ use fxhash::FxHashMap;
 
 /// Memory that a step needs besides weights and pages, for the largest number of rows.
 pub(super) struct Scratch {
-    words: Array<u32>,
+    pub(super) words: Array<u32>,
+    /// The content of `words`, as far as it is known.
+    sent: Vec<u32>,
     residual: Array<f32>,
     kept: Array<f32>,
     normed: Array<Bf16>,
@@ -57,6 +59,9 @@ pub(super) struct Pass<'a> {
 /// Most recordings on a device, since each takes memory there that the pools do not count. There are some 35 numbers of
 /// rows times ten lengths. With all of them taken, all are deleted.
 pub(super) const MAX_RECORDINGS: usize = if cfg!(test) { 1 } else { 64 };
+
+/// Words that are compared and sent at once: a copy of fewer takes hardly less time.
+const PIECE: usize = 4096;
 
 /// The state of a bucket's recording.
 #[derive(Clone, Copy)]
@@ -93,6 +98,7 @@ impl Scratch {
             partial_stats: Array::new(device, capacity.results * 2)?,
             recordings: FxHashMap::default(),
             recorded: 0,
+            sent: Vec::new(),
         })
     }
 
@@ -147,14 +153,27 @@ impl Scratch {
         device.forget_recordings()
     }
 
-    /// Sends the plan's words. Recordings contain their address, so growing the buffer deletes all recordings.
+    /// Sends the pieces of the plan's words that have changed: most page tables have not. Recordings contain the buffer's
+    /// address, so growing it deletes all recordings.
     fn send(&mut self, device: &mut dyn Device, words: &[u32]) -> Result<(), Fault> {
         if words.len() > self.words.len() {
             let larger = Array::new(device, words.len().next_power_of_two())?;
             self.forget(device)?;
             std::mem::replace(&mut self.words, larger).free(device)?;
+            self.sent.clear();
         }
-        self.words.write(device, 0, words)
+        // After a fault, nothing is known.
+        let mut sent = std::mem::take(&mut self.sent);
+        for (number, piece) in words.chunks(PIECE).enumerate() {
+            let start = number * PIECE;
+            if sent.get(start..start + piece.len()) != Some(piece) {
+                self.words.write(device, start, piece)?;
+            }
+        }
+        sent.resize(sent.len().max(words.len()), 0);
+        sent[..words.len()].copy_from_slice(words);
+        self.sent = sent;
+        Ok(())
     }
 
     /// Computes everything up to the logits of the first rows.

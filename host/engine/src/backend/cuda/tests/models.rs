@@ -491,6 +491,37 @@ fn only_rows_that_the_host_asks_for_are_copied() {
 }
 
 #[test]
+fn page_tables_are_sent_where_they_have_changed() {
+    let Some(device) = Emulated::new(false) else {
+        return;
+    };
+    let copied = device.copied.clone();
+    let mut machine = backend(&checkpoints()[0], Box::new(device));
+    // 40 sequences share all pages except their last, in tables of 128 pages: 5,120 words, and 200 others.
+    let mut step = |start: usize, last: u32| {
+        let segments = (0..40).map(|i| {
+            let own = if i == 39 { last } else { 100 + i };
+            segment(&[i], start, (0..64).chain([own]), Output::Last)
+        });
+        let before = copied.written.load(Relaxed);
+        run(&mut machine, segments.collect());
+        let mut found = vec![0; machine.plan.words.len()];
+        let words = &machine.scratch.words;
+        words.read(&mut *machine.device, 0, &mut found).unwrap();
+        assert_eq!(
+            found, machine.plan.words,
+            "the words of the step at {start}"
+        );
+        (copied.written.load(Relaxed) - before) / 4
+    };
+    assert_eq!(step(1024, 139), 5320, "everything");
+    // Tokens, positions, slots and lengths are in the first piece, the last table in the second.
+    assert_eq!(step(1025, 139), 4096, "the piece that changes in each step");
+    assert_eq!(step(1026, 140), 5320, "the last table too");
+    assert_eq!(step(1026, 140), 0, "nothing");
+}
+
+#[test]
 fn an_engine_on_this_backend_answers_and_lets_go_of_its_pages() {
     let checkpoint = &checkpoints()[2];
     for device in devices() {
