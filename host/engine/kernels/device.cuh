@@ -135,8 +135,8 @@ DEVICE Vector load_vector_once(const void* from) {
 }
 DEVICE void store_vector(void* to, const Vector& v) { *static_cast<Vector*>(to) = v; }
 
+// Not for 64 bits, which shared memory adds only by retrying a comparison and exchange.
 DEVICE u32 add_shared(u32* to, u32 value) { return atomicAdd(to, value); }
-DEVICE u64 add_shared(u64* to, u64 value) { return atomicAdd(to, value); }
 
 // A warpgroup consists of four warps, the first of which has a number divisible by four. Its multiplications run
 // asynchronously (wgmma, on compute capability 9.0 only). Operands in shared memory are named by descriptors, see

@@ -8,9 +8,10 @@ extern "C" void* foreword_allocate(size_t bytes) { return allocate(bytes); }
 
 extern "C" void foreword_free(void* data) { release(data); }
 
-// Launches a kernel and writes an error message, or an empty string, to `message`.
+// Launches a kernel and writes an error message, or an empty string, to `message`, and to `work` the launch's loads of
+// unchanging words and additions to shared memory.
 extern "C" void foreword_launch(const char* name, const u32* grid, u32 threads, u32 shared, const void* argument, u64 size,
-                                bool backwards, char* message, u64 room) {
+                                bool backwards, char* message, u64 room, u64* work) {
     std::lock_guard<std::mutex> lock(only_one());
     const Kernel* kernel = kernel_of(name);
     if (!kernel) {
@@ -22,6 +23,7 @@ extern "C" void foreword_launch(const char* name, const u32* grid, u32 threads, 
     } else {
         launch(*kernel, grid, threads, shared, argument, backwards);
         snprintf(message, room, "%s", machine().message.c_str());
+        work[0] = machine().loads, work[1] = machine().adds;
     }
 }
 

@@ -122,6 +122,8 @@ struct Machine {
     const Kernel* kernel = nullptr;
     const void* arguments = nullptr;
     bool running = false;
+    // Numbers of a launch, for tests that count work: loads of unchanging words, and additions to shared memory.
+    u64 loads = 0, adds = 0;
     sigjmp_buf escape;
     std::string message;
     void* fault = nullptr;
@@ -363,6 +365,7 @@ inline void launch(const Kernel& kernel, const u32* grid, u32 threads, u32 share
     m.kernel = &kernel;
     m.arguments = arguments;
     m.threads = threads;
+    m.loads = m.adds = 0;
     m.shared = Guarded::make(shared);
     is_launching = true;
     int escaped = sigsetjmp(m.escape, 1);
@@ -510,7 +513,10 @@ DEVICE void copy_async_wait() {
         }
 }
 
-DEVICE u32 load_unchanged(const u32* from) { return *from; }
+DEVICE u32 load_unchanged(const u32* from) {
+    emulator::machine().loads++;
+    return *from;
+}
 DEVICE Vector load_vector(const void* from) {
     if (reinterpret_cast<u64>(from) % 16)
         emulator::give_up(emulator::place_of(emulator::machine()) + ": a vector is not aligned to 16 bytes");
@@ -525,9 +531,9 @@ DEVICE void store_vector(void* to, const Vector& v) {
     memcpy(to, &v, 16);
 }
 
-template <class T>
-DEVICE T add_shared(T* to, T value) {
-    T before = *to;
+DEVICE u32 add_shared(u32* to, u32 value) {
+    emulator::machine().adds++;
+    u32 before = *to;
     *to = before + value;
     return before;
 }

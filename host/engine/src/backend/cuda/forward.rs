@@ -24,7 +24,9 @@ use fxhash::FxHashMap;
 
 /// Memory that a step needs besides weights and pages, for the largest number of rows.
 pub(super) struct Scratch {
-    words: Array<u32>,
+    pub(super) words: Array<u32>,
+    /// The content of `words`, as far as it is known.
+    sent: Vec<u32>,
     residual: Array<f32>,
     kept: Array<f32>,
     normed: Array<Bf16>,
@@ -44,8 +46,6 @@ pub(super) struct Scratch {
     recordings: FxHashMap<Bucket, Recording>,
     /// Number of recordings that the device has.
     recorded: usize,
-    /// Logits from the device before they are put in the step's order.
-    staging: Vec<f32>,
 }
 
 /// Everything that a step is computed with and on.
@@ -59,6 +59,9 @@ pub(super) struct Pass<'a> {
 /// Most recordings on a device, since each takes memory there that the pools do not count. There are some 35 numbers of
 /// rows times ten lengths. With all of them taken, all are deleted.
 pub(super) const MAX_RECORDINGS: usize = if cfg!(test) { 1 } else { 64 };
+
+/// Words that are compared and sent at once: a copy of fewer takes hardly less time.
+const PIECE: usize = 4096;
 
 /// The state of a bucket's recording.
 #[derive(Clone, Copy)]
@@ -95,7 +98,7 @@ impl Scratch {
             partial_stats: Array::new(device, capacity.results * 2)?,
             recordings: FxHashMap::default(),
             recorded: 0,
-            staging: Vec::new(),
+            sent: Vec::new(),
         })
     }
 
@@ -150,14 +153,27 @@ impl Scratch {
         device.forget_recordings()
     }
 
-    /// Sends the plan's words. Recordings contain their address, so growing the buffer deletes all recordings.
+    /// Sends the pieces of the plan's words that have changed: most page tables have not. Recordings contain the buffer's
+    /// address, so growing it deletes all recordings.
     fn send(&mut self, device: &mut dyn Device, words: &[u32]) -> Result<(), Fault> {
         if words.len() > self.words.len() {
             let larger = Array::new(device, words.len().next_power_of_two())?;
             self.forget(device)?;
             std::mem::replace(&mut self.words, larger).free(device)?;
+            self.sent.clear();
         }
-        self.words.write(device, 0, words)
+        // After a fault, nothing is known.
+        let mut sent = std::mem::take(&mut self.sent);
+        for (number, piece) in words.chunks(PIECE).enumerate() {
+            let start = number * PIECE;
+            if sent.get(start..start + piece.len()) != Some(piece) {
+                self.words.write(device, start, piece)?;
+            }
+        }
+        sent.resize(sent.len().max(words.len()), 0);
+        sent[..words.len()].copy_from_slice(words);
+        self.sent = sent;
+        Ok(())
     }
 
     /// Computes everything up to the logits of the first rows.
@@ -406,15 +422,7 @@ impl Scratch {
             choices[*row as usize] = SamplingParameters::of(draw);
         }
         let mut chosen = vec![0; 2 * wanted];
-        let mut rows = std::mem::take(&mut self.staging);
-        rows.resize(
-            if plan.order.is_empty() {
-                0
-            } else {
-                wanted * vocabulary
-            },
-            0.0,
-        );
+        logits.resize(plan.order.len() * vocabulary, 0.0);
         for first in (0..wanted).step_by(self.logit_rows) {
             if first > 0 {
                 self.head(pass, first, plan.wanted.len())?;
@@ -433,14 +441,19 @@ impl Scratch {
                 self.chosen
                     .read(pass.device, 0, &mut chosen[2 * some.start..2 * some.end])?;
             }
-            if !plan.order.is_empty() {
-                let to = &mut rows[some.start * vocabulary..some.end * vocabulary];
-                self.logits.read(pass.device, 0, to)?;
+            // Only rows that the host asked for are copied, adjacent ones at once.
+            let mut place = 0;
+            for run in plan.order.chunk_by(|row, next| row + 1 == *next) {
+                let row = run[0] as usize;
+                let part = row.max(some.start)..(row + run.len()).min(some.end);
+                if !part.is_empty() {
+                    let to = (place + part.start - row) * vocabulary;
+                    let to = &mut logits[to..to + part.len() * vocabulary];
+                    let from = (part.start - some.start) * vocabulary;
+                    self.logits.read(pass.device, from, to)?;
+                }
+                place += run.len();
             }
-        }
-        for row in &plan.order {
-            let at = *row as usize * vocabulary;
-            logits.extend_from_slice(&rows[at..at + vocabulary]);
         }
         for (row, _) in &plan.draws {
             let tokens = vocabulary as u32;
@@ -450,7 +463,6 @@ impl Scratch {
                 _ => Err(SamplingError::NothingLeft { tokens }),
             });
         }
-        self.staging = rows;
         Ok(())
     }
 }

@@ -56,8 +56,8 @@ pub(in crate::backend::cuda) fn sample_rows(
         vocabulary: vocabulary as u32,
         unused: 0,
     };
-    // 256 bins, each warp's best key and bad token, and the search's target and bin.
-    let shared = 256 * 8 + 32 * 8 + 32 * 4 + 16;
+    // Each warp's best token, sum and bad token, the search's state, four histograms in two words a bin, and the list.
+    let shared = (32 + 32 + 1) * 8 + (2 + 32 + 2 * 4 * 264 + 8192) * 4;
     // SAFETY: all buffers have a row for each choice.
     unsafe { launch(device, "sample_rows", [rows, 1, 1], 1024, shared, &argument) }
 }

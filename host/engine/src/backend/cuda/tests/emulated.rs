@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use xxhash_rust::xxh3::xxh3_64;
 
 type Allocate = unsafe extern "C" fn(usize) -> *mut c_void;
@@ -28,7 +29,25 @@ type Launcher = unsafe extern "C" fn(
     bool,
     *mut c_char,
     u64,
+    *mut Work,
 );
+
+/// Numbers of a launch that stand for its cost.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Work {
+    /// Loads of words that no kernel writes meanwhile, such as logits.
+    pub(super) loads: u64,
+    /// Additions to shared memory.
+    pub(super) adds: u64,
+}
+
+/// Bytes that were copied between a device and the host.
+#[derive(Debug, Default)]
+pub(super) struct Copied {
+    pub(super) read: AtomicU64,
+    pub(super) written: AtomicU64,
+}
 
 struct Emulator {
     allocate: Allocate,
@@ -135,6 +154,9 @@ pub(in crate::backend::cuda) struct Emulated {
     recordings: Vec<Vec<Recorded>>,
     /// Number of launches by kernel, so that tests can ask what ran.
     pub(in crate::backend::cuda) launches: BTreeMap<&'static str, usize>,
+    /// The work of the last launch.
+    pub(super) work: Work,
+    pub(super) copied: Arc<Copied>,
 }
 
 /// A recorded launch or product, by value.
@@ -180,6 +202,8 @@ impl Emulated {
                 recording: false,
                 recordings: Vec::new(),
                 launches: BTreeMap::new(),
+                work: Work::default(),
+                copied: Arc::default(),
             }),
             Err(reason) => {
                 eprintln!("SKIPPED: {reason}");
@@ -197,10 +221,11 @@ impl Emulated {
         shared: u32,
         (argument, size): (*const u8, usize),
         backwards: bool,
-    ) -> Result<(), Fault> {
+    ) -> Result<Work, Fault> {
+        let mut work = Work::default();
         let name = CString::new(kernel).unwrap();
         let mut message = vec![0u8; 512];
-        // SAFETY: name, grid and message live through the call; the emulator checks the argument's size.
+        // SAFETY: name, grid, message and work live through the call; the emulator checks the argument's size.
         unsafe {
             (self.emulator.launch)(
                 name.as_ptr(),
@@ -212,11 +237,12 @@ impl Emulated {
                 backwards,
                 message.as_mut_ptr().cast(),
                 message.len() as u64,
+                &raw mut work,
             );
         }
         let length = message.iter().position(|byte| *byte == 0).unwrap();
         match std::str::from_utf8(&message[..length]).unwrap() {
-            "" => Ok(()),
+            "" => Ok(work),
             message => Err(Fault::Refused(message.to_owned())),
         }
     }
@@ -229,14 +255,14 @@ impl Emulated {
         threads: u32,
         shared: u32,
         argument: (*const u8, usize),
-    ) -> Result<(), Fault> {
+    ) -> Result<Work, Fault> {
         let before = self.contents();
         self.launch_once(kernel, grid, threads, shared, argument, true)?;
         let backwards = self.contents();
         for (address, bytes) in before {
             self.bytes_mut(address, bytes.len()).copy_from_slice(&bytes);
         }
-        self.launch_once(kernel, grid, threads, shared, argument, false)?;
+        let work = self.launch_once(kernel, grid, threads, shared, argument, false)?;
         for (address, bytes) in backwards {
             if self.bytes(address, bytes.len()) != bytes {
                 return Err(Fault::Refused(format!(
@@ -244,7 +270,7 @@ impl Emulated {
                 )));
             }
         }
-        Ok(())
+        Ok(work)
     }
 
     /// Returns the contents of small buffers; large ones are weights.
@@ -375,11 +401,13 @@ impl Device for Emulated {
     }
 
     unsafe fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.copied.written.fetch_add(bytes.len() as u64, Relaxed);
         self.bytes_mut(to, bytes.len()).copy_from_slice(bytes);
         Ok(())
     }
 
     unsafe fn read(&mut self, from: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        self.copied.read.fetch_add(bytes.len() as u64, Relaxed);
         bytes.copy_from_slice(self.bytes(from, bytes.len()));
         Ok(())
     }
@@ -401,13 +429,14 @@ impl Device for Emulated {
             return Ok(());
         }
         *self.launches.entry(launch.kernel).or_default() += 1;
-        self.launch_twice(
+        self.work = self.launch_twice(
             launch.kernel,
             launch.grid,
             launch.threads,
             launch.shared,
             (argument, size),
-        )
+        )?;
+        Ok(())
     }
 
     fn multiply(&mut self, product: &Product<'_>) -> Result<(), Fault> {

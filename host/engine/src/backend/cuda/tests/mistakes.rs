@@ -30,7 +30,7 @@ fn said_of_threads(kernel: &str, threads: u32, floats: usize, shared: u32) -> Op
         let mut after = vec![0.0; floats];
         values.read(&mut device, 0, &mut after).unwrap();
         match outcome {
-            Ok(()) => format!("{after:?}"),
+            Ok(_) => format!("{after:?}"),
             Err(fault) => fault.to_string(),
         }
     });

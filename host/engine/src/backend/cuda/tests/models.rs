@@ -5,6 +5,7 @@
 //! relative). The root mean square of a row's errors may be 2e-2 of the row's own deviation, the bound that was set for
 //! logits.
 
+use super::emulated::Emulated;
 use super::{devices, is_emulated, standin};
 use crate::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use crate::backend::cuda::device::Device;
@@ -16,6 +17,7 @@ use crate::backend::{
 use crate::engine::{EngineConfig, Event, Request, Stepper};
 use crate::models::{Checkpoint, Element, ModelConfig};
 use crate::sampling::Sampling;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 const VOCABULARY: u32 = 96;
@@ -443,6 +445,80 @@ fn tokens_are_chosen_beside_logits_as_the_host_would_choose_them() {
             assert_eq!(chosen, expected);
         }
     }
+}
+
+#[test]
+fn only_rows_that_the_host_asks_for_are_copied() {
+    let Some(device) = Emulated::new(false) else {
+        return;
+    };
+    let copied = device.copied.clone();
+    let mut machine = backend(&checkpoints()[0], Box::new(device));
+    let greedy = Output::Token(Sampling::greedy().draw(0));
+    let row = u64::from(VOCABULARY) * 4;
+    // Kind and token of a row that is sampled.
+    let chosen = 8;
+    for (outputs, expected) in [
+        ([greedy; 4], 4 * chosen),
+        ([greedy, Output::Last, greedy, greedy], row + 4 * chosen),
+        (
+            [Output::Last, greedy, greedy, Output::Last],
+            2 * row + 4 * chosen,
+        ),
+        ([Output::Last; 4], 4 * row),
+        // Every token of the second prompt, and no other.
+        (
+            [greedy, Output::All, Output::None, greedy],
+            5 * row + 7 * chosen,
+        ),
+    ] {
+        let prompt = matches!(outputs[1], Output::All);
+        let count = if prompt { 5 } else { 1 };
+        let segments = outputs.into_iter().zip(0..).map(|(output, i)| {
+            let pages = [i];
+            segment(&tokens(i, count), 0, pages, output)
+        });
+        let before = copied.read.load(Relaxed);
+        let logits = run(&mut machine, segments.collect());
+        assert_eq!(copied.read.load(Relaxed) - before, expected, "{outputs:?}");
+        let rows = outputs.iter().map(|output| match output {
+            Output::Last => 1,
+            Output::All => count,
+            Output::Token(_) | Output::None => 0,
+        });
+        assert_eq!(logits.len(), rows.sum::<usize>() * VOCABULARY as usize);
+    }
+}
+
+#[test]
+fn page_tables_are_sent_where_they_have_changed() {
+    let Some(device) = Emulated::new(false) else {
+        return;
+    };
+    let copied = device.copied.clone();
+    let mut machine = backend(&checkpoints()[0], Box::new(device));
+    // 40 sequences share all pages except their last, in tables of 128 pages: 5,120 words, and 200 others.
+    let mut step = |start: usize, last: u32| {
+        let segments = (0..40).map(|i| {
+            let own = if i == 39 { last } else { 100 + i };
+            segment(&[i], start, (0..64).chain([own]), Output::Last)
+        });
+        let before = copied.written.load(Relaxed);
+        run(&mut machine, segments.collect());
+        let mut found = vec![0; machine.plan.words.len()];
+        let words = &machine.scratch.words;
+        words.read(&mut *machine.device, 0, &mut found).unwrap();
+        assert_eq!(
+            found, machine.plan.words,
+            "the words of the step at {start}"
+        );
+        (copied.written.load(Relaxed) - before) / 4
+    };
+    assert_eq!(step(1024, 139), 5320, "everything");
+    // Tokens, positions, slots and lengths are in the first piece, the last table in the second.
+    assert_eq!(step(1025, 139), 4096, "the piece that changes in each step");
+    assert_eq!(step(1026, 140), 5320, "the last table too");
+    assert_eq!(step(1026, 140), 0, "nothing");
 }
 
 #[test]
