@@ -267,7 +267,7 @@ fn answers_that_did_not_end_or_are_too_long_are_not_kept() {
             "\"finish_reason\":\"length\"",
         ),
         &huge,
-        &format!("{}\ndata: {{\n\n", whole),
+        &format!("{whole}\ndata: {{\n\n"),
     ] {
         for chunk in [100, 1 << 20] {
             assert!(!keep(&host, &question, response, chunk), "{response:.200}");
