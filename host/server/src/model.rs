@@ -297,7 +297,7 @@ impl Model {
         Ok(request)
     }
 
-    /// Returns the tokens of `text`, with or without the special ones that open a prompt. Costs as [`Model::chat_request`].
+    /// Returns the tokens of `text`; `special` adds the tokenizer's own, such as BOS. Blocks, as [`Model::chat_request`] does.
     ///
     /// # Errors
     /// Returns an error if the tokenizer fails.

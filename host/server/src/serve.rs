@@ -56,7 +56,7 @@ pub struct Config {
     pub retrieval: retrieval::Config,
     /// Configuration of vLLM's KV events; `None` if they are not published.
     pub kv_events: Option<publisher::Config>,
-    /// Most requests in flight at once, from the reading of their bodies to the end of their answers.
+    /// Most requests in flight at once, from the arrival of their complete bodies to the end of their answers.
     pub max_inside: u32,
     /// Time that [`Server::stop`] gives requests inside to finish.
     pub grace: Duration,

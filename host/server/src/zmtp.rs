@@ -313,7 +313,7 @@ fn command(flags: u8, body: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked((*length).into())
 }
 
-/// Returns the value of a property of READY, by its name in lower case.
+/// Returns the value of a property of READY, by its name in any case.
 fn property<'a>(mut properties: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
     loop {
         let (length, rest) = properties.split_first()?;

@@ -146,9 +146,9 @@ struct Figures {
     documents: usize,
     /// Contexts whose first documents are also the first of another context.
     sharing: usize,
-    /// Documents in these common beginnings, divided by those of all contexts.
+    /// Share (0 to 1) of all contexts' documents that lie in a beginning common with another context.
     shared_documents: f64,
-    /// Numbers of contexts by the length of their search path.
+    /// Number of contexts at each depth of the index, from depth 1.
     depths: Vec<usize>,
 }
 

@@ -78,7 +78,7 @@ struct Sum {
     client_matched_tokens: u64,
 }
 
-/// The requests of a group.
+/// Sums over a group's requests, by arm.
 #[derive(Clone, Debug, Default)]
 struct Group {
     /// Requests of an experiment's arms, and those outside an experiment.
@@ -124,7 +124,7 @@ struct Ledger {
     skipped: u64,
 }
 
-/// Reads the logs and prints the ledger.
+/// Reads access logs, and prints the tokens and money that ordering saved, by group.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read or the prices are invalid, and [`BadInput`](log::BadInput) if no line has Foreword's fields.

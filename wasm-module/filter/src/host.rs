@@ -8,8 +8,7 @@ use std::net::SocketAddr;
 use foreword_ordering::EngineId;
 use thiserror::Error;
 
-/// The engines that a shell provides in place of `engines` in the configuration: an endpoint picker's pool, as seen by one
-/// request.
+/// An endpoint picker's pool of engines, as seen by one request. It replaces `engines` in the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EnginePool {
     /// The pool's engines. Each keeps its id while it is in the pool.
@@ -196,9 +195,9 @@ pub struct MetricId(pub u32);
 /// The severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogLevel {
-    /// Information, once at load.
+    /// A plugin was loaded, or a feed is back.
     Info,
-    /// The proxy refused a call, and the request was forwarded unchanged.
+    /// A call to the proxy, a feed or an exchange between gateways failed.
     Warn,
     /// The configuration was refused.
     Error,

@@ -24,7 +24,7 @@ pub(crate) struct Misses {
     limits: Limits,
     tenants: Vec<Seen>,
     now: u64,
-    /// Requests in order of arrival.
+    /// Requests that are not diagnosed yet, in order of arrival.
     waiting: VecDeque<Waiting>,
     /// Bytes of text stored for waiting requests.
     waiting_bytes: usize,

@@ -178,7 +178,7 @@ pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); HEAD_COUNT
     ]
 }
 
-/// The shell's reasons to forward the original body; the core has its own, [`Skip::REASONS`].
+/// The filter's own reasons not to order a request; the ordering crate has its own, [`Skip::REASONS`].
 pub(crate) mod reason {
     /// The tenant's name is too long, not UTF-8, or has control characters.
     pub(crate) const BAD_TENANT: &str = "bad-tenant";

@@ -1,6 +1,6 @@
 //! Changes of shared data by several workers: compare-and-swap, retried when another worker was faster.
 //!
-//! Compare-and-swap cannot guard the creation of a key. [`crate::agreement`] says who may create keys.
+//! Compare-and-swap cannot guard the creation of a key: keys are created while the plugin loads, on Envoy's main thread first.
 
 use crate::host::{Host, HostError};
 

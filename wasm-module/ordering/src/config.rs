@@ -61,10 +61,10 @@ object! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawRank in "rank." {
         /// Name of the [place](Place): `auto` (`last`, but nothing is moved where rank order finds something in the cache, and
-        /// as much), `last` (next to a question that follows the documents), `first`, `ends` (the best last, the second best first),
+        /// no less), `last` (next to a question that follows the documents), `first`, `ends` (the best last, the second best first),
         /// or `free`.
         pub place: String = Place::Auto.name().into(),
-        /// Number of documents that keep this place.
+        /// Number of the retriever's best documents that get the place.
         pub documents: u32 = 1; 1..=MAX_CANDIDATES.into(),
         /// Formats in which the client's order does not express ranks, such as a tool's results by date. In these, no
         /// document is favoured.
@@ -189,10 +189,10 @@ object! {
 }
 
 object! {
-    /// How the earlier turns of a chat are handled, as written.
+    /// Unvalidated configuration of how the earlier turns of a chat are handled.
     ///
-    /// A chat is identified by its own words: the roles and contents of its messages, byte for byte, and the request's
-    /// `user`, `safety_identifier`, `prompt_cache_key` and `metadata.user_id`. A client that cuts off or edits a chat's
+    /// A chat is identified by the roles and contents of its messages, byte for byte, and by the request's `user`,
+    /// `safety_identifier`, `prompt_cache_key` and `metadata.user_id`. A client that cuts off or edits a chat's
     /// beginning starts another chat.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawConversation in "conversation." {

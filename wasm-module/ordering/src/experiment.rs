@@ -10,7 +10,7 @@
 use crate::body::Chain;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// A running experiment.
+/// An A/B test of ordering: a share of chats, the control arm, keeps the client's order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experiment {
     name: String,

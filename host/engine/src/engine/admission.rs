@@ -35,7 +35,7 @@ pub(super) struct WaitingSlot {
     tenant: Arc<str>,
 }
 
-/// Number of departures from which the pace is estimated.
+/// Most recent starts of requests from which the queue's rate is estimated.
 const PACE: usize = 32;
 
 /// Wait that is reported while the pace is unknown.

@@ -21,7 +21,7 @@ pub(super) struct Admitted {
 /// Reads a request's body and admits it.
 ///
 /// # Errors
-/// Returns the failures common to all requests: 408, 413, 415, 429, 503.
+/// Returns the failures common to all requests: 400, 408, 413, 415, 429, 503.
 pub(super) async fn admit(app: &Arc<App>, request: Request) -> Result<Admitted, Failure> {
     let time = TimeLimit {
         arrival: Instant::now(),
@@ -80,7 +80,7 @@ pub(super) fn admit_whole(app: &App, body: Vec<u8>) -> Result<Admitted, Failure>
 }
 
 impl TimeLimit {
-    /// Returns the result of `work`, unless the time limit passes or the server aborts. The place is held until then.
+    /// Returns the result of `work`, or an error if the time limit passes or the server aborts. Holds `pass` meanwhile.
     pub(super) async fn within<T>(
         self,
         mut pass: Pass,

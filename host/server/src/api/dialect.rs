@@ -125,7 +125,7 @@ impl Envelope {
         }
     }
 
-    /// Returns the event of more text, with its tokens if they were requested.
+    /// Returns the event of more text of choice `index`, with its tokens' log-probabilities if requested.
     pub(super) fn text(&self, index: usize, text: &str, logprobs: Option<&[Scored]>) -> Value {
         let choice = match self.dialect {
             Dialect::Chat => json!({"delta": {"content": text}}),

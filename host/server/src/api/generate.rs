@@ -38,7 +38,7 @@ use serde_json::Value;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Returns the route of an API's requests for answers.
+/// Returns the `POST` handler of an API's generation requests.
 pub(super) fn route(api: Api) -> MethodRouter<Arc<App>> {
     let answer =
         async move |State(app): State<Arc<App>>,

@@ -31,7 +31,7 @@ use tokio::time::Instant;
 /// An answer in the format of a response.
 pub(super) struct ResponsesShape {
     id: String,
-    /// The fields common to all events: those of the request, the model, the time.
+    /// The response object's constant fields: those of the request, the model, the creation time, `store`.
     told: Map<String, Value>,
     output: Vec<Value>,
     /// The id and the text of the message that is being written and not yet in `output`.

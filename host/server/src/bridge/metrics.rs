@@ -44,7 +44,7 @@ pub(super) struct Metrics {
     forgotten: Family<Cause, Counter>,
 }
 
-/// Why the state was reset.
+/// Why the known content of the engine's cache was discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResetCause {
     /// Batches are missing and cannot be replayed.

@@ -76,7 +76,7 @@ pub struct Config {
     pub max_body_bytes: u64,
     /// Most copies that wait to be read.
     pub max_waiting: u32,
-    /// Memory for cached tokens of texts, in bytes.
+    /// Memory for the cache of tokenized texts, in bytes.
     pub token_cache_bytes: usize,
     /// Limits on the engine's known state.
     pub limits: Limits,

@@ -79,7 +79,7 @@ fn take_ending(fields: &mut Fields) -> Result<Ending, Failure> {
     }
 }
 
-/// Takes `logprobs` and `top_logprobs`: the number of alternatives to report for each token.
+/// Takes `logprobs` and `top_logprobs`. Returns the number of alternatives to report for each token, if requested.
 fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, Failure> {
     let wanted = fields.boolean("logprobs")?;
     let top = fields.count("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;

@@ -78,7 +78,7 @@ pub struct Prepared {
     pub documents: usize,
     /// Id of all guesses for this chat.
     pub id: SpeculationId,
-    /// The latest guess.
+    /// The prompt submitted early with these documents; `None` if there is none.
     pub guess: Option<Speculation>,
 }
 
@@ -98,7 +98,7 @@ impl Speculation {
         begun.then_some(self.documents)
     }
 
-    /// Waits for the guess to end in the engine: the chat itself, submitted under the same id, joins or supersedes it.
+    /// Waits until the engine ends the speculation, which the chat itself, submitted under the same id, joins or supersedes.
     pub async fn handed_over(mut self) {
         while self.generation.next().await.is_some() {}
     }

@@ -85,8 +85,8 @@ impl Source {
         Self::Nowhere(came)
     }
 
-    /// Sends a prompt of `length` words to `api`, and returns the events that follow. A bridge learns of documents from a
-    /// gateway's requests alone, so if our feed has no event, the prompt is sent through the gateway too.
+    /// Sends a prompt of `length` words to `api`, and returns the events that follow. If Foreword's feed has none, sends it
+    /// through the gateway too: a feed derived from an engine's own events learns of documents only there.
     ///
     /// # Errors
     /// Returns the reason if there is no source, or the prompt or the source fails.

@@ -19,7 +19,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// Returns the status as the table has it, and the JSON.
+    /// Returns the status's name in the table and the JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

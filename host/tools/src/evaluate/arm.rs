@@ -38,7 +38,7 @@ pub(super) enum Arm {
     Retrieval,
     /// Ordered for the prefix cache.
     Ordered,
-    /// Ordered for the prefix cache, with the order hint.
+    /// Like `Ordered`, with a text that tells the model the retriever's order.
     OrderedHint,
     /// Like `OrderedHint`, with the hint in another place than the gateway's.
     OrderedHintAt(HintPlace),

@@ -22,7 +22,7 @@ pub(super) struct ChangingHead {
 }
 
 impl ChangingHead {
-    /// Returns the head for a case's turn, counted from 0.
+    /// Returns the tools and first lines of the prompt for a case's turn, counted from 0.
     pub(super) fn of(seed: u64, case: &str, turn: usize) -> Self {
         let case = Fingerprint::of(&[case.as_bytes()]).0;
         let mut chat = Random::new(seed ^ case);

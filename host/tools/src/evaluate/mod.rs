@@ -167,14 +167,14 @@ pub struct Options {
     /// Milliseconds before the second attempt; doubled each time, up to 30 s
     #[arg(long = "backoff-ms", value_name = "MS", default_value = "500", value_parser = backoff())]
     backoff: Duration,
-    /// How documents are written into the prompt, after the clients that do it so: tags, numbered, open-webui, llamaindex,
-    /// cohere (the array `documents`, which the model's chat template must know)
+    /// Format of the documents in the prompt: tags, numbered, open-webui, llamaindex, cohere (the array `documents`, which
+    /// the model's chat template must know)
     #[arg(long, value_name = "NAME", value_parser = template, default_value = "tags")]
     template: Template,
-    /// Do not measure how likely the model finds the right answers
+    /// Do not measure the model's probability of the right answers
     #[arg(long, conflicts_with = "score_only")]
     no_logprob: bool,
-    /// Measure only how likely the model finds the right answers, and ask for none: several times cheaper
+    /// Measure only the model's probability of the right answers, and generate none: several times cheaper
     #[arg(long)]
     score_only: bool,
     /// Also measure where the model reads: score each question in N orders of its documents, in which every rank stands in

@@ -18,7 +18,7 @@ pub(crate) struct Causes {
     by_cause: BTreeMap<Key, Sum>,
 }
 
-/// A cause in a segment, with the kind of the volatile value if one is the cause.
+/// A cause of a cache miss, the prompt's segment, and the kind of the changing value (a date, an id) if that is the cause.
 type Key = (Cause, &'static str, Option<Volatile>);
 
 /// The cost of a cause, in requests and tokens.

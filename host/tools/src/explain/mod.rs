@@ -55,7 +55,7 @@ pub struct Options {
     /// Tokens in a page of the engine's cache: a shorter prefix is not reused (vLLM: 16; hybrid models: 528 to 8320)
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     page_tokens: u32,
-    /// Tokens that the engine's cache holds, to compute what mending would save; 0: any number
+    /// Tokens that the engine's cache holds, to compute what the remedies would save; 0: unlimited
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     cache_tokens: u64,
     /// Recent requests that each request is compared with
@@ -64,7 +64,7 @@ pub struct Options {
     /// The gateway's current configuration of documents: its plugin configuration, or the `ordering` in it
     #[arg(long, value_name = "FILE")]
     ordering: Option<PathBuf>,
-    /// Do not replay the log to compute what mending would save
+    /// Do not replay the log to compute what the remedies would save
     #[arg(long)]
     no_gain: bool,
     /// Stop at the first bad line instead of skipping it

@@ -48,7 +48,7 @@ fn restore(host: &ScriptedHost, owner: &[&str], body: &str) -> Chat {
     answers().restore(host, owner, body, 1 << 20).unwrap()
 }
 
-/// Keeps what a response to `question` brings, in chunks of that size. Returns whether it was kept.
+/// Reads a response to `question` in chunks of `chunk` bytes, and keeps its answer. Returns whether it was kept.
 fn keep(host: &ScriptedHost, question: &Value, response: &str, chunk: usize) -> bool {
     let chat = restore(host, &["t"], &question.to_string());
     assert_eq!((chat.body, chat.restored), (None, 0));

@@ -12,7 +12,7 @@ use super::{ConfigError, SaltKey};
 /// One engine behind the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EngineConfig {
-    /// The engine's name, for logs.
+    /// The engine's unique name, in logs and in keys of shared data.
     pub(crate) name: String,
     /// The address to which Envoy sends requests; `None` for the only engine.
     pub(crate) address: Option<SocketAddr>,

@@ -119,7 +119,7 @@ impl EngineHealth {
         }
     }
 
-    /// Returns the pause after the last failure; it doubles with each failure.
+    /// Returns for how many milliseconds a failed engine is not chosen; doubles with each failure, up to a limit.
     fn pause(self) -> u64 {
         let doublings = u32::try_from(self.failures)
             .unwrap_or(u32::MAX)

@@ -67,8 +67,8 @@ pub(crate) enum DispatchResult {
 }
 
 impl Engines {
-    /// Opens the engines' state. `ring` is the name of the workers' agreement. Keys are created here: see
-    /// [`crate::agreement`] on who may create keys.
+    /// Opens the engines' state in shared data; `ring`, the name of the workers' ring, is part of its keys. Creates missing
+    /// keys, which is safe since Envoy loads the plugin on its main thread first.
     pub(crate) fn open(
         host: &impl Host,
         list: &[EngineConfig],

@@ -57,7 +57,7 @@ pub struct Exchange {
     search: Option<Box<Search>>,
     /// The report of the finished search.
     ended: Option<SearchReport>,
-    /// The changes to the head, made or only proposed.
+    /// The changes to the prompt before its documents, made or only proposed.
     head: Option<HeadReport>,
     /// The markers set, if the engine's cache has markers.
     cut: Option<Cut>,

@@ -87,7 +87,7 @@ struct Load {
 }
 
 impl Gateways {
-    /// Returns one worker's part. `name` is the same for all workers and this engine.
+    /// Returns one worker's side of the exchange about one engine. `name` identifies the engine's feed in all workers.
     pub(crate) fn new(
         host: &impl Host,
         id: GatewayId,

@@ -300,7 +300,7 @@ fn in_messages(
     messages
 }
 
-/// Longest response, in bytes: about 40,000 documents.
+/// Longest response of a feed's server, in bytes: about 40,000 documents.
 pub(crate) const MAX_BATCH_BYTES: usize = 4 << 20;
 
 /// The longest time that the engine waits for an event before it responds.

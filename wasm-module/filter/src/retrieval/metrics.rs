@@ -12,9 +12,9 @@ use crate::host::{Host, MetricId};
 #[derive(Debug)]
 pub(super) struct Metrics {
     pub(super) searches: Counter,
-    /// Chats answered by the similarity cache.
+    /// Chats whose documents came from the similarity cache.
     pub(super) hits: Counter,
-    /// Chats answered by the retriever.
+    /// Chats whose documents came from the retriever.
     pub(super) misses: Counter,
     /// Misses for which the retriever found nothing.
     pub(super) empty: Counter,

@@ -26,7 +26,7 @@ use crate::shared::Shared;
 #[derive(Debug)]
 pub(super) struct Sharing(Shared<Agreement>);
 
-/// A result in the form in which it is published.
+/// A retrieval result as published to the other workers.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     tenant: String,

@@ -94,7 +94,7 @@ const CHAT_FIELDS: &[&str] = &["role", "content", "message"];
 /// Fields that refer to context before the body's first message that the body does not hold.
 pub(super) const PRECEDING: [&str; 3] = ["previous_response_id", "conversation", "cachedContent"];
 
-/// Returns whether the field holds the tools, or the choice among them, inside an object.
+/// Returns whether the field is an object with the tools or the tool choice in it (Converse, Gemini).
 pub(super) fn is_tool_config(name: &str) -> bool {
     matches!(name, "toolConfig" | "tool_config")
 }
@@ -109,7 +109,7 @@ pub(super) fn parameter(name: &str) -> Option<&'static str> {
     }
 }
 
-/// An entry as written, and its fields; a field that is absent or `null` is `None`.
+/// A message or input item as written, and its values of [`Format::fields`] in order; `None` if absent or `null`.
 pub(super) struct RawMessage<'a> {
     pub(super) raw: &'a str,
     pub(super) fields: [Option<&'a str>; MAX_FIELDS],

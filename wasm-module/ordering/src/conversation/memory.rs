@@ -212,8 +212,8 @@ impl Memory {
         })
     }
 
-    /// Records a forwarded request: it used `path`, as `find` returned it, and `added` (in message order) continues it.
-    /// Known messages are not changed. Then evicts down to the bounds. O(path + added + evicted).
+    /// Records a forwarded request: it used `path`, as `find` returned it, followed by `added` (in message order). What known
+    /// messages hold is not changed. Then evicts down to the bounds. O(path + added + evicted).
     pub(crate) fn record(&mut self, path: &Path, added: Vec<AddedMessage>, engine: EngineId) {
         let mut parent = path.last().map(|(_, id)| *id);
         for added in added {
@@ -467,7 +467,7 @@ mod tests {
         chains.iter().map(|chain| Chain(*chain))
     }
 
-    /// The texts written into the known messages.
+    /// Returns each message of `path`, by index, with its pinned text; empty if nothing is pinned.
     fn texts(memory: &Memory, path: &Path) -> Vec<(u32, String)> {
         path.iter()
             .map(|(message, id)| {

@@ -47,9 +47,9 @@ pub(crate) const MIN_OUTPUT_BYTES: usize = 480;
 const MAX_HINTS: usize = 64;
 
 impl<'a> Outputs<'a> {
-    /// Adds a result of `turn`, escaped as in a JSON string. Returns it with `refer` of their first and last line's words in
-    /// place of lines that results of earlier turns hold (the last is `None` for one line); `None` if nothing is replaced.
-    /// O(bytes).
+    /// Adds a tool result of `turn`, escaped as in a JSON string. Returns it with runs of lines that a result of an earlier
+    /// turn holds replaced by `refer(words of the first line, words of the last)` (the last is `None` for a single line);
+    /// `None` if nothing is replaced. O(bytes).
     pub(crate) fn add(
         &mut self,
         turn: u32,

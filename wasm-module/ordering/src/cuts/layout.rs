@@ -140,9 +140,9 @@ pub(super) struct SplitText {
 pub(super) enum TextWrap {
     /// A block; offsets in the body after its opening brace and of its closing one.
     Block { open: usize, close: usize },
-    /// None: the text is a whole content.
+    /// No JSON: the text is a whole content.
     Content,
-    /// None: the text is the only user message, Responses' `input`.
+    /// No JSON: the text is the whole `input` of a Responses request, its only user message.
     Input,
 }
 

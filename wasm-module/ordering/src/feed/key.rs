@@ -116,7 +116,7 @@ impl FeedKey {
         is_ours.then_some(TenantKey(value))
     }
 
-    /// Returns a scope's tag, and its masked bits.
+    /// Encrypts a scope: returns its tag (a synthetic IV), and its masked bits.
     pub(super) fn seal_scope(&self, tenant: TenantKey, scope: u64) -> (u64, u64) {
         let tag = self.tag(Kind::Scope, tenant, scope.into());
         (tag, scope ^ low(self.mask(Kind::Scope, tag)))

@@ -328,7 +328,7 @@ fn middles<'f>(new: &'f [Flat], old: &'f [Flat], at: usize) -> (&'f [Flat], &'f 
     )
 }
 
-/// Returns the hash of the pieces' text, joined.
+/// Returns the hash of the pieces' joined text, without white space.
 fn solid<'f>(list: impl IntoIterator<Item = &'f Flat>) -> Solid {
     let solids = list.into_iter().map(|flat| flat.piece.marks.solid);
     solids.fold(Solid::default(), Solid::then)

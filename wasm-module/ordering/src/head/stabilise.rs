@@ -30,7 +30,7 @@ pub(crate) struct Heads {
     learned: Learned,
     /// Matches of patterns in a line, cached by the line's hash.
     lines: Lru<u64, Box<[Match]>>,
-    /// Heads that need no change, by key, each with the state's version at the time.
+    /// Hashes of prompt heads (tools, system text) that needed no change, with the versions of `learned` and `tools` then.
     settled: Lru<u64, (u64, u64)>,
 }
 

@@ -34,7 +34,7 @@ pub(super) struct ToolSets {
 #[derive(Debug)]
 struct ToolSet {
     key: u64,
-    /// The tools in the order sent.
+    /// Hashes of the tools, in the chosen order.
     sequence: Box<[u64]>,
     last_used: u64,
 }

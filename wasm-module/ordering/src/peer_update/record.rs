@@ -48,7 +48,7 @@ pub struct OrderingRecord {
     pub(crate) runs: Vec<SentRun>,
     /// The chat's continuation; `None` if it is not shared.
     pub(crate) chat: Option<ChatContinuation>,
-    /// Key orders of tools that this request used first.
+    /// The order of JSON keys in each tool that was first seen in this request.
     pub(crate) forms: Vec<Form>,
     /// The messages whose earlier contexts were restored.
     pub(crate) claims: Vec<Claim>,

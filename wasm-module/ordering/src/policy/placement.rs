@@ -17,8 +17,8 @@ crate::named! {
         First = "first",
         /// The best one last, the second best first, the third best second to last, and so on.
         Ends = "ends",
-        /// `Last`, but all documents stay in rank order where that matches cached tokens, and as many; and while recent requests
-        /// of the tenant and model share longer beginnings in rank order.
+        /// Like `Last`, but all documents stay in rank order if that matches cached tokens, and no fewer, or while recent
+        /// requests of the tenant and model share longer beginnings in rank order.
         Auto = "auto",
     }
 }

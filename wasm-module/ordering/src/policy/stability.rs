@@ -21,7 +21,7 @@ pub(super) struct RankStability {
     recent: Window,
     /// Recent requests, each as the fingerprints of its beginnings in rank order.
     beginnings: Window,
-    /// Shared documents in rank order, with exponential decay.
+    /// Decayed sum of the documents that each request would share with a recent one in rank order.
     ranked: f64,
     /// Shared documents with the favoured ones last, with exponential decay.
     last: f64,

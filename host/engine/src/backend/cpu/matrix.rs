@@ -31,7 +31,7 @@ const MIN_BLOCK_TILES: usize = 3;
 const TASKS_PER_THREAD: usize = 4;
 /// From this many rows on, a block of weights is widened once instead of by every tile.
 const WIDEN_ROWS: usize = MIN_BLOCK_TILES * TILE_ROWS;
-/// Inputs of packed weights that are multiplied by all rows of a task before the next: they stay in the first-level cache.
+/// Inputs of quantized weights per pass over a task's rows, so few that these weights stay in the first-level cache.
 const PACKED_INPUTS: usize = 512;
 /// Fewest multiply-adds that are worth handing to another thread. For one row these are 256 KiB of bf16, which take
 /// some ten microseconds to read.

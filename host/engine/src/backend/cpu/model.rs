@@ -139,7 +139,7 @@ impl Model {
         self.kernels
     }
 
-    /// Returns whether any weights are packed, so that results differ from those of unpacked ones.
+    /// Returns whether any weights stay quantized: activations are then rounded to 8 bits, so results differ.
     pub(super) fn is_packed(&self) -> bool {
         let layers = self.layers.iter();
         let layers = layers.flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);

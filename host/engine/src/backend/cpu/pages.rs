@@ -135,7 +135,7 @@ impl Layout {
         start..start + self.head_words()
     }
 
-    /// Returns where a head's strips end and its rows begin, in words.
+    /// Returns the offset, in words, of the rows in a head's part of a piece, after its strips (see the [module](self)).
     fn rows_start(&self) -> usize {
         self.words(self.page_tokens * self.depth())
     }

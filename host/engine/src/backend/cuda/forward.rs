@@ -56,8 +56,8 @@ pub(super) struct Pass<'a> {
     pub(super) plan: &'a Plan,
 }
 
-/// Most recordings on a device, since each takes memory there that the pools do not count. There are some 35 numbers of
-/// rows times ten lengths. With all of them taken, all are deleted.
+/// Most CUDA graphs kept on a device, since each takes memory there that the pools do not count. Decode steps have some
+/// 350 shapes (35 numbers of rows, ten lengths). At the limit, all graphs are deleted.
 pub(super) const MAX_RECORDINGS: usize = if cfg!(test) { 1 } else { 64 };
 
 /// Words that are compared and sent at once: a copy of fewer takes hardly less time.

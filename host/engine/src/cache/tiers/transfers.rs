@@ -106,7 +106,8 @@ impl PrefixCache {
         }
     }
 
-    /// Removes a node that no tier holds any more, and its descendants, which only host memory holds.
+    /// Removes a node that neither device nor host memory holds, and its descendants, which only host memory holds; their
+    /// pages are saved to disk if there is one.
     pub(in crate::cache) fn cut_off_if_gone(&mut self, id: NodeId) {
         let at = &self.tree[id].at;
         if at.device.is_some() || at.host.is_some() {

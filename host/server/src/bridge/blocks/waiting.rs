@@ -7,7 +7,7 @@ use foreword_engine::cache::DocumentPath;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-/// The prompts that wait for blocks.
+/// Prompts some of whose blocks the engine's events have not reported yet.
 #[derive(Debug)]
 pub(super) struct WaitingPrompts {
     limits: Limits,

@@ -52,7 +52,7 @@ pub(super) fn asks(text: &str, question: &str) -> bool {
     is_at_end || is_at_start() == Some(true)
 }
 
-/// Returns the text after the closing tags of the contexts' wrappers.
+/// Returns the text without leading white space and leading closing tags such as `</context>`.
 fn without_closing_tags(text: &str) -> &str {
     let mut rest = text.trim_start();
     while let Some(tag) = rest.strip_prefix("</") {

@@ -109,8 +109,8 @@ impl ContextIndex {
         }
     }
 
-    /// Removes `tokens` from a node without children, then from parents that thereby have none; returns the tokens left to
-    /// remove.
+    /// Removes `tokens` from a leaf. An emptied leaf is deleted, and its parent is next if that is a leaf now. Returns the
+    /// tokens left to remove.
     fn shrink(&mut self, node: NodeId, mut tokens: u64) -> u64 {
         let mut at = node;
         loop {

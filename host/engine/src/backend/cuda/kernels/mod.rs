@@ -29,7 +29,7 @@ use super::device::{Argument, Device, Fault, Launch, Part, Queue};
 pub(super) const PREFILL_ROWS: usize = 128;
 /// Splits of prefill begin and end at multiples of this, which are whole blocks of keys for every kernel.
 pub(super) const PREFILL_KEYS: u32 = 128;
-/// Most splits of a token.
+/// Most parts into which one token's attention is split along the keys.
 pub(super) const MAX_SPLITS: u32 = 64;
 /// Most rows for which `matvec` computes products.
 pub(super) const MATVEC_ROWS: usize = 4;

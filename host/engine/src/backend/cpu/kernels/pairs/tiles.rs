@@ -27,7 +27,7 @@ pub(super) trait Unit {
     /// # Panics
     /// Panics when `from` is too short.
     fn load_pairs<const T: usize>(&mut self, from: &[Pair], stride: usize);
-    /// Fills tile `T` as [`Unit::load_pairs`] does, and leaves the first-level cache to others.
+    /// Fills tile `T` as [`Unit::load_pairs`] does, with a hint not to keep the data in the first-level cache.
     ///
     /// # Panics
     /// Panics when `from` is too short.
