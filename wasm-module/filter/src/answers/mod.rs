@@ -22,13 +22,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use foreword_ordering::{Config, KeptAnswers};
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 pub(crate) use self::reader::AnswerReader;
 use crate::host::{Host, HostError};
@@ -95,10 +96,6 @@ pub(crate) struct Chat {
 }
 
 impl ChatKey {
-    fn add(&mut self, message: &str) {
-        self.messages = joined(self.messages, xxh3_128(message.as_bytes()));
-    }
-
     /// Returns the key of an answer, by what clients send of it.
     fn answer<'a>(&self, content: &str, calls: impl Iterator<Item = [&'a str; 2]>) -> u128 {
         let calls = calls
@@ -110,7 +107,45 @@ impl ChatKey {
 }
 
 fn joined(one: u128, other: u128) -> u128 {
-    xxh3_128(&[one.to_le_bytes(), other.to_le_bytes()].concat())
+    xxh3_128([one.to_le_bytes(), other.to_le_bytes()].as_flattened())
+}
+
+/// A hash of a body's bytes from its first message on, of which only those up to a message that needs it are read.
+struct Beginning<'b> {
+    body: &'b [u8],
+    hash: Xxh3,
+    /// The bytes that are not hashed yet.
+    rest: Range<usize>,
+}
+
+impl<'b> Beginning<'b> {
+    fn new(body: &'b [u8]) -> Self {
+        Self {
+            body,
+            hash: Xxh3::new(),
+            rest: usize::MAX..0,
+        }
+    }
+
+    fn add(&mut self, message: &str) {
+        let start = offset(self.body, message);
+        self.rest = self.rest.start.min(start)..start.saturating_add(message.len());
+    }
+
+    /// Returns the hash up to the last message added.
+    fn hash(&mut self) -> u128 {
+        let rest = self.body.get(self.rest.clone());
+        self.hash.update(rest.unwrap_or_default());
+        if self.rest.start < self.rest.end {
+            self.rest.start = self.rest.end;
+        }
+        self.hash.digest128()
+    }
+}
+
+/// Returns where in the body a slice of it begins.
+fn offset(body: &[u8], slice: &str) -> usize {
+    slice.as_ptr().addr().saturating_sub(body.as_ptr().addr())
 }
 
 /// A chat's entry in shared data, in one of its two places.
@@ -154,13 +189,22 @@ impl Answers {
         let mut edits: Vec<(&str, String)> = Vec::new();
         let mut restored: u64 = 0;
         let mut room = max_body_bytes.checked_sub(body.len());
+        let mut before = Beginning::new(body);
         for message in request.messages.0 {
             let message = message.get();
+            // Most bytes are those of long messages by others, which are not read. Behind a chat's first answer nothing is, if
+            // nothing of the chat is kept.
             if let Some(free) = room
+                && (chat.first.is_none() || !kept.is_empty())
+                && (message.len() < LONG || message.contains("\"assistant\""))
                 && let Ok(read) = serde_json::from_str::<Message<'_>>(message)
                 && read.role == "assistant"
-                && let Some(key) = read.key(&chat)
             {
+                chat.messages = before.hash();
+                let Some(key) = read.key(&chat) else {
+                    before.add(message);
+                    continue;
+                };
                 if chat.first.is_none() {
                     chat.first = Some(key);
                     let places = self.places(host, &chat.owner, key);
@@ -182,8 +226,9 @@ impl Answers {
                     }
                 }
             }
-            chat.add(message);
+            before.add(message);
         }
+        chat.messages = before.hash();
         Some(Chat {
             key: chat,
             body: (!edits.is_empty()).then(|| apply(body, &edits)),
@@ -500,9 +545,8 @@ fn is_same_json(one: &str, other: &str, depth: u32) -> bool {
 
 /// Returns the body with slices of it replaced.
 fn apply(body: &[u8], edits: &[(&str, String)]) -> Vec<u8> {
-    let start = |slice: &str| slice.as_ptr().addr().saturating_sub(body.as_ptr().addr());
     let mut edits: Vec<_> = (edits.iter())
-        .map(|(slice, with)| (start(slice), slice.len(), with))
+        .map(|(slice, with)| (offset(body, slice), slice.len(), with))
         .collect();
     edits.sort_unstable();
     let mut out = Vec::with_capacity(body.len());
@@ -560,6 +604,8 @@ const HEADER: usize = 48;
 const ATTEMPTS: u32 = 4;
 /// Most levels of a call's arguments.
 const MAX_DEPTH: u32 = 64;
+/// Bytes of a long message, in which the role is looked for before it is parsed.
+const LONG: usize = 1024;
 /// Most messages of a chat.
 const MAX_MESSAGES: usize = 4096;
 /// Most tool calls, or parts of a content, of one message.
