@@ -114,8 +114,8 @@ fn joined(one: u128, other: u128) -> u128 {
 struct Beginning<'b> {
     body: &'b [u8],
     hash: Xxh3,
-    /// The bytes that are not hashed yet.
-    rest: Range<usize>,
+    /// The bytes that are not hashed yet; `None` before the first message.
+    rest: Option<Range<usize>>,
 }
 
 impl<'b> Beginning<'b> {
@@ -123,21 +123,22 @@ impl<'b> Beginning<'b> {
         Self {
             body,
             hash: Xxh3::new(),
-            rest: usize::MAX..0,
+            rest: None,
         }
     }
 
     fn add(&mut self, message: &str) {
         let start = offset(self.body, message);
-        self.rest = self.rest.start.min(start)..start.saturating_add(message.len());
+        let from = self.rest.as_ref().map_or(start, |rest| rest.start);
+        self.rest = Some(from..start.saturating_add(message.len()));
     }
 
     /// Returns the hash up to the last message added.
     fn hash(&mut self) -> u128 {
-        let rest = self.body.get(self.rest.clone());
-        self.hash.update(rest.unwrap_or_default());
-        if self.rest.start < self.rest.end {
-            self.rest.start = self.rest.end;
+        if let Some(rest) = &mut self.rest {
+            let bytes = self.body.get(rest.clone());
+            self.hash.update(bytes.unwrap_or_default());
+            rest.start = rest.end;
         }
         self.hash.digest128()
     }
