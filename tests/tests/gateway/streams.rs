@@ -84,7 +84,12 @@ fn a_stream_that_breaks_off_breaks_off_for_the_client_too() {
         println!("an external processor: it broke off before the processor had let its head pass");
         return;
     }
-    assert_eq!(client.piece(&head).unwrap().unwrap(), b"data: one\n\n");
+    let piece = client.piece(&head);
+    if Shell::chosen().is_ext_proc() && piece.is_err() {
+        println!("an external processor: it broke off before the processor had let its event pass");
+        return;
+    }
+    assert_eq!(piece.unwrap().unwrap(), b"data: one\n\n");
     assert!(client.is_closed(), "the stream must not look complete");
 }
 
