@@ -218,7 +218,7 @@ object! {
         pub max_entries: u32 = 16_384; 0..=10_000_000,
         /// Most bytes of these messages, pinned documents included.
         pub max_bytes: u64 = 8 << 20,
-        /// What gateways keep of a model's answers, and restore where the client changed it when the chat continues (OpenAI's chat
+        /// The parts of a model's answers that gateways keep, and restore where the client changed it when the chat continues (OpenAI's chat
         /// API). Without it the engine renders the earlier turn with other words than it computed. `none` by default, since the
         /// gateway otherwise keeps **words of answers**, of up to 512 chats.
         pub answers: KeptAnswers = KeptAnswers::None,
@@ -227,15 +227,15 @@ object! {
     }
 }
 
-/// What gateways keep of a model's answers.
+/// The parts of a model's answers that gateways keep and restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeptAnswers {
-    /// Nothing.
+    /// No part of an answer is kept.
     None,
     /// The arguments of tool calls as the model wrote them.
     Arguments,
-    /// These and the model's reasoning.
+    /// Arguments and the model's reasoning.
     All,
 }
 
@@ -258,7 +258,7 @@ pub struct Config {
     /// Most tokens of documents pinned in one chat; `None` if pinning is off.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
-    /// What is kept of answers, and most bytes of a chat's.
+    /// The parts of answers that are kept, and the most bytes of them for one chat.
     pub(crate) answers: (KeptAnswers, u32),
     pub(crate) head: Head,
 }
@@ -410,7 +410,7 @@ impl Config {
         &self.head
     }
 
-    /// Returns what gateways keep of answers, and the most bytes of one chat's.
+    /// Returns the parts of answers that gateways keep, and the most bytes of them for one chat.
     #[must_use]
     pub fn answers(&self) -> (KeptAnswers, u32) {
         self.answers

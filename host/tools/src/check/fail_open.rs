@@ -14,7 +14,7 @@ use serde_json::Value;
 /// A text's settings for requests while Foreword is unavailable.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Failures {
-    /// Whether the text has a failure-mode setting (fail open or closed). Such a file need not contain a plugin configuration.
+    /// Whether the file sets what happens when Foreword is unavailable. Such a file is checked even without a plugin configuration.
     pub(super) is_told: bool,
     /// The settings that fail open, as `path: value`.
     pub(super) open: Vec<String>,

@@ -95,7 +95,7 @@ object! {
         pub patterns: RawPatterns = RawPatterns::Table(true),
         /// More patterns. One without a `pattern` changes the class of the built-in pattern of its name.
         pub add: Vec<RawPattern> = Vec::new(),
-        /// Whether values that differ between requests are also found without a pattern, by comparing system texts.
+        /// Whether values that change from request to request are also found by comparing system texts, without a pattern.
         pub learn: bool = true,
     }
 }
