@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Without them the engine renders an earlier turn differently from what it computed, and its cache ends there. An answer is
-//! found by its owner (tenant, salt, model, and all of the request that a prompt depends on beside its messages), every byte
-//! of the messages before it, and what a client shows of it: its text but for the white space around it, and the calls'
-//! ids and names. So only who sends a whole chat gets its answers.
+//! found by three things: its owner (tenant, salt, model, and all of the request that a prompt depends on except its
+//! messages), every byte of the messages before it, and the parts of it that clients send back unchanged (its text, trimmed,
+//! and the ids and names of its calls). So only a client that sends a whole chat gets its answers.
 //!
 //! All answers of a chat are one entry in shared data, so that all workers find them and a chat is forgotten whole. The entry is
 //! in one of two places by hash; if both are taken, it replaces the chat whose last answer is older. When an entry is full,
@@ -22,7 +22,6 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use foreword_ordering::{Config, KeptAnswers};
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
@@ -44,15 +43,15 @@ pub(crate) struct Answers {
     keeps_reasoning: bool,
 }
 
-/// What clients change in an answer.
-#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The parts of a model's answer that clients drop or rewrite.
+#[derive(Debug, Serialize, Deserialize)]
 struct Answer {
     reasoning: Option<Reasoning>,
     /// The arguments of each tool call, as the model wrote them.
     arguments: Vec<String>,
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Reasoning {
     field: ReasoningField,
     text: String,
@@ -77,7 +76,7 @@ impl ReasoningField {
 /// Identifies a chat up to the answer that is to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChatKey {
-    /// What separates one client's answers from another's, beside the words of the chat. A cryptographic hash.
+    /// SHA-256 of tenant, salt, model, and all of the request that a prompt depends on except its messages.
     owner: [u8; 32],
     /// A hash of all messages so far.
     messages: u128,
@@ -85,7 +84,7 @@ pub(crate) struct ChatKey {
     first: Option<u128>,
 }
 
-/// A request's chat.
+/// The chat of a request body, with its earlier answers restored.
 #[derive(Debug)]
 pub(crate) struct Chat {
     pub(crate) key: ChatKey,
@@ -110,37 +109,37 @@ fn joined(one: u128, other: u128) -> u128 {
     xxh3_128([one.to_le_bytes(), other.to_le_bytes()].as_flattened())
 }
 
-/// A hash of a body's bytes from its first message on, of which only those up to a message that needs it are read.
-struct Beginning<'b> {
-    body: &'b [u8],
+/// A hash of a chat's beginning, for which each byte is read once.
+struct Beginning<'a> {
+    /// The messages as they stand in the body, with what parts them.
+    messages: &'a str,
     hash: Xxh3,
-    /// The bytes that are not hashed yet; `None` before the first message.
-    rest: Option<Range<usize>>,
+    hashed: usize,
 }
 
-impl<'b> Beginning<'b> {
-    fn new(body: &'b [u8]) -> Self {
-        Self {
-            body,
-            hash: Xxh3::new(),
-            rest: None,
-        }
-    }
-
-    fn add(&mut self, message: &str) {
-        let start = offset(self.body, message);
-        let from = self.rest.as_ref().map_or(start, |rest| rest.start);
-        self.rest = Some(from..start.saturating_add(message.len()));
-    }
-
-    /// Returns the hash up to the last message added.
-    fn hash(&mut self) -> u128 {
-        if let Some(rest) = &mut self.rest {
-            let bytes = self.body.get(rest.clone());
-            self.hash.update(bytes.unwrap_or_default());
-            rest.start = rest.end;
-        }
+impl Beginning<'_> {
+    /// Returns the hash of the first `end` bytes, at least as many as before.
+    fn hash(&mut self, end: usize) -> u128 {
+        let rest = self.messages.get(self.hashed..end);
+        self.hash.update(rest.unwrap_or_default().as_bytes());
+        self.hashed = end;
         self.hash.digest128()
+    }
+}
+
+/// The elements of a JSON list, without its brackets, each found only when it is asked for.
+struct Elements<'a>(&'a str);
+
+impl<'a> Iterator for Elements<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        let rest = self.0.trim_ascii_start();
+        let rest = rest.strip_prefix(',').unwrap_or(rest);
+        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<&RawValue>();
+        let element = values.next()?.ok()?;
+        self.0 = rest.get(values.byte_offset()..)?;
+        Some(element.get())
     }
 }
 
@@ -180,7 +179,9 @@ impl Answers {
         body: &[u8],
         max_body_bytes: usize,
     ) -> Option<Chat> {
-        let request: Request<'_> = serde_json::from_slice(body).ok()?;
+        let request: Request<'_> = serde_json::from_str(str::from_utf8(body).ok()?).ok()?;
+        let messages = request.messages.get().strip_prefix('[')?;
+        let messages = messages.strip_suffix(']')?.trim_ascii();
         let mut chat = ChatKey {
             owner: request.owner(owner),
             messages: 0,
@@ -190,31 +191,35 @@ impl Answers {
         let mut edits: Vec<(&str, String)> = Vec::new();
         let mut restored: u64 = 0;
         let mut room = max_body_bytes.checked_sub(body.len());
-        let mut before = Beginning::new(body);
-        for message in request.messages.0 {
-            let message = message.get();
-            // Most bytes are those of long messages by others, which are not read. Behind a chat's first answer nothing is, if
-            // nothing of the chat is kept.
+        let mut beginning = Beginning {
+            messages,
+            hash: Xxh3::new(),
+            hashed: 0,
+        };
+        let mut end = 0;
+        for (number, message) in Elements(messages).enumerate() {
+            // Behind a chat's first answer nothing is read if nothing of the chat is kept.
+            if chat.first.is_some() && kept.is_empty() {
+                break;
+            }
+            if number == MAX_MESSAGES {
+                return None;
+            }
+            // Most bytes are those of long messages by others, which are not read.
             if let Some(free) = room
-                && (chat.first.is_none() || !kept.is_empty())
                 && (message.len() < LONG || message.contains("\"assistant\""))
                 && let Ok(read) = serde_json::from_str::<Message<'_>>(message)
                 && read.role == "assistant"
             {
-                chat.messages = before.hash();
-                let Some(key) = read.key(&chat) else {
-                    before.add(message);
-                    continue;
-                };
-                if chat.first.is_none() {
-                    chat.first = Some(key);
-                    let places = self.places(host, &chat.owner, key);
-                    kept = places
-                        .into_iter()
-                        .find_map(|place| place.answers)
-                        .unwrap_or_default();
+                chat.messages = beginning.hash(end);
+                let key = read.key(&chat);
+                if let (None, Some(first)) = (chat.first, key) {
+                    chat.first = key;
+                    let places = self.places(host, &chat.owner, first);
+                    let mut places = places.into_iter();
+                    kept = places.find_map(|place| place.answers).unwrap_or_default();
                 }
-                if let Some(answer) = kept.get(&key)
+                if let Some(answer) = key.and_then(|key| kept.get(&key))
                     && let Some(made) = read.missing(message, answer, self.keeps_reasoning)
                     && !made.is_empty()
                 {
@@ -227,9 +232,9 @@ impl Answers {
                     }
                 }
             }
-            before.add(message);
+            end = offset(messages.as_bytes(), message).saturating_add(message.len());
         }
-        chat.messages = before.hash();
+        chat.messages = beginning.hash(messages.len());
         Some(Chat {
             key: chat,
             body: (!edits.is_empty()).then(|| apply(body, &edits)),
@@ -260,13 +265,9 @@ impl Answers {
             };
             let mut answers = place.answers.unwrap_or_default();
             answers.extend(answer.take().map(|answer| (key, answer)));
-            let mut entry = header(&chat.owner, first).to_vec();
+            let mut entry = header(&chat.owner, first);
             entry.extend_from_slice(&host.now_ms().to_le_bytes());
-            let list: Vec<_> = answers
-                .iter()
-                .map(|(key, answer)| (split(*key), answer))
-                .collect();
-            let Ok(list) = serde_json::to_vec(&list) else {
+            let Ok(list) = serde_json::to_vec(&answers) else {
                 return Ok(false);
             };
             entry.extend_from_slice(&list);
@@ -293,48 +294,27 @@ impl Answers {
                 value.map_or((Vec::new(), None), |(value, number)| (value, Some(number)));
             let (known, rest) = value.split_at_checked(HEADER).unwrap_or_default();
             let (used_ms, list) = rest.split_first_chunk().unwrap_or((&[0; 8], &[]));
-            let list = (known == header).then(|| serde_json::from_slice(list).ok());
+            let list = (known == header).then_some(list);
             Place {
                 key,
                 number,
                 used_ms: u64::from_le_bytes(*used_ms),
-                answers: list.flatten().map(|list: Vec<([u64; 2], Answer)>| {
-                    let pairs = list.into_iter();
-                    pairs
-                        .map(|([high, low], answer)| {
-                            (u128::from(high) << 64 | u128::from(low), answer)
-                        })
-                        .collect()
-                }),
+                answers: list.and_then(|list| serde_json::from_slice(list).ok()),
             }
         })
     }
 }
 
-/// The beginning of a chat's entry.
-fn header(owner: &[u8; 32], first: u128) -> [u8; HEADER] {
-    let mut header = [0; HEADER];
-    let parts = owner
-        .iter()
-        .chain(&first.to_le_bytes())
-        .copied()
-        .collect::<Vec<u8>>();
-    for (to, from) in header.iter_mut().zip(parts) {
-        *to = from;
-    }
-    header
-}
-
-/// Splits a key for JSON, which has no numbers of 128 bits.
-fn split(key: u128) -> [u64; 2] {
-    [key >> 64, key & u128::from(u64::MAX)].map(|half| u64::try_from(half).unwrap_or_default())
+/// Returns the beginning of a chat's entry, [`HEADER`] bytes.
+fn header(owner: &[u8; 32], first: u128) -> Vec<u8> {
+    [owner.as_slice(), &first.to_le_bytes()].concat()
 }
 
 /// A chat request: its messages, and what a prompt or its owner depends on beside them.
 #[derive(Deserialize)]
 struct Request<'a> {
     #[serde(borrow)]
-    messages: AtMost<&'a RawValue, MAX_MESSAGES>,
+    messages: &'a RawValue,
     #[serde(borrow)]
     model: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -359,7 +339,7 @@ struct Request<'a> {
     chat_template_kwargs: Option<&'a RawValue>,
 }
 
-/// What is read of a request's `metadata`, whose other fields may change from request to request.
+/// The only field of a request's `metadata` that is read: the others may change from request to request.
 #[derive(Deserialize)]
 struct Metadata<'a> {
     #[serde(borrow)]

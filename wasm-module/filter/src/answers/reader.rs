@@ -15,9 +15,9 @@ pub(crate) struct AnswerReader {
     /// The bytes read of a JSON response, or of an event's line.
     buffer: Vec<u8>,
     written: Written,
-    /// Whether the model has ended its answer.
+    /// Whether the answer has a `finish_reason` of [`ENDS`].
     is_complete: bool,
-    /// Whether a stream's last event was read.
+    /// Whether the whole response was read: of a stream, its `[DONE]`.
     is_done: bool,
 }
 
@@ -30,13 +30,13 @@ enum Form {
     Other,
 }
 
-/// What the model wrote so far.
+/// The answer as far as it was read.
 #[derive(Debug, Default)]
 struct Written {
     /// The bytes of all fields.
     bytes: usize,
     content: String,
-    reasoning: Option<(ReasoningField, String)>,
+    reasoning: Option<Reasoning>,
     calls: Vec<WrittenCall>,
 }
 
@@ -152,11 +152,10 @@ impl AnswerReader {
             calls,
             ..
         } = self.written;
-        let reasoning = reasoning.filter(|_| answers.keeps_reasoning);
         let names = calls.iter().map(|call| [&*call.id, &*call.name]);
         let key = self.chat.answer(&content, names);
         let answer = Answer {
-            reasoning: reasoning.map(|(field, text)| Reasoning { field, text }),
+            reasoning: reasoning.filter(|_| answers.keeps_reasoning),
             arguments: calls.into_iter().map(|call| call.arguments).collect(),
         };
         answers.keep(host, &self.chat, key, answer)
@@ -225,8 +224,11 @@ impl Written {
         let thought = (thoughts.into_iter())
             .find_map(|(field, text)| Some((field, text.filter(|text| !text.is_empty())?)));
         if let Some((field, text)) = thought {
-            let (_, all) = self.reasoning.get_or_insert((field, String::new()));
-            append(all, Some(text), &mut self.bytes);
+            let reasoning = self.reasoning.get_or_insert(Reasoning {
+                field,
+                text: String::new(),
+            });
+            append(&mut reasoning.text, Some(text), &mut self.bytes);
         }
         for (at, call) in delta
             .tool_calls

@@ -361,8 +361,10 @@ fn a_chat_is_kept_whole_and_the_oldest_chat_is_replaced() {
         "{}",
         found(0)
     );
-    // Newer ones stay rather than older ones.
-    assert!(found(chats - places / 4) >= places / 4 - 2);
+    // Newer ones stay rather than older ones: of the newest 64, one is lost only where both its places got newer chats, which
+    // happens to 64³ / 3 / 512² = .3 of them.
+    let newest = found(chats - places / 8);
+    assert!(newest >= places / 8 - 2, "{newest}");
 }
 
 #[test]
