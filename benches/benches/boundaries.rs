@@ -73,7 +73,7 @@ fn main() {
                     costs[at.expect("an arm is listed")] += cost;
                 }
             }
-            let [plain, _, automatic, fixed, markers, foreword] = costs;
+            let [plain, _, automatic, fixed, markers, foreword, _] = costs;
             let share = |cost: f64| match cost {
                 0.0 => "-".to_owned(),
                 cost => format!("{:.3}", cost / plain),

@@ -3,6 +3,9 @@
 
     python3 benches/bursts/bursts.py --arm off=http://127.0.0.1:10000 --arm hold=http://127.0.0.1:10001 \
         --model smollm2 --at-once 8,32 --rounds 3
+    python3 benches/bursts/bursts.py --log bursts.jsonl --model claude-sonnet-5 --at-once 8 --rounds 50 --words 800
+
+With `--log` it sends nothing, and writes the requests for `foreword replay`: those of a burst within 100 ms, a burst every 30 s.
 
 Each burst has documents that no earlier burst had, so its prefix is cold. The arms take turns within a round, and
 which one begins alternates. For each arm and size: the cached share of prompt tokens, as the engine's `usage` says, and
@@ -51,12 +54,11 @@ def ask(url, body, start, results):
         print(f"a request failed: {error!r}")
 
 
-def burst(url, options, draw, at_once):
+def requests(options, draw, at_once):
     documents = [document(draw, options.words) for _ in range(options.documents)]
     spans = "\n".join(f'<document id="d{draw.getrandbits(40)}">{text}</document>' for text in documents)
-    results, threads, start = [], [], threading.Event()
     for number in range(at_once):
-        body = {
+        yield {
             "model": options.model,
             "messages": [
                 {"role": "system", "content": "Answer from the documents."},
@@ -67,6 +69,11 @@ def burst(url, options, draw, at_once):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+
+
+def burst(url, options, draw, at_once):
+    results, threads, start = [], [], threading.Event()
+    for body in requests(options, draw, at_once):
         threads.append(threading.Thread(target=ask, args=(url, json.dumps(body), start, results)))
     for thread in threads:
         thread.start()
@@ -76,9 +83,19 @@ def burst(url, options, draw, at_once):
     return results
 
 
+def write(options, draw):
+    sizes = [int(size) for size in options.at_once.split(",")] * options.rounds
+    with open(options.log, "w") as file:
+        for number, at_once in enumerate(sizes):
+            for at, body in enumerate(requests(options, draw, at_once)):
+                line = {"time": round(1_800_000_000 + 30 * number + at * 0.1 / at_once, 3), "request": body}
+                file.write(json.dumps(line) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--arm", action="append", required=True, help="NAME=URL of a gateway")
+    parser.add_argument("--arm", action="append", default=[], help="NAME=URL of a gateway")
+    parser.add_argument("--log", metavar="FILE", help="write the requests instead of sending them")
     parser.add_argument("--model", required=True)
     parser.add_argument("--at-once", default="8,32", help="sizes of bursts")
     parser.add_argument("--rounds", type=int, default=3)
@@ -89,6 +106,8 @@ def main():
     options = parser.parse_args()
     arms = [arm.split("=", 1) for arm in options.arm]
     draw = random.Random(options.seed)
+    if options.log:
+        return write(options, draw)
     for at_once in map(int, options.at_once.split(",")):
         seen = {name: [] for name, _ in arms}
         for number in range(options.rounds):

@@ -94,7 +94,8 @@ struct Group {
 /// A row of the ledger.
 #[derive(Debug, Serialize)]
 struct Row {
-    /// The group's values in the order in which their fields were named; `all` without any.
+    /// The row's name in the table: the values of the group's fields, in the order of `--by`, with spaces between them;
+    /// `all` without `--by`.
     #[serde(skip)]
     name: String,
     group: BTreeMap<String, String>,
@@ -120,7 +121,7 @@ struct Ledger {
     rows: Vec<Row>,
     #[serde(skip_serializing_if = "Option::is_none")]
     currency: Option<String>,
-    /// Lines that are no requests which the filter looked at.
+    /// Number of lines that are not requests which the filter read.
     skipped: u64,
 }
 

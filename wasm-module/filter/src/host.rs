@@ -142,7 +142,7 @@ pub trait Host {
         None
     }
 
-    /// Resumes a request that a request callback has held; not from within one.
+    /// Resumes the current request, which a request callback has held. Must not be called from a request callback.
     fn resume(&self) -> Result<(), HostError>;
 
     /// Returns a function that resumes the current request, which a request callback is about to hold. It is called from
@@ -152,7 +152,8 @@ pub trait Host {
         None
     }
 
-    /// Resumes a held request, which is not the current one, by the function that its [`Host::resumer`] returned.
+    /// Resumes a held request other than the current one. `resumer` is what [`Host::resumer`] returned for that
+    /// request.
     fn resume_other(&self, resumer: Resumer) {
         resumer();
     }

@@ -48,9 +48,9 @@ pub(crate) struct Metrics {
     /// Requests whose heads were changed; the next counter: would have been changed.
     heads_applied: Counter,
     heads_reported: Counter,
-    /// In the order of [`head_counts`].
+    /// Sums of the counts in heads' reports, in the order of [`head_counts`].
     heads: [Counter; HEAD_COUNTS],
-    /// In the order of [`cut_counts`].
+    /// Sums of the counts of prompts' cache markers, in the order of [`cut_counts`].
     cuts: [Counter; 6],
     /// Requests and tokens lost, in the order of [`misses::COUNTED`].
     misses: Vec<[Counter; 2]>,

@@ -135,7 +135,7 @@ pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
     fields
 }
 
-/// Counts of a report on a head.
+/// Number of counts in the report on a head, see [`head_counts`].
 pub(crate) const HEAD_COUNTS: usize = 13;
 
 /// Returns the fields for a prompt's markers, for header and log: non-zero counts.
@@ -147,7 +147,7 @@ pub(crate) fn cut_fields(cut: &Cut) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// The counts of a prompt's markers, by their names in header, log and metrics.
+/// Returns the counts of a prompt's markers, by their names in header, log and metrics.
 pub(crate) fn cut_counts(cut: &Cut) -> [(&'static str, u64); 6] {
     [
         ("cut_markers", cut.markers.into()),
@@ -159,7 +159,7 @@ pub(crate) fn cut_counts(cut: &Cut) -> [(&'static str, u64); 6] {
     ]
 }
 
-/// The counts of a head's report, by their names in header and log.
+/// Returns the counts of a head's report, by their names in header and log.
 pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); HEAD_COUNTS] {
     [
         ("head_tools", head.tools_moved),

@@ -20,7 +20,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns the documents' place in the prompts of `tree`.
+    /// Returns the place in `tree` where the documents begin, directly after their scope; it is unranked if they are.
     #[must_use]
     pub fn start<'t>(&self, tree: &'t KnowledgeTree) -> Start<'t> {
         let start = Start::behind(tree, self.scope);
@@ -30,7 +30,7 @@ impl Request {
         }
     }
 
-    /// Returns how a placement divides the documents.
+    /// Returns how a placement divides the documents; unranked ones are divided as by [`Placement::FREE`].
     #[must_use]
     pub fn split(&self, placement: Placement) -> Split {
         let placement = match self.is_ranked {

@@ -16,7 +16,7 @@ use foreword_ordering::head::{self, SegmentKind};
 use foreword_ordering::policy::{Order, PolicyKind};
 use foreword_ordering::tree::Scope;
 use foreword_ordering::{
-    EngineCandidate, EngineId, MAX_ENGINES, Orderer, RewriteOptions, Skip, Tenant, Trial,
+    EngineCandidate, EngineId, MAX_ENGINES, Orderer, Rewrite, RewriteOptions, Skip, Tenant, Trial,
 };
 use fxhash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -103,6 +103,11 @@ impl PromptReplay {
     /// # Errors
     /// Returns the reason why the body cannot be read.
     pub fn decide(&mut self, logged: &Logged<'_>) -> Result<Option<Vec<u8>>, Skip> {
+        Ok(self.rewrite(logged)?.and_then(|rewrite| rewrite.body))
+    }
+
+    /// Does the same, with the record of the decision; `None` for a body without documents.
+    pub(crate) fn rewrite(&mut self, logged: &Logged<'_>) -> Result<Option<Rewrite>, Skip> {
         let count = u16::try_from(self.engines.len()).unwrap_or(u16::MAX);
         let known = self.engines.entry(logged.engine.clone().into_owned());
         let engine = *known.or_insert(EngineId(count));
@@ -123,7 +128,7 @@ impl PromptReplay {
         };
         let tenant = Tenant::named(&logged.tenant);
         match (self.orderer).rewrite_on(&terms, tenant, logged.body.as_bytes()) {
-            Ok(rewrite) => Ok(rewrite.body),
+            Ok(rewrite) => Ok(Some(rewrite)),
             Err(Skip::NoDocuments | Skip::NoUserMessage) => Ok(None),
             Err(skip) => Err(skip),
         }

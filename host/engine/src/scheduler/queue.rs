@@ -66,9 +66,10 @@ struct Lane<T> {
     begun: Begun,
 }
 
-/// Prefixes of the requests that were taken last: computed by now, or in the step that takes them. A request that begins
-/// with one is ranked as if it were cached, until a lookup shows that it is not. Without this, a group would be drained
-/// only as fast as sweeps reach its members. Used for [`Rule::Grouped`] only.
+/// Prefixes of documents of the requests that were admitted last. They are cached by now, or will be after this step,
+/// but most waiting requests were looked up before that. So a request that begins with one is ranked as if it were
+/// cached, until a lookup shows that it is not. Without this, a group's members would gain their rank only when
+/// [`Queue::sweep`] reaches them. Used for [`Rule::Grouped`] only.
 #[derive(Default)]
 struct Begun {
     known: FxHashSet<PrefixHash>,

@@ -293,9 +293,9 @@ struct Load {
     patterns: usize,
     /// Alternatives that a pattern may be combined with, including patterns.
     strings: usize,
-    /// Most patterns and formats that one string must match.
+    /// Number of patterns and formats that one string must match: the maximum over all strings.
     meeting: usize,
-    /// Most `multipleOf` that one number must match.
+    /// Number of `multipleOf` that one number must match: the maximum over all numbers.
     multiples: usize,
     /// Schemas and values, with references expanded where they meet another schema.
     width: usize,

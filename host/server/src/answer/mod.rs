@@ -34,7 +34,7 @@ use tokio::time::Instant;
 pub struct Answer<'m> {
     model: &'m Model,
     choices: Vec<ChoiceStream<'m>>,
-    /// Requests of the other choices, until the first one has computed the prompt.
+    /// The requests of the other choices, until the first choice has computed the prompt.
     waiting: Vec<Request>,
     /// The parts of the prompt to report; `None` if only the answer is reported.
     prompt: Option<PromptReading>,
@@ -98,7 +98,7 @@ impl Reading {
 pub struct Submitted {
     /// The generation of the first choice.
     pub generation: Generation,
-    /// The requests of the other choices.
+    /// The requests of the other choices, which are submitted once the first choice has computed the prompt.
     pub waiting: Vec<Request>,
     /// Turns the choices' tokens into text.
     pub reading: Reading,

@@ -306,9 +306,10 @@ struct Asked {
     api: Api,
     /// The request's id.
     id: String,
-    /// The number of the API key in the request.
+    /// The number of the request's API key; `None` if no keys are configured.
     key: Option<usize>,
     body: Bytes,
+    /// The gateway's path header, if the request has one.
     path: Option<HeaderValue>,
 }
 

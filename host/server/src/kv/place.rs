@@ -24,7 +24,8 @@ pub struct Placer<'a> {
 pub struct Placed(Located);
 
 impl<'a> Placer<'a> {
-    /// Prepares to locate the documents of the request with this body and path header.
+    /// Returns a placer for the request with this body. `header` is the gateway's path header, if the request has one;
+    /// `counts` receives the outcome.
     pub fn new(
         locator: &'a Locator,
         header: Option<&'a HeaderValue>,

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The longest time that a reader may wait.
+/// Longest time that a request may wait for new events or pushes.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// Splits a request's query into names and values.

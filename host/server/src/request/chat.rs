@@ -10,8 +10,8 @@ use serde_json::Value;
 /// A validated chat request.
 #[derive(Debug)]
 pub struct Chat {
-    /// OpenAI's messages, at least one. Each `content` is a string, an array of text parts or, with tool calls, absent;
-    /// each tool call's `arguments` is an object if the client sent one as a string.
+    /// OpenAI's messages, at least one. Each `content` is a string, an array of text parts or, with tool calls, absent.
+    /// A tool call's `arguments` are as sent, except that a string that holds a JSON object is replaced by it.
     pub messages: Value,
     /// The tools shown to the model.
     pub tools: Option<Tools>,

@@ -37,6 +37,8 @@ pub struct Detokenize {
 }
 
 impl Tokenize {
+    /// Parses a request's body.
+    ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
@@ -64,6 +66,8 @@ impl Tokenize {
 }
 
 impl Detokenize {
+    /// Parses a request's body.
+    ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
@@ -91,6 +95,8 @@ pub struct Rendering {
 }
 
 impl Rendering {
+    /// Parses a request's body.
+    ///
     /// # Errors
     /// Returns [`Failure::Invalid`] for an invalid field.
     pub fn parse(body: &[u8]) -> Result<Self, Failure> {
@@ -117,7 +123,7 @@ impl Rendering {
         })
     }
 
-    /// The requested model; `None` for the served one.
+    /// Returns the requested model; `None` for the served one.
     #[must_use]
     pub fn model(&self) -> Option<&str> {
         self.first.options.model.as_deref()

@@ -45,15 +45,18 @@ pub(super) struct Progress {
     pub(super) repeated: u64,
     /// Number of requests whose documents were ordered.
     pub(super) ordered: u64,
-    /// Failed requests. They are written once another request is answered, or at the end if the endpoint's response is
-    /// known. Until then the endpoint may have failed, and not these requests.
+    /// Requests that failed since the last answer; [`MAX_FAILED`] of them end the run. The fault may be the endpoint's,
+    /// so they are written as failed only when another request is answered or, if the endpoint responded to them, when
+    /// nothing is left to send. Any others then end the run with an error, and the next run sends them again.
     pub(super) unanswered: Vec<Unanswered>,
     /// The error that ends the run.
     pub(super) stop: Option<anyhow::Error>,
 }
 
+/// A request that failed after all attempts.
 pub(super) struct Unanswered {
     line: u32,
+    /// The line to write to the output.
     text: Vec<u8>,
     reason: String,
     /// Whether the endpoint sent a response, rather than none.

@@ -91,7 +91,7 @@ pub struct Options {
     /// up to 10 minutes
     #[arg(long = "backoff-ms", value_name = "MS", default_value = "500", value_parser = backoff())]
     backoff: Duration,
-    /// Ask again what an earlier run could not get served: its lines are removed from OUT first
+    /// Send requests again that were refused or failed in an earlier run: their lines are removed from OUT first
     #[arg(long)]
     retry_failed: bool,
     /// Only read FILE and name its wrong lines
@@ -117,7 +117,8 @@ pub struct Summary {
     pub repeated: u64,
     /// Requests of this run whose documents the core ordered.
     pub ordered: u64,
-    /// Number of distinct documents that are first in some request.
+    /// Number of distinct documents that a plan may order, over all requests: those at the beginning of each prompt,
+    /// except the favoured ones.
     pub documents: u64,
     /// Tokens of all answers, as the endpoint counts them.
     pub usage: BatchUsage,

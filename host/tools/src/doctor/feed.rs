@@ -24,7 +24,7 @@ pub(super) struct News {
 /// Returns the feed's position now.
 ///
 /// # Errors
-/// Returns the error of a request that no feed answered.
+/// Returns why there is no response, or the response if it is not a feed's.
 pub(super) fn position(client: &Client, url: &str) -> Result<Position, String> {
     let answer = client.get(url);
     let batch = answer
@@ -39,10 +39,10 @@ pub(super) fn position(client: &Client, url: &str) -> Result<Position, String> {
     }
 }
 
-/// Returns the events since a position, and waits for the first one.
+/// Returns the events since a position. Waits for the first one, [`PATIENCE`] at most.
 ///
 /// # Errors
-/// Returns the error of a request that no feed answered.
+/// Returns why there is no response, or the response if it is not a feed's.
 pub(super) fn news(client: &Client, url: &str, since: &Position) -> Result<News, String> {
     let (epoch, next, wait) = (&since.epoch, since.next, PATIENCE.as_millis());
     let answer = client.get(&format!("{url}?epoch={epoch}&since={next}&wait_ms={wait}"));

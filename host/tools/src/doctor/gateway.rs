@@ -30,7 +30,7 @@ pub(super) struct Gateway {
 /// The gateway's report of a request with documents, and the engine's counts.
 #[derive(Clone, Debug)]
 pub(super) struct Decision {
-    /// The report header.
+    /// The report header; `None` if there was no response, or none with the header.
     report: Option<String>,
     usage: Result<Usage, String>,
 }
@@ -57,7 +57,8 @@ impl Decision {
     }
 }
 
-/// Sends a chat about the documents through the gateway.
+/// Sends a chat about the documents, in the order of `ranks`, through the gateway at `root`. Returns the gateway's
+/// report and the engine's counts.
 pub(super) fn decide(
     engine: &Engine<'_>,
     root: &str,

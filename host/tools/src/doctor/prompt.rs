@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 pub(super) struct Words(Random);
 
 impl Words {
-    /// Returns a source that no other run has.
+    /// Returns a generator with a new random seed, so that its texts differ from those of every other run.
     pub(super) fn new() -> Self {
         Self(Random::new(RandomState::new().hash_one(())))
     }
@@ -24,7 +24,7 @@ impl Words {
 pub(super) struct Documents {
     texts: Vec<String>,
     question: String,
-    /// Words of each document.
+    /// Number of words in each document.
     pub(super) words: u64,
 }
 

@@ -57,7 +57,8 @@ impl Route {
         Some(warm).filter(|warm| warm.is_warm())
     }
 
-    /// Returns the tokens of a word in this engine's vocabulary.
+    /// Returns the prompt's tokens per word of `text`, as the engine counts them; `None` if it reported no count or
+    /// refused the request.
     fn tokens_per_word(&self) -> Option<f64> {
         let [first, _] = self.pair.as_ref().ok()?;
         let words = self.text.split(' ').count();

@@ -21,8 +21,9 @@ pub(super) struct Subscription {
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     is_connected: bool,
+    /// The latest events about stored blocks, oldest first.
     pub(super) stored: Vec<Stored>,
-    /// Removed blocks, and caches that were cleared.
+    /// Number of events about removed blocks and cleared caches.
     pub(super) removals: u64,
     pub(super) error: Option<String>,
 }
@@ -112,5 +113,5 @@ async fn follow(address: &str, seen: &Mutex<Seen>, stop: &AtomicBool) -> anyhow:
 /// Longest wait for events.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 const TICK: Duration = Duration::from_millis(100);
-/// Most stored blocks that are kept.
+/// Most events in [`Seen::stored`]; the oldest are dropped. An event may report several blocks.
 const MAX_STORED: usize = 1 << 14;

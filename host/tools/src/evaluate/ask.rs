@@ -318,7 +318,11 @@ impl<'a> Chats<'a> {
         }
     }
 
-    /// Orders a recorded request again, and returns it with its chat.
+    /// Rebuilds the request of a recorded answer and orders it again, which brings its arm's orderer to the state after
+    /// it. Returns the chat (a case under an arm) and the request.
+    ///
+    /// # Errors
+    /// Returns an error if no question or arm is the record's, or if the record is not its chat's next turn.
     fn recall(&mut self, record: &Record) -> Result<(Job, Request)> {
         let questions = self.questions;
         let of = |what: &str| format!("the kept answer to {:?} {what}", record.case);

@@ -151,7 +151,7 @@ impl ScoredPrompt {
     }
 }
 
-/// Returns the characters that all tokenizers report in the same way.
+/// Returns the text's printable ASCII characters without spaces, which all tokenizers report in the same way.
 fn visible(text: &str) -> String {
     text.chars().filter(char::is_ascii_graphic).collect()
 }

@@ -171,10 +171,13 @@ fn colour(arm: Arm) -> RGBColor {
     }
 }
 
+/// Height of a row, in pixels.
 const ROW: i32 = 34;
+/// Margin above the first row and below the last, in pixels.
 const EDGE: i32 = 8;
-/// Width for names at the left and for labels at the right.
+/// Width of the names at the left, in pixels.
 const NAMES: i32 = 132;
+/// Width of the values' labels at the right, in pixels.
 const LABELS: i32 = 84;
 
 /// Plots rows on a common scale, from 0 or below to the greatest value. `band` marks an area of this size on both sides

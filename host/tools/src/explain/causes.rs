@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Sums of causes: how often each occurred, and what it cost.
+/// The diagnoses of many requests, summed up: for each cause of a cache miss, the number of requests and the tokens
+/// that were computed again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Causes {
     /// Number of diagnosed requests.

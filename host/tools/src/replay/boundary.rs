@@ -141,6 +141,7 @@ fn stored(
         cost: usage.plain_tokens_worth(&price.rules) * price.input / 1e6,
         markers: 0,
         refused: 0,
+        held: 0,
     });
     found.outcomes = outcomes.collect();
     Ok(found)
@@ -169,6 +170,7 @@ impl Boundary {
                 "plain_tokens": outcome.usage.plain,
                 "markers": outcome.markers,
                 "refused": outcome.refused,
+                "held": outcome.held,
                 "cost": rounded(outcome.cost, 1e9),
                 "of_no_caching": rounded(self.share(outcome), 1e6),
             })
@@ -186,7 +188,7 @@ impl Boundary {
     /// Returns the results as lines for a terminal.
     pub(super) fn to_table(&self) -> String {
         let mut table = format!(
-            "\n{:<12}{:>15}{:>15}{:>15}{:>9}{:>16}{:>15}\n",
+            "\n{:<14}{:>15}{:>15}{:>15}{:>9}{:>16}{:>15}\n",
             format!("{} cache", self.kind.name()),
             "tokens read",
             "written",
@@ -199,7 +201,7 @@ impl Boundary {
             let [name, read, written, plain, markers, cost, share] = self.cells(outcome);
             let _ = writeln!(
                 table,
-                "{name:<12}{read:>15}{written:>15}{plain:>15}{markers:>9}{cost:>16}{share:>15}"
+                "{name:<14}{read:>15}{written:>15}{plain:>15}{markers:>9}{cost:>16}{share:>15}"
             );
             if outcome.refused > 0 {
                 let refused = grouped(outcome.refused);
@@ -207,6 +209,10 @@ impl Boundary {
                     table,
                     "  {refused} with too many markers, which it would refuse"
                 );
+            }
+            if outcome.held > 0 {
+                let held = grouped(outcome.held);
+                let _ = writeln!(table, "  {held} waited for another request's response");
             }
         }
         if self.rankings > 0 {

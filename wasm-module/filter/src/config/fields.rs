@@ -276,7 +276,7 @@ where
         })
 }
 
-/// Reads the name of a header, in lower case.
+/// Reads the name of a header in any case, and returns it in lower case.
 pub(super) fn header_name(field: &'static str, value: &Value) -> Result<String, ConfigError> {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     let is_header =

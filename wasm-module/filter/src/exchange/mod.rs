@@ -63,7 +63,7 @@ pub struct Exchange {
     cut: Option<Cut>,
     /// The ticket for the diagnosis of this request, if diagnoses are on.
     miss: Option<Ticket>,
-    /// The request's part in a burst, if it has one.
+    /// The request's role in a burst, if it has one.
     burst: Option<Burst>,
     /// The chat whose answer is kept, if it is.
     chat: Option<ChatKey>,
@@ -71,12 +71,13 @@ pub struct Exchange {
     restored: u64,
 }
 
-/// The part of a request in a burst of requests that open alike.
+/// A request's role in a burst: requests at the same time whose prompts begin with the same documents. One leads, and
+/// the others are held until its response begins, so that the engine computes the documents once.
 #[derive(Clone, Copy)]
 struct Burst {
-    /// The name in access logs.
+    /// The role's name in access logs: `leads`, `held` or `follows` (not held).
     name: &'static str,
-    /// The ticket, until the response has begun or failed.
+    /// The ticket, until the response has begun or failed; `None` for a request that follows without being held.
     ticket: Option<BurstTicket>,
     /// Whether the request is paused until another one's response begins.
     is_held: bool,
@@ -692,7 +693,7 @@ impl Exchange {
         }
     }
 
-    /// Rewrites the original body `came`, and forwards the request.
+    /// Rewrites the original body `came`. Then the request is forwarded, or held as part of a burst.
     fn go_on(
         &mut self,
         host: &impl Host,
@@ -752,7 +753,9 @@ impl Exchange {
         }
     }
 
-    /// Rewrites and forwards the request. Once an engine is chosen, its response is `pending`.
+    /// Rewrites the original body `came`, and replaces body and headers in the proxy; the caller lets the request
+    /// continue. Sets `pending` as soon as an engine is chosen, even if an error follows. `noted` receives parts of the
+    /// report.
     fn send(
         &self,
         host: &impl Host,

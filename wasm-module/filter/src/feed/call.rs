@@ -17,7 +17,7 @@ pub(super) struct Link<'a> {
 /// Calls of one kind; at most one is in flight.
 #[derive(Debug, Default)]
 pub(super) struct CallSlot {
-    /// The number and the start time of the call in flight.
+    /// The number of the call in flight and its start time in milliseconds; `None` if none is.
     waiting: Option<(u32, u64)>,
     /// Time before which no call is made.
     next_ms: u64,

@@ -28,7 +28,7 @@ use super::listeners::Listeners;
 use super::outbox::Outgoing;
 use crate::host::{CallResponse, Host, HostError, LogLevel};
 
-/// One worker's part in the exchange about one engine.
+/// One worker's part in the exchange of updates about one engine with gateways of other proxies.
 #[derive(Debug)]
 pub(crate) struct Gateways {
     /// The id that all workers of this proxy share.
@@ -87,7 +87,8 @@ struct Load {
 }
 
 impl Gateways {
-    /// Returns one worker's side of the exchange about one engine. `name` identifies the engine's feed in all workers.
+    /// Returns this worker's part in the exchange about one engine. `name` is part of a key in shared data, and so the
+    /// same in all workers of the proxy.
     pub(crate) fn new(
         host: &impl Host,
         id: GatewayId,

@@ -121,7 +121,7 @@ impl Numbered {
 }
 
 impl<'a> NumberedBlock<'a> {
-    /// The document's number, or `document N` by its place if it has none.
+    /// Returns the document's number, or `document N` by its place if it has none.
     pub(crate) fn name(&self) -> String {
         match self.part(&self.numbered.number) {
             "" => format!("document {}", self.numbered.place),
@@ -129,7 +129,7 @@ impl<'a> NumberedBlock<'a> {
         }
     }
 
-    /// Hash of the block without its number.
+    /// Returns a hash of the block without its number.
     pub(crate) fn identity(&self) -> Fingerprint {
         hashed(self.whole.len());
         Fingerprint::of(&self.parts().map(str::as_bytes))
@@ -140,12 +140,12 @@ impl<'a> NumberedBlock<'a> {
         self.parts() == other.parts()
     }
 
-    /// The document's words, escaped as in a JSON string.
+    /// Returns the document's words, escaped as in a JSON string.
     pub(crate) fn words(&self) -> &'a str {
         self.part(&self.numbered.words)
     }
 
-    /// The document's words, if they are passages that the client joined without marks.
+    /// Returns the document's words if they are passages that the client joined without marks; otherwise `None`.
     pub(crate) fn passages(&self) -> Option<&'a str> {
         self.numbered.is_joined.then_some(self.words())
     }
@@ -161,7 +161,8 @@ impl<'a> NumberedBlock<'a> {
         Some([before, words, behind].concat())
     }
 
-    /// The parts of the block around the number's occurrences.
+    /// Returns the block without its number: the texts before the number, after it, and after its repetition in the end
+    /// tag. The last is empty if the number is not repeated.
     fn parts(&self) -> [&'a str; 3] {
         let end = u32::try_from(self.whole.len()).unwrap_or(u32::MAX);
         let Numbered { number, again, .. } = &self.numbered;

@@ -314,8 +314,9 @@ impl<'a> Finder<'a, '_> {
             })
     }
 
-    /// Groups adjacent document blocks of a content. Without a `style` they are elements of a result, and no text may
-    /// be inserted among them.
+    /// Returns adjacent document blocks of a content as a group; `None` if there are none or their format is off.
+    /// `style` is that of the content's text parts, for a hint after the last block. It is `None` for elements of a
+    /// tool's result, where no text may be inserted.
     fn blocks(
         &mut self,
         before: &mut Before<'a>,

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(crate) struct SentMessage {
     /// The arrangements of the documents in the message's own texts, one for each group.
     pub(crate) groups: Box<[Arrangement]>,
-    /// The documents of a `documents` array that were written into the message.
+    /// The documents of a `documents` array that were written into the message; `None` if there are none.
     pub(crate) written: Option<Written>,
     /// The volatile spans of the head that were written into the message.
     pub(crate) kept: Option<Box<Kept>>,
@@ -47,10 +47,11 @@ pub(crate) struct Pin {
     pub(crate) wrap: Wrap,
     /// Estimated tokens of the text.
     pub(crate) tokens: u32,
-    /// The documents in the text, in its order.
+    /// The documents that `text` contains, in the order in which they appear there.
     pub(crate) documents: Box<[Pinned]>,
-    /// The arrangement's [digest](Arrangement::digest) and [references](Arrangement::references).
+    /// The arrangement's [digest](Arrangement::digest).
     pub(crate) digest: u64,
+    /// The arrangement's [references](Arrangement::references).
     pub(crate) references: u64,
 }
 

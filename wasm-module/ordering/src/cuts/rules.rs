@@ -95,7 +95,7 @@ pub struct CacheRules {
     pub unit_tokens: u32,
     /// Price of a written token, relative to an uncached one.
     pub write: f64,
-    /// Price of a written token with the longer lifetime.
+    /// Price of a token written with the longer lifetime, relative to an uncached one.
     pub write_long: f64,
     /// Price of a token read from the cache, relative to an uncached one.
     pub read: f64,

@@ -93,8 +93,8 @@ pub(super) fn write(
 /// The marked pieces of a text, at most four.
 type TextMarks = SmallVec<[(usize, MarkTtl); 1]>;
 
-/// Writes a text as `kept` pieces, with these markers; later pieces stay in the last one. Returns the number of blocks
-/// added.
+/// Adds the edits that split a text into blocks: one for each of its first `kept` pieces, and one for the rest, if any.
+/// `marks` are the markers, by the index of a piece. Returns the number of blocks added.
 fn write_text(
     text: &SplitText,
     kept: usize,

@@ -53,7 +53,7 @@ pub struct SealedPush {
 pub struct Pushes {
     /// The server's epoch, in which the position is valid.
     pub epoch: Epoch,
-    /// The position for the next request.
+    /// The position after these pushes, from which the gateway's next request continues.
     pub next: u64,
     /// Number of other gateways connected now.
     pub others: u32,

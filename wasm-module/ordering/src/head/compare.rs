@@ -121,7 +121,7 @@ struct Regions<'f> {
 struct Message<'f> {
     role: Role,
     pieces: &'f [Flat],
-    /// Index of the first piece in the request.
+    /// Index of the message's first piece among all pieces of the request.
     start: usize,
 }
 

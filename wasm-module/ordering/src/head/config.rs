@@ -47,7 +47,8 @@ pub enum Upstream {
     /// An engine that matches tokens: vLLM, SGLang, llama.cpp, our own.
     #[default]
     Tokens,
-    /// Anthropic's own API: a head with a billing line, a checksum of the body, is not changed.
+    /// Anthropic's own API. Tools and system text are not changed if the built-in pattern `billing-line` matches the
+    /// system text: the line contains a checksum of the client's body.
     Anthropic,
 }
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 /// The changes to a head. Its ranges are of the client's body.
 #[derive(Debug, Default)]
 pub(crate) struct Decision<'a> {
-    /// Tools with new bytes: the range of the slot and the tool to write there.
+    /// The places in the array of tools whose bytes change: the range to replace, and the tool to write there, as JSON.
     pub(crate) tools: Vec<(Range<usize>, Cow<'a, str>)>,
     /// Ranges to remove, in order; no two touch.
     pub(crate) removed: Vec<Range<usize>>,
@@ -50,7 +50,7 @@ impl Decision<'_> {
             || self.moved.is_some()
     }
 
-    /// Returns the tools' field as forwarded; `None` for the original field.
+    /// Returns the value of the body's tools field as forwarded, as JSON; `None` if the tools are unchanged.
     pub(crate) fn tools_field(&self, parsed: &Parsed<'_>) -> Option<String> {
         let field = parsed.start.field.filter(|_| !self.tools.is_empty())?;
         let tools = self.tools.iter();
@@ -58,7 +58,7 @@ impl Decision<'_> {
         Some(replaced(parsed.text, range_in(parsed.text, field), tools))
     }
 
-    /// The ranges excluded from the hashes of chats and scopes: removed and frozen ones.
+    /// Returns the ranges excluded from the hashes of chats and scopes: removed and frozen ones.
     pub(crate) fn unknown(&self) -> Vec<Range<usize>> {
         let frozen = self.frozen.iter().map(|span| span.range.clone());
         merged(self.removed.iter().cloned().chain(frozen).collect())

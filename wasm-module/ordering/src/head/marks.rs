@@ -383,8 +383,9 @@ fn is_ordinal(word: &str, digits: usize, letters: usize) -> bool {
             .any(|end| word.ends_with(end))
 }
 
-/// Returns whether a word is an id: a UUID, hexadecimal digits, `session_8f3a`, or letters and digits in an order that
-/// words do not have.
+/// Returns whether a word is an id: at least eight hexadecimal digits, with or without dashes (a UUID); a known prefix
+/// and at least four more bytes (`session_8f3a`); or at least eight ASCII letters and digits, two or more of each, that
+/// alternate at least three times. `digits` and `letters` are their numbers in the word.
 fn is_id(word: &str, digits: usize, letters: usize) -> bool {
     let bytes = word.as_bytes();
     let hexadecimal = bytes.iter().filter(|byte| byte.is_ascii_hexdigit()).count();

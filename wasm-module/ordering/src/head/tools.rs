@@ -572,10 +572,10 @@ const MAX_SMALL_FORMS: usize = 4_096;
 /// Longest small form, in bytes.
 const MAX_SMALL_FORM_BYTES: usize = 128;
 
-/// Most longer forms.
+/// Most forms longer than [`MAX_SMALL_FORM_BYTES`] for one tenant and model; the least recently used are evicted.
 const MAX_LARGE_FORMS: usize = 256;
 
-/// Longest form, one byte for each key.
+/// Longest form, in bytes: one for each member of a list of two members or more.
 const MAX_FORM_BYTES: usize = 2_048;
 
 /// Most tools of a request; with more, the tools are not changed.

@@ -41,8 +41,8 @@ pub(super) struct Foresight {
     allowed: Displacement,
 }
 
-/// In even traffic, the number of requests after which a combination counts as no longer cached. From 20 to 300, reuse
-/// differs by less than 1 %.
+/// In even traffic, the number of recent requests that are counted: combinations of documents in older ones are assumed
+/// to be evicted. From 20 to 300, reuse differs by less than 1 %.
 const EVEN_AGE: u16 = 100;
 
 impl Foresight {

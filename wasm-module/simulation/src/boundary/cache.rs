@@ -63,6 +63,9 @@ struct Entry {
     lifetime_ms: u64,
 }
 
+/// Milliseconds from a request to its response's first token, after which its prompt can be read.
+pub const FIRST_TOKEN_MS: u64 = 1_000;
+
 /// Marked positions that OpenAI looks up: the first two and the latest fifty.
 const FIRST_LOOKED_UP: usize = 2;
 const LATEST_LOOKED_UP: usize = 50;

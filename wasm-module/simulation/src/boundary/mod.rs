@@ -11,17 +11,20 @@
 //! the same in every arm and are left out.
 
 mod cache;
+mod held;
 mod prices;
 
-pub use cache::{BoundaryCache, BoundaryUsage};
+pub use cache::{BoundaryCache, BoundaryUsage, FIRST_TOKEN_MS};
 pub use prices::{CachePrice, CachePrices};
 
+use self::held::{Flights, Forwarded};
 use crate::{Logged, PromptReplay};
 use foreword_ordering::config::ConfigError;
 use foreword_ordering::cuts::layout::Blocks;
 use foreword_ordering::cuts::{CacheKind, CutOptions, Cutter, Layout, MarkTtl, Part, Position};
 use foreword_ordering::policy::PolicyKind;
-use foreword_ordering::{Config, EngineId, RawConfig, Skip, Tenant};
+use foreword_ordering::{Config, EngineId, Opening, RawConfig, Skip, Tenant};
+use std::rc::Rc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 foreword_ordering::named! {
@@ -40,6 +43,8 @@ foreword_ordering::named! {
         Markers = "markers",
         /// Bodies ordered and marked by Foreword.
         Foreword = "foreword",
+        /// The same, where requests wait for one that computes their documents, as with the gateway's `bursts`.
+        Held = "foreword-held",
     }
 }
 
@@ -56,6 +61,8 @@ pub struct BoundaryOutcome {
     pub markers: u64,
     /// Number of requests that the provider would refuse because of too many markers. They are served without caching.
     pub refused: u64,
+    /// Number of requests that waited for another one's response.
+    pub held: u64,
 }
 
 /// A replay of bodies against caches of one kind.
@@ -68,10 +75,8 @@ pub struct BoundaryReplay {
     /// One for each order: the client's and Foreword's.
     cutters: [Cutter; 2],
     arms: Vec<(BoundaryOutcome, BoundaryCache)>,
+    flights: Flights,
 }
-
-/// Milliseconds from a request to its response's first token, after which its prompt can be read.
-pub const FIRST_TOKEN_MS: u64 = 1_000;
 
 impl BoundaryReplay {
     /// Returns a replay with empty caches and no history. `model` determines rules and prices for all bodies; `None`
@@ -96,6 +101,7 @@ impl BoundaryReplay {
                     cost: 0.0,
                     markers: 0,
                     refused: 0,
+                    held: 0,
                 };
                 (outcome, BoundaryCache::new(FIRST_TOKEN_MS))
             });
@@ -106,6 +112,7 @@ impl BoundaryReplay {
             orderer: PromptReplay::new(raw, policy, crate::Capacity::UNBOUNDED)?,
             cutters: [Cutter::new(), Cutter::new()],
             arms: arms.collect(),
+            flights: Flights::new(),
         })
     }
 
@@ -122,8 +129,9 @@ impl BoundaryReplay {
         let realm = [&*logged.tenant, &*logged.engine];
         let realm = (realm.iter()).fold(0, |seed, part| xxh3_64_with_seed(part.as_bytes(), seed));
         let as_came = Layout::of(&parsed, self.kind, Blocks::AsWritten, realm)?;
-        let ordered = self.orderer.decide(logged)?;
-        let ordered = ordered.as_deref().unwrap_or(came);
+        let rewrite = self.orderer.rewrite(logged)?;
+        let ordered = rewrite.as_ref().and_then(|rewrite| rewrite.body.as_deref());
+        let ordered = ordered.unwrap_or(came);
         let tenant = format!("{}\n{}", logged.tenant, logged.engine);
         let options = CutOptions {
             rules: price.rules,
@@ -141,6 +149,7 @@ impl BoundaryReplay {
             };
             [cut(clients, came)?, cut(ours, ordered)?]
         };
+        let [as_came, marked, ours] = [as_came, marked, ours].map(Rc::new);
         for (outcome, cache) in &mut self.arms {
             let (layout, marks) = match outcome.arm {
                 BoundaryArm::NoCaching => (&as_came, Vec::new()),
@@ -148,24 +157,47 @@ impl BoundaryReplay {
                 BoundaryArm::Automatic => (&as_came, automatic(&as_came)),
                 BoundaryArm::Fixed => (&as_came, fixed(&as_came)),
                 BoundaryArm::Markers => (&marked, marked.marks(self.kind)),
-                BoundaryArm::Foreword => (&ours, ours.marks(self.kind)),
+                BoundaryArm::Foreword | BoundaryArm::Held => (&ours, ours.marks(self.kind)),
             };
             let is_refused =
                 self.kind != CacheKind::OpenAi && marks.len() > price.rules.markers as usize;
             outcome.refused += u64::from(is_refused);
             let marks = if is_refused { Vec::new() } else { marks };
             outcome.markers += marks.len() as u64;
-            let usage = cache.serve(layout, &marks, &price.rules, now_ms);
-            outcome.usage += usage;
-            outcome.cost += usage.plain_tokens_worth(&price.rules) * price.input / 1e6;
+            let forwarded = Forwarded {
+                layout: Rc::clone(layout),
+                marks,
+                rules: price.rules,
+                input: price.input,
+            };
+            match &rewrite {
+                Some(rewrite) if outcome.arm == BoundaryArm::Held => {
+                    let opening = Opening::of(&rewrite.record);
+                    let bill = |forwarded: &Forwarded, usage| outcome.bill(forwarded, usage);
+                    let is_held = (self.flights).arrive(now_ms, opening, forwarded, cache, bill);
+                    outcome.held += u64::from(is_held);
+                }
+                _ => outcome.bill(&forwarded, forwarded.served(cache, now_ms)),
+            }
         }
         Ok(())
     }
 
-    /// Returns the results so far.
-    #[must_use]
-    pub fn outcomes(&self) -> Vec<BoundaryOutcome> {
+    /// Returns the results, after all responses have begun.
+    pub fn outcomes(&mut self) -> Vec<BoundaryOutcome> {
+        let mut arms = self.arms.iter_mut();
+        if let Some((outcome, cache)) = arms.find(|(outcome, _)| outcome.arm == BoundaryArm::Held) {
+            let bill = |forwarded: &Forwarded, usage| outcome.bill(forwarded, usage);
+            self.flights.advance(u64::MAX, cache, bill);
+        }
         self.arms.iter().map(|(outcome, _)| *outcome).collect()
+    }
+}
+
+impl BoundaryOutcome {
+    fn bill(&mut self, forwarded: &Forwarded, usage: BoundaryUsage) {
+        self.usage += usage;
+        self.cost += usage.plain_tokens_worth(&forwarded.rules) * forwarded.input / 1e6;
     }
 }
 
@@ -230,7 +262,7 @@ mod tests {
         )
     }
 
-    fn outcome(replay: &BoundaryReplay, arm: BoundaryArm) -> BoundaryOutcome {
+    fn outcome(replay: &mut BoundaryReplay, arm: BoundaryArm) -> BoundaryOutcome {
         let outcomes = replay.outcomes();
         outcomes
             .into_iter()
@@ -247,16 +279,16 @@ mod tests {
             let logged = Logged::read(body.as_bytes()).unwrap();
             replay.serve(&logged, at * 5_000).unwrap();
         }
-        let cost = |arm| outcome(&replay, arm).cost;
+        let mut cost = |arm| outcome(&mut replay, arm).cost;
         let plain = cost(BoundaryArm::NoCaching);
         assert!(cost(BoundaryArm::Foreword) < 0.4 * plain);
         assert!(cost(BoundaryArm::Foreword) < cost(BoundaryArm::Markers));
         // A whole prompt is written each time and never read.
-        let automatic = outcome(&replay, BoundaryArm::Automatic);
+        let automatic = outcome(&mut replay, BoundaryArm::Automatic);
         assert_eq!(automatic.usage.read, 0);
         assert!((automatic.cost / plain - 1.25).abs() < 1e-9);
-        assert_eq!(outcome(&replay, BoundaryArm::Client).cost, plain);
-        assert_eq!(outcome(&replay, BoundaryArm::Foreword).refused, 0);
+        assert_eq!(outcome(&mut replay, BoundaryArm::Client).cost, plain);
+        assert_eq!(outcome(&mut replay, BoundaryArm::Foreword).refused, 0);
     }
 
     #[test]
@@ -271,13 +303,34 @@ mod tests {
                 let logged = Logged::read(text.as_bytes()).unwrap();
                 replay.serve(&logged, at * 1_000).unwrap();
             }
-            let plain = outcome(&replay, BoundaryArm::NoCaching).cost;
+            let plain = outcome(&mut replay, BoundaryArm::NoCaching).cost;
             assert_eq!(
-                outcome(&replay, BoundaryArm::Foreword).cost,
+                outcome(&mut replay, BoundaryArm::Foreword).cost,
                 plain,
                 "{kind:?}"
             );
-            assert!(outcome(&replay, BoundaryArm::Automatic).cost > 1.2 * plain);
+            assert!(outcome(&mut replay, BoundaryArm::Automatic).cost > 1.2 * plain);
         }
+    }
+
+    #[test]
+    fn who_waits_for_the_first_response_reads_what_it_wrote() {
+        let mut replay = replay(CacheKind::Anthropic, "claude-sonnet-5");
+        for at in 0..400_u64 {
+            let (burst, of_burst) = (at / 8, at % 8);
+            let names = [0, 1, 2, 3].map(|n| format!("d{}", burst * 4 + n));
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let body = body(&names, &format!("Question {at}?"));
+            let logged = Logged::read(body.as_bytes()).unwrap();
+            replay.serve(&logged, burst * 30_000 + of_burst).unwrap();
+        }
+        let [together, held] =
+            [BoundaryArm::Foreword, BoundaryArm::Held].map(|arm| outcome(&mut replay, arm));
+        assert_eq!((together.held, held.held), (0, 50 * 7));
+        assert_eq!(held.usage.tokens(), together.usage.tokens());
+        // What is written at once is written eight times.
+        assert_eq!(together.usage.read, 0);
+        assert!(held.usage.read * 5 > held.usage.tokens() * 4, "{held:?}");
+        assert!(held.cost < 0.3 * together.cost);
     }
 }

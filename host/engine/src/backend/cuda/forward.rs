@@ -39,7 +39,7 @@ pub(super) struct Scratch {
     logits: Array<f32>,
     logit_rows: usize,
     choices: Array<SamplingParameters>,
-    /// Sampled tokens `[logit_rows][kind, token]`.
+    /// Results of sampling `[logit_rows][kind, token]`; for the kinds see [`kernels::sample_rows`].
     chosen: Array<u32>,
     partial_sums: Array<f32>,
     partial_stats: Array<f32>,

@@ -92,8 +92,8 @@ impl Core {
         })
     }
 
-    /// Requests the pages of a request that are on disk, and queues the request when they arrive. Returns it if there are
-    /// none.
+    /// Starts to read a request's pages that are on disk; [`Core::queue_fetched`] queues the request later. Returns the
+    /// request, which is then not queued, if none of its pages is on disk, or if it does not read the cache.
     pub(super) fn fetch(&mut self, sequence: Sequence) -> Option<Sequence> {
         if !sequence.cache_use.reads {
             return Some(sequence);
@@ -109,7 +109,8 @@ impl Core {
         None
     }
 
-    /// Receives pages from disk and queues the requests that waited for them.
+    /// Receives pages from disk. Queues the requests whose pages have all arrived or failed to, and those that have
+    /// waited for [`PATIENCE`], are past their deadline or were cancelled.
     pub(super) fn queue_fetched(&mut self, now: Instant) {
         self.cache.receive();
         let cache = &self.cache;

@@ -59,7 +59,8 @@ impl HeldDocuments {
         (left < path.len()).then_some(left)
     }
 
-    /// Returns all that is held as events that store it: one for every path that no other continues.
+    /// Returns events that describe all that is held: a [`CacheEvent::DocumentsStored`] for each path that is not the
+    /// beginning of a longer one.
     pub(super) fn events(&self) -> Vec<CacheEvent> {
         let mut events = Vec::new();
         for ((salt, scope), children) in &self.roots {

@@ -158,7 +158,8 @@ impl ContextTree {
         }
     }
 
-    /// Returns whether the child is a context or holds documents that are not shared.
+    /// Returns whether a request cannot be placed below the child, which must be split: the child is a context, and so
+    /// a leaf, or holds documents that the request does not.
     fn adds_more(&self, &(child, (shared, _)): &Share) -> bool {
         self.node(child)
             .is_some_and(|node| node.is_context() || node.added.len() > shared as usize)

@@ -92,10 +92,10 @@ pub(in super::super) struct PairProduct<'a> {
     pub(in super::super) start: Start,
 }
 
-/// A product of one part of `a` with one part of `b`, which may be empty.
+/// A product of the high or low parts of `a` with those of `b`; none if `b` is empty.
 #[derive(Clone, Copy)]
 struct Term<'a> {
-    /// Pairs of a row of `a` before the part.
+    /// Offset of the parts of `a`, in pairs: 0 for the high ones, [`Left::low`] for the low ones.
     a: usize,
     b: &'a [Pair],
 }
@@ -104,7 +104,8 @@ struct Term<'a> {
 struct Checked<'a>(PairProduct<'a>);
 
 impl<'a> PairProduct<'a> {
-    /// Returns the products that make up this one.
+    /// Returns the products whose sum is this one. If numbers are in two parts, these are high · high, low · high and
+    /// high · low; low · low is negligible. Otherwise the last two are empty.
     #[inline(always)]
     fn terms(&self) -> [Term<'a>; 3] {
         let term = |a, b| Term { a, b };

@@ -1,0 +1,109 @@
+//! Requests of the arm in which followers wait, as with the gateway's `bursts`.
+
+use super::cache::{BoundaryCache, BoundaryUsage, FIRST_TOKEN_MS};
+use foreword_ordering::cuts::{CacheRules, Layout, MarkTtl};
+use foreword_ordering::{BurstLimits, BurstTicket, Bursts, Entry, Opening, Released};
+use fxhash::FxHashMap;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// A request as it is forwarded.
+pub(super) struct Forwarded {
+    pub layout: Rc<Layout>,
+    pub marks: Vec<(usize, MarkTtl)>,
+    pub rules: CacheRules,
+    /// Price of a million plain tokens.
+    pub input: f64,
+}
+
+impl Forwarded {
+    pub(super) fn served(&self, cache: &mut BoundaryCache, now_ms: u64) -> BoundaryUsage {
+        cache.serve(&self.layout, &self.marks, &self.rules, now_ms)
+    }
+}
+
+/// The requests in flight. Time passes with each request that arrives.
+pub(super) struct Flights {
+    bursts: Bursts<u64>,
+    requests: u64,
+    held: FxHashMap<u64, (BurstTicket, Forwarded)>,
+    /// When responses of requests that may lead begin, the earliest first.
+    beginning: VecDeque<(u64, BurstTicket)>,
+}
+
+/// The gateway's defaults.
+const LIMITS: BurstLimits = BurstLimits {
+    max_wait_ms: 2_000,
+    max_held: 256,
+    min_tokens: 512,
+};
+
+impl Flights {
+    pub(super) fn new() -> Self {
+        Self {
+            bursts: Bursts::new(LIMITS),
+            requests: 0,
+            held: FxHashMap::default(),
+            beginning: VecDeque::new(),
+        }
+    }
+
+    /// Forwards a request that arrives at `now_ms`, or holds it. Returns whether it is held.
+    pub(super) fn arrive(
+        &mut self,
+        now_ms: u64,
+        opening: Opening,
+        request: Forwarded,
+        cache: &mut BoundaryCache,
+        mut bill: impl FnMut(&Forwarded, BoundaryUsage),
+    ) -> bool {
+        self.advance(now_ms, cache, &mut bill);
+        self.requests += 1;
+        let number = self.requests;
+        let ticket = match self.bursts.enter(now_ms, opening, || Some(number)) {
+            Entry::Held(ticket) => {
+                self.held.insert(number, (ticket, request));
+                return true;
+            }
+            Entry::Leads(ticket) => Some(ticket),
+            Entry::Free | Entry::Unheld => None,
+        };
+        self.forward(now_ms, ticket, &request, cache, &mut bill);
+        false
+    }
+
+    /// Lets responses begin and waits end until `until_ms`, and forwards what they held.
+    pub(super) fn advance(
+        &mut self,
+        until_ms: u64,
+        cache: &mut BoundaryCache,
+        mut bill: impl FnMut(&Forwarded, BoundaryUsage),
+    ) {
+        while let Some(&(at_ms, ticket)) = self.beginning.front() {
+            if at_ms > until_ms {
+                return;
+            }
+            self.beginning.pop_front();
+            let mut released = self.bursts.answered(at_ms, ticket);
+            released.extend(self.bursts.expire(at_ms));
+            for Released { waiter, .. } in released {
+                if let Some((ticket, request)) = self.held.remove(&waiter) {
+                    self.forward(at_ms, Some(ticket), &request, cache, &mut bill);
+                }
+            }
+        }
+    }
+
+    fn forward(
+        &mut self,
+        now_ms: u64,
+        ticket: Option<BurstTicket>,
+        request: &Forwarded,
+        cache: &mut BoundaryCache,
+        mut bill: impl FnMut(&Forwarded, BoundaryUsage),
+    ) {
+        let begins = ticket.map(|ticket| (now_ms + FIRST_TOKEN_MS, ticket));
+        self.beginning.extend(begins);
+        bill(request, request.served(cache, now_ms));
+    }
+}
