@@ -249,10 +249,16 @@ fn a_billing_line_is_dropped_for_engines_and_left_for_its_reader() {
         sent_by(json!({"mode": "apply"})),
         r#"{"system":[{"type":"text","text":"You are Claude Code.","cache_control":{"type":"ephemeral"}}],"messages":[{"role":"user","content":"hi"}],"tools":[{"name":"a"},{"name":"b"}]}"#
     );
-    assert_eq!(
-        sent_by(json!({"mode": "apply", "upstream": "anthropic"})),
-        body
-    );
+    // Whatever is known of patterns.
+    for volatile in [
+        json!({}),
+        json!({"patterns": false}),
+        json!({"patterns": false, "learn": false}),
+        json!({"add": [{"name": "billing-line", "class": "leave"}]}),
+    ] {
+        let head = json!({"mode": "apply", "upstream": "anthropic", "volatile": volatile});
+        assert_eq!(sent_by(head), body);
+    }
 }
 
 #[test]

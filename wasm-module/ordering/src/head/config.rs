@@ -47,8 +47,8 @@ pub enum Upstream {
     /// An engine that matches tokens: vLLM, SGLang, llama.cpp, our own.
     #[default]
     Tokens,
-    /// Anthropic's own API. Tools and system text are not changed if the built-in pattern `billing-line` matches the
-    /// system text: the line contains a checksum of the client's body.
+    /// Anthropic's own API. Tools and system text are not changed if the system text has a line
+    /// `x-anthropic-billing-header: …`, which contains a checksum of the client's body.
     Anthropic,
 }
 

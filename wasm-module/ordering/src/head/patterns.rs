@@ -40,8 +40,6 @@ pub(crate) struct Pattern {
     words: Box<[(&'static str, u64)]>,
     /// Text that must precede the line.
     inside: &'static str,
-    /// Whether it matches a billing line, which some upstreams compare with the client's own bytes.
-    pub(crate) is_billing: bool,
 }
 
 /// A match of a pattern in a line.
@@ -65,7 +63,6 @@ impl Pattern {
             regex,
             words: Box::default(),
             inside: "",
-            is_billing: false,
         })
     }
 
@@ -75,7 +72,6 @@ impl Pattern {
             let mut pattern = Self::new(row.name, row.class, row.pattern).ok()?;
             pattern.words = row.words.iter().map(|word| (*word, pairs(word))).collect();
             pattern.inside = row.inside;
-            pattern.is_billing = row.name == BILLING;
             Some(pattern)
         });
         built.collect()
@@ -146,14 +142,15 @@ const fn row(
     }
 }
 
-const BILLING: &str = "billing-line";
+/// How the billing line of Claude Code begins, which Anthropic compares with the body.
+pub(super) const BILLING: &str = "x-anthropic-billing-header:";
 
 /// The built-in patterns. Their literals come from the sources named in the documentation's table of clients.
 const TABLE: &[Row] = &[
     row(
-        BILLING,
+        "billing-line",
         Class::Drop,
-        &["x-anthropic-billing-header:"],
+        &[BILLING],
         r"^x-anthropic-billing-header:(?:[ \t]*[A-Za-z_]+=[^;\s]*(?:;|$))+[ \t]*",
     ),
     row(

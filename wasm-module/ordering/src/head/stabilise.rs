@@ -13,7 +13,7 @@
 use super::config::{Head, HeadMode, Upstream};
 use super::decision::{Decision, Form, Frozen, Moved, merged};
 use super::learned::{Learned, Seen, looks_like_data};
-use super::patterns::{Class, Match, matches};
+use super::patterns::{BILLING, Class, Match, matches};
 use super::report::{Change, ChangeKind};
 use super::texts::{SystemText, SystemTexts, Unit, element_in};
 use super::tools::{MAX_TOOLS, Tools};
@@ -48,11 +48,16 @@ impl Heads {
         if is_settled {
             return decision;
         }
-        if !self.system(config, parsed, &mut decision) {
-            // The upstream checks this head, so nothing is changed.
+        let mut opening =
+            (parsed.messages.iter()).take_while(|message| message.role == Role::System);
+        if config.raw.upstream == Upstream::Anthropic
+            && opening.any(|message| message.content.contains(BILLING))
+        {
+            // The line has a checksum of the client's own body, so nothing is changed.
             decision.report.left += 1;
             return decision;
         }
+        self.system(config, parsed, &mut decision);
         decision.report.unread += u32::from(parsed.tools.len() > MAX_TOOLS);
         if let Some(arranged) = self.tools.arrange(&parsed.tools, config.raw.tools) {
             decision.report.tools_moved = arranged.moved;
@@ -87,15 +92,10 @@ impl Heads {
         self.tools.learn(form);
     }
 
-    /// Plans what moves out of the system text. Returns false if the body must not be changed at all.
-    fn system<'a>(
-        &mut self,
-        config: &Head,
-        parsed: &Parsed<'a>,
-        decision: &mut Decision<'a>,
-    ) -> bool {
+    /// Plans what moves out of the system text.
+    fn system<'a>(&mut self, config: &Head, parsed: &Parsed<'a>, decision: &mut Decision<'a>) {
         if config.patterns.is_empty() && !config.raw.volatile.learn {
-            return true;
+            return;
         }
         let SystemTexts { texts, unread } = SystemTexts::of(parsed);
         decision.report.unread += unread;
@@ -104,17 +104,6 @@ impl Heads {
         let mut found: Vec<Vec<PatternMatch>> = Vec::with_capacity(texts.len());
         for text in &texts {
             found.push(self.found(config, text, &mut budget, &mut decision.report.unread));
-        }
-        let mut all = found.iter().flatten();
-        if config.raw.upstream == Upstream::Anthropic
-            && all.any(|found| {
-                config
-                    .patterns
-                    .get(found.pattern)
-                    .is_some_and(|pattern| pattern.is_billing)
-            })
-        {
-            return false;
         }
         let volatile = if config.raw.volatile.learn {
             self.volatile(config, &texts, &found)
@@ -261,7 +250,6 @@ impl Heads {
                 words: words.into(),
             }
         });
-        true
     }
 
     /// Returns the matches of the patterns in a text, in order. Lines that are not cached take their bytes from `budget`; a
