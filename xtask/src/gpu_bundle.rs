@@ -40,7 +40,13 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let foreword = build::host(workspace, "release")?;
     let tests = tests(
         workspace,
-        &["--profile", "release", "--package", "foreword-engine"],
+        &[
+            "--profile",
+            "release",
+            "--package",
+            "foreword-engine",
+            "--lib",
+        ],
     )?;
     let model = fs::read(setup::smollm2(workspace)?)?;
     let output = workspace.root().join(&options.output);
@@ -66,7 +72,9 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 /// Runs the script on a bundle of the dev profile, on small models and on the stand-in for CUDA's driver, which the
 /// engine's tests have compiled: once with a kernel that fails, and once with all stages that need no more than that.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
-    let tests = tests(workspace, &["--workspace", "--config", LINTED])?;
+    // As `cargo xtask test` has built them; for other targets cargo would build some crates again.
+    let built = ["--workspace", "--all-targets", "--config", LINTED];
+    let tests = tests(workspace, &built)?;
     let Some(driver) = stand_in(&tests) else {
         eprintln!("! gpu.sh: not run, there is no stand-in for CUDA's driver");
         return Ok(());
@@ -122,14 +130,7 @@ fn outcome(log: &str, stage: &str, wanted: &str) -> bool {
 /// Builds the engine's unit tests as a program and returns its path.
 fn tests(workspace: &Workspace, options: &[&str]) -> Result<PathBuf> {
     let output = cargo()
-        .args([
-            "test",
-            "--locked",
-            "--lib",
-            "--no-run",
-            "--message-format",
-            "json",
-        ])
+        .args(["test", "--locked", "--no-run", "--message-format", "json"])
         .args(options)
         .env(DENIED.0, DENIED.1)
         .current_dir(workspace.root())

@@ -6,6 +6,7 @@
 //! outcome to [`Core::complete`]. In between, another thread may take the core and continue with it on another device.
 //! Events and counters accumulate in the core until they are fetched.
 
+use self::speculation::HeldGuess;
 use self::tiers::{Fetching, Replication, pools};
 use super::admission::WaitingSlot;
 use super::prompt_scores::{PromptScores, max_scored_tokens};
@@ -52,6 +53,8 @@ pub(super) struct Core {
     next_deadline: Option<Instant>,
     /// Running sequences in the order of their admission.
     running: Vec<Active>,
+    /// Guesses whose prompts are computed, until their requests come.
+    held: Vec<HeldGuess>,
     /// Counts the generations that callers have dropped before their end; shared with all generations.
     bell: Arc<AtomicU64>,
     /// The value of `bell` at the last search for cancelled requests.
@@ -125,6 +128,7 @@ impl Core {
             waiting: Queue::new(config.order),
             next_deadline: None,
             running: Vec::new(),
+            held: Vec::new(),
             bell,
             rung: 0,
             outbox: Vec::new(),
@@ -188,6 +192,7 @@ impl Core {
     }
 
     pub(super) fn clear_cache(&mut self) -> u32 {
+        self.release_held(|_| true);
         self.cache.clear()
     }
 
@@ -214,7 +219,15 @@ impl Core {
         self.refresh();
         let (running, tickets, admitted) = loop {
             let (state, tickets) = self.state();
-            match plan(&state) {
+            let plan = plan(&state);
+            let lacks_room = match &plan {
+                Plan::Preempt(_) => true,
+                Plan::Compute { admitted, .. } => admitted.is_empty() && !self.waiting.is_empty(),
+            };
+            if lacks_room && self.release_held(|_| true) {
+                continue;
+            }
+            match plan {
                 Plan::Preempt(index) => self.preempt(index),
                 Plan::Compute { running, admitted } => break (running, tickets, admitted),
             }
@@ -288,7 +301,10 @@ impl Core {
                         Some(Output::Token(_)) => self.follow(active, drawn.next()),
                         _ => self.advance(active, row),
                     },
-                    Kind::Prefill if complete => self.finish(active, FinishReason::Prefilled),
+                    Kind::Prefill if complete => match row {
+                        Some(row) => self.hold(active, row),
+                        None => self.finish(active, FinishReason::Prefilled),
+                    },
                     Kind::Answer | Kind::Prefill => self.keep(active),
                 }
             }
@@ -377,6 +393,7 @@ impl Core {
 
     /// Ends the requests whose callers have dropped their generations. What was computed for them stays cached.
     fn drop_cancelled(&mut self) {
+        self.release_held(|sequence| sequence.events.is_closed());
         let rung = self.bell.load(Ordering::Acquire);
         if std::mem::replace(&mut self.rung, rung) == rung {
             return;
@@ -408,6 +425,7 @@ impl Core {
             let deadlines = self.waiting.iter().map(|sequence| sequence.deadline);
             self.next_deadline = deadlines.fold(None, earlier);
         }
+        self.release_held(|sequence| expired(sequence.deadline));
         let late: Vec<Active> = self
             .running
             .extract_if(.., |active| expired(active.sequence.deadline))
@@ -542,17 +560,17 @@ impl Core {
                 tokens: sequence.tokens[*computed as usize..end as usize].to_vec(),
                 start: *computed,
                 pages: lease.pages()[..pages].to_vec(),
-                output: if scored.is_some() {
-                    Output::All
-                } else if end == sequence.length()
-                    && sequence.kind == Kind::Answer
-                    && !sequence.is_full()
-                {
-                    let draw = sequence.sampler.draw(sequence.length());
-                    draw.filter(|_| self.bounds.draws)
-                        .map_or(Output::Last, Output::Token)
-                } else {
-                    Output::None
+                output: match sequence.kind {
+                    _ if scored.is_some() => Output::All,
+                    _ if end < sequence.length() => Output::None,
+                    // The first token of the request that the guess is at.
+                    Kind::Prefill if sequence.speculation.is_some() => Output::Last,
+                    Kind::Answer if !sequence.is_full() => {
+                        let draw = sequence.sampler.draw(sequence.length());
+                        draw.filter(|_| self.bounds.draws)
+                            .map_or(Output::Last, Output::Token)
+                    }
+                    Kind::Prefill | Kind::Answer => Output::None,
                 },
             });
             work.scored.extend(scored);
@@ -635,8 +653,12 @@ impl Core {
 
     /// Asserts every invariant of the core.
     pub(super) fn check(&self) {
+        let held = self.held.iter().map(|held| &held.active);
         self.cache
-            .check(self.running.iter().map(|active| &active.lease));
+            .check((self.running.iter().chain(held)).map(|active| &active.lease));
+        if self.held.is_empty() && self.is_idle() {
+            assert_eq!(self.cache.stats().in_use, 0);
+        }
         assert!(self.running.len() <= self.limits.max_running as usize);
         for active in &self.running {
             let Sequence { kind, end, .. } = active.sequence;

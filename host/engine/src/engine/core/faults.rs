@@ -75,6 +75,7 @@ impl Core {
     /// Ends every request with `failure`.
     pub(in crate::engine) fn fail_all(&mut self, failure: &Failure) {
         self.stop_fetching();
+        self.held.clear();
         let running = self.take_running(|_| true);
         // The leases need not be closed, because nothing is computed any more.
         let running = running.into_iter().map(|active| active.sequence);
@@ -87,6 +88,7 @@ impl Core {
     /// Returns all running sequences to the queue, with their leases void.
     fn lose_leases(&mut self, failure: &Failure) {
         self.totals.devices_lost += 1;
+        self.held.clear();
         let running = self.take_running(|_| true);
         for active in running.into_iter().rev() {
             self.retry(active.sequence, active.touched, failure);

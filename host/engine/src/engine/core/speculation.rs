@@ -9,13 +9,72 @@
 //!   the request itself, [D1 D2]                                     ── joins: takes the guess's place and progress
 //! ```
 //!
+//! A guess whose prompt is computed is held with the logits of its last token, so that the request's first token needs no
+//! further step. It keeps its pages, but gives way to anything that needs them.
+//!
 //! Superseding and joining happen between two steps, so a step in progress is always finished ("after the current
 //! iteration").
 
 use super::{Active, Core, Sequence};
-use crate::engine::{Event, Failure};
+use crate::engine::{Event, Failure, FinishReason, Kind};
+
+/// A guess whose prompt is computed.
+pub(super) struct HeldGuess {
+    pub(super) active: Active,
+    /// The logits of the prompt's last token.
+    logits: Vec<f32>,
+}
+
+/// Most guesses held at a time; a further one ends when its prompt is computed.
+const MAX_HELD: usize = 8;
 
 impl Core {
+    /// Ends a guess whose prompt is computed, and holds it for its request.
+    pub(super) fn hold(&mut self, mut active: Active, logits: &[f32]) {
+        if self.held.len() == MAX_HELD {
+            return self.finish(active, FinishReason::Prefilled);
+        }
+        self.cache
+            .commit(&mut active.lease, &active.sequence.tokens, active.computed);
+        self.end(&active.sequence, Event::Finished(FinishReason::Prefilled));
+        let logits = logits.to_vec();
+        self.held.push(HeldGuess { active, logits });
+    }
+
+    /// Ends the holding of some guesses, whose KV state stays cached. Returns whether there were any.
+    pub(super) fn release_held(&mut self, which: impl Fn(&Sequence) -> bool) -> bool {
+        let released = self
+            .held
+            .extract_if(.., |held| which(&held.active.sequence));
+        let released: Vec<HeldGuess> = released.collect();
+        let is_any = !released.is_empty();
+        for held in released {
+            self.close(held.active);
+        }
+        is_any
+    }
+
+    /// Continues a held guess as `sequence`, whose prompt is the same.
+    fn join_held(&mut self, held: HeldGuess, mut sequence: Sequence) {
+        let HeldGuess {
+            mut active,
+            mut logits,
+        } = held;
+        sequence.started = true;
+        sequence.place = None;
+        // A request's cached tokens never include the last one of its prompt.
+        let cached_tokens = active.computed.saturating_sub(1);
+        self.send_event(&sequence, Event::Started { cached_tokens });
+        active.sequence = sequence;
+        self.next_deadline = super::earlier(self.next_deadline, active.sequence.deadline);
+        self.totals.speculations_joined += 1;
+        if active.sequence.is_full() {
+            self.finish(active, FinishReason::Length);
+        } else {
+            self.advance(active, Some(&mut logits));
+        }
+    }
+
     /// Matches a new request with an earlier one of its id. Returns `None` if it has taken the earlier one's place.
     pub(super) fn join_speculation(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let Some(id) = sequence.speculation else {
@@ -23,7 +82,15 @@ impl Core {
         };
         let same_id =
             |other: &Sequence| other.speculation == Some(id) && other.salt == sequence.salt;
-        if let Some(at) = self
+        let mut held = self.held.iter();
+        if let Some(at) = held.position(|held| same_id(&held.active.sequence)) {
+            let held = self.held.remove(at);
+            if held.active.sequence.tokens == sequence.tokens && sequence.kind == Kind::Answer {
+                self.join_held(held, sequence);
+                return None;
+            }
+            self.close(held.active);
+        } else if let Some(at) = self
             .running
             .iter()
             .position(|active| same_id(&active.sequence))

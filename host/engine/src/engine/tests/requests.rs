@@ -30,7 +30,6 @@ impl House {
     fn drain(&mut self) {
         for _ in 0..10_000 {
             if self.stepper.is_idle() {
-                assert_eq!(self.stepper.stats().pages_in_use, 0);
                 return;
             }
             self.step();
@@ -233,6 +232,64 @@ fn the_request_itself_joins_the_guess_and_computes_nothing_twice() {
         // The prompt has 40 tokens, 8 a step; the first token comes with the last of those steps.
         assert_eq!(stats.steps, 5 + 4);
     }
+}
+
+#[test]
+fn a_request_whose_guess_is_computed_has_its_first_token_without_a_step() {
+    let tokens = prompt(24, 1, 40);
+    let mut house = House::new(config());
+    let mut guessed = house.submit(guess(tokens.clone(), 7));
+    house.drain();
+    assert_eq!(house.stepper.stats().steps, 5);
+    // What is held is no obstacle for others.
+    let other = prompt(8, 3, 20);
+    let mut theirs = house.submit(answer(other.clone()));
+    house.drain();
+    assert_eq!(heard(&mut theirs).1, greedy(&other));
+    let before = house.stepper.stats().steps;
+    let mut itself = house.submit(Request {
+        speculation: Some(SpeculationId(7)),
+        ..answer(tokens.clone())
+    });
+    house.drain();
+    assert!(matches!(
+        heard(&mut guessed).2,
+        Some(Event::Finished(FinishReason::Prefilled))
+    ));
+    let (cached, tokens_heard, end) = heard(&mut itself);
+    assert_eq!((cached, tokens_heard), (Some(39), greedy(&tokens)));
+    assert!(matches!(end, Some(Event::Finished(FinishReason::Length))));
+    let stats = house.stepper.stats();
+    assert_eq!((stats.speculations_joined, stats.steps), (1, before + 4));
+    assert_eq!(stats.pages_in_use, 0);
+}
+
+#[test]
+fn a_computed_guess_ends_with_its_caller_and_gives_way_to_who_needs_its_pages() {
+    let tokens = prompt(24, 1, 40);
+    let mut house = House::new(config());
+    let guessed = house.submit(guess(tokens.clone(), 7));
+    house.drain();
+    assert!(house.stepper.stats().pages_in_use > 0);
+    drop(guessed);
+    house.step();
+    assert_eq!(house.stepper.stats().pages_in_use, 0);
+
+    let _guessed = house.submit(guess(tokens.clone(), 8));
+    house.drain();
+    let pages = house.stepper.stats().pages;
+    let long = prompt(0, 2, (pages - 2) * 4);
+    let mut generation = house.submit(answer(long.clone()));
+    house.drain();
+    assert_eq!(heard(&mut generation).1, greedy(&long));
+    // Its own request computes what is no longer there.
+    let mut itself = house.submit(Request {
+        speculation: Some(SpeculationId(8)),
+        ..answer(tokens.clone())
+    });
+    house.drain();
+    assert_eq!(heard(&mut itself).1, greedy(&tokens));
+    assert_eq!(house.stepper.stats().speculations_joined, 0);
 }
 
 #[test]
