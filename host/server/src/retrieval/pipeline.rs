@@ -4,7 +4,8 @@
 //!   search   ── stage ──▶ [D1 D3] ── stage ──▶ [D1 D2] ── stage ── stage ──▶ [D1 D2], the end
 //!                 │                    │                                        │
 //!   engine        └ guess: prefill     └ the guess ends, the next begins:       └ the chat itself joins the guess:
-//!                   of D1, D3            D1 is found in the cache                 its tokens are there already
+//!                   of D1, D3            D1 is found in the cache                 its tokens are there already,
+//!                                                                                  the first one of the answer too
 //! ```
 //!
 //! * A guess is made when the best documents change. By default another rank is a change only where the place follows from
