@@ -249,6 +249,10 @@ fn a_billing_line_is_dropped_for_engines_and_left_for_its_reader() {
         sent_by(json!({"mode": "apply"})),
         r#"{"system":[{"type":"text","text":"You are Claude Code.","cache_control":{"type":"ephemeral"}}],"messages":[{"role":"user","content":"hi"}],"tools":[{"name":"a"},{"name":"b"}]}"#
     );
+    // What only names it is like any other text.
+    let quoted = body.replace("x-anthropic", "Mind:x-anthropic");
+    let anthropic = json!({"mode": "apply", "upstream": "anthropic"});
+    assert_ne!(sent(&mut orderer(anthropic), &quoted), quoted);
     // Whatever is known of patterns.
     for volatile in [
         json!({}),

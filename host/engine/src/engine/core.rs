@@ -167,7 +167,15 @@ impl Core {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty() && self.fetching.is_empty()
+        self.waiting.is_empty()
+            && self.running.is_empty()
+            && self.fetching.is_empty()
+            && !self.held.iter().any(HeldGuess::is_joined)
+    }
+
+    /// Returns whether guesses are held, whose callers may drop them while the engine is idle.
+    pub(super) fn holds_guesses(&self) -> bool {
+        !self.held.is_empty()
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -214,17 +222,20 @@ impl Core {
     pub(super) fn prepare(&mut self, now: Instant) -> Work {
         self.replicate(now);
         self.queue_fetched(now);
+        self.continue_joined();
         self.drop_cancelled();
         self.drop_expired(now);
         self.refresh();
         let (running, tickets, admitted) = loop {
             let (state, tickets) = self.state();
             let plan = plan(&state);
-            let lacks_room = match &plan {
+            let lacks_pages = match &plan {
                 Plan::Preempt(_) => true,
-                Plan::Compute { admitted, .. } => admitted.is_empty() && !self.waiting.is_empty(),
+                Plan::Compute { admitted, .. } => {
+                    state.available_pages == 0 || (admitted.is_empty() && !tickets.is_empty())
+                }
             };
-            if lacks_room && self.release_held(|_| true) {
+            if lacks_pages && self.release_held(|_| true) {
                 continue;
             }
             match plan {
@@ -302,8 +313,8 @@ impl Core {
                         _ => self.advance(active, row),
                     },
                     Kind::Prefill if complete => match row {
-                        Some(row) => self.hold(active, row),
-                        None => self.finish(active, FinishReason::Prefilled),
+                        Some(row) if asked == Some(Output::Last) => self.hold(active, row),
+                        _ => self.finish(active, FinishReason::Prefilled),
                     },
                     Kind::Answer | Kind::Prefill => self.keep(active),
                 }
@@ -659,7 +670,8 @@ impl Core {
         if self.held.is_empty() && self.is_idle() {
             assert_eq!(self.cache.stats().in_use, 0);
         }
-        assert!(self.running.len() <= self.limits.max_running as usize);
+        let joined = self.held.iter().filter(|held| held.is_joined()).count();
+        assert!(self.running.len() + joined <= self.limits.max_running as usize);
         for active in &self.running {
             let Sequence { kind, end, .. } = active.sequence;
             let length = active.sequence.length();

@@ -167,7 +167,8 @@ pub enum Kind {
     #[default]
     Answer,
     /// Warms up the cache: only the prompt is computed, and the request ends with [`FinishReason::Prefilled`]. Accepted
-    /// only while few requests wait, see [`EngineConfig::max_prefill_batch`].
+    /// only while few requests wait, see [`EngineConfig::max_prefill_batch`]. If it is speculative, its generation yields
+    /// nothing more after that, not even its end, until its request comes or it is released.
     Prefill,
 }
 
@@ -279,7 +280,7 @@ pub struct Stats {
     pub evicted_pages: u64,
     /// Pages in the device's pool.
     pub pages: u32,
-    /// Device pages held by running requests now; shared ones count once.
+    /// Device pages held by running requests and by computed guesses now; shared ones count once.
     pub pages_in_use: u32,
     /// Device pages that hold cached prefixes now, in use or not.
     pub pages_cached: u32,
@@ -584,7 +585,7 @@ impl Drop for Generation {
 }
 
 impl Generation {
-    /// Waits for the next event; `None` after the last.
+    /// Waits for the next event; `None` after the last. See [`Kind::Prefill`] for one that is held.
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.events.recv().await;
         self.note(event)

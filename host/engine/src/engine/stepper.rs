@@ -48,6 +48,7 @@ impl Stepper {
     /// Plans and computes one step at `now`. The events that it causes can be received afterwards.
     pub fn step(&mut self, now: Instant) {
         let work = self.core.prepare(now);
+        self.core.send_events();
         let outcome = work.run(&mut *self.backend, &mut self.answers);
         self.core
             .complete(&work, outcome.map(|()| &mut self.answers));

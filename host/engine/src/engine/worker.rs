@@ -78,6 +78,9 @@ struct Inbox {
 /// a working device, or there is none.
 const MAX_LOSSES: u32 = 2;
 
+/// Time after which an idle engine looks whether the callers of held guesses have gone.
+const HELD: Duration = Duration::from_millis(100);
+
 /// Polling interval of a thread whose work cannot run yet.
 const NOTHING_TO_DO: Duration = Duration::from_millis(1);
 
@@ -351,12 +354,13 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
         if inbox.stopping {
             return None;
         }
-        let Some(wait) = core.replication_wait() else {
+        let held = core.holds_guesses().then_some(HELD);
+        let Some(wait) = [core.replication_wait(), held].into_iter().flatten().min() else {
             shared.wake.wait(&mut inbox);
             continue;
         };
         if shared.wake.wait_for(&mut inbox, wait).timed_out() {
-            // There is no other work: a round of copies to disk only.
+            // There is no other work: a round of copies to disk, or guesses whose callers have gone.
             return Some(Vec::new());
         }
     }

@@ -11,7 +11,7 @@
 //! 2. **Pages before everything.** When the decodes of a step need more pages than are available, the youngest sequence
 //!    is preempted ([`Plan::Preempt`]): it releases its pages and is computed again later, from what is still cached. No
 //!    request fails for want of pages. The last running sequence always has room, because a prompt that does not fit
-//!    alone is refused on submission and an answer ends where the pool does.
+//!    alone is refused on submission, an answer ends where the pool does, and the caller releases what it holds besides.
 //! 3. **Chunked prefill.** The remaining tokens of the step are given to running prompts, oldest first.
 //! 4. **Admission in the queue's order.** Waiting requests are admitted in order while there are tokens left in the
 //!    step, a free slot, pages for all of the request's tokens, and one more page for each running sequence to grow
@@ -23,7 +23,7 @@
 pub struct SchedulerState {
     /// Bounds of a step.
     pub limits: Limits,
-    /// Pages that no running sequence holds: free ones, and idle cached ones.
+    /// Pages that no sequence holds: free ones, and idle cached ones.
     pub available_pages: u32,
     /// Running sequences, oldest first.
     pub running: Vec<Running>,

@@ -314,9 +314,11 @@ const GAUGES: &[Row<u32>] = &[
         |stats| stats.running,
     ),
     ("pages", "Pages in the pool", |stats| stats.pages),
-    ("pages_in_use", "Pages held by running requests", |stats| {
-        stats.pages_in_use
-    }),
+    (
+        "pages_in_use",
+        "Pages held by running requests and computed guesses",
+        |stats| stats.pages_in_use,
+    ),
     ("pages_cached", "Pages that hold cached prefixes", |stats| {
         stats.pages_cached
     }),

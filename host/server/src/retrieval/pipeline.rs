@@ -5,7 +5,7 @@
 //!                 │                    │                                        │
 //!   engine        └ guess: prefill     └ the guess ends, the next begins:       └ the chat itself joins the guess:
 //!                   of D1, D3            D1 is found in the cache                 its tokens are there already,
-//!                                                                                  the first one of the answer too
+//!                                                                                  and its logits
 //! ```
 //!
 //! * A guess is made when the best documents change. By default another rank is a change only where the place follows from

@@ -51,7 +51,7 @@ impl Heads {
         let mut opening =
             (parsed.messages.iter()).take_while(|message| message.role == Role::System);
         if config.raw.upstream == Upstream::Anthropic
-            && opening.any(|message| message.content.contains(BILLING))
+            && opening.any(|message| has_billing_line(message.content))
         {
             // The line has a checksum of the client's own body, so nothing is changed.
             decision.report.left += 1;
@@ -360,6 +360,15 @@ fn overlapping(units: &[Unit], range: &Range<usize>) -> Range<usize> {
     let start = units.partition_point(|unit| unit.range.end <= range.start);
     let end = units.partition_point(|unit| unit.range.start < range.end);
     start..end.max(start)
+}
+
+/// Returns whether a line of a message begins as a billing line does; a string's line breaks are escaped.
+fn has_billing_line(content: &str) -> bool {
+    let mut found = content.match_indices(BILLING);
+    found.any(|(at, _)| {
+        let before = content.get(..at).unwrap_or_default();
+        before.ends_with('"') || before.ends_with("\\n")
+    })
 }
 
 /// Returns the message for moved words: the last user message that is not a tool's result.

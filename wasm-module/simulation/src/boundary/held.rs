@@ -22,12 +22,12 @@ impl Forwarded {
     }
 }
 
-/// The requests in flight. Time passes with each request that arrives.
+/// The requests in flight.
 pub(super) struct Flights {
     bursts: Bursts<u64>,
     requests: u64,
     held: FxHashMap<u64, (BurstTicket, Forwarded)>,
-    /// When responses of requests that may lead begin, the earliest first.
+    /// When the responses of requests that lead, or have led, begin, the earliest first.
     beginning: VecDeque<(u64, BurstTicket)>,
 }
 
@@ -48,11 +48,12 @@ impl Flights {
         }
     }
 
-    /// Forwards a request that arrives at `now_ms`, or holds it. Returns whether it is held.
+    /// Forwards a request that arrives at `now_ms`, or holds it. Returns whether it is held. One without documents has no
+    /// `opening`.
     pub(super) fn arrive(
         &mut self,
         now_ms: u64,
-        opening: Opening,
+        opening: Option<Opening>,
         request: Forwarded,
         cache: &mut BoundaryCache,
         mut bill: impl FnMut(&Forwarded, BoundaryUsage),
@@ -60,13 +61,14 @@ impl Flights {
         self.advance(now_ms, cache, &mut bill);
         self.requests += 1;
         let number = self.requests;
-        let ticket = match self.bursts.enter(now_ms, opening, || Some(number)) {
-            Entry::Held(ticket) => {
+        let entry = opening.map(|opening| self.bursts.enter(now_ms, opening, || Some(number)));
+        let ticket = match entry {
+            Some(Entry::Held(ticket)) => {
                 self.held.insert(number, (ticket, request));
                 return true;
             }
-            Entry::Leads(ticket) => Some(ticket),
-            Entry::Free | Entry::Unheld => None,
+            Some(Entry::Leads(ticket)) => Some(ticket),
+            Some(Entry::Free | Entry::Unheld) | None => None,
         };
         self.forward(now_ms, ticket, &request, cache, &mut bill);
         false
@@ -102,8 +104,12 @@ impl Flights {
         cache: &mut BoundaryCache,
         mut bill: impl FnMut(&Forwarded, BoundaryUsage),
     ) {
-        let begins = ticket.map(|ticket| (now_ms + FIRST_TOKEN_MS, ticket));
-        self.beginning.extend(begins);
+        if let Some(ticket) = ticket {
+            // Logs' times may go back.
+            let begins = now_ms.saturating_add(FIRST_TOKEN_MS);
+            let at = (self.beginning).partition_point(|(at_ms, _)| *at_ms <= begins);
+            self.beginning.insert(at, (begins, ticket));
+        }
         bill(request, request.served(cache, now_ms));
     }
 }

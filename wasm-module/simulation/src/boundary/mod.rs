@@ -170,14 +170,13 @@ impl BoundaryReplay {
                 rules: price.rules,
                 input: price.input,
             };
-            match &rewrite {
-                Some(rewrite) if outcome.arm == BoundaryArm::Held => {
-                    let opening = Opening::of(&rewrite.record);
-                    let bill = |forwarded: &Forwarded, usage| outcome.bill(forwarded, usage);
-                    let is_held = (self.flights).arrive(now_ms, opening, forwarded, cache, bill);
-                    outcome.held += u64::from(is_held);
-                }
-                _ => outcome.bill(&forwarded, forwarded.served(cache, now_ms)),
+            if outcome.arm == BoundaryArm::Held {
+                let opening = (rewrite.as_ref()).map(|rewrite| Opening::of(&rewrite.record));
+                let bill = |forwarded: &Forwarded, usage| outcome.bill(forwarded, usage);
+                let is_held = (self.flights).arrive(now_ms, opening, forwarded, cache, bill);
+                outcome.held += u64::from(is_held);
+            } else {
+                outcome.bill(&forwarded, forwarded.served(cache, now_ms));
             }
         }
         Ok(())
@@ -316,8 +315,9 @@ mod tests {
     #[test]
     fn who_waits_for_the_first_response_reads_what_it_wrote() {
         let mut replay = replay(CacheKind::Anthropic, "claude-sonnet-5");
-        for at in 0..400_u64 {
-            let (burst, of_burst) = (at / 8, at % 8);
+        // As two logs of one day, one after the other.
+        for at in (0..400_u64).step_by(2).chain((1..400).step_by(2)) {
+            let (burst, of_burst) = (at / 16 * 2 + at % 2, at / 2 % 8);
             let names = [0, 1, 2, 3].map(|n| format!("d{}", burst * 4 + n));
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let body = body(&names, &format!("Question {at}?"));

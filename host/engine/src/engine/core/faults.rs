@@ -11,6 +11,7 @@
 //! tokens stay the same, because they depend on the sequence alone. A request during which the device fails again and again
 //! may be the cause, so it fails after [`EngineConfig::max_retries`](super::EngineConfig).
 
+use super::speculation::HeldGuess;
 use super::tiers::pools;
 use super::{Active, Core, Sequence};
 use crate::backend::{Backend, BackendError};
@@ -75,8 +76,9 @@ impl Core {
     /// Ends every request with `failure`.
     pub(in crate::engine) fn fail_all(&mut self, failure: &Failure) {
         self.stop_fetching();
-        self.held.clear();
-        let running = self.take_running(|_| true);
+        let held = self.held.drain(..).filter(HeldGuess::is_joined);
+        let mut running: Vec<Active> = held.map(|held| held.active).collect();
+        running.extend(self.take_running(|_| true));
         // The leases need not be closed, because nothing is computed any more.
         let running = running.into_iter().map(|active| active.sequence);
         let sequences: Vec<Sequence> = running.chain(self.waiting.extract(|_| true)).collect();
@@ -88,8 +90,10 @@ impl Core {
     /// Returns all running sequences to the queue, with their leases void.
     fn lose_leases(&mut self, failure: &Failure) {
         self.totals.devices_lost += 1;
-        self.held.clear();
-        let running = self.take_running(|_| true);
+        let held = self.held.drain(..).filter(HeldGuess::is_joined);
+        let held: Vec<Active> = held.map(|held| held.active).collect();
+        let mut running = self.take_running(|_| true);
+        running.extend(held);
         for active in running.into_iter().rev() {
             self.retry(active.sequence, active.touched, failure);
         }

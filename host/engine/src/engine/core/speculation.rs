@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A guess whose prompt is computed is held with the logits of its last token, so that the request's first token needs no
-//! further step. It keeps its pages, but gives way to anything that needs them.
+//! further step. It keeps its pages until its caller drops it, its deadline passes, or a request lacks pages.
 //!
 //! Superseding and joining happen between two steps, so a step in progress is always finished ("after the current
 //! iteration").
@@ -18,11 +18,18 @@
 use super::{Active, Core, Sequence};
 use crate::engine::{Event, Failure, FinishReason, Kind};
 
-/// A guess whose prompt is computed.
+/// A guess whose prompt is computed, or the request that has joined it.
 pub(super) struct HeldGuess {
     pub(super) active: Active,
     /// The logits of the prompt's last token.
     logits: Vec<f32>,
+}
+
+impl HeldGuess {
+    /// Returns whether the request has come, whose first token the next step chooses.
+    pub(super) fn is_joined(&self) -> bool {
+        self.active.sequence.kind == Kind::Answer
+    }
 }
 
 /// Most guesses held at a time; a further one ends when its prompt is computed.
@@ -41,12 +48,10 @@ impl Core {
         self.held.push(HeldGuess { active, logits });
     }
 
-    /// Ends the holding of some guesses, whose KV state stays cached. Returns whether there were any.
+    /// Releases the pages of some guesses, whose KV state stays cached. Returns whether there were any.
     pub(super) fn release_held(&mut self, which: impl Fn(&Sequence) -> bool) -> bool {
-        let released = self
-            .held
-            .extract_if(.., |held| which(&held.active.sequence));
-        let released: Vec<HeldGuess> = released.collect();
+        let is_meant = |held: &mut HeldGuess| !held.is_joined() && which(&held.active.sequence);
+        let released: Vec<HeldGuess> = self.held.extract_if(.., is_meant).collect();
         let is_any = !released.is_empty();
         for held in released {
             self.close(held.active);
@@ -54,24 +59,11 @@ impl Core {
         is_any
     }
 
-    /// Continues a held guess as `sequence`, whose prompt is the same.
-    fn join_held(&mut self, held: HeldGuess, mut sequence: Sequence) {
-        let HeldGuess {
-            mut active,
-            mut logits,
-        } = held;
-        sequence.started = true;
-        sequence.place = None;
-        // A request's cached tokens never include the last one of its prompt.
-        let cached_tokens = active.computed.saturating_sub(1);
-        self.send_event(&sequence, Event::Started { cached_tokens });
-        active.sequence = sequence;
-        self.next_deadline = super::earlier(self.next_deadline, active.sequence.deadline);
-        self.totals.speculations_joined += 1;
-        if active.sequence.is_full() {
-            self.finish(active, FinishReason::Length);
-        } else {
-            self.advance(active, Some(&mut logits));
+    /// Chooses the first token of the requests that have joined a held guess.
+    pub(super) fn continue_joined(&mut self) {
+        let joined = self.held.extract_if(.., |held| held.is_joined());
+        for mut held in joined.collect::<Vec<_>>() {
+            self.advance(held.active, Some(&mut held.logits));
         }
     }
 
@@ -82,13 +74,24 @@ impl Core {
         };
         let same_id =
             |other: &Sequence| other.speculation == Some(id) && other.salt == sequence.salt;
-        let mut held = self.held.iter();
-        if let Some(at) = held.position(|held| same_id(&held.active.sequence)) {
-            let held = self.held.remove(at);
-            if held.active.sequence.tokens == sequence.tokens && sequence.kind == Kind::Answer {
-                self.join_held(held, sequence);
+        let is_guess = |held: &HeldGuess| !held.is_joined() && same_id(&held.active.sequence);
+        if let Some(at) = self.held.iter().position(is_guess) {
+            let joined = self.held.iter().filter(|held| held.is_joined()).count();
+            let has_slot = self.running.len() + joined < self.limits.max_running as usize;
+            let held = &mut self.held[at].active;
+            let is_same = held.sequence.tokens == sequence.tokens;
+            if has_slot && is_same && sequence.kind == Kind::Answer {
+                self.totals.speculations_joined += 1;
+                sequence.started = true;
+                sequence.place = None;
+                // A request's cached tokens never include the last one of its prompt.
+                let cached_tokens = held.computed.saturating_sub(1);
+                let events = sequence.events.clone();
+                held.sequence = sequence;
+                self.outbox.push((events, Event::Started { cached_tokens }));
                 return None;
             }
+            let held = self.held.remove(at);
             self.close(held.active);
         } else if let Some(at) = self
             .running

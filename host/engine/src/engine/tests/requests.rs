@@ -265,6 +265,82 @@ fn a_request_whose_guess_is_computed_has_its_first_token_without_a_step() {
 }
 
 #[test]
+fn a_request_joins_a_computed_guess_only_where_a_slot_is_free() {
+    let mut house = House::new(EngineConfig {
+        max_running: 1,
+        ..config()
+    });
+    let tokens = prompt(24, 1, 40);
+    let _guessed = house.submit(guess(tokens.clone(), 7));
+    house.drain();
+    let other = prompt(8, 3, 20);
+    let mut theirs = house.submit(answer(other.clone()));
+    house.step();
+    let mut itself = house.submit(Request {
+        speculation: Some(SpeculationId(7)),
+        ..answer(tokens.clone())
+    });
+    house.drain();
+    assert_eq!(heard(&mut theirs).1, greedy(&other));
+    assert_eq!(heard(&mut itself).1, greedy(&tokens));
+    assert_eq!(house.stepper.stats().speculations_joined, 0);
+}
+
+#[test]
+fn a_running_answer_takes_the_pages_of_computed_guesses() {
+    let mut house = House::new(config());
+    let pages = house.stepper.stats().pages;
+    let tokens = prompt(0, 1, (pages - 8) * 4);
+    let _guessed = house.submit(guess(tokens, 7));
+    house.drain();
+    let short = prompt(0, 2, 20);
+    let mut generation = house.submit(Request {
+        max_tokens: 60,
+        ..answer(short.clone())
+    });
+    for _ in 0..100 {
+        house.step();
+    }
+    assert!(house.stepper.is_idle(), "{:?}", house.stepper.stats());
+    assert_eq!(heard(&mut generation).1.len(), 60);
+}
+
+#[test]
+fn an_answer_of_one_token_ends_although_nothing_is_left_to_compute() {
+    let backend = Box::new(FakeBackend::new(200, 4));
+    let engine = Engine::start(backend, config());
+    let tokens = prompt(24, 1, 40);
+    let mut guessed = engine.submit(guess(tokens.clone(), 7)).unwrap();
+    while !matches!(guessed.blocking_next(), Some(Event::Finished(_))) {}
+    let mut itself = engine
+        .submit(Request {
+            max_tokens: 1,
+            speculation: Some(SpeculationId(7)),
+            ..answer(tokens.clone())
+        })
+        .unwrap();
+    let mut answered = Vec::new();
+    while let Some(event) = itself.blocking_next() {
+        if let Event::Token { id, .. } = event {
+            answered.push(id);
+        }
+    }
+    assert_eq!(answered, greedy(&tokens)[..1]);
+    // The pages of a guess whose caller has gone are released although nothing else happens.
+    let gone = engine.submit(guess(prompt(24, 2, 40), 8)).unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    while engine.stats().finished < 3 || engine.stats().pages_in_use == 0 {
+        assert!(Instant::now() < until);
+        std::thread::yield_now();
+    }
+    drop(gone);
+    while engine.stats().pages_in_use > 0 {
+        assert!(Instant::now() < until);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn a_computed_guess_ends_with_its_caller_and_gives_way_to_who_needs_its_pages() {
     let tokens = prompt(24, 1, 40);
     let mut house = House::new(config());
