@@ -1,10 +1,10 @@
 //! The programs and modules that the harness starts: their locations and builds.
 //!
 //! Cargo itself reports where it put a build's result, so profiles and target folders need no guessing. Environment
-//! variables name existing builds: `FOREWORD_ENVOY`, `FOREWORD_FILTER`, `FOREWORD_HOST` and `FOREWORD_EXT_PROC` (of the
-//! dev profile), and `FOREWORD_RELEASE_HOST` (for benches). `cargo xtask test` sets `FOREWORD_FILTER`, `FOREWORD_HOST`
-//! and `FOREWORD_EXT_PROC`: a package built alone has other features than in the workspace, so cargo would rebuild the
-//! host's dependencies.
+//! variables name existing builds: `FOREWORD_ENVOY`, `FOREWORD_FILTER`, `FOREWORD_HOST`, `FOREWORD_EXT_PROC` and
+//! `FOREWORD_DYNAMIC` (of the dev profile), and `FOREWORD_RELEASE_HOST` (for benches). `cargo xtask test` sets all of the
+//! dev profile: a package built alone has other features than in the workspace, so cargo would rebuild what it shares with
+//! others, and again for the next step.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -65,6 +65,9 @@ pub fn wasm_module(package: &str) -> Result<PathBuf> {
 
 /// Returns the filter as a dynamic module, built in the given cargo profile (`dev`, `release`).
 pub fn dynamic_module(profile: &str) -> Result<PathBuf> {
+    if let ("dev", Some(path)) = (profile, given("FOREWORD_DYNAMIC")?) {
+        return Ok(path);
+    }
     let arguments = ["--profile", profile, "-p", "foreword-dynamic", "--lib"];
     build(&arguments, "so")
 }

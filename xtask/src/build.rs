@@ -69,8 +69,8 @@ pub(crate) struct Built {
     pub(crate) filter: PathBuf,
     /// Path of the `foreword` binary.
     pub(crate) host: PathBuf,
-    /// Path of the `foreword-gateway` binary; `None` if it was not built.
-    pub(crate) ext_proc: Option<PathBuf>,
+    /// Folder of a build of the whole workspace, with `foreword-gateway` and the dynamic module; `None` if there is none.
+    pub(crate) workspace: Option<PathBuf>,
 }
 
 impl Built {
@@ -79,10 +79,12 @@ impl Built {
         let step = step
             .env("FOREWORD_FILTER", &self.filter.to_string_lossy())
             .env("FOREWORD_HOST", &self.host.to_string_lossy());
-        match &self.ext_proc {
-            Some(path) => step.env("FOREWORD_EXT_PROC", &path.to_string_lossy()),
-            None => step,
-        }
+        let Some(folder) = &self.workspace else {
+            return step;
+        };
+        let path = |name| folder.join(name).to_string_lossy().into_owned();
+        step.env("FOREWORD_EXT_PROC", &path("foreword-gateway"))
+            .env("FOREWORD_DYNAMIC", &path("libforeword_dynamic.so"))
     }
 }
 

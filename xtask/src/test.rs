@@ -49,7 +49,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         filter,
         // Built with the tests, before they run.
         host: workspace.artifacts("dev").join("foreword"),
-        ext_proc: Some(workspace.artifacts("dev").join("foreword-gateway")),
+        workspace: Some(workspace.artifacts("dev")),
     };
     let tests = linted("tests", workspace, "test", &[]).env(CASES, "1");
     plan.step(built.given_to(tests))?;

@@ -210,7 +210,7 @@ fn prepare(workspace: &Workspace, options: &Options) -> Result<(Built, PathBuf)>
     let built = Built {
         filter: build::filter(workspace)?,
         host: build::host(workspace, &options.profile)?,
-        ext_proc: None,
+        workspace: None,
     };
     Ok((built, model))
 }
