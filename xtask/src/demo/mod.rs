@@ -50,7 +50,7 @@ pub(crate) struct Options {
     /// Another model than SmolLM2: a Hugging Face checkpoint's folder, or a GGUF file
     #[arg(long, value_name = "PATH")]
     model: Option<PathBuf>,
-    /// Cargo profile of the host; `dev` optimises the engine and shares the tests' build
+    /// Cargo profile of the host; `dev` optimises only the engine, and is built sooner
     #[arg(long, default_value = "dev")]
     profile: String,
 }
