@@ -108,6 +108,8 @@ def main():
     draw = random.Random(options.seed)
     if options.log:
         return write(options, draw)
+    if not arms:
+        parser.error("--arm NAME=URL is needed, or --log FILE")
     for at_once in map(int, options.at_once.split(",")):
         seen = {name: [] for name, _ in arms}
         for number in range(options.rounds):

@@ -27,7 +27,7 @@ pub(crate) struct PendingResponse {
     counted: Option<PromptUsage>,
     /// The tenant and the responding engine, if there are several engines.
     asked: Option<(Box<str>, EngineId)>,
-    /// Whether the response's usage and answer are read; false if the request's body was not.
+    /// Whether usage and answer are read from the response; false if the filter did not read the request's body.
     is_read: bool,
 }
 

@@ -30,6 +30,16 @@ pub struct BurstLimits {
     pub min_tokens: u32,
 }
 
+impl Default for BurstLimits {
+    fn default() -> Self {
+        Self {
+            max_wait_ms: 2_000,
+            max_held: 256,
+            min_tokens: 512,
+        }
+    }
+}
+
 /// The documents of a prompt as forwarded, from its first one on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {

@@ -106,7 +106,7 @@ impl PromptReplay {
         Ok(self.rewrite(logged)?.and_then(|rewrite| rewrite.body))
     }
 
-    /// Does the same, with the record of the decision; `None` for a body without documents.
+    /// Orders a logged body as [`Self::decide`] does. Returns the whole result; `None` for a body without documents.
     pub(crate) fn rewrite(&mut self, logged: &Logged<'_>) -> Result<Option<Rewrite>, Skip> {
         let count = u16::try_from(self.engines.len()).unwrap_or(u16::MAX);
         let known = self.engines.entry(logged.engine.clone().into_owned());

@@ -19,12 +19,13 @@ impl BurstConfig {
     pub(super) fn from_json(value: &Value) -> Result<Self, ConfigError> {
         let known = ["mode", "max_wait_ms", "max_held", "min_tokens"];
         let fields = Fields::of("bursts", Some(value), &known)?;
+        let usual = BurstLimits::default();
         Ok(Self {
             holds: fields.one_of("bursts.mode", [("report", false), ("hold", true)])?,
             limits: BurstLimits {
-                max_wait_ms: fields.number("bursts.max_wait_ms", 1..=60_000, 2_000)?,
-                max_held: fields.number("bursts.max_held", 1..=1_024, 256)?,
-                min_tokens: fields.number("bursts.min_tokens", 1..=1_048_576, 512)?,
+                max_wait_ms: fields.number("bursts.max_wait_ms", 1..=60_000, usual.max_wait_ms)?,
+                max_held: fields.number("bursts.max_held", 1..=1_024, usual.max_held)?,
+                min_tokens: fields.number("bursts.min_tokens", 1..=1_048_576, usual.min_tokens)?,
             },
         })
     }

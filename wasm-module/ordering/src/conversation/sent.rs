@@ -49,9 +49,9 @@ pub(crate) struct Pin {
     pub(crate) tokens: u32,
     /// The documents that `text` contains, in the order in which they appear there.
     pub(crate) documents: Box<[Pinned]>,
-    /// The arrangement's [digest](Arrangement::digest).
+    /// Value of [`Arrangement::digest`] for the message in which the text was inserted.
     pub(crate) digest: u64,
-    /// The arrangement's [references](Arrangement::references).
+    /// Value of [`Arrangement::references`] for that message.
     pub(crate) references: u64,
 }
 

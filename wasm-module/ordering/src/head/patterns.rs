@@ -142,7 +142,7 @@ const fn row(
     }
 }
 
-/// How the billing line of Claude Code begins, which Anthropic compares with the body.
+/// The beginning of Claude Code's billing line, which contains a checksum of the body that Anthropic checks.
 pub(super) const BILLING: &str = "x-anthropic-billing-header:";
 
 /// The built-in patterns. Their literals come from the sources named in the documentation's table of clients.

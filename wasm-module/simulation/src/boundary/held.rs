@@ -31,17 +31,10 @@ pub(super) struct Flights {
     beginning: VecDeque<(u64, BurstTicket)>,
 }
 
-/// The gateway's defaults.
-const LIMITS: BurstLimits = BurstLimits {
-    max_wait_ms: 2_000,
-    max_held: 256,
-    min_tokens: 512,
-};
-
 impl Flights {
     pub(super) fn new() -> Self {
         Self {
-            bursts: Bursts::new(LIMITS),
+            bursts: Bursts::new(BurstLimits::default()),
             requests: 0,
             held: FxHashMap::default(),
             beginning: VecDeque::new(),
