@@ -129,10 +129,8 @@ struct Machine {
     void* fault = nullptr;
 };
 
-inline Machine& machine() {
-    static Machine* one = new Machine;
-    return *one;
-}
+inline Machine the_machine;
+inline Machine& machine() { return the_machine; }
 
 // Saves the registers that a call preserves and continues on another stack.
 extern "C" void foreword_switch(void** save, void* load);

@@ -106,10 +106,8 @@ struct Groups {
     std::vector<u32> landed[MAX_THREADS];
 };
 
-inline Groups& groups() {
-    static Groups* one = new Groups;
-    return *one;
-}
+inline Groups the_groups;
+inline Groups& groups() { return the_groups; }
 
 inline Chunk* chunk_at(const void* shared) {
     u64 offset = static_cast<const u8*>(shared) - machine().shared.data;
@@ -163,10 +161,12 @@ inline void note_operands(Multiplication& m, u32 warp) {
         for (u32 j = 0; j < (m.b.columns ? m.columns / 8 : 2); j++) m.offsets.push_back(m.b.offset(i, j));
     for (u32 offset : m.offsets) {
         Chunk& chunk = groups().chunks[offset / 16];
-        std::string where = place_of(machine()) + ": a multiplication reads byte " + std::to_string(offset) +
-                            " of shared memory, which a copy ";
-        if (chunk.copies_under_way) give_up(where + "is still to write");
-        if (chunk.unfenced) give_up(where + "of thread " + std::to_string(chunk.unfenced - 1) + " wrote with no fence since");
+        if (chunk.copies_under_way || chunk.unfenced) {
+            std::string where = place_of(machine()) + ": a multiplication reads byte " + std::to_string(offset) +
+                                " of shared memory, which a copy ";
+            if (chunk.copies_under_way) give_up(where + "is still to write");
+            give_up(where + "of thread " + std::to_string(chunk.unfenced - 1) + " wrote with no fence since");
+        }
         chunk.readers++;
         const u8* bytes = machine().shared.data + offset;
         m.bytes.insert(m.bytes.end(), bytes, bytes + 16);

@@ -182,6 +182,7 @@ using namespace standin;
     LOCKED;                         \
     if (int no = refusal()) return no
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int cuInit(u32) {
@@ -456,3 +457,4 @@ int cuLaunchKernel(Function* function, u32 x, u32 y, u32 z, u32 threads, u32 thr
     return OK;
 }
 }
+#pragma GCC visibility pop

@@ -170,7 +170,7 @@ impl Core {
         self.waiting.is_empty()
             && self.running.is_empty()
             && self.fetching.is_empty()
-            && !self.held.iter().any(HeldGuess::is_joined)
+            && self.joined() == 0
     }
 
     /// Returns whether guesses are held, whose callers may drop them while the engine is idle.
@@ -670,8 +670,7 @@ impl Core {
         if self.held.is_empty() && self.is_idle() {
             assert_eq!(self.cache.stats().in_use, 0);
         }
-        let joined = self.held.iter().filter(|held| held.is_joined()).count();
-        assert!(self.running.len() + joined <= self.limits.max_running as usize);
+        assert!(self.running.len() + self.joined() <= self.limits.max_running as usize);
         for active in &self.running {
             let Sequence { kind, end, .. } = active.sequence;
             let length = active.sequence.length();

@@ -76,9 +76,7 @@ impl Core {
     /// Ends every request with `failure`.
     pub(in crate::engine) fn fail_all(&mut self, failure: &Failure) {
         self.stop_fetching();
-        let held = self.held.drain(..).filter(HeldGuess::is_joined);
-        let mut running: Vec<Active> = held.map(|held| held.active).collect();
-        running.extend(self.take_running(|_| true));
+        let running = self.take_all();
         // The leases need not be closed, because nothing is computed any more.
         let running = running.into_iter().map(|active| active.sequence);
         let sequences: Vec<Sequence> = running.chain(self.waiting.extract(|_| true)).collect();
@@ -90,11 +88,7 @@ impl Core {
     /// Returns all running sequences to the queue, with their leases void.
     fn lose_leases(&mut self, failure: &Failure) {
         self.totals.devices_lost += 1;
-        let held = self.held.drain(..).filter(HeldGuess::is_joined);
-        let held: Vec<Active> = held.map(|held| held.active).collect();
-        let mut running = self.take_running(|_| true);
-        running.extend(held);
-        for active in running.into_iter().rev() {
+        for active in self.take_all().into_iter().rev() {
             self.retry(active.sequence, active.touched, failure);
         }
     }
@@ -108,6 +102,14 @@ impl Core {
             self.totals.retries += 1;
             self.put_back(sequence);
         }
+    }
+
+    /// Takes all running sequences, and the requests that have joined a held guess; forgets the other held guesses.
+    fn take_all(&mut self) -> Vec<Active> {
+        let mut all = self.take_running(|_| true);
+        let joined = self.held.drain(..).filter(HeldGuess::is_joined);
+        all.extend(joined.map(|held| held.active));
+        all
     }
 
     fn take_running(&mut self, which: impl Fn(&Active) -> bool) -> Vec<Active> {

@@ -59,6 +59,11 @@ impl Core {
         is_any
     }
 
+    /// Returns the number of held guesses that their requests have joined.
+    pub(super) fn joined(&self) -> usize {
+        self.held.iter().filter(|held| held.is_joined()).count()
+    }
+
     /// Chooses the first token of the requests that have joined a held guess.
     pub(super) fn continue_joined(&mut self) {
         let joined = self.held.extract_if(.., |held| held.is_joined());
@@ -76,8 +81,7 @@ impl Core {
             |other: &Sequence| other.speculation == Some(id) && other.salt == sequence.salt;
         let is_guess = |held: &HeldGuess| !held.is_joined() && same_id(&held.active.sequence);
         if let Some(at) = self.held.iter().position(is_guess) {
-            let joined = self.held.iter().filter(|held| held.is_joined()).count();
-            let has_slot = self.running.len() + joined < self.limits.max_running as usize;
+            let has_slot = self.running.len() + self.joined() < self.limits.max_running as usize;
             let held = &mut self.held[at].active;
             let is_same = held.sequence.tokens == sequence.tokens;
             if has_slot && is_same && sequence.kind == Kind::Answer {
