@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What ContextPilot's de-duplication of blocks saves in sessions of `sessions.py`: the peer of `cargo bench --bench outputs`.
+"""What ContextPilot's de-duplication of blocks saves in sessions of `sessions.py`: the peer of `cargo bench -p foreword-benches -- outputs`.
 
   pip install contextpilot==0.5.0
   peer.py < mini.jsonl

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes agents' recorded sessions as lines of JSON, {"messages": [...]}, for `cargo bench --bench outputs`.
+"""Writes agents' recorded sessions as lines of JSON, {"messages": [...]}, for `cargo bench -p foreword-benches -- outputs`.
 
   sessions.py tau  CLONE > tau.jsonl    github.com/sierra-research/tau-bench (MIT): gpt-4o's airline sessions
   sessions.py mini CLONE > mini.jsonl   github.com/gruckion/mini-swe-agent (MIT): Gemini 3 Pro on SWE-bench Verified. Its

@@ -1,6 +1,6 @@
 //! How long it takes until one worker knows what another one did, of its own Envoy or of another.
 //!
-//! `cargo bench -p foreword-benches --bench agreement [-- workers|gateways]`
+//! `cargo bench -p foreword-benches -- agreement [workers|gateways]`
 //!
 //! A request about new documents goes to one worker. Some time later a request with the same documents in reverse order goes
 //! to the other worker, which knows of the first if it matches them. Workers of one Envoy read what they do not know yet
@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use foreword_benches::Tables;
+use foreword_benches::Arguments;
 use foreword_tests::artifacts::repository;
 use foreword_tests::http::{Client, post};
 use foreword_tests::{Gateway, GatewayOptions, Host, Shell, Upstream};
@@ -23,14 +23,12 @@ const LATER_ELSEWHERE: [u64; 8] = [0, 1_000, 2_000, 3_000, 4_000, 6_000, 10_000,
 /// The last part of the time between, which is not slept through.
 const SPIN: Duration = Duration::from_micros(800);
 
-fn main() -> Result<()> {
-    let benching = std::env::args().any(|argument| argument == "--bench");
-    let requests = if benching { REQUESTS } else { 4 };
-    let tables = Tables::asked_for();
-    if tables.has("workers") {
+pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
+    let requests = if arguments.benching { REQUESTS } else { 4 };
+    if arguments.has("workers") {
         compare_workers(requests)?;
     }
-    if tables.has("gateways") {
+    if arguments.has("gateways") {
         compare_gateways(requests)?;
     }
     Ok(())

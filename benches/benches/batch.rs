@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! python3 -m venv /tmp/peers && /tmp/peers/bin/pip install -r benches/peers/requirements.txt
-//! FOREWORD_PEERS_PYTHON=/tmp/peers/bin/python cargo bench -p foreword-benches --bench batch
-//! cargo bench -p foreword-benches --bench batch -- scale        only ours, on growing batches
+//! FOREWORD_PEERS_PYTHON=/tmp/peers/bin/python cargo bench -p foreword-benches -- batch
+//! cargo bench -p foreword-benches -- batch scale        only ours, on growing batches
 //! ```
 //!
 //! Both are given the same traces, checked to have planned every request once with the documents that it had, and
@@ -12,6 +12,7 @@
 //! `FOREWORD_PEERS_PYTHON` says another) its rows are skipped, and the table says so. Times are of one run, planning
 //! only; ContextPilot's excludes starting and importing.
 
+use foreword_benches::Arguments;
 use foreword_ordering::policy::Order;
 use foreword_simulation::{Capacity, EngineCache, Request, Trace, document_tokens, workload};
 use foreword_simulation::{Planned, batch};
@@ -30,9 +31,8 @@ const PROMPTS: u32 = 100;
 /// Our time is the least of so many runs; a plan takes milliseconds.
 const RUNS: u32 = 5;
 
-fn main() {
-    let scale = std::env::args().skip(1).any(|argument| argument == "scale");
-    if scale {
+pub(crate) fn bench(arguments: &Arguments) {
+    if arguments.says("scale") {
         growing();
     } else {
         compared();

@@ -1,7 +1,7 @@
 //! `foreword batch` over a million lines: memory at most, a kill in the middle, and whether a line is asked twice.
 //!
 //! ```text
-//! cargo bench --profile dev --workspace --bench batch_lines [-- LINES] [input]
+//! cargo bench --profile dev --workspace --bench benches -- batch_lines [LINES] [input]
 //! ```
 //!
 //! ```text
@@ -15,6 +15,7 @@
 //! profile. Memory is the process's highest resident set (`VmHWM`), looked at ten times a second.
 
 use anyhow::{Context, Result, bail, ensure};
+use foreword_benches::Arguments;
 use foreword_ordering::random::Random;
 use foreword_tests::artifacts;
 use std::fs::File;
@@ -32,14 +33,11 @@ const TOPICS: u64 = 5_000;
 const OF_TOPIC: u64 = 40;
 const WORKERS: usize = 8;
 
-fn main() -> Result<()> {
-    let mut arguments = std::env::args()
-        .skip(1)
-        .filter(|argument| argument != "--bench");
+pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     let mut order = "plan";
     let mut lines = 1_000_000;
-    for argument in &mut arguments {
-        match argument.as_str() {
+    for word in &arguments.words {
+        match word.as_str() {
             "input" => order = "input",
             number => lines = number.parse().context("the number of lines")?,
         }

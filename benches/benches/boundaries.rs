@@ -1,10 +1,10 @@
 //! What prompts cost where a cache matches only up to marked boundaries: bursty and XQuAD traces under Anthropic's and
 //! OpenAI's rules, by who orders and who marks. Whole bodies, a system text of 400 tokens, a request a second.
 //!
-//! `FOREWORD_XQUAD=xquad.en.json cargo bench -p foreword-benches --bench boundaries`, with `rate=N` for other rates,
+//! `FOREWORD_XQUAD=xquad.en.json cargo bench -p foreword-benches -- boundaries`, with `rate=N` for other rates,
 //! in requests a minute. Without XQuAD's file its rows are left out.
 
-use foreword_benches::{number, xquad};
+use foreword_benches::{Arguments, xquad};
 use foreword_ordering::RawConfig;
 use foreword_ordering::cuts::CacheKind;
 use foreword_ordering::policy::PolicyKind;
@@ -32,8 +32,8 @@ const MODELS: [(CacheKind, &str); 4] = [
     (CacheKind::Bedrock, "anthropic.claude-sonnet-5-v1:0"),
 ];
 
-fn main() {
-    let per_minute: u64 = number("rate").unwrap_or(60);
+pub(crate) fn bench(arguments: &Arguments) {
+    let per_minute: u64 = arguments.number("rate").unwrap_or(60);
     println!(
         "{:<14}{:<32}{:>8}{:>8}{:>8}{:>9}{:>8}{:>8}",
         "trace", "rules", "auto", "fixed", "markers", "foreword", "ratio", "goal"

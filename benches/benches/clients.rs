@@ -2,7 +2,7 @@
 //! gateway sends them.
 //!
 //! ```text
-//! FOREWORD_MTRAG=mtrag-un.jsonl cargo bench -p foreword-benches --bench clients [-- --logs FOLDER]
+//! FOREWORD_MTRAG=mtrag-un.jsonl cargo bench -p foreword-benches -- clients [--logs FOLDER]
 //! ```
 //!
 //! The file holds conversations of MT-RAG's unanswerable and follow-up set (IBM/mt-rag-benchmark, Apache-2.0), one a line:
@@ -12,17 +12,18 @@
 //! `--logs` writes a log for each client, for `foreword replay` and `foreword explain`, and the configuration.
 
 #[path = "../../wasm-module/ordering/tests/clients/mod.rs"]
-mod clients;
+mod forms;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use clients::{Client, Context, Turn};
+use foreword_benches::Arguments;
 use foreword_ordering::config::RawConfig;
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::random::Random;
 use foreword_simulation::{Capacity, Logged, PromptReplay, PromptReuse};
+use forms::{Client, Context, Turn};
 use serde::Deserialize;
 
 /// A line of the file.
@@ -54,7 +55,7 @@ const AT_ONCE: usize = 8;
 const CONFIG: &str =
     r#"{"conversation":{"pin":true,"max_pinned_tokens":100000},"head":{"mode":"apply"}}"#;
 
-fn main() -> Result<()> {
+pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     let Some(path) = std::env::var_os("FOREWORD_MTRAG").map(PathBuf::from) else {
         println!("skipped: FOREWORD_MTRAG names no file of MT-RAG's conversations");
         return Ok(());
@@ -63,8 +64,7 @@ fn main() -> Result<()> {
         println!("skipped: {} does not exist", path.display());
         return Ok(());
     }
-    let mut arguments = std::env::args().skip_while(|argument| argument != "--logs");
-    let logs = arguments.nth(1).map(PathBuf::from);
+    let logs = arguments.value("--logs").map(PathBuf::from);
     let chats = chats(&std::fs::read_to_string(&path)?)?;
     let requests: usize = chats.iter().map(Vec::len).sum();
     println!(

@@ -1,7 +1,7 @@
 //! The CPU backend's rates beside the fastest f32 matrix product of a well-kept crate (`gemm`), on one shape.
 //!
 //! ```text
-//! cargo bench -p foreword-benches --bench cpu [-- --rounds N]
+//! cargo bench -p foreword-benches -- cpu [--rounds N]
 //! ```
 //!
 //! The cases alternate in every round, so that a noisy machine disturbs all alike; the table shows medians. `gemm`
@@ -16,6 +16,7 @@
 //! Weights of bf16 are measured twice: as the backend multiplies them by default, which may be in bf16, and widened to
 //! f32, which is comparable with `gemm`'s figures. The comparison with other engines is in `cpu_peers`.
 
+use foreword_benches::Arguments;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
 use foreword_engine::models::{Checkpoint, Element, ModelConfig};
@@ -42,8 +43,8 @@ const PRODUCTS: [(usize, usize); 4] = [
     (INTERMEDIATE, HIDDEN),
 ];
 
-fn main() {
-    let rounds = rounds();
+pub(crate) fn bench(arguments: &Arguments) {
+    let rounds: usize = arguments.number("--rounds").unwrap_or(9);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut threads = vec![1, cores.min(2)];
     threads.dedup();
@@ -96,16 +97,6 @@ fn read(memory: &[u64], threads: usize) {
             });
         }
     });
-}
-
-fn rounds() -> usize {
-    let mut arguments = std::env::args()
-        .skip_while(|argument| argument != "--rounds")
-        .skip(1);
-    arguments.next().map_or(9, |text| {
-        text.parse()
-            .unwrap_or_else(|_| panic!("--rounds takes a count, not {text:?}"))
-    })
 }
 
 /// Returns the operations of the layers' products on all rows; a multiply-add counts as two.

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! python3 -m venv /tmp/peers && /tmp/peers/bin/pip install -r benches/peers/requirements-cpu.txt
-//! FOREWORD_PEERS_PYTHON=/tmp/peers/bin/python cargo bench -p foreword-benches --bench cpu_peers
-//!     [-- --rounds N] [--threads 1,2] [--weights bf16,f32]
+//! FOREWORD_PEERS_PYTHON=/tmp/peers/bin/python cargo bench -p foreword-benches -- cpu_peers
+//!     [--rounds N] [--threads 1,2] [--weights bf16,f32]
 //! ```
 //!
 //! For every element type and thread count, each engine loads the model (the CPU backend twice where it multiplies bf16
@@ -14,6 +14,7 @@
 //! The table shows medians of elapsed times, and of the processor time of all threads. A loaded machine disturbs the
 //! latter less, but it counts busy waiting as work. A ratio above 1 says that the CPU backend is faster.
 
+use foreword_benches::Arguments;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, Output, PageId, Segment, Step};
 use foreword_engine::models::{Checkpoint, Element, ModelConfig};
@@ -39,10 +40,10 @@ fn shape() -> serde_json::Value {
     })
 }
 
-fn main() {
-    let rounds: usize = option("--rounds").map_or(7, |text| text.parse().expect("a count"));
-    let threads = option("--threads").unwrap_or_else(|| "1,2".to_owned());
-    let weights = option("--weights").unwrap_or_else(|| "bf16,f32".to_owned());
+pub(crate) fn bench(arguments: &Arguments) {
+    let rounds: usize = arguments.number("--rounds").unwrap_or(7);
+    let threads = arguments.value("--threads").unwrap_or("1,2");
+    let weights = arguments.value("--weights").unwrap_or("bf16,f32");
     println!(
         "0.36B parameters (Qwen2: 24 layers, hidden 896, intermediate 4,864), prompt of {PROMPT}, {DECODED} decoded; \
          medians of {rounds} interleaved rounds\n"
@@ -64,12 +65,6 @@ fn main() {
     for note in notes {
         println!("{note}");
     }
-}
-
-fn option(name: &str) -> Option<String> {
-    std::env::args()
-        .skip_while(|argument| argument != name)
-        .nth(1)
 }
 
 /// Runs all engines on one kind of weights with one thread count, and prints their rows.

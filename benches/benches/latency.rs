@@ -1,6 +1,6 @@
 //! The time that the filter adds to one request: from its first byte sent to the first event of the answer.
 //!
-//! `cargo bench -p foreword-benches --bench latency`
+//! `cargo bench -p foreword-benches -- latency`
 //!
 //! One client has one connection to each Envoy and sends one request at a time, alternating between the Envoys, so that
 //! other load on the machine affects all alike. The order is drawn anew in each round, so that no Envoy always has the
@@ -15,20 +15,19 @@
 //! rewriting in Wasm costs.
 //!
 //! ```text
-//! … -- requests=6000 turn=1       requests to each Envoy, and how many in a row before the next Envoy
-//! … -- end_us=2000                microseconds between the first event and the end of the answer
+//! … latency requests=6000 turn=1       requests to each Envoy, and how many in a row before the next Envoy
+//! … latency end_us=2000                microseconds between the first event and the end of the answer
 //! FOREWORD_BEFORE=…/old.wasm …    another build of the filter beside this one
 //! ```
 //!
 //! With `turn=1`, nine Envoys, each with a VM, evict each other from the processor's caches with every request. An
 //! Envoy that works alone is warmer, as with `turn=50`.
 
-use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use foreword_benches::variant::Variant;
-use foreword_benches::{chats, number};
+use foreword_benches::{Arguments, chats};
 use foreword_ordering::random::Random;
 use foreword_tests::artifacts::{dynamic_module, wasm_module};
 use foreword_tests::http::post;
@@ -36,7 +35,7 @@ use foreword_tests::{GatewayOptions, Shell, Upstream};
 use serde_json::json;
 
 const REQUESTS: usize = 6_000;
-const END_US: usize = 2_000;
+const END_US: u64 = 2_000;
 const BUFFER: &str = "- name: envoy.filters.http.buffer
   typed_config:
     \"@type\": type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer
@@ -46,16 +45,15 @@ const BUFFER: &str = "- name: envoy.filters.http.buffer
 const WASM_ADDS: Duration = Duration::from_micros(500);
 const DYNAMIC_ADDS: Duration = Duration::from_micros(200);
 
-fn main() -> Result<ExitCode> {
-    let benching = std::env::args().any(|argument| argument == "--bench");
-    let requests = if benching {
-        number("requests").unwrap_or(REQUESTS)
+pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
+    let requests = if arguments.benching {
+        arguments.number("requests").unwrap_or(REQUESTS)
     } else {
         20
     };
-    let turn = number("turn").unwrap_or(1).max(1);
+    let turn = arguments.number("turn").unwrap_or(1).max(1);
     let bodies: Vec<Vec<u8>> = chats().iter().map(|chat| post(chat.as_bytes())).collect();
-    let end = Duration::from_micros(number("end_us").unwrap_or(END_US) as u64);
+    let end = Duration::from_micros(arguments.number("end_us").unwrap_or(END_US));
     let upstream = Upstream::scripted_forgetful(move |_, reply| {
         reply.begin_events()?;
         reply.event(r#"{"choices": []}"#)?;
@@ -161,9 +159,6 @@ fn main() -> Result<ExitCode> {
     };
     let holds = added(wasm) < WASM_ADDS && added(dynamic) < DYNAMIC_ADDS;
     println!("must hold: Wasm adds less than {WASM_ADDS:?}, dynamic less than {DYNAMIC_ADDS:?}");
-    Ok(if holds || !benching {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    ensure!(holds || !arguments.benching, "what must hold does not");
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! The similarity cache inside real Envoy: one lookup among 300 questions of 768 components, as the filter itself
 //! measures it (`foreword_retrieval_lookup_microseconds`).
 //!
-//! `cargo bench -p foreword-benches --bench lookup`
+//! `cargo bench -p foreword-benches -- lookup`
 //!
 //! | vectors | a question finds | a lookup reads |
 //! | --- | --- | --- |
@@ -9,11 +9,11 @@
 //! | worst | itself, or nothing | every component of every row: all differ only in their last 128 |
 
 use anyhow::{Context, Result, ensure};
+use foreword_benches::Arguments;
 use foreword_ordering::random::Random;
 use foreword_tests::http::{Client, post};
 use foreword_tests::{Gateway, GatewayOptions, Shell, Upstream};
 use serde_json::json;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 const ENTRIES: usize = 300;
@@ -23,9 +23,8 @@ const HISTOGRAM: &str = "foreword_retrieval_lookup_microseconds";
 /// Longest median lookup, as a bucket's bound.
 const BOUND_US: f64 = 100.0;
 
-fn main() -> Result<ExitCode> {
-    let benching = std::env::args().any(|argument| argument == "--bench");
-    let lookups = if benching { LOOKUPS } else { 10 };
+pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
+    let lookups = if arguments.benching { LOOKUPS } else { 10 };
     println!(
         "look-ups of {ENTRIES} x {DIMENSIONS} in Envoy's V8, share done within so many microseconds"
     );
@@ -50,11 +49,8 @@ fn main() -> Result<ExitCode> {
         }
     }
     println!("must hold: the median is under {BOUND_US} microseconds");
-    Ok(if holds || !benching {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    ensure!(holds || !arguments.benching, "what must hold does not");
+    Ok(())
 }
 
 /// Returns a vector of random components from `first` on, zero before.

@@ -1,9 +1,9 @@
 //! The ordering core: one decision at k = 15 against 10,000 stored paths, and one whole body of about 16 KB.
 //!
-//! `cargo bench -p foreword-benches --bench ordering`
+//! `cargo bench -p foreword-benches -- ordering`
 
-use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use foreword_benches::zipf_topics;
+use criterion::{BatchSize, Criterion};
+use foreword_benches::{Arguments, zipf_topics};
 use foreword_ordering::document::{Candidate, Fingerprint};
 use foreword_ordering::policy::{
     Policy, PolicyKind, PolicyOptions, SentDocuments, Start, fingerprints, match_of,
@@ -17,6 +17,13 @@ const K: usize = 15;
 const STORED: usize = 10_000;
 const SCOPE: Scope = Scope(0);
 const TOKENS: u32 = 250;
+
+pub(crate) fn bench(_: &Arguments) {
+    let mut criterion = crate::criterion();
+    orders(&mut criterion);
+    bodies(&mut criterion);
+    criterion.final_summary();
+}
 
 fn candidates(tree: &mut KnowledgeTree, list: &[u64]) -> Vec<Candidate<'static>> {
     list.iter()
@@ -131,6 +138,3 @@ fn bodies(c: &mut Criterion) {
         );
     });
 }
-
-criterion_group!(benches, orders, bodies);
-criterion_main!(benches);

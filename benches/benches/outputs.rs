@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! python3 benches/agents/sessions.py mini CLONE > mini.jsonl
-//! FOREWORD_SESSIONS=mini.jsonl cargo bench -p foreword-benches --bench outputs [-- --show]
+//! FOREWORD_SESSIONS=mini.jsonl cargo bench -p foreword-benches -- outputs [--show]
 //! ```
 //!
 //! `--show` prints every result with a hint as it is forwarded.
@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use foreword_benches::Arguments;
 use foreword_ordering::{Config, Orderer, Tenant};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -37,7 +38,7 @@ struct Totals {
     time: [Duration; 2],
 }
 
-fn main() -> Result<()> {
+pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     let Some(path) = std::env::var_os("FOREWORD_SESSIONS").map(PathBuf::from) else {
         println!(
             "skipped: FOREWORD_SESSIONS names no file of sessions (benches/agents/sessions.py)"
@@ -45,7 +46,7 @@ fn main() -> Result<()> {
         return Ok(());
     };
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let show = std::env::args().any(|argument| argument == "--show");
+    let show = arguments.says("--show");
     let mut totals = Totals::default();
     let mut sessions = 0;
     for line in text.lines() {

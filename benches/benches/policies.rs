@@ -1,19 +1,19 @@
 //! Every policy on every trace: what share of document tokens comes from the cache, and what a decision costs.
 //!
 //! ```text
-//! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench policies
-//! cargo bench -p foreword-benches --bench policies -- memory      bytes per stored node
-//! cargo bench -p foreword-benches --bench policies -- reuse       every policy on every trace
-//! cargo bench -p foreword-benches --bench policies -- places      the retriever's best documents kept in a place
-//! cargo bench -p foreword-benches --bench policies -- decisions   decision times at 100,000 contexts
-//! cargo bench -p foreword-benches --bench policies -- index       building a context index
-//! cargo bench -p foreword-benches --bench policies -- history     a context index of an earlier log
+//! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches -- policies
+//! cargo bench -p foreword-benches -- policies memory      bytes per stored node
+//! cargo bench -p foreword-benches -- policies reuse       every policy on every trace
+//! cargo bench -p foreword-benches -- policies places      the retriever's best documents kept in a place
+//! cargo bench -p foreword-benches -- policies decisions   decision times at 100,000 contexts
+//! cargo bench -p foreword-benches -- policies index       building a context index
+//! cargo bench -p foreword-benches -- policies history     a context index of an earlier log
 //! ```
 //!
 //! A decision is ordering and remembering: candidates interned, order chosen, policy and tree updated. The engine's
 //! model is not timed.
 
-use foreword_benches::{Tables, xquad};
+use foreword_benches::{Arguments, xquad};
 use foreword_ordering::document::Fingerprint;
 use foreword_ordering::policy::context_index::ContextIndex;
 use foreword_ordering::policy::{Place, Placement, Policy, PolicyKind, PolicyOptions};
@@ -31,24 +31,23 @@ const PROMPTS: [u32; 2] = [0, 40];
 const STORED: usize = 100_000;
 const TIMED: usize = 5_000;
 
-fn main() {
-    let tables = Tables::asked_for();
-    if tables.has("memory") {
+pub(crate) fn bench(arguments: &Arguments) {
+    if arguments.has("memory") {
         memory();
     }
-    if tables.has("reuse") {
+    if arguments.has("reuse") {
         reuse();
     }
-    if tables.has("places") {
+    if arguments.has("places") {
         places();
     }
-    if tables.has("decisions") {
+    if arguments.has("decisions") {
         decisions();
     }
-    if tables.has("index") {
+    if arguments.has("index") {
         index();
     }
-    if tables.has("history") {
+    if arguments.has("history") {
         history();
     }
 }

@@ -1,7 +1,7 @@
 //! Proximity's study (its section 4.2) over XQuAD: four variants of every question in random order; how many searches a
 //! similarity cache saves, and what that costs in answers, by tolerance and capacity.
 //!
-//! `FOREWORD_XQUAD=…/xquad.en.json [FOREWORD_EMBEDDER=DIR] cargo bench -p foreword-benches --bench proximity`
+//! `FOREWORD_XQUAD=…/xquad.en.json [FOREWORD_EMBEDDER=DIR] cargo bench -p foreword-benches -- proximity`
 //!
 //! Embeddings come from the sentence encoder in the folder named, or from the hashing embedder. The tables are also
 //! written as heat maps to `target/proximity.html`, or to the file that `FOREWORD_REPORT` names. The search is exact:
@@ -11,7 +11,7 @@
 //! Recall is told in two ways: whether the paragraph that answers the question is among the documents, as a fresh search
 //! of that very variant has it, and how many of a fresh search's documents are the same.
 
-use foreword_benches::{embedded, xquad};
+use foreword_benches::{Arguments, embedded, xquad};
 use foreword_ordering::random::Random;
 use foreword_retrieval::Embedder;
 use foreword_similarity::{RawSimilarity, SimilarityCache, SimilarityConfig};
@@ -55,7 +55,7 @@ struct ProximityOutcome {
     latency: Duration,
 }
 
-fn main() {
+pub(crate) fn bench(_: &Arguments) {
     let corpus = match xquad::corpus() {
         Ok(corpus) => corpus,
         Err(reason) => {

@@ -2,13 +2,13 @@
 //! variants each (its section 4.2), beside Proximity's own algorithm. In place of the accuracy of a model's answers stands the share of
 //! queries whose documents include one that is labelled with the answer.
 //!
-//! `cargo bench --profile dev --workspace --bench proximity_grid`
+//! `cargo bench --profile dev --workspace --bench benches -- proximity_grid`
 //!
 //! Proximity's implementation needs a nightly compiler and is in no registry; [`Proximity`] is its Algorithm 1, literally.
 //! Both get the same vectors and searches in the same order. The vectors have length 10, as those of an encoder that
 //! does not normalise, so that the tolerances, from 0 to 10, mean something.
 
-use foreword_benches::embedded;
+use foreword_benches::{Arguments, embedded};
 use foreword_ordering::random::Random;
 use foreword_retrieval::Embedder;
 use foreword_similarity::{Eviction, Metric, RawSimilarity, SimilarityCache, SimilarityConfig};
@@ -74,7 +74,7 @@ struct Outcome {
     found: u32,
 }
 
-fn main() {
+pub(crate) fn bench(_: &Arguments) {
     let world = artifacts::repository().join("examples/handbook");
     let documents = lines(&world.join("documents.jsonl"));
     let questions: Vec<Value> = (lines(&world.join("questions.jsonl")).into_iter())

@@ -1,8 +1,8 @@
 //! Staged search: how much of the exact answer IVF and HNSW find with their defaults, how early the final answer is
 //! found, and the benefit and cost of speculating on it.
 //!
-//! `[FOREWORD_INDEX=FILE] [FOREWORD_XQUAD=FILE [FOREWORD_EMBEDDER=DIR]] cargo bench -p foreword-benches --bench
-//! retrieval [-- indexes|large|load]`
+//! `[FOREWORD_INDEX=FILE] [FOREWORD_XQUAD=FILE [FOREWORD_EMBEDDER=DIR]] cargo bench -p foreword-benches --
+//! retrieval [indexes|large|load]`
 //!
 //! `indexes` searches the vectors of an index file that `foreword ingest` made, or else XQuAD's sentences and
 //! paragraphs with XQuAD's questions, or else a seeded mixture. `large` searches a mixture five times as large. Where
@@ -11,7 +11,7 @@
 //! had.
 
 use foreword_benches::simulated::{Costs, House, prompt};
-use foreword_benches::{Tables, embedded, xquad};
+use foreword_benches::{Arguments, embedded, xquad};
 use foreword_engine::engine::{
     EngineConfig, Event, Generation, Kind, Request, SpeculationId, Stats,
 };
@@ -25,13 +25,12 @@ use std::time::{Duration, Instant};
 
 const QUESTIONS: usize = 500;
 
-fn main() {
-    let tables = Tables::asked_for();
-    if tables.has("large") {
+pub(crate) fn bench(arguments: &Arguments) {
+    if arguments.has("large") {
         let vectors = mixture(100_000);
         indexes("a mixture of 200 clusters", &vectors, &themselves(&vectors));
     }
-    if !tables.has("indexes") && !tables.has("load") {
+    if !arguments.has("indexes") && !arguments.has("load") {
         return;
     }
     let index = std::env::var_os("FOREWORD_INDEX");
@@ -61,10 +60,10 @@ fn main() {
         .as_ref()
         .or(collection.as_ref().map(Collection::vectors));
     let vectors = vectors.expect("the one or the other");
-    if tables.has("indexes") {
+    if arguments.has("indexes") {
         indexes(&name, vectors, &questions);
     }
-    if tables.has("load") {
+    if arguments.has("load") {
         load(vectors, &questions);
     }
 }

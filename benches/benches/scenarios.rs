@@ -1,44 +1,39 @@
 //! ADR-011's four scenarios against its targets, and its two kinds of cache compared.
 //!
 //! ```text
-//! cargo bench -p foreword-benches --bench scenarios
-//! cargo bench -p foreword-benches --bench scenarios -- targets    hits of the engine's own cache
-//! cargo bench -p foreword-benches --bench scenarios -- kinds      hits and work of hash and tree
+//! cargo bench -p foreword-benches -- scenarios
+//! cargo bench -p foreword-benches -- scenarios targets    hits of the engine's own cache
+//! cargo bench -p foreword-benches -- scenarios kinds      hits and work of hash and tree
 //! ```
 //!
 //! Everything is counted, so the figures are the same on every machine. `targets` is the real engine on a simulated
 //! device, with requests that arrive together where the scenario has them arrive together. `kinds` serves the same
 //! prompts one after the other from models of three caches, of the same number of pages.
 
-use foreword_benches::Tables;
+use anyhow::{Result, ensure};
+use foreword_benches::Arguments;
 use foreword_benches::scenarios::{
     Blocks, Cache, Radix, Scenario, WholeSequences, batches, chat, mixed, rag,
 };
 use foreword_benches::simulated::PAGE_TOKENS;
 use foreword_engine::engine::EngineConfig;
 use foreword_ordering::policy::PolicyKind;
-use std::process::ExitCode;
 
 /// The host's default pool on a CPU.
 const POOL_TOKENS: u32 = 65_536;
 
-fn main() -> ExitCode {
-    let benching = std::env::args().any(|argument| argument == "--bench");
-    let tables = Tables::asked_for();
-    let scenarios = scenarios(if benching { 1 } else { 20 });
+pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
+    let scenarios = scenarios(if arguments.benching { 1 } else { 20 });
     let mut holds = true;
-    if tables.has("targets") {
+    if arguments.has("targets") {
         holds &= targets(&scenarios);
     }
-    if tables.has("kinds") {
+    if arguments.has("kinds") {
         kinds(&scenarios);
     }
     // At a small scale the first requests, which cannot hit, weigh too much.
-    if holds || !benching {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    ensure!(holds || !arguments.benching, "what must hold does not");
+    Ok(())
 }
 
 fn scenarios(parts: usize) -> Vec<(Scenario, bool)> {

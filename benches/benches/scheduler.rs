@@ -1,18 +1,18 @@
 //! The queue in front of the engine: what deciding costs, and what the order is worth.
 //!
 //! ```text
-//! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench scheduler
-//! cargo bench -p foreword-benches --bench scheduler -- cost      a decision with 32 running, 1,000 waiting, 100,000 nodes
-//! cargo bench -p foreword-benches --bench scheduler -- order     time to first token by queue order and cache size
-//! cargo bench -p foreword-benches --bench scheduler -- groups    what is cached under overload, by queue order and window
-//! cargo bench -p foreword-benches --bench scheduler -- real      the same on the CPU backend, for once
+//! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches -- scheduler
+//! cargo bench -p foreword-benches -- scheduler cost      a decision with 32 running, 1,000 waiting, 100,000 nodes
+//! cargo bench -p foreword-benches -- scheduler order     time to first token by queue order and cache size
+//! cargo bench -p foreword-benches -- scheduler groups    what is cached under overload, by queue order and window
+//! cargo bench -p foreword-benches -- scheduler real      the same on the CPU backend, for once
 //! ```
 //!
 //! `order` is RAGCache's ablation (section 7.4): requests come at random times, a little faster than they can be served.
 //! The engine is the real one, on a device with a clock of its own, so its figures are the same on every machine.
 
 use foreword_benches::simulated::{self, Arrival, Costs, House, PAGE_TOKENS, Served};
-use foreword_benches::{Tables, xquad};
+use foreword_benches::{Arguments, xquad};
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::cache::{DocumentPath, DocumentSpan};
 use foreword_engine::engine::{
@@ -32,18 +32,17 @@ const GROUPS: Rule = Rule::Grouped {
     window: Rule::WINDOW,
 };
 
-fn main() {
-    let tables = Tables::asked_for();
-    if tables.has("cost") {
+pub(crate) fn bench(arguments: &Arguments) {
+    if arguments.has("cost") {
         cost();
     }
-    if tables.has("order") {
+    if arguments.has("order") {
         order();
     }
-    if tables.has("groups") {
+    if arguments.has("groups") {
         groups();
     }
-    if tables.has("real") {
+    if arguments.has("real") {
         real();
     }
 }

@@ -1,14 +1,22 @@
 //! The similarity cache: one look-up among 300 questions by a scan, and among 100,000 by buckets.
 //!
-//! `cargo bench -p foreword-benches --bench similarity`. Before it times anything, it prints how many of the hits of a
+//! `cargo bench -p foreword-benches -- similarity`. Before it times anything, it prints how many of the hits of a
 //! scan the buckets find.
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::Criterion;
+use foreword_benches::Arguments;
 use foreword_ordering::random::Random;
 use foreword_similarity::{SimilarityCache, SimilarityConfig};
 use std::hint::black_box;
 
 const DIMENSIONS: usize = 768;
+
+pub(crate) fn bench(_: &Arguments) {
+    let mut criterion = crate::criterion();
+    scans(&mut criterion);
+    buckets(&mut criterion);
+    criterion.final_summary();
+}
 
 /// Numbers that are about normal: sums of twelve uniform ones, less their mean.
 fn normal(random: &mut Random) -> f32 {
@@ -146,6 +154,3 @@ fn buckets(c: &mut Criterion) {
     }
     group.finish();
 }
-
-criterion_group!(benches, scans, buckets);
-criterion_main!(benches);

@@ -1,7 +1,7 @@
 //! A day of requests in a minute: memory stays flat, no page leaks, every request ends, and no thread remains.
 //!
 //! ```text
-//! cargo bench -p foreword-benches --bench soak [-- --hours N] [--seed N]
+//! cargo bench -p foreword-benches -- soak [--hours N] [--seed N]
 //! ```
 //!
 //! The first part runs the engine on a device with a clock of its own, where a day passes as fast as steps can be
@@ -9,6 +9,7 @@
 //! leave, deadlines that cannot be kept, and devices that fail or are lost. The second part runs the engine with its
 //! threads, on devices that get stuck and are replaced. Every check is an assertion; the table says how much happened.
 
+use foreword_benches::Arguments;
 use foreword_benches::simulated::{self, Costs, Device, House};
 use foreword_engine::backend::{Backend, BackendError};
 use foreword_engine::engine::{
@@ -24,10 +25,10 @@ use std::time::{Duration, Instant};
 /// Most growth of resident memory from the first quarter to the end, which leaves room for the allocator.
 const GROWTH_BYTES: u64 = 16 << 20;
 
-fn main() {
-    let seed = argument("--seed").unwrap_or(1);
+pub(crate) fn bench(arguments: &Arguments) {
+    let seed = arguments.number("--seed").unwrap_or(1);
     let threads = status("Threads:");
-    day(seed, argument("--hours").unwrap_or(24));
+    day(seed, arguments.number("--hours").unwrap_or(24));
     sticking(seed);
     assert_eq!(status("Threads:"), threads, "threads are left");
     println!("Threads before and after: {threads}");
@@ -298,14 +299,4 @@ fn status(name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     let word = line.and_then(|line| line.split_whitespace().next());
     word.and_then(|word| word.parse().ok()).unwrap_or(0)
-}
-
-fn argument(name: &str) -> Option<u64> {
-    let mut arguments = std::env::args()
-        .skip_while(|argument| argument != name)
-        .skip(1);
-    arguments.next().map(|text| {
-        text.parse()
-            .unwrap_or_else(|_| panic!("{name} takes a number, not {text:?}"))
-    })
 }

@@ -1,7 +1,7 @@
 //! Dynamic speculative pipelining in a running server: what of a search its chat still waits for, and what guessing costs
 //! where there is no time for it (RAGCache, section 5.3 and table 3).
 //!
-//! `FOREWORD_XQUAD=FILE [FOREWORD_EMBEDDER=DIR] cargo bench -p foreword-benches --bench speculation`
+//! `FOREWORD_XQUAD=FILE [FOREWORD_EMBEDDER=DIR] cargo bench -p foreword-benches -- speculation`
 //!
 //! Three servers as `foreword serve` starts them, with one model of random weights on the CPU, answer XQuAD's questions
 //! from its paragraphs in turns: one that guesses, one that does not (`--max-prefill-batch 0`), and one whose search takes
@@ -12,7 +12,7 @@
 //! *Not overlapped* is the time to the first token beyond that of the server whose search takes none.
 
 use anyhow::{Context, Result, ensure};
-use foreword_benches::{embedded, xquad};
+use foreword_benches::{Arguments, embedded, xquad};
 use foreword_engine::backend::cpu::Precision;
 use foreword_engine::cache::EvictionPolicy;
 use foreword_engine::engine::EngineConfig;
@@ -47,7 +47,7 @@ const QUESTIONS: usize = 24;
 const CLIENTS: usize = 8;
 const ROUNDS: usize = 12;
 
-fn main() -> Result<()> {
+pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     let corpus = match xquad::corpus() {
         Ok(corpus) => corpus,
         Err(reason) => {
@@ -55,8 +55,7 @@ fn main() -> Result<()> {
             return Ok(());
         }
     };
-    let benching = std::env::args().any(|argument| argument == "--bench");
-    let (count, rounds) = if benching {
+    let (count, rounds) = if arguments.benching {
         (QUESTIONS, ROUNDS)
     } else {
         (2, 1)

@@ -1,7 +1,7 @@
 //! Whether the time that the filter takes for one tenant reveals anything about another.
 //!
 //! ```text
-//! cargo bench -p foreword-benches --bench tenants
+//! cargo bench -p foreword-benches -- tenants
 //! ```
 //!
 //! Two orderers answer the same requests of tenant B: in one, B is alone; in the other, A has sent 10,000 paths over
@@ -12,6 +12,7 @@
 
 use std::time::Instant;
 
+use foreword_benches::Arguments;
 use foreword_ordering::random::Random;
 use foreword_ordering::{Config, Orderer, Tenant};
 
@@ -19,7 +20,7 @@ const PATHS: usize = 10_000;
 const ROUNDS: usize = 41;
 const REQUESTS: usize = 200;
 
-fn main() {
+pub(crate) fn bench(_: &Arguments) {
     let bodies: Vec<String> = trace(2, REQUESTS);
     let of_a = trace(1, PATHS);
     println!("{REQUESTS} requests of B a round, {ROUNDS} pairs of rounds, {PATHS} paths of A\n");

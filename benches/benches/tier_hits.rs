@@ -1,7 +1,7 @@
 //! The cost of a hit in each tier beside computing the tokens again, on the CPU backend.
 //!
 //! ```text
-//! cargo bench -p foreword-benches --bench tier_hits [-- --rounds N]
+//! cargo bench -p foreword-benches -- tier_hits [--rounds N]
 //! ```
 //!
 //! Each round computes a prompt of 2,048 cached tokens and 16 new ones in four ways:
@@ -15,6 +15,7 @@
 //!
 //! The logits must be the same bits every time. Times are medians over rounds; ratios are to *none*, in the same round.
 
+use foreword_benches::Arguments;
 use foreword_engine::backend::cpu::{CpuBackend, CpuConfig, Precision};
 use foreword_engine::backend::{Backend, HostPageId, Load, Output, PageId, Segment, Step, Store};
 use foreword_engine::cache::disk::{DiskConfig, DiskStore};
@@ -34,8 +35,8 @@ const CACHED_PAGES: u32 = CACHED / PAGE_TOKENS;
 const STEP: u32 = 512;
 const CASES: [&str; 4] = ["none", "device", "host", "disk"];
 
-fn main() {
-    let rounds = rounds();
+pub(crate) fn bench(arguments: &Arguments) {
+    let rounds: usize = arguments.number("--rounds").unwrap_or(7);
     let folder = std::env::temp_dir().join(format!("foreword-tiers-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder for the file");
     let mut tiers = Tiers::new(&folder.join("pages"));
@@ -194,12 +195,4 @@ fn median(values: &[f64]) -> f64 {
     let mut values = values.to_vec();
     values.sort_unstable_by(f64::total_cmp);
     values[values.len() / 2]
-}
-
-fn rounds() -> usize {
-    let arguments: Vec<String> = std::env::args().collect();
-    let given = arguments.iter().position(|argument| argument == "--rounds");
-    given
-        .and_then(|index| arguments.get(index + 1)?.parse().ok())
-        .unwrap_or(7)
 }

@@ -1,11 +1,11 @@
 //! The engine's cache without a model: what each eviction policy keeps, as RAGCache's Table 2, and what a look costs.
 //!
 //! ```text
-//! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench tiers
-//! cargo bench -p foreword-benches --bench tiers -- policies    hit ratios by policy and size of host memory
-//! cargo bench -p foreword-benches --bench tiers -- policies XQuAD    on the traces whose names have this in them
-//! cargo bench -p foreword-benches --bench tiers -- first       hit ratios when only a prompt's first documents are kept
-//! cargo bench -p foreword-benches --bench tiers -- times       a lookup and an open among 100,000 pages
+//! FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches -- tiers
+//! cargo bench -p foreword-benches -- tiers policies    hit ratios by policy and size of host memory
+//! cargo bench -p foreword-benches -- tiers policies XQuAD    on the traces whose names have this in them
+//! cargo bench -p foreword-benches -- tiers first       hit ratios when only a prompt's first documents are kept
+//! cargo bench -p foreword-benches -- tiers times       a lookup and an open among 100,000 pages
 //! ```
 //!
 //! The real [`PrefixCache`] is driven as the engine drives it, one request after another. A prompt is a system prompt,
@@ -13,7 +13,7 @@
 //! fingerprints. What is counted: documents whose whole pages were all found, of those asked for (RAGCache §7.4), and
 //! tokens of documents found; in device or host memory alike.
 
-use foreword_benches::xquad;
+use foreword_benches::{Arguments, xquad};
 use foreword_engine::TokenId;
 use foreword_engine::cache::{
     CacheConfig, DocumentPath, DocumentSpan, EvictionPolicy, Pages, PrefixCache,
@@ -35,13 +35,12 @@ const DEVICE_PROMPTS: u32 = 8;
 /// Sizes of host memory, in average prompts: from the device's size to sixteen times that, as in the paper.
 const HOST_PROMPTS: [u32; 5] = [8, 16, 32, 64, 128];
 
-fn main() {
-    // Cargo passes `--bench`; a word that names no table picks traces.
-    let words = std::env::args().skip(1);
-    let words = words.filter(|word| !word.starts_with('-'));
-    let (tables, traces): (Vec<String>, Vec<String>) =
-        words.partition(|word| ["policies", "first", "times"].contains(&&**word));
-    let wanted = |name: &str| tables.is_empty() || tables.iter().any(|table| table == name);
+pub(crate) fn bench(arguments: &Arguments) {
+    // A word that names no table picks traces.
+    let words = arguments.words.iter().map(String::as_str);
+    let (tables, traces): (Vec<&str>, Vec<&str>) =
+        words.partition(|word| ["policies", "first", "times"].contains(word));
+    let wanted = |name: &str| tables.is_empty() || tables.contains(&name);
     if wanted("policies") {
         policies(&traces);
     }
@@ -82,7 +81,7 @@ struct Hits {
     requests: u64,
 }
 
-fn policies(picked: &[String]) {
+fn policies(picked: &[&str]) {
     println!(
         "Share of documents found / of their tokens found / mean seconds of prefill by the cost profile; device memory {DEVICE_PROMPTS} prompts\n"
     );
@@ -132,7 +131,7 @@ fn policies(picked: &[String]) {
 const KEPT: [Option<u32>; 4] = [None, Some(3), Some(2), Some(1)];
 
 /// What is found when only the first documents of a prompt are kept (RAGCache §5.4).
-fn first_documents(picked: &[String]) {
+fn first_documents(picked: &[&str]) {
     println!(
         "Share of documents found / mean seconds of prefill by the cost profile, pgdsf; device memory {DEVICE_PROMPTS} prompts\n"
     );

@@ -2,7 +2,7 @@
 //! time.
 //!
 //! ```text
-//! cargo bench -p foreword-benches --bench tokens [-- FOLDER]
+//! cargo bench -p foreword-benches -- tokens [FOLDER]
 //! ```
 //!
 //! FOLDER contains a `tokenizer.json`; the default is the engine's test tokenizer (4,096 tokens). The prompts are the
@@ -12,6 +12,7 @@
 //! shows medians over the prompts.
 
 use anyhow::{Context, Result, ensure};
+use foreword_benches::Arguments;
 use foreword_engine::text::{TokenCache, Tokenizer};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -22,11 +23,9 @@ use std::time::{Duration, Instant};
 const ROUNDS: usize = 5;
 const CACHE_BYTES: usize = 64 << 20;
 
-fn main() -> Result<()> {
+pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let folder = std::env::args()
-        .skip(1)
-        .find(|argument| !argument.starts_with("--"));
+    let folder = arguments.words.first();
     let folder = folder.map_or_else(|| root.join("host/engine/fixtures/qwen2"), PathBuf::from);
     let tokenizer = Tokenizer::load(&folder)?;
     let prompts = prompts(&root.join("examples/handbook"))?;

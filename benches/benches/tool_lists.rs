@@ -2,7 +2,7 @@
 //! the next: as their bodies come, and as the gateway sends them. Every body that is sent is compared with the one that came.
 //!
 //! ```text
-//! FOREWORD_BFCL=FOLDER cargo bench -p foreword-benches --bench tool_lists
+//! FOREWORD_BFCL=FOLDER cargo bench -p foreword-benches -- tool_lists
 //! ```
 //!
 //! The folder is `bfcl_eval/data` of the Berkeley Function-Calling Leaderboard (PyPI `bfcl-eval`, Apache-2.0), version 4. Two traces
@@ -20,6 +20,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
+use foreword_benches::Arguments;
 use foreword_ordering::config::RawConfig;
 use foreword_ordering::policy::PolicyKind;
 use foreword_ordering::random::Random;
@@ -35,7 +36,7 @@ const SYSTEM: &str = "You are an expert in composing functions. You are given a 
 
 const STABILISED: &str = r#"{"head":{"mode":"apply"}}"#;
 
-fn main() -> Result<()> {
+pub(crate) fn bench(_: &Arguments) -> Result<()> {
     let Some(folder) = std::env::var_os("FOREWORD_BFCL").map(PathBuf::from) else {
         println!("skipped: FOREWORD_BFCL names no folder with BFCL's data");
         return Ok(());

@@ -6,6 +6,8 @@ pub mod simulated;
 pub mod variant;
 pub mod xquad;
 
+use std::str::FromStr;
+
 use foreword_simulation::workload;
 
 /// The documents' numbers in a trace of [Zipf topics](workload::zipf_topics).
@@ -41,32 +43,83 @@ pub fn chats() -> Vec<String> {
     lists.iter().map(chat).collect()
 }
 
-/// Which of a bench's tables its command line asks for: those that it names, or all where it names none.
+/// What a bench is given: `NAME [WORDS…]` behind `cargo bench -p foreword-benches --`.
 #[derive(Debug)]
-pub struct Tables(Vec<String>);
+pub struct Arguments {
+    /// Whether the bench is to measure. `cargo bench` passes `--bench`, and `cargo test` does not; without it, one small
+    /// round shows that a bench runs.
+    pub benching: bool,
+    /// The first word, which names the bench.
+    pub name: Option<String>,
+    /// The words behind the name.
+    pub words: Vec<String>,
+}
 
-impl Tables {
-    /// Returns the tables named in this process's arguments. Arguments that begin with `-` are Cargo's, which passes
-    /// `--bench`.
-    pub fn asked_for() -> Self {
-        let words = std::env::args().skip(1);
-        Self(words.filter(|word| !word.starts_with('-')).collect())
+impl Arguments {
+    /// Reads a program's arguments, without its path. Cargo's `--bench` is no word, wherever it stands.
+    pub fn of(arguments: impl Iterator<Item = String>) -> Self {
+        let (cargos, words): (Vec<_>, Vec<_>) = arguments.partition(|word| word == "--bench");
+        let mut words = words.into_iter();
+        Self {
+            benching: !cargos.is_empty(),
+            name: words.next(),
+            words: words.collect(),
+        }
     }
 
-    /// Returns whether the table `name` is to be printed: it is named, or none is.
+    /// Returns whether `word` is one of the words.
+    #[must_use]
+    pub fn says(&self, word: &str) -> bool {
+        self.words.iter().any(|given| given == word)
+    }
+
+    /// Returns whether the table `name` is to be printed: it is named, or all words are settings, `name=VALUE`.
+    #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        self.0.is_empty() || self.0.iter().any(|table| table == name)
+        self.says(name) || self.words.iter().all(|word| word.contains('='))
+    }
+
+    /// Returns the value of a setting, `name=VALUE`, or of an option: the word behind it.
+    #[must_use]
+    pub fn value(&self, name: &str) -> Option<&str> {
+        let mut words = self.words.iter().enumerate();
+        words.find_map(|(at, word)| match word.strip_prefix(name)? {
+            "" => self.words.get(at + 1).map(String::as_str),
+            rest => rest.strip_prefix('='),
+        })
+    }
+
+    /// Returns the [value](Self::value) of `name` as a number.
+    ///
+    /// # Panics
+    /// Panics if it is no such number.
+    #[must_use]
+    pub fn number<T: FromStr>(&self, name: &str) -> Option<T> {
+        let value = self.value(name)?;
+        let number = value.parse().ok();
+        Some(number.unwrap_or_else(|| panic!("{name} takes a number, not {value:?}")))
     }
 }
 
-/// The number that a bench's command line gives as `name=…`, if it does.
-///
-/// # Panics
-/// What it gives is no such number.
-pub fn number<T: std::str::FromStr>(name: &str) -> Option<T> {
-    let mut words = std::env::args();
-    let value =
-        words.find_map(|word| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned()))?;
-    let number = value.parse().ok();
-    Some(number.unwrap_or_else(|| panic!("{name}={value} is no number")))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(words: &str) -> Arguments {
+        Arguments::of(words.split(' ').map(str::to_owned))
+    }
+
+    #[test]
+    fn arguments_are_a_name_tables_settings_and_options() {
+        let given_all = given("tiers times k=8 --rounds 3 --bench");
+        assert!(given_all.benching);
+        assert_eq!(given_all.name.as_deref(), Some("tiers"));
+        assert!(given_all.has("times") && !given_all.has("first"));
+        assert_eq!(given_all.number("k"), Some(8));
+        assert_eq!(given_all.number("--rounds"), Some(3));
+        assert_eq!(given_all.value("--round"), None);
+
+        let no_table = given("tiers k=8");
+        assert!(!no_table.benching && no_table.has("times"));
+    }
 }

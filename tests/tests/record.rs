@@ -4,7 +4,7 @@
 //! | command | checked |
 //! | --- | --- |
 //! | `foreword …`, `cargo xtask …` | by the program's own parser, with `--help` behind the arguments |
-//! | `cargo bench --bench NAME -- WORDS` | the bench exists, and its source knows the words |
+//! | `cargo bench … -- NAME WORDS` | the bench exists, and its source knows the words |
 //! | `cargo test --test NAME FILTER` | the test exists, and has a function of that name |
 //! | Python and shell scripts, `foreword rehearse` | the file exists, and its source knows the options |
 //!
@@ -42,8 +42,10 @@ fn a_command_that_no_longer_parses_is_found() {
         "foreword no-such-command",
         "foreword measure --parts no-such-part",
         "cargo xtask no-such-task",
-        "cargo bench -p foreword-benches --bench no_such_bench",
-        "cargo bench -p foreword-benches --bench tiers -- no-such-table",
+        "cargo bench -p foreword-benches -- no_such_bench",
+        "cargo bench -p foreword-benches -- tiers no-such-table",
+        "cargo bench -p foreword-benches --bench tiers",
+        "cargo bench --workspace -- tiers",
         "cargo test -p foreword-tests --test no_such_test",
         "cargo test -p foreword --test http no_such_function",
         "python3 benches/no_such_script.py",
@@ -157,11 +159,21 @@ fn options(file: &Path, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the bench is one, and that its source names the tables, settings and options behind `--`.
+/// Checks that the bench is one of the program's, and that its source names the tables, settings and options behind it.
 fn bench(own: &[&str], passed_on: &[&str]) -> Result<()> {
-    let name = value(own, "--bench").context("which bench?")?;
-    let source = read(&artifacts::repository().join("benches/benches"), name)?;
-    for word in passed_on.iter().filter(|word| **word != "--") {
+    let program = value(own, "--bench").or_else(|| value(own, "-p"));
+    let is_ours = matches!(program, Some("benches" | "foreword-benches"));
+    ensure!(is_ours, "that runs other programs than the benches");
+    let [_, name, words @ ..] = passed_on else {
+        // It lists the benches.
+        return Ok(());
+    };
+    let folder = artifacts::repository().join("benches/benches");
+    let table = std::fs::read_to_string(folder.join("main.rs"))?;
+    let is_listed = table.contains(&format!("\n    {name}: \""));
+    ensure!(is_listed, "there is no bench {name}");
+    let source = read(&folder, name)?;
+    for word in words {
         let name = word.split('=').next().unwrap_or(word);
         let is_a_value = is_capital(name) || name.parse::<f64>().is_ok();
         let is_known = is_a_value || source.contains(&format!("\"{name}\""));

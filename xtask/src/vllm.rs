@@ -48,7 +48,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let xquad = options.xquad.canonicalize();
     let xquad = xquad.with_context(|| format!("there is no {}", options.xquad.display()))?;
     setup::for_demo(workspace)?;
-    let mut arguments = vec!["bench", "-p", "foreword-benches", "--bench", "vllm", "--"];
+    let mut arguments = vec!["bench", "-p", "foreword-benches", "--", "vllm"];
     arguments.extend(options.arguments.iter().map(String::as_str));
     Step::cargo("vllm", workspace.root(), &arguments)
         .env("FOREWORD_VLLM_PYTHON", &python.to_string_lossy())

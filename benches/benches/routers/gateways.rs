@@ -13,12 +13,13 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use foreword_benches::Arguments;
 use foreword_ordering::feed::{Event, TenantKey};
 use foreword_ordering::random::Random;
 use foreword_ordering::{EngineCandidate, EngineId, Orderer, PeerUpdate, Residency};
 use foreword_simulation::{Capacity, Trace};
 
-use crate::simulated::{
+use super::simulated::{
     Decision, Engine, FIXED, PROMPTS, RATE, decide, orderer, tokens_of, traces,
 };
 
@@ -43,8 +44,8 @@ enum Hears {
 }
 
 /// Prints a table for each trace and size of fleet.
-pub(crate) fn compare(benching: bool) {
-    let (fleets, per_engine): (&[usize], usize) = if benching {
+pub(crate) fn compare(arguments: &Arguments) {
+    let (fleets, per_engine): (&[usize], usize) = if arguments.benching {
         (&FLEETS, REQUESTS_PER_ENGINE)
     } else {
         (&FLEETS[..1], 10)
@@ -53,7 +54,7 @@ pub(crate) fn compare(benching: bool) {
         .iter()
         .filter(|(name, _)| name.contains("k = 8") || name.contains("bursty"))
     {
-        let only: Option<usize> = foreword_benches::number("engines");
+        let only: Option<usize> = arguments.number("engines");
         for &engines in fleets
             .iter()
             .filter(|engines| only.is_none_or(|only| only == **engines))

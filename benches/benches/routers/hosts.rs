@@ -23,6 +23,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use foreword_benches::Arguments;
 use foreword_simulation::{Request, Retrieved, workload};
 use foreword_tests::artifacts::{host_binary, repository};
 use foreword_tests::http::{Client, exchange, post, post_with};
@@ -30,10 +31,10 @@ use foreword_tests::{Fallback, Gateway, GatewayOptions, Host};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::ENGINES;
-use crate::peers::{self, EventPorts, Peer, RunningPeer};
-use crate::simulated::{self, Generator};
-use crate::text_prefix::{self, TextPrefix};
+use super::ENGINES;
+use super::peers::{self, EventPorts, Peer, RunningPeer};
+use super::simulated::{self, Generator};
+use super::text_prefix::{self, TextPrefix};
 
 const CLIENTS: usize = 3;
 /// Requests of a turn where gateways are compared: clients send one after another, so what is sent while others are
@@ -66,9 +67,10 @@ const LARGE: Scale = Scale {
 
 impl Scale {
     /// Returns [`LARGE`], or [`SMALL`] if the command line says `small`, with its `requests=…` where there are some.
-    fn asked_for() -> Self {
-        let scale = if says("small") { SMALL } else { LARGE };
-        let requests = foreword_benches::number("requests").unwrap_or(scale.requests);
+    fn asked_for(arguments: &Arguments) -> Self {
+        let is_small = arguments.says("small");
+        let scale = if is_small { SMALL } else { LARGE };
+        let requests = arguments.number("requests").unwrap_or(scale.requests);
         Self { requests, ..scale }
     }
 }
@@ -85,9 +87,9 @@ enum Model {
 
 impl Model {
     /// Returns the fixture, or a wide model if the command line says `wide`.
-    fn asked_for() -> Result<Self> {
+    fn asked_for(arguments: &Arguments) -> Result<Self> {
         let fixture = repository().join("host/engine/fixtures/qwen2");
-        if !says("wide") {
+        if !arguments.says("wide") {
             return Ok(Self::Fixture(fixture));
         }
         let made = tempfile::tempdir()?;
@@ -119,11 +121,6 @@ impl Model {
             Self::Wide(_) => &["--random-weights", "1"],
         }
     }
-}
-
-/// Returns whether the command line has this word.
-fn says(word: &str) -> bool {
-    std::env::args().any(|argument| argument == word)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -166,7 +163,7 @@ struct Variant {
 }
 
 /// Prints the table that compares Envoy's routers and the filter's choice.
-pub(crate) fn compare() -> Result<()> {
+pub(crate) fn compare(arguments: &Arguments) -> Result<()> {
     let trace = workload::bursty(1, SMALL.requests, workload::Bursty::default());
     let arms = [
         ("round-robin", Router::RoundRobin, false),
@@ -175,11 +172,12 @@ pub(crate) fn compare() -> Result<()> {
         ("text prefix", Router::TextPrefix, false),
         ("Foreword", Router::Foreword, true),
     ];
-    run("bursty 0.6, k = 5", &trace, SMALL, CLIENTS, &arms)
+    let name = "bursty 0.6, k = 5";
+    run(arguments, name, &trace, SMALL, CLIENTS, &arms)
 }
 
 /// Prints a table for two traces that compares several gateways with one, with and without what they tell each other.
-pub(crate) fn compare_gateways() -> Result<()> {
+pub(crate) fn compare_gateways(arguments: &Arguments) -> Result<()> {
     let gateways = Router::Gateways;
     let arms = [
         ("one", gateways(1, Hears::Feeds), true),
@@ -190,18 +188,18 @@ pub(crate) fn compare_gateways() -> Result<()> {
         ("four, feeds", gateways(4, Hears::Feeds), true),
         ("four, records", gateways(4, Hears::Records), true),
     ];
-    let scale = Scale::asked_for();
+    let scale = Scale::asked_for(arguments);
     let requests = scale.requests;
-    for (name, trace) in asked_for() {
+    for (name, trace) in asked_for(arguments) {
         if name.contains("k = 8") || name.contains("bursty") {
-            run(name, &trace(1, requests), scale, BURST, &arms)?;
+            run(arguments, name, &trace(1, requests), scale, BURST, &arms)?;
         }
     }
     Ok(())
 }
 
 /// Prints a table for each trace that compares routers from PyPI with the filter's choice, if they are there.
-pub(crate) fn compare_peers() -> Result<()> {
+pub(crate) fn compare_peers(arguments: &Arguments) -> Result<()> {
     if std::env::var_os(peers::PYTHON).is_none() {
         println!(
             "SKIPPED: {} does not name a Python with the routers",
@@ -237,30 +235,31 @@ pub(crate) fn compare_peers() -> Result<()> {
         ("smg, Foreword's order", Router::Peer(peers::SMG), true),
         ("**Foreword**", Router::Foreword, true),
     ];
-    let scale = Scale::asked_for();
+    let scale = Scale::asked_for(arguments);
     let requests = scale.requests;
-    for (name, trace) in asked_for() {
-        run(name, &trace(1, requests), scale, CLIENTS, &arms)?;
+    for (name, trace) in asked_for(arguments) {
+        run(arguments, name, &trace(1, requests), scale, CLIENTS, &arms)?;
     }
     Ok(())
 }
 
 /// The traces, or with `k=…` on the command line those of so many documents.
-fn asked_for() -> impl Iterator<Item = (&'static str, Generator)> {
-    let only: Option<u32> = foreword_benches::number("k");
+fn asked_for(arguments: &Arguments) -> impl Iterator<Item = (&'static str, Generator)> {
+    let only: Option<u32> = arguments.number("k");
     let traces = simulated::traces().into_iter();
     traces.filter(move |(name, _)| only.is_none_or(|only| name.ends_with(&format!("k = {only}"))))
 }
 
 /// Sends a trace to all routers in turns of so many requests, and prints their table.
 fn run(
+    arguments: &Arguments,
     name: &str,
     trace: &[Request],
     scale: Scale,
     per_turn: usize,
     arms: &[(&'static str, Router, bool)],
 ) -> Result<()> {
-    let model = Model::asked_for()?;
+    let model = Model::asked_for(arguments)?;
     let arms = arms.iter();
     let variants =
         arms.map(|&(name, router, ordered)| Variant::start(name, router, ordered, scale, &model));

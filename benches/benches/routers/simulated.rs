@@ -22,8 +22,8 @@ use foreword_ordering::{
 use foreword_simulation::{Capacity, EngineCache, Request, Retrieved, Trace, workload};
 use serde_json::json;
 
-use crate::text_prefix::{self, TextPrefix};
-use crate::{ENGINES, in_turn};
+use super::text_prefix::{self, TextPrefix};
+use super::{ENGINES, in_turn};
 
 const REQUESTS: usize = 1_000;
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::{ENGINES, in_turn};
+use super::{ENGINES, in_turn};
 
 /// A router that knows each engine by the blocks of text sent to it.
 #[derive(Default)]

@@ -10,8 +10,8 @@ use foreword_tests::http::{Client, post};
 use foreword_tests::{Bridge, Gateway};
 use serde_json::Value;
 
-use crate::engine::{MODEL, Vllm};
-use crate::{Usage, wait};
+use super::engine::{MODEL, Vllm};
+use super::{Usage, wait};
 
 /// Prints the table; whether following the feed left nothing to correct.
 pub(crate) fn feed(vllm: &Vllm, bodies: &[String]) -> Result<bool> {

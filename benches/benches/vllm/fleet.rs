@@ -21,8 +21,8 @@ use anyhow::{Context, Result, ensure};
 use foreword_tests::http::{exchange, post};
 use foreword_tests::{Bridge, Gateway};
 
-use crate::engine::{MODEL, Vllm};
-use crate::{Usage, wait};
+use super::engine::{MODEL, Vllm};
+use super::{Usage, wait};
 
 const ENGINES: usize = 3;
 const CLIENTS: usize = 4;

@@ -8,8 +8,8 @@ use foreword_tests::{Gateway, GatewayOptions};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::Usage;
-use crate::engine::{MODEL, Vllm};
+use super::Usage;
+use super::engine::{MODEL, Vllm};
 
 /// The stabilised share may be this many percentage points below that of the unbroken head.
 const MUST_HOLD: f64 = 3.0;

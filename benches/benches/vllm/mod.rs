@@ -1,13 +1,13 @@
 //! Reuse in a real vLLM: 300 questions of XQuAD, in a shuffled order, each with its ten best paragraphs by BM25.
 //!
 //! ```text
-//! FOREWORD_VLLM_PYTHON=…/bin/python FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches --bench vllm
-//! … -- orders     cached share of all prompt tokens: client's order against each policy's, through real Envoy
-//! … -- bridge     what `foreword kv-bridge` reports as held, against what vLLM reports as cached
-//! … -- feed       what the filter believes with the bridge's feed and by answers alone; `pages=160` makes vLLM evict
-//! … -- fleet      three vLLMs and two gateways, while one of each is killed and comes back (takes 12 GiB; only if named)
-//! … -- heads      cached share where tools or system text differ between requests, as they come and stabilised
-//! … -- requests=100 pages=400
+//! FOREWORD_VLLM_PYTHON=…/bin/python FOREWORD_XQUAD=…/xquad.en.json cargo bench -p foreword-benches -- vllm
+//! … orders     cached share of all prompt tokens: client's order against each policy's, through real Envoy
+//! … bridge     what `foreword kv-bridge` reports as held, against what vLLM reports as cached
+//! … feed       what the filter believes with the bridge's feed and by answers alone; `pages=160` makes vLLM evict
+//! … fleet      three vLLMs and two gateways, while one of each is killed and comes back (takes 12 GiB; only if named)
+//! … heads      cached share where tools or system text differ between requests, as they come and stabilised
+//! … requests=100 pages=400
 //! ```
 //!
 //! The whole prompt counts: one system sentence, documents, hint and question. vLLM's CPU build has pages of 128
@@ -20,13 +20,12 @@ mod heads;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use engine::{MODEL, Vllm};
-use foreword_benches::number;
+use foreword_benches::Arguments;
 use foreword_benches::xquad::{self, Corpus};
 use foreword_engine::text::{ChatTemplate, Tokenizer};
 use foreword_ordering::feed::{Batch, Event};
@@ -48,56 +47,45 @@ const OTHERS: [PolicyKind; 3] = [PolicyKind::Sorted, PolicyKind::Greedy, PolicyK
 /// The cached share with the filter as shipped must be at least this many times that of the client's order.
 const MUST_HOLD: f64 = 3.3;
 
-fn main() -> Result<ExitCode> {
-    // Cargo passes `--bench` for benches and nothing for tests.
-    if !std::env::args().any(|argument| argument == "--bench") {
-        return Ok(ExitCode::SUCCESS);
+pub(crate) fn bench(arguments: &Arguments) -> Result<()> {
+    if !arguments.benching {
+        return Ok(());
     }
     let (python, corpus, file) = match needed() {
         Ok(needed) => needed,
         Err(reason) => {
             println!("SKIPPED: {reason}");
-            return Ok(ExitCode::SUCCESS);
+            return Ok(());
         }
     };
-    let requests = number("requests").unwrap_or(REQUESTS);
+    let requests = arguments.number("requests").unwrap_or(REQUESTS);
     let bodies: Vec<String> = bodies(&corpus).into_iter().take(requests).collect();
-    if std::env::args().any(|argument| argument == "fleet") {
-        let holds = fleet::fleet(&python, &file, number("pages"), &bodies)?;
-        return Ok(if holds {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        });
+    let pages = arguments.number("pages");
+    if arguments.says("fleet") {
+        let holds = fleet::fleet(&python, &file, pages, &bodies)?;
+        ensure!(holds, "what must hold does not");
+        return Ok(());
     }
-    let vllm = Vllm::start(&python, &file, number("pages"))?;
+    let vllm = Vllm::start(&python, &file, pages)?;
     println!(
         "vLLM with room for {} tokens; {requests} questions, {DEPTH} documents each",
         vllm.kv_tokens()?
     );
-    let named: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|word| !word.contains(['-', '=']))
-        .collect();
-    let has = |table: &str| named.is_empty() || named.iter().any(|name| name == table);
     let mut holds = true;
-    if has("orders") {
+    if arguments.has("orders") {
         holds &= orders(&vllm, &bodies)?;
     }
-    if has("bridge") {
+    if arguments.has("bridge") {
         holds &= bridge(&vllm, &bodies)?;
     }
-    if has("feed") {
+    if arguments.has("feed") {
         holds &= feed::feed(&vllm, &bodies)?;
     }
-    if has("heads") {
+    if arguments.has("heads") {
         holds &= heads::heads(&vllm, &corpus, requests)?;
     }
-    Ok(if holds {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    ensure!(holds, "what must hold does not");
+    Ok(())
 }
 
 /// Returns what the bench requires, or what is missing.
