@@ -45,8 +45,7 @@ object! {
         pub max_displacement: Option<u32> = None; 0..=MAX_CANDIDATES.into(),
         /// Number of contexts that `context-index` keeps.
         pub max_contexts: u32 = 4096; 1..=1_000_000,
-        /// Tokens in a block of the engine's cache. A match shorter than one block moves no document. With 1, any match
-        /// counts.
+        /// Tokens in a block of the engine's cache. A shorter match counts as none. With 1, any match counts.
         pub block_tokens: u32 = 1; 1..=MAX_BLOCK_TOKENS,
         /// Contexts from a log, which `context-index` loads as its initial state: for each request the fingerprints of
         /// its documents, best first, as 16 hexadecimal digits each. `foreword index` writes them.

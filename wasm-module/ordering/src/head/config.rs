@@ -132,7 +132,7 @@ object! {
         /// A regular expression (syntax of `regex-lite`), matched against each line of a system text without its line
         /// break.
         pub pattern: String = String::new(),
-        /// What is done with the matches.
+        /// The action for the matches.
         pub class: Class = Class::Move,
     }
 }

@@ -15,7 +15,7 @@ use regex_lite::Regex;
 use serde::Deserialize;
 use std::ops::Range;
 
-/// What is done with a volatile span.
+/// The action for a volatile span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {

@@ -41,7 +41,7 @@ pub struct HeadReport {
 /// One change to a head, applied or proposed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// What was done to the range.
+    /// The kind of change made to the range, or proposed.
     pub kind: ChangeKind,
     /// The name of the span's pattern, or `learned` without one; empty for changes to anything but volatile spans.
     pub name: Box<str>,
@@ -50,7 +50,7 @@ pub struct Change {
     pub range: Range<usize>,
 }
 
-/// What is done to a range of a head.
+/// The kind of change to a range of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
     /// The tool moved, or its keys changed order.

@@ -275,9 +275,9 @@ struct Layout {
 struct List {
     /// The list's number, from 0 up to [`Layout::count`].
     number: usize,
-    /// Each member, key included, in the current order.
-    members: Vec<Member>,
     /// The members, keys included, in the order of the JSON.
+    members: Vec<Member>,
+    /// Indices into `members`, sorted by key.
     sorted: SmallVec<[u8; 8]>,
 }
 
