@@ -1,5 +1,4 @@
-//! The arrangement of one group's documents: their order, which ones a location hint replaces, and whether an order
-//! hint follows.
+//! The arrangement of one group's documents: order, location hints in their place, and whether an order hint follows.
 //!
 //! Documents are given by their index in the client's list. So an arrangement is small enough to be recorded for every
 //! message of every chat, and produces the same bytes whenever the client sends the same list.
@@ -29,8 +28,7 @@ pub(crate) struct Slot(u16);
 /// A group's distinct documents, and the indices of their repeats.
 #[derive(Debug)]
 pub(crate) struct DistinctDocuments {
-    /// Each document once, in the client's order: its index in the group, and a fingerprint that no other one in the
-    /// group has.
+    /// Each document once, in the client's order: its index in the group, and a fingerprint unique in the group.
     pub(crate) distinct: SmallVec<[(u16, Fingerprint); 16]>,
     /// Indices of documents that equal an earlier one byte for byte.
     pub(crate) repeats: SmallVec<[u16; 4]>,
@@ -112,8 +110,7 @@ impl DistinctDocuments {
 }
 
 impl Arrangement {
-    /// Returns whether the arrangement holds each distinct document of `listed` exactly once, in full or as a
-    /// reference.
+    /// Returns whether the arrangement has each document of `listed` exactly once, in full or as a reference.
     pub(crate) fn is_of(&self, listed: &DistinctDocuments) -> bool {
         let mut indices: SmallVec<[u16; 16]> = self.slots.iter().map(|slot| slot.index()).collect();
         sort_by_key(&mut indices, |index| *index);
@@ -127,8 +124,7 @@ impl Arrangement {
             .count()
     }
 
-    /// Returns a hash, never 0, of the order, the references and the order hint. The client's text around the documents
-    /// does not enter it.
+    /// Returns a hash, never 0, of the order, the references and the order hint, without the client's text around them.
     pub(crate) fn digest(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 320]> = SmallVec::new();
         for slot in &self.slots {
@@ -164,8 +160,7 @@ impl Arrangement {
     }
 }
 
-/// Returns `scope` extended by a [`digest`](Arrangement::digest) of replacements before it; a digest of 0 leaves it
-/// unchanged.
+/// Returns `scope` extended by a [`digest`](Arrangement::digest) of replacements before it; 0 leaves it unchanged.
 pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
     if digest == 0 {
         scope

@@ -46,11 +46,9 @@ pub struct Opening {
     tenant: Box<str>,
     model: Box<str>,
     engine: EngineId,
-    /// For each document: a hash of it and of everything before it that sharing depends on, and the tokens of all
-    /// documents up to it.
+    /// For each document: a hash of it, its scope and the documents before it, and the tokens of all these documents.
     links: Vec<(u64, u64)>,
-    /// Tokens from the first document on that are believed to be resident. [`Bursts::enter`] excludes those that a
-    /// leader computes.
+    /// Tokens at the beginning that are believed resident; [`Bursts::enter`] excludes those that a leader computes.
     resident: u64,
 }
 
@@ -109,8 +107,7 @@ pub struct BurstTicket(u64);
 pub enum Entry {
     /// The request is forwarded, and no other request waits for it.
     Free,
-    /// The request is forwarded, and others may wait for it: report its end with [`Bursts::answered`] or
-    /// [`Bursts::gone`].
+    /// The request is forwarded, and others may wait for it: call [`Bursts::answered`] or [`Bursts::gone`].
     Leads(BurstTicket),
     /// The request is held until [`Bursts`] releases it.
     Held(BurstTicket),
@@ -234,8 +231,7 @@ impl<W> Bursts<W> {
         self.end(now_ms, ticket, Release::Failed)
     }
 
-    /// Releases requests that have waited for the longest time allowed, and those whose leader has been in flight for
-    /// that long.
+    /// Releases requests that have waited for the longest time, and those whose leader has been in flight that long.
     pub fn expire(&mut self, now_ms: u64) -> Vec<Released<W>> {
         let limit = u64::from(self.limits.max_wait_ms);
         let is_late = |flight: &mut Flight| {

@@ -117,8 +117,7 @@ impl<'a> Reader<'a> {
         T::try_from(number).map_err(|_| self.bad(what))
     }
 
-    /// Reads the number of items of a list; an error if it exceeds the number of bytes left, since an item takes at
-    /// least one.
+    /// Reads a list's length; an error if it exceeds the number of bytes left, since an item takes at least one.
     pub(crate) fn length(&mut self) -> Result<usize, BadBytes> {
         let length = self.number()?;
         let left = self.bytes.len().saturating_sub(self.at);

@@ -14,8 +14,7 @@ use crate::document::Fingerprint;
 use crate::tree::{Bounds, Scope};
 use fxhash::FxHashSet;
 
-/// The beginnings of document runs that a cache would hold if requests were sent in their clients' order, for one
-/// tenant and model.
+/// The beginnings of document runs that a cache would hold if one tenant's requests kept their clients' order.
 #[derive(Debug)]
 pub(crate) struct ClientOrder {
     bounds: Bounds,

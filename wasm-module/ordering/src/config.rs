@@ -72,8 +72,7 @@ object! {
     }
 }
 
-/// The form in which documents are found in a body. Each one is switched by the option of [`RawDocuments`] with its
-/// name.
+/// The form in which documents are found in a body. Each has an option of its name in [`RawDocuments`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DocumentFormat {
@@ -139,8 +138,7 @@ object! {
         /// since these blocks hold nothing else. Blocks with citations stay in place, since citations count blocks.
         pub blocks: bool = true,
         /// Whether the elements of a tool result's JSON array `results` are ordered, if each has a `url`, `path`,
-        /// `file`, `filename`, `uri` or `href`. On by default, since such elements are search results. No hint is
-        /// written into JSON.
+        /// `file`, `filename`, `uri` or `href`. On by default: these are search results. No hint is written into JSON.
         pub results: bool = true,
         /// Whether contexts that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts without tags are documents. On
         /// by default: each is recognised by phrases that no other text contains.
@@ -186,8 +184,7 @@ object! {
         pub max_nodes: u32 = 65_536; 1..=10_000_000,
         /// Most tokens in one tree: set it to the engine's KV capacity. With 0, only `max_nodes` limits a tree.
         pub max_tokens: u64 = 0,
-        /// Most pairs of tenant and model with trees (one tree for each engine). To make room, a pair of the tenant
-        /// that has the most pairs is evicted, its least recently used one.
+        /// Most pairs of tenant and model with trees, one tree for each engine. Evicts from the tenant with the most.
         pub max_trees: u32 = 16; 1..=10_000,
     }
 }
@@ -224,8 +221,7 @@ object! {
         pub max_bytes: u64 = 8 << 20,
         /// The parts of a model's answers that gateways keep, and restore if the client changed them when the chat
         /// continues (OpenAI's chat API). Without it the engine renders the earlier turn differently from the tokens
-        /// that it computed. `none` by default, since the gateway otherwise keeps **words of answers**, of up to 512
-        /// chats.
+        /// that it computed. `none` by default, since the gateway otherwise keeps **words of answers** (512 chats).
         pub answers: KeptAnswers = KeptAnswers::None,
         /// Most bytes kept of one chat's answers; later answers of the chat are not kept.
         pub max_answers_bytes: u32 = 131_072; 1..=1_048_576,
@@ -343,12 +339,10 @@ impl RawConfig {
         Ok(raw)
     }
 
-    /// Overwrites the fields that a JSON configuration contains, without validating their values; absent fields keep
-    /// theirs.
+    /// Overwrites the fields that a JSON configuration has, without validating their values; others stay unchanged.
     ///
     /// # Errors
-    /// Returns [`ConfigError::Shape`] if the text is not JSON, has an unknown field or a value of the wrong type.
-    /// Fields read before the error are overwritten.
+    /// Returns [`ConfigError::Shape`] as [`RawConfig::from_json`] does; fields read before the error are overwritten.
     pub fn read_json(&mut self, text: &[u8]) -> Result<(), ConfigError> {
         let mut json = serde_json::Deserializer::from_slice(text);
         Self::deserialize_in_place(&mut json, self)?;

@@ -90,8 +90,7 @@ impl Catalog {
         self.ids.get(&fingerprint).copied()
     }
 
-    /// Returns the time of the last insertion of a path with the document, in the tree's time; 0 if the id is unknown
-    /// or was never in a path.
+    /// Returns the time of the last insertion of a path with the document, by the tree's clock; 0 if never.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
         self.entries.get(id.0).map_or(0, |entry| entry.last_used)

@@ -123,9 +123,8 @@ impl HintTemplate {
     /// they are copied from the body. `places` are the documents' places in the prompt, from 1 on; `None` for a
     /// document that a location hint replaces. If a label is unsafe, the hint uses places for all documents.
     ///
-    /// Returns `None` if a label is empty, if two labels are equal and all are safe, or if a document without a place
-    /// would need one (in every hint except the long template with labels): a hint that cannot name every document
-    /// would mislead.
+    /// Returns `None` if a label is empty, if two labels are equal and all are safe, or if a document lacks a place
+    /// where the hint needs it: a hint that cannot name every document would mislead.
     #[must_use]
     pub fn render(&self, labels: &[&str], places: &[Option<u32>]) -> Option<OrderHint> {
         if labels.iter().any(|label| label.is_empty()) || labels.len() != places.len() {

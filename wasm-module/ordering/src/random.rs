@@ -1,7 +1,6 @@
 //! Random numbers for the `random` policy and for generated workloads. They are not suitable for secrets.
 
-/// A random number generator: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The same seed gives the same numbers on
-/// every platform.
+/// SplitMix64, a random number generator (Steele, Lea and Flood, OOPSLA 2014). Equal seeds give equal numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

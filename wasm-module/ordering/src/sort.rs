@@ -3,9 +3,8 @@
 
 /// Sorts `items` by `key`, in place. Not stable: items with equal keys may change their order.
 ///
-/// This is Shell's sort: items are swapped over decreasing gaps, and the last pass over neighbours has little left to
-/// do. Short lists, which are the usual case, take that pass and one or two before it. Keys are computed about n^1.3
-/// times.
+/// This is Shell's sort: items are swapped over decreasing gaps, and the last pass over neighbours has little to do.
+/// Short lists, the usual case, take that pass and one or two before it. Keys are computed about n^1.3 times.
 pub fn sort_by_key<T, K: Ord>(items: &mut [T], key: impl Fn(&T) -> K) {
     let is_before = |items: &[T], a: usize, b: usize| match (items.get(a), items.get(b)) {
         (Some(a), Some(b)) => key(a) < key(b),

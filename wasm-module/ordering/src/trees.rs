@@ -21,8 +21,7 @@ impl Trees {
         }
     }
 
-    /// Returns the tree of an engine. Engines with an id from [`MAX_ENGINES`] on share the first one's tree, which
-    /// loses reuse.
+    /// Returns the tree of an engine. Ids from [`MAX_ENGINES`] on share the first one's tree, which loses reuse.
     pub(crate) fn of(&mut self, engine: EngineId) -> &mut KnowledgeTree {
         let other = usize::from(engine.0).checked_sub(1);
         if let Some(at) = other.filter(|_| engine.0 < MAX_ENGINES)

@@ -1,5 +1,4 @@
-//! Counts the bytes that a parser looks at, in tests and with the feature `count-work`. Otherwise it compiles to
-//! nothing.
+//! Counts the bytes that a parser looks at, in tests and with the feature `count-work`. Elsewhere it does nothing.
 //!
 //! A body comes from a client. Whatever its bytes, parsing it must take time proportional to their number. Measured
 //! times cannot prove that, since a quadratic case is fast on inputs that a test can afford. So all code that looks at

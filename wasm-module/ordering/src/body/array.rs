@@ -196,8 +196,7 @@ impl<'a> Finder<'a, '_> {
     }
 }
 
-/// Returns the message to write documents into and its place for them: the last user message with text. `None` without
-/// one.
+/// Returns the message to write documents into, with the place: the last user message with text. `None` without one.
 fn target(messages: &[ParsedMessage<'_>]) -> Option<(usize, (Entry, Scope))> {
     let mut messages = messages.iter().enumerate().rev();
     messages.find_map(|(at, parsed)| Some((at, parsed.message.entry?)))

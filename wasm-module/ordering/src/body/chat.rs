@@ -247,9 +247,8 @@ impl<'a> Chat<'a> {
             mut preceding,
         } = raw;
         let format = FORMATS.get(at).ok_or(Skip::NoDocuments)?;
-        // In these two fields `null` counts as a value: the gateway's salt would be inserted before it although parsers
-        // may use the last of two fields, and the field `retrieval` is removed whatever its value. In other fields
-        // `null` means absent.
+        // In these two fields `null` counts as a value: a second salt would be ambiguous, and the field `retrieval` is
+        // removed whatever its value. In other fields `null` means absent.
         let [.., salt, retrieval] = fields;
         say(&mut fields);
         say(&mut parameters);

@@ -300,8 +300,7 @@ impl<'a> RawPart<'a> {
         object(self.response).map(Nested::Object)
     }
 
-    /// Returns the document's label if the block is a document that may move (empty if it has no name), otherwise
-    /// `None`.
+    /// Returns the label (empty if it has no name) if the block is a document that may move, otherwise `None`.
     fn label(&self) -> Option<&'a str> {
         if self.kind.is_none() {
             let document = self.document.filter(|document| document.starts_with('{'))?;

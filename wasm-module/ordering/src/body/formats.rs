@@ -99,8 +99,7 @@ pub(super) fn is_tool_config(name: &str) -> bool {
     matches!(name, "toolConfig" | "tool_config")
 }
 
-/// Returns the name in [`PARAMETERS`](super::chat::PARAMETERS) of a parameter that another format names `name`; `None`
-/// for any other field.
+/// Returns the name in [`PARAMETERS`](super::chat::PARAMETERS) of another format's parameter; otherwise `None`.
 pub(super) fn parameter(name: &str) -> Option<&'static str> {
     match name {
         "text" => Some("response_format"),
@@ -275,8 +274,7 @@ pub(super) fn converse_label(document: &str) -> Option<&str> {
     (!cites).then(|| name.and_then(inner).unwrap_or_default())
 }
 
-/// Returns the label of a passage of `file_search_call.results`; `None` if it has no text. Answers cite files by name
-/// or id.
+/// Returns the label of a passage of `file_search_call.results`; `None` if it has no text. (Answers cite files.)
 pub(super) fn passage_label(passage: &str) -> Option<&str> {
     if !passage.starts_with('{') {
         return None;

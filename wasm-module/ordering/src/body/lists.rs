@@ -82,8 +82,7 @@ impl Lines {
         lines
     }
 
-    /// Records the mark of a line, if it has one; `words` is the line without white space. Returns whether it begins an
-    /// item.
+    /// Records a line's mark, if any; `words` is the line without white space. Returns whether it begins an item.
     fn mark(
         &mut self,
         text: &str,
@@ -215,8 +214,7 @@ fn without_end(text: &str, line: &Range<usize>) -> Range<usize> {
     line.start..line.end - end
 }
 
-/// Returns the number in brackets at the beginning of a line, and the range of its digits; `None` unless text follows
-/// it.
+/// Returns the number in brackets at the beginning of a line, and the range of its digits; `None` unless text follows.
 fn number_of(text: &str, line: &Range<usize>) -> Option<(u32, Range<usize>)> {
     let digits = line.start + 1..pass(text, line.start + 1, |byte| byte.is_ascii_digit());
     if text.as_bytes().get(digits.end) != Some(&b']') {

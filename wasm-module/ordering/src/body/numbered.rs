@@ -39,8 +39,7 @@ pub(crate) struct NumberedBlock<'a> {
 }
 
 impl Numbered {
-    /// Reads the documents at `spans`. The result is `None` for all if one of them has a name that is not a number, or
-    /// no text.
+    /// Reads the documents at `spans`. `None` for all if one of them has a name that is not a number, or no text.
     pub(super) fn all(text: &Text<'_>, spans: &[Span]) -> Vec<Option<Self>> {
         let places = spans.iter().zip(1..);
         let all: Option<Vec<Self>> = places

@@ -74,8 +74,7 @@ impl<'a> Parsed<'a> {
         self.is_chat
     }
 
-    /// Returns `previous_response_id`: the id of a response, stored at the engine, that the request continues. `None`
-    /// if absent.
+    /// Returns `previous_response_id`, the id of a stored response that the request continues; `None` if absent.
     #[must_use]
     pub fn previous_response(&self) -> Option<Cow<'a, str>> {
         self.start.previous_response()

@@ -25,14 +25,12 @@ pub struct Question<'a> {
 pub struct Opening<'a> {
     /// The system messages before all other messages; empty if there is nothing to prefill.
     pub messages: Vec<Cow<'a, str>>,
-    /// The fields `model`, `tools` and `cache_salt`, on which the prompt or its cache entry depends, each with its
-    /// JSON.
+    /// The fields `model`, `tools` and `cache_salt`, on which the prompt or its cache entry depends, with their JSON.
     pub fields: Vec<(&'static str, &'a str)>,
 }
 
 impl<'a> Parsed<'a> {
-    /// Returns the JSON of the field `retrieval`, the client's instructions to the gateway on finding documents; `None`
-    /// if absent.
+    /// Returns the JSON of the field `retrieval`: the client's instructions on finding documents. `None` if absent.
     #[must_use]
     pub fn retrieval(&self) -> Option<&'a str> {
         self.retrieval

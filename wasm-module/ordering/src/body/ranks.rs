@@ -213,8 +213,7 @@ fn attributes(block: &str) -> Option<(SmallVec<[Attribute; 4]>, usize)> {
     }
 }
 
-/// Returns whether a line is nothing but a score: `score: 0.71`, `- **Rank:** 2`, `(distance = 0.2)`,
-/// `<score>0.71</score>`.
+/// Returns whether a line is just a score: `score: 0.71`, `- **Rank:** 2`, `(distance = 0.2)`, `<score>1</score>`.
 fn is_score_line(line: &str) -> bool {
     let line = line
         .strip_prefix('(')

@@ -1,5 +1,4 @@
-//! Recomputes a body's hashes as if parts of it were absent: the chains of its messages and the scopes of its
-//! documents.
+//! Recomputes a body's hashes (messages' chains, documents' scopes) as if parts of it were absent.
 //!
 //! Volatile spans of the head are left out of the chains that identify chats, and of the documents' scopes. The bytes
 //! are not changed: ranges remain those of the original body.

@@ -1,7 +1,6 @@
 //! Scans JSON text in one pass, validates it, and returns its values as substrings.
 //!
-//! The bytes that the scanner reads are counted (module `work`): one look for each byte, however many checks are made
-//! on it.
+//! The bytes that the scanner reads are counted (module `work`), each once, however many checks are made on it.
 //!
 //! Bodies are read with this scanner because messages hold most of their bytes: a parser that first finds the messages
 //! and then reads inside them looks at each byte twice. Only names with escapes are decoded.

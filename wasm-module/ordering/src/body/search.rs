@@ -86,8 +86,7 @@ pub(super) fn pass(text: &str, from: usize, is_one: impl Fn(u8) -> bool) -> usiz
     from + passed
 }
 
-/// Returns the position, at or after `from`, of the first byte that is not ASCII white space; the text's length if
-/// there is none.
+/// Returns the position, at or after `from`, of the first byte that is not ASCII white space, or the text's length.
 pub(super) fn pass_space(text: &str, from: usize) -> usize {
     pass(text, from, |byte| byte.is_ascii_whitespace())
 }

@@ -208,8 +208,7 @@ impl<'t> Tags<'t> {
     }
 
     /// Returns the last opening tag between the marks `place` and `closing` that has the same name and begins a line
-    /// after byte `from`. Then the tag at `place` is only mentioned, as in Open WebUI's prompt: "(e.g., <source
-    /// id="1">)".
+    /// after `from`. The tag at `place` is then only mentioned, as by Open WebUI: "(e.g., <source id="1">)".
     fn innermost(&self, place: usize, from: usize, closing: usize) -> Option<(&Mark, Opening)> {
         let name = self.marks.get(place)?.name;
         let between = self.marks.get(place + 1..closing)?.iter().enumerate();

@@ -56,8 +56,7 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     }
     let mut clients = layout.marks(rules.kind);
     if rules.kind == CacheKind::OpenAi && !layout.is_clients() {
-        // OpenAI's automatic marker at a prompt's end makes all of its tokens cost 1.25, and only a continued chat
-        // reads it.
+        // With OpenAI's automatic marker at its end, a prompt costs 1.25, and only a continued chat reads it.
         choice.is_explicit = true;
         clients.clear();
     }

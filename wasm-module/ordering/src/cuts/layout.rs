@@ -9,8 +9,7 @@
 //! A position is the end of a tool, of a block of a message's content, or, where texts are to be
 //! [split](Blocks::Split), of a piece of a text: the text before its documents, each document with the separator before
 //! it, and the rest. Markers and JSON white space do not count towards a position's hash. Where providers allow no
-//! marker (thinking, empty text, an assistant's message, blocks inside a tool's result), a position has no place for
-//! one.
+//! marker (thinking, empty text, an assistant's message, blocks inside a tool's result), there is no place for one.
 
 use super::rules::CacheKind;
 use crate::body::scan::{self, Scan};
@@ -24,8 +23,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub struct Layout {
     /// The positions, in the order of the prompt.
     pub positions: Vec<Position>,
-    /// Lifetime of a `cache_control` at the body's top level, which marks the prompt's end (Anthropic's automatic
-    /// mode); else `None`.
+    /// Lifetime of a `cache_control` at the top level, which marks the prompt's end (Anthropic's automatic mode).
     pub automatic: Option<MarkTtl>,
     /// The mode set by OpenAI's `prompt_cache_options`.
     pub mode: Mode,

@@ -91,8 +91,7 @@ impl Cutter {
 
     /// Chooses markers for `body`, a chat request that is otherwise ready to forward, and writes them.
     ///
-    /// The body is not changed if this kind of cache has no markers, or if the prompt is shorter than the cache's
-    /// minimum.
+    /// The body is not changed if this kind of cache has no markers, or if the prompt is below its minimum.
     ///
     /// # Errors
     /// Returns the reason why the body cannot be parsed; it must then be forwarded unchanged.

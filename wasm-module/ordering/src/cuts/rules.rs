@@ -1,21 +1,19 @@
-//! The requirements and prices of each kind of cache, by Anthropic's, OpenAI's and Bedrock's published rules of
-//! November 2026.
+//! The requirements and prices of each kind of cache, as Anthropic, OpenAI and Bedrock publish them in November 2026.
 
 crate::named! {
     /// The kind of an upstream's cache, by how it matches prompts.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub enum CacheKind {
-        /// Matches any shared prefix: vLLM's dense models, SGLang, llama.cpp, Gemini, OpenAI before GPT-5.6. Nothing is
-        /// marked.
+        /// Any shared prefix: vLLM's dense models, SGLang, llama.cpp, Gemini, OpenAI before GPT-5.6. Nothing is marked.
         #[default]
         Prefix = "prefix",
-        /// Matches up to boundaries marked by `cache_control`: Anthropic, and routers that translate it.
+        /// Prefixes up to boundaries marked by `cache_control`: Anthropic, and routers that translate it.
         Anthropic = "anthropic",
-        /// Matches up to boundaries marked by `prompt_cache_breakpoint`: OpenAI from GPT-5.6 on.
+        /// Prefixes up to boundaries marked by `prompt_cache_breakpoint`: OpenAI from GPT-5.6 on.
         OpenAi = "openai",
-        /// Matches up to boundaries marked by a `cachePoint` block: Bedrock Converse.
+        /// Prefixes up to boundaries marked by a `cachePoint` block: Bedrock Converse.
         Bedrock = "bedrock",
-        /// Matches whole units of a fixed number of tokens: DeepSeek, vLLM's hybrid models. Nothing is marked.
+        /// Whole units of a fixed number of tokens: DeepSeek, vLLM's hybrid models. Nothing is marked.
         Units = "units",
     }
 }
@@ -91,8 +89,7 @@ pub struct CacheRules {
     pub minimum_tokens: u32,
     /// Most markers in a request, including the client's.
     pub markers: u32,
-    /// Number of positions searched for a cached prefix from a marker backwards, its own included. With 1, only its
-    /// own.
+    /// Number of positions searched for a cached prefix from a marker back, its own included. With 1, only its own.
     pub look_back: u32,
     /// Tokens in a stored unit; 1 if any prefix is cached.
     pub unit_tokens: u32,

@@ -177,8 +177,7 @@ fn point(ttl: MarkTtl) -> &'static str {
 }
 
 /// Returns a `prompt_cache_key`, by which OpenAI routes requests with a common prefix to one cache: a hash of the
-/// shortest prefix that can be cached. Prompts that could share a prefix get the same key, since different keys share
-/// nothing.
+/// shortest prefix that can be cached. Prompts that could share a prefix get one key, since keys share nothing.
 fn key(layout: &Layout, rules: &CacheRules) -> String {
     let shortest = (layout.positions.iter())
         .find(|position| position.tokens >= u64::from(rules.minimum_tokens));

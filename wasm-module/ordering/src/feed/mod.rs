@@ -22,8 +22,7 @@
 //!
 //! Gateways exchange [`Push`]es through the feed's server, sealed in the same way.
 
-/// Implements formatting and parsing of a newtype over `u64` as 16 hexadecimal digits, also in JSON. `$expected` is the
-/// error's text.
+/// Formats and parses a newtype over `u64` as 16 hexadecimal digits, also in JSON. `$expected` is the error.
 macro_rules! hexadecimal_id {
     ($id:ident, $expected:literal) => {
         impl std::fmt::Display for $id {
@@ -74,8 +73,7 @@ use crate::tree::{ResidencyEvent, Scope};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Consecutive events of an engine's cache, or a full snapshot of it. Serde reads and writes the form that is not
-/// sealed.
+/// Consecutive events of an engine's cache, or a full snapshot of it. Serde uses the form that is not sealed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Wire", into = "Wire")]
 pub struct Batch {

@@ -5,9 +5,8 @@
 //!   {"epoch": "5c0f…", "next": 17, "others": 3, "pushes": [{…}, {…}]}    pushes that a gateway has not received yet
 //! ```
 //!
-//! A [`Push`] has updates ([`crate::PeerUpdate`]) and the number of tokens that the engine has yet to compute for the
-//! gateway's requests. The latter is a state, not a change: a push that is lost or received twice has no lasting
-//! effect.
+//! A [`Push`] has updates ([`crate::PeerUpdate`]) and the tokens that the engine has yet to compute for the gateway's
+//! requests. The latter is a state, not a change: a push that is lost or received twice has no lasting effect.
 //!
 //! With a [`FeedKey`], all of `payload` is sealed: names, hashes, counts. The server opens a push to check it, and
 //! forwards it unchanged. Updates stay encoded here, since a server may be older than the gateways that it serves.

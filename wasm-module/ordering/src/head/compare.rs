@@ -502,8 +502,7 @@ fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Diff
     Difference::at(Cause::HistoryEdited, KIND, place)
 }
 
-/// Compares documents among these pieces, which first differ at index `at`; `start` is the prompt's index of the first
-/// piece.
+/// Compares documents among these pieces, which first differ at index `at`; `start` is the first piece's index.
 fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Difference> {
     const KIND: SegmentKind = SegmentKind::Document;
     let place = start + at.min(new.len().saturating_sub(1));

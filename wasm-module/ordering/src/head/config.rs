@@ -58,8 +58,7 @@ object! {
     pub struct RawHeadTools in "head.tools." {
         /// Whether tools are sorted: by name, and where requests have different tools, the most frequent ones first.
         pub order: bool = true,
-        /// Whether a tool that equals an earlier one except for the order of its keys is forwarded with the earlier
-        /// one's order.
+        /// Whether a tool that equals an earlier one except for the order of its keys gets the earlier one's order.
         pub schemas: bool = true,
     }
 }
@@ -129,8 +128,7 @@ object! {
     pub struct RawPattern in "head.volatile.patterns." {
         /// Name of the pattern in reports: 1 to 64 ASCII letters, digits or dashes.
         pub name: String = String::new(),
-        /// A regular expression (syntax of `regex-lite`), matched against each line of a system text without its line
-        /// break.
+        /// A regular expression (syntax of `regex-lite`) for each line of a system text, without its line break.
         pub pattern: String = String::new(),
         /// The action for the matches.
         pub class: Class = Class::Move,

@@ -72,8 +72,7 @@ pub struct Diagnosis {
     pub prompt_tokens: u64,
     /// Estimated tokens of the pieces that the earlier prompt has too, at any place.
     pub shared_tokens: u64,
-    /// Estimated tokens of the longest prefix shared with any earlier prompt of the same model, salt, engine and
-    /// parameters.
+    /// Estimated tokens of the longest prefix shared with an earlier prompt of this model, salt, engine and parameters.
     pub reused_tokens: u64,
     /// Estimated tokens that the engine computed although the earlier prompt had the same pieces.
     pub lost_tokens: u64,
@@ -90,11 +89,9 @@ pub struct Diagnosis {
     pub index: u32,
     /// Bytes from the beginning of the tool, the text or the message to the first differing piece.
     pub offset: u32,
-    /// The form of the differing text with each character replaced by its class, such as `9999-99-99`; see the module
-    /// `marks`.
+    /// The form of the differing text with each character replaced by its class, such as `9999-99-99`.
     pub shape: String,
-    /// For each run of segments of one kind, in order: the estimated tokens of the prompt up to its end. At most 16
-    /// runs.
+    /// For each run of segments of one kind, in order: estimated tokens of the prompt up to its end. At most 16 runs.
     pub extents: SmallVec<[(SegmentKind, u64); 6]>,
 }
 
@@ -430,8 +427,7 @@ impl Index {
         diagnosis
     }
 
-    /// Counts one more request with a segment, and returns its pieces; calls `make` for them only if they are not
-    /// stored.
+    /// Counts one more request with a segment, and returns its pieces; `make` is called if they are not stored.
     fn part(
         &mut self,
         key: u64,
@@ -528,8 +524,7 @@ impl Index {
         flat
     }
 
-    /// Compares a request with the most similar earlier one. Also returns the first difference and its piece, if there
-    /// is one.
+    /// Compares a request with the most similar earlier one. Also returns the first difference and its piece, if any.
     fn compare(&mut self, entry: &Entry) -> (Diagnosis, Option<(Difference, Flat)>) {
         let flat = self.flat(entry);
         let mut diagnosis = Diagnosis {

@@ -8,8 +8,7 @@
 //!
 //! A **template** is a system text as its stable units (lines or sentences) and the slots between them. A text belongs
 //! to a template if it has all but a few of its units, in order; the text between these is in slots. A slot becomes
-//! volatile when it has held two different values; until then its value is a constant, which does no harm. Only hashes
-//! are stored.
+//! volatile when it has held two different values; a constant does no harm. Only hashes are stored.
 
 use super::marks::{Class, Word, words};
 use super::texts::{MAX_UNITS, Unit};
@@ -138,8 +137,7 @@ impl Template {
         (left <= MAX_GAP && is_shared).then_some(Fit { pairs, bytes })
     }
 
-    /// Adapts the template to a text and marks the text's units in volatile slots. Returns whether the volatile slots
-    /// changed.
+    /// Adapts the template to a text and marks the text's units in volatile slots. Returns whether these slots changed.
     fn take(&mut self, units: &[Seen], fit: &Fit, volatile: &mut [bool]) -> bool {
         let mut changed = false;
         let is_whole = fit.pairs.len() == self.stable.len();
@@ -208,8 +206,7 @@ pub(super) fn looks_like_data(words: &str) -> bool {
     }
 }
 
-/// Returns the attributes and the text of an XML element that spans all of `words`: `<now>12:03</now>`, `<session
-/// id="7"/>`.
+/// Returns attributes and text of an element that spans all of `words`: `<now>12:03</now>`, `<session id="7"/>`.
 fn element(words: &str) -> Option<[&str; 2]> {
     let rest = words.trim().strip_prefix('<')?;
     let name = rest

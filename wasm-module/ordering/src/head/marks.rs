@@ -1,8 +1,7 @@
 //! Hashes of a text that leave out its volatile parts: white space, dates and ids, numbers, or names.
 //!
 //! If two texts differ but their hashes without dates are equal, they differ only in a date. So the index can classify
-//! differences without storing text. All hashes are computed in one pass over the text, which is escaped as in a JSON
-//! string.
+//! differences without storing text. All hashes are computed in one pass over the text, escaped as in JSON.
 //!
 //! ```text
 //!   Current time: 2026-11-22 14:03:09, for Anna Berg at desk 12.

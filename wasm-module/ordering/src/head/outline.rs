@@ -24,8 +24,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(super) struct Piece {
     /// Hash of the bytes that an engine would match.
     pub(super) hash: u64,
-    /// Hash of the content, independent of the order of a tool's keys and (at full depth) of a document's rank and
-    /// score.
+    /// Hash of the content, independent of the order of a tool's keys and, at full depth, of a document's score.
     pub(super) same: u64,
     /// Hash of the tool's name or the document's label; 0 if it has none, or only a number.
     pub(super) name: u64,
@@ -116,8 +115,7 @@ impl RawPiece {
         }
     }
 
-    /// Returns the piece of a message's text; `keep` stores the text and returns its range, unless it is too long to be
-    /// read.
+    /// Returns the piece of a message's text; `keep` stores the text, unless it is too long, and returns its range.
     pub(super) fn text(
         text: &str,
         role: Role,
@@ -139,8 +137,7 @@ impl RawPiece {
         Self::Made(Box::new(Piece::plain(hash, length(raw), Marks::default())))
     }
 
-    /// Completes the piece. `kept` is the text that its ranges refer to; `known` finds a stored piece, which is then
-    /// reused.
+    /// Completes the piece. `kept` is the text that its ranges refer to; `known` finds a stored piece to reuse.
     pub(super) fn made(&self, kept: &str, depth: Depth, known: &Known<'_>) -> Piece {
         let of = |range: &Range<usize>| kept.get(range.clone()).unwrap_or_default();
         match self {

@@ -110,8 +110,7 @@ pub(super) fn matches(
     Some(found)
 }
 
-/// Returns a set of bits, one for each pair of adjacent bytes by hash. A text that contains a word has all of the
-/// word's bits.
+/// Returns a bit for each pair of adjacent bytes, by hash. A text that contains a word has all of the word's bits.
 fn pairs(text: &str) -> u64 {
     let bytes = text.as_bytes();
     let pairs = bytes.iter().zip(bytes.iter().skip(1));

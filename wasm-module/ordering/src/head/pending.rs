@@ -19,8 +19,7 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A prompt that [`Index::read_sent`](super::Index::read_sent) has read and [`Index::diagnose`](super::Index::diagnose)
-/// takes.
+/// A prompt, from [`Index::read_sent`](super::Index::read_sent) to [`Index::diagnose`](super::Index::diagnose).
 #[derive(Debug)]
 pub struct PendingPrompt {
     pub(super) realm: Realm,
@@ -72,8 +71,7 @@ impl PendingPrompt {
         self.text.len()
     }
 
-    /// Adds the pieces of a segment, and returns their range. At [`Depth::Light`], pieces beyond [`MAX_PIECES`] become
-    /// one.
+    /// Adds a segment's pieces, and returns their range. At [`Depth::Light`], pieces beyond [`MAX_PIECES`] become one.
     pub(super) fn take<'a>(
         &mut self,
         asked: &Asked<'_, 'a>,
@@ -126,8 +124,7 @@ impl PendingPrompt {
         PendingPieces::Raw(start..self.raw.len())
     }
 
-    /// Adds a piece and stores its text. Beyond [`KEPT`] bytes of text, the piece is completed at once and its text
-    /// dropped.
+    /// Adds a piece and stores its text. Beyond [`KEPT`] bytes of text, completes the piece at once and drops its text.
     fn add(
         &mut self,
         depth: Depth,

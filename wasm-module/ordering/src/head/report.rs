@@ -29,8 +29,7 @@ pub struct HeadReport {
     pub scored: u32,
     /// Number of earlier messages left without contexts, because these might belong to another chat.
     pub doubtful: u32,
-    /// Number of volatile spans not changed: they look like instructions, lack room or a place, or are in a part that
-    /// must not change.
+    /// Number of volatile spans not changed: they look like instructions, lack room, or must not change.
     pub left: u32,
     /// Number of texts, lines and lists of tools not read because the request has too much of them.
     pub unread: u32,
@@ -45,8 +44,7 @@ pub struct Change {
     pub kind: ChangeKind,
     /// The name of the span's pattern, or `learned` without one; empty for changes to anything but volatile spans.
     pub name: Box<str>,
-    /// The changed range of the client's body: a whole tool, a span, a message's content, a group of contexts, a number
-    /// or a score.
+    /// The changed range of the client's body: a tool, a span, a message's content, contexts, a number or a score.
     pub range: Range<usize>,
 }
 

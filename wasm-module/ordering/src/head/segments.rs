@@ -43,8 +43,7 @@ pub struct Segment {
     pub kind: SegmentKind,
     /// Role of the segment's message; [`Role::Other`] for tools.
     pub role: Role,
-    /// Index of the segment's message, where a `system` field counts as the first one; `None` for a segment before all
-    /// messages.
+    /// Index of its message; a `system` field counts as the first one. `None` for a segment before all messages.
     pub message: Option<u32>,
     /// The segment's range of the body. A document that a retriever returned is not in the body: its range is empty, at
     /// the place where it would be written.
@@ -120,8 +119,7 @@ impl<'a> Parsed<'a> {
     }
 
     /// Iterates over the fields other than messages and tools that a chat template may render (`tool_choice`,
-    /// `response_format`, `reasoning_effort`, `thinking`, `chat_template`, `chat_template_kwargs`), as name and JSON
-    /// value.
+    /// `response_format`, `reasoning_effort`, `thinking`, `chat_template`, `chat_template_kwargs`), as name and JSON.
     pub fn parameters(&self) -> impl Iterator<Item = (&'static str, &'a str)> {
         let fields = crate::body::PARAMETERS.into_iter().zip(self.parameters);
         fields.filter_map(|(name, value)| Some((name, value?)))

@@ -30,14 +30,12 @@ pub(crate) struct Heads {
     learned: Learned,
     /// Matches of patterns in lines, cached by the line's hash.
     lines: Lru<u64, Box<[Match]>>,
-    /// Hashes of heads (tools, system text) that needed no change, with the versions of `learned` and `tools` at that
-    /// time.
+    /// Hashes of heads (tools, system text) that needed no change, with the versions of `learned` and `tools` then.
     settled: Lru<u64, (u64, u64)>,
 }
 
 impl Heads {
-    /// Decides the changes to the head of a request, and learns from it. O(bytes not seen before) for tools, lines and
-    /// templates.
+    /// Decides the changes to a request's head, and learns from it. O(new bytes) for tools, lines and templates.
     pub(crate) fn decide<'a>(&mut self, config: &Head, parsed: &Parsed<'a>) -> Decision<'a> {
         let mut decision = Decision::default();
         if config.raw.mode == HeadMode::Off {
@@ -373,8 +371,7 @@ fn has_billing_line(content: &str) -> bool {
     })
 }
 
-/// Returns the index of the message for moved spans: the last user message that is not a tool's result. `None` without
-/// one.
+/// Returns the index of the message for moved spans: the last user message that is no tool's result.
 fn target(parsed: &Parsed<'_>) -> Option<u32> {
     let target = parsed.messages.iter().rposition(|message| {
         message.entry.is_some() && !message.content.contains("\"tool_result\"")

@@ -49,8 +49,7 @@ pub(super) struct SystemTexts<'a> {
 }
 
 impl<'a> SystemTexts<'a> {
-    /// Reads the system messages before all other messages, up to [`MAX_TEXTS`] texts and [`MAX_UNITS`] units.
-    /// O(bytes).
+    /// Reads the system messages before all others, up to [`MAX_TEXTS`] texts and [`MAX_UNITS`] units. O(bytes).
     pub(super) fn of(parsed: &Parsed<'a>) -> Self {
         let opening = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
         let mut read = Self {

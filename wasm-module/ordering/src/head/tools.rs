@@ -14,10 +14,9 @@
 //! collision can put another tool's text into a request.
 //!
 //! Reordered are the keys of objects, the array `required`, and the members of `dependentRequired`. Not reordered is
-//! any other array (`enum`, `oneOf`, `anyOf`, `allOf`, `prefixItems`), nor anything in `enum`, `const`, `default` and
-//! examples, which are values that the model may copy. A tool with a duplicate key, or an escape in a key, is not
-//! changed. If a tool has `cache_control`, or a `cachePoint` is among them, no tool is changed: the client defined
-//! where its prefix ends.
+//! any other array (`enum`, `oneOf`, `anyOf`, `allOf`, `prefixItems`), nor `const`, `default` and examples, which are
+//! values that the model may copy. A tool with a duplicate key, or an escape in a key, is not changed. If a tool has
+//! `cache_control`, or a `cachePoint` is among them, no tool is changed: the client defined where its prefix ends.
 
 use super::config::RawHeadTools;
 use super::decision::Form;
@@ -307,8 +306,7 @@ impl Layout {
         })
     }
 
-    /// Returns a tool's JSON with the members of its lists in the order of `form`; `None` if the form does not fit the
-    /// tool.
+    /// Returns a tool's JSON with the members of its lists in the order of `form`; `None` if the form does not fit.
     fn reformed(&self, tool: &str, form: &[u8]) -> Option<String> {
         let mut orders: Vec<&[u8]> = vec![&[]; self.count];
         let mut rest = form;
@@ -327,8 +325,7 @@ impl Layout {
         (out.len() == tool.len()).then_some(out)
     }
 
-    /// Returns the form of this JSON: for each list, the rank by key of each member. `None` if a rank does not fit into
-    /// a byte.
+    /// Returns the form of this JSON: for each list, the rank by key of each member. `None` if a rank exceeds a byte.
     fn order(&self) -> Option<Vec<u8>> {
         let mut order = Vec::new();
         visit(&self.lists, &mut |list| {
@@ -343,8 +340,7 @@ impl Layout {
     }
 }
 
-/// Visits lists of two or more members in canonical order: each list before those in its members, members sorted by
-/// key.
+/// Visits lists of two or more members in canonical order: each list before those in its members, these by key.
 fn visit<'l>(lists: &'l [List], each: &mut dyn FnMut(&'l List) -> Option<()>) -> Option<()> {
     for list in lists {
         if list.sorted.len() > 1 {
@@ -539,8 +535,7 @@ impl Reading<'_> {
         self.close(4, members, &keys)
     }
 
-    /// Adds a list with these members, given the key and the value's hash of each, and returns the list's canonical
-    /// hash.
+    /// Adds a list, given its members and the key and value's hash of each, and returns its canonical hash.
     fn close(&mut self, kind: u64, members: Vec<Member>, keys: &[(&str, u64)]) -> Option<u64> {
         // A rank must fit into a byte.
         let count = u8::try_from(keys.len()).ok()?;

@@ -10,8 +10,7 @@ use crate::tenant::Tenant;
 use crate::tree::ResidencyEvent;
 
 impl Orderer {
-    /// Applies an update from another orderer or a feed, as if this orderer had forwarded the request or read the feed
-    /// itself.
+    /// Applies an update from another orderer or a feed, as if this one had forwarded the request or read the feed.
     ///
     /// Recorded messages of a chat are not changed. A continuation of an unknown message is ignored. A [`RemoteRecord`]
     /// only adds paths to trees.

@@ -247,8 +247,7 @@ impl Orderer {
         Ok(rewrite)
     }
 
-    /// Returns the plan for restoring earlier contexts; `None` in a dry run, or if the configuration enables none of
-    /// it.
+    /// Returns the plan for restoring earlier contexts; `None` in a dry run, or if none of it is enabled.
     fn plan<'a>(
         &self,
         options: &RewriteOptions<'_>,

@@ -60,8 +60,7 @@ pub struct Rewrite {
 /// The size of the memory of chats, over all tenants and models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remembered {
-    /// Number of recorded messages. Without pinning, only those whose content was changed or arranged, and the last of
-    /// each request.
+    /// Number of recorded messages. Without pinning, only those with documents or changes, and each request's last.
     pub messages: u64,
     /// Estimated bytes of the messages in `messages`.
     pub bytes: u64,

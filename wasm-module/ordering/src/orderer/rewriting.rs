@@ -61,8 +61,7 @@ impl<'r> Rewriting<'r> {
     /// Arranges the request for the best engine, writes the body and records both in `state`.
     ///
     /// # Errors
-    /// Returns [`Skip::NoDocuments`] if the body has no documents and nothing else changes; the chat is recorded all
-    /// the same.
+    /// Returns [`Skip::NoDocuments`] without documents and other changes; the chat is recorded anyway.
     pub(super) fn run(&self, state: &mut TenantState) -> Result<Rewrite, Skip> {
         let path = self.recall(&state.memory);
         let choices = self.choices(&state.memory, &path);
@@ -198,8 +197,7 @@ impl<'r> Rewriting<'r> {
         request::arrange(config, parsed, head, tree, policy, memory, path, mode)
     }
 
-    /// Returns the engine with the lowest cost (the first one on a tie) and the request as arranged for it; `None`
-    /// without engines.
+    /// Returns the engine with the lowest cost (on a tie the first) and the request arranged for it.
     fn choose<'a>(
         &self,
         choices: &[EngineCandidate],
@@ -234,8 +232,7 @@ impl<'r> Rewriting<'r> {
         (!edits.is_empty()).then(|| edit::apply(text, edits))
     }
 
-    /// Records the chat's new messages in the memory. Returns them as an update for other orderers, `None` if there are
-    /// none.
+    /// Records the chat's new messages in the memory. Returns them for other orderers, `None` if there are none.
     fn remember(
         &self,
         memory: &mut Memory,

@@ -156,8 +156,7 @@ impl<'a, 'p> Search<'a, 'p> {
         Some((index, *place, *found))
     }
 
-    /// Returns the range of `block` in the prompt at or after `at`; `None` if it is not found, or if the search would
-    /// take too long.
+    /// Returns the range of `block` in the prompt at or after `at`; `None` if it is absent or the search too long.
     fn find(&mut self, block: &str, at: usize) -> Option<Range<usize>> {
         let rest = self.prompt.get(at..)?;
         if rest.len() > self.left {

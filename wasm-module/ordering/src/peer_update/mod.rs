@@ -74,8 +74,7 @@ impl PeerUpdate {
         self
     }
 
-    /// Encodes the update for gateways of other proxies, which read it with [`PeerUpdate::decode_remote`]. It has no
-    /// text of a request.
+    /// Encodes the update, without texts, for gateways of other proxies; see [`PeerUpdate::decode_remote`].
     #[must_use]
     pub fn encode_remote(&self) -> Vec<u8> {
         match self {

@@ -510,8 +510,7 @@ impl Reader<'_> {
 }
 
 impl OrderingRecord {
-    /// Adds the messages with contexts by which the chat's next request is recognised, unless their text exceeds the
-    /// limit.
+    /// Adds the messages with contexts that identify the chat's next request, unless their text exceeds the limit.
     pub(crate) fn tell_contexts(&mut self, claims: Vec<Claim>, context: Option<&ContextMessage>) {
         let added = self.chat.iter().flat_map(|chat| &chat.added);
         let pinned = added.filter(|added| holds_texts(added));

@@ -196,15 +196,13 @@ fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
 /// Within one half, bursts alone make counts differ, but they do not make the halves agree. The measure is taken where
 /// requests are recorded rather than ordered, so that other workers' requests count equally.
 struct Skew {
-    /// Sum of the products of counts' deviations from their mean, in the newer and in the older half; below, the sums
-    /// of squares.
+    /// Sum of the products of counts' deviations from their mean in both halves; below, the sums of squares.
     newer_older: f64,
     newer_newer: f64,
     older_older: f64,
 }
 
-/// For each document of a request, the number of requests that contain it in the newer and in the older half of the
-/// window.
+/// For each document of a request, the number of requests with it in the newer and in the older half of the window.
 type Counts = SmallVec<[[u32; 2]; 16]>;
 
 /// The factor by which older requests lose weight with each new one; half is left after 1,000.

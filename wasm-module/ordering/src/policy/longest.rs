@@ -14,8 +14,7 @@ use smallvec::SmallVec;
 /// the first on. The other documents follow in rank order.
 pub(super) struct Longest;
 
-/// Most nodes walked, in 50 to 80 µs natively. On the traces of the bench `policies`, four times as many change no
-/// result.
+/// Most nodes walked, in 50 to 80 µs natively. In the bench `policies`, four times as many change no result.
 pub(super) const MAX_VISITS: u32 = 2048;
 
 /// A node to walk. Its path is the walk's current path, truncated to `depth` documents, followed by `rank`.
@@ -34,8 +33,7 @@ impl Policy for Longest {
     }
 }
 
-/// Returns the ranks along the heaviest resident path that moves no document farther than `allowed`; empty if there is
-/// none.
+/// Returns the ranks along the heaviest resident path that moves no document farther than `allowed`; empty for none.
 pub(super) fn heaviest_path(
     candidates: &[Candidate<'_>],
     start: Start<'_>,

@@ -28,12 +28,10 @@ pub type Order = SmallVec<[u16; 16]>;
 /// The order is a permutation of `0..candidates.len()`. A policy is deterministic: the same calls and the same tree give
 /// the same orders, on every platform.
 pub trait Policy: Send {
-    /// Returns an order of `candidates`, which are distinct and in rank order (at most [`MAX_CANDIDATES`]), for the
-    /// place `start`.
+    /// Returns an order of `candidates`, which are distinct and in rank order (at most [`MAX_CANDIDATES`]).
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order;
 
-    /// Learns that the documents `ranked`, in rank order, were sent in `order`. Policies that use only the tree ignore
-    /// it.
+    /// Learns that documents, `ranked` in rank order, were sent in `order`. Policies that use only the tree do nothing.
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         let _ = (ranked, order);
     }
@@ -49,8 +47,7 @@ pub trait Policy: Send {
         let _ = runs;
     }
 
-    /// Returns the placement now in use. [`Place::Auto`] is returned as `Last`, or as `First` with all documents in
-    /// rank order.
+    /// Returns the placement now in use. [`Place::Auto`] is returned as `Last`, or as `First` for all documents.
     fn placement(&self) -> Placement {
         Placement::FREE
     }
@@ -210,8 +207,7 @@ impl Displacement {
     const ANY: Self = Self(None);
 
     /// Returns whether `rank` may follow `path`, which was built by this rule. At least one rank always may: each
-    /// position is the last allowed one for at most one document, and otherwise the best-ranked open document may be
-    /// next.
+    /// position is the last allowed one for at most one document, or else the best-ranked open document may be next.
     fn next(self, path: &[u16], rank: u16) -> bool {
         let Self(Some(most)) = self else { return true };
         let (rank, place, most) = (usize::from(rank), path.len(), usize::from(most));

@@ -96,8 +96,7 @@ impl Window {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
     }
 
-    /// Returns the number of requests that contain a document: among the `newer` latest ones, and among all earlier
-    /// ones.
+    /// Returns the number of requests that contain a document: among the `newer` latest, and among all earlier ones.
     pub(super) fn counts(&self, document: Fingerprint, newer: u16) -> [u32; 2] {
         let Some(slots) = self.postings.get(&document) else {
             return [0; 2];

@@ -53,8 +53,7 @@ pub(crate) struct ArrangedRequest<'a> {
     pub(crate) runs: Vec<SentRun>,
     /// The same runs in their client's order.
     pub(crate) clients: ClientRuns,
-    /// The messages after the known ones; without pinning, only those with documents or words of the head, and the last
-    /// one.
+    /// The messages after the known ones; without pinning, only those with documents or head text, and the last one.
     pub(crate) added: Vec<AddedMessage>,
 }
 
@@ -67,8 +66,7 @@ pub(crate) struct HeadWords<'a> {
     pub(crate) moved: Option<&'a Moved>,
 }
 
-/// Arranges a parsed request; `path` holds its known messages. Interns the documents in `tree` and changes nothing else
-/// there.
+/// Arranges a parsed request, with its known messages in `path`. Only interns the documents in `tree`.
 #[allow(
     clippy::too_many_arguments,
     reason = "one call, from the one place that has all of them"
@@ -127,8 +125,7 @@ pub(crate) fn arrange<'a>(
         let moved = head.moved.filter(|moved| is_new && moved.message == at);
         request.is_new = is_new;
         let made = request.message(message, written, turn, moved);
-        // With pinning, every message is recorded; otherwise a later request could not tell that it has no pinned
-        // documents.
+        // With pinning, every message is recorded; later requests must know that it has no pinned documents.
         if is_new && (at as usize == last || config.pins() || made != SentMessage::default()) {
             added.push(AddedMessage {
                 message: at,
@@ -176,8 +173,7 @@ struct Request<'r, 'a> {
 }
 
 impl<'a> Request<'_, 'a> {
-    /// Arranges a message, and the documents of an array that are to be `written` into it. If the message is `known`,
-    /// replays it. Returns its record.
+    /// Arranges or (if `known`) replays a message, with the array's documents `written` into it; returns its record.
     fn message(
         &mut self,
         message: &Message<'a>,
@@ -203,8 +199,7 @@ impl<'a> Request<'_, 'a> {
             })),
             _ => None,
         };
-        // Moved words are written once: behind the array's documents, behind the message's own documents, or before its
-        // text.
+        // Moved words are written once: behind the array's documents, the message's own documents, or before its text.
         let mut unsaid = moved;
         if let Some(group) = written {
             let known = known.and_then(|turn| turn.written.as_ref());
@@ -320,8 +315,7 @@ impl<'a> Request<'_, 'a> {
         self.then(pin.digest);
     }
 
-    /// Arranges a group's documents, followed by the moved `words`; replays the arrangement `known` if it is valid. The
-    /// rendering is `None` unless the gateway wrote the documents itself.
+    /// Arranges a group's documents, followed by the moved `words`; replays the arrangement `known` if it is valid.
     fn group(
         &mut self,
         group: &Group<'a>,
@@ -565,16 +559,14 @@ impl<'a> Request<'_, 'a> {
 const MOVED_OPEN: &str = r"<context>\n";
 const MOVED_CLOSE: &str = r"\n</context>";
 
-/// Returns moved `words` for insertion before a message's text: in an element of their own, or followed by a blank
-/// line.
+/// Returns moved `words` to insert before a message's text: in an element of their own, or followed by a blank line.
 fn before_text(wrap: Wrap, words: &str) -> String {
     let [open, close] = render::wrapping(wrap);
     let end = if wrap == Wrap::None { r"\n\n" } else { close };
     [open, words, end].concat()
 }
 
-/// Returns the record of the text that the gateway rendered for a `documents` array, for later requests; `None` if the
-/// group is not such an array, or an offset exceeds 32 bits.
+/// Returns the record of a `documents` array that was rendered; `None` if an offset exceeds 32 bits.
 fn pin_of(
     group: &Group<'_>,
     listed: &DistinctDocuments,

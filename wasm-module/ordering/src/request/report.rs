@@ -7,15 +7,13 @@ pub struct Report {
     pub policy: &'static str,
     /// Documents found in the body.
     pub documents: u32,
-    /// Documents from the beginning of each run whose KV state the engine is believed to hold, together with all before
-    /// them.
+    /// Documents at the beginning of each run whose KV state the engine is believed to hold.
     pub matched: u32,
     /// Documents that are sent at another position than in the client's list.
     pub moved: u32,
     /// Repeats that were dropped because an earlier document of their group is the same byte for byte.
     pub dropped: u32,
-    /// Documents and tools' results that location hints replace, at least in part, because an earlier turn holds that
-    /// text.
+    /// Documents and tools' results that location hints replace, in part or whole, as an earlier turn has the text.
     pub deduplicated: u32,
     /// Documents of earlier requests that were pinned and written into their message again.
     pub pinned: u32,

@@ -5,8 +5,7 @@ use crate::document::DocumentId;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// The children of a node: a list, or a map if they are many. Most nodes have one or two, a scope's first node
-/// thousands.
+/// A node's children: a list, or a map if they are many. Most nodes have one or two, a scope's root thousands.
 #[derive(Debug)]
 pub(super) enum Children {
     Few(SmallVec<[(DocumentId, NodeId); 2]>),

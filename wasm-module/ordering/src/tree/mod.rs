@@ -92,8 +92,7 @@ impl KnowledgeTree {
         }
     }
 
-    /// Returns the document's id in this tree, a new one if necessary. It stays valid until the next
-    /// [`KnowledgeTree::insert`].
+    /// Returns the document's id in this tree, if necessary a new one; valid until the next [`KnowledgeTree::insert`].
     pub fn intern(&mut self, fingerprint: Fingerprint) -> DocumentId {
         self.catalog.intern(fingerprint)
     }

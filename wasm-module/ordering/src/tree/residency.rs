@@ -9,8 +9,7 @@ use super::{KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 
-/// An event in an engine's cache. It may name documents that are not in the tree: these are ignored or, if stored,
-/// added.
+/// An event in an engine's cache. It may name documents that are not in the tree: they are ignored or, if stored, added
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidencyEvent<'a> {
     /// The engine holds the KV state of this path: documents with their tokens.

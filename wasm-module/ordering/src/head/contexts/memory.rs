@@ -1,8 +1,7 @@
 //! The memory of user messages with contexts, as they were forwarded, for one tenant and model.
 //!
 //! Requests have no chat id; only a chat's own text identifies it. That is not enough to give out a text: chats with
-//! the same beginning may have received other documents. So contexts are restored only where they cannot be another
-//! chat's:
+//! the same beginning may have received other documents. So contexts are restored only if they cannot be another's:
 //!
 //! - Each time a message is forwarded, one continuation may claim its contexts. The first one to arrive is recorded and
 //!   keeps them; another continuation with the same text needs the message to have been forwarded once more.
@@ -12,8 +11,7 @@
 //! - Questions without contexts are recorded even for tenants without a state ([`BareQuestions`]).
 //!
 //! Other workers receive contexts, but not questions without contexts. So a worker that knows only the contexts may
-//! give them to a chat whose question without contexts went to another worker, if both chats have the same text up to
-//! there.
+//! give them to a chat whose bare question went to another worker, if both chats have the same text up to there.
 //!
 //! A client of the tenant that uses the same user id and knows a chat's beginning can be the first to continue it. The
 //! tenant is the boundary, as for pinned documents.
@@ -56,8 +54,7 @@ impl SentContexts {
         self.message.content.len() as u64 + ENTRY_BYTES
     }
 
-    /// Marks the message as contested. Its text is dropped if no continuation has claimed it; `bytes` is the memory's
-    /// total.
+    /// Marks the message as contested. Without a continuation, its text is dropped; `bytes`: the memory's total.
     fn contest(&mut self, bytes: &mut u64) {
         self.is_contested = true;
         if self.next.is_empty() {
@@ -115,8 +112,7 @@ impl BareQuestions {
         self.0.add(owner ^ key);
     }
 
-    /// Returns whether a question may have been sent without contexts; always true for the last thousands of those
-    /// added.
+    /// Returns whether a question may have been sent without contexts; true for the last thousands that were.
     pub(crate) fn may_hold(&self, owner: u128, key: u128) -> bool {
         self.0.may_hold(owner ^ key)
     }
@@ -162,8 +158,7 @@ impl ContextMemory {
         (!known.message.content.is_empty()).then_some(known)
     }
 
-    /// Records a forwarded message, then evicts down to the bounds. If the key is known with other contexts, it becomes
-    /// contested. O(1 + evicted).
+    /// Records a forwarded message (contested if known with other contexts), then evicts to the bounds. O(1 + evicted).
     pub(crate) fn record(&mut self, message: ContextMessage) {
         if let Some(known) = self.messages.get(&message.key) {
             if known.message.content == message.content && known.message.text == message.text {
@@ -213,8 +208,7 @@ impl ContextMemory {
         }
     }
 
-    /// Records that a chat continued with `next` after a message and received its contexts. No effect if the message is
-    /// unknown.
+    /// Records that a chat continued with `next` after a message and received its contexts. No effect if it is unknown.
     pub(crate) fn claim(&mut self, key: u128, next: Chain) {
         let Some(known) = self.messages.get(&key) else {
             return;

@@ -327,8 +327,7 @@ impl<'a> Plan<'a> {
         Newest::Bare([end, start])
     }
 
-    /// Returns the record of a message with contexts; `None` if it has none, or the chat would exceed the tokens it may
-    /// keep.
+    /// Returns the record of a message with contexts; `None` if it has none, or the chat would keep too many tokens.
     fn with_contexts(
         &self,
         config: &Config,

@@ -1,5 +1,4 @@
-//! Removes contexts from a context index as the engine evicts them (RAGBoost section 4.1, *Index update*, and section
-//! 6).
+//! Records contexts in a context index and removes evicted ones (RAGBoost section 4.1, *Index update*, and section 6).
 //!
 //! ```text
 //!   sent     a new context ──▶ a leaf, with the tokens that it adds      known context ──▶ the most recently used leaf

@@ -170,8 +170,7 @@ impl Clusters {
         self.pair(cluster);
     }
 
-    /// Attaches the remaining clusters to the root of `index` and their parts below them; returns the leaf of each
-    /// context.
+    /// Attaches the remaining clusters to the root of `index`, their parts below them; returns each context's leaf.
     fn hang(self, index: &mut ContextIndex, contexts: usize) -> Vec<NodeId> {
         let mut leaves = vec![ROOT; contexts];
         let mut stack: Vec<(u32, NodeId)> = (0..count(self.all.len()))

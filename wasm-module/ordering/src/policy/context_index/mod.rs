@@ -58,8 +58,7 @@ pub struct ContextIndex {
     max_contexts: u32,
     /// Whether contexts are removed as the engine evicts them.
     forgets: bool,
-    /// The key of the next context if contexts are numbered; `None` if their keys are hashes of scope and documents as
-    /// sent.
+    /// The key of the next context if contexts are numbered; `None` if keys are hashes of scope and documents as sent.
     next_key: Option<u64>,
 }
 

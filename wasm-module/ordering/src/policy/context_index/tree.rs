@@ -57,8 +57,7 @@ impl Node {
 }
 
 /// Returns the distance of equation 1: the part of the larger context that is not shared, plus a small term for
-/// documents at different positions. `shared` is the number of common documents, `gaps` the sum of their differences in
-/// position.
+/// documents at different positions. `gaps` is the sum of these differences in position.
 pub(super) fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
     if shared == 0 {
         return 1.0;
