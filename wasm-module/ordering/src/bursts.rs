@@ -19,7 +19,7 @@ use crate::engines::EngineId;
 use crate::peer_update::OrderingRecord;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The limits of [`Bursts`].
+/// The limits of [`Bursts`], in time, in number and in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BurstLimits {
     /// Longest wait of a request, and longest time for which a leader has followers, in milliseconds.
@@ -163,7 +163,7 @@ struct Held<W> {
 }
 
 impl<W> Bursts<W> {
-    /// Returns the state without requests.
+    /// Returns an empty state: no request leads or is held.
     #[must_use]
     pub fn new(limits: BurstLimits) -> Self {
         Self {

@@ -18,17 +18,17 @@ object! {
         pub policy: String = "foresight".into(),
         /// The policy's options.
         pub policy_options: RawPolicyOptions = RawPolicyOptions::default(),
-        /// Which of the retriever's best documents keep a fixed place, and where.
+        /// The place of the retriever's best documents, which the policy does not order.
         pub rank: RawRank = RawRank::default(),
         /// Whether and in which words hints are written.
         pub hint: RawHint = RawHint::default(),
-        /// Where documents are looked for in a body.
+        /// The options for finding documents in a body.
         pub documents: RawDocuments = RawDocuments::default(),
         /// The knowledge trees' bounds.
         pub tree: RawTree = RawTree::default(),
-        /// How a chat's earlier turns are recorded and forwarded again.
+        /// The options for recording and forwarding a chat's earlier turns.
         pub conversation: RawConversation = RawConversation::default(),
-        /// How the part of the prompt before the documents (tools, system text) is stabilised.
+        /// The options for stabilising the part of the prompt before the documents (tools, system text).
         pub head: RawHead = RawHead::default(),
     }
 }
@@ -64,7 +64,7 @@ object! {
         /// no fewer, or if recent requests share more in rank order), `last` (next to a question that follows the
         /// documents), `first`, `ends` (the best last, the second best first), or `free` (no document is favoured).
         pub place: String = Place::Auto.name().into(),
-        /// Number of the retriever's best documents that get the place.
+        /// Number of the retriever's best documents that are favoured, that is, keep this place.
         pub documents: u32 = 1; 1..=MAX_CANDIDATES.into(),
         /// Formats in which the client's order does not express ranks, such as a tool's results by date. Documents in
         /// these formats are never favoured.
@@ -102,7 +102,7 @@ object! {
     /// short hint takes 15 tokens for five documents instead of 30 to 50.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawHint in "hint." {
-        /// Whether an order hint gives the retriever's order when documents moved.
+        /// Whether an order hint after the documents gives the retriever's ranking if documents were moved.
         pub enabled: bool = true,
         /// The order hint where `short` does not apply; `{order}` stands for the documents' labels, best first.
         pub template: String = "Please read the context in the following priority order: {order} and answer the question."
@@ -127,11 +127,11 @@ object! {
     pub struct RawDocuments in "documents." {
         /// The treatment of a `documents` array in the body.
         pub field: DocumentsField = DocumentsField::Render,
-        /// Names of the tags that hold a document in a message.
+        /// Names of the tags that enclose a document in a message.
         pub tags: Vec<String> = ["document", "doc", "passage", "source", "contextItem"]
             .map(String::from)
             .to_vec(),
-        /// Names of tags that hold documents only if two or more of them are in a text and none of `tags` is, since they
+        /// Names of tags that enclose documents only if a text has two or more of them and none of `tags`, since they
         /// have other uses too.
         pub loose_tags: Vec<String> = ["context", "reference", "file"].map(String::from).to_vec(),
         /// Whether `document` and `search_result` blocks of a message's content are ordered (Anthropic). On by default,
@@ -190,7 +190,7 @@ object! {
 }
 
 object! {
-    /// How the earlier turns of a chat are recorded and forwarded again, as written.
+    /// The options for recording and forwarding a chat's earlier turns, as written.
     ///
     /// A chat is identified by the roles and contents of its messages, byte for byte, and by the request's `user`,
     /// `safety_identifier`, `prompt_cache_key` and `metadata.user_id`. A client that cuts off or edits a chat's
@@ -264,10 +264,10 @@ pub struct Config {
     pub(crate) head: Head,
 }
 
-/// The error that a configuration is invalid.
+/// The reason why a configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The text is not JSON of the right shape; serde's message with line and column.
+    /// The text is not JSON of the right shape: serde's message, with line and column.
     #[error(transparent)]
     Shape(#[from] serde_json::Error),
     /// A field has a value that is not allowed.

@@ -127,8 +127,7 @@ fn in_the_callers_list(order: &Order, ranks: &[u16]) -> Vec<u16> {
     ranks.copied().collect()
 }
 
-/// Returns the order hint as plain text. Templates are escaped for JSON, so labels are escaped and the result is
-/// unescaped.
+/// Returns the order hint as plain text. Templates are escaped for JSON, so the result is unescaped.
 fn hint(config: &Config, candidates: &[Candidate<'_>], order: &Order) -> Option<OrderHint> {
     let quoted = |label: &str| serde_json::to_string(label).unwrap_or_default();
     let labels: Vec<String> = candidates.iter().map(|found| quoted(found.label)).collect();

@@ -9,8 +9,7 @@ pub struct Tenant<'a> {
     pub name: &'a str,
     /// [`TenantKey::of`] the salt that is sent to the engine with the request; the default stands for no salt.
     ///
-    /// An engine shares no KV state between salts, so trees are not shared either. Its feed identifies tenants only by
-    /// this key.
+    /// An engine shares no KV state between salts, so trees do not either. Its feed identifies tenants by this key.
     pub key: TenantKey,
 }
 

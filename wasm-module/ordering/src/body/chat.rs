@@ -1,6 +1,6 @@
-//! A chat's messages: what may hold documents in each, the hash of the prompt before each, and the hash chain that
-//! identifies the chat. Bodies of every [format](super::formats) are read alike: the system text is a message before
-//! the others, and Cohere's `message`, or an `input` that is a string, is the last user message.
+//! Reads a chat's messages: the parts that may contain documents, the hash of the prompt before each message, and the
+//! hash chain that identifies the chat. All [formats](super::formats) are read alike: the system text is a message
+//! before the others, and Cohere's `message`, or an `input` that is a string, is the last user message.
 //!
 //! ```text
 //!   messages   m0 ───────── m1 ───────── m2        as the client sends them
@@ -429,7 +429,7 @@ impl MessageReader {
             }),
             _ => None,
         };
-        // The content, most of the bytes, is hashed once for both hashes.
+        // The content has most of the bytes: it is hashed once, and both hashes use the result.
         let hash = xxh3_128(content.as_bytes());
         hashed(raw.len() + role_name.len());
         let (head, tail) = around(raw, content);

@@ -1,4 +1,4 @@
-//! Splits a message's content: a string, or a list of parts (OpenAI, Gemini) or blocks (Anthropic, Bedrock).
+//! Divides a message's content: a string, or a list of parts (OpenAI, Gemini) or blocks (Anthropic, Bedrock).
 //!
 //! ```text
 //!   "content": [ {"type":"document",…}, {"type":"document",…}, {"type":"text","text":"…"}, {"type":"tool_result",…} ]
@@ -43,13 +43,13 @@ pub(super) struct Pieces<'a> {
 
 /// The inner content of a block that is a tool's result.
 enum Nested<'a> {
-    /// A content: a string or a list.
+    /// The result's own content: a string or a list.
     Content(&'a str),
     /// An object, with the result in its fields.
     Object(&'a str),
 }
 
-/// A document block.
+/// A document block of a content, or a document in a list of results.
 #[derive(Debug)]
 pub(super) struct Block<'a> {
     /// The whole block, as JSON.

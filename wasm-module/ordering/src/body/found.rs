@@ -30,10 +30,10 @@ pub(crate) struct Entry {
     pub(crate) wrap: Wrap,
 }
 
-/// The JSON that an inserted block needs around it.
+/// The JSON that encloses an inserted block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrap {
-    /// Nothing: the block is inserted inside a string.
+    /// None: the block is inserted inside a string.
     None,
     /// A text part, inserted after the `[` of a content array; `others`: other parts follow.
     Part { others: bool, style: PartStyle },
@@ -110,7 +110,7 @@ impl GroupLayout<'_> {
 #[derive(Debug)]
 pub(crate) struct FoundDocument<'a> {
     pub(crate) fingerprint: Fingerprint,
-    /// The document's name in hints; empty if it has no id.
+    /// The document's name in hints, escaped as in the body; empty if it has none.
     pub(crate) label: &'a str,
     pub(crate) tokens: u32,
     pub(crate) source: Source<'a>,
@@ -118,7 +118,7 @@ pub(crate) struct FoundDocument<'a> {
     pub(super) numbered: Option<Numbered>,
 }
 
-/// Where a document's block comes from.
+/// The source of a document's block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source<'a> {
     /// A block of the body, moved unchanged.
@@ -132,7 +132,7 @@ pub(crate) enum Source<'a> {
     },
 }
 
-/// How a group's documents are written into the body.
+/// The places in the body where a group's documents are written.
 #[derive(Debug)]
 pub(crate) enum GroupLayout<'a> {
     /// Into these ranges of the body, one each; the text between them stays. If documents are dropped, the last ranges
@@ -221,7 +221,7 @@ impl Group<'_> {
 pub(super) struct Finder<'a, 'c> {
     pub(super) body: &'a str,
     pub(super) config: &'c Config,
-    /// Documents found so far.
+    /// Number of documents found so far.
     count: usize,
 }
 

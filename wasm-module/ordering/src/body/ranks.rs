@@ -38,7 +38,7 @@ impl<'a> Ranks<'a> {
         let words = if block.starts_with('<') {
             let (attributes, end) = attributes(block)?;
             ranks.take_attributes(block, &attributes);
-            // The closing tag is excluded.
+            // The document's text ends before the closing tag.
             end..find_last(block, b'<').filter(|last| *last >= end)?
         } else {
             let numbers = found.numbered.as_ref()?.numbers();

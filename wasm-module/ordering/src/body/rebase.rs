@@ -37,7 +37,7 @@ impl Parsed<'_> {
                 let content = range_in(self.text, message.content);
                 xxh3_128(left(self.text, content, own).as_bytes())
             };
-            // As in the parser, a group's scope hashes the bytes after the previous group.
+            // As in the parser, each group's scope covers the bytes since the previous group began.
             let (mut done, mut hash) = (whole.start, before);
             for group in &mut message.groups {
                 if let GroupLayout::Slots { slots, .. } = &group.place {

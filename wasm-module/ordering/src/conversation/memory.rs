@@ -60,7 +60,7 @@ pub(crate) struct MessageKey {
 pub(crate) struct Moving<'s> {
     /// Hash of the spans' text, as [`SentMessage::kept_hash`] computes it; 0 if there are no spans.
     pub(crate) hash: u64,
-    /// A hash of each span.
+    /// A hash of each span, to compare chats by.
     pub(crate) spans: &'s [u64],
 }
 
@@ -81,12 +81,11 @@ struct Node {
     chain: Chain,
     /// The last known message before this one in the chat; `None` if there is none.
     parent: Option<MessageId>,
-    /// The message's index in its chat.
+    /// The message's index among the messages of its chat.
     message: u32,
     /// Estimated tokens pinned in this message and its ancestors.
     pinned_tokens: u64,
-    /// Hash of the chain, the written list, the kept spans and the parent's lineage. It distinguishes messages with one
-    /// chain.
+    /// Hash of the chain, the written list, the kept spans and the parent's lineage. Tells messages of one chain apart.
     lineage: u64,
     /// The engine of the request that added the message, or of a later one that ended with it.
     engine: EngineId,
@@ -204,8 +203,7 @@ impl Memory {
         })
     }
 
-    /// Returns the path of a message in this memory, given its key; `None` if it is unknown. It has only that last
-    /// message.
+    /// Returns the path to a message, given its key; `None` if it is unknown here. It has only that last message.
     pub(crate) fn path_to(&self, place: MessageKey) -> Option<Path> {
         let turns = self.by_chain.get(&place.chain)?;
         turns.iter().find_map(|&id| {

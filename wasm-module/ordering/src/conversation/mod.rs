@@ -1,4 +1,4 @@
-//! How the messages of chats were forwarded, so that they can be forwarded in the same way again.
+//! Records how the messages of chats were forwarded, so that they can be forwarded in the same way again.
 //!
 //! A client sends the whole chat with every request, one turn longer each time. The earlier messages must be forwarded
 //! byte for byte as before, or the engine's KV state of the whole chat is lost. The protocols have no chat id, but the

@@ -228,8 +228,7 @@ fn replaced(all: &[&str], runs: &[Run]) -> String {
 const WORDS: std::ops::RangeInclusive<usize> = 10..=56;
 
 /// Returns the words of a line to quote: its longest run of letters, digits, spaces and harmless punctuation, shortened
-/// to the first words; `None` if that is too short. The line is escaped as in a JSON string; the words contain no
-/// escape.
+/// to the first words; `None` if that is too short. The line is escaped as in JSON; the words have no escape.
 fn words(line: &str) -> Option<&str> {
     looked(line.len());
     let mut longest = "";

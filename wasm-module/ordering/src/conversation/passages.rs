@@ -1,5 +1,4 @@
-//! Replaces passages that an earlier question already has, in contexts that the client joins into one text, as Dify
-//! does.
+//! Replaces passages that an earlier question already has, where the client joins them into one text, as Dify does.
 //!
 //! ```text
 //!   question 1, in the prompt  A1 ⏎ A2 ⏎ B1 ⏎ C1 ⏎ C2
@@ -100,8 +99,7 @@ impl<'a> Passages<'a> {
         Some(out.join(BREAK))
     }
 
-    /// Returns the text of a turn before `turn` that has the first of `lines`, and how many of them follow one another
-    /// there.
+    /// Returns the text before `turn` that has the first of `lines`, and how many of them follow one another there.
     fn run(&self, turn: u32, lines: &[&str]) -> Option<(&PassageText<'a>, usize)> {
         let opening = lines.first().filter(|line| !is_blank(line))?;
         let &(at, nth) = self.first.get(&hash(opening))?;
@@ -119,8 +117,7 @@ impl<'a> Passages<'a> {
 }
 
 impl PassageText<'_> {
-    /// Returns a run's name: the opening words of the first line whose opening words occur exactly once in this text.
-    /// `None` if no line has such words.
+    /// Returns a run's name: the first opening words of a line that occur exactly once in this text; `None` if none do.
     fn name(&self, lines: &[&str]) -> Option<String> {
         lines.iter().take(MAX_OPENINGS).find_map(|line| {
             let line = unescaped(line);

@@ -34,8 +34,7 @@ pub(crate) struct Written {
     /// Fingerprint of the client's list of documents.
     pub(crate) list: Fingerprint,
     pub(crate) arrangement: Arrangement,
-    /// The inserted text, if later requests must contain it too; `None` if pinning is off or the chat's limit is
-    /// reached.
+    /// The inserted text, if later requests must contain it too; `None` without pinning or beyond its limit.
     pub(crate) pin: Option<Pin>,
 }
 

@@ -103,7 +103,7 @@ pub enum Part {
     Last,
 }
 
-/// How long a provider keeps a boundary that is not used again.
+/// The time for which a provider keeps a boundary that is not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkTtl {
     /// The default lifetime, without a `ttl` field: 5 minutes, or 30 minutes with OpenAI.
@@ -112,7 +112,7 @@ pub enum MarkTtl {
     Long,
 }
 
-/// How and where the body is edited to set a marker.
+/// The place and form of a marker in the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarkPlace {
     /// As the first field of a block, at this offset after its opening brace.

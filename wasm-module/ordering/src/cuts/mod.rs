@@ -1,4 +1,4 @@
-//! Cut points: sets markers in prompts for an upstream that caches only up to markers.
+//! Sets cache markers in prompts for an upstream that caches a prompt only up to markers.
 //!
 //! ```text
 //!   body as ordered ──▶ layout ──▶ ledger: seen before? live? ──▶ choice ──▶ edits: blocks and markers ──▶ body

@@ -17,7 +17,7 @@ crate::named! {
         ToolSchema = "tool-schema",
         /// An object's keys, or a set's elements, are in another order.
         KeyOrder = "key-order",
-        /// The system text has other words.
+        /// The system text differs, in more than a volatile value.
         SystemText = "system-text",
         /// A clock, an id, a number or a name differs between requests that are otherwise alike.
         VolatileValue = "volatile-value",
@@ -31,13 +31,13 @@ crate::named! {
         ContextMoved = "context-moved",
         /// A system message inside the history differs, and the chat template renders it before the history.
         HoistedSystem = "hoisted-system",
-        /// Other documents were retrieved.
+        /// Another set of documents was retrieved.
         DocumentSet = "document-set",
         /// The documents are the same, in another order.
         DocumentOrder = "document-order",
         /// A document has another score, rank, id or wording inside its block.
         DocumentText = "document-text",
-        /// The question precedes the documents.
+        /// The question differs and precedes the documents.
         QuestionFirst = "question-first",
         /// The prompt is the same, with another `cache_salt` or tenant.
         TenantSalt = "tenant-salt",

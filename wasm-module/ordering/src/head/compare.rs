@@ -105,7 +105,7 @@ pub(super) fn first_difference(sides: &Sides<'_>) -> Difference {
         .unwrap_or(Difference::NONE)
 }
 
-/// A request's pieces by region.
+/// A request's pieces, divided into the regions of its prompt.
 struct Regions<'f> {
     tools: &'f [Flat],
     /// Documents before all messages.
@@ -116,7 +116,7 @@ struct Regions<'f> {
     all: &'f [Flat],
 }
 
-/// The pieces of one message.
+/// The pieces of one message, in order.
 #[derive(Clone, Copy)]
 struct Message<'f> {
     role: Role,
@@ -451,7 +451,7 @@ fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option
     }
     let rest = |message: &Message<'_>| message.pieces.iter().skip(at).any(is_document);
     if !rest(new) || !rest(old) {
-        // Only the question differs, and it is new.
+        // Only the question differs, which is no miss.
         return None;
     }
     let (one, other) = (new.pieces.get(at)?, old.pieces.get(at)?);

@@ -12,13 +12,13 @@ object! {
     pub struct RawHead in "head." {
         /// Whether changes to the head are applied, only reported, or not computed.
         pub mode: HeadMode = HeadMode::Report,
-        /// Which changes to tools are made.
+        /// The options for changes to tools.
         pub tools: RawHeadTools = RawHeadTools::default(),
-        /// How volatile spans (clocks, ids, names) in system texts are found.
+        /// The options for finding volatile spans (clocks, ids, names) in system texts.
         pub volatile: RawVolatile = RawVolatile::default(),
         /// Most bytes moved in one request, as written in its body; further spans stay in place.
         pub max_moved_bytes: u32 = 2_048; 0..=65_536,
-        /// What happens to contexts that a client writes into the newest request only.
+        /// The options for contexts that a client writes into the newest request only.
         pub contexts: RawContexts = RawContexts::default(),
         /// Whether documents' numbers and scores are moved out of their blocks.
         pub documents: RawHeadDocuments = RawHeadDocuments::default(),
@@ -44,7 +44,7 @@ pub enum HeadMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Upstream {
-    /// An engine that matches tokens: vLLM, SGLang, llama.cpp, our own.
+    /// An engine that matches tokens: vLLM, SGLang, llama.cpp, this project's host.
     #[default]
     Tokens,
     /// Anthropic's own API. Tools and system text are not changed if the system text has a line

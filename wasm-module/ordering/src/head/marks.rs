@@ -402,7 +402,7 @@ fn is_id(word: &str, digits: usize, letters: usize) -> bool {
     {
         return true;
     }
-    // How often letters and digits alternate.
+    // Number of changes between letters and digits.
     let mut turns = 0;
     let kinds = bytes.iter().map(u8::is_ascii_digit);
     for (kind, next) in kinds.clone().zip(kinds.skip(1)) {

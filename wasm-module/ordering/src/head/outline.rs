@@ -38,7 +38,7 @@ pub(super) struct Piece {
     pub(super) marks: Marks,
 }
 
-/// How much of each text is read to classify differences, in addition to hashing all of it.
+/// The amount of each text that is read to classify differences, in addition to hashing all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
     /// All of it: for logs.
@@ -382,7 +382,7 @@ pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retri
     pieces
 }
 
-/// Where a text is split into units.
+/// The places at which a text is split into units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
     /// Not at all: the text is one unit.

@@ -70,7 +70,7 @@ impl Forms {
     }
 }
 
-/// A parsed tool.
+/// The properties of a tool that was parsed before.
 #[derive(Debug)]
 struct Known {
     /// Range of the tool's name, without quotes; empty if it has none.
@@ -379,7 +379,7 @@ fn write(
     Some(())
 }
 
-/// How the keys of an object are interpreted.
+/// The interpretation of an object's keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Context {
     /// As keywords of JSON schema or of a tool.
@@ -390,7 +390,7 @@ enum Context {
     Sets,
 }
 
-/// How the value of a key is parsed.
+/// The way in which the value of a key is parsed.
 enum Reads {
     As(Context),
     /// As a set-like array; any value other than an array as usual.

@@ -1,4 +1,4 @@
-//! Our own policy: after the heaviest resident path, the other documents are ordered so that later requests can match them.
+//! The default policy: after the heaviest resident path, the other documents are ordered for later requests to match.
 //!
 //! After the match, the path is new to the engine, so its order is free, and later requests can match its beginning.
 //! Recent requests serve as the sample of later ones.
@@ -110,7 +110,7 @@ impl Policy for Foresight {
     }
 }
 
-/// A candidate that is not placed yet.
+/// A candidate that is not in the path yet.
 struct Open {
     fingerprint: Fingerprint,
     tokens: u32,

@@ -171,7 +171,7 @@ impl<'a> Request<'_, 'a> {
         if turn == 0 || keeps_repeats(group) {
             return references;
         }
-        // How many of this group's documents have each label, counted only if an earlier turn holds one of them.
+        // Number of this group's documents with each label, counted only if an earlier turn has one of them.
         let mut names: Option<FxHashMap<&str, u32>> = None;
         for (is_reference, &(index, fingerprint)) in references.iter_mut().zip(&listed.distinct) {
             let Some(found) = group.found.get(usize::from(index)) else {

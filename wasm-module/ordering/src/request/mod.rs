@@ -29,7 +29,7 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
-/// Whose order the documents get, and for which use.
+/// The order that the documents get, and its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrderingMode {
     /// The policy's order.
@@ -44,7 +44,7 @@ pub(crate) enum OrderingMode {
 /// Runs of documents in their client's order, each with its scope and the documents' estimated tokens.
 pub(crate) type ClientRuns = Vec<(Scope, SmallVec<[(Fingerprint, u32); 16]>)>;
 
-/// The arranged request.
+/// A request as arranged for one engine, before its edits are applied and its records recorded.
 pub(crate) struct ArrangedRequest<'a> {
     /// The edits of the body; empty if it is forwarded unchanged.
     pub(crate) edits: Vec<Edit<'a>>,

@@ -359,14 +359,14 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// How a request's newest message is recorded.
+/// The record to make of a request's newest message.
 #[derive(Debug)]
 pub(crate) enum Newest {
-    /// Not at all: the message was forwarded before, or contexts are not restored.
+    /// None: the message was forwarded before, or contexts are not restored.
     Known,
-    /// As a message with contexts.
+    /// A message with contexts.
     Contexts(ContextMessage),
-    /// As a question without contexts, or with more than a chat may keep. The keys are those under which a message with
+    /// A question without contexts, or with more than a chat may keep. The keys are those under which a message with
     /// contexts and the same question would be found.
     Bare([Option<u128>; 2]),
 }
