@@ -286,7 +286,7 @@ impl<W> Bursts<W> {
     }
 
     /// Returns the leader that computes most of the tokens that an opening lacks; `None` if no leader computes
-    /// `min_tokens` of them, or only as a minor part of its own: the response of such a leader begins too late.
+    /// `min_tokens` of them, or only as a minor part of its own: in that case its response begins too late.
     fn leader_of(&self, opening: &Opening) -> Option<BurstTicket> {
         let saved = |leader: &Flight| {
             let shared = opening.shared(&leader.opening);

@@ -116,7 +116,7 @@ impl<'a> Ranks<'a> {
             .unwrap_or_default();
         let text = trimmed_breaks(block, words.end - tail.len()..words.end);
         let tail = block.get(text.clone()).unwrap_or_default();
-        // Most texts do not end with such a character, so this check is cheap.
+        // Most texts end with other characters, so this check saves the work below.
         if !tail.ends_with(|last: char| last.is_ascii_digit() || matches!(last, '%' | ')' | '>')) {
             return;
         }
@@ -363,7 +363,7 @@ const SCORES: &[&str] = &[
     "reranker",
 ];
 
-/// Words that may accompany such a word in a score's name.
+/// Words that may accompany a word of `SCORES` in a score's name.
 const QUALIFIERS: &[&str] = &[
     "vector",
     "search",

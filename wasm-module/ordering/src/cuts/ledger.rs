@@ -2,7 +2,7 @@
 //! until when the upstream is believed to hold it.
 //!
 //! ```text
-//!   position (hash) ── last seen, times seen, live until          bounded; the least recently seen is forgotten
+//!   position (hash) ── last seen, times seen, cached until         bounded; the least recently seen is forgotten
 //!   class ── hits and passes, by age                              a class: part, documents so far, times seen
 //!
 //!   age      0 ──┬── 1/128 ──┬── 1/64 ── … ──┬── 1/2 ──┬── 1 lifetime

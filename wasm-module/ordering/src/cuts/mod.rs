@@ -1,7 +1,7 @@
 //! Sets cache markers in prompts for an upstream that caches a prompt only up to markers.
 //!
 //! ```text
-//!   body as ordered ──▶ layout ──▶ ledger: seen before? live? ──▶ choice ──▶ edits: blocks and markers ──▶ body
+//!   body as ordered ──▶ layout ──▶ ledger: recurs? cached? ──▶ choice ──▶ edits: blocks and markers ──▶ body
 //!
 //!   tools   system  │  "Read:"  │ <doc a> │ <doc b> │ <doc c> │  hint, "Why?"        positions, one a block
 //!                   ▲                     ▲         ▲                                 markers, four at most
