@@ -55,8 +55,8 @@ impl<'a> Passages<'a> {
         });
     }
 
-    /// Returns a text of `turn` in which each run of lines from texts of earlier turns is replaced by `refer(name of
-    /// the run)`; `None` if no replacement would be shorter. O(bytes), for a bounded number of runs.
+    /// Returns a text of `turn` in which each run of lines from texts of earlier turns is replaced by the result of
+    /// `refer` for the run's name; `None` if no replacement would be shorter. O(bytes), for a bounded number of runs.
     pub(crate) fn without_known(
         &self,
         turn: u32,

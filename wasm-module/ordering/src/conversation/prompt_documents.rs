@@ -63,8 +63,8 @@ impl<'a> PromptDocuments<'a> {
         known.or_insert((turn, question, block));
     }
 
-    /// Returns a block of joined passages in which those that an earlier turn has are replaced by `refer(name of the
-    /// passages)`; `None` if that would not be shorter.
+    /// Returns a block of joined passages in which those that an earlier turn has are replaced by the result of `refer`
+    /// for their name; `None` if that would not be shorter.
     pub(crate) fn without_known(
         &self,
         turn: u32,

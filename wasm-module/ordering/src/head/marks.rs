@@ -489,9 +489,9 @@ fn label_end(text: &str, words: &[Word]) -> Option<usize> {
     (is_label && is_value).then_some(colon + 2)
 }
 
-/// Returns the form of a text, in which each character is replaced by its class: `2026-11-22 14:03` becomes `9999-99-99
-/// 99:99`. A person can recognise a value by it without seeing the text. It covers the first volatile value if there is
-/// one, otherwise the text's beginning; at most [`MAX_SHAPE`] characters.
+/// Returns the form of a text: its characters' classes, so that `2026-11-22 14:03` becomes `9999-99-99 99:99`. A person
+/// can recognise a value by it without seeing the text. It covers the first volatile value if there is one, otherwise
+/// the text's beginning; at most [`MAX_SHAPE`] characters.
 pub(super) fn shape(text: &str) -> String {
     let words = words(text);
     let wanted = [Class::Time, Class::Id, Class::Number, Class::Value];
