@@ -1,4 +1,4 @@
-//! The arrangement of one group's documents: the order, which ones are only referred to, and whether a hint follows.
+//! The arrangement of one group's documents: order, location hints in their place, and whether an order hint follows.
 //!
 //! Documents are given by their index in the client's list. So an arrangement is small enough to be recorded for every
 //! message of every chat, and produces the same bytes whenever the client sends the same list.
@@ -28,7 +28,7 @@ pub(crate) struct Slot(u16);
 /// A group's distinct documents, and the indices of their repeats.
 #[derive(Debug)]
 pub(crate) struct DistinctDocuments {
-    /// Each document once, in the client's order: its index in the group, and a fingerprint that is unique in the group.
+    /// Each document once, in the client's order: its index in the group, and a fingerprint unique in the group.
     pub(crate) distinct: SmallVec<[(u16, Fingerprint); 16]>,
     /// Indices of documents that equal an earlier one byte for byte.
     pub(crate) repeats: SmallVec<[u16; 4]>,
@@ -53,7 +53,7 @@ impl Slot {
         self.0 & Self::REFERENCE != 0
     }
 
-    /// The bit that marks a reference. Indices are below `MAX_CANDIDATES`, so it is free.
+    /// The bit that marks a reference. Indices are below `MAX_CANDIDATES`, which leaves this bit unused.
     const REFERENCE: u16 = 1 << 15;
 }
 
@@ -81,7 +81,7 @@ impl DistinctDocuments {
                         listed.repeats.push(index);
                         break;
                     }
-                    // Two documents with one fingerprint: one of them gets another.
+                    // Two documents with one fingerprint: the later one gets a free fingerprint.
                     Entry::Occupied(_) => fingerprint.0 = fingerprint.0.wrapping_add(1),
                 }
             }
@@ -89,7 +89,7 @@ impl DistinctDocuments {
         listed
     }
 
-    /// Returns the fingerprint of the list, which depends on its order.
+    /// Returns a fingerprint of the distinct documents in the client's order.
     pub(crate) fn fingerprint(&self) -> Fingerprint {
         let mut bytes: SmallVec<[u8; 160]> = SmallVec::new();
         for (index, fingerprint) in &self.distinct {
@@ -99,7 +99,7 @@ impl DistinctDocuments {
         Fingerprint::of(&[&bytes])
     }
 
-    /// Returns the fingerprint of the distinct document at an index of the group.
+    /// Returns the fingerprint of the distinct document at an index of the group; 0 if there is none.
     pub(crate) fn fingerprint_at(&self, index: u16) -> Fingerprint {
         self.distinct
             .binary_search_by_key(&index, |&(index, _)| index)
@@ -110,21 +110,21 @@ impl DistinctDocuments {
 }
 
 impl Arrangement {
-    /// Returns whether the arrangement sends exactly the documents of the list: each once, in full or as a reference.
+    /// Returns whether the arrangement has each document of `listed` exactly once, in full or as a reference.
     pub(crate) fn is_of(&self, listed: &DistinctDocuments) -> bool {
         let mut indices: SmallVec<[u16; 16]> = self.slots.iter().map(|slot| slot.index()).collect();
         sort_by_key(&mut indices, |index| *index);
         (indices.iter()).eq(listed.distinct.iter().map(|(index, _)| index))
     }
 
-    /// Counts the slots that do not hold the document of their rank.
+    /// Returns the number of slots that hold another document than the client's list has at that position.
     pub(crate) fn moved(&self, listed: &DistinctDocuments) -> usize {
         (self.slots.iter().zip(&listed.distinct))
             .filter(|(slot, (index, _))| slot.index() != *index)
             .count()
     }
 
-    /// Returns a hash of the replacement of the client's documents. The client's text around them has no influence.
+    /// Returns a hash, never 0, of the order, the references and the order hint, without the client's text around them.
     pub(crate) fn digest(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 320]> = SmallVec::new();
         for slot in &self.slots {
@@ -138,7 +138,7 @@ impl Arrangement {
         nonzero(xxh3_64_with_seed(&bytes, 1))
     }
 
-    /// Returns a hash of the references and their places; 0 if there are none.
+    /// Returns a hash of the references and their positions; 0 if there are none.
     pub(crate) fn references(&self, listed: &DistinctDocuments) -> u64 {
         let mut bytes: SmallVec<[u8; 160]> = SmallVec::new();
         for (slot, place) in self.slots.iter().zip(0_u16..) {
@@ -160,7 +160,7 @@ impl Arrangement {
     }
 }
 
-/// Returns the scope extended by the replacements that `digest` hashes; a digest of 0 changes nothing.
+/// Returns `scope` extended by a [`digest`](Arrangement::digest) of replacements before it; 0 leaves it unchanged.
 pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
     if digest == 0 {
         scope
@@ -169,7 +169,7 @@ pub(crate) fn narrowed(scope: Scope, digest: u64) -> Scope {
     }
 }
 
-/// Returns whether a group's repeats are sent too, because all of its slots must be filled.
+/// Returns whether a group's repeats are sent too, because every one of its slots must hold a document.
 pub(crate) fn keeps_repeats(group: &Group<'_>) -> bool {
     matches!(
         group.place,

@@ -1,5 +1,5 @@
-//! Leaders and followers: of several requests that open alike with documents that no cache holds yet, the first one
-//! computes them, and the others wait until its response begins.
+//! Holds back requests of a burst: of several requests with the same uncached documents at the beginning, the first one
+//! (the leader) computes them, and the others (followers) wait until its response begins.
 //!
 //! ```text
 //!   request ─▶ enter ─┬─ its documents are held, or few ───────────▶ forwarded
@@ -9,24 +9,24 @@
 //!                                                            └─ the wait expires ────▶ forwarded
 //! ```
 //!
-//! The knowledge tree records documents when they are forwarded, so what it believes resident includes what is still being
-//! computed. The difference is here: a leader covers the tokens from what was resident before it to its end.
+//! The knowledge tree records documents as resident when they are forwarded, although the engine may still be computing
+//! them. This module keeps the difference: for each leader, the tokens between what was resident before it and its end.
 //!
-//! Tenant, model and engine are compared as they are, documents by chained hashes; no text is kept. Only documents count:
-//! a prompt's head may be resident although this process has not seen it. Everything is bounded, in number and in time.
+//! Tenant, model and engine are compared by value, documents by chained hashes; no text is kept. Only documents are
+//! compared: whether a prompt's head is resident is unknown here. Requests and waiting times are bounded.
 
 use crate::engines::EngineId;
 use crate::peer_update::OrderingRecord;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The limits of [`Bursts`].
+/// The limits of [`Bursts`], in time, in number and in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BurstLimits {
-    /// Longest wait of a request, in milliseconds, and the time for which a leader attracts followers.
+    /// Longest wait of a request, and longest time for which a leader has followers, in milliseconds.
     pub max_wait_ms: u32,
-    /// Most requests held at once, of all leaders.
+    /// Most requests held at once, over all leaders.
     pub max_held: u32,
-    /// Fewest tokens of documents that a follower must save.
+    /// Fewest tokens of documents for which a request leads, and fewest that waiting must save a follower.
     pub min_tokens: u32,
 }
 
@@ -40,20 +40,20 @@ impl Default for BurstLimits {
     }
 }
 
-/// The documents of a prompt as forwarded, from its first one on.
+/// The documents of a forwarded prompt, as far as other prompts may begin with the same ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {
     tenant: Box<str>,
     model: Box<str>,
     engine: EngineId,
-    /// For each document the hash of all up to it and what stands before them, and their tokens.
+    /// For each document: a hash of it, its scope and the documents before it, and the tokens of all these documents.
     links: Vec<(u64, u64)>,
-    /// Tokens of documents that are believed to be resident, not only in flight.
+    /// Tokens at the beginning that are believed resident; [`Bursts::enter`] excludes those that a leader computes.
     resident: u64,
 }
 
 impl Opening {
-    /// Returns the opening of a forwarded request.
+    /// Returns the opening of a request that is about to be forwarded; at most 32 documents are compared.
     #[must_use]
     pub fn of(record: &OrderingRecord) -> Self {
         let (mut chain, mut tokens, mut resident) = (0, 0_u64, 0);
@@ -81,7 +81,7 @@ impl Opening {
         }
     }
 
-    /// Returns the tokens of the documents with which both begin, on one engine and for one tenant and model.
+    /// Returns the tokens of the documents with which both openings begin; 0 for different engines, tenants or models.
     fn shared(&self, other: &Self) -> u64 {
         if self.engine != other.engine || self.tenant != other.tenant || self.model != other.model {
             return 0;
@@ -91,7 +91,7 @@ impl Opening {
         last.map_or(0, |((_, tokens), _)| *tokens)
     }
 
-    /// Returns the tokens of documents that the request computes.
+    /// Returns the tokens of documents that the engine computes for this request: those that are not resident.
     fn computed(&self) -> u64 {
         let tokens = self.links.last().map_or(0, |(_, tokens)| *tokens);
         tokens.saturating_sub(self.resident)
@@ -105,46 +105,46 @@ pub struct BurstTicket(u64);
 /// The decision of [`Bursts::enter`] on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// The request is forwarded, and no other waits for it.
+    /// The request is forwarded, and no other request waits for it.
     Free,
-    /// The request is forwarded; others may wait for it, so its response must be reported.
+    /// The request is forwarded, and others may wait for it: call [`Bursts::answered`] or [`Bursts::gone`].
     Leads(BurstTicket),
-    /// The request waits until it is released.
+    /// The request is held until [`Bursts`] releases it.
     Held(BurstTicket),
-    /// The request would wait, but is forwarded: as many as allowed are held, or it cannot be resumed, or followers are only
-    /// counted.
+    /// The request would wait, but is forwarded: [`BurstLimits::max_held`] requests are held, or there is no `waiter`
+    /// for it.
     Unheld,
 }
 
-/// Why a request is released.
+/// The reason why a held request is forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// Its leader's response began.
+    /// The leader's response began, so the shared documents are resident.
     Answered,
-    /// Its leader failed or disconnected.
+    /// The leader failed or its client disconnected.
     Failed,
-    /// The request, or its leader, has waited as long as [`BurstLimits::max_wait_ms`] allows.
+    /// The request has waited, or its leader has been in flight, for [`BurstLimits::max_wait_ms`].
     Expired,
 }
 
-/// A request that is forwarded now.
+/// A request that was held and must be forwarded now.
 #[derive(Debug)]
 pub struct Released<W> {
-    /// The value with which the request was held, which resumes it.
+    /// The value that [`Bursts::enter`] got for the request, with which the caller resumes it.
     pub waiter: W,
-    /// Why it is released.
+    /// The reason for the release.
     pub why: Release,
-    /// Time for which the request was held, in milliseconds.
+    /// Time from the request's arrival to its release, in milliseconds.
     pub held_ms: u64,
 }
 
-/// The requests in flight that lead or are held. `W` resumes a held request.
+/// The requests in flight that lead or are held. A `W` is the caller's handle to resume a held request.
 #[derive(Debug)]
 pub struct Bursts<W> {
     limits: BurstLimits,
     last: u64,
     leaders: Vec<Flight>,
-    /// In order of arrival.
+    /// Held requests, in order of arrival.
     held: Vec<Held<W>>,
 }
 
@@ -163,7 +163,7 @@ struct Held<W> {
 }
 
 impl<W> Bursts<W> {
-    /// Returns the state without requests.
+    /// Returns an empty state: no request leads or is held.
     #[must_use]
     pub fn new(limits: BurstLimits) -> Self {
         Self {
@@ -174,15 +174,15 @@ impl<W> Bursts<W> {
         }
     }
 
-    /// Decides on a request that would be forwarded now. `waiter` is called if it is to be held, and returns `None` if it
-    /// cannot be resumed.
+    /// Decides whether a request is forwarded now or held. To hold it, calls `waiter` for the handle that resumes it;
+    /// if that returns `None`, the request is forwarded.
     pub fn enter(
         &mut self,
         now_ms: u64,
         mut opening: Opening,
         waiter: impl FnOnce() -> Option<W>,
     ) -> Entry {
-        // What a leader computes is not resident yet, although its record says so.
+        // The record counts documents as resident that a leader is still computing.
         for leader in &self.leaders {
             if opening.shared(&leader.opening) > leader.opening.resident {
                 opening.resident = opening.resident.min(leader.opening.resident);
@@ -213,25 +213,25 @@ impl<W> Bursts<W> {
         Entry::Held(ticket)
     }
 
-    /// Returns whether the request is held.
+    /// Returns whether the request is held at the moment.
     #[must_use]
     pub fn is_held(&self, ticket: BurstTicket) -> bool {
         self.held.iter().any(|it| it.flight.ticket == ticket)
     }
 
-    /// Handles the beginning of a leader's response: its documents are resident.
+    /// Handles the beginning of a leader's response: its documents are resident. Returns the requests to forward now.
     pub fn answered(&mut self, now_ms: u64, ticket: BurstTicket) -> Vec<Released<W>> {
         self.end(now_ms, ticket, Release::Answered)
     }
 
-    /// Handles the failure or the end of a request: a leader whose response did not begin, or a held one whose client
-    /// disconnected. Without effect once it was answered.
+    /// Handles the end of a request without a response: a leader that failed, or a held request whose client
+    /// disconnected. Returns the requests to forward now. No effect on a leader after [`Bursts::answered`].
     pub fn gone(&mut self, now_ms: u64, ticket: BurstTicket) -> Vec<Released<W>> {
         self.held.retain(|it| it.flight.ticket != ticket);
         self.end(now_ms, ticket, Release::Failed)
     }
 
-    /// Releases requests whose wait has expired, and those whose leader takes longer than that.
+    /// Releases requests that have waited for the longest time, and those whose leader has been in flight that long.
     pub fn expire(&mut self, now_ms: u64) -> Vec<Released<W>> {
         let limit = u64::from(self.limits.max_wait_ms);
         let is_late = |flight: &mut Flight| {
@@ -248,7 +248,7 @@ impl<W> Bursts<W> {
             .collect()
     }
 
-    /// Forgets all requests, and returns what resumes the held ones.
+    /// Removes all requests without counting them as released, and returns the handles of the held ones.
     pub fn abandon(&mut self) -> impl Iterator<Item = W> {
         self.leaders.clear();
         std::mem::take(&mut self.held)
@@ -256,7 +256,7 @@ impl<W> Bursts<W> {
             .map(|it| it.waiter)
     }
 
-    /// Ends a leader: each request that it held is released, leads, or follows one that leads now.
+    /// Ends a leader. Each of its followers is released, as a leader if it computes enough, or follows another leader.
     fn end(&mut self, now_ms: u64, ticket: BurstTicket, why: Release) -> Vec<Released<W>> {
         let Some(at) = self.leaders.iter().position(|it| it.ticket == ticket) else {
             return Vec::new();
@@ -269,7 +269,7 @@ impl<W> Bursts<W> {
                 if why == Release::Answered {
                     opening.resident = opening.resident.max(opening.shared(&ended.opening));
                 }
-                // One that was released before it may lead it now.
+                // A follower that was released just before may lead this one.
                 let Some(next) = self.leader_of(opening) else {
                     out.push(it.flight.released(it.waiter, now_ms, why));
                     self.lead(Flight {
@@ -285,8 +285,8 @@ impl<W> Bursts<W> {
         out
     }
 
-    /// Returns the leader that computes most of what an opening lacks, if that is enough to wait for: the first byte of a
-    /// leader that computes much else comes late.
+    /// Returns the leader that computes most of the tokens that an opening lacks; `None` if no leader computes
+    /// `min_tokens` of them, or only as a minor part of its own: in that case its response begins too late.
     fn leader_of(&self, opening: &Opening) -> Option<BurstTicket> {
         let saved = |leader: &Flight| {
             let shared = opening.shared(&leader.opening);
@@ -300,7 +300,7 @@ impl<W> Bursts<W> {
         most.map(|(_, leader)| leader)
     }
 
-    /// Makes a request a leader if it computes enough, and there is room.
+    /// Makes a request a leader and returns true if it computes at least `min_tokens` and fewer than 256 requests lead.
     fn lead(&mut self, flight: Flight) -> bool {
         let leads = flight.opening.computed() >= u64::from(self.limits.min_tokens)
             && self.leaders.len() < MAX_LEADERS;
@@ -327,7 +327,7 @@ fn link(chain: u64, next: u64) -> u64 {
 
 /// Most leaders of all tenants; further requests are forwarded without leading.
 const MAX_LEADERS: usize = 256;
-/// Most documents compared of a prompt; later ones do not count.
+/// Most documents of a prompt that are compared; later ones are ignored.
 const MAX_LINKS: usize = 32;
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Encodes and decodes the values that workers send to each other.
+//! The encoding of the values that workers send to each other.
 //!
-//! Numbers and lengths are LEB128, hashes are little-endian at their full width, and an option is a byte 0 or 1. Input is
-//! untrusted: the reader compares every length with the bytes left, so it never reserves memory for missing data. Invalid
+//! Numbers and lengths are LEB128, hashes are 8 bytes in little-endian order, an option begins with a byte 0 or 1.
+//! Input is untrusted: the reader compares every length with the number of bytes left before it allocates. Invalid
 //! bytes are an error with their position.
 
-/// The error that bytes cannot be decoded.
+/// Decoding failed: the expected item and the position of the byte where it is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {what} at byte {at}")]
 pub struct BadBytes {
@@ -12,7 +12,7 @@ pub struct BadBytes {
     at: usize,
 }
 
-/// A buffer to which values are appended.
+/// An output buffer; each method appends one encoded value.
 pub(crate) struct Writer(pub(crate) Vec<u8>);
 
 impl Writer {
@@ -52,7 +52,7 @@ impl Writer {
     }
 }
 
-/// Bytes, and the position up to which they were read.
+/// Input bytes and the position of the next byte to read.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// Returns an error unless all bytes were read.
+    /// Returns an error if bytes are left.
     pub(crate) fn end(&self) -> Result<(), BadBytes> {
         if self.at == self.bytes.len() {
             Ok(())
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
         T::try_from(number).map_err(|_| self.bad(what))
     }
 
-    /// Reads a length. It is at most the number of bytes left, since every item takes at least one.
+    /// Reads a list's length; an error if it exceeds the number of bytes left, since an item takes at least one.
     pub(crate) fn length(&mut self) -> Result<usize, BadBytes> {
         let length = self.number()?;
         let left = self.bytes.len().saturating_sub(self.at);

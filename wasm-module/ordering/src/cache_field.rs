@@ -1,14 +1,14 @@
-//! Finds body fields with which a client could name KV state, a session or a transfer in the engine, and so bypass the
-//! gateway's salt.
+//! Finds fields of a body with which a client could name KV state, a session or a transfer in the engine and so bypass
+//! the gateway's salt.
 //!
-//! They are the fields of vLLM's and SGLang's request models (`entrypoints/openai/*/protocol.py` of vllm 0.32 and of
-//! sglang's main branch): transfers between engines, sessions, cache keys, ranks that hold a cache, ids of a transfer or a
-//! stored response, and objects whose fields an engine or a router reads as the body's own.
+//! The fields come from vLLM's and SGLang's request models(`entrypoints/openai/*/protocol.py` of vllm 0.32 and of
+//! sglang's main branch): transfers between engines, sessions, cache keys, ranks that hold a cache, ids of a transfer
+//! or a stored response, and objects whose fields an engine or a router reads as the body's own.
 
 use crate::body::scan::Scan;
 
-/// Returns the first such field of a body, as listed in the table below; `None` if it has none or is not a JSON object. A
-/// field that is `null` is absent.
+/// Returns the first field of a JSON body through which a client could reach KV state of others in the engine (see
+/// `CACHE_FIELDS`). `None` if there is none or the body is not a JSON object. A `null` field counts as absent.
 #[must_use]
 pub fn cache_field(body: &[u8]) -> Option<&'static str> {
     let mut scan = Scan::new(str::from_utf8(body).ok()?);
@@ -28,7 +28,7 @@ pub fn cache_field(body: &[u8]) -> Option<&'static str> {
     read.ok().and(found)
 }
 
-/// Field names; `*` at the end matches any suffix.
+/// Names of these fields; `*` at the end matches any suffix.
 const CACHE_FIELDS: [&str; 13] = [
     "bootstrap_*",
     "data_parallel_rank",

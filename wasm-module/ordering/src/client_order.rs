@@ -1,26 +1,26 @@
-//! Measures what the clients' own order would have found in the cache, beside what the sent order found: what ordering
-//! saves, without an experiment.
+//! Estimates how many tokens the cache would have answered if documents had been sent in their clients' order. The
+//! difference to the sent order is what ordering saves, measured without an experiment.
 //!
-//! Every beginning of a run of documents, in rank order, is kept as a hash, and a later request in its client's order finds
-//! the longest one that is known. Two sets are kept. When the newer one holds as much as the engine's cache, it becomes the
-//! older one, which is dropped. So the clients' order is measured against a cache of once to twice the engine's that is
-//! never cleared, and with one engine the saving is rather understated. With several, whose caches are full, it may be
-//! overstated: the sent order is matched with each engine's tree.
+//! For each run of documents in rank order, hashes of all its beginnings are recorded; a later run matches its longest
+//! recorded beginning. There are two sets of hashes. When the newer one reaches the size of the engine's cache, it
+//! replaces the older one. So the clients' order is measured against a cache of one to two times the engine's size that
+//! is never cleared, and with one engine the saving is rather understated. With several engines whose caches are full
+//! it may be overstated, since the sent order is matched with each engine's own tree.
 //!
-//! Two limits: updates from other workers hold the clients' order of new messages, but not of replayed ones; and documents of
-//! a chat's later turns are found only by chats whose earlier documents were sent in the same order.
+//! Limits: updates from other workers hold the clients' order of new messages, but not of replayed ones; and documents
+//! of a chat's later turns are found only by chats whose earlier documents were sent in the same order.
 
 use crate::document::Fingerprint;
 use crate::tree::{Bounds, Scope};
 use fxhash::FxHashSet;
 
-/// The beginnings of documents that requests would have left in the cache in their clients' order, for one tenant and model.
+/// The beginnings of document runs that a cache would hold if one tenant's requests kept their clients' order.
 #[derive(Debug)]
 pub(crate) struct ClientOrder {
     bounds: Bounds,
     newer: FxHashSet<u64>,
     older: FxHashSet<u64>,
-    /// Estimated tokens of the documents in `newer`.
+    /// Estimated tokens of the documents whose hashes are in `newer`.
     tokens: u64,
 }
 
@@ -34,8 +34,8 @@ impl ClientOrder {
         }
     }
 
-    /// Returns the estimated tokens at the beginning of `ranked`, documents in rank order, that the cache would hold if all
-    /// requests had been sent in their clients' order. Records the documents.
+    /// Records documents in rank order. Returns the estimated tokens at their beginning that the cache would have held
+    /// if all requests had been sent in their clients' order.
     pub(crate) fn send(&mut self, scope: Scope, ranked: &[(Fingerprint, u32)]) -> u64 {
         let mut matched = 0;
         let mut is_known = true;

@@ -18,17 +18,17 @@ object! {
         pub policy: String = "foresight".into(),
         /// The policy's options.
         pub policy_options: RawPolicyOptions = RawPolicyOptions::default(),
-        /// The place of the retriever's best documents.
+        /// The place of the retriever's best documents, which the policy does not order.
         pub rank: RawRank = RawRank::default(),
-        /// The words of the hints.
+        /// Whether and in which words hints are written.
         pub hint: RawHint = RawHint::default(),
-        /// How documents are found in a body.
+        /// The options for finding documents in a body.
         pub documents: RawDocuments = RawDocuments::default(),
         /// The knowledge trees' bounds.
         pub tree: RawTree = RawTree::default(),
-        /// How the earlier turns of a chat are handled.
+        /// The options for recording and forwarding a chat's earlier turns.
         pub conversation: RawConversation = RawConversation::default(),
-        /// How the part of the prompt before the documents is handled.
+        /// The options for stabilising the part of the prompt before the documents (tools, system text).
         pub head: RawHead = RawHead::default(),
     }
 }
@@ -45,10 +45,10 @@ object! {
         pub max_displacement: Option<u32> = None; 0..=MAX_CANDIDATES.into(),
         /// Number of contexts that `context-index` keeps.
         pub max_contexts: u32 = 4096; 1..=1_000_000,
-        /// Tokens in a block of the engine's cache. No document moves for a shorter match. With 1, any match counts.
+        /// Tokens in a block of the engine's cache. A shorter match counts as none. With 1, any match counts.
         pub block_tokens: u32 = 1; 1..=MAX_BLOCK_TOKENS,
-        /// Contexts of a log, by which `context-index` orders new requests: for each request its documents' fingerprints,
-        /// best first, in 16 hexadecimal digits each. `foreword index` writes them.
+        /// Contexts from a log, which `context-index` loads as its initial state: for each request the fingerprints of
+        /// its documents, best first, as 16 hexadecimal digits each. `foreword index` writes them.
         pub history: Vec<String> = Vec::new(),
         /// Whether `context-index` removes contexts that the engine evicted, as RAGBoost does. If off, it keeps them, up to
         /// `max_contexts`, so that recurring contexts are sent in the same order again.
@@ -60,60 +60,61 @@ object! {
     /// The place of the retriever's best documents, as written. The policy orders the other documents for reuse.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawRank in "rank." {
-        /// Name of the [place](Place): `auto` (`last`, but nothing is moved where rank order finds something in the cache, and
-        /// no less), `last` (next to a question that follows the documents), `first`, `ends` (the best last, the second best first),
-        /// or `free`.
+        /// Name of the [place](Place): `auto` (like `last`, but rank order is kept if it matches some cached tokens and
+        /// no fewer, or if recent requests share more in rank order), `last` (next to a question that follows the
+        /// documents), `first`, `ends` (the best last, the second best first), or `free` (no document is favoured).
         pub place: String = Place::Auto.name().into(),
-        /// Number of the retriever's best documents that get the place.
+        /// Number of the retriever's best documents that are favoured, that is, keep this place.
         pub documents: u32 = 1; 1..=MAX_CANDIDATES.into(),
-        /// Formats in which the client's order does not express ranks, such as a tool's results by date. In these, no
-        /// document is favoured.
+        /// Formats in which the client's order does not express ranks, such as a tool's results by date. Documents in
+        /// these formats are never favoured.
         pub unranked: Vec<DocumentFormat> = vec![DocumentFormat::Results, DocumentFormat::Headings],
     }
 }
 
-/// The forms of documents in a body; each has an option in [`RawDocuments`].
+/// The form in which documents are found in a body. Each has an option of its name in [`RawDocuments`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DocumentFormat {
-    /// In a `documents` array.
+    /// Elements of the body's `documents` array.
     Field,
-    /// Between tags.
+    /// Texts between tags, such as `<document>…</document>`.
     Tags,
-    /// In blocks of a message's content.
+    /// Anthropic's `document` and `search_result` blocks in a message's content.
     Blocks,
-    /// In a tool's results in JSON.
+    /// Elements of the JSON array `results` in a tool's result.
     Results,
-    /// In the formats of well-known clients.
+    /// Contexts that AnythingLLM, Dify, LlamaIndex and RAGFlow write into a message.
     Clients,
-    /// In a numbered list.
+    /// Items of a numbered list.
     Numbered,
-    /// Between lines of dashes.
+    /// Texts between lines of dashes.
     Rules,
-    /// Under headings in a tool's result.
+    /// Sections under headings in a tool's result.
     Headings,
-    /// A tool's whole result, which is never ordered.
+    /// A tool's whole result. It is never ordered; location hints replace lines of it that an earlier result holds.
     #[serde(skip_deserializing)]
     Outputs,
 }
 
 object! {
-    /// The hints, as written. The default words are RAGBoost's (its sections 5.3 and 6), or fewer words for short names: 15
-    /// tokens for five documents instead of 30 to 50.
+    /// The configuration of hints, as written. The default template is RAGBoost's (its sections 5.3 and 6); the default
+    /// short hint takes 15 tokens for five documents instead of 30 to 50.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawHint in "hint." {
-        /// Whether an order hint gives the retriever's order when documents moved.
+        /// Whether an order hint after the documents gives the retriever's ranking if documents were moved.
         pub enabled: bool = true,
-        /// The order hint if `short` does not apply; `{order}` stands for the documents' labels, best first.
+        /// The order hint where `short` does not apply; `{order}` stands for the documents' labels, best first.
         pub template: String = "Please read the context in the following priority order: {order} and answer the question."
             .into(),
         /// The form of a label; `{label}` stands for the document's id.
         pub label: String = "[{label}]".into(),
         /// The text between two labels.
         pub separator: String = " > ".into(),
-        /// The order hint if all documents have short names: labels of up to three letters or digits, or else places.
-        /// `{order}` stands for these, best first. There is then no order hint if a document is only referred to. If empty,
-        /// `template` is always used.
+        /// The order hint for documents with short names. `{order}` stands for their labels if all have up to three
+        /// letters or digits, otherwise for their places in the prompt, best first. `template` is used instead if this
+        /// is empty, or if a longer set of labels includes a number, which would read as a place. No hint is written if
+        /// a location hint replaces a document.
         pub short: String = "Best documents first: {order}.".into(),
         /// The location hint, sent in place of a document that an earlier turn holds; `{document}` stands for its label.
         pub location: String = "Please refer to {document} in the previous conversation.".into(),
@@ -126,18 +127,18 @@ object! {
     pub struct RawDocuments in "documents." {
         /// The treatment of a `documents` array in the body.
         pub field: DocumentsField = DocumentsField::Render,
-        /// Names of the tags that hold a document in a message.
+        /// Names of the tags that enclose a document in a message.
         pub tags: Vec<String> = ["document", "doc", "passage", "source", "contextItem"]
             .map(String::from)
             .to_vec(),
-        /// Names of tags that hold documents only if two or more of them are in a text and none of `tags` is, since they
+        /// Names of tags that enclose documents only if a text has two or more of them and none of `tags`, since they
         /// have other uses too.
         pub loose_tags: Vec<String> = ["context", "reference", "file"].map(String::from).to_vec(),
         /// Whether `document` and `search_result` blocks of a message's content are ordered (Anthropic). On by default,
         /// since these blocks hold nothing else. Blocks with citations stay in place, since citations count blocks.
         pub blocks: bool = true,
-        /// Whether the elements of a tool result's JSON array `results` are ordered, if each has a `url`, `path`, `file`,
-        /// `filename`, `uri` or `href`. On by default, since these are search results. No hint is written into JSON.
+        /// Whether the elements of a tool result's JSON array `results` are ordered, if each has a `url`, `path`,
+        /// `file`, `filename`, `uri` or `href`. On by default: these are search results. No hint is written into JSON.
         pub results: bool = true,
         /// Whether contexts that AnythingLLM, Dify, LlamaIndex and RAGFlow write into texts without tags are documents. On
         /// by default: each is recognised by phrases that no other text contains.
@@ -152,10 +153,10 @@ object! {
         /// Whether sections of a tool's result under headings, `# …`, are documents. Off by default, since most results
         /// with headings are one document.
         pub headings: bool = false,
-        /// Whether lines of a tool's result that an earlier turn's result holds byte for byte become a location hint
-        /// (`conversation.deduplicate`), such as those of a file that an agent reads again: runs of lines of 480 bytes or
-        /// more, in results in which no other format is found. The hint quotes the first and the last of the lines. Nothing
-        /// is moved, and results do not count for `max`. Off by default.
+        /// Whether a location hint replaces lines of a tool's result that the result of an earlier turn contains byte
+        /// for byte, such as those of a file that an agent reads again. Requires `conversation.deduplicate`, runs of
+        /// lines of 480 bytes or more, and a result in which no other format is found. The hint quotes the first and
+        /// the last of the lines. Nothing is moved, and results do not count for `max`. Off by default.
         pub outputs: bool = false,
         /// Most documents in a request; a request with more is forwarded unchanged.
         pub max: u32 = 512; 1..=MAX_CANDIDATES.into(),
@@ -179,50 +180,50 @@ object! {
     /// The knowledge trees' bounds, as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawTree in "tree." {
-        /// Most nodes in one tree; each takes about 150 bytes.
+        /// Most nodes in one tree; each takes about 150 bytes. The least recently used leaves are evicted.
         pub max_nodes: u32 = 65_536; 1..=10_000_000,
-        /// Most tokens in one tree: set it to the engine's KV capacity. With 0, only `max_nodes` is a bound.
+        /// Most tokens in one tree: set it to the engine's KV capacity. With 0, only `max_nodes` limits a tree.
         pub max_tokens: u64 = 0,
-        /// Most trees, one per tenant and model; the least recently used one is evicted first.
+        /// Most pairs of tenant and model with trees, one tree for each engine. Evicts from the tenant with the most.
         pub max_trees: u32 = 16; 1..=10_000,
     }
 }
 
 object! {
-    /// Unvalidated configuration of how the earlier turns of a chat are handled.
+    /// The options for recording and forwarding a chat's earlier turns, as written.
     ///
     /// A chat is identified by the roles and contents of its messages, byte for byte, and by the request's `user`,
     /// `safety_identifier`, `prompt_cache_key` and `metadata.user_id`. A client that cuts off or edits a chat's
     /// beginning starts another chat.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawConversation in "conversation." {
-        /// Whether a location hint replaces a document that an earlier turn holds byte for byte. This requires a label that
-        /// no other document of the chat has, and a block longer than the hint.
+        /// Whether a location hint replaces a document that an earlier turn holds byte for byte. The document needs a
+        /// label that no other document of the chat has, and a block longer than the hint.
         pub deduplicate: bool = true,
         /// Whether documents of a `documents` array stay where they were first written (`documents.field: render`) when the
         /// chat continues. The client's history does not contain them; without this they vanish from the prompt with their
         /// turn, and the engine's KV state of everything after them is lost.
         ///
         /// With it, **the model sees the documents of earlier turns too**, and prompts grow by them, up to
-        /// `max_pinned_tokens`. They are found by the chat's words, so any client of the tenant that knows a chat's
-        /// beginning is answered from its documents. Chats that begin with the same words but other documents cannot be
-        /// distinguished, and nothing is pinned in their common part. If users of one tenant must not see each other's
-        /// documents, let `user`, `safety_identifier` or `prompt_cache_key` name the user (clients must not be able to
-        /// choose it), or leave this off, which is the default.
+        /// `max_pinned_tokens`. Pinned documents are found by the text of the chat, so any client of the tenant that
+        /// sends a chat's beginning gets answers from its documents. Chats that begin with the same text but other
+        /// documents cannot be distinguished, and nothing is pinned in their common part. If users of one tenant must
+        /// not see each other's documents, let `user`, `safety_identifier` or `prompt_cache_key` name the user (clients
+        /// must not be able to choose it), or leave this off, which is the default.
         pub pin: bool = false,
-        /// Most estimated tokens of the documents pinned in one chat. Documents of a turn that would exceed it are not
-        /// pinned; earlier ones stay. Leave room for it in the engine's context length.
+        /// Most estimated tokens of the documents pinned in one chat. The documents of a turn that would exceed it are
+        /// not pinned; those of earlier turns stay pinned. Leave room for these tokens in the engine's context length.
         pub max_pinned_tokens: u32 = 8_192,
-        /// Most messages recorded for one tenant and model; the least recently used are evicted first. With 0, none are,
-        /// and every request is decided anew.
+        /// Most messages recorded for one tenant and model; the least recently used are evicted first. With 0, none are
+        /// recorded, and every request is decided without history.
         pub max_entries: u32 = 16_384; 0..=10_000_000,
-        /// Most bytes of these messages, pinned documents included.
+        /// Most estimated bytes of these records, pinned documents included.
         pub max_bytes: u64 = 8 << 20,
-        /// The parts of a model's answers that gateways keep, and restore where the client changed it when the chat continues (OpenAI's chat
-        /// API). Without it the engine renders the earlier turn with other words than it computed. `none` by default, since the
-        /// gateway otherwise keeps **words of answers**, of up to 512 chats.
+        /// The parts of a model's answers that gateways keep, and restore if the client changed them when the chat
+        /// continues (OpenAI's chat API). Without it the engine renders the earlier turn differently from the tokens
+        /// that it computed. `none` by default, since the gateway otherwise keeps **words of answers** (512 chats).
         pub answers: KeptAnswers = KeptAnswers::None,
-        /// Most bytes that are kept of one chat's answers; later ones are not kept.
+        /// Most bytes kept of one chat's answers; later answers of the chat are not kept.
         pub max_answers_bytes: u32 = 131_072; 1..=1_048_576,
     }
 }
@@ -244,29 +245,29 @@ pub enum KeptAnswers {
 pub struct Config {
     pub(crate) policy: PolicyKind,
     pub(crate) policy_options: PolicyOptions,
-    /// The index of a log, for `context-index`.
+    /// The index of the contexts in `policy_options.history`, for `context-index`; `None` if there are none.
     pub(crate) history: Option<std::sync::Arc<ContextIndex>>,
-    /// Formats whose order does not express ranks.
+    /// Formats in which the client's order does not express ranks.
     pub(crate) unranked: Vec<DocumentFormat>,
     pub(crate) hint: Option<HintTemplate>,
     /// The validated options for finding documents in a body.
     pub(crate) documents: RawDocuments,
     pub(crate) tree: Bounds,
     pub(crate) max_trees: u32,
-    /// The location hint; `None` if documents are always sent again.
+    /// The template of location hints; `None` if `conversation.deduplicate` is off.
     pub(crate) deduplicate: Option<LocationTemplate>,
-    /// Most tokens of documents pinned in one chat; `None` if pinning is off.
+    /// Most estimated tokens of documents pinned in one chat; `None` if pinning is off.
     pub(crate) pin: Option<u32>,
     pub(crate) memory: memory::Bounds,
-    /// The parts of answers that are kept, and the most bytes of them for one chat.
+    /// The parts of answers that are kept, and the most bytes kept for one chat.
     pub(crate) answers: (KeptAnswers, u32),
     pub(crate) head: Head,
 }
 
-/// The error that a configuration is invalid.
+/// The reason why a configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The text is not JSON of the right shape; serde's message with line and column.
+    /// The text is not JSON of the right shape: serde's message, with line and column.
     #[error(transparent)]
     Shape(#[from] serde_json::Error),
     /// A field has a value that is not allowed.
@@ -280,7 +281,7 @@ pub enum ConfigError {
 }
 
 impl RawRank {
-    /// Returns the placement without favoured documents.
+    /// Returns the configuration in which no document is favoured.
     #[must_use]
     pub fn free() -> Self {
         Self {
@@ -297,7 +298,7 @@ impl Default for PolicyOptions {
 }
 
 impl PolicyOptions {
-    /// Returns the options as configured, without favoured documents.
+    /// Returns the options as configured, with no document favoured.
     fn of(raw: &RawPolicyOptions) -> Self {
         Self {
             seed: raw.seed,
@@ -326,10 +327,10 @@ impl Default for Config {
 }
 
 impl RawConfig {
-    /// Reads a JSON configuration without validating its values; an empty text gives the defaults.
+    /// Parses a JSON configuration without validating its values; an empty text gives the defaults.
     ///
     /// # Errors
-    /// Returns [`ConfigError::Shape`] for anything other than JSON of this shape.
+    /// Returns [`ConfigError::Shape`] if the text is not JSON, has an unknown field or a value of the wrong type.
     pub fn from_json(text: &[u8]) -> Result<Self, ConfigError> {
         let mut raw = Self::default();
         if !text.trim_ascii().is_empty() {
@@ -338,10 +339,10 @@ impl RawConfig {
         Ok(raw)
     }
 
-    /// Reads the fields of a JSON configuration; absent fields keep their values.
+    /// Overwrites the fields that a JSON configuration has, without validating their values; others stay unchanged.
     ///
     /// # Errors
-    /// Returns [`ConfigError::Shape`] for anything other than JSON of this shape.
+    /// Returns [`ConfigError::Shape`] as [`RawConfig::from_json`] does; fields read before the error are overwritten.
     pub fn read_json(&mut self, text: &[u8]) -> Result<(), ConfigError> {
         let mut json = serde_json::Deserializer::from_slice(text);
         Self::deserialize_in_place(&mut json, self)?;
@@ -358,14 +359,14 @@ impl Config {
         RawConfig::from_json(text)?.try_into()
     }
 
-    /// Returns the configuration with the largest possible `documents.max`, for tools that study requests.
+    /// Returns the configuration with the largest possible `documents.max`, for tools that analyse recorded requests.
     #[must_use]
     pub fn with_most_documents(mut self) -> Self {
         self.documents.max = MAX_CANDIDATES;
         self
     }
 
-    /// Returns a new policy without learnt state.
+    /// Returns a new policy as configured. It has learnt nothing, except the configured history for `context-index`.
     #[must_use]
     pub fn policy(&self) -> Box<dyn Policy> {
         if self.policy == PolicyKind::ContextIndex
@@ -378,7 +379,7 @@ impl Config {
         self.policy.build(&self.policy_options)
     }
 
-    /// Returns the options that the policy is built with.
+    /// Returns the options with which [`Config::policy`] builds the policy.
     #[must_use]
     pub fn policy_options(&self) -> PolicyOptions {
         self.policy_options
@@ -391,37 +392,37 @@ impl Config {
         self
     }
 
-    /// Returns the configuration for an engine whose cache has blocks of `block_tokens` tokens.
+    /// Returns the configuration with another `policy_options.block_tokens`.
     #[must_use]
     pub fn with_block_tokens(mut self, block_tokens: u32) -> Self {
         self.policy_options.block_tokens = block_tokens;
         self
     }
 
-    /// Returns the tokens in a block of the engine's cache.
+    /// Returns the number of tokens in a block of the engine's cache.
     #[must_use]
     pub fn block_tokens(&self) -> u32 {
         self.policy_options.block_tokens
     }
 
-    /// Returns how the part of the prompt before the documents is handled.
+    /// Returns the validated configuration of the prompt's head.
     #[must_use]
     pub fn head(&self) -> &Head {
         &self.head
     }
 
-    /// Returns the parts of answers that gateways keep, and the most bytes of them for one chat.
+    /// Returns the parts of answers that gateways keep, and the most bytes kept for one chat.
     #[must_use]
     pub fn answers(&self) -> (KeptAnswers, u32) {
         self.answers
     }
 
-    /// Returns whether contexts that clients remove from their chats' history are restored.
+    /// Returns whether earlier user messages get back the contexts that their client has removed from the history.
     pub(crate) fn keeps_contexts(&self) -> bool {
         self.pin.is_some() && self.head.keeps_contexts()
     }
 
-    /// Returns whether documents are written into messages and pinned there.
+    /// Returns whether documents of a `documents` array are written into messages and pinned there.
     pub(crate) fn pins(&self) -> bool {
         self.pin.is_some() && self.documents.field == DocumentsField::Render
     }

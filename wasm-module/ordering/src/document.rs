@@ -23,8 +23,8 @@ impl Fingerprint {
         }))
     }
 
-    /// Returns the hash of a sequence of documents that ends with this one, from the hash of those before it. Cheaper than
-    /// [`Fingerprint::of`], since a fingerprint is a hash already.
+    /// Returns the hash of a sequence of documents that ends with this one; `before` is the hash of the documents
+    /// before it. Cheaper than [`Fingerprint::of`], since a fingerprint is a hash already.
     pub(crate) fn behind(self, before: u64) -> u64 {
         (before.rotate_left(23) ^ self.0).wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
@@ -43,7 +43,7 @@ pub struct Candidate<'a> {
     pub fingerprint: Fingerprint,
     /// The client's name for the document; empty when it has no id.
     pub label: &'a str,
-    /// Estimated tokens of the document's block, the saving of a match.
+    /// Estimated tokens of the document's block: what the engine need not compute if the document is cached.
     pub tokens: u32,
 }
 
@@ -55,7 +55,7 @@ pub fn estimate_tokens(bytes: usize) -> u32 {
 
 /// The documents of a tree: maps fingerprints to ids and back, and counts the tree nodes that hold each document.
 ///
-/// An id is free after its last holder releases it, and may later mean another document.
+/// An id is freed when its last tree node releases it, and may then be given to another document.
 #[derive(Debug, Default)]
 pub struct Catalog {
     ids: FxHashMap<Fingerprint, DocumentId>,
@@ -70,7 +70,7 @@ struct Entry {
 }
 
 impl Catalog {
-    /// Returns the document's id; for an unknown document, a new id that no node holds yet.
+    /// Returns the document's id; for an unknown document, assigns a new id that no tree node holds yet.
     pub fn intern(&mut self, fingerprint: Fingerprint) -> DocumentId {
         if let Some(&id) = self.ids.get(&fingerprint) {
             return id;
@@ -84,37 +84,37 @@ impl Catalog {
         id
     }
 
-    /// Returns the document's id, if it is known.
+    /// Returns the document's id; `None` if the catalog does not have the document.
     #[must_use]
     pub fn find(&self, fingerprint: Fingerprint) -> Option<DocumentId> {
         self.ids.get(&fingerprint).copied()
     }
 
-    /// Returns when the document was last in an inserted path, in the tree's time; 0 if never, as far as recorded.
+    /// Returns the time of the last insertion of a path with the document, by the tree's clock; 0 if never.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
         self.entries.get(id.0).map_or(0, |entry| entry.last_used)
     }
 
-    /// Returns the number of known documents.
+    /// Returns the number of documents in the catalog.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ids.len()
     }
 
-    /// Returns whether no document is known.
+    /// Returns whether the catalog has no document.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
 
-    /// Returns the fingerprint of the document with that id.
+    /// Returns the fingerprint of the document with this id; `None` if no document has it.
     #[must_use]
     pub fn fingerprint(&self, id: DocumentId) -> Option<Fingerprint> {
         self.entries.get(id.0).map(|entry| entry.fingerprint)
     }
 
-    /// Returns the number of nodes that hold the document.
+    /// Returns the number of tree nodes that hold the document; 0 for an unknown id.
     pub(crate) fn holders(&self, id: DocumentId) -> u32 {
         self.entries.get(id.0).map_or(0, |entry| entry.holders)
     }
@@ -139,7 +139,7 @@ impl Catalog {
         self.forget_unheld(id);
     }
 
-    /// Removes a document that was interned but that no node holds.
+    /// Frees the id of a document that was interned, unless a tree node holds the document.
     pub(crate) fn forget_unheld(&mut self, id: DocumentId) {
         let Some(entry) = self.entries.get(id.0) else {
             return;

@@ -31,8 +31,8 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EngineId(pub u16);
 
-/// An engine that a request may go to. The candidate with the lowest cost is chosen: its outstanding tokens, plus a
-/// multiple of the request's own uncached tokens there. Chats stay with their engine.
+/// An engine that a request may go to. The candidate with the lowest cost is chosen, where cost is its outstanding
+/// tokens plus a multiple of the tokens of this request that it has to compute. Chats stay with their engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineCandidate {
     /// The engine's id.
@@ -41,24 +41,24 @@ pub struct EngineCandidate {
     pub outstanding: u64,
 }
 
-/// Most engines with a tree of their own.
+/// Most engines with a knowledge tree; ids are below this number.
 pub const MAX_ENGINES: u16 = 256;
 
-/// The cost of a computed token while no request waits, in halves of a token of waiting time: its own time (1), and the
-/// cached token that it evicts (1.5).
+/// The cost of computing a token while no request waits, in halves of a token: the request's own waiting time (1), and
+/// the cached token that it evicts (1.5).
 const IDLE_HALVES: u64 = 5;
-/// The highest cost of a computed token, in halves too, however many requests wait.
+/// The highest cost of computing a token, in halves, however many requests wait.
 const MAX_HALVES: u64 = 12;
 
-/// The cost of sending a request to an engine; see the module's documentation.
+/// The cost function that chooses among engines; see the module's documentation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RoutingCost {
-    /// The outstanding tokens of the median engine, the lower one of two.
+    /// The outstanding tokens of the median engine; of an even number, the lower middle one.
     median_outstanding: u64,
 }
 
 impl RoutingCost {
-    /// Computes the median over these candidates.
+    /// Returns the cost function for a choice among these candidates.
     pub(crate) fn among(choices: &[EngineCandidate]) -> Self {
         let loads = choices.iter().map(|choice| choice.outstanding);
         let mut loads: SmallVec<[u64; 8]> = loads.collect();
@@ -82,8 +82,8 @@ impl RoutingCost {
     }
 }
 
-/// Returns the candidates: only the chat's own engine if it is among them, otherwise all with a valid id, or the first
-/// engine if there are none.
+/// Returns the engines to choose from: only the chat's engine `home` if it is in `choices`, otherwise all with an id
+/// below [`MAX_ENGINES`], or the first engine if there are none.
 pub(crate) fn choices(
     choices: &[EngineCandidate],
     home: Option<EngineId>,

@@ -1,16 +1,16 @@
-//! Selects requests that keep the client's order, as a control to measure the effect of ordering.
+//! Assigns chats to the control arm of an A/B test, in which documents keep the client's order.
 //!
 //! ```text
 //!   experiment's name, tenant, words that the chat begins with ──► hash ──► below the share: control
 //! ```
 //!
-//! The arm is a pure function of these, so a chat stays in its arm at every turn, on every worker and replica, without
-//! stored state. Another name draws other arms.
+//! The arm is a pure function of these three, so a chat stays in its arm at every turn, on every worker and replica,
+//! without stored state. An experiment with another name assigns chats independently.
 
 use crate::body::Chain;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// An A/B test of ordering: a share of chats, the control arm, keeps the client's order.
+/// An A/B test of ordering: in a share of chats, the control arm, documents keep the client's order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experiment {
     name: String,
@@ -21,16 +21,16 @@ crate::named! {
     /// The arm of a request in an experiment.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Arm {
-        /// The policy's order, with hints.
+        /// Documents are sent in the policy's order, with hints.
         Ordered = "ordered",
-        /// The client's order, which is recorded. A `documents` array is still rendered, since otherwise the arms would differ
-        /// in more than the order.
+        /// Documents are sent, and recorded, in the client's order. A `documents` array is still rendered, so that the
+        /// arms differ in the order alone.
         Control = "control",
     }
 }
 
 impl Experiment {
-    /// Returns an experiment with that share of chats in the control arm; `None` unless the share is from 0 to 1.
+    /// Returns an experiment with this share of chats in the control arm; `None` unless the share is from 0 to 1.
     #[must_use]
     pub fn new(name: &str, control_share: f64) -> Option<Self> {
         (0.0..=1.0).contains(&control_share).then(|| Self {
@@ -39,7 +39,7 @@ impl Experiment {
         })
     }
 
-    /// Returns the arm of a tenant's chat that begins with these words.
+    /// Returns the arm of a tenant's chat, given the hash of the messages that it begins with.
     pub(crate) fn arm(&self, tenant: &str, start: Chain) -> Arm {
         let mut bytes = Vec::with_capacity(self.name.len() + tenant.len() + 24);
         bytes.extend_from_slice(&(self.name.len() as u64).to_le_bytes());

@@ -3,38 +3,38 @@
 //! place of a document that an earlier turn of the chat already holds (RAGBoost section 6).
 //!
 //! Both use the client's labels of documents, if they are safe outside a document: a label is data, and a hint is an
-//! instruction. Unsafe is everything that could be more than a name: control characters, line ends, quotes, angle brackets,
-//! the template's own end of a label, and labels over [`MAX_LABEL_BYTES`]. If a label is unsafe, the order hint uses places
-//! for all documents, and a document that an earlier turn holds is sent again instead of referred to.
+//! instruction. A label is unsafe if it could be more than a name, by control characters, line ends, quotes, angle
+//! brackets, the template's own end of a label, or a length over [`MAX_LABEL_BYTES`]. If a label is unsafe, the order
+//! hint uses places for all documents, and a document that an earlier turn holds is sent again instead of referred to.
 //!
-//! A hint must cost less than the order saves, and it is computed for every prompt, cached or not. So if all documents of
-//! the prompt have short names, a short hint with these names says the same:
+//! A hint must cost less than the order saves, and it is computed for every prompt, cached or not. So documents with
+//! short names get a short hint:
 //!
 //! | documents | the hint | example |
 //! | --- | --- | --- |
 //! | all labels have up to three letters or digits | short, with labels | `c>a>b`, `12>7` |
 //! | with longer labels | short, with places; the third document before the hint is 3 | `3>1>2` |
 //! | with longer labels, one of them a number, which could be read as a place | the template, with labels | `[2024] > [a-report]` |
-//! | one is only referred to, and has no place | none | |
+//! | a location hint replaces one, which then has no place | none | |
 //!
-//! In the last case a short hint with labels made answers worse, and no hint had no measurable effect
+//! Where a document has no place, a short hint with labels made answers worse, and no hint had no measurable effect
 //! (`benches/results/answers.md`, *The hint*).
 
 use crate::body::escape::is_control;
 use crate::body::{inner_of, unescaped};
 use crate::sort::sort_by_key;
 
-/// A validated template of order hints, escaped as in a JSON string.
+/// A validated template of order hints. All texts except `mark` are escaped as in a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintTemplate {
-    /// The short hint, if short hints are enabled.
+    /// The short hint; `None` if there is none.
     short: Option<Words>,
     long: Words,
-    /// The template's text after a label, unescaped: no label may contain it.
+    /// The template's text after a label, unescaped. A label that contains it is unsafe.
     mark: String,
 }
 
-/// The words of an order hint around its names.
+/// The texts of an order hint around the names of documents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Words {
     before: String,
@@ -44,45 +44,45 @@ struct Words {
     separator: String,
 }
 
-/// A validated template of location hints, escaped as in a JSON string.
+/// A validated template of location hints. All texts except `mark` are escaped as in a JSON string.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocationTemplate {
     before: String,
     after: String,
     /// The text before and after a label.
     label: [String; 2],
-    /// The template's text after a label, unescaped: no label may contain it.
+    /// The template's text after a label, unescaped. A label that contains it is unsafe.
     mark: String,
 }
 
-/// An order hint.
+/// A rendered order hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderHint {
     /// The hint, escaped as in a JSON string.
     pub words: String,
-    /// Whether the hint uses places instead of labels, because a label is unsafe in a hint.
+    /// Whether the hint uses places instead of labels because a label is unsafe in a hint.
     pub numbered: bool,
 }
 
-/// The error that a template is invalid.
+/// A template lacks a placeholder, or has it more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TemplateError {
-    /// `{order}` does not occur exactly once.
+    /// `{order}` does not occur exactly once in the long template.
     NoOrder,
-    /// `{label}` does not occur exactly once.
+    /// `{label}` does not occur exactly once in the form of a label.
     NoLabel,
-    /// `{order}` does not occur exactly once in the words for short names.
+    /// `{order}` does not occur exactly once in the short template.
     NoShortOrder,
-    /// `{document}` does not occur exactly once.
+    /// `{document}` does not occur exactly once in the template of location hints.
     NoDocument,
 }
 
-/// Longest label in a hint, unescaped.
+/// Longest label in a hint, in bytes without escapes.
 pub const MAX_LABEL_BYTES: usize = 64;
 
 impl HintTemplate {
-    /// Validates the words of a hint: `{order}` occurs once in `template`, `{label}` once in `label`, and `{order}` once in
-    /// `short`, the short hint. If `short` is empty, there are no short hints.
+    /// Validates the templates of order hints: `{order}` occurs once in `template`, `{label}` once in `label`, and
+    /// `{order}` once in `short`. If `short` is empty, there are no short hints.
     ///
     /// # Errors
     /// Returns a [`TemplateError`] for another number of occurrences.
@@ -119,12 +119,12 @@ impl HintTemplate {
         })
     }
 
-    /// Returns the hint for documents with these labels, best first. `labels` are escaped as in a JSON string, since they
-    /// are copied from the body. `places` are the documents' places in the prompt, from 1 on; `None` for one that is not
-    /// sent. If a label is unsafe, the hint uses places for all documents.
+    /// Returns the hint for documents with these labels, best first. `labels` are escaped as in a JSON string, since
+    /// they are copied from the body. `places` are the documents' places in the prompt, from 1 on; `None` for a
+    /// document that a location hint replaces. If a label is unsafe, the hint uses places for all documents.
     ///
-    /// Returns `None` if a label is missing or not unique, or if a place is missing in a hint with places or short labels:
-    /// a hint that cannot name every document would mislead.
+    /// Returns `None` if a label is empty, if two labels are equal and all are safe, or if a document lacks a place
+    /// where the hint needs it: a hint that cannot name every document would mislead.
     #[must_use]
     pub fn render(&self, labels: &[&str], places: &[Option<u32>]) -> Option<OrderHint> {
         if labels.iter().any(|label| label.is_empty()) || labels.len() != places.len() {
@@ -164,7 +164,7 @@ impl HintTemplate {
 }
 
 impl Words {
-    /// Returns the hint with these names.
+    /// Returns the hint with these names of documents.
     fn with(&self, names: impl Iterator<Item = impl AsRef<str>>) -> String {
         let mut hint = self.before.clone();
         for (at, name) in names.enumerate() {
@@ -180,12 +180,12 @@ impl Words {
     }
 }
 
-/// The text between two short names: one token with the usual tokenizers; a space would be another.
+/// The text between two names in a short hint: one token with the usual tokenizers; with a space it would be two.
 const BRIEF_SEPARATOR: &str = ">";
 
 impl HintTemplate {
-    /// Returns the length of the hint with which `words` begin, escaped as in a JSON string. `None` if they do not begin
-    /// with one, or if the template has no end mark.
+    /// Returns the length of the order hint at the beginning of `words`, which are escaped as in a JSON string. `None`
+    /// if they do not begin with one, or if the template has no text after `{order}`.
     pub(crate) fn length(&self, words: &str) -> Option<usize> {
         if let Some(length) = self.brief_length(words) {
             return Some(length);
@@ -200,7 +200,7 @@ impl HintTemplate {
         Some(words.len() - labels.len() + at + end.len())
     }
 
-    /// Returns the length of the short hint with which `words` begin.
+    /// Returns the length of the short order hint at the beginning of `words`; `None` as in [`HintTemplate::length`].
     fn brief_length(&self, words: &str) -> Option<usize> {
         let short = (self.short.as_ref()).filter(|short| !short.after.is_empty())?;
         let mut rest = words.strip_prefix(&*short.before)?;
@@ -215,7 +215,7 @@ impl HintTemplate {
     }
 }
 
-/// Returns whether a label is at most three letters or digits, so that a place would not be shorter.
+/// Returns whether a label has at most three letters or digits, so that a place would not be shorter.
 fn is_short(label: &str) -> bool {
     label.len() <= SHORT_LABEL_BYTES && label.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
@@ -224,7 +224,7 @@ fn is_short(label: &str) -> bool {
 const SHORT_LABEL_BYTES: usize = 3;
 
 impl LocationTemplate {
-    /// Validates the words of a hint: `{document}` occurs once in `template`, and `{label}` once in `label`.
+    /// Validates the template of location hints: `{document}` occurs once in `template`, and `{label}` once in `label`.
     ///
     /// # Errors
     /// Returns a [`TemplateError`] for another number of occurrences.
@@ -239,8 +239,8 @@ impl LocationTemplate {
         })
     }
 
-    /// Returns the hint for the document with this label. Both are escaped as in a JSON string. `None` if the label is
-    /// missing or unsafe in a hint.
+    /// Returns the hint for the document with this label; both are escaped as in a JSON string. `None` if the label is
+    /// empty or unsafe in a hint.
     #[must_use]
     pub fn render(&self, label: &str) -> Option<String> {
         let [open, close] = &self.label;
@@ -248,8 +248,8 @@ impl LocationTemplate {
         is_name(label, &self.mark).then(|| pieces.concat())
     }
 
-    /// Returns the hint for lines of a tool's result, by words of the first and of the last of them; without `last`, for one
-    /// line. Returns `None` if words are unsafe in a hint.
+    /// Returns the hint that stands for lines of a tool's result. `first` and `last` are words quoted from the first
+    /// and the last line; `last` is `None` for a single line. `None` if the words are unsafe in a hint.
     pub(crate) fn lines(&self, first: &str, last: Option<&str>) -> Option<String> {
         let [open, close] = &self.label;
         let words = |words| is_name(words, &self.mark).then(|| [open, words, close].concat());
@@ -261,10 +261,10 @@ impl LocationTemplate {
     }
 }
 
-/// Returns whether the label, escaped as in a JSON string, is safe as a document's name outside the document and before
+/// Returns whether a label, escaped as in a JSON string, is safe outside its document, followed by the unescaped text
 /// `mark`.
 pub(crate) fn is_name(label: &str, mark: &str) -> bool {
-    // An escape of six bytes encodes one byte at least.
+    // Six bytes of an escape encode at least one byte.
     if label.is_empty() || label.len() > 6 * MAX_LABEL_BYTES {
         return false;
     }
@@ -275,7 +275,7 @@ pub(crate) fn is_name(label: &str, mark: &str) -> bool {
     let mut characters = plain.chars().peekable();
     let mut is_fit = plain.len() <= MAX_LABEL_BYTES && !closes;
     while let Some(character) = characters.next() {
-        // An apostrophe between letters: "Ann's".
+        // An apostrophe between letters, as in "Ann's", is no quote.
         let is_apostrophe = matches!(character, '\'' | '\u{2019}')
             && before.is_alphanumeric()
             && characters.peek().is_some_and(|next| next.is_alphanumeric());
@@ -285,7 +285,7 @@ pub(crate) fn is_name(label: &str, mark: &str) -> bool {
     is_fit
 }
 
-/// Returns whether a character opens or closes a quotation.
+/// Returns whether a character is a quotation mark, an apostrophe or a backtick.
 fn is_quote(character: char) -> bool {
     matches!(
         character,
@@ -293,7 +293,7 @@ fn is_quote(character: char) -> bool {
     )
 }
 
-/// Returns the text before and after the only occurrence of `mark`.
+/// Returns the text before and after `mark`; `None` unless it occurs exactly once.
 fn once<'a>(text: &'a str, mark: &str) -> Option<(&'a str, &'a str)> {
     let (before, after) = text.split_once(mark)?;
     (!after.contains(mark)).then_some((before, after))

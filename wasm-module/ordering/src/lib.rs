@@ -1,5 +1,5 @@
-//! The core of Foreword: orders a request's documents so that the prompt opens like one whose KV state the engine still
-//! holds.
+//! The core of Foreword: orders a request's documents so that the prompt begins like one whose KV state the engine
+//! still has.
 //!
 //! ```text
 //!  body ──▶ body ──▶ messages ──▶ request ──▶ order ──▶ render, edit ──▶ body
@@ -11,8 +11,8 @@
 //! ```
 //!
 //! [`Orderer`] is the entry point: one call per request. The same code runs in the Envoy filter, in the browser, in the
-//! host and in offline replay, so all decide alike. It does no I/O, reads no clock, starts no thread, and does not panic on
-//! any input.
+//! host and in offline replay, so all decide alike. It does no I/O, reads no clock, starts no thread, and does not
+//! panic on any input.
 //!
 //! ```
 //! use foreword_ordering::{Config, Orderer, Skip, Tenant};

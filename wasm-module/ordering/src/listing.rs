@@ -8,19 +8,19 @@ use crate::policy::{Placement, Split, Start};
 use crate::tree::{KnowledgeTree, Scope};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A request of a trace.
+/// One group of documents of a recorded request, as input to simulations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The hash of everything before the documents in the prompt.
+    /// Hash of everything before the documents in the prompt, and of the model.
     pub scope: Scope,
     /// The distinct documents, in rank order.
     pub documents: Vec<Retrieved>,
-    /// Whether the order is the retriever's; if not, no document is favoured.
+    /// Whether the documents are in rank order. If not, none is favoured.
     pub is_ranked: bool,
 }
 
 impl Request {
-    /// Returns the place in `tree` where the documents begin, directly after their scope; it is unranked if they are.
+    /// Returns the place in `tree` at which the documents begin, directly after their scope.
     #[must_use]
     pub fn start<'t>(&self, tree: &'t KnowledgeTree) -> Start<'t> {
         let start = Start::behind(tree, self.scope);
@@ -30,7 +30,7 @@ impl Request {
         }
     }
 
-    /// Returns how a placement divides the documents; unranked ones are divided as by [`Placement::FREE`].
+    /// Returns the documents divided by `placement`; if they are not in rank order, none is favoured.
     #[must_use]
     pub fn split(&self, placement: Placement) -> Split {
         let placement = match self.is_ranked {
@@ -41,30 +41,30 @@ impl Request {
     }
 }
 
-/// A document of a request.
+/// A document of a recorded request, without its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retrieved {
-    /// The document's label, which the `sorted` policy compares.
+    /// The document's label, by which the policy `sorted` sorts.
     pub label: String,
-    /// The document's identity.
+    /// The document's identity: a hash of its block.
     pub fingerprint: Fingerprint,
     /// Estimated tokens of the document's block.
     pub tokens: u32,
 }
 
 impl Retrieved {
-    /// Returns document `number` of a generated corpus.
+    /// Returns document `number` of a generated corpus, with its number as label and fingerprint.
     #[must_use]
     pub fn numbered(number: u64, tokens: u32) -> Self {
         Self {
-            // Of one width, so that labels sort as numbers do.
+            // Labels have one width, so that they sort like the numbers.
             label: format!("{number:06}"),
             fingerprint: Fingerprint(number),
             tokens,
         }
     }
 
-    /// Returns a piece of a prompt, identified by the hash of its bytes.
+    /// Returns a piece of a prompt, identified by a hash of its bytes instead of a document's.
     #[must_use]
     pub fn piece(hash: u64, tokens: u32) -> Self {
         Self {
@@ -75,12 +75,12 @@ impl Retrieved {
     }
 }
 
-/// Returns the documents that an [`Orderer`](crate::Orderer) would find in `body`, without repeats: one simulated request
-/// for each group that it would order separately; most bodies have one. Models share nothing: the model's name is part of
-/// the scope.
+/// Returns the documents that an [`Orderer`](crate::Orderer) would find in `body`, without repeats: one [`Request`] for
+/// each group that it would order separately; most bodies have one group. The model's name is part of the scope, since
+/// models share nothing.
 ///
 /// # Errors
-/// [`Skip`], the reason why the original body would be forwarded.
+/// Returns [`Skip`], the reason why the body would be forwarded unchanged.
 pub fn documents_of(body: &[u8], config: &Config) -> Result<Vec<Request>, Skip> {
     let parsed = body::parse(body, config)?;
     if !parsed.has_documents() {
@@ -94,7 +94,7 @@ pub fn documents_of(body: &[u8], config: &Config) -> Result<Vec<Request>, Skip> 
         .collect())
 }
 
-/// Returns one group's documents, without repeats.
+/// Returns one group's documents without repeats.
 fn listed(group: &Group<'_>, model: &str, config: &Config) -> Request {
     let documents = DistinctDocuments::of(group).distinct.into_iter();
     let documents = documents.filter_map(|(index, fingerprint)| {

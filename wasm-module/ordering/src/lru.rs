@@ -1,11 +1,11 @@
-//! Values by key, of which the least recently used are evicted.
+//! A map that evicts the least recently used values.
 
 use crate::recency::Recency;
 use crate::slots::Slots;
 use fxhash::FxHashMap;
 use std::hash::Hash;
 
-/// Values by key, in the order of their last use. The caller sets the bound.
+/// Values by key, in the order of their last use. Each insertion sets the bound.
 #[derive(Debug)]
 pub(crate) struct Lru<K, T> {
     places: FxHashMap<K, u32>,
@@ -29,13 +29,13 @@ impl<K: Clone + Eq + Hash, T> Lru<K, T> {
         self.places.len()
     }
 
-    /// Returns the value of that key, without marking it as used.
+    /// Returns the value with this key, without marking it as used.
     pub(crate) fn peek(&self, key: &K) -> Option<&T> {
         let entry = self.entries.get(*self.places.get(key)?)?;
         entry.as_ref().map(|(_, value)| value)
     }
 
-    /// Returns the value of that key and marks it as used.
+    /// Returns the value with this key, and marks it as used.
     pub(crate) fn get(&mut self, key: &K) -> Option<&mut T> {
         let place = *self.places.get(key)?;
         self.recency.touch(place);
@@ -43,8 +43,8 @@ impl<K: Clone + Eq + Hash, T> Lru<K, T> {
         entry.as_mut().map(|(_, value)| value)
     }
 
-    /// Sets the value of that key, as the one used last; it replaces the least recently used ones beyond `max` values, of which
-    /// there is at least one.
+    /// Sets the value with this key and marks it as used. A new key first evicts the least recently used values until
+    /// fewer than `max` are left (at least one value is stored even if `max` is 0).
     pub(crate) fn insert(&mut self, key: K, value: T, max: usize) {
         if let Some(known) = self.get(&key) {
             *known = value;
@@ -56,7 +56,7 @@ impl<K: Clone + Eq + Hash, T> Lru<K, T> {
         self.recency.add(place);
     }
 
-    /// Removes the least recently used value.
+    /// Removes and returns the least recently used value; `None` if there is no value.
     pub(crate) fn pop(&mut self) -> Option<(K, T)> {
         let place = self.recency.oldest()?;
         self.recency.remove(place);

@@ -35,7 +35,7 @@ macro_rules! named {
             /// All values, in the order of their declaration.
             $vis const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
 
-            /// Returns the name in configurations, reports and metrics.
+            /// Returns the name used in configurations, reports and metrics.
             #[must_use]
             $vis fn name(self) -> &'static str {
                 match self {
@@ -43,7 +43,7 @@ macro_rules! named {
                 }
             }
 
-            /// Returns the value of that name.
+            /// Returns the value with this name; `None` if there is none.
             #[must_use]
             $vis fn by_name(name: &str) -> Option<Self> {
                 Self::ALL.into_iter().find(|value| value.name() == name)

@@ -1,8 +1,8 @@
 //! Structs that are deserialised only from JSON objects.
 //!
-//! serde's derive also reads a struct from an array: `[]` would be a configuration. It generates code for both forms and
-//! every struct, 10 KB of 150 in the browser's module. [`object!`](crate::object) generates only the object form, and all
-//! structs share one function that looks up keys.
+//! Serde's derive also reads a struct from an array: `[]` would be a valid configuration. The derive generates code for
+//! both forms and every struct, 10 KB of 150 in the browser's module. [`object!`](crate::object) generates only the
+//! object form, and all structs share one function that looks up keys.
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, Visitor};
 use std::fmt;
@@ -44,8 +44,8 @@ use std::ops::RangeInclusive;
 /// assert_eq!((error.field, &*error.reason), ("shape.sides", "2 is out of range, it must be 3 to 1000"));
 /// ```
 ///
-/// An unknown key is an error that lists the known keys, since a misspelt setting would have no effect. So is a duplicate
-/// key. Every field must be listed, 32 at most. A struct may borrow from the text for the lifetime named.
+/// An unknown key is an error that lists the known keys, since a misspelt setting would have no effect; a duplicate key
+/// is an error too. All fields must be listed, at most 32. A struct may borrow from the text for the lifetime named.
 #[macro_export]
 macro_rules! object {
     (
@@ -85,7 +85,7 @@ macro_rules! object {
                                 $(at if at == At::$field as u32 => {
                                     map.next_value_seed($crate::object::InPlace(&mut self.0.$field))?;
                                 })+
-                                // Keys returns no other index.
+                                // `Keys` returns no other index.
                                 _ => {}
                             }
                         }
@@ -93,7 +93,7 @@ macro_rules! object {
                     }
                 }
 
-                // A field that is not listed does not compile.
+                // Does not compile if a field is not listed.
                 let _ = |Self { $($field: _),+ }: Self| ();
                 deserializer.deserialize_map(Fields(place, ::std::marker::PhantomData))
             }
@@ -130,25 +130,25 @@ macro_rules! object {
     (@name $field:ident) => { stringify!($field) };
 }
 
-/// A configuration with ranges for its numbers.
+/// A configuration whose numbers have allowed ranges.
 pub trait Ranges {
-    /// Checks the numbers in order.
+    /// Checks the numbers in the order of their fields.
     ///
     /// # Errors
-    /// Returns the first one that is out of its range.
+    /// Returns the first number that is out of its range.
     fn check(&self) -> Result<(), BadValue>;
 }
 
-/// The error that a field has a value that is not allowed.
+/// A field's value is not allowed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BadValue {
-    /// The path of the field.
+    /// The path of the field in the configuration.
     pub field: &'static str,
     /// The value found, and the values allowed.
     pub reason: String,
 }
 
-/// An optional number; used by [`object!`](crate::object).
+/// A number that may be absent, for range checks; used by [`object!`](crate::object).
 #[doc(hidden)]
 pub trait Number {
     fn number(&self) -> Option<u64>;
@@ -172,7 +172,7 @@ impl<T: Number> Number for Option<T> {
     }
 }
 
-/// Checks one number; used by [`object!`](crate::object).
+/// Checks that a number is in `range` or absent; used by [`object!`](crate::object).
 #[doc(hidden)]
 pub fn within(
     field: &'static str,
@@ -189,7 +189,7 @@ pub fn within(
     }
 }
 
-/// Reads a value into its place; used by [`object!`](crate::object).
+/// Deserialises into an existing value; used by [`object!`](crate::object).
 #[doc(hidden)]
 pub struct InPlace<'p, T>(pub &'p mut T);
 
@@ -201,11 +201,11 @@ impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for InPlace<'_, T> {
     }
 }
 
-/// Looks up an object's keys; used by [`object!`](crate::object).
+/// Maps an object's keys to the indices of its fields; used by [`object!`](crate::object).
 #[doc(hidden)]
 pub struct Keys {
     names: &'static [&'static str],
-    /// A bit for each name that was read.
+    /// A bit for each name that has occurred; a second occurrence is an error.
     seen: u32,
 }
 
@@ -216,7 +216,7 @@ impl Keys {
     }
 }
 
-/// Returns the index of the key's name.
+/// Returns the index of the key's name; an error for an unknown or a duplicate key.
 impl<'de> DeserializeSeed<'de> for &mut Keys {
     type Value = u32;
 

@@ -1,17 +1,17 @@
 //! Random numbers for the `random` policy and for generated workloads. They are not suitable for secrets.
 
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the same numbers for the same seed, on every platform.
+/// SplitMix64, a random number generator (Steele, Lea and Flood, OOPSLA 2014). Equal seeds give equal numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Returns a generator that starts at `seed`.
+    /// Returns a generator with this seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Returns the next 64 bits.
+    /// Returns the next 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -20,17 +20,17 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
-    /// Returns a number below `limit`; 0 when there is none.
+    /// Returns a random number below `limit`; 0 if `limit` is 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.bits().checked_rem(limit).unwrap_or(0)
     }
 
-    /// Returns a number in `0.0..1.0`.
+    /// Returns a random number from 0.0 up to but excluding 1.0.
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Puts `items` in random order (Fisher and Yates).
+    /// Shuffles `items` (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let other = self.below(last as u64 + 1) as usize;

@@ -1,12 +1,12 @@
-//! A list of an arena's slots ordered by last use. The arena decides which slots exist and what they hold.
+//! A list of an arena's slots ordered by last use. The arena decides which slots exist and which values are in them.
 //!
 //! If a caller touches a path from the leaf up, parents stay more recent than their children, so the oldest slot is always
 //! a leaf.
 
-/// Slots by last use. Every operation is O(1).
+/// The slots in the list, ordered by last use. Every operation except iteration is O(1).
 #[derive(Debug, Default)]
 pub struct Recency {
-    /// Links by slot; a slot that is not listed has none.
+    /// The neighbours of each slot; a slot that is not in the list has none.
     links: Vec<Links>,
     newest: Option<u32>,
     oldest: Option<u32>,
@@ -19,20 +19,20 @@ struct Links {
 }
 
 impl Recency {
-    /// Bytes for each slot; up to twice that while the list grows.
+    /// Bytes of memory for each slot; up to twice that while the list grows.
     pub const SLOT_BYTES: usize = size_of::<Links>();
 
-    /// Returns the slot that was used least recently.
+    /// Returns the slot that was used least recently; `None` if the list is empty.
     pub fn oldest(&self) -> Option<u32> {
         self.oldest
     }
 
-    /// Returns the slot that was used last.
+    /// Returns the slot that was used last; `None` if the list is empty.
     pub fn newest(&self) -> Option<u32> {
         self.newest
     }
 
-    /// Adds `slot`, which is not listed, as the one used last.
+    /// Adds `slot`, which must not be in the list, as the one used last.
     pub fn add(&mut self, slot: u32) {
         if self.links.len() <= slot as usize {
             self.links.resize(slot as usize + 1, Links::default());
@@ -48,13 +48,13 @@ impl Recency {
         }
     }
 
-    /// Makes `slot`, which is listed, the one used last.
+    /// Marks `slot`, which must be in the list, as the one used last.
     pub fn touch(&mut self, slot: u32) {
         self.remove(slot);
         self.add(slot);
     }
 
-    /// Removes `slot`, which is listed, from the list.
+    /// Removes `slot`, which must be in the list.
     pub fn remove(&mut self, slot: u32) {
         let Some(links) = self.links_mut(slot) else {
             return;
@@ -70,14 +70,14 @@ impl Recency {
         }
     }
 
-    /// Iterates over the listed slots, least recently used first.
+    /// Iterates over the slots in the list, least recently used first.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.oldest, |&slot| {
             self.links.get(slot as usize).and_then(|links| links.newer)
         })
     }
 
-    /// Iterates over the listed slots, most recently used first.
+    /// Iterates over the slots in the list, most recently used first.
     pub fn iter_newest(&self) -> impl Iterator<Item = u32> {
         std::iter::successors(self.newest, |&slot| {
             self.links.get(slot as usize).and_then(|links| links.older)

@@ -1,6 +1,6 @@
-//! An arena of values, each known by its slot's number.
+//! An arena of values in numbered slots.
 
-/// Values in numbered slots. The number of a value that was released is given to a later one.
+/// Values in numbered slots. The number of a released slot is given to a later value.
 #[derive(Debug)]
 pub(crate) struct Slots<T> {
     all: Vec<T>,
@@ -17,7 +17,7 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// Stores a value, and returns its number. The callers' bounds are far below 2^32 values.
+    /// Stores a value and returns the number of its slot. Callers' bounds are far below 2^32 values.
     pub(crate) fn put(&mut self, value: T) -> u32 {
         match self.free.pop() {
             Some(number) => {
@@ -33,7 +33,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// Releases a number. Its value remains until another one takes its place.
+    /// Releases a slot, which must be in use. Its value remains until another one takes its place.
     pub(crate) fn release(&mut self, number: u32) {
         self.free.push(number);
     }
@@ -46,12 +46,12 @@ impl<T> Slots<T> {
         self.all.get_mut(number as usize)
     }
 
-    /// Returns how many values are not released.
+    /// Returns the number of slots in use.
     pub(crate) fn len(&self) -> usize {
         self.all.len() - self.free.len()
     }
 
-    /// Iterates over the values that are not released. O(values · released).
+    /// Iterates over the values of the slots in use. O(values · released slots).
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         let all = (0_u32..).zip(&self.all);
         let used = all.filter(|(number, _)| !self.free.contains(number));

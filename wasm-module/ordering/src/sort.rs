@@ -1,10 +1,10 @@
-//! Sorting by a key with little code. Each of std's sorts takes about 4 KB of WebAssembly for every type and key; for the
-//! short lists here that would be a tenth of the module.
+//! Sorting by a key with little code. Each of std's sorts takes about 4 KB of WebAssembly for every type and key, which
+//! for the short lists here would be a tenth of the module.
 
-/// Sorts by `key`, in place. Not stable: items of equal keys may change their order.
+/// Sorts `items` by `key`, in place. Not stable: items with equal keys may change their order.
 ///
-/// This is Shell's sort: items are swapped over decreasing gaps, and the last pass over neighbours finds little to do.
-/// Short lists, and most of ours are short, take that pass and one or two before it. Keys are computed about n^1.3 times.
+/// This is Shell's sort: items are swapped over decreasing gaps, and the last pass over neighbours has little to do.
+/// Short lists, the usual case, take that pass and one or two before it. Keys are computed about n^1.3 times.
 pub fn sort_by_key<T, K: Ord>(items: &mut [T], key: impl Fn(&T) -> K) {
     let is_before = |items: &[T], a: usize, b: usize| match (items.get(a), items.get(b)) {
         (Some(a), Some(b)) => key(a) < key(b),
@@ -12,7 +12,7 @@ pub fn sort_by_key<T, K: Ord>(items: &mut [T], key: impl Fn(&T) -> K) {
     };
     let mut gap = items.len();
     while gap > 1 {
-        // Gaps shrink by 9/4, as in the best sequences known (Tokuda 1992); the last one is 1.
+        // Gaps shrink by a factor of 9/4, as in the best sequences known (Tokuda 1992); the last one is 1.
         gap = (gap * 4 / 9).max(1);
         for end in gap..items.len() {
             let mut at = end;

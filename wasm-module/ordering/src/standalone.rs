@@ -1,4 +1,4 @@
-//! Orders documents outside any body, for callers that write their prompts themselves.
+//! Orders documents without a request body, for callers that write their prompts themselves.
 
 use crate::body::{MAX_MODEL_BYTES, Skip, inner_of};
 use crate::config::Config;
@@ -9,39 +9,39 @@ use crate::tree::{KnowledgeTree, Scope};
 use fxhash::FxHashSet;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A document of a caller that writes its own prompt; missing parts are empty.
+/// A document of a caller that writes its own prompt; a missing part is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StandaloneDocument<'a> {
-    /// The document's name in hints.
+    /// The document's name in hints; if it is empty, the title is used.
     pub id: &'a str,
-    /// The document's heading.
+    /// The document's title.
     pub title: &'a str,
     /// The document's text.
     pub text: &'a str,
 }
 
-/// The order in which to send documents.
+/// The order in which a caller should send its documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandaloneOrder {
-    /// Positions in the caller's list; repeats are left out.
+    /// Indices of the documents in the caller's list, in the order to send; repeats are left out.
     pub order: Vec<u16>,
-    /// Number of documents, from the first on, that the engine is believed to hold.
+    /// Number of documents at the beginning that the engine is believed to hold.
     pub matched: u32,
-    /// Estimated tokens of the matched documents.
+    /// Estimated tokens of these documents.
     pub matched_tokens: u64,
-    /// Estimated tokens of all documents.
+    /// Estimated tokens of all documents, without repeats.
     pub document_tokens: u64,
-    /// Number of documents that changed place.
+    /// Number of documents at another position than in the caller's list without its repeats.
     pub moved: u32,
-    /// Number of documents that equal an earlier one.
+    /// Number of documents left out because they equal an earlier one.
     pub dropped: u32,
-    /// The order hint with the caller's order, if the order changed and every document has a unique name.
+    /// The order hint with the caller's ranking; `None` unless the order changed and the names allow a hint.
     pub hint: Option<String>,
-    /// Whether the hint uses places instead of names, because a name is unsafe in a hint.
+    /// Whether the hint uses places instead of names because a name is unsafe in a hint.
     pub numbered: bool,
 }
 
-/// Returns an error if the documents cannot be ordered.
+/// Returns an error if the documents cannot be ordered: there are none or too many, or the model's name is too long.
 pub(crate) fn check(
     config: &Config,
     model: &str,
@@ -65,7 +65,7 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Orders [checked](check) documents and records the order.
+/// Orders documents that [`check`] has accepted, and records the order in the tree and the policy.
 pub(crate) fn order(
     config: &Config,
     tree: &mut KnowledgeTree,
@@ -121,13 +121,13 @@ pub(crate) fn order(
     }
 }
 
-/// Converts positions among the distinct documents into positions in the caller's list.
+/// Converts indices among the distinct documents into indices in the caller's list.
 fn in_the_callers_list(order: &Order, ranks: &[u16]) -> Vec<u16> {
     let ranks = order.iter().filter_map(|&at| ranks.get(usize::from(at)));
     ranks.copied().collect()
 }
 
-/// Returns the order hint as plain text; templates are made for the inside of a JSON string.
+/// Returns the order hint as plain text. Templates are escaped for JSON, so the result is unescaped.
 fn hint(config: &Config, candidates: &[Candidate<'_>], order: &Order) -> Option<OrderHint> {
     let quoted = |label: &str| serde_json::to_string(label).unwrap_or_default();
     let labels: Vec<String> = candidates.iter().map(|found| quoted(found.label)).collect();

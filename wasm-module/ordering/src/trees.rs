@@ -3,12 +3,12 @@
 use crate::engines::{EngineId, MAX_ENGINES};
 use crate::tree::{Bounds, KnowledgeTree};
 
-/// The knowledge trees of one tenant and model, one for each engine. A tree is created when it is first used.
+/// The knowledge trees of one tenant and model, one for each engine. Trees after the first are created when needed.
 #[derive(Debug)]
 pub(crate) struct Trees {
     bounds: Bounds,
     first: KnowledgeTree,
-    /// The trees of the second engine and of those after it.
+    /// The trees of all engines but the first, by id.
     others: Vec<KnowledgeTree>,
 }
 
@@ -21,7 +21,7 @@ impl Trees {
         }
     }
 
-    /// Returns the tree of an engine. An engine from [`MAX_ENGINES`] on shares the first one's tree, which loses reuse.
+    /// Returns the tree of an engine. Ids from [`MAX_ENGINES`] on share the first one's tree, which loses reuse.
     pub(crate) fn of(&mut self, engine: EngineId) -> &mut KnowledgeTree {
         let other = usize::from(engine.0).checked_sub(1);
         if let Some(at) = other.filter(|_| engine.0 < MAX_ENGINES)
@@ -37,12 +37,12 @@ impl Trees {
         }
     }
 
-    /// Returns the first engine's tree.
+    /// Returns the tree of the first engine.
     pub(crate) fn first(&self) -> &KnowledgeTree {
         &self.first
     }
 
-    /// Counts the nodes of all trees.
+    /// Returns the number of nodes in all trees.
     pub(crate) fn nodes(&self) -> usize {
         let others = self.others.iter().map(KnowledgeTree::len);
         self.first.len() + others.sum::<usize>()

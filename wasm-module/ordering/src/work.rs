@@ -1,31 +1,31 @@
-//! Counts the bytes that a reader looks at, in tests and with the feature `count-work`. Elsewhere it compiles to nothing.
+//! Counts the bytes that a parser looks at, in tests and with the feature `count-work`. Elsewhere it does nothing.
 //!
-//! A body comes from a client. Whatever its bytes, reading it must take time proportional to their number. A clock cannot
-//! prove that, since a quadratic case is fast on inputs that a test can afford. So all code that looks at a body's bytes
-//! uses `body::search` or `body::scan`, which count here; the lint `disallowed_methods` forbids the standard library's own
-//! searches in that module.
+//! A body comes from a client. Whatever its bytes, parsing it must take time proportional to their number. Measured
+//! times cannot prove that, since a quadratic case is fast on inputs that a test can afford. So all code that looks at
+//! a body's bytes uses `body::search` or `body::scan`, which count here; the lint `disallowed_methods` forbids the
+//! standard library's own searches in that module.
 
-/// Number of bytes that a reader looked at.
+/// Numbers of bytes that were looked at and hashed.
 #[cfg(any(test, feature = "count-work"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Bytes looked at by scanners; a byte counts each time a scanner passes over it.
+    /// Bytes looked at by scanners and searches; a byte counts each time one of them passes over it.
     pub looked: u64,
-    /// Bytes looked at by hashes.
+    /// Bytes hashed; a byte counts each time.
     pub hashed: u64,
 }
 
-/// Most looks at each byte of a body, by all steps of a reader together.
+/// Most looks at each byte of a body, by all steps of parsing together.
 #[cfg(any(test, feature = "count-work"))]
 pub const MAX_LOOKS: u64 = 12;
 
-/// Most hashes of each byte of a body.
+/// Most times that each byte of a body is hashed.
 #[cfg(any(test, feature = "count-work"))]
 pub const MAX_HASHES: u64 = 6;
 
 #[cfg(any(test, feature = "count-work"))]
 impl Work {
-    /// Checks the work of reading `bytes` bytes; a small constant is allowed in addition.
+    /// Checks the work of parsing `bytes` bytes; a small constant is allowed in addition.
     ///
     /// # Errors
     /// Returns the work if it exceeds the bounds.

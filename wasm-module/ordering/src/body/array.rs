@@ -1,11 +1,11 @@
 //! The `documents` array of a body, a sibling of `messages` in OpenAI-compatible engines' and Cohere's APIs.
 //!
 //! [`DocumentsField`] decides whether its documents are written into the last user message or its elements are ordered
-//! in place. In Cohere's v1 API, documents stay in their array: its answers cite them by id, or by index, and then
-//! nothing moves. An array that a retriever returned is not part of the body: its documents are always written into a
-//! message.
+//! in place. In Cohere's v1 API, documents stay in their array. Its answers cite them by id; without ids they cite by
+//! index, and nothing is moved. An array that a retriever returned is not part of the body: its documents are always
+//! written into a message.
 //!
-//! Documents are rendered here because most engines ignore the array unless their chat template knows it.
+//! Documents are rendered here because most engines ignore the array unless their chat template supports it.
 
 use super::Skip;
 use super::chat::{Chat, ParsedMessage};
@@ -22,29 +22,29 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 /// Documents that the gateway's retriever found for a body. They are written into its last user message, before its
-/// text, and stay there where chats are [pinned](crate::config::RawConversation::pin).
+/// text, and are [pinned](crate::config::RawConversation::pin) there if the configuration says so.
 #[derive(Clone, Copy, Debug)]
 pub struct Retrieved<'a> {
     /// A JSON array, best first, in the form of a body's `documents`.
     pub documents: &'a str,
-    /// Text before and after the documents, escaped as in a JSON string. It is the same for every request, so it is not
-    /// recorded in the tree.
+    /// Text before and after the documents, escaped as in a JSON string. It must be the same for every request, since
+    /// the tree does not record it.
     pub around: [&'a str; 2],
 }
 
-/// Documents of an array: ordered in the array, before every message, or to be written into the message of that index.
+/// The documents of an array: those that stay in the array, or the index of a message with those to write into it.
 pub(super) type FromArray<'a> = (Option<Group<'a>>, Option<(usize, Group<'a>)>);
 
-/// An element's fields, as written; `None` if absent or `null`.
+/// The fields of an element, as JSON; `None` if absent or `null`.
 struct RawDocument<'a> {
     id: Option<&'a str>,
     title: Option<&'a str>,
     text: Option<&'a str>,
-    /// Cohere's object that holds the document's fields.
+    /// The object in which Cohere puts the document's fields.
     data: Option<&'a str>,
 }
 
-/// Strings of a `documents` element, as between quotes; empty if absent.
+/// The strings of an element of `documents`, without quotes; empty if absent.
 struct Parts<'a> {
     id: &'a str,
     title: &'a str,
@@ -67,7 +67,7 @@ impl<'a> RawDocument<'a> {
     }
 }
 
-/// The unescaped text of an element of a `documents` array; `None` if it has none.
+/// Returns the unescaped text of an element of a `documents` array; `None` if it has none.
 pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
     if let Some(text) = inner(element) {
         return Some(unescaped(text, None));
@@ -85,7 +85,7 @@ pub(crate) fn element_text(element: &str) -> Option<Cow<'_, str>> {
 }
 
 impl<'a> Finder<'a, '_> {
-    /// Finds the documents of the chat's array; `(None, None)` if it is empty.
+    /// Finds the documents of the chat's array; `(None, None)` if the array is empty or must not be changed.
     pub(super) fn array(&mut self, array: &'a str, chat: &Chat<'a>) -> Result<FromArray<'a>, Skip> {
         let messages = &chat.messages;
         let elements = elements(self.body, array)?;
@@ -110,7 +110,7 @@ impl<'a> Finder<'a, '_> {
             let slots = (elements.iter())
                 .map(|element| range_in(self.body, element))
                 .collect();
-            // It is unknown where the template renders the documents; before all messages is usual.
+            // Where the template renders these documents is unknown; before all messages is usual.
             let scope = Scope(messages.first().map_or(0, |message| message.before));
             let hint = target.and_then(|(_, (entry, _))| {
                 (entry.wrap == Wrap::None).then_some(HintSpot {
@@ -196,13 +196,13 @@ impl<'a> Finder<'a, '_> {
     }
 }
 
-/// Returns the message to write documents into, the last user message with text, and its place for them.
+/// Returns the message to write documents into, with the place: the last user message with text. `None` without one.
 fn target(messages: &[ParsedMessage<'_>]) -> Option<(usize, (Entry, Scope))> {
     let mut messages = messages.iter().enumerate().rev();
     messages.find_map(|(at, parsed)| Some((at, parsed.message.entry?)))
 }
 
-/// Builds the group that writes these documents into that message, with the message's index.
+/// Returns the message's index and the group that writes these documents into it.
 fn rendered<'a>(
     documents: Vec<Parts<'a>>,
     (index, (entry, scope)): (usize, (Entry, Scope)),

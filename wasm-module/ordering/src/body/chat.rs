@@ -1,6 +1,6 @@
-//! A chat's messages: what may hold documents in each, the hash of the prompt before each, and the hash chain that
-//! identifies the chat. Bodies of every [format](super::formats) are read alike: the system text is a message before
-//! the others, and Cohere's `message`, or an `input` that is a string, is the last user message.
+//! Reads a chat's messages: the parts that may contain documents, the hash of the prompt before each message, and the
+//! hash chain that identifies the chat. All [formats](super::formats) are read alike: the system text is a message
+//! before the others, and Cohere's `message`, or an `input` that is a string, is the last user message.
 //!
 //! ```text
 //!   messages   m0 ───────── m1 ───────── m2        as the client sends them
@@ -8,9 +8,9 @@
 //!   before     H(tools)     H(·, m0)     H(·, m1)  every byte: the prompt before a message
 //! ```
 //!
-//! The protocols have no chat id, and a header with one could be forged. So a chat is identified by its words,
-//! including `user`, `safety_identifier`, `prompt_cache_key` and `metadata.user_id`. A scope covers every byte before
-//! the documents, because a tree that ignored the system prompt would expect matches that the engine cannot have.
+//! The protocols have no chat id, and a header with one could be forged. So a chat is identified by its text and by
+//! `user`, `safety_identifier`, `prompt_cache_key` and `metadata.user_id`. A scope covers every byte before the
+//! documents, because a tree that ignored the system prompt would expect matches that the engine cannot have.
 
 use super::content::{Piece, Pieces, pieces};
 use super::formats::{
@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
-/// A chat request's outer shape.
+/// The messages of a chat request, and its fields outside of them.
 pub(super) struct Chat<'a> {
     /// The model's name; empty if the body has none.
     pub(super) model: Cow<'a, str>,
@@ -38,31 +38,31 @@ pub(super) struct Chat<'a> {
     pub(super) messages: Vec<ParsedMessage<'a>>,
     /// The `documents` field, if it is a list.
     pub(super) documents: Option<&'a str>,
-    /// See [`Parsed::retrieval`](super::Parsed::retrieval).
+    /// The JSON of the field `retrieval`; `None` if absent.
     pub(super) retrieval: Option<&'a str>,
     /// True for a body of Cohere's v1 API.
     pub(super) is_cohere: bool,
-    /// True if the messages are in `messages`, as in a chat completion.
+    /// True for the formats whose messages are in `messages`, such as a chat completion.
     pub(super) is_chat: bool,
-    /// The elements of `tools`, or of `functions` where there are no tools.
+    /// The elements of `tools`, or of `functions` if there are no tools.
     pub(super) tools: Vec<&'a str>,
     pub(super) start: Start<'a>,
-    /// See [`Parsed::parameters`](super::Parsed::parameters).
+    /// The JSON of the fields [`PARAMETERS`]; `None` if absent or `null`.
     pub(super) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
-/// A message whose documents are not found yet.
+/// A message in which documents have not been searched yet.
 pub(super) struct ParsedMessage<'a> {
-    /// The message, without groups of documents.
+    /// The message, with an empty list of groups of documents.
     pub(super) message: Message<'a>,
-    /// Hash of the tools and of all earlier messages.
+    /// Hash of the prompt before the message: of the tools and of all earlier messages.
     pub(super) before: u64,
-    /// Parts that may hold documents, in the order of the prompt.
+    /// The parts of the content that may contain documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
 }
 
-/// The fields of a request that hold messages or that a prompt depends on, as written; single fields in the order of
-/// [`FIELDS`].
+/// The fields of a request that contain messages or that a prompt depends on, as JSON. Single fields are in the order
+/// of [`FIELDS`].
 #[derive(Default)]
 struct RawChat<'a> {
     /// Message lists, in the order of [`FORMATS`].
@@ -77,7 +77,7 @@ struct RawChat<'a> {
     preceding: [Option<&'a str>; PRECEDING.len()],
 }
 
-/// Fields, other than messages and tools, that a chat template may render or that select how it renders.
+/// Fields, other than messages and tools, that a chat template may render or that change how it renders.
 pub(crate) const PARAMETERS: [&str; 6] = [
     "tool_choice",
     "response_format",
@@ -130,7 +130,7 @@ impl<'a> RawChat<'a> {
             return scan.field(name, &PRECEDING, &mut self.preceding);
         }
         if formats::is_tool_config(name) && scan.peek() == Some(b'{') {
-            // Converse: the tools and the choice among them. Gemini: the choice alone.
+            // Converse puts the tools and the tool choice here, Gemini only the tool choice.
             return scan.object(|scan, name| match formats::parameter(name) {
                 Some(name) => self.parameter(scan, name),
                 None if name == "tools" => self.tools(scan, name),
@@ -152,8 +152,7 @@ impl<'a> RawChat<'a> {
         scan.place(name, value, &FIELDS, &mut self.fields)
     }
 
-    /// Reads a parameter under another format's name for it. Ignored if the body already had the field under its own
-    /// name.
+    /// Reads a parameter under another format's name for it. Ignored if the field was already read under its own name.
     fn parameter(&mut self, scan: &mut Scan<'a>, name: &str) -> Result<(), Bad> {
         let value = scan.value()?;
         let place = PARAMETERS.iter().position(|known| *known == name);
@@ -177,11 +176,11 @@ impl<'a> RawChat<'a> {
     }
 }
 
-/// A list of messages. At most as many as a chat may have are stored; all are counted.
+/// A list of messages. All are counted, but at most [`MAX_MESSAGES`] are stored.
 #[derive(Default)]
 struct RawMessages<'a> {
     kept: Vec<RawMessage<'a>>,
-    /// The whole user message, where a string stands instead of a list.
+    /// The only message, a user's, if the field is a string instead of a list.
     only: Option<&'a str>,
     count: usize,
 }
@@ -218,7 +217,7 @@ impl<'a> RawMessages<'a> {
         Ok(messages)
     }
 
-    /// Returns the messages; an error if there are too many.
+    /// Returns the messages; an error if there are more than [`MAX_MESSAGES`].
     fn all(&self) -> Result<&[RawMessage<'a>], Skip> {
         match self.count {
             found if found > MAX_MESSAGES => Err(Skip::TooManyMessages { found }),
@@ -227,7 +226,7 @@ impl<'a> RawMessages<'a> {
     }
 }
 
-/// The client's user id in `metadata`. The other fields of `metadata` may change from request to request.
+/// Returns the client's user id in `metadata`, whose other fields may change between requests; `None` if absent.
 fn user_id(metadata: &str) -> Option<&str> {
     let [id] = fields(metadata, ["user_id"]).ok()?;
     id
@@ -248,8 +247,8 @@ impl<'a> Chat<'a> {
             mut preceding,
         } = raw;
         let format = FORMATS.get(at).ok_or(Skip::NoDocuments)?;
-        // `null` counts as a value here: our salt would be inserted before it, and parsers may keep the last of two fields;
-        // and the `retrieval` field is cut out whatever its value. In other fields `null` means absent.
+        // In these two fields `null` counts as a value: a second salt would be ambiguous, and the field `retrieval` is
+        // removed whatever its value. In other fields `null` means absent.
         let [.., salt, retrieval] = fields;
         say(&mut fields);
         say(&mut parameters);
@@ -358,7 +357,7 @@ pub(super) fn named(model: &str) -> Result<(), Skip> {
     }
 }
 
-/// Returns the list of functions of a Gemini tool, as written, and its elements; `None` if it has none.
+/// Returns the list of functions of a Gemini tool, as JSON, and its elements; `None` if it has no functions.
 fn functions_in<'a>(body: &str, tool: &'a str) -> Option<(&'a str, Vec<&'a str>)> {
     let names = ["functionDeclarations", "function_declarations"];
     let [functions, other] = scan::fields(tool, names).ok()?;
@@ -367,7 +366,7 @@ fn functions_in<'a>(body: &str, tool: &'a str) -> Option<(&'a str, Vec<&'a str>)
     (!functions.is_empty()).then_some((field, functions))
 }
 
-/// Returns the content of a system text. Gemini's is an object with a list of parts.
+/// Returns the content of a system text: for Gemini the list of parts in the object, otherwise the value itself.
 fn parts_of<'a>(body: &str, system: &'a str) -> Result<&'a str, Skip> {
     if !system.starts_with('{') {
         return Ok(system);
@@ -385,20 +384,20 @@ fn behind(before: u64, preceding: &[Option<&str>]) -> u64 {
     })
 }
 
-/// State of the reader between two messages.
+/// The state of the reader between two messages.
 struct MessageReader {
     chain: Chain,
     before: u64,
     turn: u32,
-    /// Number of messages and of their parts read so far.
+    /// Number of messages and of their content parts so far.
     count: usize,
     style: PartStyle,
-    /// True if the last message was an item of an assistant's turn.
+    /// True if the last message was an assistant's.
     is_in_run: bool,
 }
 
 impl MessageReader {
-    /// Reads the message `raw`.
+    /// Reads the message `raw`, given the interpretation of its fields.
     fn message<'a>(
         &mut self,
         body: &'a str,
@@ -430,7 +429,7 @@ impl MessageReader {
             }),
             _ => None,
         };
-        // The content, most of the bytes, is hashed once for both hashes.
+        // The content has most of the bytes: it is hashed once, and both hashes use the result.
         let hash = xxh3_128(content.as_bytes());
         hashed(raw.len() + role_name.len());
         let (head, tail) = around(raw, content);
@@ -455,7 +454,7 @@ impl MessageReader {
             pieces,
         };
         self.before = folded(&parts, self.before);
-        // All items of one answer, its messages included, are one turn.
+        // All items of one answer, including its messages, belong to one turn.
         let is_item = self.style == PartStyle::Input;
         let speaks = role == Role::Assistant;
         self.turn += u32::from(speaks && !(is_item && self.is_in_run));
@@ -464,7 +463,7 @@ impl MessageReader {
     }
 }
 
-/// Returns the bytes of a message before and after its content; all bytes come first if it has no content.
+/// Returns the bytes of a message before and after its content. If it has no content, all bytes are before it.
 pub(crate) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
     if content.is_empty() {
         return (raw, "");
@@ -476,16 +475,16 @@ pub(crate) fn around<'a>(raw: &'a str, content: &str) -> (&'a str, &'a str) {
     )
 }
 
-/// State of the hashes before a chat's first message.
+/// The state of the hashes before a chat's first message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start<'a> {
     pub(crate) chain: Chain,
-    /// See [`ParsedMessage::before`].
+    /// Hash of the prompt before the first message: of the tools, and of context that the body only refers to.
     pub(crate) before: u64,
-    /// The field that holds the tools, as written.
+    /// The JSON of the field with the tools; `None` if it is absent or empty.
     pub(crate) field: Option<&'a str>,
     pub(crate) is_functions: bool,
-    /// The values of the fields [`PRECEDING`].
+    /// The JSON of the fields [`PRECEDING`]; `None` if absent or `null`.
     pub(super) preceding: [Option<&'a str>; PRECEDING.len()],
 }
 
@@ -495,7 +494,7 @@ impl<'a> Start<'a> {
         super::string(id?)
     }
 
-    /// Returns [`Start::before`] as if the tools' field were `field`.
+    /// Returns the value of [`Start::before`] for another value of the field with the tools.
     pub(crate) fn before_with(&self, field: &str) -> u64 {
         let before = if self.is_functions {
             xxh3_64_with_seed(b"", 0)
@@ -506,12 +505,12 @@ impl<'a> Start<'a> {
     }
 }
 
-/// Hashes `parts` in order; each hash is the seed of the next.
+/// Hashes `parts` in order; each hash is the seed for the next part.
 pub(super) fn folded(parts: &[&[u8]], seed: u64) -> u64 {
     (parts.iter()).fold(seed, |seed, part| xxh3_64_with_seed(part, seed))
 }
 
-/// Scope of documents that the gateway writes into a message, from the hash of the prompt before that message.
+/// Returns the scope of documents that the gateway writes into a message, given the hash of the prompt before it.
 pub(super) fn rendered_scope(before: u64) -> Scope {
     Scope(xxh3_64_with_seed(b"rendered", before))
 }

@@ -1,4 +1,4 @@
-//! Finds documents that well-known clients write without tags of their own.
+//! Finds documents in the formats of well-known clients that do not tag them.
 //!
 //! ```text
 //!   AnythingLLM        RAGFlow            LlamaIndex             Dify
@@ -14,8 +14,8 @@
 //!                      The above is the knowledge base.
 //! ```
 //!
-//! Each client is recognised by words that no other client writes, and only if the end of its last document is marked.
-//! AnythingLLM and RAGFlow number documents by their places in the request; an answer cites these numbers, so they
+//! Each client is recognised by phrases that no other client writes, and only if the end of its last document is
+//! marked. AnythingLLM and RAGFlow number documents by their places in the request; answers cite these numbers, so they
 //! stay.
 
 use super::search::{find, find_any, find_words, has, trimmed};
@@ -23,7 +23,7 @@ use super::tags::Span;
 use crate::work::looked;
 use std::ops::Range;
 
-/// Returns the documents in `text` of the client that wrote it; none if it matches no known client.
+/// Returns the documents in `text` of the client that wrote it; empty if it is in no known client's format.
 pub(super) fn spans(text: &str) -> Vec<Span> {
     [anything_llm, ragflow, llama_index, dify]
         .iter()
@@ -32,9 +32,8 @@ pub(super) fn spans(text: &str) -> Vec<Span> {
         .unwrap_or_default()
 }
 
-/// Returns the range of `text` with a client's documents and the phrases around them by which they are recognised: from
-/// the first such phrase to the end of the last. `None` if the documents have marks of their own, or the phrases are
-/// missing.
+/// Returns the range of `text` with a client's documents and the phrases around them: from the first phrase to the end
+/// of the last one. `None` if the client has no such phrases around all documents, or if they are missing.
 pub(super) fn frame(text: &str) -> Option<Range<usize>> {
     if !anything_llm(text).is_empty() {
         return None;
@@ -56,8 +55,8 @@ pub(super) fn frame(text: &str) -> Option<Range<usize>> {
     (start < last.whole.start).then_some(start..last.whole.end)
 }
 
-/// Returns whether a text, escaped as in a body, may hold such documents. Most bytes are looked at once: each mark
-/// begins with a byte that is rare in ordinary text.
+/// Returns whether a text, escaped as in a JSON string, may contain such documents. It looks at most bytes once, since
+/// each of the phrases begins with a byte that is rare in ordinary text.
 pub(super) fn may_hold(source: &str) -> bool {
     let mut from = 0;
     while let Some(at) = find_any(source, from, FIRST_BYTES) {
@@ -91,7 +90,7 @@ fn anything_llm(text: &str) -> Vec<Span> {
         let number = text.get(digits.clone()).unwrap_or_default();
         let close = format!("[END CONTEXT {number}]");
         let Some(end) = find_words(text, digits.end, &close) else {
-            // This document is not closed: the text was cut off.
+            // The client has truncated this document: it is not closed.
             break;
         };
         at = end + close.len();
@@ -140,7 +139,7 @@ fn llama_index(text: &str) -> Vec<Span> {
         return Vec::new();
     };
     let all = trimmed(text, start..end);
-    // Every node begins with the same key, after a blank line.
+    // Every node begins with the same key, and a blank line precedes all but the first.
     let key = key_at(text, all.start);
     let next = key.map(|key| format!("\n\n{key}: "));
     let mut found = Vec::new();
@@ -177,7 +176,7 @@ fn dify(text: &str) -> Vec<Span> {
     }]
 }
 
-/// The range of digits at `at`, at most nine; empty if there are none.
+/// Returns the range of the digits at `at`, at most nine; empty if there are none.
 fn digits(text: &str, at: usize) -> Range<usize> {
     let bytes = text.as_bytes().get(at..).unwrap_or_default().iter();
     at..at
@@ -187,7 +186,7 @@ fn digits(text: &str, at: usize) -> Range<usize> {
             .count()
 }
 
-/// Returns the key of a line `key: value` that begins at `at`.
+/// Returns the key of the line `key: value` at `at`; `None` if the line has another form.
 fn key_at(text: &str, at: usize) -> Option<&str> {
     let end = find(text, at, b'\n').unwrap_or(text.len());
     let key = text.get(at..find_words(text, at, ": ").filter(|colon| *colon < end)?)?;
@@ -200,7 +199,7 @@ fn follows(text: &str, at: usize, words: &str) -> bool {
 }
 
 const ANYTHING_LLM: &str = "[CONTEXT ";
-/// Phrases that occur in these clients' texts and in few others, each without the characters before its first rare byte.
+/// Phrases that occur in these clients' texts and in few others, each from its first rare byte on.
 const MARKS: [&str; 5] = [
     ANYTHING_LLM,
     "Content:",
@@ -214,7 +213,7 @@ const RAGFLOW_FIRST: &str = "------\n\nID: ";
 const RAGFLOW_NEXT: &str = "------\n\n\nID: ";
 const RAGFLOW_ID: &str = "ID: ";
 const RAGFLOW_CONTENT: &str = "└── Content:";
-/// RAGFlow's text after `{knowledge}` in its template.
+/// The text that follows `{knowledge}` in RAGFlow's template.
 const RAGFLOW_END: &str = "\nThe above is the knowledge base";
 const LLAMA_INDEX: [&str; 2] = [
     "Context information is below.",

@@ -1,4 +1,4 @@
-//! Splits a message's content: a string, or a list of parts (OpenAI, Gemini) or blocks (Anthropic, Bedrock).
+//! Divides a message's content: a string, or a list of parts (OpenAI, Gemini) or blocks (Anthropic, Bedrock).
 //!
 //! ```text
 //!   "content": [ {"type":"document",…}, {"type":"document",…}, {"type":"text","text":"…"}, {"type":"tool_result",…} ]
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Document blocks are reordered whole. Three kinds stay in place, and no other block moves past them: a block with
-//! citations on, because the answer cites blocks by index; Cohere's without an id, for the same reason; and one that
-//! ends a prefix to be cached (`cache_control`).
+//! citations enabled, because answers cite blocks by index; a block of Cohere without an id, for the same reason; and
+//! one that ends a prefix to be cached (`cache_control`).
 
 use super::Skip;
 use super::formats::{self, Holds, PartStyle};
@@ -17,48 +17,48 @@ use super::results::results_and_texts;
 use super::scan::{self, Bad, Scan, say};
 use smallvec::SmallVec;
 
-/// A part of a content that may hold documents.
+/// A part of a message's content that may contain documents.
 #[derive(Debug)]
 pub(super) enum Piece<'a> {
-    /// The text between the quotes of a string, and its author.
+    /// The text of a string, without quotes, and its author.
     Text(&'a str, Author),
-    /// Adjacent document blocks. `PartStyle` is the style of the content's other parts.
+    /// Adjacent document blocks, and the style of text parts in the same content.
     Blocks(Vec<Block<'a>>, PartStyle),
-    /// Adjacent document elements of a list of results, which may hold nothing else.
+    /// Adjacent documents in a list of results, into which no text may be inserted.
     Results(Vec<Block<'a>>),
 }
 
-/// A content, split.
+/// A message's content, divided into the parts that may contain documents.
 #[derive(Debug, Default)]
 pub(super) struct Pieces<'a> {
-    /// Parts that may hold documents, in the order of the prompt.
+    /// The parts that may contain documents, in the order of the prompt.
     pub(super) pieces: SmallVec<[Piece<'a>; 1]>,
-    /// How the content writes a text part.
+    /// The form of a text part in this content.
     pub(super) style: PartStyle,
-    /// True if the content holds a tool's result; the gateway must not write into it.
+    /// True if the content has a tool's result without a `type`: the gateway must not write documents into it.
     pub(super) is_result: bool,
-    /// Number of parts, including those inside tool results.
+    /// Number of parts, including those in tools' results.
     pub(super) parts: usize,
 }
 
 /// The inner content of a block that is a tool's result.
 enum Nested<'a> {
-    /// A content: a string or a list.
+    /// The result's own content: a string or a list.
     Content(&'a str),
-    /// An object whose fields hold the result.
+    /// An object, with the result in its fields.
     Object(&'a str),
 }
 
-/// A document block.
+/// A document block of a content, or a document in a list of results.
 #[derive(Debug)]
 pub(super) struct Block<'a> {
-    /// The whole block, as written.
+    /// The whole block, as JSON.
     pub(super) raw: &'a str,
-    /// The block's title, else its source; empty if it has neither.
+    /// The document's name: for a block its title or else its source; empty if it has none.
     pub(super) label: &'a str,
 }
 
-/// Fields of a part or a block, as written; `None` if absent or `null`.
+/// The fields of a part or a block, as JSON; `None` if absent or `null`.
 #[derive(Default)]
 struct RawPart<'a> {
     kind: Option<&'a str>,
@@ -66,19 +66,19 @@ struct RawPart<'a> {
     title: Option<&'a str>,
     source: Option<&'a str>,
     content: Option<&'a str>,
-    /// Cohere: a document in a tool's result.
+    /// A document in a tool's result (Cohere).
     document: Option<&'a str>,
     citations: Option<&'a str>,
     cache_control: Option<&'a str>,
-    /// Converse: a tool's result.
+    /// A tool's result (Converse).
     result: Option<&'a str>,
-    /// Gemini: the `response` of a `functionResponse`.
+    /// The `response` of a `functionResponse` (Gemini).
     response: Option<&'a str>,
-    /// Converse: a JSON block of a tool's result.
+    /// A JSON block of a tool's result (Converse).
     json: Option<&'a str>,
 }
 
-/// Splits a message's `content`. `style` is how a text part is written unless the parts themselves show another style.
+/// Divides a message's `content`. `style` is the form of its text parts, unless the first part has another form.
 pub(super) fn pieces<'a>(
     body: &'a str,
     content: &'a str,
@@ -116,7 +116,7 @@ fn parts<'a>(
     let mut results: SmallVec<[(usize, Nested<'a>); 4]> = SmallVec::new();
     let mut is_first = true;
     let mut count = 0;
-    // One pass over all parts: they are most of the body's bytes.
+    // One pass over all parts, since they are most of the body's bytes.
     scanned(body, content, |scan| {
         scan.list(|scan| {
             count += 1;
@@ -159,7 +159,7 @@ fn parts<'a>(
         found.pieces = pieces;
         return Ok(found);
     }
-    // The pieces of each tool result are inserted at the result's place.
+    // Insert the pieces of each tool's result at its place.
     let mut all = SmallVec::with_capacity(pieces.len() + results.len());
     let mut pieces = pieces.into_iter();
     let mut taken = 0;
@@ -180,7 +180,7 @@ fn parts<'a>(
     Ok(found)
 }
 
-/// Adds the pieces of a tool's result that is an object: its texts, and the documents in its `results`.
+/// Adds the pieces of a tool's result that is an object: its texts, and the documents in its array `results`.
 fn said_in<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>) {
     let (spans, texts) = results_and_texts(object, &formats::TEXTS_OF_RESULT);
     let documents = spans.into_iter().filter_map(|span| {
@@ -209,7 +209,7 @@ fn said_in<'a>(object: &'a str, pieces: &mut SmallVec<[Piece<'a>; 1]>) {
     );
 }
 
-/// Returns the passages of a search result, grouped as adjacent blocks.
+/// Returns the passages of a search result, in groups of adjacent ones.
 fn passages<'a>(body: &'a str, content: &'a str) -> Result<SmallVec<[Piece<'a>; 1]>, Skip> {
     let mut pieces = SmallVec::new();
     if !content.starts_with('[') {
@@ -249,7 +249,7 @@ impl<'a> RawPart<'a> {
         scan.object(|scan, name| {
             let start = scan.next();
             let value = if name == "functionResponse" {
-                // Read during this pass, so that the function's response is not scanned twice.
+                // Read in this pass, so that the function's response is not scanned twice.
                 response = function_response(scan)?;
                 scan.since(start)
             } else {
@@ -280,8 +280,8 @@ impl<'a> RawPart<'a> {
         self.kind.and_then(inner) == Some(kind)
     }
 
-    /// The inner content, if this is a tool's result. A result holds no results: nesting is one level deep, however
-    /// deep the body.
+    /// Returns the inner content if this is a tool's result. Results inside a result are not entered, so nesting is one
+    /// level deep.
     fn nested(&self, author: Author) -> Option<Nested<'a>> {
         let object = |value: Option<&'a str>| value.filter(|value| value.starts_with('{'));
         if author == Author::Other && self.is("tool_result") {
@@ -300,7 +300,7 @@ impl<'a> RawPart<'a> {
         object(self.response).map(Nested::Object)
     }
 
-    /// The block's label, if it is a document that may move; empty if it has no name.
+    /// Returns the label (empty if it has no name) if the block is a document that may move, otherwise `None`.
     fn label(&self) -> Option<&'a str> {
         if self.kind.is_none() {
             let document = self.document.filter(|document| document.starts_with('{'))?;
@@ -314,7 +314,7 @@ impl<'a> RawPart<'a> {
             return None;
         }
         if let Some(document) = self.document {
-            // Answers cite it by its id, or by its place if it has none.
+            // Answers cite the document by its id, or by its index if it has none.
             let [id] = scan::fields(document, ["id"]).ok()?;
             return inner(id?);
         }
@@ -323,7 +323,7 @@ impl<'a> RawPart<'a> {
     }
 }
 
-/// Scans a `functionResponse` and returns its `response`; `None` if it has none or several.
+/// Scans a `functionResponse` and returns its `response`; `None` if there is none or more than one.
 fn function_response<'a>(scan: &mut Scan<'a>) -> Result<Option<&'a str>, Bad> {
     if scan.peek() != Some(b'{') {
         scan.value()?;

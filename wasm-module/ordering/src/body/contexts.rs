@@ -1,5 +1,5 @@
-//! Locates contexts in a content for the code that restores or moves them: the text that holds the question, and the
-//! documents of a text with the markup around them.
+//! Locates contexts in a message's content, for the code that restores or moves them: the text with the question, and
+//! the range of the documents with the markup around them.
 
 use super::clients;
 use super::json::{inner, offset_in, range_in};
@@ -8,13 +8,13 @@ use super::search;
 use super::text::Text;
 use std::ops::Range;
 
-/// Returns the range in `body` of the content's last text, between its quotes; `None` if it has none.
+/// Returns the range in `body` of the content's last text, without quotes; `None` if it has no text.
 pub(crate) fn last_text(body: &str, content: &str) -> Option<Range<usize>> {
     texts(body, content).pop()
 }
 
-/// Returns the range of `body` that the documents `found` in `content` occupy, with the tags around them and, if
-/// nothing follows, their heading. `None` if they are not in a text.
+/// Returns the range in `body` of the documents at `found` in `content`, with the tags around them and, if nothing
+/// follows, their heading. `None` if they are not within one text.
 pub(crate) fn context_range(
     body: &str,
     content: &str,
@@ -27,7 +27,7 @@ pub(crate) fn context_range(
         return Some(frame);
     }
     let [mut start, mut end] = [found.start, found.end];
-    // Include the tags directly around the documents, from the inside out.
+    // Include the tags directly around the documents, from the innermost outwards.
     while let Some((opening, closing)) = wrapped(body, &text, start..end) {
         (start, end) = (opening, closing);
     }
@@ -38,13 +38,13 @@ pub(crate) fn context_range(
         let headless = HEADINGS
             .iter()
             .find_map(|heading| before.strip_suffix(heading));
-        // White space before them is included: a request without documents has none.
+        // Include white space before them too, since a request without documents has none.
         start = text.start + headless.map_or(before, trimmed_end).len();
     }
     Some(start..end)
 }
 
-/// Returns the range of a known client's documents with its phrases around them, if it contains the documents `found`.
+/// Returns the range of a known client's documents with its phrases around them; `None` if it does not contain `found`.
 fn framed(body: &str, text: &Range<usize>, found: &Range<usize>) -> Option<Range<usize>> {
     let source = body.get(text.clone())?;
     if !clients::may_hold(source) {
@@ -56,7 +56,7 @@ fn framed(body: &str, text: &Range<usize>, found: &Range<usize>) -> Option<Range
     (frame.start <= found.start && found.end <= frame.end).then_some(frame)
 }
 
-/// Returns the ranges of the texts of a content.
+/// Returns the ranges in `body` of the texts in a content.
 fn texts(body: &str, content: &str) -> Vec<Range<usize>> {
     if let Some(text) = inner(content) {
         return vec![range_in(body, text)];
@@ -69,8 +69,8 @@ fn texts(body: &str, content: &str) -> Vec<Range<usize>> {
     texts.map(|text| range_in(body, text)).collect()
 }
 
-/// Returns the range with the tags around it, if a tag ends directly before `range` and its closing tag follows
-/// directly.
+/// Returns the range with the tags around it; `None` unless a tag ends directly before `range` and its closing tag
+/// follows directly.
 fn wrapped(body: &str, text: &Range<usize>, range: Range<usize>) -> Option<(usize, usize)> {
     let behind = trimmed_start(body.get(range.end..text.end)?);
     let tag = behind.strip_prefix("</")?;
@@ -88,7 +88,7 @@ fn wrapped(body: &str, text: &Range<usize>, range: Range<usize>) -> Option<(usiz
     Some((text.start + opening.len(), offset_in(body, rest)))
 }
 
-/// Removes white space, escaped as in JSON, from the end.
+/// Removes white space from the end, literal or escaped as in JSON.
 fn trimmed_end(mut text: &str) -> &str {
     loop {
         let less = search::trimmed_end(text, 0..text.len());
@@ -106,7 +106,7 @@ fn trimmed_end(mut text: &str) -> &str {
     }
 }
 
-/// Removes white space, escaped as in JSON, from the start.
+/// Removes white space from the start, literal or escaped as in JSON.
 fn trimmed_start(mut text: &str) -> &str {
     loop {
         let less = search::trimmed_start(text, 0..text.len());
@@ -128,7 +128,7 @@ const SPACES: [&str; 3] = [r"\n", r"\r", r"\t"];
 /// Headings that clients write above their contexts (AnythingLLM).
 const HEADINGS: [&str; 1] = ["Context:"];
 
-/// Longest tag name.
+/// Longest tag name, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 #[cfg(test)]

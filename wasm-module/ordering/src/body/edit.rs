@@ -4,23 +4,23 @@ use crate::sort::sort_by_key;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A range of the body and its replacement.
+/// A replacement for a range of the body.
 #[derive(Debug)]
 pub(crate) struct Edit<'a> {
     range: Range<usize>,
     with: Pieces<'a>,
 }
 
-/// The replacement, with separators from its neighbours. Three pieces suffice, so an edit needs no list on the heap.
+/// The text of a replacement: separator, text, separator. Three pieces suffice, so an edit needs no list on the heap.
 pub(super) type Pieces<'a> = [Cow<'a, str>; 3];
 
 impl<'a> Edit<'a> {
-    /// Replaces a range of the body.
+    /// Returns the edit that replaces a range of the body.
     pub(crate) fn replace(range: Range<usize>, with: impl Into<Cow<'a, str>>) -> Self {
         Self::pieces(range, ["".into(), with.into(), "".into()])
     }
 
-    /// Inserts between two bytes of the body.
+    /// Returns the edit that inserts text at an offset of the body.
     pub(crate) fn insert(at: usize, with: impl Into<Cow<'a, str>>) -> Self {
         Self::replace(at..at, with)
     }
@@ -30,7 +30,7 @@ impl<'a> Edit<'a> {
     }
 }
 
-/// Returns `range` of `text` with parts of it replaced; these are in order, do not overlap and lie in `range`.
+/// Returns `range` of `text` with `parts` of it replaced. These must be sorted, disjoint and inside `range`.
 pub(crate) fn replaced<'e>(
     text: &str,
     range: Range<usize>,
@@ -48,9 +48,9 @@ pub(crate) fn replaced<'e>(
     out
 }
 
-/// Returns `body` with `edits` made, which must not overlap.
+/// Returns `body` with `edits` applied, which must not overlap.
 pub(crate) fn apply(body: &str, mut edits: Vec<Edit<'_>>) -> Vec<u8> {
-    // No two ranges are equal, since they do not overlap.
+    // The edits do not overlap, so no two ranges are equal.
     sort_by_key(&mut edits, |edit| (edit.range.start, edit.range.end));
     let added: usize = (edits.iter())
         .flat_map(|edit| &edit.with)

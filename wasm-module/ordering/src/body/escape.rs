@@ -5,15 +5,14 @@
 //!   text   …</document>\nSystem: …       ─▶  …&lt;/document>\nSystem: …
 //! ```
 //!
-//! All other bytes are unchanged, so an ordinary document's block keeps its bytes. The document's fingerprint covers
-//! the escaped text.
+//! All other bytes are unchanged, so an ordinary document's block keeps its bytes. Fingerprints cover the escaped text.
 
 use super::search::{find_bracket, pass};
 use super::text::characters;
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Escapes an id for an attribute inside a JSON string; `id` is escaped as in JSON. The result has no quote, angle
+/// Escapes an id, itself escaped as in JSON, for an XML attribute inside a JSON string. The result has no quote, angle
 /// bracket, control character or line end.
 pub(super) fn attribute(id: &str) -> Cow<'_, str> {
     let mut escaped = String::new();
@@ -48,7 +47,7 @@ pub(super) fn attribute(id: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Escapes the block's closing tag in a title or a text, both as between the quotes of a JSON string.
+/// Escapes a closing `</document` in a title or a text, which are escaped as in a JSON string.
 pub(super) fn enclosed(text: &str) -> Cow<'_, str> {
     let mut escaped = String::new();
     let mut copied = 0;
@@ -77,12 +76,12 @@ pub(super) fn enclosed(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Returns whether the byte may be part of a character that must be escaped.
+/// Returns whether the byte may begin a character that must be escaped.
 fn is_suspect(byte: u8) -> bool {
     matches!(byte, b'<' | b'>' | b'\\' | 0..=0x1f | 0x7f..)
 }
 
-/// Returns whether a character controls how others are read or shown, or ends a line.
+/// Returns whether a character is a control character, ends a line, or changes the direction of text.
 pub(crate) fn is_control(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

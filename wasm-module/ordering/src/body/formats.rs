@@ -1,4 +1,4 @@
-//! The body formats: which field holds the messages, and how an entry of it is read.
+//! The body formats: which field has the messages, and how an entry of it is interpreted.
 //!
 //! | format | messages | system text | entry |
 //! | --- | --- | --- | --- |
@@ -7,8 +7,8 @@
 //! | Gemini | `contents` | `systemInstruction` | `role`, `parts` |
 //! | Cohere v1 | `chat_history`, then `message` | `preamble` | `role`, `message` |
 //!
-//! A body does not name its format: the first row whose list is not empty applies. A format is an entry of [`FORMATS`];
-//! all later code knows only messages.
+//! A body does not name its format: the first row whose list is not empty applies. Each format is an entry of
+//! [`FORMATS`]; all other code handles only messages.
 
 use super::json::{inner, text};
 use super::lists::Author;
@@ -16,30 +16,30 @@ use super::role::Role;
 use super::{Skip, scan};
 use std::borrow::Cow;
 
-/// A body format: see the [module](self).
+/// A body format: the names of its fields, and how a message is interpreted.
 pub(super) struct Format {
-    /// The field that holds the messages.
+    /// The field with the messages.
     pub(super) messages: &'static str,
-    /// The names of the field that holds the system text.
+    /// The possible names of the field with the system text.
     pub(super) system: &'static [&'static str],
     /// The fields of an entry that [`Format::said`] receives, at most [`MAX_FIELDS`].
     pub(super) fields: &'static [&'static str],
-    /// Interprets an entry by the values of `fields`.
+    /// Interprets an entry, given the values of `fields`.
     pub(super) said: for<'a> fn(&str, &RawMessage<'a>) -> Result<Said<'a>, Skip>,
-    /// Style of a text part in an empty list of parts.
+    /// The form of a text part in an empty list of parts.
     pub(super) style: PartStyle,
-    /// Whether a value that is not a list is an error. If false, such a field is ignored as unknown.
+    /// Whether it is an error if the field with the messages is no list. If false, the field is then ignored.
     pub(super) is_strict: bool,
 }
 
-/// Most fields of an entry that a format may request.
+/// Most fields of an entry that a format requests.
 pub(super) const MAX_FIELDS: usize = 8;
 
 /// Number of rows of [`FORMATS`].
 pub(super) const FORMAT_COUNT: usize = 4;
 
-/// The formats. The first applies to a body without messages. Cohere's v1 comes last: its question is a field of its
-/// own.
+/// The formats. The first one also applies to a body without messages. Cohere's v1 comes last, since its question is in
+/// a field of its own.
 pub(super) static FORMATS: [Format; FORMAT_COUNT] = [CHAT, RESPONSES, GEMINI, COHERE];
 
 /// The index of Cohere's v1 format in [`FORMATS`].
@@ -88,18 +88,18 @@ const GEMINI: Format = Format {
     is_strict: false,
 };
 
-/// Fields of a chat message. Cohere's first API names the content `message`.
+/// Fields of a chat message. In Cohere's v1 API the content is called `message`.
 const CHAT_FIELDS: &[&str] = &["role", "content", "message"];
 
-/// Fields that refer to context before the body's first message that the body does not hold.
+/// Fields that refer to context which precedes the body's first message but is stored at the server.
 pub(super) const PRECEDING: [&str; 3] = ["previous_response_id", "conversation", "cachedContent"];
 
-/// Returns whether the field is an object with the tools or the tool choice in it (Converse, Gemini).
+/// Returns whether the field is an object with the tools or the tool choice (Converse, Gemini).
 pub(super) fn is_tool_config(name: &str) -> bool {
     matches!(name, "toolConfig" | "tool_config")
 }
 
-/// Maps another format's name of a parameter to its name in [`PARAMETERS`](super::chat::PARAMETERS).
+/// Returns the name in [`PARAMETERS`](super::chat::PARAMETERS) of another format's parameter; otherwise `None`.
 pub(super) fn parameter(name: &str) -> Option<&'static str> {
     match name {
         "text" => Some("response_format"),
@@ -109,16 +109,16 @@ pub(super) fn parameter(name: &str) -> Option<&'static str> {
     }
 }
 
-/// A message or input item as written, and its values of [`Format::fields`] in order; `None` if absent or `null`.
+/// A message or input item as JSON, with its values of [`Format::fields`]; `None` if absent or `null`.
 pub(super) struct RawMessage<'a> {
     pub(super) raw: &'a str,
     pub(super) fields: [Option<&'a str>; MAX_FIELDS],
 }
 
-/// An entry, interpreted.
+/// A message, as interpreted by its format.
 pub(super) struct Said<'a> {
     pub(super) role: Role,
-    /// The role's name as hashed into the chain.
+    /// The role's name, or the kind of an item, as hashed into the chain.
     pub(super) role_name: Cow<'a, str>,
     /// The bytes that identify this message in the hash chain, in addition to its role. Empty if the role alone
     /// identifies it.
@@ -126,19 +126,19 @@ pub(super) struct Said<'a> {
     pub(super) holds: Holds,
 }
 
-/// Which parts of a content may hold documents.
+/// The parts of a content that may contain documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holds {
-    /// The content's texts and parts, written by this author.
+    /// The content's texts and parts, which this author wrote.
     Parts(Author),
-    /// The content's elements, each a passage that a search found.
+    /// The content's elements, each a passage found by a search.
     Passages,
-    /// None: its bytes are never read.
+    /// No part: the content is not read.
     Nothing,
 }
 
 impl<'a> Said<'a> {
-    /// A message with its own role.
+    /// Returns a message with a role of its own.
     pub(super) fn message(role_name: Cow<'a, str>, content: Option<&'a str>) -> Self {
         let role = Role::of(&role_name);
         let author = match role {
@@ -153,7 +153,7 @@ impl<'a> Said<'a> {
         }
     }
 
-    /// An entry that an engine or a tool wrote; it is forwarded unchanged.
+    /// Returns an entry that an engine or a tool wrote and that must be forwarded unchanged.
     fn sealed(role: Role, kind: &'a str, content: &'a str) -> Self {
         Self {
             role,
@@ -164,7 +164,7 @@ impl<'a> Said<'a> {
     }
 }
 
-/// Reads a chat message: OpenAI's, Anthropic's, Converse's, Cohere's.
+/// Interprets a chat message of OpenAI, Anthropic, Converse or Cohere.
 fn chat<'a>(body: &str, message: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
     let [role, content, message, ..] = message.fields;
     let role = text(body, role)?;
@@ -176,12 +176,12 @@ fn chat<'a>(body: &str, message: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
     Ok(Said::message(role, content.or(message)))
 }
 
-/// Reads an item of Responses' `input`. Items of unknown types are forwarded unchanged.
+/// Interprets an item of Responses' `input`. Items of unknown types are forwarded unchanged.
 fn item<'a>(body: &str, item: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
     let [kind, role, content, output, results, arguments, input, id] = item.fields;
     let kind = kind.and_then(inner).unwrap_or("message");
     Ok(match kind {
-        // Without a role it refers to an item that the server keeps.
+        // A message without a role refers to an item stored at the server.
         "message" if role.is_none() => {
             Said::sealed(Role::Other, "item_reference", id.unwrap_or(item.raw))
         }
@@ -201,7 +201,7 @@ fn item<'a>(body: &str, item: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
     })
 }
 
-/// Reads an entry of Gemini's `contents`. Without a role it is the user's.
+/// Interprets an entry of Gemini's `contents`; without a role it is the user's.
 fn content<'a>(body: &str, content: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
     let [role, parts, ..] = content.fields;
     let role = match role {
@@ -215,12 +215,12 @@ fn content<'a>(body: &str, content: &RawMessage<'a>) -> Result<Said<'a>, Skip> {
         },
         parts,
     );
-    // A tool's result is a part here, whatever the entry's role.
+    // In Gemini's format a tool's result is a part, whatever the entry's role.
     said.holds = Holds::Parts(Author::Other);
     Ok(said)
 }
 
-/// How a list of parts writes a text.
+/// The form of a text in a list of parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PartStyle {
     /// `{"type":"text","text":"…"}`: OpenAI chat, Anthropic, Cohere.
@@ -233,7 +233,7 @@ pub(crate) enum PartStyle {
 }
 
 impl PartStyle {
-    /// The style of a list that contains a part of this `type` (as written; `None` if absent).
+    /// Returns the style of a list that contains a part with this `type`, given as JSON; `None` if the type is absent.
     pub(super) fn of(kind: Option<&str>) -> Self {
         match kind.and_then(inner) {
             None => Self::Bare,
@@ -242,7 +242,7 @@ impl PartStyle {
         }
     }
 
-    /// The JSON of a text part up to the text's first character.
+    /// Returns the JSON of a text part before the text.
     pub(crate) fn open(self) -> &'static str {
         match self {
             Self::Typed => r#"{"type":"text","text":""#,
@@ -251,7 +251,7 @@ impl PartStyle {
         }
     }
 
-    /// The JSON that separates a text part from the part before it, and opens the text's string.
+    /// Returns the JSON of a text part before the text, with the comma that separates it from the part before it.
     pub(crate) fn open_behind(self) -> &'static str {
         match self {
             Self::Typed => r#",{"type":"text","text":""#,
@@ -264,8 +264,8 @@ impl PartStyle {
     pub(crate) const ALL: [Self; 3] = [Self::Typed, Self::Input, Self::Bare];
 }
 
-/// The label of Converse's block `document`, if it may move. With citations on it may not: answers cite documents by
-/// index.
+/// Returns the label of Converse's block `document`; `None` if it must not move because citations are enabled: answers
+/// cite documents by index.
 pub(super) fn converse_label(document: &str) -> Option<&str> {
     let [name, source, citations] = scan::fields(document, ["name", "source", "citations"]).ok()?;
     source?;
@@ -274,7 +274,7 @@ pub(super) fn converse_label(document: &str) -> Option<&str> {
     (!cites).then(|| name.and_then(inner).unwrap_or_default())
 }
 
-/// The label of a passage of `file_search_call.results`; `None` if it holds no text. Answers cite files by name or id.
+/// Returns the label of a passage of `file_search_call.results`; `None` if it has no text. (Answers cite files.)
 pub(super) fn passage_label(passage: &str) -> Option<&str> {
     if !passage.starts_with('{') {
         return None;
@@ -284,5 +284,5 @@ pub(super) fn passage_label(passage: &str) -> Option<&str> {
     Some(filename.or(file_id).and_then(inner).unwrap_or_default())
 }
 
-/// Fields that hold the texts of a tool's result that is an object.
+/// The fields with texts in a tool's result that is an object.
 pub(super) const TEXTS_OF_RESULT: [&str; 3] = ["result", "output", "content"];

@@ -1,4 +1,4 @@
-//! The documents found in a body: messages, groups of adjacent documents, and the place of each.
+//! Messages and the documents found in them: groups of adjacent documents, and the place of each.
 
 use super::Skip;
 use super::formats::PartStyle;
@@ -13,77 +13,77 @@ use std::borrow::Cow;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Hash of a chat's messages up to and including one: role and content, byte for byte as the client sends them, and the
-/// client's own ids (`user`, `safety_identifier`, `prompt_cache_key`, `metadata.user_id`).
+/// Hash of a chat's messages up to and including one: their roles and contents, byte for byte as the client sends them,
+/// and the client's own ids (`user`, `safety_identifier`, `prompt_cache_key`, `metadata.user_id`).
 ///
-/// Other fields of a message do not count: some clients drop or add them when they send an answer back. The hash is
-/// neither secret nor a proof: an entry found by it is compared with the request before use, where the request holds
-/// anything to compare it with.
+/// Other fields of a message are left out: some clients drop or add them when they send an answer back. The hash is
+/// neither secret nor a proof: a record found by it is compared with the request before use, as far as the request
+/// contains anything to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Chain(pub(crate) u128);
 
-/// Where blocks can be inserted into a user message: before its text.
+/// A place in a user message, before its text, at which blocks can be inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Offset in the body.
+    /// Offset in the body at which to insert.
     pub(crate) at: usize,
     pub(crate) wrap: Wrap,
 }
 
-/// The JSON that an inserted block needs around it.
+/// The JSON that encloses an inserted block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrap {
-    /// Nothing: the block is inserted inside a string.
+    /// None: the block is inserted inside a string.
     None,
-    /// A text part: the block is inserted after the `[` of a content array; `others` if the array has other parts.
+    /// A text part, inserted after the `[` of a content array; `others`: other parts follow.
     Part { others: bool, style: PartStyle },
 }
 
-/// A message and its documents.
+/// A message with its groups of documents.
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub(crate) role: Role,
-    /// The role's name as hashed into the chain.
+    /// The role's name, or the kind of an item, as hashed into the chain.
     pub(crate) role_name: Cow<'a, str>,
     pub(crate) content_hash: u128,
-    /// The whole message, as written.
+    /// The whole message, as JSON.
     pub(crate) raw: &'a str,
-    /// The message's content, as written; empty if it has none.
+    /// The message's content, as JSON; empty if it has none.
     pub(crate) content: &'a str,
     /// Hash of the whole message.
     pub(crate) hash: u64,
     /// Hash chain of the chat up to and including this message.
     pub(crate) chain: Chain,
-    /// The chat's turn that the message belongs to.
+    /// The chat's turn to which the message belongs, from 0.
     pub(crate) turn: u32,
-    /// Where documents can be written into the message, and their scope there; `None` if they cannot.
+    /// The place at which documents can be written into the message, and their scope there; `None` if they cannot.
     pub(crate) entry: Option<(Entry, Scope)>,
     /// Groups of documents: one for each text of the message with documents, and one for each run of document blocks.
     pub(crate) groups: Vec<Group<'a>>,
 }
 
-/// Adjacent documents, which are ordered together.
+/// Adjacent documents, which are ordered together and stay in their group.
 #[derive(Debug)]
 pub(crate) struct Group<'a> {
-    /// Hash of the prompt before the documents, as the client wrote it.
+    /// Hash of the prompt before the documents, as the client sent it.
     pub(crate) scope: Scope,
     pub(crate) format: DocumentFormat,
     /// The documents in the client's order; at least one.
     pub(crate) found: Vec<FoundDocument<'a>>,
     pub(crate) place: GroupLayout<'a>,
-    /// Where an order hint goes, with its separators; `None` if there is no place for one.
+    /// The place of an order hint; `None` if there is none.
     pub(crate) hint: Option<HintSpot>,
 }
 
 impl<'a> Message<'a> {
-    /// The groups of documents that are ordered: all but a tool's whole result.
+    /// Iterates over the groups of documents that are ordered: all except a tool's whole result.
     pub(crate) fn ordered(&self) -> impl Iterator<Item = &Group<'a>> {
         self.groups.iter().filter(|group| !group.is_output())
     }
 }
 
 impl GroupLayout<'_> {
-    /// The ranges of the body for the documents; none if they are rendered.
+    /// Returns the ranges of the body that the documents fill; empty if the documents are rendered.
     pub(crate) fn slots(&self) -> &[Range<usize>] {
         match self {
             Self::Slots { slots, .. } => slots,
@@ -91,13 +91,13 @@ impl GroupLayout<'_> {
         }
     }
 
-    /// The range of the body from the first slot to the last; `None` without slots.
+    /// Returns the range of the body from the first slot to the last; `None` without slots.
     pub(crate) fn hull(&self) -> Option<Range<usize>> {
         let slots = self.slots();
         Some(slots.first()?.start..slots.last()?.end)
     }
 
-    /// The offset in the body at which the documents begin.
+    /// Returns the offset in the body at which the documents begin.
     pub(crate) fn start(&self) -> usize {
         match self {
             Self::Slots { slots, .. } => slots.first().map_or(0, |slot| slot.start),
@@ -106,25 +106,25 @@ impl GroupLayout<'_> {
     }
 }
 
-/// One document. Its strings are copies of the body's bytes, escapes included.
+/// One document. Its strings are bytes of the body, escapes included.
 #[derive(Debug)]
 pub(crate) struct FoundDocument<'a> {
     pub(crate) fingerprint: Fingerprint,
-    /// The document's name in hints; empty if it has no id.
+    /// The document's name in hints, escaped as in the body; empty if it has none.
     pub(crate) label: &'a str,
     pub(crate) tokens: u32,
     pub(crate) source: Source<'a>,
-    /// Place of the document's number in its block, if the client numbers documents by place.
+    /// The document's number and its place in the block; `None` unless the client numbers documents by place.
     pub(super) numbered: Option<Numbered>,
 }
 
-/// Where a document's bytes come from.
+/// The source of a document's block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source<'a> {
     /// A block of the body, moved unchanged.
     Whole(&'a str),
-    /// The strings of a `documents` element (empty if absent), from which a block is rendered. They are escaped so that
-    /// they cannot end it.
+    /// The strings of a `documents` element (empty if absent), from which the block is rendered. They are escaped so
+    /// that they cannot end the block.
     Parts {
         id: Cow<'a, str>,
         title: Cow<'a, str>,
@@ -132,16 +132,16 @@ pub(crate) enum Source<'a> {
     },
 }
 
-/// Where a group's documents go.
+/// The places in the body where a group's documents are written.
 #[derive(Debug)]
 pub(crate) enum GroupLayout<'a> {
-    /// Into these ranges of the body, one each; the text between them stays. If documents are dropped, the last slots
-    /// become empty, unless `all_filled`.
+    /// Into these ranges of the body, one each; the text between them stays. If documents are dropped, the last ranges
+    /// become empty, unless `all_filled` forbids that.
     Slots {
         slots: Vec<Range<usize>>,
         all_filled: bool,
     },
-    /// Into a message, as rendered blocks.
+    /// Into a message, as blocks that the gateway renders.
     Render {
         /// The `documents` array, which becomes `null`; `None` if the documents are not from the body.
         array: Option<Range<usize>>,
@@ -151,7 +151,7 @@ pub(crate) enum GroupLayout<'a> {
     },
 }
 
-/// See [`Group::hint`].
+/// The place of an order hint: an offset in the body, and the separators before and after the hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HintSpot {
     pub(crate) at: usize,
@@ -160,7 +160,7 @@ pub(crate) struct HintSpot {
 }
 
 impl<'a> FoundDocument<'a> {
-    /// A document whose block is a range of the body.
+    /// Returns a document whose block is a range of the body.
     pub(super) fn whole(whole: &'a str, label: &'a str) -> Self {
         hashed(whole.len());
         Self {
@@ -172,7 +172,7 @@ impl<'a> FoundDocument<'a> {
         }
     }
 
-    /// The document's text, as written in the body.
+    /// Returns the document's text, escaped as in the body; for a block of the body, the whole block.
     pub(crate) fn text(&self) -> &str {
         match &self.source {
             Source::Whole(whole) => whole,
@@ -180,7 +180,7 @@ impl<'a> FoundDocument<'a> {
         }
     }
 
-    /// The block of a document that its client numbers by place; else `None`.
+    /// Returns the block with the place of its number; `None` unless the client numbers documents by place.
     pub(crate) fn numbered_block(&self) -> Option<NumberedBlock<'a>> {
         let Source::Whole(whole) = self.source else {
             return None;
@@ -191,12 +191,12 @@ impl<'a> FoundDocument<'a> {
         })
     }
 
-    /// Returns whether its client numbers it by place.
+    /// Returns whether the client numbers the document by place.
     pub(crate) fn is_numbered(&self) -> bool {
         self.numbered.is_some()
     }
 
-    /// The block as written in a message of the body; `None` if the client sends the document in an array.
+    /// Returns the block as it is in a message of the body; `None` if the document comes from a `documents` array.
     pub(crate) fn block_in_message(&self) -> Option<&'a str> {
         match &self.source {
             Source::Whole(whole) => Some(*whole),
@@ -206,22 +206,22 @@ impl<'a> FoundDocument<'a> {
 }
 
 impl Group<'_> {
-    /// Returns whether it is a tool's whole result, which is not ordered: a location hint may replace it.
+    /// Returns whether the group is a tool's whole result, which is not ordered but may be shortened by location hints.
     pub(crate) fn is_output(&self) -> bool {
         self.format == DocumentFormat::Outputs
     }
 
-    /// Returns whether its documents are written into a message.
+    /// Returns whether the gateway writes the group's documents into a message.
     pub(crate) fn is_rendered(&self) -> bool {
         matches!(self.place, GroupLayout::Render { .. })
     }
 }
 
-/// Finds and counts documents.
+/// Finds documents in a body and counts them.
 pub(super) struct Finder<'a, 'c> {
     pub(super) body: &'a str,
     pub(super) config: &'c Config,
-    /// Documents found so far.
+    /// Number of documents found so far.
     count: usize,
 }
 
@@ -234,7 +234,7 @@ impl<'a, 'c> Finder<'a, 'c> {
         }
     }
 
-    /// Adds to the count of documents; an error beyond `documents.max`.
+    /// Adds to the number of documents found; an error if that exceeds `documents.max`.
     pub(super) fn add(&mut self, documents: usize) -> Result<(), Skip> {
         self.count += documents;
         if self.count > self.config.documents.max as usize {

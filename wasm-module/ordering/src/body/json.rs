@@ -1,4 +1,4 @@
-//! Reads pieces of a JSON text as substrings of the body. Errors name the place and never the content.
+//! Reads parts of a JSON text as substrings of the body. Errors contain a position and no content.
 
 use super::Skip;
 use super::scan::{self, Bad, Scan};
@@ -6,12 +6,12 @@ use crate::work::looked;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Returns the text between the quotes of a raw JSON string; `None` if the value is not a string.
+/// Returns the text of a JSON string without its quotes; `None` if the value is not a string.
 pub(crate) fn inner(raw: &str) -> Option<&str> {
     raw.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// Unescapes a piece of a JSON string.
+/// Unescapes the text of a JSON string, or a part of it.
 pub(crate) fn unescaped(piece: &str) -> Cow<'_, str> {
     super::text::unescaped(piece, None)
 }
@@ -30,7 +30,7 @@ pub(super) fn elements<'a>(body: &str, part: &'a str) -> Result<Vec<&'a str>, Sk
     scanned(body, part, Scan::elements)
 }
 
-/// Returns the text of a field, which must be a string unless it is absent or `null`.
+/// Returns the unescaped text of a field, empty if it is `None`; an error if its value is not a string.
 pub(super) fn text<'a>(body: &str, field: Option<&'a str>) -> Result<Cow<'a, str>, Skip> {
     let Some(value) = field else {
         return Ok(Cow::default());
@@ -38,7 +38,7 @@ pub(super) fn text<'a>(body: &str, field: Option<&'a str>) -> Result<Cow<'a, str
     super::string(value).ok_or_else(|| misplaced(body, value, 0))
 }
 
-/// Scans all of `part` of `body` with `read`.
+/// Scans all of `part`, a substring of `body`, with `read`.
 pub(super) fn scanned<'a, T>(
     body: &str,
     part: &'a str,
@@ -50,7 +50,7 @@ pub(super) fn scanned<'a, T>(
         .map_err(|Bad(at)| misplaced(body, part, at))
 }
 
-/// Returns an error at the byte `at` of `part`.
+/// Returns the error for the byte `at` of `part`, as line and column of `body`.
 pub(super) fn misplaced(body: &str, part: &str, at: usize) -> Skip {
     let before = body.get(..offset_in(body, part) + at).unwrap_or(body);
     looked(before.len());
@@ -64,7 +64,7 @@ pub(super) fn misplaced(body: &str, part: &str, at: usize) -> Skip {
     Skip::InvalidJson { line, column }
 }
 
-/// Returns the offset in `body` of `part`, a piece of it.
+/// Returns the offset in `body` of its substring `part`.
 pub(crate) fn offset_in(body: &str, part: &str) -> usize {
     (part.as_ptr() as usize)
         .saturating_sub(body.as_ptr() as usize)

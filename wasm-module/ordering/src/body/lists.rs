@@ -8,9 +8,9 @@
 //!                                         ---
 //! ```
 //!
-//! Plain text may look like this and not be documents: numbered steps, a conversation, code. So these formats are
-//! opt-in, are never looked for in fenced code, and need a marked end of each document. A list whose last document may
-//! run for an unknown number of paragraphs is left alone.
+//! Plain text may look like this without being documents: numbered steps, a conversation, code. So these formats are
+//! opt-in, are not looked for in fenced code, and need a marked end of each document. A list whose last document may
+//! continue over an unknown number of paragraphs is not changed.
 
 use super::search::{find, pass, trimmed, trimmed_start};
 use super::tags::Span;
@@ -22,20 +22,20 @@ use std::ops::Range;
 /// The author of a text that may hold a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Author {
-    /// A tool: the text is only its result, so the last document ends where the text ends.
+    /// A tool: the text is only its result, so the last document ends with the text.
     Tool,
-    /// Anyone else: the text may contain other things too.
+    /// Anyone else: other text may follow the documents.
     Other,
 }
 
-/// The marks of a text's lines, found in one pass over it.
+/// The marks of documents in a text's lines, found in one pass.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     author: Option<Author>,
     end: usize,
     items: Vec<Item>,
     rules: Vec<Range<usize>>,
-    /// Start and title of each heading.
+    /// The start of each heading's line, and the range of its title.
     headings: Vec<(usize, Range<usize>)>,
 }
 
@@ -45,18 +45,18 @@ struct Item {
     start: usize,
     /// Range of the item's number.
     digits: Range<usize>,
-    /// The first line end before a blank line.
+    /// The end of the last line before the first blank line of the item; `None` without a blank line.
     blank: Option<usize>,
-    /// True if text follows that blank line.
+    /// True if more text of the item follows that blank line.
     is_parted: bool,
 }
 
-/// Most items of one list; further ones become part of the last item. A body may hold fewer documents, so such a body
-/// is refused anyway. The bound also limits the cost of numbers chosen to collide in the hash set.
+/// Most items of one list; further ones become part of the last item. A body with that many documents is refused
+/// anyway. The bound also limits the cost of numbers chosen to collide in the hash set.
 const MAX_ITEMS: usize = MAX_CANDIDATES as usize + 1;
 
 impl Lines {
-    /// Reads the text that `author` wrote. Fenced code contributes no marks.
+    /// Finds the marks in a text that `author` wrote, except in fenced code.
     pub(super) fn read(text: &str, author: Author) -> Self {
         let mut lines = Self {
             author: Some(author),
@@ -82,7 +82,7 @@ impl Lines {
         lines
     }
 
-    /// Records the mark of a line, if any; `words` is the line's text. Returns whether it begins an item.
+    /// Records a line's mark, if any; `words` is the line without white space. Returns whether it begins an item.
     fn mark(
         &mut self,
         text: &str,
@@ -107,7 +107,7 @@ impl Lines {
             }
             Some(b'[') if begins && self.items.len() < MAX_ITEMS => {
                 if let Some((number, digits)) = number_of(text, line) {
-                    // A number that occurred before is a citation.
+                    // A number that has occurred before is a citation.
                     if seen.insert(number) {
                         self.items.push(Item {
                             start: line.start,
@@ -124,7 +124,7 @@ impl Lines {
         false
     }
 
-    /// Adds the line at `start` to the item before it, if there is one.
+    /// Adds the line at `start` to the last item, if there is one.
     fn go_on(&mut self, is_blank: bool, start: usize, is_ended: bool) {
         let Some(item) = self.items.last_mut() else {
             return;
@@ -136,11 +136,11 @@ impl Lines {
         }
     }
 
-    /// Returns the items of a list whose first lines begin with a number in brackets, each with a different one, which
-    /// is its id.
+    /// Returns the items of a numbered list: each begins with a line that begins with a number in brackets, all numbers
+    /// are different, and the number is the item's id.
     ///
-    /// Items move with their numbers, so that an answer's `[3]` keeps its meaning. Outside a tool's result the last
-    /// item ends at a blank line, and then no other item may contain one.
+    /// Items are moved with their numbers, so that an answer's `[3]` keeps its meaning. Outside a tool's result, the
+    /// last item ends at a blank line, and then no other item may contain one.
     pub(super) fn numbered(&self, text: &str) -> Vec<Span> {
         let is_tool = self.author == Some(Author::Tool);
         let Some((last, others)) = self.items.split_last() else {
@@ -158,8 +158,8 @@ impl Lines {
         }))
     }
 
-    /// Returns the text between lines of three or more dashes; in a tool's result also before the first and after the
-    /// last.
+    /// Returns the texts between lines of three or more dashes; in a tool's result also those before the first and
+    /// after the last such line.
     pub(super) fn ruled(&self, text: &str) -> Vec<Span> {
         let (Some(first), Some(last)) = (self.rules.first(), self.rules.last()) else {
             return Vec::new();
@@ -183,7 +183,7 @@ impl Lines {
         several(spans.filter(|span| !span.whole.is_empty()))
     }
 
-    /// Returns the sections of a tool's result under headings of the first level, each with its title as its id.
+    /// Returns the sections of a tool's result under first-level headings, each with its title as its id.
     pub(super) fn headed(&self, text: &str) -> Vec<Span> {
         if self.author != Some(Author::Tool) {
             return Vec::new();
@@ -197,13 +197,13 @@ impl Lines {
     }
 }
 
-/// Returns the spans if there are several, since one document has no order.
+/// Returns the spans if there are at least two, since one document alone cannot be reordered.
 fn several(spans: impl Iterator<Item = Span>) -> Vec<Span> {
     let spans: Vec<Span> = spans.collect();
     if spans.len() < 2 { Vec::new() } else { spans }
 }
 
-/// Returns a line without its end.
+/// Returns a line without its line break.
 fn without_end(text: &str, line: &Range<usize>) -> Range<usize> {
     let bytes = text.as_bytes().get(line.clone()).unwrap_or_default();
     let ends = bytes.iter().rev();
@@ -214,7 +214,7 @@ fn without_end(text: &str, line: &Range<usize>) -> Range<usize> {
     line.start..line.end - end
 }
 
-/// Returns the number in brackets at the beginning of a line, and the range of its digits; text must follow.
+/// Returns the number in brackets at the beginning of a line, and the range of its digits; `None` unless text follows.
 fn number_of(text: &str, line: &Range<usize>) -> Option<(u32, Range<usize>)> {
     let digits = line.start + 1..pass(text, line.start + 1, |byte| byte.is_ascii_digit());
     if text.as_bytes().get(digits.end) != Some(&b']') {

@@ -1,12 +1,12 @@
 //! Reads chat bodies of every [format](formats) (OpenAI, Anthropic, Cohere, Gemini, Bedrock), finds their documents,
 //! and writes the body with the documents in another order.
 //!
-//! Nothing is parsed into values and printed again: [`chat`] finds the messages and hashes them, [`content`] splits
+//! Nothing is parsed into values and printed again: [`chat`] finds the messages and hashes them, [`content`] divides
 //! their contents, [`parse`](parse::parse) finds the documents' byte ranges, a policy orders them, [`render`] makes the
 //! text for each place, [`edit`] copies ranges. So every byte outside the documents is unchanged, and a document's text
 //! keeps its escapes.
 //!
-//! The formats differ in where messages are and what a message may hold, not in meaning. A body does not name its
+//! The formats differ in where messages are and what a message may contain, not in meaning. A body does not name its
 //! format, so one reader handles all.
 //!
 //! ```text
@@ -63,7 +63,7 @@ pub(crate) use ranks::Ranks;
 pub use role::Role;
 pub use salt::salted;
 
-/// Returns the body as UTF-8 text.
+/// Returns the body as text; an error if it is not UTF-8.
 fn text_of(body: &[u8]) -> Result<&str, Skip> {
     looked(body.len());
     std::str::from_utf8(body).map_err(|error| Skip::InvalidUtf8 {
@@ -71,13 +71,13 @@ fn text_of(body: &[u8]) -> Result<&str, Skip> {
     })
 }
 
-/// The unescaped text of a JSON string; `None` for another value, an unpaired surrogate, or a string with U+FFFD among
-/// escapes.
+/// Returns the unescaped text of a JSON string; `None` for another value, or if the string has an unpaired surrogate,
+/// or U+FFFD together with an escape.
 pub fn string(raw: &str) -> Option<Cow<'_, str>> {
     json::inner(raw).and_then(scan::decoded)
 }
 
-/// Why the original body is forwarded. Displayed with the value and the limit, never with the body's text.
+/// The reason why a body is forwarded unchanged. Its message contains the value and the limit, never text of the body.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Skip {
     /// The body is not UTF-8.
@@ -86,7 +86,7 @@ pub enum Skip {
         /// Offset of the first invalid byte.
         offset: usize,
     },
-    /// The body is not a JSON object of a chat request's shape.
+    /// The body is not a JSON object in the shape of a chat request.
     #[error("the body is not a chat request in JSON: error at line {line}, column {column}")]
     InvalidJson {
         /// Line of the error, from 1.
@@ -103,34 +103,34 @@ pub enum Skip {
         /// Index of the element.
         index: usize,
     },
-    /// The body has no documents to order.
+    /// The body has no documents to order, and nothing else is to be changed.
     #[error("the request has no documents")]
     NoDocuments,
-    /// A `documents` array, but no user message to write the documents into.
+    /// The body has a `documents` array, but no user message into which the documents can be written.
     #[error("the request has documents but no user message with text to write them into")]
     NoUserMessage,
-    /// More documents than `documents.max`.
+    /// The body has more documents than `documents.max`.
     #[error("the request has {found} documents, more than the limit of {limit}")]
     TooManyDocuments {
-        /// Number of documents in the body.
+        /// Number of documents found when the limit was exceeded.
         found: usize,
-        /// `documents.max`.
+        /// The limit, `documents.max`.
         limit: u32,
     },
-    /// More messages than a chat may have.
+    /// The chat has more messages than are read.
     #[error(
         "the request has {found} messages and parts of messages, more than the limit of {MAX_MESSAGES}"
     )]
     TooManyMessages {
-        /// Messages and parts of messages in the body.
+        /// Number of messages and parts of messages in the body.
         found: usize,
     },
-    /// The model's name is too long for the key of a tree.
+    /// The model's name is too long.
     #[error("the model's name has {bytes} bytes, more than the limit of {limit}")]
     LongModelName {
-        /// Length of the name.
+        /// Length of the name, in bytes.
         bytes: usize,
-        /// Longest name.
+        /// Longest name, in bytes.
         limit: usize,
     },
 }
@@ -143,7 +143,7 @@ pub(crate) const MAX_MODEL_BYTES: usize = 512;
 pub(crate) const MAX_MESSAGES: usize = 8_192;
 
 impl Skip {
-    /// The reason as one word, for headers and metrics.
+    /// Returns the reason in one word, for headers and metrics.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -158,7 +158,7 @@ impl Skip {
         }
     }
 
-    /// All reasons, to define a counter for each.
+    /// All values of [`Skip::reason`], for example to define a counter for each.
     pub const REASONS: [&'static str; 8] = [
         "invalid-utf8",
         "invalid-json",

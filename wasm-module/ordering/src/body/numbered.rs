@@ -5,9 +5,9 @@
 //!               ^ number       ^^^^^ words                   ^         ^^^^^              ^ again
 //! ```
 //!
-//! The answer cites documents by these numbers, so each keeps the number of its request. A document whose number alone
-//! differs is the same document: if an earlier turn holds it, its words need not be sent again. Documents without a
-//! name are called by their places.
+//! Answers cite documents by these numbers, so each document keeps its number in every request. Documents that differ
+//! in their numbers alone are the same: if an earlier turn has one, its text need not be sent again. Documents without
+//! a name are named by their places.
 
 use super::search::{find_last, find_words};
 use super::tags::Span;
@@ -17,21 +17,21 @@ use crate::work::hashed;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Ranges of a document's number and words in its block. A block without words has none.
+/// The ranges of a document's number and text in its block. Only blocks with text have them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Numbered {
-    /// The number; empty if it has none.
+    /// Range of the number; empty if the document has none.
     number: Range<u32>,
-    /// The document's place among the documents of its text, from 1.
+    /// The document's place among the documents of its text, counted from 1.
     place: u32,
-    /// Range of the number in the end tag, if it is repeated there.
+    /// Range of the number in the end tag; `None` if it is not repeated there.
     again: Option<Range<u32>>,
     words: Range<u32>,
-    /// Whether the words are passages that the client joined without marks.
+    /// Whether the text consists of passages that the client joined without separators.
     is_joined: bool,
 }
 
-/// The block of a numbered document.
+/// The block of a numbered document, with the place of its number.
 #[derive(Clone, Debug)]
 pub(crate) struct NumberedBlock<'a> {
     pub(super) whole: &'a str,
@@ -39,7 +39,7 @@ pub(crate) struct NumberedBlock<'a> {
 }
 
 impl Numbered {
-    /// Reads the documents at `spans`, in order. All are `None` if any has a name that is not a number.
+    /// Reads the documents at `spans`. `None` for all if one of them has a name that is not a number, or no text.
     pub(super) fn all(text: &Text<'_>, spans: &[Span]) -> Vec<Option<Self>> {
         let places = spans.iter().zip(1..);
         let all: Option<Vec<Self>> = places
@@ -85,7 +85,7 @@ impl Numbered {
             let words = find_words(block, 0, mark)? + mark.len();
             (None, start + words..end)
         } else {
-            // The words begin after the metadata, if there is any.
+            // The text begins after the metadata, if there is any.
             let words = find_words(block, 0, "\n\n").map_or(0, |blank| blank + 2);
             (None, start + words..end)
         };
@@ -110,7 +110,7 @@ impl Numbered {
 }
 
 impl Numbered {
-    /// Ranges of the number in the block, the second occurrence included; empty if it has no number.
+    /// Returns the ranges of the number in the block, including its repetition; empty if there is no number.
     pub(super) fn numbers(&self) -> SmallVec<[Range<usize>; 2]> {
         let numbers = [Some(self.number.clone()), self.again.clone()].into_iter();
         let numbers = numbers.flatten().filter(|number| !number.is_empty());
@@ -121,7 +121,7 @@ impl Numbered {
 }
 
 impl<'a> NumberedBlock<'a> {
-    /// Returns the document's number, or `document N` by its place if it has none.
+    /// Returns the document's number, or `document N` with its place if it has none.
     pub(crate) fn name(&self) -> String {
         match self.part(&self.numbered.number) {
             "" => format!("document {}", self.numbered.place),
@@ -140,17 +140,17 @@ impl<'a> NumberedBlock<'a> {
         self.parts() == other.parts()
     }
 
-    /// Returns the document's words, escaped as in a JSON string.
+    /// Returns the document's text, escaped as in a JSON string.
     pub(crate) fn words(&self) -> &'a str {
         self.part(&self.numbered.words)
     }
 
-    /// Returns the document's words if they are passages that the client joined without marks; otherwise `None`.
+    /// Returns the document's text if it consists of passages that the client joined; otherwise `None`.
     pub(crate) fn passages(&self) -> Option<&'a str> {
         self.numbered.is_joined.then_some(self.words())
     }
 
-    /// Returns the block with `words` in place of the document's; `None` if that would not be shorter.
+    /// Returns the block with `words` in place of the document's text; `None` if that would not be shorter.
     pub(crate) fn with_words(&self, words: &str) -> Option<String> {
         let Range { start, end } = self.numbered.words;
         if words.len() >= end.saturating_sub(start) as usize {
@@ -161,8 +161,8 @@ impl<'a> NumberedBlock<'a> {
         Some([before, words, behind].concat())
     }
 
-    /// Returns the block without its number: the texts before the number, after it, and after its repetition in the end
-    /// tag. The last is empty if the number is not repeated.
+    /// Returns the block without its number: the parts before the number, after it, and after its repetition in the end
+    /// tag. The last part is empty if the number is not repeated.
     fn parts(&self) -> [&'a str; 3] {
         let end = u32::try_from(self.whole.len()).unwrap_or(u32::MAX);
         let Numbered { number, again, .. } = &self.numbered;
@@ -180,7 +180,7 @@ impl<'a> NumberedBlock<'a> {
     }
 }
 
-/// The tag before passages that the client joins (Dify).
+/// The tag before passages that the client joins without separators (Dify).
 const JOINED: &str = "<context>\n";
 
 /// Most digits of a number.

@@ -1,7 +1,7 @@
 //! Finds a chat body's documents: in its `documents` array, in texts of its messages, and as blocks of their content.
 //!
-//! A text is searched for one format after another, and the first that matches is used: tags, a tool's JSON, then the
-//! opt-in formats. A tool's result in which none is found may be one document as a whole.
+//! A text is searched for one format after another, and the first one found is used: tags, a tool's JSON, then the
+//! opt-in formats. A tool's result without any of these may be treated as one document.
 
 use super::Skip;
 use super::array::Retrieved;
@@ -24,31 +24,31 @@ use crate::work::hashed;
 use std::borrow::Cow;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A body's messages and documents, if it has any.
+/// A parsed body: its messages with their documents, and the fields that a prompt depends on.
 #[derive(Debug)]
 pub struct Parsed<'a> {
-    /// The body.
+    /// The body, as text.
     pub(crate) text: &'a str,
-    /// The model's name; empty if the body has none.
+    /// The model's name; empty if neither the body nor the path has one.
     pub(crate) model: Cow<'a, str>,
     pub(crate) salt: SaltField<'a>,
-    /// Documents of an array that stays: the engine's template renders them before every message.
+    /// The documents of an array that stays in the body: the engine's template renders them, before every message.
     pub(crate) front: Option<Group<'a>>,
     pub(crate) messages: Vec<Message<'a>>,
-    /// Documents to write into the message of that index, before the message's own.
+    /// The documents to write into the message with this index, before the message's own.
     pub(crate) rendered: Option<(usize, Group<'a>)>,
     pub(super) retrieval: Option<&'a str>,
-    /// True if the messages are in `messages`, as in a chat completion.
+    /// True for the formats whose messages are in `messages`, such as a chat completion.
     pub(super) is_chat: bool,
-    /// The elements of `tools`, or of `functions` where there are no tools.
+    /// The elements of `tools`, or of `functions` if there are no tools.
     pub(crate) tools: Vec<&'a str>,
     pub(crate) start: Start<'a>,
-    /// Fields, other than messages and tools, that a chat template may render, in the order of [`PARAMETERS`].
+    /// The JSON of the fields [`PARAMETERS`], which a chat template may render; `None` if absent or `null`.
     pub(crate) parameters: [Option<&'a str>; PARAMETERS.len()],
 }
 
 impl<'a> Parsed<'a> {
-    /// Chain of the chat's first messages, up to the user's first. It is the same at every turn.
+    /// Returns the chain of the chat up to and including the user's first message, which is the same at every turn.
     pub(crate) fn start(&self) -> Chain {
         let mut messages = self.messages.iter();
         let asked = messages.find(|message| message.entry.is_some());
@@ -60,7 +60,7 @@ impl<'a> Parsed<'a> {
     /// Sets the model of a body that does not name one: Gemini and Bedrock name it in the path.
     ///
     /// # Errors
-    /// [`Skip::LongModelName`]; the body's model then stays empty.
+    /// Returns [`Skip::LongModelName`]; the model's name then stays empty.
     pub fn for_model(&mut self, model: &str) -> Result<(), Skip> {
         if self.model.is_empty() {
             named(model)?;
@@ -69,18 +69,18 @@ impl<'a> Parsed<'a> {
         Ok(())
     }
 
-    /// Returns whether its messages are in `messages`, as in a chat completion.
+    /// Returns whether the messages are in `messages`, as in a chat completion.
     pub(crate) fn is_chat_completion(&self) -> bool {
         self.is_chat
     }
 
-    /// `previous_response_id`: the id of the response that the request continues; the engine keeps that response.
+    /// Returns `previous_response_id`, the id of a stored response that the request continues; `None` if absent.
     #[must_use]
     pub fn previous_response(&self) -> Option<Cow<'a, str>> {
         self.start.previous_response()
     }
 
-    /// Returns whether the body holds any document, in any turn. A tool's whole result is none.
+    /// Returns whether any document was found. A tool's whole result is none.
     #[must_use]
     pub fn has_documents(&self) -> bool {
         let mut messages = self.messages.iter();
@@ -89,22 +89,22 @@ impl<'a> Parsed<'a> {
             || messages.any(|message| message.ordered().next().is_some())
     }
 
-    /// Returns whether the body holds anything to arrange: documents, or a tool's whole result.
+    /// Returns whether the body has anything to arrange: documents, or a tool's whole result.
     pub(crate) fn has_groups(&self) -> bool {
         let mut messages = self.messages.iter();
         self.has_documents() || messages.any(|message| !message.groups.is_empty())
     }
 }
 
-/// Reads `body`, a chat request, and finds its documents according to `config`.
+/// Parses `body`, a chat request, and finds its documents as configured.
 ///
 /// # Errors
-/// Returns why the original body must be forwarded.
+/// Returns the reason why the body must be forwarded unchanged.
 pub fn parse<'a>(body: &'a [u8], config: &Config) -> Result<Parsed<'a>, Skip> {
     read(body, None, config)
 }
 
-/// Like [`parse`], with the documents `retrieved` for this body if it has no array of its own.
+/// Like [`parse`]; the documents `retrieved` are added if the body has no array of its own.
 ///
 /// # Errors
 /// As [`parse`].
@@ -161,7 +161,7 @@ fn read<'a>(
 }
 
 impl<'a> Finder<'a, '_> {
-    /// Finds the documents in one text of a message.
+    /// Finds the documents in one text of a message. Without any, a tool's result may count as one document.
     fn text(
         &mut self,
         before: &mut Before<'a>,
@@ -189,7 +189,7 @@ impl<'a> Finder<'a, '_> {
         }))
     }
 
-    /// Finds the documents that a format marks within a text.
+    /// Finds the documents that one of the formats marks within a text.
     fn within(
         &mut self,
         before: &mut Before<'a>,
@@ -210,7 +210,7 @@ impl<'a> Finder<'a, '_> {
         self.add(spans.len())?;
         let offset = offset_in(self.body, source);
         let scope = before.scope(offset + text.source(&first.whole).start);
-        // A slot between tags may be empty or hold other words; every slot of a list must hold a document.
+        // A range between tags may become empty or hold a location hint; every range of a list must hold a document.
         let is_tagged = matches!(format, DocumentFormat::Tags | DocumentFormat::Clients);
         let hint_at = match format {
             DocumentFormat::Results => None,
@@ -250,7 +250,7 @@ impl<'a> Finder<'a, '_> {
         }))
     }
 
-    /// Returns whether a text may hold documents and so must be unescaped and searched.
+    /// Returns whether a text may contain documents and so must be unescaped and searched.
     fn may_hold_documents(&self, source: &str, author: Author) -> bool {
         let formats = &self.config.documents;
         let has_tags = !(self.config.documents.tags.is_empty() && formats.loose_tags.is_empty());
@@ -259,7 +259,7 @@ impl<'a> Finder<'a, '_> {
             || self.has_lists() && may_hold_lists(source, formats)
     }
 
-    /// Returns whether a text may hold documents in a well-known client's format.
+    /// Returns whether a text may contain documents in a well-known client's format.
     fn is_clients(&self, source: &str, author: Author) -> bool {
         self.config.documents.clients && author == Author::Other && super::clients::may_hold(source)
     }
@@ -269,7 +269,7 @@ impl<'a> Finder<'a, '_> {
         formats.numbered || formats.rules || formats.headings
     }
 
-    /// Finds the documents in a text, and the format that matched.
+    /// Returns the documents in a text and their format; `None` if no format matches.
     fn spans(
         &self,
         plain: &str,
@@ -314,9 +314,9 @@ impl<'a> Finder<'a, '_> {
             })
     }
 
-    /// Returns adjacent document blocks of a content as a group; `None` if there are none or their format is off.
-    /// `style` is that of the content's text parts, for a hint after the last block. It is `None` for elements of a
-    /// tool's result, where no text may be inserted.
+    /// Returns adjacent document blocks as a group; `None` if there are none or their format is disabled. `style` is
+    /// the form of the content's text parts, for a hint after the last block. It is `None` for documents in a tool's
+    /// result, where no text may be inserted.
     fn blocks(
         &mut self,
         before: &mut Before<'a>,
@@ -357,10 +357,10 @@ impl<'a> Finder<'a, '_> {
     }
 }
 
-/// Running hash of the prompt before the documents of a message.
+/// The running hash of the prompt before the documents of a message.
 struct Before<'a> {
     body: &'a str,
-    /// Offset in the body up to which `hash` reaches.
+    /// Offset in the body up to which `hash` covers the message.
     at: usize,
     hash: u64,
 }
@@ -374,8 +374,8 @@ impl<'a> Before<'a> {
         }
     }
 
-    /// The scope at the byte `end`, which must not precede earlier calls' `end`. Each byte is hashed once, however many
-    /// groups a message holds.
+    /// Returns the scope of documents that begin at byte `end`, which must not precede the `end` of an earlier call.
+    /// Each byte is hashed once, however many groups a message has.
     fn scope(&mut self, end: usize) -> Scope {
         let between = self.body.get(self.at..end).unwrap_or_default();
         hashed(between.len());
@@ -385,7 +385,7 @@ impl<'a> Before<'a> {
     }
 }
 
-/// Returns whether a text, escaped as in the body, contains a mark of an enabled list format.
+/// Returns whether a text, escaped as in a JSON string, contains a mark of an enabled list format.
 fn may_hold_lists(source: &str, formats: &RawDocuments) -> bool {
     let mut at = 0;
     while let Some(found) = find_any(source, at, [b'[', b'#', b'-']) {

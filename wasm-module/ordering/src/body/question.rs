@@ -11,53 +11,53 @@ use super::{Parsed, Role, Skip, unescaped};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A chat without documents, as a retriever sees it.
+/// The question of a chat without documents, as input to a retriever.
 #[derive(Debug)]
 pub struct Question<'a> {
-    /// The text of the last user message, one part per line; `None` if it has none.
+    /// The text of the last user message, with its parts on separate lines; `None` if it has none.
     pub text: Option<Cow<'a, str>>,
-    /// The beginning of the prompt, which does not depend on the question.
+    /// The beginning of the prompt, which the gateway can prefill before documents are found.
     pub opening: Opening<'a>,
 }
 
-/// The beginning of a chat's prompt, as JSON. Empty except for chat completions and Anthropic's format.
+/// The beginning of a chat's prompt, as JSON. Empty unless the body's messages are in `messages`.
 #[derive(Debug, Default)]
 pub struct Opening<'a> {
-    /// The messages before the first user or assistant message; empty if there is nothing to prefill.
+    /// The system messages before all other messages; empty if there is nothing to prefill.
     pub messages: Vec<Cow<'a, str>>,
-    /// Other fields that the prompt or its cache entry depends on: `model`, `tools`, `cache_salt`.
+    /// The fields `model`, `tools` and `cache_salt`, on which the prompt or its cache entry depends, with their JSON.
     pub fields: Vec<(&'static str, &'a str)>,
 }
 
 impl<'a> Parsed<'a> {
-    /// The field `retrieval` as written: the client's instructions to the gateway on finding documents.
+    /// Returns the JSON of the field `retrieval`: the client's instructions on finding documents. `None` if absent.
     #[must_use]
     pub fn retrieval(&self) -> Option<&'a str> {
         self.retrieval
     }
 
-    /// The range of the field `retrieval`, its comma included. Without it the body is the one that the client would
-    /// otherwise have sent.
+    /// Returns the range of the field `retrieval` in the body, with its comma, for its removal before the body is
+    /// forwarded; `None` if absent.
     #[must_use]
     pub fn place_of_retrieval(&self) -> Option<Range<usize>> {
         place_of_field(self.text, self.retrieval?)
     }
 }
 
-/// Extracts a chat's question.
+/// Returns a chat's question and the beginning of its prompt.
 ///
 /// # Errors
-/// [`Skip::InvalidJson`] if the prompt's opening cannot be read from the body.
+/// Returns [`Skip::InvalidJson`] if these cannot be read from the body.
 pub fn question<'a>(parsed: &Parsed<'a>) -> Result<Question<'a>, Skip> {
     let body = parsed.text;
-    // As for written documents: the last user message that they can be written into.
+    // The message into which documents would be written.
     let mut messages = parsed.messages.iter();
     let last = messages.rfind(|message| message.entry.is_some());
     let text = match last {
         Some(message) => text_in(body, message.content)?,
         None => None,
     };
-    // A warm-up request is a chat completion.
+    // The request that prefills the opening is a chat completion.
     let opening = match parsed.is_chat {
         true => opening(parsed)?,
         false => Opening::default(),
@@ -74,7 +74,7 @@ fn opening<'a>(parsed: &Parsed<'a>) -> Result<Opening<'a>, Skip> {
     let values = fields(body, trimmed_json(body), names)?;
     let opens = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
     let messages = opens.map(|message| match message.raw == message.content {
-        // Anthropic: the system text is a field instead of a message.
+        // Anthropic's system text is a field instead of a message.
         true => Cow::Owned(format!(
             r#"{{"role":"system","content":{}}}"#,
             message.content
@@ -90,7 +90,7 @@ fn opening<'a>(parsed: &Parsed<'a>) -> Result<Opening<'a>, Skip> {
     })
 }
 
-/// The text of a message's content.
+/// Returns the unescaped text of a message's content, with its parts on separate lines.
 fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Skip> {
     if let Some(text) = inner(content) {
         return Ok(Some(unescaped(text)));
@@ -115,7 +115,7 @@ fn text_in<'a>(body: &str, content: &'a str) -> Result<Option<Cow<'a, str>>, Ski
     Ok(Some(Cow::Owned(all)))
 }
 
-/// The range in `body` of the field that has this value, with the comma that would be left over.
+/// Returns the range in `body` of the field with this value, with the comma that would be left over.
 fn place_of_field(body: &str, value: &str) -> Option<Range<usize>> {
     let value = range_in(body, value);
     let name = trimmed_ascii_end(body.get(..value.start)?).strip_suffix(':')?;

@@ -1,5 +1,5 @@
-//! Finds the parts of a document's block that depend on the request: its number among the results, its rank, score or
-//! distance.
+//! Finds the parts of a document's block that depend on the request: the document's number among the results, and its
+//! rank, score or distance.
 //!
 //! ```text
 //!   <source id="2" score="0.71">Text.</source>     [CONTEXT 1]:\nText.\n[END CONTEXT 1]     <doc id="a">\nScore: 0.71\nText.</doc>
@@ -7,9 +7,8 @@
 //! ```
 //!
 //! The same document found for another question has other values, so its block would differ. Scores are looked for
-//! where templates write them: among the attributes of the opening tag, on the first lines (metadata as `key: value` or
-//! `<key>value</key>`), and on the last line. Only numbers under known names count; everything else is the document's
-//! own.
+//! where templates write them: in the attributes of the opening tag, on the first lines (metadata as `key: value` or
+//! `<key>value</key>`), and on the last line. Only numbers under known names count.
 
 use super::found::{FoundDocument, Source};
 use super::search::{find, find_last, find_words, is_escape, pass, trimmed};
@@ -17,20 +16,20 @@ use crate::work::looked;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// The parts of a document's block that depend on the request. All ranges are of the block, as written.
+/// The parts of a document's block that depend on the request. All ranges are ranges of the block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranks<'a> {
-    /// The document's number, if its name is a number or it has no name; empty if it has none.
+    /// The document's number by position; empty if it has none, or has a name that is not a number.
     pub(crate) number: &'a str,
-    /// Ranges of the number.
+    /// The ranges of the number, up to two.
     pub(crate) numbers: SmallVec<[Range<usize>; 2]>,
-    /// For each score: the range to cut, and the words of the score.
+    /// For each score: the range to remove, and the text of the score.
     pub(crate) scores: SmallVec<[(Range<usize>, &'a str); 2]>,
 }
 
 impl<'a> Ranks<'a> {
-    /// Finds these parts in a document's block; `None` if the block is not in the body or has none. O(opening tag +
-    /// first lines).
+    /// Finds these parts of a document; `None` if its block is not in the body, cannot be read, or has no such part.
+    /// O(opening tag + first lines).
     pub(crate) fn of(found: &FoundDocument<'a>) -> Option<Self> {
         let Source::Whole(block) = found.source else {
             return None;
@@ -39,13 +38,13 @@ impl<'a> Ranks<'a> {
         let words = if block.starts_with('<') {
             let (attributes, end) = attributes(block)?;
             ranks.take_attributes(block, &attributes);
-            // The closing tag is excluded.
+            // The document's text ends before the closing tag.
             end..find_last(block, b'<').filter(|last| *last >= end)?
         } else {
             let numbers = found.numbered.as_ref()?.numbers();
             ranks.number = block.get(numbers.first()?.clone())?;
             ranks.numbers = numbers;
-            // The words begin after the line with the number.
+            // The document's text begins after the line with the number.
             let line = ranks.numbers.first()?.end;
             let rest = block.get(line..)?;
             first_break(rest).map_or(line, |end| line + end + BREAK.len())..block.len()
@@ -63,7 +62,7 @@ impl<'a> Ranks<'a> {
             };
             attributes.iter().find(key)
         };
-        // A name other than one of the numbers is the document's own.
+        // If the attribute `id` is not a number, it is the document's own name.
         let number = named(&["id"]).or_else(|| named(NUMBERS));
         if let Some(number) = number
             && let Some(digits) = block.get(number.value.clone())
@@ -85,7 +84,7 @@ impl<'a> Ranks<'a> {
 
     fn take_lines(&mut self, block: &'a str, words: Range<usize>) {
         let mut at = words.start;
-        // If text follows the opening tag directly, there is no metadata.
+        // If text follows the opening tag on its line, there is no metadata.
         let rest = block.get(pass_blanks(block, at)..).unwrap_or_default();
         let lines = if rest.starts_with(BREAK) || !block.starts_with('<') {
             MAX_LINES
@@ -104,20 +103,20 @@ impl<'a> Ranks<'a> {
             let behind = line.end + BREAK.len();
             match self.line(block, &line, behind) {
                 Line::Score | Line::Field => {}
-                // The line break after the opening tag.
+                // The rest of the opening tag's line.
                 Line::Blank if nth == 0 => {}
                 Line::Blank | Line::Text => break,
             }
             at = behind;
         }
-        // The last line, unless it was among the first lines.
+        // Then the last line, unless it is one of the first lines.
         let from = words.end.saturating_sub(MAX_LINE_BYTES).max(at);
         let tail = block
             .get(block.ceil_char_boundary(from)..words.end)
             .unwrap_or_default();
         let text = trimmed_breaks(block, words.end - tail.len()..words.end);
         let tail = block.get(text.clone()).unwrap_or_default();
-        // Most texts end with other characters, so this check is cheap.
+        // Most texts end with other characters, so this check saves the work below.
         if !tail.ends_with(|last: char| last.is_ascii_digit() || matches!(last, '%' | ')' | '>')) {
             return;
         }
@@ -130,7 +129,7 @@ impl<'a> Ranks<'a> {
         }
     }
 
-    /// Classifies one of the first lines and records its score. `behind` is the start of the next line.
+    /// Returns the kind of one of the first lines and records its score. `behind` is the start of the next line.
     fn line(&mut self, block: &'a str, line: &Range<usize>, behind: usize) -> Line {
         let words = trimmed(block, line.clone());
         let text = block.get(words).unwrap_or_default();
@@ -146,16 +145,16 @@ impl<'a> Ranks<'a> {
     }
 }
 
-/// The kind of a line.
+/// The kind of a line in a document's metadata.
 enum Line {
     Blank,
     Score,
-    /// Other metadata: `key: value` or similar.
+    /// Other metadata, such as `key: value`.
     Field,
     Text,
 }
 
-/// An attribute of an opening tag.
+/// An attribute of an opening tag, as ranges of the block.
 #[derive(Debug)]
 struct Attribute {
     /// Start of the white space before the attribute.
@@ -166,7 +165,7 @@ struct Attribute {
     end: usize,
 }
 
-/// Reads the attributes of a block's opening tag, and the tag's end. `None` if the tag cannot be read.
+/// Returns the attributes of a block's opening tag and the tag's end; `None` if the tag cannot be read.
 fn attributes(block: &str) -> Option<(SmallVec<[Attribute; 4]>, usize)> {
     let mut found = SmallVec::new();
     let is_of_key = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
@@ -214,7 +213,7 @@ fn attributes(block: &str) -> Option<(SmallVec<[Attribute; 4]>, usize)> {
     }
 }
 
-/// Returns whether a line is only a score: `score: 0.71`, `- **Rank:** 2`, `(distance = 0.2)`, `<score>0.71</score>`.
+/// Returns whether a line is just a score: `score: 0.71`, `- **Rank:** 2`, `(distance = 0.2)`, `<score>1</score>`.
 fn is_score_line(line: &str) -> bool {
     let line = line
         .strip_prefix('(')
@@ -262,7 +261,7 @@ fn element(line: &str) -> Option<(&str, &str)> {
     (!name.is_empty() && name.len() <= MAX_KEY_BYTES).then_some((name, text))
 }
 
-/// Returns whether a key names a search score. Words in it are separated by `_`, `-` or spaces.
+/// Returns whether a key names a score: score words and qualifiers, separated by `_`, `-` or spaces.
 fn is_score(key: &str) -> bool {
     looked(key.len());
     let mut words: SmallVec<[&str; 4]> = SmallVec::new();
@@ -295,7 +294,7 @@ fn is_number(digits: &str) -> bool {
         && (digits == "0" || !digits.starts_with('0'))
 }
 
-/// Position of the first line break.
+/// Returns the position of the first line break (an escaped one).
 fn first_break(text: &str) -> Option<usize> {
     let mut from = 0;
     loop {
@@ -307,7 +306,7 @@ fn first_break(text: &str) -> Option<usize> {
     }
 }
 
-/// Position of the last line break.
+/// Returns the position of the last line break (an escaped one).
 fn last_break(text: &str) -> Option<usize> {
     let mut end = text.len();
     loop {
@@ -324,7 +323,7 @@ fn pass_blanks(text: &str, at: usize) -> usize {
     pass(text, at, |byte| byte == b' ')
 }
 
-/// Skips white space from `at` on, escaped as in a JSON string.
+/// Returns the position after the white space at `at`, which may be escaped as in a JSON string.
 fn pass_breaks(text: &str, mut at: usize) -> usize {
     loop {
         at = pass_blanks(text, at);
@@ -336,7 +335,7 @@ fn pass_breaks(text: &str, mut at: usize) -> usize {
     }
 }
 
-/// Returns `range` without white space at its end.
+/// Returns `range` without the white space at its end, which may be escaped.
 fn trimmed_breaks(text: &str, mut range: Range<usize>) -> Range<usize> {
     loop {
         range = trimmed(text, range);
@@ -349,10 +348,10 @@ fn trimmed_breaks(text: &str, mut range: Range<usize>) -> Range<usize> {
     }
 }
 
-/// Attributes, other than `id`, that hold a document's number.
+/// Attributes other than `id` with a document's number.
 const NUMBERS: &[&str] = &["index", "number", "position", "idx", "n", "no"];
 
-/// Names of search scores.
+/// Words that name a score.
 const SCORES: &[&str] = &[
     "score",
     "rank",
@@ -364,7 +363,7 @@ const SCORES: &[&str] = &[
     "reranker",
 ];
 
-/// Words that may accompany such a name.
+/// Words that may accompany a word of `SCORES` in a score's name.
 const QUALIFIERS: &[&str] = &[
     "vector",
     "search",
@@ -382,19 +381,19 @@ const QUALIFIERS: &[&str] = &[
     "sparse",
 ];
 
-/// Quotes as they stand between the quotes of a JSON string.
+/// Quotes in a text that is itself in a JSON string.
 const QUOTES: [&str; 2] = [r#"\""#, "'"];
 
-/// A line break, as between the quotes of a JSON string.
+/// A line break, escaped as in a JSON string.
 const BREAK: &str = r"\n";
 
 /// Escaped white space in a JSON string.
 const SPACES: [&str; 3] = [BREAK, r"\r", r"\t"];
 
-/// Most attributes of an opening tag.
+/// Most attributes of an opening tag that is read.
 const MAX_ATTRIBUTES: usize = 16;
 
-/// Most lines read before a document's text.
+/// Most lines read as metadata before a document's text.
 const MAX_LINES: usize = 10;
 
 /// Longest line of metadata, in bytes.

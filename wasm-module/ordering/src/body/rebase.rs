@@ -1,7 +1,7 @@
-//! Recomputes a body's hashes as if parts of it were absent: its messages' chains and its documents' scopes.
+//! Recomputes a body's hashes (messages' chains, documents' scopes) as if parts of it were absent.
 //!
-//! Volatile spans of the head are excluded from the chains that identify chats, and from the documents' scopes. The
-//! bytes are not changed: ranges remain those of the original body.
+//! Volatile spans of the head are left out of the chains that identify chats, and of the documents' scopes. The bytes
+//! are not changed: ranges remain those of the original body.
 
 use super::chat::{around, folded, rendered_scope};
 use super::edit::replaced;
@@ -13,9 +13,9 @@ use std::ops::Range;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 impl Parsed<'_> {
-    /// Recomputes the hashes without the ranges `removed`, which must be in order, and with `tools` as the tools'
-    /// field. With neither, the hashes are those of the original body. O(messages + bytes before documents + bytes of
-    /// the messages from which something is removed).
+    /// Recomputes the hashes without the ranges `removed`, which must be sorted, and with `tools` as the value of the
+    /// field with the tools. With neither, the hashes are those of the original body. O(messages + bytes before
+    /// documents + bytes of the messages from which something is removed).
     pub(crate) fn rebase(&mut self, tools: Option<&str>, removed: &[Range<usize>]) {
         let mut chain = self.start.chain;
         let mut before = match tools {
@@ -37,7 +37,7 @@ impl Parsed<'_> {
                 let content = range_in(self.text, message.content);
                 xxh3_128(left(self.text, content, own).as_bytes())
             };
-            // As in the parser, a group's scope hashes the bytes after the previous group.
+            // As in the parser, each group's scope covers the bytes since the previous group began.
             let (mut done, mut hash) = (whole.start, before);
             for group in &mut message.groups {
                 if let GroupLayout::Slots { slots, .. } = &group.place {
@@ -71,7 +71,7 @@ impl Parsed<'_> {
     }
 }
 
-/// Returns a range of `text` without those `removed`, which must be in order.
+/// Returns a range of `text` without the ranges `removed`, which must be sorted.
 fn left<'a>(text: &'a str, range: Range<usize>, removed: &[Range<usize>]) -> Cow<'a, str> {
     let first = removed.partition_point(|gone| gone.end <= range.start);
     let (start, end) = (range.start, range.end);

@@ -1,4 +1,4 @@
-//! Renders the replacement of a group's documents: their blocks, references, a hint.
+//! Renders what replaces a group's documents: their blocks, location hints and an order hint.
 
 use super::edit::Edit;
 use super::found::{FoundDocument, GroupLayout, HintSpot, Source, Wrap};
@@ -11,22 +11,22 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(crate) enum Sent<'g, 'a> {
     Document(&'g FoundDocument<'a>),
-    /// A location hint: words that say where the document already stands.
+    /// A location hint, which says where the document already is.
     Reference(String),
 }
 
-/// Documents of an array as they are written into a message.
+/// The text that the gateway has rendered for the documents of an array.
 #[derive(Debug)]
 pub(crate) struct Rendering {
-    /// The inserted text, hint and wrapping included.
+    /// The inserted text, including the hint and the wrapping.
     pub(crate) text: String,
-    /// For every document sent (not for references): the ranges in `text` of its block and of its label, empty if it
-    /// has none.
+    /// For each document sent in full: the ranges in `text` of its block and of its label, which is empty if it has
+    /// none.
     pub(crate) documents: Vec<(Range<usize>, Range<usize>)>,
 }
 
-/// Returns the edits that write `sent` and a hint in place of a group's documents, and the rendering if they were
-/// rendered.
+/// Returns the edits that write `sent` and a hint in place of a group's documents. If the gateway renders the group,
+/// also returns the rendering.
 pub(crate) fn edits<'a>(
     place: &GroupLayout<'a>,
     hint_place: Option<HintSpot>,
@@ -97,8 +97,8 @@ fn render(
     Rendering { text, documents }
 }
 
-/// Returns whether `text` is valid where that wrapping is required. Needed for text from other workers; text rendered
-/// here always is.
+/// Returns whether `text` is valid JSON in a place with that wrapping. For text from other workers; text rendered here
+/// always is.
 pub(crate) fn fits(wrap: Wrap, text: &str) -> bool {
     let [open, close] = wrapping(wrap);
     let inner = text.strip_prefix(open);
@@ -107,7 +107,7 @@ pub(crate) fn fits(wrap: Wrap, text: &str) -> bool {
         .is_some_and(|inner| is_value(&format!("\"{inner}\"")))
 }
 
-/// The JSON before and after an inserted block.
+/// Returns the JSON before and after an inserted block.
 pub(crate) fn wrapping(wrap: Wrap) -> [&'static str; 2] {
     match wrap {
         Wrap::None => ["", ""],
@@ -115,7 +115,7 @@ pub(crate) fn wrapping(wrap: Wrap) -> [&'static str; 2] {
     }
 }
 
-/// A document's block: a pure function of the document, since otherwise prefixes would never match.
+/// Returns a document's block. It depends on the document alone, or else prefixes would never match.
 pub(crate) fn block<'a>(document: &FoundDocument<'a>) -> Cow<'a, str> {
     match &document.source {
         Source::Whole(whole) => Cow::Borrowed(whole),
@@ -127,7 +127,7 @@ pub(crate) fn block<'a>(document: &FoundDocument<'a>) -> Cow<'a, str> {
     }
 }
 
-/// Writes a document's block; returns the ranges in `text` of the block and of its label: its id, or else its title.
+/// Appends a document's block; returns the ranges in `text` of the block and of its label (the id, or else the title).
 fn write_block(text: &mut String, source: &Source<'_>) -> (Range<usize>, Range<usize>) {
     let start = text.len();
     let mut label = start..start;
@@ -160,8 +160,8 @@ fn write_block(text: &mut String, source: &Source<'_>) -> (Range<usize>, Range<u
     (start..text.len(), label)
 }
 
-/// Recovers the id, title and text from which [`write_block`] may have written `block`, without the blank line after
-/// it: read as without a title, and as with one. `None` for a block that it did not write.
+/// Returns the id, title and text from which [`write_block`] may have written `block` (without its last line break),
+/// once read without a title and once with one. `None` for a block that it cannot have written.
 pub(crate) fn parts_of_block(block: &str) -> [Option<[&str; 3]>; 2] {
     let read = || {
         let rest = block.strip_prefix("<document")?;
@@ -181,7 +181,7 @@ pub(crate) fn parts_of_block(block: &str) -> [Option<[&str; 3]>; 2] {
     ]
 }
 
-/// Returns the text before and after the first `mark`.
+/// Returns the text before and after the first `mark`; `None` if there is none.
 fn parted<'t>(text: &'t str, mark: &str) -> Option<(&'t str, &'t str)> {
     let at = find_words(text, 0, mark)?;
     Some((text.get(..at)?, text.get(at + mark.len()..)?))

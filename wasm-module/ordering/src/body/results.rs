@@ -5,8 +5,8 @@ use super::scan::{Bad, Scan, say};
 use super::tags::Span;
 use smallvec::SmallVec;
 
-/// Returns the elements of the array `results` of the object `text`. Returns none if an element does not state its
-/// source by `url`, `path`, `file`, `filename`, `uri` or `href`, a string.
+/// Returns the elements of the array `results` of the object `text`; empty unless each has a string `url`, `path`,
+/// `file`, `filename`, `uri` or `href`, which is its id.
 pub(super) fn results(text: &str) -> Vec<Span> {
     let mut scan = Scan::new(text);
     let found = elements(text, &mut scan);
@@ -31,8 +31,8 @@ fn elements(text: &str, scan: &mut Scan<'_>) -> Result<Vec<Span>, Bad> {
     Ok(found.unwrap_or_default())
 }
 
-/// Returns the documents in `results` of a tool's result that is an object, and its texts under `names` in their order,
-/// as between quotes. One pass over the object, and one more over its results.
+/// For a tool's result that is an object, returns the documents in its `results`, and its texts under `names` in their
+/// order, without quotes. One pass over the object, and one more over its results.
 pub(super) fn results_and_texts<'a>(
     object: &'a str,
     names: &[&str],
@@ -52,7 +52,7 @@ pub(super) fn results_and_texts<'a>(
     if read.is_err() || scan.end().is_err() {
         return (Vec::new(), SmallVec::new());
     }
-    // If a name occurs twice, the object cannot be edited.
+    // If a name occurs twice, no text of the object is used.
     let is_twice = (texts.iter().enumerate())
         .any(|(place, (at, _))| texts.iter().skip(place + 1).any(|(other, _)| at == other));
     if is_twice {
@@ -66,7 +66,7 @@ pub(super) fn results_and_texts<'a>(
     (spans, texts.collect())
 }
 
-/// Returns the elements of the list `results`, a part of `text`.
+/// Returns the elements of the list `results`, a substring of `text`.
 fn spans_of(text: &str, results: &str) -> Result<Vec<Span>, Bad> {
     let mut scan = Scan::new(results);
     let spans = list(text, &mut scan, range_in(text, results).start)?;
@@ -74,7 +74,7 @@ fn spans_of(text: &str, results: &str) -> Result<Vec<Span>, Bad> {
     Ok(spans)
 }
 
-/// Reads a list of results in `text`; the scanned part begins at `base`.
+/// Reads a list of results; the scanned part begins at the offset `base` of `text`.
 fn list(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Vec<Span>, Bad> {
     let mut spans = Vec::new();
     scan.list(|scan| {
@@ -84,7 +84,7 @@ fn list(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Vec<Span>, Bad> 
     Ok(spans)
 }
 
-/// Reads an element, which must state its source.
+/// Reads an element; an error if it does not name its source.
 fn element(text: &str, scan: &mut Scan<'_>, base: usize) -> Result<Span, Bad> {
     let start = scan.next();
     let mut fields = scan.fields(["url", "path", "file", "filename", "uri", "href"])?;

@@ -1,15 +1,15 @@
-//! The role of a message's speaker.
+//! The role of a message's author.
 
-/// The role of a message's speaker, across APIs.
+/// The role of a message's author, across APIs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Role {
     /// `system`, `developer`, and the system text in a field of its own.
     System,
     /// `user`.
     User,
-    /// `assistant`, `CHATBOT`, `model`; a call by the model.
+    /// `assistant`, `CHATBOT`, `model`; also for a call that the model makes.
     Assistant,
-    /// `tool`, `function`; the result of a tool or a search.
+    /// `tool`, `function`; also for the result of a search.
     Tool,
     /// Any other role, or none.
     #[default]

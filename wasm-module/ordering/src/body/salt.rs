@@ -1,8 +1,8 @@
-//! A body's `cache_salt`, which keeps prefix caches apart. vLLM, SGLang and our host read it.
+//! A body's `cache_salt`, by which engines keep prefix caches apart (vLLM, SGLang and this project's host).
 //!
-//! A client that may choose its salt may choose another's, and learn from response times what the other asked. So the
-//! gateway overwrites the client's salt with its own. A body with an ambiguous field (not JSON, or the field twice) is
-//! an error, since engines differ in which salt they take.
+//! A client that chooses its salt may choose another client's, and learn from response times what that one has asked.
+//! So the gateway overwrites the client's salt with its own. A body with an ambiguous salt (not JSON, or the field
+//! twice) is an error, since engines differ in which one they use.
 
 use super::edit::{self, Edit};
 use super::json::{offset_in, range_in, scanned};
@@ -10,12 +10,12 @@ use super::search::{pass_space, trimmed_json};
 use super::{Skip, unescaped};
 use crate::feed::TenantKey;
 
-/// Where a body's salt is, or where it can be inserted.
+/// The place of a body's salt, or the place at which one can be inserted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SaltField<'a> {
-    /// The client's salt, as written.
+    /// The JSON of the client's salt; `None` if it sent none.
     given: Option<&'a str>,
-    /// The offset after the body's opening brace.
+    /// Offset in the body after its opening brace.
     inside: usize,
     /// Whether the body has fields.
     has_fields: bool,
@@ -28,14 +28,14 @@ pub(crate) struct SaltField<'a> {
 pub fn salted(body: &[u8], salt: &str) -> Result<Vec<u8>, Skip> {
     let body = super::text_of(body)?;
     let top = trimmed_json(body);
-    // `null` counts as a salt: ours would be inserted before it, and parsers may keep the last of two fields.
+    // `null` counts as a salt: the gateway's would be inserted before it, and parsers may use the last of two fields.
     let [given] = scanned(body, top, |scan| scan.fields(["cache_salt"]))?;
     let place = SaltField::new(body, top, given);
     Ok(edit::apply(body, vec![place.write(body, salt)]))
 }
 
 impl<'a> SaltField<'a> {
-    /// Locates the salt in the object `top` of `body`.
+    /// Locates the salt in `top`, the JSON object of `body`; `given` is the salt's JSON.
     pub(super) fn new(body: &'a str, top: &'a str, given: Option<&'a str>) -> Self {
         let first = pass_space(top, 1);
         Self {
@@ -45,7 +45,7 @@ impl<'a> SaltField<'a> {
         }
     }
 
-    /// The client's salt, as written.
+    /// Returns the JSON of the client's salt; `None` if it sent none.
     pub(crate) fn given(&self) -> Option<&'a str> {
         self.given
     }
@@ -63,7 +63,7 @@ impl<'a> SaltField<'a> {
         }
     }
 
-    /// Returns the key of the salt that the client sent; the default if it sent none.
+    /// Returns the tenant's key for the client's salt; the default key if it sent none.
     pub(crate) fn key(&self, key_of: fn(&str) -> TenantKey) -> TenantKey {
         let inner = self.given.and_then(super::json::inner);
         inner.map_or_else(TenantKey::default, |salt| key_of(&unescaped(salt)))

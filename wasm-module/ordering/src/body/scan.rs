@@ -1,9 +1,9 @@
 //! Scans JSON text in one pass, validates it, and returns its values as substrings.
 //!
-//! Each byte read counts as one look (module `work`), however many checks are made on it in place.
+//! The bytes that the scanner reads are counted (module `work`), each once, however many checks are made on it.
 //!
-//! Bodies are read with it: messages hold most of a body's bytes, and a parser that first finds the messages and then
-//! reads inside them looks at each byte twice. Only names with escapes are decoded.
+//! Bodies are read with this scanner because messages hold most of their bytes: a parser that first finds the messages
+//! and then reads inside them looks at each byte twice. Only names with escapes are decoded.
 //!
 //! ```text
 //!   {"messages": [{"role": "user", "content": "…"}], …}
@@ -17,23 +17,23 @@ use super::text::unescaped;
 use crate::work::looked;
 use std::borrow::Cow;
 
-/// A scanner and its position in a text.
+/// A scanner of JSON text, with its position.
 pub struct Scan<'a> {
     text: &'a str,
     at: usize,
 }
 
-/// The byte at which the text is not JSON or not of the expected shape.
+/// The error that the text is not JSON or not of the expected shape, with the offset of the byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bad(pub usize);
 
 impl<'a> Scan<'a> {
-    /// A scanner at the beginning of `text`.
+    /// Returns a scanner at the beginning of `text`.
     pub fn new(text: &'a str) -> Self {
         Self { text, at: 0 }
     }
 
-    /// Enters an object. `each` receives every name and must read the value.
+    /// Reads an object. `each` is called with every name and must read the value.
     pub(crate) fn object(
         &mut self,
         mut each: impl FnMut(&mut Self, &str) -> Result<(), Bad>,
@@ -51,7 +51,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Enters a list. `each` must read an element.
+    /// Reads a list. `each` is called before every element and must read it.
     pub(crate) fn list(
         &mut self,
         mut each: impl FnMut(&mut Self) -> Result<(), Bad>,
@@ -68,8 +68,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Returns the object's fields with these names, as written, and skips others. A name that occurs twice is an
-    /// error.
+    /// Reads an object and returns the JSON of its fields with these names. A name that occurs twice is an error.
     pub(super) fn fields<const N: usize>(
         &mut self,
         names: [&str; N],
@@ -79,7 +78,7 @@ impl<'a> Scan<'a> {
         Ok(fields)
     }
 
-    /// Like `fields`, for any number of names, so that its code is compiled once.
+    /// Like [`Scan::fields`], for any number of names, so that its code is compiled once.
     pub(super) fn read_fields(
         &mut self,
         names: &[&str],
@@ -88,7 +87,7 @@ impl<'a> Scan<'a> {
         self.object(|scan, name| scan.field(name, names, fields))
     }
 
-    /// Returns the elements of a list, as written.
+    /// Reads a list and returns the JSON of its elements.
     pub fn elements(&mut self) -> Result<Vec<&'a str>, Bad> {
         let mut elements = Vec::new();
         self.list(|scan| {
@@ -98,7 +97,7 @@ impl<'a> Scan<'a> {
         Ok(elements)
     }
 
-    /// Scans a value. If it is a list, adds its elements to `elements`.
+    /// Reads a value and returns its JSON. If it is a list, also adds its elements to `elements`.
     pub(super) fn list_or_value(&mut self, elements: &mut Vec<&'a str>) -> Result<&'a str, Bad> {
         let start = self.next();
         if self.byte() != Some(b'[') {
@@ -119,7 +118,7 @@ impl<'a> Scan<'a> {
         self.place(name, value, names, fields)
     }
 
-    /// Stores the `value` of `name` in `fields` if `names` has that name. A second value is an error.
+    /// Stores the `value` of `name` in `fields` if `names` has that name; an error if the field already has a value.
     pub(super) fn place(
         &mut self,
         name: &str,
@@ -138,9 +137,9 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Scans a value of any depth.
+    /// Reads a value of any depth and returns its JSON.
     pub(crate) fn value(&mut self) -> Result<&'a str, Bad> {
-        // The closing bracket of each open list and object.
+        // The closing brackets of the open lists and objects.
         let mut open: Vec<u8> = Vec::new();
         self.space();
         let start = self.at;
@@ -182,17 +181,17 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The text read since `start`.
+    /// Returns the text from `start` to the current position.
     pub(crate) fn since(&self, start: usize) -> &'a str {
         self.text.get(start..self.at).unwrap_or_default()
     }
 
-    /// Current position.
+    /// Returns the current position.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
 
-    /// The next byte after white space, not consumed.
+    /// Skips white space and returns the next byte without reading it.
     pub(super) fn peek(&mut self) -> Option<u8> {
         self.space();
         self.byte()
@@ -213,7 +212,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Reads a field's name and the colon; returns the name as between its quotes.
+    /// Reads a field's name and the colon after it; returns the name without quotes, not unescaped.
     pub(crate) fn name(&mut self) -> Result<&'a str, Bad> {
         self.expect(b'"')?;
         let start = self.at;
@@ -255,7 +254,7 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// Reads one digit or more.
+    /// Reads one or more digits.
     fn digits(&mut self) -> Result<(), Bad> {
         let start = self.at;
         while self.takes(|byte| byte.is_ascii_digit()) {}
@@ -277,7 +276,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// After an item: returns whether another one follows; false after `close`, an error otherwise.
+    /// Reads the byte after an element. Returns true for a comma, false for `close`, and an error for any other byte.
     pub(crate) fn goes_on(&mut self, close: u8) -> Result<bool, Bad> {
         match self.expect_any()? {
             b',' => Ok(true),
@@ -294,7 +293,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Reads the next byte after white space.
+    /// Skips white space and reads a byte; an error at the end of the text.
     fn expect_any(&mut self) -> Result<u8, Bad> {
         self.space();
         let byte = self.byte().ok_or(Bad(self.at))?;
@@ -303,7 +302,7 @@ impl<'a> Scan<'a> {
         Ok(byte)
     }
 
-    /// Skips white space and reads the byte if it is next.
+    /// Skips white space, and reads the next byte if it is `byte`. Returns whether it was.
     pub(crate) fn eat(&mut self, byte: u8) -> bool {
         self.space();
         self.takes(|next| next == byte)
@@ -313,7 +312,7 @@ impl<'a> Scan<'a> {
         while self.takes(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')) {}
     }
 
-    /// Reads the next byte if `is_one` is true for it.
+    /// Reads the next byte if `is_one` is true for it. Returns whether it was.
     fn takes(&mut self, is_one: impl Fn(u8) -> bool) -> bool {
         let comes = self.byte().is_some_and(is_one);
         self.at += usize::from(comes);
@@ -326,10 +325,10 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Returns the named fields of the object `text`, each as written.
+/// Returns the JSON of the named fields of the object `text`; `None` for a field that is absent or `null`.
 ///
 /// # Errors
-/// [`Bad`] if the text is not an object or a name occurs twice.
+/// Returns [`Bad`] if the text is not an object or a name occurs twice.
 pub fn fields<'a, const N: usize>(
     text: &'a str,
     names: [&str; N],
@@ -348,15 +347,15 @@ pub(crate) fn is_value(text: &str) -> bool {
     scan.value().is_ok() && scan.end().is_ok()
 }
 
-/// Drops fields whose value is `null`.
+/// Sets fields whose value is `null` to `None`.
 pub(super) fn say(fields: &mut [Option<&str>]) {
     for field in fields {
         *field = field.filter(|value| *value != "null");
     }
 }
 
-/// Unescapes the text between the quotes of a scanned string. A string with escapes is `None` if the result contains
-/// U+FFFD, which also stands for an invalid escape (an unpaired surrogate).
+/// Unescapes the text of a scanned string. If it has escapes and the result contains U+FFFD, returns `None`, since an
+/// unpaired surrogate also becomes U+FFFD.
 pub(super) fn decoded(inner: &str) -> Option<Cow<'_, str>> {
     let text = unescaped(inner, None);
     let is_certain = matches!(text, Cow::Borrowed(_)) || !has(&text, "\u{fffd}");

@@ -1,7 +1,7 @@
-//! Text searches for all code that reads a body. They count the bytes they look at (see [`crate::work`]).
+//! Text searches for all code that reads a body. They count the bytes they look at (module [`crate::work`]).
 //!
-//! Single bytes are searched eight at a time, since texts are most of a body and are searched several times. std's
-//! search uses words of the machine's pointer size, which is four bytes in WebAssembly.
+//! Single bytes are searched eight at a time, since texts are most of a body and are searched several times. The
+//! standard library's search uses words of pointer size, which is four bytes in WebAssembly.
 #![allow(
     clippy::disallowed_methods,
     reason = "what the standard library looks at is counted here"
@@ -10,12 +10,12 @@
 use crate::work::looked;
 use std::ops::Range;
 
-/// Returns the position of the first `byte` (of ASCII) in `text`, from `from` on.
+/// Returns the position of the first `byte` (in ASCII) of `text` at or after `from`; `None` if there is none.
 pub(super) fn find(text: &str, from: usize, byte: u8) -> Option<usize> {
     find_any(text, from, [byte])
 }
 
-/// Returns the position of the first of `bytes` (of ASCII) in `text`, from `from` on.
+/// Returns the position of the first of `bytes` (in ASCII) in `text` at or after `from`; `None` if there is none.
 pub(super) fn find_any<const N: usize>(text: &str, from: usize, bytes: [u8; N]) -> Option<usize> {
     let all = bytes.map(|byte| u64::from(byte) * ONES);
     let at = position(text.as_bytes(), from, |word| {
@@ -24,7 +24,7 @@ pub(super) fn find_any<const N: usize>(text: &str, from: usize, bytes: [u8; N]) 
     (at < text.len()).then_some(at)
 }
 
-/// Returns the position, from `from` on, of the first byte that cannot stand unescaped in a JSON string: a quote, a
+/// Returns the position, at or after `from`, of the first byte that a JSON string cannot contain unescaped: a quote, a
 /// backslash, a control character. Returns the text's length if there is none.
 pub(super) fn special(text: &str, from: usize) -> usize {
     const QUOTES: u64 = b'"' as u64 * ONES;
@@ -35,8 +35,8 @@ pub(super) fn special(text: &str, from: usize) -> usize {
     })
 }
 
-/// Returns the position, from `from` on, of the first `<`, literal or escaped, in the text between the quotes of a JSON
-/// string. Other escapes, frequent in ordinary text, are passed eight bytes at a time.
+/// Returns the position, at or after `from`, of the first `<` in the text of a JSON string, literal or escaped. Other
+/// escapes, which are frequent in ordinary text, are passed eight bytes at a time.
 pub(super) fn find_bracket(text: &str, from: usize) -> Option<usize> {
     const BRACKETS: u64 = b'<' as u64 * ONES;
     const BACKSLASHES: u64 = b'\\' as u64 * ONES;
@@ -44,7 +44,7 @@ pub(super) fn find_bracket(text: &str, from: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let mut from = from;
     loop {
-        // The byte before the word is marked if it is a backslash.
+        // Mark the byte before the first word if it is a backslash.
         let mut before = match from.checked_sub(1).and_then(|at| bytes.get(at)) {
             Some(b'\\') => 1 << 7,
             _ => 0,
@@ -69,7 +69,7 @@ pub(super) fn find_bracket(text: &str, from: usize) -> Option<usize> {
     }
 }
 
-/// Returns whether the backslash at `at` begins an escape, and is not itself escaped.
+/// Returns whether the backslash at `at` begins an escape, rather than being escaped itself.
 pub(super) fn is_escape(text: &str, at: usize) -> bool {
     let before = text.as_bytes().get(..at).unwrap_or_default().iter().rev();
     let backslashes = before.take_while(|byte| **byte == b'\\').count();
@@ -77,8 +77,8 @@ pub(super) fn is_escape(text: &str, at: usize) -> bool {
     backslashes % 2 == 0
 }
 
-/// Returns the position, from `from` on, of the first byte for which `is_one` is false; the text's length if there is
-/// none.
+/// Returns the position, at or after `from`, of the first byte for which `is_one` is false; the text's length if there
+/// is none.
 pub(super) fn pass(text: &str, from: usize, is_one: impl Fn(u8) -> bool) -> usize {
     let bytes = text.as_bytes().get(from..).unwrap_or_default();
     let passed = bytes.iter().take_while(|byte| is_one(**byte)).count();
@@ -86,7 +86,7 @@ pub(super) fn pass(text: &str, from: usize, is_one: impl Fn(u8) -> bool) -> usiz
     from + passed
 }
 
-/// Returns the position, from `from` on, of the first byte that is not ASCII white space.
+/// Returns the position, at or after `from`, of the first byte that is not ASCII white space, or the text's length.
 pub(super) fn pass_space(text: &str, from: usize) -> usize {
     pass(text, from, |byte| byte.is_ascii_whitespace())
 }
@@ -112,19 +112,19 @@ pub(super) fn trimmed_ascii_end(text: &str) -> &str {
     trimmed
 }
 
-/// Returns the position of the last `byte` (of ASCII) in `text`.
+/// Returns the position of the last `byte` (in ASCII) of `text`; `None` if there is none.
 pub(super) fn find_last(text: &str, byte: u8) -> Option<usize> {
     let found = text.bytes().rposition(|other| other == byte);
     looked(text.len() - found.unwrap_or(0));
     found
 }
 
-/// Returns whether `text` contains these words.
+/// Returns whether `text` contains `words`.
 pub(super) fn has(text: &str, words: &str) -> bool {
     find_words(text, 0, words).is_some()
 }
 
-/// Returns the position of these words in `text`, from `from` on.
+/// Returns the position of the first `words` in `text` at or after `from`; `None` if there are none.
 pub(super) fn find_words(text: &str, from: usize, words: &str) -> Option<usize> {
     let rest = text.get(from..)?;
     let found = rest.find(words);
@@ -153,8 +153,7 @@ pub(super) fn trimmed(text: &str, range: Range<usize>) -> Range<usize> {
     trimmed_end(text, trimmed_start(text, range))
 }
 
-/// Returns whether the byte at `at` is the first one of its line that is not white space, and the line begins after
-/// `from`.
+/// Returns whether only white space precedes the byte at `at` on its line, and the line begins after `from`.
 pub(super) fn begins_line(text: &str, from: usize, at: usize) -> bool {
     let before = text.get(from..at).unwrap_or_default();
     let space = before.chars().rev();
@@ -170,8 +169,8 @@ pub(super) fn begins_line(text: &str, from: usize, at: usize) -> bool {
     false
 }
 
-/// Returns the position, from `from` on, of the first byte that `marks` flags; the length of `bytes` if there is none.
-/// `marks` takes a word of eight bytes; only the lowest bit that it sets counts.
+/// Returns the position, at or after `from`, of the first byte that `marks` flags; the length of `bytes` if there is
+/// none. `marks` gets a word of eight bytes; the lowest bit of its result that is set counts.
 fn position(bytes: &[u8], from: usize, marks: impl FnMut(u64) -> u64) -> usize {
     let at = unmarked(bytes, from, marks);
     looked((at + 1).min(bytes.len()).saturating_sub(from));
@@ -197,7 +196,7 @@ fn unmarked(bytes: &[u8], from: usize, mut marks: impl FnMut(u64) -> u64) -> usi
     at + last.min(rest.len())
 }
 
-/// Sets the high bit of every zero byte, and possibly of bytes above the lowest zero byte (Mycroft 1987).
+/// Sets the high bit of every zero byte, and possibly of bytes above the lowest zero byte (A. Mycroft, 1987).
 fn zeros(word: u64) -> u64 {
     word.wrapping_sub(ONES) & !word & HIGHS
 }

@@ -1,7 +1,7 @@
-//! Finds tagged documents in a message, such as `<document id="a">…</document>`. A wrapper around them counts as text.
+//! Finds tagged documents in a text, such as `<document id="a">…</document>`. A wrapper around them is ordinary text.
 //!
-//! One pass finds every tag with a configured name; all later steps use these marks. An opening tag's attributes are
-//! read at most once, up to the second opening tag after it. So the cost is linear in the text, whatever it contains.
+//! One pass finds every tag with a configured name; later steps use only these marks. An opening tag's attributes are
+//! read at most once, up to the second opening tag after it. So the cost is linear in the text.
 //!
 //! ```text
 //!   See <doc id=1>. <docs> \n<doc id=2> x </doc> \n<doc id=3> y </doc> </docs>
@@ -12,18 +12,18 @@ use super::search::{begins_line, find, pass, pass_space, trimmed_start};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// A tagged document in a text.
+/// A document in a text, by its range.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Span {
-    /// The range from `<` to the closing tag's `>`.
+    /// The whole range; for a tagged document from `<` to the closing tag's `>`.
     pub(super) whole: Range<usize>,
-    /// The value of the `id` attribute; `None` if it is absent or empty.
+    /// The range of the document's id; `None` if it has none or an empty one.
     pub(super) id: Option<Range<usize>>,
 }
 
-/// Returns the documents in `text`, in order and not nested: those tagged by one of `names`, or else those tagged by
-/// the first of `loose` that tags two or more. A tag that is never closed is text, and so is one whose attributes hold
-/// more than one other opening tag.
+/// Returns the documents in `text`, in order and without nesting: those tagged by one of `names`, or if there are none,
+/// those tagged by the first of `loose` that tags two or more. A tag that is never closed is ordinary text, and so is
+/// one whose attributes contain more than one other opening tag.
 pub(super) fn spans(text: &str, names: &[String], loose: &[String]) -> Vec<Span> {
     let tags = Tags::read(text, names, loose);
     let strict = tags.spans(|name| name < names.len());
@@ -36,7 +36,7 @@ pub(super) fn spans(text: &str, names: &[String], loose: &[String]) -> Vec<Span>
     kinds.find(|spans| spans.len() > 1).unwrap_or_default()
 }
 
-/// Returns the end of the closing tag of a wrapper, if one directly follows `end`; otherwise `end`.
+/// Returns the end of a wrapper's closing tag if one follows `end` after white space; otherwise `end`.
 pub(super) fn wrapper_end(text: &str, end: usize) -> usize {
     let tag = trimmed_start(text, end..text.len()).start;
     let is_closing = text.get(tag..).is_some_and(|tag| tag.starts_with("</"));
@@ -51,26 +51,26 @@ pub(super) fn wrapper_end(text: &str, end: usize) -> usize {
     }
 }
 
-/// The tags of a text that have a configured name.
+/// The tags with a configured name in a text.
 struct Tags<'t> {
     text: &'t str,
-    /// Marks in the order of the text.
+    /// The tags' marks, in the order of the text.
     marks: Vec<Mark>,
-    /// Number of opening tags, by name.
+    /// Number of opening tags, by index of the name.
     openings: SmallVec<[u32; 8]>,
-    /// The first mark that closes each name.
+    /// Index of the first mark that closes each name, or [`NONE`].
     closings: SmallVec<[u32; 8]>,
 }
 
-/// A tag in a text. A text may consist only of tags, so a mark is kept small: positions are 32 bits, and tags beyond
-/// the first 4 GiB count as text.
+/// A tag in a text. A text may consist of nothing but tags, so a mark is kept small: positions have 32 bits, and tags
+/// beyond the first 4 GiB count as text.
 #[derive(Clone, Copy)]
 struct Mark {
     /// Position of the tag's `<`.
     at: u32,
-    /// End of an opening tag's name, or of a closing tag.
+    /// End of the name in an opening tag; end of the whole tag for a closing one.
     end: u32,
-    /// For a closing tag, the next mark that closes the same name, or [`NONE`].
+    /// For a closing tag, the index of the next mark that closes the same name, or [`NONE`].
     next: u32,
     /// Index of the tag's name; the loose names follow the others.
     name: u16,
@@ -87,7 +87,7 @@ impl Mark {
     }
 }
 
-/// Marks the absence of a mark. An `Option` would make marks a quarter larger.
+/// The index that stands for no mark. An `Option` would make marks a quarter larger.
 const NONE: u32 = u32::MAX;
 
 /// Longest tag name that configurations allow, in bytes.
@@ -101,7 +101,7 @@ impl<'t> Tags<'t> {
             openings: SmallVec::from_elem(0, names.len() + loose.len()),
             closings: SmallVec::from_elem(NONE, names.len() + loose.len()),
         };
-        // The last mark that closes each name.
+        // For each name, the last mark so far that closes it.
         let mut last = tags.closings.clone();
         let mut at = 0;
         while let Some(open) = find(text, at, b'<') {
@@ -151,10 +151,10 @@ impl<'t> Tags<'t> {
         tags
     }
 
-    /// Returns the documents with a wanted name.
+    /// Returns the documents whose names are wanted.
     fn spans(&self, is_wanted: impl Fn(usize) -> bool) -> Vec<Span> {
         let mut found = Vec::new();
-        // The next closing tag of each name. Openings are visited in order, so these only advance.
+        // The next closing tag of each name. Opening tags are visited in order, so these only advance.
         let mut closings = self.closings.clone();
         let mut at = 0;
         for (place, mark) in self.marks.iter().enumerate() {
@@ -165,7 +165,7 @@ impl<'t> Tags<'t> {
             let Some(closing) = closings.get_mut(name) else {
                 continue;
             };
-            // A tag that is never closed is not read.
+            // The attributes of a tag that is never closed are not read.
             while self.closes_before(*closing, mark.end()) {
                 *closing = self.next(*closing);
             }
@@ -194,7 +194,7 @@ impl<'t> Tags<'t> {
         found
     }
 
-    /// Returns whether there is such a closing tag before the byte at `at`.
+    /// Returns whether the mark with index `closing` exists and is before the byte at `at`.
     fn closes_before(&self, closing: u32, at: usize) -> bool {
         self.mark(closing).is_some_and(|mark| mark.at() < at)
     }
@@ -207,8 +207,8 @@ impl<'t> Tags<'t> {
         self.marks.get(place as usize)
     }
 
-    /// Returns the last opening tag between `place` and `closing` that has the same name and begins a line after
-    /// `from`. The tag at `place` is then only mentioned, as in Open WebUI's prompt: "(e.g., <source id="1">)".
+    /// Returns the last opening tag between the marks `place` and `closing` that has the same name and begins a line
+    /// after `from`. The tag at `place` is then only mentioned, as by Open WebUI: "(e.g., <source id="1">)".
     fn innermost(&self, place: usize, from: usize, closing: usize) -> Option<(&Mark, Opening)> {
         let name = self.marks.get(place)?.name;
         let between = self.marks.get(place + 1..closing)?.iter().enumerate();
@@ -221,8 +221,8 @@ impl<'t> Tags<'t> {
         })
     }
 
-    /// Reads the opening tag at `place`; `None` if it does not end before the second opening tag after it, or is
-    /// self-closing.
+    /// Reads the opening tag of the mark `place`; `None` if it does not end before the second opening tag after it, or
+    /// if it is self-closing.
     fn opening(&self, place: usize) -> Option<Opening> {
         let behind = self.marks.get(place + 1..)?.iter();
         let limit = behind.filter(|mark| !mark.is_closing).nth(1);
@@ -231,7 +231,7 @@ impl<'t> Tags<'t> {
     }
 }
 
-/// Returns the range at `at` of characters that a tag's name may have, at most one more than the longest name.
+/// Returns the range of the tag name at `at`, at most one byte longer than the longest name allowed.
 fn name_at(text: &str, at: usize) -> Range<usize> {
     let end = text.len().min(at + MAX_NAME_BYTES + 1);
     let bytes = text.as_bytes().get(at..end).unwrap_or_default();
@@ -250,7 +250,7 @@ struct Opening {
     end: usize,
 }
 
-/// Reads the rest of an opening tag whose name ends at `at`; `None` if it is not one, or self-closing.
+/// Reads the rest of an opening tag whose name ends at `at`; `None` if it has no end or is self-closing.
 fn read_attributes(text: &str, mut at: usize) -> Option<Opening> {
     let byte = |at: usize| text.as_bytes().get(at).copied();
     let mut id = None;

@@ -1,13 +1,13 @@
-//! The text of a JSON string, with a map from its offsets to the bytes of the body.
+//! The text of a JSON string, with a map from its offsets to bytes of the body.
 
 use super::search::find;
 use crate::work::looked;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A JSON string's text, unescaped for searching, with a map back to the bytes between the quotes.
+/// The unescaped text of a JSON string, with a map back to the bytes of the string.
 ///
-/// It is only for searching (an invalid escape becomes U+FFFD); text in the new body is copied from the old one.
+/// It is only for searching, since an invalid escape becomes U+FFFD: text of the new body is copied from the old one.
 #[derive(Debug)]
 pub(crate) struct Text<'a> {
     pub(crate) plain: Cow<'a, str>,
@@ -15,7 +15,7 @@ pub(crate) struct Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// Returns the text of `inner`, the bytes between the quotes of a valid JSON string.
+    /// Returns the text of `inner`, a valid JSON string without its quotes.
     pub(crate) fn new(inner: &'a str) -> Self {
         let mut places = Places::default();
         Self {
@@ -24,14 +24,14 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// Returns the bytes between the quotes that `range` of the plain text stands for.
+    /// Returns the range of the string's bytes that `range` of the plain text stands for.
     pub(crate) fn source(&self, range: &Range<usize>) -> Range<usize> {
         self.places.behind(range.start)..self.places.behind(range.end)
     }
 }
 
-/// A map from the plain text to its source. An escape of n plain bytes is represented by its last n source bytes, so
-/// positions map by counting set bits: one bit for each byte of the source, however many escapes it has.
+/// A map from the plain text to the string's bytes, its source. An escape of n plain bytes is represented by its last n
+/// source bytes, so positions are mapped by counting set bits. There is one bit for each byte of the source.
 ///
 /// ```text
 ///   source   a \ n b \ u 0 0 e 9 c        plain   a ⏎ b é é c
@@ -40,16 +40,16 @@ impl<'a> Text<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Places(Vec<Word>);
 
-/// 64 bytes of the source.
+/// The bits of 64 bytes of the source.
 #[derive(Clone, Debug)]
 struct Word {
     bits: u64,
-    /// Bytes of the plain text before this word.
+    /// Number of plain bytes before this word.
     before: usize,
 }
 
 impl Places {
-    /// Starts a map in which each of `bytes` source bytes stands for itself.
+    /// Initialises a map in which each of `bytes` source bytes stands for itself.
     fn all(&mut self, bytes: usize) {
         let word = Word {
             bits: u64::MAX,
@@ -58,7 +58,7 @@ impl Places {
         self.0 = vec![word; bytes / BITS + 1];
     }
 
-    /// Marks source bytes that stand for no plain byte.
+    /// Clears the bits of source bytes that stand for no plain byte.
     fn skip(&mut self, bytes: Range<usize>) {
         for at in bytes {
             if let Some(word) = self.0.get_mut(at / BITS) {
@@ -67,7 +67,7 @@ impl Places {
         }
     }
 
-    /// Counts the bits before each word. Call it after the last `skip`.
+    /// Computes [`Word::before`] for every word. Call it after the last `skip`.
     fn count(&mut self) {
         let mut before = 0;
         for word in &mut self.0 {
@@ -76,7 +76,7 @@ impl Places {
         }
     }
 
-    /// The position in the source after this many bytes of the plain text.
+    /// Returns the position in the source after `plain` bytes of the plain text.
     fn behind(&self, plain: usize) -> usize {
         let passed = self.0.partition_point(|word| word.before < plain);
         let Some((at, word)) = passed
@@ -88,7 +88,7 @@ impl Places {
         let mut bits = word.bits;
         let mut left = (plain - word.before).saturating_sub(1);
         let mut passed = 0;
-        // By eight bytes, then byte by byte.
+        // By steps of eight source bytes, then plain byte by plain byte.
         while bits != 0 && left >= (bits & 0xff).count_ones() as usize {
             left -= (bits & 0xff).count_ones() as usize;
             bits >>= 8;
@@ -103,7 +103,7 @@ impl Places {
 
 const BITS: usize = u64::BITS as usize;
 
-/// Unescapes the text between the quotes of a JSON string; fills `places` with the map back to it.
+/// Unescapes the text of a JSON string; fills `places` with the map back to the string.
 pub(super) fn unescaped<'a>(inner: &'a str, mut places: Option<&mut Places>) -> Cow<'a, str> {
     let mut next = find(inner, 0, b'\\');
     if next.is_none() {
@@ -138,7 +138,7 @@ pub(super) fn unescaped<'a>(inner: &'a str, mut places: Option<&mut Places>) -> 
     Cow::Owned(plain)
 }
 
-/// Iterates over the characters that a piece of a JSON string encodes, with the range of each.
+/// Iterates over the characters that a part of a JSON string encodes, each with its range.
 pub(super) fn characters(piece: &str) -> impl Iterator<Item = (char, Range<usize>)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -155,7 +155,7 @@ pub(super) fn characters(piece: &str) -> impl Iterator<Item = (char, Range<usize
     })
 }
 
-/// Decodes an escape; `rest` begins after the backslash. Returns the character and the text after it.
+/// Decodes an escape whose backslash precedes `rest`. Returns the character and the text after the escape.
 fn unescape(rest: &str) -> (char, &str) {
     let mut chars = rest.chars();
     let character = match chars.next() {
@@ -171,7 +171,7 @@ fn unescape(rest: &str) -> (char, &str) {
     (character, chars.as_str())
 }
 
-/// Like [`unescape`], after `\u`.
+/// Like [`unescape`], for an escape that begins with `\u` before `rest`.
 fn unescape_unicode(rest: &str) -> (char, &str) {
     let unit = |text: &str| {
         text.get(..4)

@@ -1,10 +1,10 @@
-//! The bounds of a chat memory.
+//! The bounds of a memory of messages.
 
-/// The bounds of a chat memory. Beyond either, the least recently used messages are evicted.
+/// The bounds of a memory of messages. Beyond either bound, the least recently used messages are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// Most messages; 0 disables the memory.
+    /// Most messages; with 0, none are recorded.
     pub(crate) max_entries: u32,
-    /// Most bytes, indices included.
+    /// Most estimated bytes, indices included.
     pub(crate) max_bytes: u64,
 }

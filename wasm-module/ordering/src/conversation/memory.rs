@@ -1,4 +1,4 @@
-//! The memory of the messages of one tenant and model: a trie.
+//! The memory of the messages of one tenant and model, a trie: how each message was forwarded.
 //!
 //! ```text
 //!   known by its chain          written into it
@@ -6,18 +6,18 @@
 //!   m1, the same words ─────── [b d]   └── m3'
 //! ```
 //!
-//! A message's chain hashes everything before it, so the deepest known message of a request determines how all of them were
-//! forwarded. It does not determine which documents of a `documents` array the gateway *wrote into* them, since the client
-//! sends the array separately: two chats with equal beginnings may differ in it. So one chain may have several nodes, with
-//! different parents or different written documents. [`Memory::find`] returns the one that a request continues, and never
-//! guesses.
+//! A message's chain hashes everything before it, so the deepest known message of a request determines how all of them
+//! were forwarded. It does not determine which documents of a `documents` array the gateway *wrote into* them, since
+//! the client sends the array separately: two chats with equal beginnings may differ in it. So one chain may have
+//! several nodes, with different parents or different written documents. [`Memory::find`] returns the one that a
+//! request continues, but never a guess.
 //!
 //! Nodes are in an arena and in one list ordered by last use. Using a node touches it and then its ancestors, so the oldest
 //! node of the list has no children, and evicting it is O(1).
 //!
-//! If several nodes fit a request, it is treated as a chat without pinned documents: a wrong guess would show one user's
-//! documents to another. An arrangement takes two bytes a document, since the client sends the texts again; only array
-//! documents that were written into a message keep their text here.
+//! If several nodes fit a request, it is treated as a chat without pinned documents: a wrong guess would show one
+//! user's documents to another. An arrangement takes two bytes a document, since the client sends the texts again. Only
+//! array documents that were written into a message keep their text here.
 
 pub(crate) use super::bounds::Bounds;
 use super::sent::{Kept, SentMessage};
@@ -31,14 +31,14 @@ use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Identifies a message in a memory. Valid until the next [`Memory::record`].
+/// Identifies a message in one memory. Valid until the next [`Memory::record`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MessageId(u32);
 
-/// The known messages of a request, each by its index in the request, first to last.
+/// The known messages of a request, each with its index in the request, first to last.
 pub(crate) type Path = SmallVec<[(u32, MessageId); 8]>;
 
-/// A message to add to the memory.
+/// A message to add to the memory, with its record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AddedMessage {
     /// The message's index in the request.
@@ -47,31 +47,31 @@ pub(crate) struct AddedMessage {
     pub(crate) sent: SentMessage,
 }
 
-/// Identifies a message in any memory of the same tenant and model.
+/// Identifies a message in every memory of the same tenant and model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageKey {
     pub(crate) chain: Chain,
-    /// The message's lineage; see [`Node::lineage`].
+    /// The message's lineage: a hash that distinguishes messages with the same chain.
     pub(crate) lineage: u64,
 }
 
 /// The volatile spans of the head that a request would write into its newest user message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moving<'s> {
-    /// Hash of the spans' text, as from [`SentMessage::kept_hash`]; 0 if there are none.
+    /// Hash of the spans' text, as [`SentMessage::kept_hash`] computes it; 0 if there are no spans.
     pub(crate) hash: u64,
-    /// A hash of each span.
+    /// A hash of each span, to compare chats by.
     pub(crate) spans: &'s [u64],
 }
 
-/// The memory of the messages of one tenant and model: how each was forwarded, found by the hash chain.
+/// The memory of the messages of one tenant and model: how each was forwarded, by its hash chain.
 #[derive(Debug)]
 pub(crate) struct Memory {
     bounds: Bounds,
     nodes: Slots<Node>,
-    /// Messages by chain, oldest first.
+    /// The messages with each chain, oldest first.
     by_chain: FxHashMap<Chain, SmallVec<[MessageId; 2]>>,
-    /// Sum of the messages' bytes.
+    /// Sum of the messages' estimated bytes.
     bytes: u64,
     recency: Recency,
 }
@@ -79,15 +79,15 @@ pub(crate) struct Memory {
 #[derive(Debug)]
 struct Node {
     chain: Chain,
-    /// The previous known message of the chat.
+    /// The last known message before this one in the chat; `None` if there is none.
     parent: Option<MessageId>,
-    /// The message's index in its chat.
+    /// The message's index among the messages of its chat.
     message: u32,
     /// Estimated tokens pinned in this message and its ancestors.
     pinned_tokens: u64,
-    /// Hash of the chain, the written list and the parent's lineage. It distinguishes messages of one chain.
+    /// Hash of the chain, the written list, the kept spans and the parent's lineage. Tells messages of one chain apart.
     lineage: u64,
-    /// The engine of the request that added the message or used it last.
+    /// The engine of the request that added the message, or of a later one that ended with it.
     engine: EngineId,
     sent: SentMessage,
 }
@@ -104,12 +104,12 @@ impl Memory {
         }
     }
 
-    /// The number of messages.
+    /// Returns the number of messages.
     pub(crate) fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Returns the messages' bytes.
+    /// Returns the sum of the messages' estimated bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -118,23 +118,23 @@ impl Memory {
         Some(&self.node(id)?.sent)
     }
 
-    /// Returns the estimated tokens of the documents pinned along `path`.
+    /// Returns the estimated tokens of the documents pinned in the messages of `path`.
     pub(crate) fn pinned_tokens(&self, path: &Path) -> u64 {
         path.last()
             .and_then(|(_, id)| self.node(*id))
             .map_or(0, |node| node.pinned_tokens)
     }
 
-    /// Returns the known messages of a request with these `chains`. `written` is the list of documents that the gateway
-    /// would write into the message of that index, if any.
+    /// Returns the known messages of a request whose messages have these `chains`; empty if none is known. `written` is
+    /// the index of a message and the fingerprint of the list of documents that the gateway would write into it.
     ///
-    /// Documents written into an earlier message belong to its history. The message that the request writes into, and its
-    /// last message, are known only with that same list. If several messages of one chain fit and their prompts differ, the
-    /// chat could be any of them; it then counts as one with nothing written at that message.
+    /// Documents written into an earlier message belong to its history. The message that the request writes into, and
+    /// its last message, are known only with that same list. If several messages with one chain fit and their prompts
+    /// differ, the chat could be any of them; it then counts as one with nothing written into that message.
     ///
-    /// Volatile spans written into a message are distinguished in the same way. A request whose last message holds such
-    /// spans is known only with exactly these. Among several candidates, the one that shares most spans with the current
-    /// head is used: a name or a session id stays the same while a clock changes.
+    /// Volatile spans written into a message are distinguished in the same way. A last message with such spans is known
+    /// only with exactly these. Among several candidates, the one that shares most spans with the current head is used:
+    /// a name or a session id stays the same while a clock changes.
     pub(crate) fn find(
         &self,
         chains: impl DoubleEndedIterator<Item = Chain> + ExactSizeIterator,
@@ -188,13 +188,13 @@ impl Memory {
         path
     }
 
-    /// Returns the engine of the last known message before `message`.
+    /// Returns the engine of the last known message before the index `message`; `None` if there is none.
     pub(crate) fn engine(&self, path: &Path, message: u32) -> Option<EngineId> {
         let (_, turn) = path.iter().rfind(|(known, _)| *known < message)?;
         Some(self.node(*turn)?.engine)
     }
 
-    /// Returns the key of the path's last message, for other memories.
+    /// Returns the key of the path's last message, valid in other memories too; `None` for an empty path.
     pub(crate) fn place(&self, path: &Path) -> Option<MessageKey> {
         let node = path.last().and_then(|(_, id)| self.node(*id))?;
         Some(MessageKey {
@@ -203,7 +203,7 @@ impl Memory {
         })
     }
 
-    /// Returns the path to a message of another memory, if it is known here. It holds only that last message.
+    /// Returns the path to a message, given its key; `None` if it is unknown here. It has only that last message.
     pub(crate) fn path_to(&self, place: MessageKey) -> Option<Path> {
         let turns = self.by_chain.get(&place.chain)?;
         turns.iter().find_map(|&id| {
@@ -212,8 +212,8 @@ impl Memory {
         })
     }
 
-    /// Records a forwarded request: it used `path`, as `find` returned it, followed by `added` (in message order). What known
-    /// messages hold is not changed. Then evicts down to the bounds. O(path + added + evicted).
+    /// Records a forwarded request: `path` as [`Memory::find`] returned it, followed by the messages `added`, in their
+    /// order. The records of known messages are not changed. Then evicts down to the bounds. O(path + added + evicted).
     pub(crate) fn record(&mut self, path: &Path, added: Vec<AddedMessage>, engine: EngineId) {
         let mut parent = path.last().map(|(_, id)| *id);
         for added in added {
@@ -248,7 +248,7 @@ impl Memory {
         }
     }
 
-    /// Returns whether a request may continue the message, judged by the documents written into it.
+    /// Returns whether a request may continue from the message, judged by the documents written into it.
     fn fits(
         &self,
         id: MessageId,
@@ -268,13 +268,13 @@ impl Memory {
         }
     }
 
-    /// Returns whether message `id` holds the spans in `moving`, or is not recorded.
+    /// Returns whether the message was sent with the spans in `moving`; true if the message is unknown.
     fn is_sent_with(&self, id: MessageId, moving: Moving<'_>) -> bool {
         let node = self.node(id);
         node.is_none_or(|node| node.sent.kept_hash() == moving.hash)
     }
 
-    /// Returns the message whose chat shares most spans with the current head; `None` on a tie or if none shares any.
+    /// Returns the message whose chat shares most spans with the current head; `None` on a tie, or if none shares any.
     fn alike(&self, turns: &[MessageId], moving: Moving<'_>) -> Option<MessageId> {
         if moving.spans.is_empty() {
             return None;
@@ -291,12 +291,12 @@ impl Memory {
         (most > 0 && rivals == 1).then_some(id)
     }
 
-    /// Returns whether chats that continue either message have the same prompt so far.
+    /// Returns whether the prompts of chats that continue from either message are the same up to there.
     fn reads_like(&self, one: Option<MessageId>, other: Option<MessageId>) -> bool {
         self.history(one).eq(self.history(other))
     }
 
-    /// Iterates over the changes made to this message and its ancestors, upwards, as far as they are visible in the prompt.
+    /// Iterates over the message and its ancestors, upwards, as far as the prompt shows changes to them.
     fn history(
         &self,
         turn: Option<MessageId>,
@@ -348,7 +348,7 @@ impl Memory {
         id
     }
 
-    /// Evicts a message that has no children.
+    /// Evicts a message, which must have no children.
     fn forget(&mut self, id: MessageId) {
         self.recency.remove(id.0);
         let Some(node) = self.node_mut(id) else {
@@ -376,16 +376,16 @@ impl Memory {
 }
 
 impl Node {
-    /// The message's estimated bytes.
+    /// Returns the message's estimated bytes.
     fn bytes(&self) -> u64 {
         MESSAGE_BYTES + self.sent.bytes()
     }
 }
 
-/// Most messages of one chain. A chat with more is ambiguous anyway, and every request walks the list.
+/// Most messages with one chain. A chat with more is ambiguous anyway, and every request walks this list.
 const MAX_VERSIONS: usize = 16;
 
-/// Estimated bytes of a message in the arena and the index; the same on every platform.
+/// Estimated bytes of a message in the arena and the index, without its record; the same on every platform.
 const MESSAGE_BYTES: u64 = 256;
 
 #[cfg(test)]

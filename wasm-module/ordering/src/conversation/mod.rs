@@ -1,9 +1,9 @@
-//! How the messages of a tenant's chats were forwarded, so that they can be forwarded in the same way again.
+//! Records how the messages of chats were forwarded, so that they can be forwarded in the same way again.
 //!
-//! A client sends the whole chat with every request, one turn longer each time. The earlier messages must be forwarded byte
-//! for byte as before, or the engine's KV state of the whole chat is lost. The protocols have no chat id, but the chat's
-//! words identify it: messages are hashed into a [chain](crate::body::Chain), and the changes to a message are recorded
-//! under its chain.
+//! A client sends the whole chat with every request, one turn longer each time. The earlier messages must be forwarded
+//! byte for byte as before, or the engine's KV state of the whole chat is lost. The protocols have no chat id, but the
+//! chat's text identifies it: messages are hashed into a [chain](crate::body::Chain), and the changes to a message are
+//! recorded under its chain.
 //!
 //! ```text
 //!   m0 ─ m1 ─ m2 ─ m3          a chat, as the client sends it
@@ -11,14 +11,14 @@
 //!                  └ [d]               the same words continued otherwise
 //! ```
 //!
-//! - [`sent`]: the record of one message. It is small, since the client sends the texts again and the hash proves that they
-//!   are the same. Only documents that the filter itself wrote into a message are stored as text.
+//! - [`sent`]: the record of one message. It is small, since the client sends the texts again and the hash shows that
+//!   they are the same. Only documents that the gateway itself wrote into a message are stored as text.
 //! - [`memory`]: the trie, bounded in messages and bytes.
-//! - [`prompt_documents`]: the documents that the prompt already holds and that need not be sent again.
+//! - [`prompt_documents`]: the documents already in the prompt, which location hints can replace.
 //! - [`passages`]: the same for passages that the client joins into one text.
 //! - [`outputs`]: the same for lines of tools' results.
 //!
-//! This module does not order documents, reads no body and knows no tenants.
+//! This module does not order documents, reads no body and does not distinguish tenants.
 
 mod bounds;
 pub(crate) mod memory;

@@ -1,4 +1,4 @@
-//! Tools' results by their lines: what an earlier turn's result holds need not be sent again.
+//! Replaces lines of tools' results that the result of an earlier turn already has.
 //!
 //! ```text
 //!   turn 1, in the prompt  a b c d e f
@@ -6,50 +6,50 @@
 //!   turn 2, forwarded      x "see the lines from [c] to [f] of a tool result" y
 //! ```
 //!
-//! Agents read files again, in other ranges and after a change. A run of lines is looked up by its first line, in the newest
-//! result that holds this line in full and only once, and compared byte for byte. The hint quotes words of the run's ends that
-//! stand in one line of that result alone. A turn ends with an assistant's message: results of calls that the model made at
-//! once are of one turn, and are not compared with each other.
+//! Agents read files again, in other ranges and after a change. A run of lines is looked up by its first line, in the
+//! newest result that has this line in full and only once, and compared byte for byte. The hint quotes words near the
+//! run's ends that occur in only one line of that result. A turn ends with an assistant's message: results of calls
+//! that the model made at once belong to one turn and are not compared with each other.
 
 use super::passages::{BREAK, hash, lines};
 use crate::work::looked;
 use fxhash::FxHashMap;
 use std::cell::OnceCell;
 
-/// The tools' results in a request's prompt so far. Lives for one request.
+/// The tools' results in a request's prompt so far, indexed by line.
 #[derive(Debug, Default)]
 pub(crate) struct Outputs<'a> {
     texts: Vec<OutputText<'a>>,
-    /// For each line, by its hash: the newest text in which it stands in full and only once, and its index there.
+    /// For each line, by its hash: the newest text that has it in full and only once, and its index there.
     places: FxHashMap<u64, (usize, usize)>,
 }
 
 #[derive(Debug)]
 struct OutputText<'a> {
     turn: u32,
-    /// The lines; `None` for those that a hint replaced.
+    /// The lines as sent; `None` for those that a hint replaced.
     lines: Vec<Option<&'a str>>,
-    /// For each line's quotable words, the number of lines with the same ones. Computed at the text's first reference.
+    /// For the quotable words of each line, the number of lines that have them. Computed when first needed.
     quoted: OnceCell<FxHashMap<&'a str, u32>>,
 }
 
-/// A run of lines to be replaced.
+/// A run of lines, and the hint that replaces it.
 struct Run {
     start: usize,
     count: usize,
     hint: String,
 }
 
-/// Shortest result that is looked at, and fewest bytes of lines that a hint replaces. A hint has about 150 bytes.
+/// Shortest result that is searched, and shortest run that a hint replaces, in bytes. A hint has about 150 bytes.
 pub(crate) const MIN_OUTPUT_BYTES: usize = 480;
 
-/// Most hints in one result.
+/// Most hints in one result; further lines stay.
 const MAX_HINTS: usize = 64;
 
 impl<'a> Outputs<'a> {
-    /// Adds a tool result of `turn`, escaped as in a JSON string. Returns it with runs of lines that a result of an earlier
-    /// turn holds replaced by `refer(words of the first line, words of the last)` (the last is `None` for a single line);
-    /// `None` if nothing is replaced. O(bytes).
+    /// Adds a tool's result of `turn`, escaped as in a JSON string. Returns it with runs of lines that results of
+    /// earlier turns have replaced by `refer(words of the first line, words of the last)`, where the last is `None` for
+    /// a single line; `None` if nothing is replaced. O(bytes).
     pub(crate) fn add(
         &mut self,
         turn: u32,
@@ -67,7 +67,7 @@ impl<'a> Outputs<'a> {
         (!runs.is_empty()).then(|| replaced(&all, &runs))
     }
 
-    /// Finds the runs of `all`, lines of `bytes` bytes, that stand in results of earlier turns.
+    /// Returns the runs of `all`, lines of `bytes` bytes in total, that results of earlier turns have.
     fn runs(
         &self,
         turn: u32,
@@ -77,9 +77,9 @@ impl<'a> Outputs<'a> {
         refer: impl Fn(&str, Option<&str>) -> Option<String>,
     ) -> Vec<Run> {
         let mut runs = Vec::new();
-        // Bytes compared in vain: a bound on the work, whatever the lines are.
+        // Bytes compared without finding a run: bounds the work.
         let mut wasted = 0;
-        // The text and the distance that were compared last and in vain, and the line up to which they agree.
+        // The text and the offset of the last comparison without a run, and the line up to which both agree.
         let mut vain = None;
         let mut start = 0;
         while let Some(line) = hashes.get(start) {
@@ -118,8 +118,8 @@ impl<'a> Outputs<'a> {
         runs
     }
 
-    /// Returns how many of `lines` stand in full from line `nth` of the text `at` on, if it is of an earlier turn, and their
-    /// bytes.
+    /// Returns how many of `lines`, and how many bytes, are in full at line `nth` of the text with index `at`; 0 unless
+    /// that text is of a turn before `turn`.
     fn agreeing(&self, turn: u32, (at, nth): (usize, usize), lines: &[&str]) -> (usize, usize) {
         let text = self.texts.get(at).filter(|text| text.turn < turn);
         let there = text.and_then(|text| text.lines.get(nth..));
@@ -132,7 +132,7 @@ impl<'a> Outputs<'a> {
         (count, bytes)
     }
 
-    /// Adds a text: records where those of its lines stand that are sent in full, by their hashes.
+    /// Adds a text, and indexes those of its lines that are sent in full.
     fn index(&mut self, turn: u32, hashes: &[u64], lines: Vec<Option<&'a str>>) {
         let at = self.texts.len();
         let mut here: FxHashMap<u64, Option<usize>> = FxHashMap::default();
@@ -168,13 +168,13 @@ impl<'a> OutputText<'a> {
     }
 }
 
-/// The lines of a run from the first to the last one with words of its own, and these words.
+/// The part of a run from its first to its last line with quotable words of its own: their indices and words.
 struct Named<'t> {
     first: (usize, &'t str),
     last: (usize, &'t str),
 }
 
-/// Finds the ends of a run: near its ends, lines whose words quote no other line of the text that holds it.
+/// Returns the lines near a run's ends whose words occur in no other line of the text; `None` if there are none.
 fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'t>> {
     let own = |(at, line): (usize, &&'t str)| {
         let words = words(line)?;
@@ -188,8 +188,8 @@ fn named<'t>(lines: &[&'t str], quoted: &FxHashMap<&str, u32>) -> Option<Named<'
 }
 
 impl Named<'_> {
-    /// Returns the run of these among `lines`, which begin at line `start` of their text; `None` if a hint would replace too
-    /// little.
+    /// Returns the part of a run that a hint replaces; `lines` is the whole run, which begins at line `start` of its
+    /// text. `None` if a hint would replace too little, or would not be shorter.
     fn run(
         &self,
         start: usize,
@@ -208,10 +208,10 @@ impl Named<'_> {
     }
 }
 
-/// Most lines at each end of a run in search of one with words of its own.
+/// Most lines at each end of a run that are searched for quotable words.
 const MAX_UNNAMED: usize = 16;
 
-/// Returns the text with the runs' hints in place of their lines.
+/// Returns the text with hints in place of the runs' lines.
 fn replaced(all: &[&str], runs: &[Run]) -> String {
     let mut pieces: Vec<&str> = Vec::with_capacity(all.len());
     let mut done = 0;
@@ -224,11 +224,11 @@ fn replaced(all: &[&str], runs: &[Run]) -> String {
     pieces.join(BREAK)
 }
 
-/// Shortest and longest words that are quoted, in bytes.
+/// Shortest and longest words that a hint quotes, in bytes.
 const WORDS: std::ops::RangeInclusive<usize> = 10..=56;
 
-/// Returns a line's longest run of letters, digits, spaces and harmless punctuation, the first one of several. Of a longer
-/// run, the first words. The line is escaped as in a JSON string; a run contains no escape.
+/// Returns the words of a line to quote: its longest run of letters, digits, spaces and harmless punctuation, shortened
+/// to the first words; `None` if that is too short. The line is escaped as in JSON; the words have no escape.
 fn words(line: &str) -> Option<&str> {
     looked(line.len());
     let mut longest = "";
@@ -255,7 +255,7 @@ fn words(line: &str) -> Option<&str> {
     WORDS.contains(&longest.len()).then_some(longest)
 }
 
-/// Returns the first words of a run, at most [`WORDS`] of it, from its first letter or digit to its last.
+/// Returns the first words of a run, without punctuation at their ends, up to the longest that a hint quotes.
 fn shortened(run: &str) -> &str {
     let run = run.trim_matches(|c: char| !c.is_alphanumeric());
     if run.len() <= *WORDS.end() {

@@ -1,4 +1,4 @@
-//! Passages without separators: contexts that the client joins into one text, as Dify does.
+//! Replaces passages that an earlier question already has, where the client joins them into one text, as Dify does.
 //!
 //! ```text
 //!   question 1, in the prompt  A1 ⏎ A2 ⏎ B1 ⏎ C1 ⏎ C2
@@ -6,12 +6,12 @@
 //!   question 2, forwarded      D1 ⏎ see [C1… of question 1] ⏎ see [A1… of question 1]
 //! ```
 //!
-//! Boundaries between passages are unmarked, so nothing is reordered. But a run of lines that an earlier question's
+//! Boundaries between passages are not marked, so nothing is reordered. But a run of lines that an earlier question's
 //! contexts contain need not be sent again: a location hint names the question and the run's opening words, which occur
-//! once there.
+//! there only once.
 //!
-//! A line is looked up where it first occurs in the chat. It was sent there, since no earlier text has it; so a run of
-//! lines that all first occur in one text is complete in that text.
+//! A line is looked up where it first occurs in the chat. It was sent in full there, since no earlier text has it; so a
+//! run of lines that all first occur in one text is complete in that text.
 
 use crate::body::unescaped;
 use crate::work::{hashed, looked};
@@ -19,26 +19,26 @@ use fxhash::FxHashMap;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The passages in a request's prompt so far, indexed by line. Lives for one request.
+/// The passages in a request's prompt so far, indexed by line.
 #[derive(Debug, Default)]
 pub(crate) struct Passages<'a> {
     texts: Vec<PassageText<'a>>,
-    /// The first occurrence of each line, by hash: index of the text, and of the line in it.
+    /// The first occurrence of each line, by its hash: index of the text, and of the line in it.
     first: FxHashMap<u64, (usize, usize)>,
 }
 
-/// A text that holds passages.
+/// A text of joined passages in the prompt.
 #[derive(Debug)]
 struct PassageText<'a> {
     turn: u32,
     question: u32,
     lines: Vec<&'a str>,
-    /// The text without escapes.
+    /// The text without JSON escapes.
     plain: String,
 }
 
 impl<'a> Passages<'a> {
-    /// Adds a text, escaped as in a JSON string, from the chat's question number `question` in `turn`.
+    /// Adds a text, escaped as in a JSON string, that belongs to question number `question` of the chat, in `turn`.
     pub(crate) fn add(&mut self, turn: u32, question: u32, text: &'a str) {
         let lines: Vec<&str> = lines(text).collect();
         let at = self.texts.len();
@@ -55,8 +55,8 @@ impl<'a> Passages<'a> {
         });
     }
 
-    /// Returns a text of `turn` in which each run of lines from earlier turns' texts is replaced by `refer` of the run's
-    /// name. `None` if no replacement would be shorter. O(bytes), with a bounded number of runs.
+    /// Returns a text of `turn` in which each run of lines from texts of earlier turns is replaced by the result of
+    /// `refer` for the run's name; `None` if no replacement would be shorter. O(bytes), for a bounded number of runs.
     pub(crate) fn without_known(
         &self,
         turn: u32,
@@ -99,7 +99,7 @@ impl<'a> Passages<'a> {
         Some(out.join(BREAK))
     }
 
-    /// Returns the text before `turn` that holds the first of `lines`, and how many of them follow one another there.
+    /// Returns the text before `turn` that has the first of `lines`, and how many of them follow one another there.
     fn run(&self, turn: u32, lines: &[&str]) -> Option<(&PassageText<'a>, usize)> {
         let opening = lines.first().filter(|line| !is_blank(line))?;
         let &(at, nth) = self.first.get(&hash(opening))?;
@@ -117,7 +117,7 @@ impl<'a> Passages<'a> {
 }
 
 impl PassageText<'_> {
-    /// Returns a run's name: the opening words of its first line whose opening words occur exactly once in this text.
+    /// Returns a run's name: the first opening words of a line that occur exactly once in this text; `None` if none do.
     fn name(&self, lines: &[&str]) -> Option<String> {
         lines.iter().take(MAX_OPENINGS).find_map(|line| {
             let line = unescaped(line);
@@ -130,8 +130,8 @@ impl PassageText<'_> {
     }
 }
 
-/// Returns a name for a text (escaped as in a JSON string): the opening words of its first line with enough of them.
-/// O(opening lines).
+/// Returns a name for a text, escaped as in a JSON string: the opening words of its first line that has enough of them;
+/// `None` if none has. O(opening lines).
 pub(super) fn opening_words(text: &str) -> Option<String> {
     lines(text).take(MAX_OPENINGS).find_map(|line| {
         let line = unescaped(line);
@@ -144,7 +144,7 @@ fn is_long_enough(opening: &str) -> bool {
     opening.chars().count() >= MIN_OPENING_CHARACTERS
 }
 
-/// The opening words of a line that a hint may quote.
+/// Returns the range of a line's opening words that a hint may quote.
 fn opening(line: &str) -> Range<usize> {
     let start = line.find(char::is_alphanumeric).unwrap_or(line.len());
     let rest = line.get(start..).unwrap_or_default();
@@ -152,7 +152,7 @@ fn opening(line: &str) -> Range<usize> {
     let end = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
     let end = rest.floor_char_boundary(end.min(MAX_OPENING_BYTES));
     let words = rest.get(..end).unwrap_or_default();
-    // Half a word is not quoted where spaces separate words.
+    // In languages that separate words by spaces, no part of a word is quoted.
     let is_cut = rest
         .get(end..)
         .is_some_and(|next| next.starts_with(char::is_alphanumeric));
@@ -163,7 +163,7 @@ fn opening(line: &str) -> Range<usize> {
     start..start + words.trim_end_matches(|c: char| !c.is_alphanumeric()).len()
 }
 
-/// The lines of a text, escaped as in a JSON string, without their breaks.
+/// Iterates over the lines of a text, escaped as in a JSON string, without their line breaks.
 pub(super) fn lines(text: &str) -> impl Iterator<Item = &str> {
     looked(text.len());
     let mut rest = Some(text);
@@ -201,10 +201,10 @@ pub(super) fn hash(line: &str) -> u64 {
     xxh3_64_with_seed(line.as_bytes(), 21)
 }
 
-/// A line break between the quotes of a JSON string.
+/// A line break, escaped as in a JSON string.
 pub(super) const BREAK: &str = r"\n";
 
-/// Most replaced runs of one text.
+/// Most runs replaced in one text.
 const MAX_REFERENCES: usize = 32;
 
 /// Longest name of a run, in bytes.
@@ -213,7 +213,7 @@ const MAX_OPENING_BYTES: usize = 40;
 /// Shortest name of a run, in characters.
 const MIN_OPENING_CHARACTERS: usize = 6;
 
-/// Most lines of a run tried for a name.
+/// Most lines of a run that are tried for a name.
 const MAX_OPENINGS: usize = 4;
 
 #[cfg(test)]

@@ -1,24 +1,24 @@
-//! The documents in a request's prompt so far, and their labels.
+//! The documents in a request's prompt so far, by block and by label.
 //!
-//! Identity is by bytes: a fingerprint only selects the block to compare with. So no collision, deliberate or not, can hide
-//! a document.
+//! Documents are the same only if their blocks are: a fingerprint only selects the block to compare with. So no
+//! collision, deliberate or not, can hide a document.
 
 use super::passages::{Passages, opening_words};
 use crate::body::NumberedBlock;
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 
-/// The documents in a request's prompt so far. Lives for one request.
+/// The documents in a request's prompt so far, which location hints may refer to.
 #[derive(Debug, Default)]
 pub(crate) struct PromptDocuments<'a> {
     /// The turn in which each document first occurs, and its block.
     blocks: FxHashMap<Fingerprint, (u32, &'a str)>,
-    /// Documents by label; `None`: several documents have that label.
+    /// The document with each label; `None` if several documents have the label.
     labels: FxHashMap<&'a str, Option<Fingerprint>>,
-    /// Numbered documents by identity without the number: the turn and the question of the first occurrence, and the block.
+    /// For each numbered document without its number: turn and question of the first occurrence, and the block.
     numbered: FxHashMap<Fingerprint, (u32, u32, NumberedBlock<'a>)>,
-    /// Numbered documents by question and name; `None` if several documents of the question share the name, as all chunks
-    /// of an attached file do.
+    /// The numbered document with each name, by question; `None` if several documents of the question have the name, as
+    /// all chunks of an attached file do.
     names: FxHashMap<(u32, String), Option<NumberedBlock<'a>>>,
     /// Passages that the client joined without separators.
     passages: Passages<'a>,
@@ -46,7 +46,7 @@ impl<'a> PromptDocuments<'a> {
             .or_insert(Some(fingerprint));
     }
 
-    /// Adds a numbered document that is sent in `turn` with the chat's question number `question`.
+    /// Adds a numbered document that is sent in `turn` with question number `question` of the chat.
     pub(crate) fn add_numbered(&mut self, turn: u32, question: u32, block: NumberedBlock<'a>) {
         if let Some(text) = block.passages() {
             self.passages.add(turn, question, text);
@@ -63,8 +63,8 @@ impl<'a> PromptDocuments<'a> {
         known.or_insert((turn, question, block));
     }
 
-    /// Returns a block of joined passages in which those that an earlier turn holds are replaced by `refer` of their names;
-    /// `None` if it would not be shorter.
+    /// Returns a block of joined passages in which those that an earlier turn has are replaced by the result of `refer`
+    /// for their name; `None` if that would not be shorter.
     pub(crate) fn without_known(
         &self,
         turn: u32,
@@ -77,8 +77,8 @@ impl<'a> PromptDocuments<'a> {
         block.with_words(&words)
     }
 
-    /// Returns the question of an earlier turn that holds the document, and a unique name for it there: its number, or else
-    /// its opening words. `None` if no earlier turn holds it, or no name is unique.
+    /// Returns the question of an earlier turn that has the document, and a name that is unique there: its number, or
+    /// else its opening words. `None` if no earlier turn has the document, or no name is unique.
     pub(crate) fn place_of(&self, turn: u32, block: &NumberedBlock<'_>) -> Option<(u32, String)> {
         let (shown, question, known) = self.numbered.get(&block.identity())?;
         if *shown >= turn || !known.is(block) {
@@ -92,21 +92,21 @@ impl<'a> PromptDocuments<'a> {
         Some((*question, name))
     }
 
-    /// Whether an earlier turn may hold the document; [`PromptDocuments::holds`] compares the blocks.
+    /// Returns whether a turn before `turn` may have the document; [`PromptDocuments::holds`] also compares the blocks.
     pub(crate) fn may_hold(&self, turn: u32, fingerprint: Fingerprint) -> bool {
         self.blocks
             .get(&fingerprint)
             .is_some_and(|(shown, _)| *shown < turn)
     }
 
-    /// Returns whether a turn before `turn` holds this exact block.
+    /// Returns whether a turn before `turn` has exactly this block.
     pub(crate) fn holds(&self, turn: u32, fingerprint: Fingerprint, block: &str) -> bool {
         self.blocks
             .get(&fingerprint)
             .is_some_and(|(shown, text)| *shown < turn && *text == block)
     }
 
-    /// Returns whether the label names this document and no other one.
+    /// Returns whether the label belongs to this document and to no other one.
     pub(crate) fn names(&self, label: &str, fingerprint: Fingerprint) -> bool {
         self.labels.get(label) == Some(&Some(fingerprint))
     }

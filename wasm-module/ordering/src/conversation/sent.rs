@@ -1,4 +1,4 @@
-//! The record of one message: how its documents were arranged, and which documents the filter wrote into it.
+//! The record of one message: how its documents were arranged, and what the gateway wrote into it.
 
 use crate::arrangement::Arrangement;
 use crate::body::Wrap;
@@ -6,39 +6,39 @@ use crate::document::Fingerprint;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The changes to one message; none by default.
+/// The record of the changes to one message; by default there are none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SentMessage {
-    /// The arrangements of the documents in the message's own texts, one for each group.
+    /// The arrangement of each group of documents in the message's own texts.
     pub(crate) groups: Box<[Arrangement]>,
-    /// The documents of a `documents` array that were written into the message; `None` if there are none.
+    /// The documents of a `documents` array that were written into the message; `None` without such documents.
     pub(crate) written: Option<Written>,
-    /// The volatile spans of the head that were written into the message.
+    /// The volatile spans of the head that were written into the message or frozen; `None` without such spans.
     pub(crate) kept: Option<Box<Kept>>,
 }
 
-/// Volatile spans of the head that a message holds in every later request too. All strings are escaped as in a JSON string.
+/// Volatile spans of the head that every later request of the chat forwards unchanged. Texts are escaped as in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Kept {
-    /// The text that moved into a user message.
+    /// The spans that moved into a user message, as written there.
     pub(crate) moved: Box<str>,
-    /// A hash of each span that moved.
+    /// A hash of each span.
     pub(crate) spans: Box<[u64]>,
-    /// The first values of a system message's spans, in order.
+    /// The first values of a system message's frozen spans, in order.
     pub(crate) frozen: Box<[Box<str>]>,
 }
 
-/// Documents of a `documents` array that were written into a message.
+/// The documents of a `documents` array that were written into a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
-    /// Fingerprint of the client's list.
+    /// Fingerprint of the client's list of documents.
     pub(crate) list: Fingerprint,
     pub(crate) arrangement: Arrangement,
-    /// The inserted text, if later requests must hold it too; `None` if pinning is off.
+    /// The inserted text, if later requests must contain it too; `None` without pinning or beyond its limit.
     pub(crate) pin: Option<Pin>,
 }
 
-/// Documents that stay where they were first written even when the client no longer sends them.
+/// Documents that stay where they were first written although the client no longer sends them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pin {
     /// The text that was inserted into the message, byte for byte.
@@ -49,13 +49,13 @@ pub(crate) struct Pin {
     pub(crate) tokens: u32,
     /// The documents that `text` contains, in the order in which they appear there.
     pub(crate) documents: Box<[Pinned]>,
-    /// Value of [`Arrangement::digest`] for the message in which the text was inserted.
+    /// The value of [`Arrangement::digest`] for these documents.
     pub(crate) digest: u64,
-    /// Value of [`Arrangement::references`] for that message.
+    /// The value of [`Arrangement::references`] for these documents.
     pub(crate) references: u64,
 }
 
-/// A pinned document. Its ranges are ranges of [`Pin::text`].
+/// A pinned document, with the ranges of its block and its label in [`Pin::text`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pinned {
     pub(crate) fingerprint: Fingerprint,
@@ -65,23 +65,23 @@ pub(crate) struct Pinned {
 }
 
 impl SentMessage {
-    /// The documents that every later request writes into the message again.
+    /// Returns the documents that every later request writes into the message again; `None` if there are none.
     pub(crate) fn pin(&self) -> Option<&Pin> {
         self.written.as_ref()?.pin.as_ref()
     }
 
-    /// Fingerprint of the list of documents that was written into the message.
+    /// Returns the fingerprint of the list of documents that was written into the message; `None` without a list.
     pub(crate) fn list(&self) -> Option<Fingerprint> {
         Some(self.written.as_ref()?.list)
     }
 
-    /// Hash of the head's spans in the message; 0 if there are none.
+    /// Returns a hash of the head's spans in the message; 0 without spans.
     pub(crate) fn kept_hash(&self) -> u64 {
         let kept = self.kept.as_ref();
         kept.map_or(0, |kept| kept_hash(&kept.moved, &kept.frozen))
     }
 
-    /// Estimated bytes in memory, the same on every platform.
+    /// Returns the record's estimated bytes in memory, the same on every platform.
     pub(crate) fn bytes(&self) -> u64 {
         let kept = self.kept.as_ref().map_or(0, |kept| {
             let frozen = kept.frozen.iter().map(|words| words.len() + KEPT_BYTES);
@@ -108,7 +108,7 @@ impl Pin {
 }
 
 impl Pinned {
-    /// Returns `None` if the ranges do not fit into 32 bits.
+    /// Returns a pinned document; `None` if a range does not fit into 32 bits.
     pub(crate) fn new(
         fingerprint: Fingerprint,
         tokens: u32,
@@ -132,7 +132,7 @@ fn slice<'a>(text: &'a str, range: &Range<u32>) -> &'a str {
         .unwrap_or_default()
 }
 
-/// Hash of the head's spans in a message; 0 if there are none.
+/// Returns a hash of the head's spans in a message; 0 if there are none.
 pub(crate) fn kept_hash(moved: &str, frozen: &[Box<str>]) -> u64 {
     if moved.is_empty() && frozen.is_empty() {
         return 0;
@@ -144,8 +144,8 @@ pub(crate) fn kept_hash(moved: &str, frozen: &[Box<str>]) -> u64 {
     hash.max(1)
 }
 
-/// Bytes of a [`Kept`], and of each of its values.
+/// Estimated bytes of a [`Kept`] without its texts, and again of each frozen value.
 const KEPT_BYTES: usize = 32;
 
-/// Bytes of a [`Pinned`].
+/// Estimated bytes of a [`Pinned`].
 const PINNED_BYTES: usize = 32;

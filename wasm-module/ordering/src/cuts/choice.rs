@@ -1,5 +1,5 @@
-//! Chooses the positions to mark: at most four, the client's included, where the expected saving exceeds the cost of
-//! writing.
+//! Chooses the positions to mark: where the expected saving exceeds the cost of writing, and at most as many as the
+//! provider allows, the client's included.
 //!
 //! ```text
 //!   tokens      0 ─────── h ───── m ──────── L ──────── end          h: what the upstream holds, read at .1
@@ -8,10 +8,10 @@
 //! ```
 //!
 //! Everything between the cached prefix and the last marker is written once, at 1.25. So the last marker determines the
-//! price, and the others are free: they are set where the next request that shares a prefix is most likely to stop sharing.
-//! With `p` the probability that a position recurs, markers at m₁ < m₂ < … let the next such request read Σ (T(mᵢ) −
-//! T(mᵢ₋₁)) · p(mᵢ) tokens. Their value is that sum times the saving per token read, less .25 for each token that they
-//! newly write. The best set for each last marker is found by dynamic programming over positions.
+//! price, and further ones are free: they are set where the next request that shares a prefix is most likely to stop
+//! sharing. With `p` the probability that a position recurs, markers at m₁ < m₂ < … let the next such request read Σ
+//! (T(mᵢ) − T(mᵢ₋₁)) · p(mᵢ) tokens. Their value is that sum times the saving per token read, less .25 for each token
+//! newly written. The best set for each last marker is found by dynamic programming over positions.
 
 use super::layout::{Layout, MarkTtl, Mode};
 use super::ledger::{Knowledge, Ledger};
@@ -20,32 +20,32 @@ use super::rules::{CacheKind, CacheRules};
 /// The chosen markers and their expected effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// Positions to mark, in order, each with its lifetime.
+    /// The positions at which the gateway sets markers, in order, each with its lifetime.
     pub(super) markers: Vec<(usize, MarkTtl)>,
-    /// The markers in `markers` and the client's, in order.
+    /// The gateway's markers and those in effect without it, in order.
     pub(super) all: Vec<(usize, MarkTtl)>,
-    /// The position up to which the upstream is believed to hold the prompt.
+    /// The last cached position that the markers let the upstream read; `None` if there is none.
     pub(super) read: Option<usize>,
-    /// Estimated tokens read from the cache, and newly written to it.
+    /// Estimated tokens read from the cache; below, those newly written to it.
     pub(super) read_tokens: u64,
     pub(super) written_tokens: u64,
-    /// Whether OpenAI's automatic marker is disabled.
+    /// Whether the body switches off OpenAI's automatic marker.
     pub(super) is_explicit: bool,
 }
 
-/// A position that can be marked or is marked.
+/// A position that is cached, is marked, or may be marked.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     at: usize,
     step: u32,
     tokens: f64,
     again: f64,
-    /// Whether the upstream will hold the position for long enough without a marker.
+    /// Whether the upstream will hold the position for at least half a lifetime without a new marker.
     is_fresh: bool,
     is_live: bool,
     /// Whether the gateway may set a marker here.
     is_free: bool,
-    /// Whether the client set a marker here.
+    /// Whether the client or the provider sets a marker here.
     is_clients: bool,
 }
 
@@ -56,13 +56,13 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     }
     let mut clients = layout.marks(rules.kind);
     if rules.kind == CacheKind::OpenAi && !layout.is_clients() {
-        // OpenAI's automatic marker at the end of a prompt costs 1.25 of all tokens, and only a continued chat reads it.
+        // With OpenAI's automatic marker at its end, a prompt costs 1.25, and only a continued chat reads it.
         choice.is_explicit = true;
         clients.clear();
     }
     let known = ledger.of(layout, rules, now_ms);
     let nodes = nodes(layout, rules, &known, &clients, now_ms);
-    // A provider's automatic marker counts towards the limit, even at a position that is already marked.
+    // A provider's automatic marker counts towards the limit, even at a position that the client marks too.
     let written = layout.positions.iter();
     let written = written.filter(|position| position.mark.is_some()).count();
     let by_itself = layout.automatic.is_some()
@@ -70,7 +70,7 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     let taken = written + usize::from(by_itself);
     let most = (rules.markers as usize).saturating_sub(taken);
     let best = Search::new(&nodes, rules, most).best();
-    // Markers with the longer lifetime must precede those with the shorter one.
+    // Providers require markers with the longer lifetime before those with the shorter one.
     let long_until = (clients.iter().rev())
         .find(|(_, ttl)| *ttl == MarkTtl::Long)
         .map_or(0, |(at, _)| *at);
@@ -88,7 +88,7 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     choice.all.extend(clients);
     choice.all.sort_unstable_by_key(|(at, _)| *at);
     let read = nodes.iter().rev().find(|node| {
-        // The next marker is also the nearest by steps.
+        // The next marker in the prompt is also the nearest in steps.
         let next = choice.all.partition_point(|(mark, _)| *mark < node.at);
         let next = choice.all.get(next);
         node.is_live && next.is_some_and(|(mark, _)| reaches(layout, rules, *mark, node.at))
@@ -103,7 +103,7 @@ pub(super) fn choose(layout: &Layout, rules: &CacheRules, ledger: &Ledger, now_m
     choice
 }
 
-/// Whether the look-back from a marker reaches a cached position before it.
+/// Returns whether the look-back from a marker reaches a cached position at or before it.
 fn reaches(layout: &Layout, rules: &CacheRules, mark: usize, held: usize) -> bool {
     let step = |at: usize| layout.positions.get(at).map_or(0, |position| position.step);
     held <= mark
@@ -154,22 +154,22 @@ fn nodes(
 struct Search<'n> {
     nodes: &'n [Node],
     rules: &'n CacheRules,
-    /// Most markers that the gateway may set.
+    /// Most markers that the gateway may set in this prompt.
     most: usize,
-    /// For each node, the last cached node that a marker there would find.
+    /// For each node, the last cached node that a marker there would let the upstream read; `None` if there is none.
     found: Vec<Option<usize>>,
-    /// The last cached node that the client's markers find.
+    /// The last cached node that the client's markers let the upstream read.
     found_by_client: Option<usize>,
-    /// The client's last marker.
+    /// The last node with a marker of the client.
     clients_last: Option<usize>,
-    /// The last cached node, and the first node from it on where a marker that the gateway may set would read up to it.
+    /// The last cached node, and the first node from there on at which a marker of the gateway would read up to it.
     last_held: Option<(usize, Option<usize>)>,
 }
 
-/// The best path to a node with a given number of markers.
+/// The best markers up to and including a node, for a given number of them.
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    /// Expected tokens read by the next request that shares a prefix.
+    /// Expected tokens that the next request which shares a prefix reads.
     read: f64,
     before: Option<(usize, usize)>,
 }
@@ -204,13 +204,13 @@ impl<'n> Search<'n> {
         }
     }
 
-    /// Returns the nodes to mark; empty if no marker is worth its cost.
+    /// Returns the positions to mark, in order; empty if no marker is worth its cost.
     fn best(&self) -> Vec<usize> {
         if self.most == 0 {
             return Vec::new();
         }
         let ways = self.ways();
-        // The saving of the next request that shares a prefix, for each token that it reads instead of writing it.
+        // The saving for each token that the next request reads instead of writing it.
         let gain = self.rules.write - self.rules.read;
         let mut best = (-self.cost(&[]), Vec::new());
         for (last, here) in ways.iter().enumerate() {
@@ -233,7 +233,7 @@ impl<'n> Search<'n> {
         at
     }
 
-    /// The cost of the prompt's beginning with these markers and the client's, relative to its cost uncached.
+    /// Returns the cost of caching with these markers and the client's, relative to the same prompt without a cache.
     fn cost(&self, markers: &[usize]) -> f64 {
         let last = markers.iter().copied().max();
         let written = self.tokens(last.max(self.clients_last));
@@ -246,7 +246,7 @@ impl<'n> Search<'n> {
             .map_or(0.0, |node| node.tokens)
     }
 
-    /// Adds the marker that finds the last cached node; `None` if it is found already or cannot be.
+    /// Returns the markers with one more that reads up to the last cached node; `None` if they already do, or none can.
     fn anchored(&self, markers: &[usize]) -> Option<Vec<usize>> {
         let (live, anchor) = self.last_held?;
         if self.read(markers) == Some(live) {
@@ -257,18 +257,18 @@ impl<'n> Search<'n> {
         Some(anchored)
     }
 
-    /// The last cached node that these markers and the client's find.
+    /// Returns the last cached node that these markers and the client's let the upstream read.
     fn read(&self, markers: &[usize]) -> Option<usize> {
         let found = markers.iter().filter_map(|at| *self.found.get(*at)?);
         found.max().max(self.found_by_client)
     }
 
-    /// The best path to each node, for each number of markers used.
+    /// Returns the best way to each node, for each number of the gateway's markers used.
     fn ways(&self) -> Vec<Vec<Option<Way>>> {
         let mut ways: Vec<Vec<Option<Way>>> = Vec::with_capacity(self.nodes.len());
         for (at, node) in self.nodes.iter().enumerate() {
             let mut here: Vec<Option<Way>> = vec![None; self.most + 1];
-            // A node that stays cached for long enough, or that the client marked, needs no marker.
+            // A node that stays cached for long enough, or that the client marked, needs no marker of the gateway.
             let costs = usize::from(!(node.is_fresh || node.is_clients));
             let can = node.is_free || costs == 0;
             for (used, way) in here.iter_mut().enumerate() {
@@ -299,7 +299,7 @@ impl<'n> Search<'n> {
         ways
     }
 
-    /// The nodes of a path that need the gateway's markers.
+    /// Returns the nodes of a way that need the gateway's markers.
     fn path(&self, ways: &[Vec<Option<Way>>], last: usize, used: usize) -> Vec<usize> {
         let mut markers = Vec::new();
         let mut next = Some((last, used));
@@ -319,5 +319,5 @@ impl<'n> Search<'n> {
     }
 }
 
-/// Most positions considered, the last ones of a long prompt. The search is quadratic in them.
+/// Most nodes considered, the last ones of a long prompt; the search is quadratic in their number.
 const MOST_NODES: usize = 96;

@@ -1,4 +1,4 @@
-//! A prompt as a list of positions at which a provider's cache can have a boundary.
+//! A prompt as a list of positions at which a provider's cache may have a boundary.
 //!
 //! ```text
 //!   [tool] [tool] │ system │ user: text "Read:" │ <doc a> │ <doc b> │ "Why?" │ assistant … │ user …
@@ -6,10 +6,10 @@
 //!   hash of position n = everything up to its end, without markers
 //! ```
 //!
-//! A position is the end of a tool, of a block of a message's content, or, where texts are to be [split](Blocks::Split), of
-//! a piece of a text: the text before its documents, each document with the separator before it, and the rest. Markers and
-//! JSON white space do not count towards a position's hash. A place that must not be marked (thinking, empty text, an
-//! assistant's message, blocks inside a tool's result) has no place for a marker.
+//! A position is the end of a tool, of a block of a message's content, or, where texts are to be
+//! [split](Blocks::Split), of a piece of a text: the text before its documents, each document with the separator before
+//! it, and the rest. Markers and JSON white space do not count towards a position's hash. Where providers allow no
+//! marker (thinking, empty text, an assistant's message, blocks inside a tool's result), there is no place for one.
 
 use super::rules::CacheKind;
 use crate::body::scan::{self, Scan};
@@ -18,70 +18,70 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A prompt's positions, in order, and the body's own caching fields.
+/// A prompt's positions, in order, with the body's caching fields.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
     /// The positions, in the order of the prompt.
     pub positions: Vec<Position>,
-    /// The lifetime of a top-level `cache_control`, which marks the end of the prompt: Anthropic's automatic mode.
+    /// Lifetime of a `cache_control` at the top level, which marks the prompt's end (Anthropic's automatic mode).
     pub automatic: Option<MarkTtl>,
-    /// The mode in OpenAI's `prompt_cache_options`.
+    /// The mode set by OpenAI's `prompt_cache_options`.
     pub mode: Mode,
-    /// Hash of everything that keeps prompts from sharing: model, salt, realm.
+    /// Hash of everything other than the prompt that separates caches: model, salt, realm.
     pub(super) scope: u64,
     /// Whether the client sent a `prompt_cache_key`.
     pub(super) has_key: bool,
-    /// Texts that are split into pieces.
+    /// Texts that may be divided into several blocks.
     pub(super) texts: Vec<SplitText>,
-    /// True if the prompt has more than [`MAX_MARKED_POSITIONS`] positions; later ones are missing here.
+    /// True if the prompt has more than [`MAX_MARKED_POSITIONS`] positions, of which the later ones are missing.
     pub(super) is_cut_short: bool,
-    /// Offset after the body's opening brace.
+    /// Offset in the body after its opening brace.
     pub(super) inside: usize,
 }
 
 /// OpenAI's caching mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// The body does not set it, which means [`Mode::Implicit`].
+    /// The body does not set a mode, which means [`Mode::Implicit`].
     #[default]
     Unsaid,
-    /// The provider marks the end of the latest message.
+    /// The provider sets a marker at the end of the latest message.
     Implicit,
-    /// Only explicit markers count.
+    /// Only markers in the body count.
     Explicit,
 }
 
-/// How texts become positions.
+/// Whether a text with documents is one position or several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
     /// Each block of the body is one position.
     AsWritten,
-    /// In a text with documents, each document is a position.
+    /// In a text with documents, each document is a position, and so is the text before and after them.
     Split,
 }
 
-/// One position of a prompt.
+/// One position of a prompt: the end of a block or of a piece of text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// Hash of the prompt up to the position's end.
+    /// Hash of the prompt up to and including this position, without markers.
     pub hash: u64,
-    /// Estimated tokens of the prompt up to the position's end.
+    /// Estimated tokens of the prompt up to and including this position.
     pub tokens: u64,
     /// The kind of text that ends here.
     pub part: Part,
-    /// Number of consecutive documents that end here; 0 if none ends here.
+    /// Number of consecutive documents up to and including this position; 0 if it is no document.
     pub depth: u32,
     /// Index of the position as a provider's look-back counts: a run of tool calls, or of their results, counts once.
     pub step: u32,
-    /// The marker that the body sets here.
+    /// Lifetime of the marker that the body has here; `None` without one.
     pub mark: Option<MarkTtl>,
-    /// Whether a message of a user or a tool, or the opening system text, ends here.
+    /// Whether a message of a user or a tool, or the system text before all messages, ends here.
     pub ends_message: bool,
     pub(super) place: Option<MarkPlace>,
 }
 
 impl Position {
-    /// Returns whether a marker may be set here.
+    /// Returns whether a marker is allowed here and the gateway knows how to write it.
     #[must_use]
     pub fn may_be_marked(&self) -> bool {
         self.place.is_some()
@@ -91,66 +91,66 @@ impl Position {
 /// The kind of text that ends at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// A tool's declaration.
+    /// A tool.
     Tools,
-    /// A piece of the system text.
+    /// A block or piece of the system text before all messages.
     System,
-    /// A piece of a message.
+    /// A block or piece of a message.
     Message,
-    /// A document.
+    /// A document in a message or in the system text.
     Document,
-    /// The end of the prompt's last message.
+    /// The last block or piece of the prompt, if it is part of a message and no document.
     Last,
 }
 
-/// A marker's lifetime.
+/// The time for which a provider keeps a boundary that is not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkTtl {
-    /// Default lifetime, without a `ttl` field: 5 minutes, or 30 minutes with OpenAI.
+    /// The default lifetime, without a `ttl` field: 5 minutes, or 30 minutes with OpenAI.
     Default,
-    /// Long lifetime: one hour, or 12 hours with OpenAI.
+    /// The long lifetime: one hour, or 12 hours with OpenAI.
     Long,
 }
 
-/// Where a marker goes.
+/// The place and form of a marker in the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarkPlace {
-    /// As a field of a block, at the offset after its opening brace.
+    /// As the first field of a block, at this offset after its opening brace.
     Field(usize),
-    /// As a block of its own, after the block that ends at the offset.
+    /// As a block of its own, at this offset, where another block ends.
     Behind(usize),
-    /// On a piece of one of [`Layout::texts`]: indexes of text and piece.
+    /// On a piece of one of [`Layout::texts`], by the indices of text and piece.
     Piece(usize, usize),
 }
 
-/// A text that is split into pieces.
+/// A text that may be divided into several blocks.
 #[derive(Clone, Debug)]
 pub(super) struct SplitText {
     pub(super) wrap: TextWrap,
     /// Range of the text in the body, quotes included.
     pub(super) raw: Range<usize>,
-    /// Offsets at which a piece ends and the next one begins.
+    /// Offsets in the body at which a piece ends and the next one begins.
     pub(super) cuts: SmallVec<[usize; 8]>,
-    /// The style of the text's block.
+    /// The form of the blocks into which the text is divided.
     pub(super) style: PartStyle,
 }
 
-/// The JSON around a text.
+/// The JSON that encloses a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextWrap {
-    /// A block; offsets in the body after its opening brace and of its closing one.
+    /// A block, with the offsets in the body after its opening brace and before its closing one.
     Block { open: usize, close: usize },
-    /// No JSON: the text is a whole content.
+    /// None: the text is the whole content of a message.
     Content,
-    /// No JSON: the text is the whole `input` of a Responses request, its only user message.
+    /// None: the text is the whole `input` of a Responses request, its only user message.
     Input,
 }
 
 impl Layout {
-    /// Returns the positions of a body's prompt for a cache of that kind. Prompts of different realms share nothing.
+    /// Returns the positions of a body's prompt for this kind of cache. Prompts of different realms share no positions.
     ///
     /// # Errors
-    /// Returns [`Skip::InvalidJson`] if a block is malformed.
+    /// Returns [`Skip::NoDocuments`] if the body is not a JSON object.
     pub fn of(
         parsed: &Parsed<'_>,
         kind: CacheKind,
@@ -204,7 +204,7 @@ impl Layout {
         for (at, message) in parsed.messages.iter().enumerate() {
             if is_head && message.role != Role::System {
                 is_head = false;
-                // These parameters invalidate messages, but neither tools nor system text.
+                // Providers drop cached messages, but neither tools nor system text, when these parameters change.
                 for (name, value) in parsed.parameters() {
                     reading.fold(name.as_bytes());
                     reading.fold(value.as_bytes());
@@ -225,13 +225,13 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Returns the tokens of the whole prompt.
+    /// Returns the estimated tokens of the whole prompt.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.positions.last().map_or(0, |last| last.tokens)
     }
 
-    /// Returns the marked positions and their lifetimes, automatic ones included.
+    /// Returns the marked positions with their lifetimes, including a provider's automatic marker.
     #[must_use]
     pub fn marks(&self, kind: CacheKind) -> Vec<(usize, MarkTtl)> {
         let written = self.positions.iter().enumerate();
@@ -257,7 +257,7 @@ impl Layout {
         marks
     }
 
-    /// Returns whether the body itself controls caching.
+    /// Returns whether the client controls caching itself: by markers, or by a mode.
     #[must_use]
     pub fn is_clients(&self) -> bool {
         self.automatic.is_some()
@@ -269,17 +269,17 @@ impl Layout {
     }
 }
 
-/// Most positions of a prompt that can be marked.
+/// Most positions read of a prompt whose texts are to be split.
 pub(super) const MAX_MARKED_POSITIONS: usize = 2_048;
 
-/// The API format, by its messages field.
+/// The API format, by the field that has the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     /// `messages`: OpenAI chat, Anthropic, Converse.
     Messages,
     /// `input`: OpenAI Responses.
     Responses,
-    /// Formats without a cache that has markers.
+    /// Another format, for which no provider has markers.
     Other,
 }
 
@@ -291,15 +291,15 @@ struct Reading<'a> {
     hash: u64,
     bytes: usize,
     step: u32,
-    /// The kind of run that the last position belongs to.
+    /// The kind of run that the last position belongs to; `None` if it is a step of its own.
     run: Option<Run>,
     depth: u32,
-    /// Ranges of the message's documents, in order.
+    /// Ranges of the current message's documents, sorted.
     slots: Vec<Range<usize>>,
     layout: Layout,
 }
 
-/// Runs of adjacent blocks that count as one step.
+/// A run of adjacent blocks that a provider's look-back counts as one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     Calls,
@@ -369,14 +369,14 @@ impl<'a> Reading<'a> {
     fn message(&mut self, message: &Message<'a>, next: Option<&Message<'a>>, is_head: bool) {
         self.fold(b"message");
         self.fold(message.role_name.as_bytes());
-        // A tool call's name and id are outside its content.
+        // The name and id of a tool call are outside the message's content.
         let (head, tail) = body::around(message.raw, message.content);
         self.fold(head.as_bytes());
         self.fold(tail.as_bytes());
         self.slots = documents_in(message);
         let before = self.layout.positions.len();
         let is_alone = message.raw.as_ptr() == message.content.as_ptr();
-        // A system text in a field of its own is OpenAI's `instructions`, which takes no marker.
+        // A system text in a field of its own is OpenAI's `instructions`, which cannot have a marker.
         let can_mark = self.format != Format::Other
             && match message.role {
                 Role::System => !(is_alone && self.kind == CacheKind::OpenAi),
@@ -439,7 +439,7 @@ impl<'a> Reading<'a> {
                 open: range.start + 1,
                 close: range.end - 1,
             };
-            // A marker before the text would stay on its first piece.
+            // A marker field before the text would stay with the first piece.
             let is_markable = is_markable && !(block.mark.is_some() && block.is_marked_early);
             let style = match block.kind {
                 None => PartStyle::Bare,
@@ -468,7 +468,7 @@ impl<'a> Reading<'a> {
         self.mark(block.mark);
     }
 
-    /// Adds a text: in pieces if it is to be split and can be, otherwise whole.
+    /// Adds a text: in pieces if it is to be split and may be, otherwise as one position.
     fn text(&mut self, raw: &'a str, part: Part, wrap: Option<TextWrap>, style: PartStyle) {
         let range = range_in(self.body, raw);
         let inner = range.start + 1..(range.end - 1).max(range.start + 1);
@@ -502,7 +502,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Returns the ranges of a message's documents, in order.
+/// Returns the ranges of a message's documents, sorted.
 fn documents_in(message: &Message<'_>) -> Vec<Range<usize>> {
     let slots = message.ordered().flat_map(|group| group.place.slots());
     let mut found: Vec<Range<usize>> = slots.filter(|slot| !slot.is_empty()).cloned().collect();
@@ -510,15 +510,14 @@ fn documents_in(message: &Message<'_>) -> Vec<Range<usize>> {
     found
 }
 
-/// Returns those of `slots` (ordered, disjoint) that lie in a text.
+/// Returns those of `slots` (sorted, disjoint) that lie in a text.
 fn within<'s>(slots: &'s [Range<usize>], text: &Range<usize>) -> &'s [Range<usize>] {
     let start = slots.partition_point(|slot| slot.start < text.start);
     let end = slots.partition_point(|slot| slot.end <= text.end);
     slots.get(start..end).unwrap_or_default()
 }
 
-/// Divides a text with these documents into pieces, each with whether it is a document. No piece is blank unless the whole
-/// text is.
+/// Divides a text into pieces, each with `true` if it is a document. No piece is blank, unless the whole text is.
 fn pieces(
     body: &str,
     inner: &Range<usize>,
@@ -545,7 +544,7 @@ fn pieces(
     pieces
 }
 
-/// Whether a piece of a JSON string is only white space.
+/// Returns whether a piece of a JSON string has nothing but white space.
 fn is_blank(piece: &str) -> bool {
     let mut bytes = piece.bytes();
     while let Some(byte) = bytes.next() {
@@ -560,26 +559,26 @@ fn is_blank(piece: &str) -> bool {
     true
 }
 
-/// A block of a content, or a tool.
+/// A block of a message's content, or a tool, as far as markers depend on it.
 #[derive(Default)]
 struct Block<'a> {
     kind: Option<&'a str>,
     /// The block's text, quotes included.
     text: Option<&'a str>,
     mark: Option<MarkTtl>,
-    /// Whether a marker precedes the block's text.
+    /// Whether a marker field precedes the block's text.
     is_marked_early: bool,
     /// Number of fields other than markers, type and text.
     others: u32,
     /// Number of fields.
     fields: u32,
-    /// Whether the block is a `cachePoint`.
+    /// Whether the block is a `cachePoint`, which marks the block before it.
     is_point: bool,
-    /// Whether the block is Converse's document.
+    /// Whether the block is a document of Bedrock Converse.
     is_converse_document: bool,
-    /// Hash of the block without markers.
+    /// Hash of the block's fields without markers.
     hash: u64,
-    /// Length of the block without markers.
+    /// Bytes of the block's values without markers.
     bytes: usize,
 }
 
@@ -614,7 +613,7 @@ impl<'a> Block<'a> {
             Ok(())
         });
         if read.is_err() {
-            // Not an object.
+            // The value is not an object.
             block = Self {
                 hash: xxh3_64_with_seed(raw.as_bytes(), 0),
                 bytes: raw.len(),
@@ -624,7 +623,7 @@ impl<'a> Block<'a> {
         block
     }
 
-    /// Whether a cache of that kind allows a marker on this block.
+    /// Returns whether this kind of cache allows a marker on the block.
     fn is_markable(&self, kind: CacheKind) -> bool {
         let is_kind = match (kind, self.kind) {
             (CacheKind::Anthropic, Some(name)) => matches!(
@@ -648,7 +647,7 @@ impl<'a> Block<'a> {
         is_kind && !is_empty
     }
 
-    /// Whether it is a text block without other fields, so that it can be split.
+    /// Returns whether the block is a text without other fields, so that it can be split.
     fn is_plain_text(&self, kind: CacheKind) -> bool {
         let is_text = match self.kind {
             Some(name) => matches!(name, "text" | "input_text"),
@@ -658,7 +657,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// The lifetime of a marker; `None` if the value is not an object.
+/// Returns the lifetime of a marker; `None` if its value is not an object.
 fn ttl(marker: &str) -> Option<MarkTtl> {
     if !marker.starts_with('{') {
         return None;
@@ -670,7 +669,7 @@ fn ttl(marker: &str) -> Option<MarkTtl> {
     })
 }
 
-/// The mode in `prompt_cache_options`.
+/// Returns the mode in the value of `prompt_cache_options`.
 fn mode(options: &str) -> Mode {
     let mode = scan::fields(options, ["mode"]);
     match mode.ok().and_then(|[mode]| inner_of(mode?)) {

@@ -1,20 +1,20 @@
-//! Tracks positions: the probability that a position of its class recurs during its cache lifetime, and whether the
-//! upstream is believed to hold it.
+//! Tracks positions of prompts: the probability that a position of its class recurs during its cache lifetime, and
+//! until when the upstream is believed to hold it.
 //!
 //! ```text
-//!   position (hash) ── last seen, times seen, live until          bounded; the least recently seen is forgotten
+//!   position (hash) ── last seen, times seen, cached until         bounded; the least recently seen is forgotten
 //!   class ── hits and passes, by age                              a class: part, documents so far, times seen
 //!
 //!   age      0 ──┬── 1/128 ──┬── 1/64 ── … ──┬── 1/2 ──┬── 1 lifetime
 //!   visits   came again here: hits; grew older than this: passes
 //! ```
 //!
-//! Each visit of a position is a trial of its class. It is a hit if the position recurs within its lifetime. Recent trials
-//! have had little time, so hits are counted by age, and the probability is one minus the product of the shares that passed
-//! each age (E. Kaplan, P. Meier: Nonparametric estimation from incomplete observations, 1958). The shares by age are those
-//! of all positions of the part. A class scales them by the ratio of its hits to the expected hits, since most classes are
-//! too small to fill every age. So no marker is needed to learn that one is worth its price, and a log without sharing is
-//! never marked: unknown positions count as improbable.
+//! Each visit of a position is a trial of its class. It is a hit if the position recurs within its lifetime. Recent
+//! trials had little time so far, so hits are counted by age, and the probability is one minus the product of the
+//! shares that passed each age without a hit (E. Kaplan, P. Meier: Nonparametric estimation from incomplete
+//! observations, 1958). The shares by age are those of all positions of the part. A class scales them by the ratio of
+//! its hits to the expected hits, since most classes are too small to fill every age. So no marker is needed to learn
+//! that one is worth its price, and traffic without sharing is never marked: unknown positions count as improbable.
 
 use super::layout::{Layout, MarkTtl, Part, Position};
 use super::rules::CacheRules;
@@ -22,7 +22,7 @@ use crate::recency::Recency;
 use fxhash::FxHashMap;
 use std::collections::VecDeque;
 
-/// The record of the positions of one tenant and model.
+/// The tracked positions of one tenant and model, and the statistics of their classes.
 #[derive(Debug)]
 pub(super) struct Ledger {
     most: u32,
@@ -30,13 +30,13 @@ pub(super) struct Ledger {
     seen: Vec<Seen>,
     recency: Recency,
     classes: FxHashMap<Class, Trials>,
-    /// Visits that may still be hit, oldest first.
+    /// Visits that may still become hits, oldest first.
     visits: VecDeque<Visit>,
-    /// For each age, the number of visits at the front of the queue that have passed it.
+    /// For each age, the number of visits at the front of the queue that are older than it.
     passed: [usize; AGES],
 }
 
-/// A position that occurred in a prompt.
+/// A position that occurred in a prompt, with its latest visit.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     hash: u64,
@@ -46,7 +46,7 @@ struct Seen {
     live_until_ms: u64,
 }
 
-/// One visit of a position, one of the last few.
+/// One visit of a position that may still become a hit.
 #[derive(Clone, Copy, Debug)]
 struct Visit {
     slot: u32,
@@ -55,7 +55,7 @@ struct Visit {
     times: u32,
 }
 
-/// A class of similar positions.
+/// A class of similar positions, with common statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Class {
     part: Part,
@@ -63,7 +63,7 @@ struct Class {
     times: u8,
 }
 
-/// How often positions of a class recurred, by age.
+/// For each age, how many visits were hits and how many passed it without one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trials {
     hits: [f64; AGES],
@@ -75,7 +75,7 @@ struct Trials {
 pub(super) struct Knowledge {
     /// Estimated probability that a later request shares the position during its cache lifetime.
     pub(super) again: f64,
-    /// Time until which the upstream is believed to hold the position; 0 if it does not.
+    /// Time in milliseconds until which the upstream is believed to hold the position; 0 if it does not.
     pub(super) live_until_ms: u64,
 }
 
@@ -99,8 +99,8 @@ impl Trials {
         }
     }
 
-    /// The probability of a hit at each age for trials that reach it, smoothed with [`PRIOR_WEIGHT`] trials of
-    /// [`FIRST_GUESS`].
+    /// Returns for each age the probability that a visit which reaches it becomes a hit then, smoothed with
+    /// [`PRIOR_WEIGHT`] visits of probability [`FIRST_GUESS`].
     fn hazards(&self) -> [f64; AGES] {
         let mut hazards = [FIRST_GUESS; AGES];
         for ((hazard, hits), passes) in hazards.iter_mut().zip(self.hits).zip(self.passes) {
@@ -109,7 +109,7 @@ impl Trials {
         hazards
     }
 
-    /// The ratio of hits to the hits that those hazards predict.
+    /// Returns the ratio of this class's hits to the number that `hazards` predict, smoothed.
     fn ratio(&self, hazards: &[f64; AGES]) -> f64 {
         let at_risk = self
             .hits
@@ -136,7 +136,7 @@ impl Class {
         }
     }
 
-    /// The class of all positions of the part.
+    /// Returns the class of all positions of a part.
     fn broad(part: Part) -> Self {
         Self {
             part,
@@ -172,7 +172,7 @@ impl Ledger {
                 let seen = self.seen(position.hash);
                 let recent = seen.filter(|seen| now_ms < seen.at_ms.saturating_add(rules.ttl_ms));
                 let times = recent.map_or(0, |seen| seen.times).saturating_add(1);
-                // If a position recurs, everything before it recurs.
+                // If a position recurs, so does everything before it.
                 least = least.min(self.again(position, times));
                 let live = seen.map(|seen| seen.live_until_ms);
                 Knowledge {
@@ -183,7 +183,7 @@ impl Ledger {
             .collect()
     }
 
-    /// Estimated probability that a position that occurred `times` times recurs.
+    /// Returns the estimated probability that a position which has occurred `times` times recurs during its lifetime.
     fn again(&self, position: &Position, times: u32) -> f64 {
         let trials = |class| self.classes.get(&class).copied().unwrap_or_default();
         let hazards = trials(Class::broad(position.part)).hazards();
@@ -192,8 +192,8 @@ impl Ledger {
         1.0 - hazards.iter().map(pass).product::<f64>()
     }
 
-    /// Records a forwarded prompt with these markers; `read` is the position up to which the upstream is believed to have
-    /// held it.
+    /// Records a forwarded prompt with the markers in effect; `read` is the last position that the upstream is believed
+    /// to have read from its cache.
     pub(super) fn take(
         &mut self,
         layout: &Layout,
@@ -221,7 +221,7 @@ impl Ledger {
         }
     }
 
-    /// For each age, counts the visits that have reached its end without a hit.
+    /// For each age, counts the visits that have reached its end without a hit, and drops those past the last age.
     fn grow_older(&mut self, rules: &CacheRules, now_ms: u64) {
         for age in 0..AGES {
             let end = ends_at(age, rules);
@@ -242,7 +242,7 @@ impl Ledger {
                 *place = passed;
             }
         }
-        // Visits past the last age are over; beyond the bound, so are the oldest.
+        // Visits past the last age are complete. Beyond the bound, the oldest are dropped too.
         let over = self.passed.last().copied().unwrap_or_default();
         let most = self.most as usize * VISITS_EACH;
         let over = over.max(self.visits.len().saturating_sub(most));
@@ -290,7 +290,7 @@ impl Ledger {
         });
     }
 
-    /// Returns a slot for a new position; evicts the least recently seen one if the ledger is full.
+    /// Returns a slot for a new position; if the ledger is full, evicts the least recently seen position.
     fn room(&mut self, hash: u64) -> u32 {
         let oldest = self.recency.oldest();
         let slot = match oldest.filter(|_| self.seen.len() >= self.most as usize) {
@@ -318,34 +318,34 @@ impl Ledger {
     }
 }
 
-/// Milliseconds at which an age ends.
+/// Returns the time after a visit at which an age ends, in milliseconds.
 fn ends_at(age: usize, rules: &CacheRules) -> u64 {
     rules.ttl_ms >> (AGES - 1).saturating_sub(age)
 }
 
-/// Number of ages; each is as long as all earlier ones together.
+/// Number of ages. Each is as long as all earlier ones together; the last one ends with the lifetime.
 const AGES: usize = 8;
 
-/// Trials of a class after which older ones count half.
+/// Visits of a class after which older ones count half.
 const WINDOW: f64 = 1_024.0;
 
-/// Weight of a broader class, in trials.
+/// Weight of [`FIRST_GUESS`], in visits.
 const PRIOR_WEIGHT: f64 = 8.0;
 
-/// Hit probability at each age before any trial: too low for any marker.
+/// The assumed probability of a hit at each age before any visit: too low for any marker.
 const FIRST_GUESS: f64 = 0.01;
 
-/// The initial ratio of a class, and its weight in hits.
+/// The assumed ratio of a class before any visit, and its weight in hits.
 const FIRST_RATIO: f64 = 0.25;
 const RATIO_WEIGHT: f64 = 2.0;
 
-/// Depth, in documents, beyond which classes do not differ.
+/// Number of documents up to which classes are distinguished.
 const MOST_DEPTH: u8 = 24;
 
-/// Visits beyond which classes do not differ.
+/// Number of visits up to which classes are distinguished.
 const MOST_TIMES: u8 = 4;
 
-/// Visits tracked for each position.
+/// Most visits in the queue, as a multiple of the positions tracked.
 const VISITS_EACH: usize = 2;
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
-//! Cut points: sets markers in prompts for an upstream that caches only up to markers.
+//! Sets cache markers in prompts for an upstream that caches a prompt only up to markers.
 //!
 //! ```text
-//!   body as ordered ──▶ layout ──▶ ledger: seen before? live? ──▶ choice ──▶ edits: blocks and markers ──▶ body
+//!   body as ordered ──▶ layout ──▶ ledger: recurs? cached? ──▶ choice ──▶ edits: blocks and markers ──▶ body
 //!
 //!   tools   system  │  "Read:"  │ <doc a> │ <doc b> │ <doc c> │  hint, "Why?"        positions, one a block
 //!                   ▲                     ▲         ▲                                 markers, four at most
 //! ```
 //!
-//! Anthropic, OpenAI from GPT-5.6 on, and Bedrock match a prompt only up to a boundary that an earlier request marked, and
-//! a boundary is the end of a block. So an order of documents helps there only if each document is a block of its own and a
-//! marker is set where sharing ends. Writing a marker costs money (1.25 or 2 of a token's price, against .1 to read), so
-//! one is set only where later requests are expected to share the prefix before it.
+//! Anthropic, OpenAI from GPT-5.6 on, and Bedrock match a prompt only up to a boundary that an earlier request marked,
+//! and a boundary is the end of a block. So ordering documents helps there only if each document is a block of its own
+//! and a marker is set where sharing ends. Writing a marker costs money (1.25 or 2 of a token's price, against .1 to
+//! read), so one is set only where later requests are expected to share the prefix before it.
 //!
 //! - [`rules`]: the requirements and prices of each kind of cache, by model.
 //! - [`layout`]: a body's prompt as positions: the provider's blocks, and which of them may be marked.
@@ -18,7 +18,7 @@
 //! - `choice`: at most four markers with the greatest expected saving.
 //! - `write`: the edits.
 //!
-//! This step works on the final body, after all other decisions: without the markers it is that body.
+//! This step works on the final body, after all other decisions, and changes nothing but blocks and caching fields.
 
 mod choice;
 pub mod layout;
@@ -36,16 +36,16 @@ use crate::lru::Lru;
 use crate::tenant::{Tenant, key_of};
 use ledger::Ledger;
 
-/// Marks prompts. It tracks, for each tenant and model, which positions recurred.
+/// Sets cache markers in prompts. For each tenant and model, it tracks which positions of prompts recur.
 ///
-/// A tenant's markers depend only on its own requests while at most `tree.max_trees` tenants and models are in use. Memory
-/// is bounded by that number times [`MAX_POSITIONS`] positions of about 60 bytes.
+/// A tenant's markers depend only on its own requests while at most `tree.max_trees` tenants and models are in use.
+/// Memory is bounded by that number times [`MAX_POSITIONS`] positions of about 60 bytes each.
 #[derive(Debug, Default)]
 pub struct Cutter {
     ledgers: Lru<String, Ledger>,
 }
 
-/// Most positions tracked for a tenant and a model.
+/// Most positions tracked for one tenant and model.
 pub const MAX_POSITIONS: u32 = 32_768;
 
 /// The options of one request: its upstream's cache, its tenant and its time.
@@ -53,48 +53,48 @@ pub const MAX_POSITIONS: u32 = 32_768;
 pub struct CutOptions<'a> {
     /// The rules of the upstream's cache.
     pub rules: CacheRules,
-    /// The tenant of the request.
+    /// The tenant of the request, whose positions are tracked separately.
     pub tenant: Tenant<'a>,
-    /// The model in the request's path; empty if the body names it.
+    /// The model named in the request's path; empty if the body names it.
     pub model: &'a str,
     /// The engine that receives the request.
     pub engine: EngineId,
-    /// Time in milliseconds, on any clock that keeps running.
+    /// Time in milliseconds, on any clock that does not stop or go back.
     pub now_ms: u64,
 }
 
-/// The result for one body.
+/// The forwarded body, and the markers in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
-    /// The body to forward; `None` for the original body.
+    /// The body to forward; `None` if it is the original one.
     pub body: Option<Vec<u8>>,
-    /// Number of markers written.
+    /// Number of markers that the gateway set.
     pub markers: u32,
-    /// Number of markers that the client set.
+    /// Number of markers in effect that the gateway did not set: the client's, and the provider's automatic one.
     pub client_markers: u32,
-    /// Number of additional blocks that splitting texts created.
+    /// Number of additional blocks into which texts were split.
     pub splits: u32,
-    /// 1 if the prompt has too many blocks to be marked; its body is unchanged.
+    /// 1 if the prompt has more positions than are read: then the body is unchanged. Otherwise 0.
     pub unread: u32,
-    /// Estimated tokens of the prefix that the upstream is believed to hold.
+    /// Estimated tokens of the prefix that the upstream is believed to read from its cache.
     pub read_tokens: u64,
-    /// Estimated tokens that the upstream writes to its cache because of the markers.
+    /// Estimated tokens that the upstream writes to its cache, up to the last marker.
     pub written_tokens: u64,
 }
 
 impl Cutter {
-    /// Returns a cutter without any history.
+    /// Returns a cutter that has seen no prompt.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Chooses markers for `body`, a chat request ready to forward, and writes them.
+    /// Chooses markers for `body`, a chat request that is otherwise ready to forward, and writes them.
     ///
-    /// A body that no cache of that kind understands, or one shorter than the cache's minimum, is unchanged.
+    /// The body is not changed if this kind of cache has no markers, or if the prompt is below its minimum.
     ///
     /// # Errors
-    /// Returns the reason why the body cannot be read; it must then be forwarded unchanged.
+    /// Returns the reason why the body cannot be parsed; it must then be forwarded unchanged.
     pub fn cut(
         &mut self,
         options: &CutOptions<'_>,
@@ -109,7 +109,7 @@ impl Cutter {
         self.cut_parsed(options, config, &parsed)
     }
 
-    /// Like [`Cutter::cut`] for a parsed body, for the model of the options.
+    /// Like [`Cutter::cut`], for a parsed body; [`CutOptions::model`] is ignored.
     ///
     /// # Errors
     /// As [`Cutter::cut`].

@@ -1,17 +1,17 @@
-//! The requirements and prices of each kind of cache: Anthropic's, OpenAI's and Bedrock's published rules of November 2026.
+//! The requirements and prices of each kind of cache, as Anthropic, OpenAI and Bedrock publish them in November 2026.
 
 crate::named! {
-    /// How an upstream's cache matches a prompt.
+    /// The kind of an upstream's cache, by how it matches prompts.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub enum CacheKind {
         /// Any shared prefix: vLLM's dense models, SGLang, llama.cpp, Gemini, OpenAI before GPT-5.6. Nothing is marked.
         #[default]
         Prefix = "prefix",
-        /// Boundaries that `cache_control` marks: Anthropic, and routers that translate it.
+        /// Prefixes up to boundaries marked by `cache_control`: Anthropic, and routers that translate it.
         Anthropic = "anthropic",
-        /// Boundaries that `prompt_cache_breakpoint` marks: OpenAI from GPT-5.6 on.
+        /// Prefixes up to boundaries marked by `prompt_cache_breakpoint`: OpenAI from GPT-5.6 on.
         OpenAi = "openai",
-        /// Boundaries that a `cachePoint` block marks: Bedrock Converse.
+        /// Prefixes up to boundaries marked by a `cachePoint` block: Bedrock Converse.
         Bedrock = "bedrock",
         /// Whole units of a fixed number of tokens: DeepSeek, vLLM's hybrid models. Nothing is marked.
         Units = "units",
@@ -19,13 +19,13 @@ crate::named! {
 }
 
 impl CacheKind {
-    /// Returns whether caches of that kind have markers.
+    /// Returns whether this kind of cache has markers.
     #[must_use]
     pub fn has_markers(self) -> bool {
         matches!(self, Self::Anthropic | Self::OpenAi | Self::Bedrock)
     }
 
-    /// Returns the published rules for a model of that name.
+    /// Returns the published rules for a model, by parts of its name.
     #[must_use]
     pub fn rules(self, model: &str) -> CacheRules {
         let anthropics = || {
@@ -85,11 +85,11 @@ impl CacheKind {
 pub struct CacheRules {
     /// The kind of cache.
     pub kind: CacheKind,
-    /// Fewest tokens before a boundary; a shorter prefix is silently not cached.
+    /// Fewest tokens before a boundary; providers do not cache a shorter prefix, and return no error.
     pub minimum_tokens: u32,
-    /// Most markers in a request.
+    /// Most markers in a request, including the client's.
     pub markers: u32,
-    /// Positions searched for a cached prefix before each marker, its own included. 1: only its own.
+    /// Number of positions searched for a cached prefix from a marker back, its own included. With 1, only its own.
     pub look_back: u32,
     /// Tokens in a stored unit; 1 if any prefix is cached.
     pub unit_tokens: u32,
@@ -99,21 +99,21 @@ pub struct CacheRules {
     pub write_long: f64,
     /// Price of a token read from the cache, relative to an uncached one.
     pub read: f64,
-    /// Lifetime of an unused boundary, in milliseconds.
+    /// Lifetime of a boundary that is not used again, in milliseconds.
     pub ttl_ms: u64,
-    /// The longer lifetime, in milliseconds.
+    /// The longer lifetime that a marker may ask for, in milliseconds.
     pub long_ttl_ms: u64,
 }
 
-/// Most markers in a request, the client's included: Anthropic's, OpenAI's and Bedrock's bound.
+/// Most markers in a request, including the client's: the limit of Anthropic, OpenAI and Bedrock.
 pub const MAX_MARKERS: u32 = 4;
 
 const MINUTE_MS: u64 = 60_000;
 
-/// Minimum tokens for models that no table lists.
+/// Fewest tokens before a boundary for models that the table does not list.
 const DEFAULT_MINIMUM: u32 = 1_024;
 
-/// Minimum tokens by parts of Anthropic's model names, longer names first.
+/// Fewest tokens before a boundary by parts of Anthropic's model names, longer names first.
 const MINIMA: &[(&[&str], u32)] = &[
     (
         &["mythos-preview", "opus-4-7", "haiku-3-5", "3-5-haiku"],

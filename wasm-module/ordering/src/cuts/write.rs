@@ -1,4 +1,4 @@
-//! The edits that split texts into blocks and set markers.
+//! Turns chosen markers into edits of the body, which split texts into blocks where necessary.
 //!
 //! ```text
 //!   "content":"Read: <doc a><doc b> Why?"
@@ -6,8 +6,8 @@
 //!              {"cache_control":{"type":"ephemeral"},"type":"text","text":"<doc b>"},{"type":"text","text":" Why?"}]
 //! ```
 //!
-//! A text's bytes are unchanged, escapes included. Texts after the last marker stay whole, since no boundary is needed
-//! there. So a body without markers, ours or the client's, is unchanged byte for byte.
+//! A text's bytes are unchanged, escapes included. Text after the last marker stays in one block, since no boundary is
+//! needed there. So a body without any marker is unchanged byte for byte, except for OpenAI's caching mode.
 
 use super::Cut;
 use super::choice::Choice;
@@ -35,7 +35,7 @@ pub(super) fn write(
         ..Cut::default()
     };
     let mut edits = Vec::new();
-    // For each text: the number of pieces up to the last marker, after which they stay together, and the marked pieces.
+    // For each text: the number of its pieces up to the last marker, and its marked pieces. Later pieces stay together.
     let mut pieces: Vec<(usize, TextMarks)> = vec![Default::default(); layout.texts.len()];
     for position in layout
         .positions
@@ -90,11 +90,11 @@ pub(super) fn write(
     cut
 }
 
-/// The marked pieces of a text, at most four.
+/// The marked pieces of a text by index, with the markers' lifetimes; at most four.
 type TextMarks = SmallVec<[(usize, MarkTtl); 1]>;
 
-/// Adds the edits that split a text into blocks: one for each of its first `kept` pieces, and one for the rest, if any.
-/// `marks` are the markers, by the index of a piece. Returns the number of blocks added.
+/// Adds the edits that split a text into blocks: one for each of its first `kept` pieces, and one for the rest if there
+/// is any. `marks` are the marked pieces by index. Returns the number of blocks added.
 fn write_text(
     text: &SplitText,
     kept: usize,
@@ -102,7 +102,7 @@ fn write_text(
     kind: CacheKind,
     edits: &mut Vec<Edit<'_>>,
 ) -> u32 {
-    // Each piece before the last marker ends with a cut, the last one too if text follows.
+    // Each piece up to the last marker ends with a cut, except the text's last piece.
     let cuts = text
         .cuts
         .get(..kept.min(text.cuts.len()))
@@ -156,7 +156,7 @@ fn write_text(
     u32::try_from(cuts.len()).unwrap_or(u32::MAX)
 }
 
-/// Returns a marker as the first field of a block.
+/// Returns a marker as the first field of a block, with the comma after it.
 fn field(kind: CacheKind, ttl: MarkTtl) -> String {
     let (name, words, long) = match kind {
         CacheKind::OpenAi => ("prompt_cache_breakpoint", r#""mode":"explicit""#, "12h"),
@@ -168,7 +168,7 @@ fn field(kind: CacheKind, ttl: MarkTtl) -> String {
     }
 }
 
-/// Returns a marker as a block.
+/// Returns a marker as a block of its own (Bedrock).
 fn point(ttl: MarkTtl) -> &'static str {
     match ttl {
         MarkTtl::Default => r#"{"cachePoint":{"type":"default"}}"#,
@@ -176,8 +176,8 @@ fn point(ttl: MarkTtl) -> &'static str {
     }
 }
 
-/// Returns the `prompt_cache_key` by which OpenAI routes the request to where its prefix is cached: hash of the shortest
-/// prefix that is cached at all. Prompts that could share a prefix have one key, since different keys share nothing.
+/// Returns a `prompt_cache_key`, by which OpenAI routes requests with a common prefix to one cache: a hash of the
+/// shortest prefix that can be cached. Prompts that could share a prefix get one key, since keys share nothing.
 fn key(layout: &Layout, rules: &CacheRules) -> String {
     let shortest = (layout.positions.iter())
         .find(|position| position.tokens >= u64::from(rules.minimum_tokens));

@@ -1,4 +1,4 @@
-//! The key that a host and its gateways share, and the sealing of hashes with it.
+//! The secret key that a host and its gateways share, and how hashes are sealed (encrypted) with it.
 //!
 //! ```text
 //!   two keys of 128 bits     HMAC-SHA-256(key, "foreword feed seal 1")           first half: tags, second half: masks
@@ -11,12 +11,12 @@
 //!   bytes of any length      tag of 128 bits over kind ‖ bytes; masked with SipHash-2-4-128(masks, kind ‖ tag ‖ 0, 1, 2, …)
 //! ```
 //!
-//! This is the synthetic-IV construction (Rogaway and Shrimpton, EUROCRYPT 2006) with SipHash as the pseudorandom function.
-//! Equal values of one tenant look equal, as a cache's events require. Without the key, everything else looks random, and
-//! the same document looks different under another tenant. With the key the value can be recovered, so a follower needs no
-//! table from sealed to known values: opening takes two hashes and no memory. A value that was sealed with another key, or
-//! forged, does not open, except with probability 2⁻⁶⁴. HMAC would do the same at some fifty times the cost, which matters
-//! when 40,000 documents arrive at once on a proxy's worker.
+//! This is the synthetic-IV construction (Rogaway and Shrimpton, EUROCRYPT 2006) with SipHash as the pseudorandom
+//! function. Equal values of one tenant look equal, as a cache's events require. Without the key, everything else looks
+//! random, and the same document looks different under another tenant. With the key the value can be recovered, so a
+//! follower needs no table from sealed to known values: opening takes two hashes and no memory. A value that was sealed
+//! with another key, or forged, does not open, except with probability 2⁻⁶⁴. HMAC would serve as well at some fifty
+//! times the cost, which matters when 40,000 documents arrive at once on a proxy's worker.
 
 use super::TenantKey;
 use crate::hexadecimal;
@@ -26,7 +26,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use std::fmt;
 use std::hash::Hasher;
 
-/// The key that a host and its gateways share to seal a feed.
+/// The key with which a host and its gateways seal a feed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FeedKey {
     tags: [u8; 16],
@@ -39,7 +39,7 @@ pub struct FeedKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyCheck(pub u64);
 
-/// A tenant's key in sealed form. The default stands for requests without a salt.
+/// A tenant's key in sealed form. The default stands for requests without a salt and is not sealed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SealedTenant {
     pub(super) tag: u64,
@@ -73,8 +73,8 @@ impl FeedKey {
         }
     }
 
-    /// Derives the key from 64 to 256 hexadecimal digits, as `openssl rand -hex 32` prints them; `None` for any other
-    /// text.
+    /// Derives the key from a secret of 64 to 256 hexadecimal digits, as `openssl rand -hex 32` prints one; `None` for
+    /// any other text.
     #[must_use]
     pub fn from_hex(digits: &str) -> Option<Self> {
         let is_long = (2 * MIN_BYTES..=2 * MAX_BYTES).contains(&digits.len());
@@ -88,13 +88,13 @@ impl FeedKey {
         self.check
     }
 
-    /// Returns the bearer token by which the host recognises a gateway with the key.
+    /// Returns the bearer token by which a host recognises gateways that have the key.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.token
     }
 
-    /// Seals a tenant's key.
+    /// Seals a tenant's key; the default stays the default.
     #[must_use]
     pub fn seal_tenant(&self, tenant: TenantKey) -> SealedTenant {
         if tenant == TenantKey::default() {
@@ -105,7 +105,7 @@ impl FeedKey {
         SealedTenant { tag, masked }
     }
 
-    /// Opens a sealed tenant's key; `None` if it was sealed with another key.
+    /// Opens a sealed tenant's key; `None` if it was sealed with another key or forged.
     #[must_use]
     pub fn open_tenant(&self, sealed: SealedTenant) -> Option<TenantKey> {
         if sealed == SealedTenant::default() {
@@ -116,7 +116,7 @@ impl FeedKey {
         is_ours.then_some(TenantKey(value))
     }
 
-    /// Encrypts a scope: returns its tag (a synthetic IV), and its masked bits.
+    /// Seals a scope: returns its tag (a synthetic IV) and its masked bits.
     pub(super) fn seal_scope(&self, tenant: TenantKey, scope: u64) -> (u64, u64) {
         let tag = self.tag(Kind::Scope, tenant, scope.into());
         (tag, scope ^ low(self.mask(Kind::Scope, tag)))
@@ -127,7 +127,7 @@ impl FeedKey {
         (self.tag(Kind::Scope, tenant, scope.into()) == tag).then_some(scope)
     }
 
-    /// Returns a document's tag, and its masked fingerprint and tokens.
+    /// Seals a document: returns its tag, its masked fingerprint and its masked token count.
     pub(super) fn seal_document(
         &self,
         tenant: TenantKey,
@@ -151,7 +151,7 @@ impl FeedKey {
         is_ours.then_some((fingerprint, tokens))
     }
 
-    /// Seals bytes of any length; the result is [`SEAL_BYTES`] longer. Equal bytes look equal.
+    /// Seals bytes of any length; the result is [`SEAL_BYTES`] longer. Equal bytes give equal results.
     pub(super) fn seal_bytes(&self, bytes: &[u8]) -> Vec<u8> {
         let tag = self.tag_of_bytes(bytes);
         let mut sealed = Vec::with_capacity(bytes.len() + SEAL_BYTES);
@@ -179,7 +179,7 @@ impl FeedKey {
         hasher.finish128().as_u128()
     }
 
-    /// Applies or removes the mask (XOR).
+    /// Applies or removes the mask of a tag (XOR).
     fn mask_bytes(&self, tag: u128, bytes: &mut [u8]) {
         for (number, block) in (0_u64..).zip(bytes.chunks_mut(SEAL_BYTES)) {
             let mut hasher = SipHasher24::new_with_key(&self.masks);
@@ -214,14 +214,14 @@ impl FeedKey {
     }
 }
 
-/// Prints neither the key nor anything derived from it.
+/// Prints only the key's check value, which is public.
 impl fmt::Debug for FeedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "FeedKey({:016x})", self.check.0)
     }
 }
 
-/// Derives 32 bytes for a label. HMAC accepts keys of every length, so this cannot fail.
+/// Derives 32 bytes from the secret for a label. HMAC accepts secrets of every length, so this cannot fail.
 fn derive(secret: &[u8], label: &[u8]) -> [u8; 32] {
     Hmac::<Sha256>::new_from_slice(secret)
         .map(|mut mac| {
@@ -252,7 +252,7 @@ fn high(bits: u128) -> u32 {
 
 const MIN_BYTES: usize = 32;
 const MAX_BYTES: usize = 128;
-/// Additional bytes of sealed bytes: their tag.
+/// Length of the tag in sealed bytes.
 pub(super) const SEAL_BYTES: usize = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! An engine's KV feed: the documents that it holds, in JSON, as sent over the wire.
+//! An engine's KV feed: the documents whose KV state it holds, and the changes, in JSON as sent over the wire.
 //!
 //! ```text
 //!   {"epoch": "5c0f…", "from": 40, "next": 43, "reset": false, "model": "m", "pages": {"device": 812, …}, "events": [
@@ -8,21 +8,21 @@
 //!   ]}
 //! ```
 //!
-//! A reader requests the events since `next` of its last [`Batch`], and names the epoch in which that number is valid. If
-//! the engine no longer has them (the reader was slow, the engine restarted), it answers with `reset`: the events are then
-//! a full snapshot. [`Follower`] is the reader's part.
+//! A reader requests the events since `next` of its last [`Batch`], and names the epoch in which that number is valid.
+//! If the engine no longer has them (the reader was slow, or the engine restarted), it answers with `reset`: the events
+//! are then a full snapshot. [`Follower`] implements the reader.
 //!
-//! Hashes are strings of hexadecimal digits, since numbers of 64 bits do not survive every JSON parser. Unknown fields are
-//! ignored. This module has no clock and no I/O: batches are fetched and served elsewhere.
+//! Hashes are strings of hexadecimal digits, since some JSON parsers do not keep numbers of 64 bits. Unknown fields are
+//! ignored. This module has no clock and no I/O: other modules fetch and serve batches.
 //!
-//! A fingerprint reveals to anyone who has the document that the engine holds it. So between hosts and gateways that share
-//! a [`FeedKey`], hashes and token counts are sealed on the wire ([`FeedKey`] says how). The batch names the key by its
-//! check value in `key`; `null` means that the feed is not sealed. [`Batch::wire`] writes both forms, and [`Batch::read`]
-//! reads the one that its caller expects.
+//! A fingerprint tells anyone who has the document that the engine holds it. So between hosts and gateways that share a
+//! [`FeedKey`], hashes and token counts are sealed on the wire. The batch names the key by its check value in `key`;
+//! `null` means that the feed is not sealed. [`Batch::wire`] writes both forms, and [`Batch::read`] reads the one that
+//! its caller expects.
 //!
 //! Gateways exchange [`Push`]es through the feed's server, sealed in the same way.
 
-/// Writes and reads a newtype over `u64` as 16 hexadecimal digits, also in JSON. `$expected` is the text of the error.
+/// Formats and parses a newtype over `u64` as 16 hexadecimal digits, also in JSON. `$expected` is the error.
 macro_rules! hexadecimal_id {
     ($id:ident, $expected:literal) => {
         impl std::fmt::Display for $id {
@@ -73,7 +73,7 @@ use crate::tree::{ResidencyEvent, Scope};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Consecutive events of an engine's cache, or a full snapshot of it. Serde reads and writes the unsealed form.
+/// Consecutive events of an engine's cache, or a full snapshot of it. Serde uses the form that is not sealed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Wire", into = "Wire")]
 pub struct Batch {
@@ -81,31 +81,31 @@ pub struct Batch {
     pub epoch: Epoch,
     /// The position before the first event.
     pub from: u64,
-    /// The position after the last event; the next request asks from here.
+    /// The position after the last event, from which the reader's next request continues.
     pub next: u64,
-    /// True if the events are a full snapshot, so that all earlier knowledge must be dropped.
+    /// True if the events are a full snapshot: the reader must drop all that it knew of this engine.
     pub reset: bool,
-    /// The model's name.
+    /// The name that the engine has for its model.
     pub model: String,
-    /// Pages in the cache now, of all tenants.
+    /// Numbers of pages in the cache now, of all tenants.
     pub pages: Pages,
     /// The events, in order.
     pub events: Vec<Event>,
 }
 
-/// A change of the documents in a cache.
+/// A change of the documents whose KV state a cache holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The cache holds the documents of this path from the first on, each with its tokens.
+    /// The cache holds the documents of this path, from the first one on.
     Stored {
         /// The documents' tenant.
         tenant: TenantKey,
         /// Scope of the documents.
         scope: Scope,
-        /// The documents, at least one.
+        /// The documents with their tokens, at least one.
         path: Vec<(Fingerprint, u32)>,
     },
-    /// The cache no longer holds the last document of this path, nor any document after it.
+    /// The cache no longer holds the last document of this path, and so no document after it.
     Removed {
         /// The path's tenant.
         tenant: TenantKey,
@@ -118,7 +118,7 @@ pub enum Event {
     Cleared,
 }
 
-/// Numbers of pages by tier.
+/// Number of pages in each tier of an engine's cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Pages {
@@ -130,23 +130,23 @@ pub struct Pages {
     pub disk: u64,
 }
 
-/// An identifier of one lifetime of a cache; every restart begins a new one.
+/// Identifies one lifetime of a cache; every restart begins a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Epoch(pub u64);
 
-/// The tenant of documents: a hash of the requests' `cache_salt`, 128 bits of its SHA-256. The key can be computed from a
-/// salt, but not the salt from a key unless the salt can be guessed.
+/// The tenant of documents: 128 bits of the SHA-256 of the requests' `cache_salt`. The salt cannot be computed from the
+/// key, except by guessing salts.
 ///
-/// The default, written as an empty string, stands for requests without a salt.
+/// The default, written as an empty string, is the tenant of requests without a salt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantKey(u128);
 
-/// The reader's action for an event.
+/// The change that a feed's reader must make for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change<'b> {
-    /// Everything known about this engine and model must be dropped, for every tenant.
+    /// Drop everything known about this engine and model, for every tenant.
     Forget,
-    /// The documents of a tenant changed.
+    /// Apply an event to the trees of one tenant.
     Tenant(TenantKey, ResidencyEvent<'b>),
 }
 
@@ -181,7 +181,7 @@ impl TenantKey {
 }
 
 impl Follower {
-    /// Returns the query of the next request; empty at first, which requests a full snapshot.
+    /// Returns the query of the next request. It is empty at first, which requests a full snapshot.
     #[must_use]
     pub fn query(&self) -> String {
         self.place.map_or_else(String::new, |(epoch, next)| {
@@ -189,8 +189,8 @@ impl Follower {
         })
     }
 
-    /// Reads a batch and returns the actions for its events, in order. After a batch that does not continue the last one,
-    /// everything is dropped and a full snapshot is requested next.
+    /// Reads a batch and returns the changes for its events, in order. If the batch does not continue the last one and
+    /// is no snapshot, the only change is [`Change::Forget`], and the next query requests a full snapshot.
     pub fn follow<'b>(&mut self, batch: &'b Batch) -> impl Iterator<Item = Change<'b>> + use<'b> {
         let goes_on = batch.reset || self.place == Some((batch.epoch, batch.from));
         let forget = batch.reset || !goes_on;
@@ -202,7 +202,7 @@ impl Follower {
 }
 
 impl Event {
-    /// Returns the reader's action for the event.
+    /// Returns the change that a reader must make for the event.
     #[must_use]
     pub fn change(&self) -> Change<'_> {
         match self {

@@ -5,11 +5,11 @@
 //!   {"epoch": "5c0f…", "next": 17, "others": 3, "pushes": [{…}, {…}]}    pushes that a gateway has not received yet
 //! ```
 //!
-//! A [`Push`] holds updates ([`crate::PeerUpdate`]) and the tokens that the engine has yet to compute for the gateway's
-//! requests. The load is a state, not a change: a push that is lost or received twice has no lasting effect.
+//! A [`Push`] has updates ([`crate::PeerUpdate`]) and the tokens that the engine has yet to compute for the gateway's
+//! requests. The latter is a state, not a change: a push that is lost or received twice has no lasting effect.
 //!
-//! With a [`FeedKey`], all of `payload` is sealed: names, hashes, counts. Its server opens a push to check it, and forwards
-//! it unchanged. Updates stay bytes here, since a server may be older than the gateways that it serves.
+//! With a [`FeedKey`], all of `payload` is sealed: names, hashes, counts. The server opens a push to check it, and
+//! forwards it unchanged. Updates stay encoded here, since a server may be older than the gateways that it serves.
 
 use super::key::{FeedKey, KeyCheck};
 use super::wire::agree;
@@ -22,52 +22,52 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GatewayId(pub u64);
 
-/// The state and the updates of a gateway for one engine.
+/// The load and the updates of one gateway for one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Push {
     /// The gateway that sends the push.
     pub gateway: GatewayId,
-    /// A number unique among this gateway's pushes, so that no two look equal when sealed.
+    /// A number that no other push of this gateway has, so that no two pushes look equal when sealed.
     pub number: u64,
-    /// Hash of the settings that gateways must share to use each other's updates. The load applies to all.
+    /// Hash of the settings that gateways must share to use each other's updates. The load is used by all gateways.
     pub audience: u64,
     /// Estimated tokens that the engine has yet to compute for this gateway's requests.
     pub outstanding: u64,
-    /// Encoded updates, in order.
+    /// Updates, oldest first, as [`crate::PeerUpdate::encode_remote`] encodes them.
     pub updates: Vec<Vec<u8>>,
 }
 
-/// A [`Push`] in JSON, sealed if there is a key.
+/// A [`Push`] in the form for the wire, sealed if there is a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealedPush {
     /// The gateway that sends the push.
     pub gateway: GatewayId,
     #[serde(default)]
     key: Option<KeyCheck>,
-    /// The push in hexadecimal digits.
+    /// The encoded push, in hexadecimal digits.
     payload: String,
 }
 
-/// The pushes of other gateways that a gateway has not received yet.
+/// A server's answer: the pushes of other gateways that the asking gateway has not received yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pushes {
-    /// The server's epoch, in which the position is valid.
+    /// The server's epoch, in which `next` is valid.
     pub epoch: Epoch,
     /// The position after these pushes, from which the gateway's next request continues.
     pub next: u64,
-    /// Number of other gateways connected now.
+    /// Number of other gateways that are connected now.
     pub others: u32,
     /// The pushes, oldest first.
     pub pushes: Vec<SealedPush>,
 }
 
-/// Why a push cannot be used.
+/// The reason why a push is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PushError {
-    /// The two sides disagree about the key.
+    /// The sender and the receiver do not use the same key.
     #[error(transparent)]
     Key(ReadError),
-    /// `payload` is not hexadecimal, or does not open with its key.
+    /// `payload` is not hexadecimal, or the key does not open it.
     #[error("payload: its key does not open it")]
     Seal,
     /// `payload` exceeds [`MAX_PUSH_BYTES`].
@@ -76,22 +76,22 @@ pub enum PushError {
         /// Length of the refused payload, in bytes.
         bytes: usize,
     },
-    /// More than [`MAX_PUSH_UPDATES`] updates.
+    /// The push has more than [`MAX_PUSH_UPDATES`] updates.
     #[error("payload: {updates} updates, more than the limit of {limit}", limit = MAX_PUSH_UPDATES)]
     TooMany {
         /// Number of updates in the refused push.
         updates: usize,
     },
-    /// The bytes are not a push.
+    /// The opened bytes are not an encoded push.
     #[error("payload: {0}")]
     Bytes(BadBytes),
-    /// The sealed gateway id differs from the one outside.
+    /// The gateway named inside `payload` differs from the one outside.
     #[error("gateway: another one than its push names")]
     OtherGateway,
 }
 
 impl Push {
-    /// Returns the form for the wire, sealed if there is a key.
+    /// Returns the push in the form for the wire, sealed if there is a key.
     #[must_use]
     pub fn sealed(&self, key: Option<&FeedKey>) -> SealedPush {
         let mut to = Writer(Vec::with_capacity(256));
@@ -119,13 +119,13 @@ impl Push {
 }
 
 impl SealedPush {
-    /// Returns the length of `payload`, nearly all of the push.
+    /// Returns the length of `payload` in hexadecimal digits, nearly all of the push.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         self.payload.len()
     }
 
-    /// Opens a push that must be sealed with `key`; without a key it must not be sealed.
+    /// Opens a push. With a key it must be sealed with that key, without one it must not be sealed.
     ///
     /// # Errors
     /// Returns a [`PushError`] for any other push, and for one beyond the limits.
@@ -153,7 +153,7 @@ impl SealedPush {
 }
 
 impl PushError {
-    /// Returns whether the error is a mismatch of the two sides' keys.
+    /// Returns whether the two sides do not use the same key.
     #[must_use]
     pub fn is_about_the_key(self) -> bool {
         matches!(self, Self::Key(_))
@@ -180,7 +180,7 @@ super::hexadecimal_id!(GatewayId, "a gateway's id is 16 hexadecimal digits");
 
 const VERSION: u8 = 1;
 
-/// Longest push, with its seal, in bytes.
+/// Longest encoded push, its seal included, in bytes.
 pub const MAX_PUSH_BYTES: usize = 64 << 10;
 /// Most updates of a push.
 pub const MAX_PUSH_UPDATES: usize = 256;

@@ -1,6 +1,6 @@
-//! Batches in JSON: unsealed, or sealed with a [`FeedKey`].
+//! Batches in JSON: as they are, or sealed with a [`FeedKey`].
 //!
-//! | | in the open | sealed |
+//! | | not sealed | sealed |
 //! | --- | --- | --- |
 //! | `key` | `null` | the key's check value, 16 digits |
 //! | `tenant` | 32 digits, or none | 48 digits, or none |
@@ -16,7 +16,7 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
-/// A [`Batch`] in sealed or unsealed form.
+/// A [`Batch`] in the form for the wire, sealed or not.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Wire {
     epoch: Epoch,
@@ -32,18 +32,18 @@ pub struct Wire {
     events: Vec<WireEvent>,
 }
 
-/// Why bytes are not a batch that can be followed.
+/// The reason why bytes cannot be read as a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The bytes are not JSON of this shape.
+    /// The bytes are not JSON in the shape of a batch.
     #[error("no batch of events: line {line}, column {column}")]
     Json {
-        /// Line of the error.
+        /// Line of the error, from 1.
         line: usize,
         /// Column of the error.
         column: usize,
     },
-    /// A hash is malformed, or was not sealed with the key that the batch names.
+    /// A hash is malformed, or was not sealed with the key named in the batch.
     #[error("no batch of events: a hash that its key does not open")]
     Hash,
     /// The feed is sealed, and the reader has no key.
@@ -58,7 +58,7 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// Returns whether the error is a mismatch of the two sides' keys.
+    /// Returns whether the two sides do not use the same key.
     #[must_use]
     pub fn is_about_the_key(self) -> bool {
         matches!(self, Self::Sealed | Self::NotSealed | Self::OtherKey)
@@ -66,7 +66,7 @@ impl ReadError {
 }
 
 impl Batch {
-    /// Returns the form for readers, sealed if there is a key.
+    /// Returns the batch in the form for the wire, sealed if there is a key.
     #[must_use]
     pub fn wire(&self, key: Option<&FeedKey>) -> Wire {
         Wire {
@@ -83,7 +83,7 @@ impl Batch {
         }
     }
 
-    /// Reads a batch that must be sealed with `key`; without a key it must be unsealed.
+    /// Reads a batch. With a key it must be sealed with that key, without one it must not be sealed.
     ///
     /// # Errors
     /// Returns a [`ReadError`] for any other bytes.
@@ -96,7 +96,7 @@ impl Batch {
     }
 }
 
-/// Checks that a feed which names the key `theirs` can be read with `key`.
+/// Checks that a feed sealed with the key `theirs` (`None` if it is not sealed) can be read with `key`.
 pub(super) fn agree(key: Option<&FeedKey>, theirs: Option<KeyCheck>) -> Result<(), ReadError> {
     match (key.map(FeedKey::check), theirs) {
         (None, Some(_)) => Err(ReadError::Sealed),
@@ -220,7 +220,7 @@ impl WireEvent {
     }
 }
 
-/// Up to 24 bytes as hexadecimal digits, read without an allocation.
+/// Up to 24 bytes, read from hexadecimal digits without an allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Digits {
     #[default]

@@ -1,63 +1,63 @@
-//! The causes for which a prompt shares no longer prefix with an earlier one, as named in reports, metrics and tables.
+//! The reasons why a prompt does not share a longer prefix with an earlier one, for reports and metrics.
 
 crate::named! {
-    /// The cause of a miss. Names are public: they are used in JSON, in metrics and in the documentation.
+    /// Why a prompt does not share a longer prefix with an earlier one. JSON and metrics use these names.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Cause {
-        /// Nothing differs before the new part.
+        /// Nothing differs before the part that is new in this request.
         #[default]
         None = "none",
-        /// No earlier request shares anything significant.
+        /// No earlier request has a significant part in common with this one.
         FirstSeen = "first-seen",
-        /// The same tools in another order.
+        /// The tools are the same, in another order.
         ToolOrder = "tool-order",
-        /// Another set of tools.
+        /// The set of tools differs.
         ToolSet = "tool-set",
         /// A tool of the same name has another description or parameters.
         ToolSchema = "tool-schema",
-        /// The same object with its keys, or a set's elements, in another order.
+        /// An object's keys, or a set's elements, are in another order.
         KeyOrder = "key-order",
-        /// The system text has other words.
+        /// The system text differs, in more than a volatile value.
         SystemText = "system-text",
-        /// A clock, an id, a number or a name that differs between requests which are otherwise alike.
+        /// A clock, an id, a number or a name differs between requests that are otherwise alike.
         VolatileValue = "volatile-value",
         /// Only white space differs.
         Whitespace = "whitespace",
-        /// An earlier message was changed, or another one was put before it.
+        /// An earlier message was changed, or a message was inserted before it.
         HistoryEdited = "history-edited",
-        /// Earlier messages are missing: a sliding window, or a summary in their place.
+        /// Earlier messages are missing, because of a sliding window or a summary in their place.
         HistoryDropped = "history-dropped",
         /// Contexts that were sent with one turn are missing, or replaced, when the chat continues.
         ContextMoved = "context-moved",
-        /// A system message inside the history, which a template renders before it.
+        /// A system message inside the history differs, and the chat template renders it before the history.
         HoistedSystem = "hoisted-system",
-        /// Other documents were retrieved.
+        /// Another set of documents was retrieved.
         DocumentSet = "document-set",
-        /// The same documents in another order.
+        /// The documents are the same, in another order.
         DocumentOrder = "document-order",
-        /// The same document with another score, rank, id or wording inside its block.
+        /// A document has another score, rank, id or wording inside its block.
         DocumentText = "document-text",
-        /// The question precedes the documents.
+        /// The question differs and precedes the documents.
         QuestionFirst = "question-first",
-        /// The same prompt under another `cache_salt` or tenant.
+        /// The prompt is the same, with another `cache_salt` or tenant.
         TenantSalt = "tenant-salt",
-        /// The same prompt on another engine.
+        /// The prompt is the same, for another engine.
         OtherEngine = "other-engine",
-        /// The same prompt for another model.
+        /// The prompt is the same, for another model.
         ModelChanged = "model-changed",
-        /// A field that a chat template renders, or by which an engine separates caches.
+        /// A field differs that a chat template renders, or by which an engine separates caches.
         Parameters = "parameters",
         /// The engine evicted tokens that an earlier prompt held, and computed them again.
         Evicted = "evicted",
         /// The shared prefix is shorter than a page of the engine's cache.
         BelowPage = "below-page",
-        /// The prompt has more segments than are compared.
+        /// The prompt has more segments than the index compares, so it was not diagnosed.
         Unread = "unread",
     }
 }
 
 impl Cause {
-    /// Returns whether the request broke no prefix: [`Cause::None`] or [`Cause::FirstSeen`].
+    /// Returns whether the request has no cause to report: [`Cause::None`] or [`Cause::FirstSeen`].
     #[must_use]
     pub fn is_none(self) -> bool {
         matches!(self, Self::None | Self::FirstSeen)

@@ -14,7 +14,7 @@ use super::segments::SegmentKind;
 use crate::body::Role;
 use fxhash::{FxHashMap, FxHashSet};
 
-/// A piece with its place.
+/// A piece of a prompt, with its position in the prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flat {
     pub(super) id: u32,
@@ -26,12 +26,12 @@ pub(super) struct Flat {
     /// Bytes of the segment's pieces before it.
     pub(super) offset: u32,
     pub(super) tokens: u32,
-    /// Tokens of the prompt up to the piece's end.
+    /// Tokens of the prompt up to and including this piece.
     pub(super) end: u64,
     pub(super) piece: Piece,
 }
 
-/// The new request and the old one.
+/// The two requests to compare, each with its pieces in the order of the prompt.
 pub(super) struct Sides<'s> {
     pub(super) new: &'s Entry,
     pub(super) old: &'s Entry,
@@ -39,15 +39,15 @@ pub(super) struct Sides<'s> {
     pub(super) old_pieces: &'s [Flat],
 }
 
-/// The first difference between two requests.
+/// The first difference between two requests; [`Cause::None`] if there is none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Difference {
     pub(super) cause: Cause,
     pub(super) volatile: Option<Volatile>,
     pub(super) segment: Option<SegmentKind>,
-    /// Index of the piece in the new request.
+    /// Index of the first differing piece in the new request; `None` if the difference is not in a piece.
     pub(super) at: Option<usize>,
-    /// Name of the parameter that differs.
+    /// Name of the parameter that differs, for [`Cause::Parameters`].
     pub(super) name: Option<&'static str>,
 }
 
@@ -84,7 +84,7 @@ impl Difference {
     }
 }
 
-/// Returns the first difference between two requests.
+/// Returns the first difference between two requests, in the order in which engines render a prompt.
 pub(super) fn first_difference(sides: &Sides<'_>) -> Difference {
     let (new, old) = (sides.new, sides.old);
     if new.realm.model != old.realm.model {
@@ -105,18 +105,18 @@ pub(super) fn first_difference(sides: &Sides<'_>) -> Difference {
         .unwrap_or(Difference::NONE)
 }
 
-/// A request's pieces by region.
+/// A request's pieces, divided into the regions of its prompt.
 struct Regions<'f> {
     tools: &'f [Flat],
-    /// Documents before every message.
+    /// Documents before all messages.
     front: &'f [Flat],
-    /// The system text before every other message, including documents in it.
+    /// The system messages before all other messages, including documents in them.
     system: &'f [Flat],
     messages: Vec<Message<'f>>,
     all: &'f [Flat],
 }
 
-/// The pieces of one message.
+/// The pieces of one message, in order.
 #[derive(Clone, Copy)]
 struct Message<'f> {
     role: Role,
@@ -158,7 +158,7 @@ impl<'f> Regions<'f> {
         }
     }
 
-    /// Returns the index of the first of `pieces`, a part of all.
+    /// Returns the index in `all` of the first of `pieces`, which is a subslice of it.
     fn start_of(&self, pieces: &[Flat]) -> usize {
         let start = pieces.as_ptr() as usize - self.all.as_ptr() as usize;
         start / size_of::<Flat>()
@@ -186,7 +186,7 @@ fn parting(new: &[Flat], old: &[Flat]) -> Option<usize> {
     (same < new.len() || same < old.len()).then_some(same)
 }
 
-/// Returns whether two lists hold the same elements, in any order.
+/// Returns whether two lists have the same keys, in any order.
 fn are_permuted<K: Ord>(new: &[Flat], old: &[Flat], key: impl Fn(&Flat) -> K) -> bool {
     if new.len() != old.len() {
         return false;
@@ -244,7 +244,7 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
     const KIND: SegmentKind = SegmentKind::System;
     let found = parting(new.system, old.system);
     let Some(at) = found else {
-        // Continue with the history's system messages, if a template renders them before it.
+        // Compare the history's system messages too, since a template may render them before the history.
         if sides.new.inline == sides.old.inline {
             return None;
         }
@@ -277,7 +277,7 @@ fn system(sides: &Sides<'_>, new: &Regions<'_>, old: &Regions<'_>) -> Option<Dif
     Some(wording(&news, &olds, at, KIND, place))
 }
 
-/// Returns the kind of difference between two texts that first differ at `at`.
+/// Returns the cause for two texts whose pieces first differ at index `at`; reports it at the prompt's piece `place`.
 fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usize) -> Difference {
     if solid(new) == solid(old) {
         return Difference::at(Cause::Whitespace, kind, place);
@@ -287,12 +287,12 @@ fn wording(new: &[Flat], old: &[Flat], at: usize, kind: SegmentKind, place: usiz
         let differing = (one.iter().zip(other)).filter(|(one, other)| one.id != other.id);
         let kinds = differing.map(|(one, other)| one.piece.marks.differ_by(&other.piece.marks));
         let kinds: Option<Vec<Volatile>> = kinds.collect();
-        // The first kind is reported.
+        // If several values differ, the first one's kind is reported.
         if let Some([volatile, ..]) = kinds.as_deref() {
             return Difference::volatile(*volatile, kind, place);
         }
     }
-    // These units were cut differently because a value contains a sign that ends a unit.
+    // A value that contains a full stop or colon was split into several pieces.
     let joined = |list: &[Flat]| -> u64 {
         let timeless = list.iter().map(|flat| flat.piece.marks.timeless);
         timeless.map(u64::from).sum()
@@ -347,8 +347,8 @@ fn parameters(sides: &Sides<'_>) -> Option<Difference> {
     })
 }
 
-/// Returns whether the new request is a later turn of the old one's chat: the user's first question is in both, and more
-/// follows.
+/// Returns whether the new request is a later turn of the old one's chat: both have the same first question of the
+/// user, and the new one has more messages.
 fn goes_on(new: &Regions<'_>, old: &Regions<'_>) -> bool {
     let asked = |regions: &Regions<'_>| {
         let mut messages = regions.messages.iter();
@@ -373,13 +373,13 @@ fn history(new: &Regions<'_>, old: &Regions<'_>) -> Option<Difference> {
     if one.role == other.role && wanders(one, other, new_behind, old_behind) {
         return found(Cause::ContextMoved);
     }
-    // Both messages are the last ones.
+    // In both requests the differing message is the last one.
     if new_behind == 0 && old_behind == 0
         || one.role == other.role && new_behind == old_behind && piece > 0 && has_documents(one)
     {
         return last(one, other, piece, place);
     }
-    // Both requests have the later messages, but at another distance from the beginning.
+    // Find a later message that both requests have, perhaps at different distances from the differing one.
     let gaps = old.messages.iter().skip(at).enumerate().rev();
     let known: FxHashMap<u64, usize> = gaps
         .map(|(gap, message)| (identity(message), gap))
@@ -398,7 +398,7 @@ fn has_documents(message: &Message<'_>) -> bool {
     message.pieces.iter().any(is_document)
 }
 
-/// Returns a message's content as one number.
+/// Returns a hash of a message's role and content.
 fn identity(message: &Message<'_>) -> u64 {
     let start = message.role as u64 + 1;
     message.pieces.iter().fold(start, |hash, flat| {
@@ -406,10 +406,10 @@ fn identity(message: &Message<'_>) -> u64 {
     })
 }
 
-/// Returns whether one message is the other without its contexts: the words are the same, and only one has documents or a
-/// template's words.
+/// Returns whether one message is the other without its contexts, or with other contexts: the remaining words are the
+/// same. Only a later turn of the same chat counts.
 fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: usize) -> bool {
-    // Only a continued chat sends a message again.
+    // A message is sent again only if the chat continues.
     if new_behind <= old_behind {
         return false;
     }
@@ -426,7 +426,7 @@ fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: 
         return false;
     }
     if new_has && old_has {
-        // The template was rendered again: its last words are the question.
+        // Both have contexts: the last words are the question.
         return new_words.last() == old_words.last();
     }
     let (plain, rich) = if new_has {
@@ -444,14 +444,14 @@ fn wanders(new: &Message<'_>, old: &Message<'_>, new_behind: usize, old_behind: 
     })
 }
 
-/// Compares the last messages, which hold documents and a question.
+/// Compares the last messages of both requests, which may hold documents and a question.
 fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option<Difference> {
     if is_document_at(new.pieces, old.pieces, at) {
         return documents(new.pieces, old.pieces, new.start, at);
     }
     let rest = |message: &Message<'_>| message.pieces.iter().skip(at).any(is_document);
     if !rest(new) || !rest(old) {
-        // Only the question differs, and it is new.
+        // Only the question differs, which is no miss.
         return None;
     }
     let (one, other) = (new.pieces.get(at)?, old.pieces.get(at)?);
@@ -469,14 +469,14 @@ fn last(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Option
     })
 }
 
-/// Compares messages at the same place when no later message is in both.
+/// Compares the differing messages when both requests have no later message in common.
 fn branch(new: &Message<'_>, old: &Message<'_>, place: usize) -> Option<Difference> {
-    // With another question, the chats branch here.
+    // If their texts differ, the chats branch here, which is no miss.
     let is_same = new.role == old.role && solid(new.pieces) == solid(old.pieces);
     is_same.then(|| Difference::at(Cause::Whitespace, SegmentKind::Message, place))
 }
 
-/// Compares a message that was changed while later ones stayed the same.
+/// Compares messages that differ while a later message is the same.
 fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Difference {
     const KIND: SegmentKind = SegmentKind::Message;
     if solid(new.pieces) == solid(old.pieces) && new.role == old.role {
@@ -502,7 +502,7 @@ fn edited(new: &Message<'_>, old: &Message<'_>, at: usize, place: usize) -> Diff
     Difference::at(Cause::HistoryEdited, KIND, place)
 }
 
-/// Compares documents that first differ at `at` among these pieces.
+/// Compares documents among these pieces, which first differ at index `at`; `start` is the first piece's index.
 fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Difference> {
     const KIND: SegmentKind = SegmentKind::Document;
     let place = start + at.min(new.len().saturating_sub(1));
@@ -513,7 +513,7 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
     };
     let (news, olds) = (of(new), of(old));
     let Some(first) = parting(&news, &olds) else {
-        // The text between them differs, such as numbered headings.
+        // The text between the documents differs, such as numbered headings.
         return found(Cause::DocumentText);
     };
     if are_permuted(&news, &olds, |flat| flat.id) {
@@ -524,7 +524,7 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
     let Some(one) = news.get(first) else {
         return found(Cause::DocumentSet);
     };
-    // The old request holds the same document in another wording, and neither wording is in both.
+    // The old request has the same document in another wording, and neither wording is in both requests.
     let is_rewritten = !old_ids.contains(&one.id)
         && (olds.iter())
             .any(|other| !new_ids.contains(&other.id) && is_rewritten(&one.piece, &other.piece));
@@ -542,11 +542,11 @@ fn documents(new: &[Flat], old: &[Flat], start: usize, at: usize) -> Option<Diff
             Cause::DocumentText
         });
     }
-    // The old document here may have been rewritten while this one moved up; that counts as another set.
+    // A document at another position is compared with this one above; anything else counts as another set.
     found(Cause::DocumentSet)
 }
 
-/// Returns whether both are the same document with another rank, id or wording.
+/// Returns whether two pieces are the same document with another rank, id or wording.
 fn is_rewritten(one: &Piece, other: &Piece) -> bool {
     one.apart != 0 && one.apart == other.apart
         || one.name != 0 && one.name == other.name && are_alike(one.sketch, other.sketch)

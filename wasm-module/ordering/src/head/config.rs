@@ -10,41 +10,41 @@ object! {
     /// The configuration of the head, as written (`ordering.head`).
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawHead in "head." {
-        /// Whether the head is changed, only reported on, or ignored.
+        /// Whether changes to the head are applied, only reported, or not computed.
         pub mode: HeadMode = HeadMode::Report,
-        /// Configuration of tools.
+        /// The options for changes to tools.
         pub tools: RawHeadTools = RawHeadTools::default(),
-        /// Configuration of volatile spans.
+        /// The options for finding volatile spans (clocks, ids, names) in system texts.
         pub volatile: RawVolatile = RawVolatile::default(),
-        /// Most bytes moved in one request, as written in its body, 0 to 65,536; further spans stay in place.
+        /// Most bytes moved in one request, as written in its body; further spans stay in place.
         pub max_moved_bytes: u32 = 2_048; 0..=65_536,
-        /// Configuration of contexts that a client writes into the newest request only.
+        /// The options for contexts that a client writes into the newest request only.
         pub contexts: RawContexts = RawContexts::default(),
-        /// Configuration of documents' numbers and scores.
+        /// Whether documents' numbers and scores are moved out of their blocks.
         pub documents: RawHeadDocuments = RawHeadDocuments::default(),
-        /// The kind of upstream behind the gateway.
+        /// The kind of upstream, which limits the changes.
         pub upstream: Upstream = Upstream::Tokens,
     }
 }
 
-/// Whether the head is changed.
+/// Whether changes to the head are applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeadMode {
-    /// The head is ignored.
+    /// Changes are not computed; the head is forwarded unchanged.
     Off,
-    /// Changes are decided, counted and reported; the original body is forwarded.
+    /// Changes are computed, counted and reported; the original body is forwarded.
     #[default]
     Report,
-    /// The body is changed.
+    /// Changes are applied to the forwarded body.
     Apply,
 }
 
-/// The kind of upstream that reads the prompt.
+/// The kind of upstream behind the gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Upstream {
-    /// An engine that matches tokens: vLLM, SGLang, llama.cpp, our own.
+    /// An engine that matches tokens: vLLM, SGLang, llama.cpp, this project's host.
     #[default]
     Tokens,
     /// Anthropic's own API. Tools and system text are not changed if the system text has a line
@@ -53,25 +53,25 @@ pub enum Upstream {
 }
 
 object! {
-    /// The configuration of tools, as written.
+    /// The configuration of changes to tools, as written.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawHeadTools in "head.tools." {
         /// Whether tools are sorted: by name, and where requests have different tools, the most frequent ones first.
         pub order: bool = true,
-        /// Whether a tool that equals an earlier one except for the order of its keys is forwarded with the earlier order.
+        /// Whether a tool that equals an earlier one except for the order of its keys gets the earlier one's order.
         pub schemas: bool = true,
     }
 }
 
 object! {
-    /// The configuration of contexts that a client writes into the newest request only, as written. Both require
-    /// [`pin`](crate::config::RawConversation::pin).
+    /// The configuration of contexts that a client writes into the newest request only, as written. Neither option has
+    /// an effect without [`pin`](crate::config::RawConversation::pin).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawContexts in "head.contexts." {
-        /// Whether an earlier user message that a client sends again without its contexts gets them back.
+        /// Whether an earlier user message gets back the contexts that its client has removed from it.
         pub restore: bool = true,
-        /// Whether contexts in the system text move into the newest user message, for which they were found: in the system
-        /// text they would change at every turn.
+        /// Whether contexts in the system text, where they would change at every turn, move into the newest user
+        /// message.
         pub relocate: bool = true,
     }
 }
@@ -80,10 +80,10 @@ object! {
     /// The configuration of documents' numbers and scores in a message, as written.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct RawHeadDocuments in "head.documents." {
-        /// Whether documents that are numbered by place get a number derived from their words instead; words after them say
-        /// which number to cite each by.
+        /// Whether a document's number by position is replaced by one derived from its text. A sentence after the
+        /// documents says which number to cite each document by.
         pub numbers: bool = true,
-        /// Whether a document's score, rank or distance moves behind the documents.
+        /// Whether a document's score, rank or distance moves into a sentence after the documents.
         pub scores: bool = true,
     }
 }
@@ -92,19 +92,19 @@ object! {
     /// The configuration of volatile spans, as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawVolatile in "head.volatile." {
-        /// The built-in table (`true`), no patterns (`false`), or a list that replaces it.
+        /// The patterns: `true` for the built-in ones, `false` for none, or a list that replaces the built-in ones.
         pub patterns: RawPatterns = RawPatterns::Table(true),
-        /// More patterns. One without a `pattern` changes the class of the built-in pattern of its name.
+        /// Additional patterns. An entry without a `pattern` changes the class of the built-in pattern with its name.
         pub add: Vec<RawPattern> = Vec::new(),
-        /// Whether values that change from request to request are also found by comparing system texts, without a pattern.
+        /// Whether values that change between requests are also found without a pattern, by comparing system texts.
         pub learn: bool = true,
     }
 }
 
-/// See [`RawVolatile::patterns`].
+/// The patterns of volatile spans: a switch for the built-in ones, or a list in place of them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RawPatterns {
-    /// Whether the built-in table is used.
+    /// `true` for the built-in patterns, `false` for none.
     Table(bool),
     /// These patterns replace the built-in ones.
     List(Vec<RawPattern>),
@@ -123,20 +123,20 @@ impl<'de> Deserialize<'de> for RawPatterns {
 }
 
 object! {
-    /// A pattern as the configuration writes it.
+    /// One pattern of volatile spans, as written.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RawPattern in "head.volatile.patterns." {
         /// Name of the pattern in reports: 1 to 64 ASCII letters, digits or dashes.
         pub name: String = String::new(),
-        /// A regular expression, matched against each line of a system text without its break.
+        /// A regular expression (syntax of `regex-lite`) for each line of a system text, without its line break.
         pub pattern: String = String::new(),
-        /// The action for its matches.
+        /// The action for the matches.
         pub class: Class = Class::Move,
     }
 }
 
 impl RawHead {
-    /// The changes that the documentation calls safe, applied: a replay's default.
+    /// Returns the default configuration with its changes applied instead of only reported.
     #[must_use]
     pub fn safe() -> Self {
         Self {
@@ -154,10 +154,10 @@ pub struct Head {
 }
 
 impl Head {
-    /// Validates the configuration.
+    /// Validates the configuration and compiles its patterns.
     ///
     /// # Errors
-    /// The field, and the problem with its value.
+    /// Returns the field and the problem with its value.
     pub(crate) fn new(raw: RawHead) -> Result<Self, BadValue> {
         raw.check()?;
         let mut patterns = Vec::new();
@@ -170,12 +170,12 @@ impl Head {
         Ok(Self { raw, patterns })
     }
 
-    /// Returns whether contexts are restored.
+    /// Returns whether contexts that clients remove from their history are restored, if pinning is on as well.
     pub(crate) fn keeps_contexts(&self) -> bool {
         self.raw.mode == HeadMode::Apply && self.raw.contexts.restore
     }
 
-    /// Returns the mode.
+    /// Returns whether changes are applied, only reported, or not computed.
     #[must_use]
     pub fn mode(&self) -> HeadMode {
         self.raw.mode

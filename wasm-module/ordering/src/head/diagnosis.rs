@@ -1,4 +1,4 @@
-//! Diagnoses why a prompt shares no longer prefix with an earlier one, with an index of recent requests.
+//! Diagnoses why a prompt does not share a longer prefix with an earlier one, with an index of recent requests.
 //!
 //! ```text
 //!   request ─▶ pieces ─▶ the earlier request that shares most ─▶ first difference ─▶ cause, place, tokens lost
@@ -6,9 +6,9 @@
 //!                 └─ stored as hashes ──┘
 //! ```
 //!
-//! The index holds hashes, counts and marks, and no text. It is bounded in requests and in pieces; the oldest are evicted
-//! first. A request's work is bounded too: for each piece, some of the newest requests that held it are candidates, and a
-//! few of those that share most are compared piece by piece (`Effort`).
+//! The index holds hashes and counts, and no text. It is bounded in requests and in pieces; the oldest are evicted
+//! first. The work for a request is bounded too: for each piece, some of the newest requests that have it are
+//! candidates, and the few that share most are compared piece by piece (`Effort`).
 
 use super::cause::{Cause, Volatile};
 use super::compare::{self, Difference, Flat, Sides};
@@ -37,9 +37,9 @@ pub struct Limits {
     pub requests: u32,
     /// Most distinct pieces stored, about 150 bytes each.
     pub pieces: u32,
-    /// How much of each text is read.
+    /// Whether long texts are read in full.
     pub depth: Depth,
-    /// Tokens in a page of the engine's cache: a shorter prefix is not reused. With 1, any is.
+    /// Tokens in a page of the engine's cache: a shared prefix below one page is not reused. With 1, any prefix is.
     pub page_tokens: u32,
 }
 
@@ -61,45 +61,45 @@ impl Limits {
     };
 }
 
-/// The reason why a request shares no longer prefix with an earlier one.
+/// Why a request does not share a longer prefix with an earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnosis {
-    /// The request's number in its index, from 1.
+    /// The request's number in its index, counted from 1.
     pub request: u64,
-    /// The number of the earlier request that shares most with this one.
+    /// The number of the earlier request that shares most with this one; `None` if none shares anything significant.
     pub earlier: Option<u64>,
     /// Estimated tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Estimated tokens of pieces that the earlier prompt holds too, at any place.
+    /// Estimated tokens of the pieces that the earlier prompt has too, at any place.
     pub shared_tokens: u64,
-    /// Estimated tokens of the longest prefix that any earlier prompt for that engine shares.
+    /// Estimated tokens of the longest prefix shared with an earlier prompt of this model, salt, engine and parameters.
     pub reused_tokens: u64,
-    /// Tokens computed although the earlier prompt held them.
+    /// Estimated tokens that the engine computed although the earlier prompt had the same pieces.
     pub lost_tokens: u64,
     /// The cause of the first difference.
     pub cause: Cause,
-    /// The kind of value, for [`Cause::VolatileValue`].
+    /// The kind of value that differs, for [`Cause::VolatileValue`].
     pub volatile: Option<Volatile>,
     /// The first segment that differs; `None` for a difference outside the prompt.
     pub segment: Option<SegmentKind>,
-    /// Name of the tool or the parameter, or role of the message's author. Like `shape`, it is empty at
-    /// [`Depth::Light`].
+    /// Name of the tool or the parameter, or role of the message. Like `shape`, it is empty at [`Depth::Light`] (except
+    /// for a parameter).
     pub name: String,
-    /// Index of the tool, the document or the message within its kind, from 0.
+    /// Index of the differing tool or document within its kind, or of the differing message, from 0.
     pub index: u32,
     /// Bytes from the beginning of the tool, the text or the message to the first differing piece.
     pub offset: u32,
-    /// The form of the differing text, in classes of characters: see the module `marks`. It contains none of its words.
+    /// The form of the differing text with each character replaced by its class, such as `9999-99-99`.
     pub shape: String,
-    /// Estimated tokens of the prompt up to the end of each run of one kind of segment, in order.
+    /// For each run of segments of one kind, in order: estimated tokens of the prompt up to its end. At most 16 runs.
     pub extents: SmallVec<[(SegmentKind, u64); 6]>,
 }
 
 impl Diagnosis {
     /// Applies the engine's report on the prompt: its tokens, and how many of them were cached.
     ///
-    /// If the engine had cached much less than an earlier prompt shares, the rest was evicted. If it had cached more than
-    /// expected, less was lost, or nothing.
+    /// If the engine had cached clearly less than an earlier prompt shares, the cause becomes [`Cause::Evicted`]. If it
+    /// had cached more than expected, the lost tokens are reduced.
     pub fn told(&mut self, prompt: u64, cached: u64, page_tokens: u32) {
         if prompt == 0 || self.prompt_tokens == 0 {
             return;
@@ -107,7 +107,7 @@ impl Diagnosis {
         let ratio = |tokens: u64, of: u64, to: u64| {
             u64::try_from(u128::from(tokens) * u128::from(to) / u128::from(of)).unwrap_or(u64::MAX)
         };
-        // Converts estimates to the engine's tokens.
+        // Converts from estimated tokens to the engine's tokens.
         let scaled = |tokens: u64| ratio(tokens, self.prompt_tokens, prompt);
         let page = u64::from(page_tokens.max(1));
         // The last token is always computed.
@@ -123,7 +123,7 @@ impl Diagnosis {
         } else if cached > expected.saturating_add(slack) && self.lost_tokens > 0 {
             let lost = shared.saturating_sub(cached);
             self.lost_tokens = self.lost_tokens.min(lost);
-            // The difference did not prevent reuse in this engine.
+            // The difference did not prevent reuse on this engine.
             let is_assumed = matches!(
                 self.cause,
                 Cause::HoistedSystem | Cause::Parameters | Cause::TenantSalt | Cause::OtherEngine
@@ -136,8 +136,8 @@ impl Diagnosis {
         }
     }
 
-    /// Applies the document tokens that the engine is believed to hold: if its feed has removed tokens that an earlier
-    /// prompt shares, they were evicted.
+    /// Applies the number of document tokens that the engine is believed to hold. If that is clearly less than an
+    /// earlier prompt shares, the cause becomes [`Cause::Evicted`].
     pub fn believed(&mut self, document_tokens: u64, page_tokens: u32) {
         let mut start = 0;
         let mut expected = 0_u64;
@@ -156,7 +156,7 @@ impl Diagnosis {
         }
     }
 
-    /// Names eviction as the cause, in place of the difference.
+    /// Sets the cause to eviction and clears the details of the former one.
     fn evicted(&mut self, segment: Option<SegmentKind>, lost_tokens: u64) {
         self.cause = Cause::Evicted;
         self.volatile = None;
@@ -166,7 +166,7 @@ impl Diagnosis {
     }
 }
 
-/// An index of recent requests, as hashes.
+/// An index of recent requests, which stores hashes and no text.
 #[derive(Debug)]
 pub struct Index {
     limits: Limits,
@@ -175,20 +175,20 @@ pub struct Index {
     entries: VecDeque<Entry>,
     parts: FxHashMap<(u64, SegmentKind), Part>,
     pieces: Slab,
-    /// Requests that hold a piece, by the piece's [`same`](super::outline::Piece::same) hash.
+    /// The requests that contain a piece, by the piece's [`same`](super::outline::Piece::same) hash.
     holders: FxHashMap<u64, Holders>,
-    /// Recent values of a slot, by the units before and after it.
+    /// Recent values of a slot in a text, by a hash of the pieces before and after it.
     slots: FxHashMap<u64, SmallVec<[u64; 3]>>,
 }
 
-/// The pieces of a segment, shared by requests.
+/// The pieces of a segment, which requests with the same segment share.
 #[derive(Debug)]
 struct Part {
     pieces: Arc<[u32]>,
     requests: u32,
 }
 
-/// The newest requests that held a piece.
+/// The newest requests that contain a piece.
 #[derive(Debug, Default)]
 struct Holders {
     newest: VecDeque<u64>,
@@ -198,11 +198,11 @@ struct Holders {
 /// The bounds of a search for the most similar request.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
-    /// Most requests considered for each piece.
+    /// Most requests recorded for each piece.
     holders: usize,
-    /// Requests compared piece by piece.
+    /// Most requests compared piece by piece.
     compared: usize,
-    /// Requests whose prefixes are compared.
+    /// Most requests whose prefixes are compared.
     beginnings: usize,
 }
 
@@ -223,14 +223,14 @@ impl Effort {
     }
 }
 
-/// Most slots with recorded values.
+/// Most slots with recorded values; beyond it, all are dropped.
 const SLOTS: usize = 4_096;
 
-/// Pieces by number, each stored once.
+/// Stored pieces, each once, by a number.
 #[derive(Debug, Default)]
 struct Slab {
     by_hash: FxHashMap<u64, u32>,
-    /// Pieces, each with its number of holders.
+    /// Pieces, each with the number of stored segments that contain it.
     held: Slots<(Piece, u32)>,
 }
 
@@ -239,7 +239,7 @@ impl Slab {
         self.held.get(id).map(|(piece, _)| piece)
     }
 
-    /// Adds a holder of a piece, and returns the piece's number and whether it is new.
+    /// Adds one user of a piece. Returns the piece's number, and whether the piece is new.
     fn hold(&mut self, piece: Piece) -> (u32, bool) {
         if let Some(&id) = self.by_hash.get(&piece.hash) {
             if let Some((_, held)) = self.held.get_mut(id) {
@@ -252,7 +252,7 @@ impl Slab {
         (id, true)
     }
 
-    /// Removes a holder of a piece, and returns the piece if it has no other.
+    /// Removes one user of a piece; returns the piece if that was the last one, which frees its number.
     fn release(&mut self, id: u32) -> Option<Piece> {
         let (piece, held) = self.held.get_mut(id)?;
         *held = held.saturating_sub(1);
@@ -303,7 +303,7 @@ impl Index {
         self.pieces.len()
     }
 
-    /// Reads a request for [`Index::diagnose`]. O(segments), plus hashing and copying texts that are not stored yet.
+    /// Reads a request for [`Index::diagnose`]. O(segments), plus hashing and copying of texts that are not stored yet.
     fn read(&mut self, asked: &Asked<'_, '_>) -> PendingPrompt {
         let Asked {
             parsed, segments, ..
@@ -343,9 +343,9 @@ impl Index {
                 }
                 _ => segment.hash,
             };
-            // The same text cut differently has other pieces.
+            // Texts of a message with documents are split differently from those of other messages.
             let key = key ^ u64::from(whose && !is_document);
-            // Copying the beginning of a document that was just read costs less than looking it up in cold memory.
+            // Copying a document's beginning, which was just read, is cheaper than looking it up in cold memory.
             let known = (!is_document).then(|| self.hold_part(key, segment.kind));
             let pieces = match known.flatten() {
                 Some(pieces) => PendingPieces::Known(pieces),
@@ -363,13 +363,12 @@ impl Index {
         pending
     }
 
-    /// Diagnoses a request that this index has read, and stores it. Earlier requests are those diagnosed before, whatever
-    /// the order of reading.
+    /// Diagnoses a request that this index has read, against the requests diagnosed before, and stores it.
     pub fn diagnose(&mut self, pending: PendingPrompt) -> Diagnosis {
         self.resolve(pending, None)
     }
 
-    /// Diagnoses a request. Names and shapes need `asked`, the request itself.
+    /// Diagnoses a request. Without `asked`, the request itself, names and shapes stay empty.
     fn resolve(&mut self, pending: PendingPrompt, asked: Option<&Asked<'_, '_>>) -> Diagnosis {
         if pending.is_unread {
             self.count += 1;
@@ -404,7 +403,7 @@ impl Index {
         diagnosis
     }
 
-    /// Diagnoses a ranking of documents without a body, and stores it.
+    /// Diagnoses and stores a list of documents without a body, in the order in which they are sent.
     pub fn explain_ranking(&mut self, documents: &[Retrieved]) -> Diagnosis {
         let mut segments = Vec::with_capacity(documents.len());
         for (index, document) in (0..).zip(documents) {
@@ -428,7 +427,7 @@ impl Index {
         diagnosis
     }
 
-    /// Returns the pieces of a segment, made only if they are not stored, and counts one more request that holds them.
+    /// Counts one more request with a segment, and returns its pieces; `make` is called if they are not stored.
     fn part(
         &mut self,
         key: u64,
@@ -460,7 +459,7 @@ impl Index {
         pieces
     }
 
-    /// Counts one more request that holds a segment, and returns its pieces; `None` if they are not stored.
+    /// Counts one more request with a segment, and returns its pieces; `None` if they are not stored.
     fn hold_part(&mut self, key: u64, kind: SegmentKind) -> Option<Arc<[u32]>> {
         let part = self.parts.get_mut(&(key, class_of(kind)))?;
         part.requests = part.requests.saturating_add(1);
@@ -496,7 +495,7 @@ impl Index {
         }
     }
 
-    /// Returns the pieces of a request in one list.
+    /// Returns all pieces of a request, in the order of the prompt.
     fn flat(&self, entry: &Entry) -> Vec<Flat> {
         let mut flat = Vec::with_capacity(entry.segments.len() * 2);
         let mut bytes = 0_u64;
@@ -525,7 +524,7 @@ impl Index {
         flat
     }
 
-    /// Compares a request with the most similar earlier one: tokens lost, and the first difference.
+    /// Compares a request with the most similar earlier one. Also returns the first difference and its piece, if any.
     fn compare(&mut self, entry: &Entry) -> (Diagnosis, Option<(Difference, Flat)>) {
         let flat = self.flat(entry);
         let mut diagnosis = Diagnosis {
@@ -540,7 +539,7 @@ impl Index {
             return (diagnosis, None);
         };
         diagnosis.reused_tokens = best.reused;
-        // A few words in common do not count.
+        // Less than a twentieth in common counts as nothing.
         if best.prefix == 0 && best.reused == 0 && best.shared.saturating_mul(20) < entry.tokens {
             return (diagnosis, None);
         }
@@ -586,7 +585,7 @@ impl Index {
         (diagnosis, at.map(|at| (found, at)))
     }
 
-    /// Reports a value in a slot that held several short values recently as volatile, whatever it looks like.
+    /// Reports a short value as volatile if the same slot has recently had at least three values, whatever its form.
     fn slotted(&mut self, mut found: Difference, new: &[Flat], old: &[Flat]) -> Difference {
         let (Cause::SystemText | Cause::VolatileValue, Some(at)) = (found.cause, found.at) else {
             return found;
@@ -594,7 +593,7 @@ impl Index {
         let Some(value) = new.get(at).filter(|flat| flat.piece.bytes <= LONGEST_SLOT) else {
             return found;
         };
-        // A slot is identified by its surrounding units.
+        // A slot is identified by the pieces before and after it.
         let hash = |list: &[Flat], at: Option<usize>| {
             let flat = at.and_then(|at| list.get(at));
             flat.map_or(0, |flat| flat.piece.hash)
@@ -621,13 +620,13 @@ impl Index {
         found
     }
 
-    /// Returns earlier requests with a rough score of the tokens shared with these pieces, highest first.
+    /// Returns earlier requests, each with a rough estimate of the tokens shared with these pieces, highest first.
     fn candidates(&self, flat: &[Flat]) -> SmallVec<[(u64, u64); 64]> {
         let mut found: SmallVec<[(u64, u64); 64]> = SmallVec::new();
         let Some(oldest) = self.entries.front().map(|entry| entry.number) else {
             return found;
         };
-        // Scores by a request's index among those stored; a log has too many for a list.
+        // Scores by the request's index among those stored. A log has too many requests for a dense list.
         let few = self.entries.len().min(FEW);
         let mut scores: SmallVec<[u64; 128]> = SmallVec::from_elem(0, few);
         let mut many: FxHashMap<u64, u64> = FxHashMap::default();
@@ -656,8 +655,8 @@ impl Index {
         found
     }
 
-    /// Returns the earlier request that shares most; on a tie the one with the longest prefix, then the newest. One of the
-    /// same model, salt and engine is preferred if it shares about as much.
+    /// Returns the earlier request that shares most; on a tie the one with the longest prefix, then the newest. A
+    /// request of the same model, salt and engine is preferred if it shares at least 90 % of that.
     fn best(&self, entry: &Entry, flat: &[Flat], candidates: &[(u64, u64)]) -> Option<Best> {
         let effort = Effort::of(self.limits.depth);
         let new = flat.iter().map(|flat| (flat.piece.same, flat.tokens));
@@ -702,10 +701,10 @@ impl Index {
         Some(Best { reused, ..chosen })
     }
 
-    /// Returns the tokens of the prefix that both prompts share.
+    /// Returns the estimated tokens of the prefix that both prompts share.
     fn prefix(&self, entry: &Entry, flat: &[Flat], earlier: &Entry) -> u64 {
         let mut pieces = earlier.pieces.iter();
-        // If a template renders system messages of the history first, everything after them moves.
+        // If other system messages inside the history are rendered first, everything after them moves.
         let is_hoisted = entry.inline != earlier.inline;
         let mut end = 0;
         for flat in flat {
@@ -777,7 +776,7 @@ impl Index {
         }
     }
 
-    /// Fills in the place of the difference, without any words of the text.
+    /// Adds the place of the difference to a diagnosis, and for logs the name and the shape.
     fn tell(
         &self,
         diagnosis: &mut Diagnosis,
@@ -796,7 +795,7 @@ impl Index {
             SegmentKind::Tool | SegmentKind::Document => placed.index,
             _ => placed.message.unwrap_or(0),
         };
-        // A gateway reports neither names nor shapes.
+        // At `Depth::Light`, names and shapes are not reported.
         let asked = asked.filter(|_| self.limits.depth == Depth::Full);
         let segment = asked.and_then(|asked| asked.segments.list.get(at.segment as usize));
         let Some((asked, segment)) = asked.zip(segment) else {
@@ -814,7 +813,7 @@ impl Index {
         }
     }
 
-    /// Returns the unit of a segment's text that begins at `offset`.
+    /// Returns the piece of a segment's text that contains byte `offset`.
     fn words_at<'a>(asked: &Asked<'_, 'a>, segment: &Segment, offset: u32) -> Option<&'a str> {
         let message = asked.parsed.messages.get(segment.message? as usize)?;
         let mut done = 0;
@@ -832,17 +831,17 @@ impl Index {
     }
 }
 
-/// The most similar earlier request.
+/// The most similar earlier request, with the estimated tokens that it shares in all and as a prefix.
 #[derive(Clone, Copy, Debug)]
 struct Best {
     number: u64,
     shared: u64,
     prefix: u64,
-    /// The longest prefix shared with any earlier request to the same engine.
+    /// Tokens of the longest prefix shared with any earlier request of the same model, salt, engine and parameters.
     reused: u64,
 }
 
-/// Returns the tokens of `new` that are also in `old`; both are sorted.
+/// Returns the tokens of the pieces of `new` that are also in `old`; both are sorted by hash.
 fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
     let mut old = old.iter().peekable();
     let mut shared = 0;
@@ -858,8 +857,8 @@ fn in_both(new: &[(u64, u32)], old: &[u64]) -> u64 {
 /// Longest value of a slot, in bytes.
 const LONGEST_SLOT: u32 = 160;
 
-/// Returns the kind under which a segment's pieces are stored: the next request sends a question as a message of the
-/// history.
+/// Returns the kind under which a segment's pieces are stored. A question counts as a message, since the next request
+/// sends it as one.
 fn class_of(kind: SegmentKind) -> SegmentKind {
     match kind {
         SegmentKind::Question | SegmentKind::Hint => SegmentKind::Message,
@@ -867,15 +866,15 @@ fn class_of(kind: SegmentKind) -> SegmentKind {
     }
 }
 
-/// Puts documents into the order sent, each within its group.
+/// Reorders the documents of each message into the order sent; text between them stays in place.
 fn arrange(placed: &mut [Placed], sent: &[Fingerprint]) {
-    // For a document sent twice, the first place counts.
+    // For a document sent twice, the first position counts.
     let places = sent.iter().enumerate().rev();
     let ranks: FxHashMap<u64, usize> = places.map(|(rank, sent)| (sent.0, rank)).collect();
     let rank = |key: u64| ranks.get(&key).copied().unwrap_or(usize::MAX);
     let is_document = |placed: &&mut Placed| placed.kind == SegmentKind::Document;
     for group in placed.chunk_by_mut(|one, next| one.message == next.message) {
-        // Text between documents stays in place.
+        // Only the documents' slots are reassigned.
         let slots = group.iter_mut().filter(is_document);
         let mut documents: Vec<Placed> = slots.map(|placed| placed.clone()).collect();
         documents.sort_by_key(|document| rank(document.key));
@@ -886,7 +885,7 @@ fn arrange(placed: &mut [Placed], sent: &[Fingerprint]) {
     }
 }
 
-/// Computes [`Diagnosis::extents`].
+/// Returns the runs of segments of one kind, with the tokens up to their ends; see [`Diagnosis::extents`].
 fn extents(flat: &[Flat]) -> SmallVec<[(SegmentKind, u64); 6]> {
     let mut extents: SmallVec<[(SegmentKind, u64); 6]> = SmallVec::new();
     for flat in flat {
@@ -914,10 +913,10 @@ fn hash_of(text: &str) -> u64 {
     xxh3_64_with_seed(inner_of(text).unwrap_or(text).as_bytes(), 0)
 }
 
-/// Methods that take the configuration for parsing bodies; see [`Parsed::segments`].
+/// Entry points that need the configuration with which bodies are parsed.
 impl Index {
-    /// Reads a request `parsed`, as `rewritten` if it was: its prompt has the documents in the order sent. If the rewrite
-    /// changed the head, the prompt is that of the new body: see [`Index::explain_body`].
+    /// Reads a parsed request, with the documents in the order in which `rewritten` sends them, if there is a rewrite.
+    /// If the rewrite changed the head, use [`Index::explain_body`] on the new body instead.
     pub fn read_sent(
         &mut self,
         parsed: &Parsed<'_>,
@@ -941,10 +940,10 @@ impl Index {
         })
     }
 
-    /// Reads, diagnoses and stores a body that is forwarded unchanged.
+    /// Parses, diagnoses and stores a body, as it is forwarded.
     ///
     /// # Errors
-    /// Returns a [`Skip`](crate::Skip) if the body cannot be read.
+    /// Returns a [`Skip`](crate::Skip) if the body cannot be parsed.
     pub fn explain_body(
         &mut self,
         body: &[u8],
@@ -966,5 +965,5 @@ impl Index {
     }
 }
 
-/// Most stored requests that have a score each, however few share anything.
+/// Number of the oldest stored requests whose scores are in a dense list; those of newer ones are in a map.
 const FEW: usize = 1_024;

@@ -6,38 +6,38 @@ use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// A request to diagnose.
+/// A request to diagnose, as the index reads it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked<'r, 'a> {
     /// The request's body, parsed.
     pub(super) parsed: &'r Parsed<'a>,
     /// The body's segments.
     pub(super) segments: &'r Segments,
-    /// A tenant or salt by which an engine separates caches, in addition to the body's.
+    /// A tenant or salt by which the engine separates caches, in addition to the body's `cache_salt`.
     pub(super) tenant: &'r str,
-    /// Name of the engine that receives the request; empty if there is only one or it is unknown.
+    /// Name of the engine that receives the request; empty if there is only one, or if it is unknown.
     pub(super) engine: &'r str,
-    /// The documents in the order sent; `None` for their order in the body.
+    /// The documents in the order sent; `None` if that is their order in the body.
     pub(super) sent: Option<&'r [Fingerprint]>,
 }
 
-/// A request stored in the index.
+/// A diagnosed request, as the index stores it.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) number: u64,
     pub(super) realm: Realm,
     pub(super) parameters: Parameters,
-    /// Sum of the hashes of the system messages in the history.
+    /// Sum of the hashes of the system messages inside the history.
     pub(super) inline: u64,
     pub(super) tokens: u64,
     pub(super) segments: Box<[Placed]>,
-    /// The pieces of all segments, by number, in one list, so that requests are compared without reading their segments.
+    /// The numbers of all segments' pieces in one list, so that requests are compared without reading their segments.
     pub(super) pieces: Box<[u32]>,
-    /// Hashes by which other requests count as the [same](super::outline::Piece::same) piece, one for each piece, sorted.
+    /// The [`same`](super::outline::Piece::same) hashes of all pieces, sorted.
     pub(super) same: Box<[u64]>,
 }
 
-/// Everything except content by which engines separate caches.
+/// Hashes of everything other than content by which engines separate caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Realm {
     pub(super) model: u64,
@@ -45,23 +45,23 @@ pub(super) struct Realm {
     pub(super) engine: u64,
 }
 
-/// Hashes of the parameters, each with its name.
+/// A hash of each parameter's value, with the parameter's name.
 pub(super) type Parameters = SmallVec<[(&'static str, u64); 2]>;
 
-/// A segment of a request, with its pieces by number if it is stored.
+/// A segment of a request. `P` is the form of its pieces: by default the numbers of stored ones.
 #[derive(Clone, Debug)]
 pub(super) struct Placed<P = Arc<[u32]>> {
     pub(super) kind: SegmentKind,
     pub(super) role: Role,
     pub(super) message: Option<u32>,
-    /// Index of the tool or the document within its kind.
+    /// Index of the tool or the document within its kind, from 0.
     pub(super) index: u32,
     pub(super) key: u64,
     pub(super) pieces: P,
 }
 
 impl<P> Placed<P> {
-    /// Returns the segment with other pieces.
+    /// Returns the same segment with other pieces.
     pub(super) fn with<Q>(&self, pieces: Q) -> Placed<Q> {
         Placed {
             kind: self.kind,

@@ -1,4 +1,4 @@
-//! Volatile spans that no pattern matches, learned per tenant and model.
+//! Finds volatile spans that no pattern matches, by comparing the system texts of one tenant and model.
 //!
 //! ```text
 //!   request 1   [You are Ada.] [Be brief.] [Desk 4, Ann.] [Cite.]
@@ -6,9 +6,9 @@
 //!   template    [You are Ada.] [Be brief.] <  slot: 2  >  [Cite.]       used from here on
 //! ```
 //!
-//! A **template** is a system text as its stable units and the slots between them. A text belongs to a template if it has
-//! all but a few of its units, in order; the other text is in slots. A slot is volatile once it has held two different
-//! values, not before, since a constant does no harm. Only hashes of texts are stored.
+//! A **template** is a system text as its stable units (lines or sentences) and the slots between them. A text belongs
+//! to a template if it has all but a few of its units, in order; the text between these is in slots. A slot becomes
+//! volatile when it has held two different values; a constant does no harm. Only hashes are stored.
 
 use super::marks::{Class, Word, words};
 use super::texts::{MAX_UNITS, Unit};
@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(super) struct Learned {
     templates: Vec<Template>,
     now: u64,
-    /// A version that grows whenever the set of volatile slots changes.
+    /// Increases whenever the set of volatile slots changes.
     pub(super) version: u64,
 }
 
@@ -27,21 +27,21 @@ pub(super) struct Learned {
 struct Template {
     /// Hash and length of each stable unit.
     stable: Vec<(u64, u32)>,
-    /// The slots before, between and after the stable units: one more than there are units.
+    /// The slots before, between and after the stable units: one more than there are stable units.
     slots: Vec<Slot>,
     last_used: u64,
 }
 
-/// The text between two stable units.
+/// The text between two stable units, as far as it is recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Slot {
-    /// Hash of the first text seen between the two units; 0 if there was none.
+    /// Hash of the first text seen in the slot; 0 if it has always been empty.
     first: u64,
-    /// Whether the slot has had another value.
+    /// Whether the slot has held a different text since.
     is_volatile: bool,
 }
 
-/// A unit of a text, as the learner needs it.
+/// A unit of a system text, as the templates need it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) hash: u64,
@@ -58,8 +58,8 @@ impl Seen {
 }
 
 impl Learned {
-    /// Learns from the units of a system text, and returns for each whether it is in a volatile slot. O(units), for a
-    /// bounded number of templates.
+    /// Compares a system text with the templates, which learn from it. Returns for each unit whether it is in a
+    /// volatile slot. O(units), for a bounded number of templates.
     pub(super) fn learn(&mut self, units: &[Seen]) -> Vec<bool> {
         let mut volatile = vec![false; units.len()];
         if units.len() > MAX_UNITS {
@@ -68,7 +68,7 @@ impl Learned {
         self.now += 1;
         let found = (self.templates.iter().enumerate())
             .filter_map(|(at, template)| Some((at, template.fit(units)?)))
-            // The template with most of the text; on a tie the one used last.
+            // The template that shares most bytes; on a tie, the one used last.
             .max_by_key(|(at, fit)| {
                 let last_used = self
                     .templates
@@ -101,16 +101,16 @@ impl Learned {
     }
 }
 
-/// The fit of a text and a template.
+/// The correspondence between a text and a template.
 struct Fit {
-    /// Pairs of a template's stable unit and the text's equal unit.
+    /// For each common unit: its index among the template's stable units, and its index in the text.
     pairs: Vec<(usize, usize)>,
-    /// Bytes of the paired units.
+    /// Bytes of the common units.
     bytes: u64,
 }
 
 impl Template {
-    /// Returns the fit; `None` if the text does not belong to the template.
+    /// Returns how the text corresponds to the template; `None` if it does not belong to it.
     fn fit(&self, units: &[Seen]) -> Option<Fit> {
         let mut pairs = Vec::with_capacity(units.len());
         let (mut next, mut since) = (0, 0);
@@ -137,7 +137,7 @@ impl Template {
         (left <= MAX_GAP && is_shared).then_some(Fit { pairs, bytes })
     }
 
-    /// Merges a text into the template, and returns whether that changed the set of volatile slots.
+    /// Adapts the template to a text and marks the text's units in volatile slots. Returns whether these slots changed.
     fn take(&mut self, units: &[Seen], fit: &Fit, volatile: &mut [bool]) -> bool {
         let mut changed = false;
         let is_whole = fit.pairs.len() == self.stable.len();
@@ -177,7 +177,7 @@ impl Template {
         changed
     }
 
-    /// Merges the stable units from `from` to `to`, which the text lacks, and the slots around them into one slot.
+    /// Returns one slot in place of the stable units `from..to`, which the text lacks, and of the slots around them.
     fn joined(&self, from: usize, to: usize) -> Slot {
         let units = self.stable.get(from..to).unwrap_or_default();
         let slots = self.slots.get(from..=to).unwrap_or_default();
@@ -193,9 +193,9 @@ fn hashed(hashes: impl Iterator<Item = u64>) -> u64 {
     hash.max(1)
 }
 
-/// Returns whether words have the form of data: a time, an id, an address, a name with a number, a label with such a
-/// value, or one element that holds these. All other words stay: they may be an instruction or a persona, and moving them
-/// would take away a system message's authority.
+/// Returns whether a unit has the form of data: a time, an id, an address, a name with a number, a label with such a
+/// value, or one element that contains these. Any other text stays in the system message: it may be an instruction or a
+/// persona, which would lose its authority elsewhere.
 pub(super) fn looks_like_data(words: &str) -> bool {
     if words.len() > MAX_DATA_BYTES || words.contains("```") {
         return false;
@@ -206,7 +206,7 @@ pub(super) fn looks_like_data(words: &str) -> bool {
     }
 }
 
-/// The attributes and the text of an element that spans all of `words`: `<now>12:03</now>`, `<session id="7"/>`.
+/// Returns attributes and text of an element that spans all of `words`: `<now>12:03</now>`, `<session id="7"/>`.
 fn element(words: &str) -> Option<[&str; 2]> {
     let rest = words.trim().strip_prefix('<')?;
     let name = rest
@@ -244,7 +244,7 @@ fn is_data(text: &str) -> bool {
         let mut behind = (words.iter())
             .filter(|word| word.range.start > end)
             .peekable();
-        // Words all in capitals are shouted: an instruction rather than a name.
+        // Words in capitals only are emphasis, as in an instruction, rather than names.
         let is_name =
             |word: &Word| has(word, |c| c.is_uppercase()) && has(word, |c| c.is_lowercase());
         behind.peek().is_some() && behind.all(|word| word.class != Class::Plain || is_name(word))
@@ -254,7 +254,7 @@ fn is_data(text: &str) -> bool {
     is_form && !is_prose(text)
 }
 
-/// Returns true if the text looks like prose rather than a value. A sentence of many plain words is prose even if it
+/// Returns whether the text looks like prose rather than a value. A sentence of many plain words is prose even if it
 /// contains names: `The Order Desk is meant for …` describes a role as `You are …` does.
 fn is_prose(words: &str) -> bool {
     let (mut plain, mut telling) = (0, 0);
@@ -274,10 +274,10 @@ const MAX_DATA_BYTES: usize = 240;
 /// Longest label before a value, in bytes.
 const MAX_LABEL_BYTES: usize = 48;
 
-/// Most words of a sentence that are neither names nor numbers, unless a sixth of its words or more are names or numbers.
+/// Most plain words in a value, unless at least a sixth of its words are names or numbers.
 const MAX_PLAIN_WORDS: u32 = 16;
 
-/// Most units of a text in one slot, and most consecutive units of a template that a text may lack.
+/// Most consecutive units of a text in one slot, and most consecutive units of a template that a text may lack.
 const MAX_GAP: usize = 8;
 
 /// Most templates of one tenant and model.

@@ -1,8 +1,7 @@
-//! Hashes of a text that ignore its volatile parts: without its white space, without dates and ids, without numbers,
-//! without names.
+//! Hashes of a text that leave out its volatile parts: white space, dates and ids, numbers, or names.
 //!
-//! Two different texts whose hashes without dates are equal differ only in a date. So the index can classify differences
-//! without storing text. The hashes take one pass over the bytes, escaped as in a JSON string.
+//! If two texts differ but their hashes without dates are equal, they differ only in a date. So the index can classify
+//! differences without storing text. All hashes are computed in one pass over the text, escaped as in JSON.
 //!
 //! ```text
 //!   Current time: 2026-11-22 14:03:09, for Anna Berg at desk 12.
@@ -13,19 +12,19 @@ use super::cause::Volatile;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Hashes of a text that ignore different kinds of volatile parts.
+/// Hashes of a text, each of which leaves out another kind of volatile part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks {
-    /// Hash of the bytes that are not white space. Hashes can be [joined](Solid::then), so texts cut at different places
-    /// can be compared.
+    /// Hash without white space. Hashes can be [joined](Solid::then), so texts that were split at different places can
+    /// be compared.
     pub(super) solid: Solid,
     /// Hash without dates, times and ids.
     pub(super) timeless: u32,
-    /// Hash without dates, ids and numbers.
+    /// Hash without dates, times, ids and numbers.
     pub(super) numberless: u32,
-    /// Hash that also ignores names and other values; after a label, any value.
+    /// Hash without these and without names and other values; in a text `label: value`, without the value.
     pub(super) valueless: u32,
-    /// Hash of the words, in any order.
+    /// Hash of the words, independent of their order.
     pub(super) bag: u32,
     /// Whether the text has dates or times.
     pub(super) has_time: bool,
@@ -44,7 +43,7 @@ impl Marks {
             solid: Solid::of(text),
             ..Self::default()
         };
-        // One stream serves all hashes until a word is hidden in some of them.
+        // One stream serves all hashes until a word is left out of some of them.
         let mut streams = [Stream::default(); 3];
         let mut running = 1;
         let label = label_end(text, words);
@@ -85,7 +84,7 @@ impl Marks {
         }
     }
 
-    /// Returns the kind of value that is the only difference between `self` and `other`, if there is one.
+    /// Returns the kind of value in which alone the two texts differ; `None` if they differ in more.
     pub(super) fn differ_by(&self, other: &Self) -> Option<Volatile> {
         if self.timeless == other.timeless {
             let is_time = self.has_time && (other.has_time || !self.has_id);
@@ -102,8 +101,8 @@ impl Marks {
     }
 }
 
-/// A hash of a text's bytes other than white space, and their number. It is a polynomial, so the hash of two joined texts
-/// follows from theirs.
+/// A hash of a text's bytes other than white space, with their number. It is a polynomial, so the hash of two joined
+/// texts can be computed from the hashes of both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Solid {
     hash: u64,
@@ -120,7 +119,7 @@ impl Solid {
             if byte == b'\\' {
                 byte = match bytes.next() {
                     Some(b'n' | b't' | b'r') | None => continue,
-                    // An escape differs from its letter by a bit that ASCII does not use.
+                    // An escape gets a bit that ASCII does not use, to distinguish it from its letter.
                     Some(escape) => escape | 0x80,
                 };
             } else if byte.is_ascii_whitespace() {
@@ -132,7 +131,7 @@ impl Solid {
         solid
     }
 
-    /// Returns the hash of both texts, one after the other.
+    /// Returns the hash of the first text followed by the second.
     pub(super) fn then(self, other: Self) -> Self {
         let shifted = self.hash.wrapping_mul(Self::BASE.wrapping_pow(other.bytes));
         Self {
@@ -141,13 +140,13 @@ impl Solid {
         }
     }
 
-    /// Returns whether there is only white space.
+    /// Returns whether the text has nothing but white space.
     pub(super) fn is_empty(self) -> bool {
         self.bytes == 0
     }
 }
 
-/// A hash of words and of the text between them. Adjacent hidden words add one constant, however many they are.
+/// A running hash of words and of the text between them. Adjacent left-out words count as one constant.
 #[derive(Clone, Copy, Default)]
 struct Stream {
     hash: u64,
@@ -191,10 +190,10 @@ impl Stream {
     }
 }
 
-/// Value that replaces the hash of a volatile word.
+/// Hashed in place of a word that is left out.
 const HIDDEN: u64 = 0x5851_f42d_4c95_7f2d;
 
-/// Returns whether the text between two words may join them into one value: `Tue, Jun 16`, `12:03 / 13:04`.
+/// Returns whether words with this text between them may be one value: `Tue, Jun 16`, `12:03 / 13:04`.
 fn is_joint(between: &str) -> bool {
     between.len() <= 3 && between.bytes().all(|byte| b" ,.-/|".contains(&byte))
 }
@@ -213,14 +212,14 @@ fn folded(hash: u64) -> u32 {
     (hash >> 32) as u32 ^ hash as u32
 }
 
-/// The class of a word.
+/// The class of a word, by its form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     Plain,
     Time,
     Id,
     Number,
-    /// A name, a mail address, a path: capital letters inside a sentence, or characters that words do not have.
+    /// A name, a mail address or a path: capitals inside a sentence, or characters that plain words do not have.
     Value,
 }
 
@@ -232,10 +231,10 @@ pub(super) struct Word {
     pub(super) class: Class,
 }
 
-/// The words of a text. The part of a document that a gateway reads has about fifty.
+/// The words of a text, in order. The part of a document that a gateway reads has about fifty.
 pub(super) type Words = SmallVec<[Word; 64]>;
 
-/// Returns the words of a text. Numbers next to dates are part of them.
+/// Splits a text into words and classifies them. Numbers next to a date are part of it.
 pub(super) fn words(text: &str) -> Words {
     let bytes = text.as_bytes();
     let mut words = Words::new();
@@ -261,7 +260,7 @@ pub(super) fn words(text: &str) -> Words {
         while bytes.get(at).copied().is_some_and(is_of_word) {
             at += 1;
         }
-        // Punctuation around a word belongs to the sentence.
+        // Punctuation at the ends of a word belongs to the sentence.
         let whole = bytes.get(start..at).unwrap_or_default();
         let is_start = |byte: &u8| matches!(byte, b'.' | b':' | b'-' | b'+' | b'\'');
         let is_end = |byte: &u8| is_start(byte) || matches!(byte, b'/' | b'%');
@@ -284,14 +283,14 @@ pub(super) fn words(text: &str) -> Words {
 }
 
 fn is_of_word(byte: u8) -> bool {
-    /// One bit for each ASCII byte, since this runs for each byte of a text.
+    /// One bit for each ASCII byte: a table, since this runs for every byte of a text.
     const OF_WORD: [u64; 2] = [of_word(0), of_word(64)];
     let [low, high] = OF_WORD;
     let bits = if byte < 64 { low } else { high };
     byte >= 0x80 || bits >> (byte & 63) & 1 == 1
 }
 
-/// Returns one bit for each of the 64 bytes from `first` on: whether it may be part of a word.
+/// Returns for each of the 64 bytes from `first` on, as a bit, whether it may be part of a word.
 const fn of_word(first: u8) -> u64 {
     let mut bits = 0;
     let mut nth = 0;
@@ -309,7 +308,7 @@ const fn of_word(first: u8) -> u64 {
     bits
 }
 
-/// Returns the class of a word; `begins` says whether it begins a sentence.
+/// Returns the class of a word; `begins`: the word begins a sentence.
 fn class_of(word: &str, begins: bool) -> Class {
     let bytes = word.as_bytes();
     let (mut digits, mut letters, mut has_at) = (0, 0, false);
@@ -367,7 +366,7 @@ fn is_time(word: &str) -> bool {
         || starts(b"99h99")
 }
 
-/// Returns whether a word is a date like `8/22/2026`.
+/// Returns whether a word, with `9` for each digit, is a date like `8/22/2026`.
 fn is_slashed(shape: &[u8]) -> bool {
     let mut parts = shape.split(|byte| *byte == b'/');
     let is_part =
@@ -412,7 +411,7 @@ fn is_id(word: &str, digits: usize, letters: usize) -> bool {
     digits + letters >= 8 && digits >= 2 && letters >= 2 && turns >= 3
 }
 
-/// Returns whether a word names a month or a weekday, or follows a time.
+/// Returns whether a word is a month, a weekday, a time zone, `am` or `pm`.
 fn is_calendar(word: &str) -> bool {
     const NAMES: [&str; 19] = [
         "january",
@@ -456,7 +455,7 @@ fn is_calendar(word: &str) -> bool {
     })
 }
 
-/// Marks numbers next to a month or weekday as parts of the date; a month or weekday without a number is not a date.
+/// Classifies numbers next to a month, a weekday or a time as parts of it.
 fn join_dates(text: &str, words: &mut [Word]) {
     let is_near = |left: &Word, right: &Word| {
         let between = text.get(left.range.end..right.range.start);
@@ -476,8 +475,8 @@ fn join_dates(text: &str, words: &mut [Word]) {
     }
 }
 
-/// Returns the start of the value of `label: value`, if the text has that form: a label of a few words, and a short value
-/// of at most two plain words, since more may be an instruction.
+/// Returns the start of the value if the text has the form `label: value`: a label of at most 48 bytes, and a value of
+/// at most 64 bytes and two plain words, since a longer one may be an instruction.
 fn label_end(text: &str, words: &[Word]) -> Option<usize> {
     let colon = text.find(": ")?;
     let is_of_label = |byte: u8| byte.is_ascii_alphanumeric() || b" _-*#()/\t'>".contains(&byte);
@@ -490,9 +489,9 @@ fn label_end(text: &str, words: &[Word]) -> Option<usize> {
     (is_label && is_value).then_some(colon + 2)
 }
 
-/// Returns the form of a text, by which a person can recognise it without seeing its words: classes of characters, so
-/// `2026-11-22 14:03` is `9999-99-99 99:99`. It shows the volatile part if there is one, or else the beginning; at most
-/// [`MAX_SHAPE`] characters.
+/// Returns the form of a text: its characters' classes, so that `2026-11-22 14:03` becomes `9999-99-99 99:99`. A person
+/// can recognise a value by it without seeing the text. It covers the first volatile value if there is one, otherwise
+/// the text's beginning; at most [`MAX_SHAPE`] characters.
 pub(super) fn shape(text: &str) -> String {
     let words = words(text);
     let wanted = [Class::Time, Class::Id, Class::Number, Class::Value];
@@ -529,13 +528,13 @@ pub(super) fn shape(text: &str) -> String {
 /// Longest [`shape`], in characters.
 pub(super) const MAX_SHAPE: usize = 24;
 
-/// Hashes that distinguish a document's text and recognise its variants.
+/// Hashes of a document's text that recognise variants of the document.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DocumentMarks {
-    /// Hash of the text without a retriever's values: the attributes of its tag, its number, score, rank, distance or id,
-    /// and the time when it was found.
+    /// Hash of the text without a retriever's values: the attributes of its tag; its number, score, rank, distance or
+    /// id; and its time of retrieval.
     pub(super) apart: u32,
-    /// The least hashes of the text's word pairs under eight functions: a text and its edited version share most of them.
+    /// Eight one-byte minima of hashes of the text's word pairs (MinHash): a text and its edited version agree in most.
     pub(super) sketch: [u8; 8],
     pub(super) marks: Marks,
 }
@@ -544,8 +543,7 @@ impl DocumentMarks {
     /// Returns the hashes of a document's text.
     pub(super) fn of(text: &str) -> Self {
         let found = words(text);
-        // A tag ends with a character that is not part of a word and begins a sentence, so the words after it are those of
-        // the text after it.
+        // A tag's end is not part of a word and begins a sentence, so the words after it are those of the text alone.
         let inner = tag_end(text);
         let tag = found.iter().take_while(|word| word.range.start < inner);
         let behind = found.get(tag.count()..).unwrap_or_default();
@@ -557,7 +555,7 @@ impl DocumentMarks {
     }
 }
 
-/// Returns the hash of a text from `start` on, whose `words` are given, without a retriever's values; see
+/// Returns the hash of a text from byte `start` on without a retriever's values, given its words; see
 /// [`DocumentMarks::apart`].
 fn apart_from_rank(text: &str, start: usize, words: &[Word]) -> u32 {
     let mut stream = Stream::default();
@@ -568,7 +566,7 @@ fn apart_from_rank(text: &str, start: usize, words: &[Word]) -> u32 {
         let between = text.get(done..word.range.start).unwrap_or_default();
         done = word.range.end;
         let is_value = matches!(word.class, Class::Number | Class::Id | Class::Time);
-        // The first word as a number in brackets or before punctuation: `[3] …`, `3. …`.
+        // A number that begins the text, followed by a bracket or punctuation: `[3] …`, `3. …`.
         let is_count = at == 0
             && word.class == Class::Number
             && text
@@ -589,7 +587,7 @@ fn apart_from_rank(text: &str, start: usize, words: &[Word]) -> u32 {
     folded(stream.hash)
 }
 
-/// Words before a number that is a document's place in a result, or the time when it was found.
+/// Words before a number, id or time that a retriever wrote.
 const RANKS: [&str; 18] = [
     "score",
     "rank",
@@ -619,7 +617,7 @@ fn tag_end(text: &str) -> usize {
     end.map_or(0, |end| end + 1)
 }
 
-/// Returns the least hashes of pairs of words; see [`DocumentMarks::sketch`].
+/// Returns the minima of the hashes of word pairs; see [`DocumentMarks::sketch`].
 fn sketch(words: &[Word]) -> [u8; 8] {
     let mut least = [u64::MAX; 8];
     let mut before = 0;
@@ -634,7 +632,7 @@ fn sketch(words: &[Word]) -> [u8; 8] {
     least.map(|least| (least >> 28) as u8)
 }
 
-/// Returns whether at least half of two sketches agree.
+/// Returns whether two sketches agree in at least half of their bytes.
 pub(super) fn are_alike(one: [u8; 8], other: [u8; 8]) -> bool {
     one.iter()
         .zip(&other)

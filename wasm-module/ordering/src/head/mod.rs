@@ -6,12 +6,12 @@
 //!   └────────────────────── head ──────────────────────┘
 //! ```
 //!
-//! One byte that differs in the head costs the engine's KV state of everything after it, documents included. [`segments`]
-//! divides a request into the parts of its prompt, in the order in which engines render them; [`diagnosis`] finds why a
-//! request shares no longer prefix with an earlier one, and [`cause`] names the reasons. `stabilise` decides the changes
-//! that make heads open alike: one order and form of tools, and volatile spans moved behind the documents, frozen or
-//! dropped. `contexts` restores documents that a client removes from its chat's history. [`config`] is its configuration,
-//! [`HeadReport`] its report.
+//! One byte that differs in the head costs the engine's KV state of everything after it, documents included.
+//! [`segments`] divides a request into the parts of its prompt, in the order in which engines render them;
+//! [`diagnosis`] finds why a request does not share a longer prefix with an earlier one, and [`cause`] names the
+//! reasons. `stabilise` decides the changes that make heads begin alike: one order and form of tools, and volatile
+//! spans moved behind the documents, frozen or dropped. `contexts` restores documents that a client removes from its
+//! chat's history. [`config`] is the configuration, [`HeadReport`] the report.
 
 pub mod cause;
 mod compare;

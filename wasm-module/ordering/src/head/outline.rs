@@ -1,11 +1,11 @@
-//! A request in pieces that an index can store: hashes, counts and marks, and no text.
+//! Divides a request into pieces that an index can store: hashes and counts, and no text.
 //!
 //! ```text
 //!   segments   Tool  Tool  System              Message  Document  Document  Question
 //!   pieces      1     1    a line, a sentence     1        1         1      1, or lines if there are documents
 //! ```
 //!
-//! A piece is the unit in which prompts are compared. Its *hash* covers the bytes that an engine would match. The hash
+//! A piece is the unit in which prompts are compared. Its *hash* covers the bytes that an engine would match. Its hash
 //! `same` ignores the order of keys in a tool and the score in a document.
 
 use super::marks::{DocumentMarks, Marks};
@@ -19,41 +19,41 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The smallest part of a prompt that is compared.
+/// The smallest part of a prompt that is compared, as hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     /// Hash of the bytes that an engine would match.
     pub(super) hash: u64,
-    /// Hash of the content, however it is written.
+    /// Hash of the content, independent of the order of a tool's keys and, at full depth, of a document's score.
     pub(super) same: u64,
-    /// Hash of the tool's name or the document's label; 0 if it has none.
+    /// Hash of the tool's name or the document's label; 0 if it has none, or only a number.
     pub(super) name: u64,
     pub(super) bytes: u32,
     /// Hash of a document's text without rank and score; 0 for other pieces.
     pub(super) apart: u32,
-    /// Hash of the part of a document's text that is read, and of its length.
+    /// Hash of the part of a document's text that is read, and of its length if that is not all; 0 for other pieces.
     pub(super) exact: u32,
-    /// A document's [sketch](DocumentMarks::sketch).
+    /// A document's [sketch](DocumentMarks::sketch); 0 for other pieces.
     pub(super) sketch: [u8; 8],
     pub(super) marks: Marks,
 }
 
-/// How much of a text is read, in addition to hashing it.
+/// The amount of each text that is read to classify differences, in addition to hashing all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// Reads all of it, for logs.
+    /// All of it: for logs.
     Full,
-    /// Reads the beginning and end of long texts, for a gateway whose client waits.
+    /// The beginning and the end of long texts: for a gateway, where a client waits.
     Light,
 }
 
 impl Depth {
     const FIRST: usize = 256;
     const LAST: usize = 64;
-    /// Most bytes of a text that a gateway reads, to the next character boundary.
+    /// Most bytes of a text that a gateway reads, not counting up to three for a whole character.
     pub(super) const LOOKED_AT: usize = Self::FIRST + Self::LAST;
 
-    /// The parts of `text` to read: all of it, or its beginning and its end.
+    /// Returns the parts of `text` to read: all of it and an empty part, or its beginning and its end.
     fn of(self, text: &str) -> [&str; 2] {
         if self == Self::Full || text.len() <= Self::LOOKED_AT {
             return [text, ""];
@@ -64,14 +64,14 @@ impl Depth {
     }
 }
 
-/// Looks up a stored piece by its hash, so that no text is read twice.
+/// Looks up a stored piece by its hash, to avoid reading a text again.
 pub(super) type Known<'k> = dyn Fn(u64) -> Option<Piece> + 'k;
 
-/// A piece whose text may not be read yet: cheap parts are computed, and [`RawPiece::made`] does the rest. Ranges are those
-/// of a text that the caller stores.
+/// A piece whose text may not have been read yet: [`RawPiece::made`] completes it. Ranges are ranges of a text that the
+/// caller stores.
 #[derive(Clone, Debug)]
 pub(super) enum RawPiece {
-    /// A complete piece. Boxed, because it is rare in a gateway and three times as large as the others.
+    /// A complete piece. Boxed, because it is rare in a gateway and three times the size of the other variants.
     Made(Box<Piece>),
     Tool(Range<usize>),
     Document {
@@ -84,7 +84,7 @@ pub(super) enum RawPiece {
         /// Ranges of the document's text to read.
         looked: [Range<usize>; 2],
     },
-    /// A text of a message that is short enough for [`Marks`].
+    /// A text of a message that is short enough to compute its [`Marks`].
     Text {
         hash: u64,
         range: Range<usize>,
@@ -92,7 +92,7 @@ pub(super) enum RawPiece {
 }
 
 impl RawPiece {
-    /// Returns a document; `keep` stores the parts of its text to read.
+    /// Returns the piece of a document; `keep` stores the parts of its text to read and returns their ranges.
     pub(super) fn document(
         fingerprint: u64,
         label: &str,
@@ -115,7 +115,7 @@ impl RawPiece {
         }
     }
 
-    /// Returns a text of a message; `keep` stores it if it is short enough to be read.
+    /// Returns the piece of a message's text; `keep` stores the text, unless it is too long, and returns its range.
     pub(super) fn text(
         text: &str,
         role: Role,
@@ -131,13 +131,13 @@ impl RawPiece {
         Self::Text { hash, range }
     }
 
-    /// Returns a value other than text: a tool's call, an image.
+    /// Returns the piece of a value other than text, such as a tool call or an image.
     pub(super) fn opaque(raw: &str, role: Role) -> Self {
         let hash = xxh3_64_with_seed(raw.as_bytes(), role as u64 + 13);
         Self::Made(Box::new(Piece::plain(hash, length(raw), Marks::default())))
     }
 
-    /// Completes the piece from `kept`, the text of its ranges; a stored piece is reused.
+    /// Completes the piece. `kept` is the text that its ranges refer to; `known` finds a stored piece to reuse.
     pub(super) fn made(&self, kept: &str, depth: Depth, known: &Known<'_>) -> Piece {
         let of = |range: &Range<usize>| kept.get(range.clone()).unwrap_or_default();
         match self {
@@ -170,7 +170,7 @@ impl RawPiece {
 }
 
 impl Piece {
-    /// Returns the piece of a message's text.
+    /// Returns a piece with these hashes and nothing specific to tools or documents.
     fn plain(hash: u64, bytes: u32, marks: Marks) -> Self {
         Self {
             hash,
@@ -184,7 +184,7 @@ impl Piece {
         }
     }
 
-    /// Returns the piece of a document of `length` bytes, from its beginning and its end.
+    /// Adds the hashes of a document's text, given its beginning, its end and its length in bytes.
     fn of_document(self, [first, last]: [&str; 2], length: u32, depth: Depth) -> Self {
         let found = DocumentMarks::of(first);
         let mut apart = u64::from(found.apart);
@@ -220,12 +220,12 @@ fn tool(raw: &str) -> Piece {
     }
 }
 
-/// Returns whether a label is only a number.
+/// Returns whether a label consists of digits only.
 fn is_count(label: &str) -> bool {
     label.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Longest text for which a gateway computes marks, in bytes; a longer one is only equal or not.
+/// Longest text for which a gateway computes [`Marks`], in bytes. Of a longer one only equality is known.
 const LONGEST_MARKED: usize = 512;
 
 fn length(text: &str) -> u32 {
@@ -236,18 +236,18 @@ fn seeded(hash: u64, what: &[u8]) -> u64 {
     xxh3_64_with_seed(what, hash)
 }
 
-/// The texts of a message, read once for all of its segments.
+/// The texts of the current message, split once for all of its segments.
 #[derive(Default)]
 pub(super) struct MessageTexts<'a> {
     message: Option<u32>,
-    /// The texts in order, each with whether it is text or another value.
+    /// The message's texts and other values, in order; `true` for a text.
     all: Vec<(&'a str, bool)>,
 }
 
 impl<'a> MessageTexts<'a> {
-    /// Returns the texts of a segment that is neither a tool nor a document, as between quotes, each with whether it is
-    /// text (or another value). If the segment is a whole message, the message's other rendered fields come last. O(texts
-    /// of the segment), plus the message's bytes for its first segment.
+    /// Returns the texts of a segment that is neither a tool nor a document, without quotes, each with `true` for text
+    /// and `false` for another value. If the segment is a whole message, the message's other rendered fields come last.
+    /// O(texts of the segment), plus the message's bytes for its first segment.
     pub(super) fn of(
         &mut self,
         body: &'a str,
@@ -260,7 +260,7 @@ impl<'a> MessageTexts<'a> {
             self.all.clear();
             match inner_of(content) {
                 Some(text) => self.all.push((text, true)),
-                // An item that is not parsed.
+                // An item that the parser does not divide.
                 None if content.starts_with('{') => self.all.push((content, false)),
                 None => parts(content, &mut self.all),
             }
@@ -299,10 +299,10 @@ impl<'a> MessageTexts<'a> {
     }
 }
 
-/// Adds the texts in a list of parts or blocks to `all`. After [`MAX_PARTS`] of them, the rest of the list is one value.
+/// Appends the texts in a list of parts or blocks to `all`. Beyond [`MAX_PARTS`], the rest of the list is one value.
 fn parts<'a>(content: &'a str, all: &mut Vec<(&'a str, bool)>) {
     let mut rest = None;
-    // An error ends the list, like the bound.
+    // A syntax error ends the list, as the bound does.
     let _ = Scan::new(content).list(|scan| {
         let start = scan.next();
         if all.len() >= MAX_PARTS {
@@ -315,7 +315,7 @@ fn parts<'a>(content: &'a str, all: &mut Vec<(&'a str, bool)>) {
             (Some(text), _) => all.push((text, true)),
             (None, Some(nested)) => match inner_of(nested) {
                 Some(text) => all.push((text, true)),
-                // One level deep, like the search for documents.
+                // Lists are searched one level deep, as for documents.
                 None => {
                     for element in Scan::new(nested).elements().unwrap_or_default() {
                         let [text] = scan::fields(element, ["text"]).unwrap_or_default();
@@ -339,7 +339,7 @@ fn parts<'a>(content: &'a str, all: &mut Vec<(&'a str, bool)>) {
 /// Most texts of a message that become separate pieces; the rest is one piece.
 const MAX_PARTS: usize = 4_096;
 
-/// Returns the pieces of a prompt that an engine's cache distinguishes, in order.
+/// Returns the pieces of a prompt that an engine's cache distinguishes, in order, with their kinds and token counts.
 #[must_use]
 pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retrieved)> {
     let body = parsed.text;
@@ -382,19 +382,19 @@ pub fn sent(parsed: &Parsed<'_>, segments: &Segments) -> Vec<(SegmentKind, Retri
     pieces
 }
 
-/// How a text is cut into units.
+/// The places at which a text is split into units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
-    /// Not at all.
+    /// Not at all: the text is one unit.
     Whole,
-    /// After lines and sentences.
+    /// After line breaks and at ends of sentences.
     Sentences,
-    /// After labels too, so that a template's words before a question are a separate piece.
+    /// As `Sentences`, and after colons, so that a template's words before a question are a separate piece.
     Labels,
 }
 
-/// The ranges of a text's units, adjacent to each other. Each ends after a line, with the following white space, or after a
-/// sentence. At most [`MAX_UNITS`]; the last one holds the rest.
+/// Splits a text into units and returns their adjacent ranges. Each ends after a line or a sentence, with the white
+/// space that follows. At most [`MAX_UNITS`]; the last one holds the rest.
 pub(super) fn units(text: &str, cut: Cut) -> SmallVec<[Range<usize>; 16]> {
     let bytes = text.as_bytes();
     let mut units = SmallVec::new();
@@ -424,7 +424,7 @@ pub(super) fn units(text: &str, cut: Cut) -> SmallVec<[Range<usize>; 16]> {
         if !is_break(at) {
             at += 1;
         }
-        // The white space after it.
+        // The white space that follows belongs to the unit.
         loop {
             if is_break(at) {
                 at += if bytes.get(at) == Some(&b'\n') { 1 } else { 2 };
@@ -446,10 +446,10 @@ pub(super) fn units(text: &str, cut: Cut) -> SmallVec<[Range<usize>; 16]> {
 /// Most units of one text.
 const MAX_UNITS: usize = 256;
 
-/// Fewest bytes before a full stop that ends a sentence, which excludes `e.g. this`.
+/// Fewest bytes of a sentence, so that an abbreviation such as `e.g. this` ends none.
 const SHORTEST_SENTENCE: usize = 12;
 
-/// The documents of a body in the order in which its segments are numbered.
+/// Returns the documents of a body in the order in which its segments are numbered.
 pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p FoundDocument<'a>> {
     let mut found: Vec<&FoundDocument<'_>> = Vec::new();
     if let Some(front) = &parsed.front {
@@ -466,13 +466,13 @@ pub(super) fn documents<'p, 'a>(parsed: &'p Parsed<'a>) -> Vec<&'p FoundDocument
     found
 }
 
-/// Tokens of a piece from byte `start` to byte `end` of its kind of text, rounded so that sums are exact.
+/// Returns the tokens of the bytes from `start` to `end` of a prompt, rounded so that adjacent pieces add up exactly.
 pub(super) fn tokens_between(start: u64, end: u64) -> u32 {
     let upto = |bytes: u64| estimate_tokens(usize::try_from(bytes).unwrap_or(usize::MAX));
     upto(end).saturating_sub(upto(start))
 }
 
-/// How a segment's text is cut.
+/// Returns how a segment's text is split; `holds_documents`: its message has documents.
 pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> Cut {
     if segment.kind == SegmentKind::System || segment.role == Role::System {
         Cut::Sentences
@@ -483,8 +483,8 @@ pub(super) fn cut_of(segment: &Segment, holds_documents: bool) -> Cut {
     }
 }
 
-/// Hashes of a JSON value that ignore white space, since an engine renders it again: one with its keys in order, and one
-/// that also ignores the order of keys and of sets' elements.
+/// Two hashes of a JSON value: one in the order of its keys, and one independent of the order of keys and of sets'
+/// elements. Both ignore white space, since an engine renders the value anew.
 #[derive(Clone, Copy)]
 struct Shape {
     in_order: u64,
@@ -492,7 +492,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// Reads each byte once.
+    /// Hashes a JSON value. Reads each byte once.
     fn of(raw: &str) -> Self {
         let read = Self::value(&mut Scan::new(raw), raw, false, 0);
         read.unwrap_or_else(|_| Self::leaf(raw.trim_ascii()))
@@ -509,7 +509,7 @@ impl Shape {
         }
     }
 
-    /// Reads the next value of `text`.
+    /// Hashes the next value of `text`; `is_set`: if it is an array, its order has no meaning.
     fn value(scan: &mut Scan<'_>, text: &str, is_set: bool, depth: u32) -> Result<Self, scan::Bad> {
         let start = scan.next();
         let first = text.as_bytes().get(start).filter(|_| depth < MAX_DEPTH);
@@ -517,7 +517,7 @@ impl Shape {
             Some(b'{') => {
                 let mut sum = Self::empty(1);
                 scan.object(|scan, name| {
-                    // A cache marker is not content.
+                    // A cache marker is not part of the content.
                     if name == "cache_control" {
                         return scan.value().map(drop);
                     }
@@ -556,7 +556,7 @@ fn beside(sum: u64, item: u64) -> u64 {
     sum.wrapping_add(xxh3_64_with_seed(&item.to_le_bytes(), 11))
 }
 
-/// Levels that are parsed; deeper values are hashed as bytes.
+/// Levels of nesting that are parsed; deeper values are hashed as bytes.
 const MAX_DEPTH: u32 = 24;
 
 #[cfg(test)]

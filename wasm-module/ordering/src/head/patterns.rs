@@ -1,4 +1,4 @@
-//! The built-in patterns of volatile words in system texts.
+//! The patterns of volatile text in system messages, and the built-in ones.
 //!
 //! | class | action |
 //! | --- | --- |
@@ -7,9 +7,9 @@
 //! | `drop` | the match is removed |
 //! | `leave` | none |
 //!
-//! A pattern is a regular expression (the syntax of the crate `regex-lite`: linear time, no look-around) that is matched
-//! against each line, without its line break. Most lines recur in every request, so a line's matches are cached by its
-//! hash. A built-in pattern is only tried on lines that contain one of its words.
+//! A pattern is a regular expression (syntax of the crate `regex-lite`: linear time, no look-around) that is matched
+//! against each line, without its line break. Most lines recur in every request, so the matches in a line are cached by
+//! its hash. A built-in pattern is only tried on lines that contain one of its words.
 
 use regex_lite::Regex;
 use serde::Deserialize;
@@ -19,9 +19,9 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// The span moves, word for word, behind the documents of the newest user message.
+    /// The span moves, unchanged, behind the documents of the newest user message.
     Move,
-    /// The conversation's first value is kept.
+    /// The span is replaced by its value in the conversation's first request.
     Freeze,
     /// The span is removed from the prompt.
     Drop,
@@ -35,10 +35,10 @@ pub(crate) struct Pattern {
     pub(crate) name: Box<str>,
     pub(crate) class: Class,
     regex: Regex,
-    /// Words with their [`pairs`]; the pattern is tried only on lines with one of them, or on every line if the list is
-    /// empty.
+    /// The pattern is tried only on lines with one of these words, or on all lines if there is none. Each word has its
+    /// [`pairs`].
     words: Box<[(&'static str, u64)]>,
-    /// Text that must precede the line.
+    /// Text that the system message must contain; empty for none.
     inside: &'static str,
 }
 
@@ -46,15 +46,15 @@ pub(crate) struct Pattern {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Match {
     pub(super) range: Range<usize>,
-    /// Index of the pattern.
+    /// Index of the pattern in the list.
     pub(super) pattern: usize,
 }
 
 impl Pattern {
-    /// Compiles a pattern.
+    /// Compiles a pattern that is tried on every line.
     ///
     /// # Errors
-    /// Returns the problem with the expression.
+    /// Returns the reason why the expression is invalid.
     pub(crate) fn new(name: &str, class: Class, pattern: &str) -> Result<Self, String> {
         let regex = Regex::new(pattern).map_err(|error| error.to_string())?;
         Ok(Self {
@@ -78,8 +78,8 @@ impl Pattern {
     }
 }
 
-/// Returns the matches of `patterns` in a line, in order and not nested; earlier patterns take precedence. Each pattern
-/// tried takes the line's bytes from `budget`; `None` if too little is left.
+/// Returns the matches of `patterns` in a line, in order and without overlaps; earlier patterns take precedence. Each
+/// pattern tried takes the line's length from `budget`; `None` if too little is left.
 pub(super) fn matches(
     patterns: &[Pattern],
     before: &str,
@@ -110,7 +110,7 @@ pub(super) fn matches(
     Some(found)
 }
 
-/// A bit for each pair of adjacent bytes, by hash. A text that contains a word has all of the word's bits.
+/// Returns a bit for each pair of adjacent bytes, by hash. A text that contains a word has all of the word's bits.
 fn pairs(text: &str) -> u64 {
     let bytes = text.as_bytes();
     let pairs = bytes.iter().zip(bytes.iter().skip(1));
@@ -142,7 +142,7 @@ const fn row(
     }
 }
 
-/// The beginning of Claude Code's billing line, which contains a checksum of the body that Anthropic checks.
+/// The beginning of Claude Code's billing line. It contains a checksum of the body, which Anthropic verifies.
 pub(super) const BILLING: &str = "x-anthropic-billing-header:";
 
 /// The built-in patterns. Their literals come from the sources named in the documentation's table of clients.

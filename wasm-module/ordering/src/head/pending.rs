@@ -7,8 +7,8 @@
 //!               does not store, in part
 //! ```
 //!
-//! Reading only hashes and copies; it classifies no words. A tool or a message stored in the index costs one look-up and is
-//! held until the prompt is diagnosed, so every prompt that was read must be diagnosed.
+//! Reading only hashes and copies; it classifies no words. A tool or a message stored in the index costs one look-up
+//! and stays there until the prompt is diagnosed, so every prompt that was read must be diagnosed.
 
 use super::entry::{Asked, Parameters, Placed, Realm};
 use super::outline::{self, Depth, Known, MessageTexts, Piece, RawPiece};
@@ -19,34 +19,34 @@ use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A prompt that was read by [`Index::read_sent`](super::Index::read_sent).
+/// A prompt, from [`Index::read_sent`](super::Index::read_sent) to [`Index::diagnose`](super::Index::diagnose).
 #[derive(Debug)]
 pub struct PendingPrompt {
     pub(super) realm: Realm,
     pub(super) parameters: Parameters,
-    /// Sum of the hashes of the system messages in the history.
+    /// Sum of the hashes of the system messages inside the history.
     pub(super) inline: u64,
     pub(super) segments: Vec<Placed<PendingPieces>>,
     /// True if the prompt has more than [`MAX_SEGMENTS`] segments and is not compared.
     pub(super) is_unread: bool,
-    /// The documents in the order sent; empty for their order in the body.
+    /// The documents in the order sent; empty if that is their order in the body.
     pub(super) sent: SmallVec<[Fingerprint; 16]>,
     raw: Vec<RawPiece>,
     /// The texts that the ranges of `raw` refer to.
     text: String,
 }
 
-/// The pieces of a segment.
+/// The pieces of a segment, stored or not.
 #[derive(Debug)]
 pub(super) enum PendingPieces {
-    /// Pieces that are already in the index.
+    /// Numbers of pieces that the index already stores.
     Known(Arc<[u32]>),
-    /// A range of the prompt's raw pieces.
+    /// A range of [`PendingPrompt::raw`].
     Raw(Range<usize>),
 }
 
 impl PendingPrompt {
-    /// Returns a prompt without segments, with capacity for the request's.
+    /// Returns a prompt without segments, with capacity for those of the request.
     pub(super) fn new(
         asked: &Asked<'_, '_>,
         realm: Realm,
@@ -65,13 +65,13 @@ impl PendingPrompt {
         }
     }
 
-    /// Returns the bytes of stored text.
+    /// Returns the bytes of text that the prompt holds.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.text.len()
     }
 
-    /// Adds the pieces of a segment, unread, and returns their range. Beyond [`MAX_PIECES`], a segment is one piece.
+    /// Adds a segment's pieces, and returns their range. At [`Depth::Light`], pieces beyond [`MAX_PIECES`] become one.
     pub(super) fn take<'a>(
         &mut self,
         asked: &Asked<'_, 'a>,
@@ -124,7 +124,7 @@ impl PendingPrompt {
         PendingPieces::Raw(start..self.raw.len())
     }
 
-    /// Adds a piece and stores its text. Beyond [`KEPT`] bytes of text, a piece is completed at once and its text dropped.
+    /// Adds a piece and stores its text. Beyond [`KEPT`] bytes of text, completes the piece at once and drops its text.
     fn add(
         &mut self,
         depth: Depth,
@@ -145,7 +145,7 @@ impl PendingPrompt {
         self.raw.push(piece);
     }
 
-    /// Iterates over completed pieces; stored ones are reused.
+    /// Completes the raw pieces in `range`; those that `known` finds are reused.
     pub(super) fn made<'p>(
         &'p self,
         range: Range<usize>,
@@ -161,7 +161,7 @@ impl PendingPrompt {
 /// Most segments of a prompt that a gateway compares with others.
 pub(super) const MAX_SEGMENTS: usize = 2_048;
 
-/// Most pieces that a gateway cuts a prompt into.
+/// Number of pieces after which a gateway does not divide the rest of a segment.
 const MAX_PIECES: usize = 512;
 
 /// Most bytes of text stored for a prompt until it is diagnosed: enough for tools of 64 KB that change with each request.

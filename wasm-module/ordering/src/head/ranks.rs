@@ -1,4 +1,4 @@
-//! Moves documents' numbers and scores out of their blocks into words after the documents.
+//! Moves documents' numbers and scores out of their blocks into a sentence after the documents.
 //!
 //! ```text
 //!   original      <source id="1" score="0.9">A</source> <source id="2" score="0.7">B</source>
@@ -7,10 +7,10 @@
 //!                 Search results: 482137 score="0.9"; 118209 score="0.7".
 //! ```
 //!
-//! So a document that another question finds at another place, with another score, has the same bytes. Numbers are replaced
-//! if a group's documents are numbered in order, from 0 or 1. Each becomes the document's **key**: six digits derived from
-//! the rest of the block, valid in marks and templates that expect a number. The result depends only on the message itself,
-//! so a chat's earlier messages are replayed as before.
+//! So a document has the same bytes when another question finds it at another position with another score. Numbers are
+//! replaced if a group's documents are numbered in order, from 0 or 1. Each becomes the document's **key**: six digits
+//! derived from the rest of the block, valid wherever a number is expected. The result depends only on the message
+//! itself, so a chat's earlier messages are replayed unchanged.
 
 use super::config::RawHeadDocuments;
 use super::report::{Change, ChangeKind};
@@ -22,32 +22,32 @@ use std::fmt::Write;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A group's documents without numbers and scores. Ranges are of the client's body.
+/// The changes that remove numbers and scores from a group's documents. Ranges are of the client's body.
 #[derive(Debug, Default)]
 pub(super) struct Unranked<'a> {
-    /// Ranges and their replacements, in the order of the body.
+    /// Ranges and their replacements, sorted.
     pub(super) edits: Vec<(Range<usize>, Cow<'a, str>)>,
-    /// The words to write behind the documents, escaped as in a JSON string.
+    /// The sentences to write after the documents, escaped as in a JSON string.
     pub(super) words: String,
-    /// Documents whose number becomes a key.
+    /// Number of documents whose number becomes a key.
     pub(super) numbered: u32,
-    /// Scores that move behind the documents.
+    /// Number of scores that move after the documents.
     pub(super) scored: u32,
     pub(super) changes: Vec<Change>,
 }
 
-/// A document of the group: where its block starts, and its number and scores.
+/// A document of the group with its numbers and scores.
 struct Ranked<'a> {
     start: usize,
     block: &'a str,
     label: &'a str,
     ranks: Ranks<'a>,
-    /// The document's key, if it is numbered.
+    /// The document's key; `None` unless the group's documents are numbered.
     key: Option<String>,
 }
 
-/// Returns the changes for a group of documents in a message of that role; `None` for none. O(documents · (opening tag +
-/// first lines)), and O(bytes) if they are numbered.
+/// Returns the changes for a group of documents in a message with this role; `None` if there are none. `max_bytes`
+/// limits the sentences. O(documents · (opening tag + first lines)), and O(bytes) if the documents are numbered.
 pub(super) fn unranked<'a>(
     wanted: RawHeadDocuments,
     max_bytes: usize,
@@ -55,7 +55,7 @@ pub(super) fn unranked<'a>(
     role: Role,
     group: &Group<'a>,
 ) -> Option<Unranked<'a>> {
-    // A tool's result is not changed, nor a group without a place for words after it.
+    // Neither a tool's result nor a group without a place for the sentences is changed.
     let GroupLayout::Slots {
         all_filled: false, ..
     } = group.place
@@ -124,7 +124,7 @@ impl<'a> Unranked<'a> {
         self.edits.push((range, with));
     }
 
-    /// Returns a range of the body with the edits applied.
+    /// Returns the text of a range of the body with the edits applied.
     pub(super) fn written(&self, body: &str, range: Range<usize>) -> String {
         let (start, end) = (range.start, range.end);
         let within = (self.edits.iter()).filter(|(edit, _)| start <= edit.start && edit.end <= end);
@@ -133,7 +133,7 @@ impl<'a> Unranked<'a> {
     }
 }
 
-/// Returns whether the documents are numbered in order, from 0 or 1.
+/// Returns whether all documents are numbered consecutively from 0 or 1.
 fn are_numbered(documents: &[Ranked<'_>]) -> bool {
     let numbers = (documents.iter()).map(|document| document.ranks.number.parse::<usize>().ok());
     let numbers: Option<Vec<usize>> = numbers.collect();
@@ -143,7 +143,7 @@ fn are_numbered(documents: &[Ranked<'_>]) -> bool {
     })
 }
 
-/// Gives each document its key; returns false if two would share one.
+/// Gives each document its key; returns false if two different documents would have the same one.
 fn number(documents: &mut [Ranked<'_>]) -> bool {
     let mut keys: Vec<(u64, String)> = Vec::with_capacity(documents.len());
     for document in documents.iter_mut() {
@@ -161,7 +161,7 @@ fn number(documents: &mut [Ranked<'_>]) -> bool {
     })
 }
 
-/// A block without its numbers and scores.
+/// Returns a block without its numbers and scores.
 fn apart_from_ranks(document: &Ranked<'_>) -> String {
     let ranks = &document.ranks;
     let mut gone: Vec<Range<usize>> = ranks.numbers.to_vec();
@@ -171,7 +171,7 @@ fn apart_from_ranks(document: &Ranked<'_>) -> String {
     replaced(document.block, 0..document.block.len(), gone)
 }
 
-/// The sentence that maps keys to the original numbers.
+/// Returns the sentence that maps keys to the original numbers.
 fn citations(documents: &[Ranked<'_>]) -> String {
     let mut words = String::from("Cite documents by these numbers: ");
     for (at, document) in documents.iter().enumerate() {
@@ -184,7 +184,7 @@ fn citations(documents: &[Ranked<'_>]) -> String {
     words
 }
 
-/// The sentence with all scores; `None` if there are none, or if a document has no name that a hint may use.
+/// Returns the sentence with all scores; `None` if there are none, or if a document with a score has no safe name.
 fn scores(documents: &[Ranked<'_>]) -> Option<String> {
     let mut words = String::from("Search results: ");
     let mut count = 0;
@@ -207,5 +207,5 @@ fn scores(documents: &[Ranked<'_>]) -> Option<String> {
     (count > 0).then_some(words)
 }
 
-/// Range of keys: more digits than a client's own numbers have, and never like a year.
+/// Range of keys: more digits than clients' own numbers have, and more than a year has.
 const KEYS: Range<u64> = 100_000..1_000_000;

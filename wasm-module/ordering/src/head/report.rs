@@ -1,71 +1,71 @@
-//! The report on a head: changes made, or only proposed.
+//! The report on the changes to a head, applied or only proposed.
 
 use std::ops::Range;
 
-/// The changes to a request's head; if not applied, those that would have been made.
+/// The changes to a request's head. If they were not applied, the counts are those of the changes proposed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeadReport {
-    /// Whether the body was changed. If not, mode `apply` would have made the changes.
+    /// Whether the changes were made in the forwarded body, and there were any.
     pub applied: bool,
-    /// Number of tools that changed position.
+    /// Number of tools at another position than in the client's list.
     pub tools_moved: u32,
-    /// Tools whose keys changed order.
+    /// Number of tools whose keys changed order.
     pub tools_reformed: u32,
-    /// Spans that moved behind the documents.
+    /// Number of spans that moved behind the documents.
     pub moved: u32,
-    /// The part of `moved` that no pattern matched.
+    /// Number of spans in `moved` that no pattern matched.
     pub learned: u32,
-    /// Spans that have the value of the conversation's first request.
+    /// Number of spans replaced by their value in the conversation's first request.
     pub frozen: u32,
-    /// Spans that were removed.
+    /// Number of spans that were removed.
     pub dropped: u32,
-    /// Earlier messages of the chat whose contexts were restored.
+    /// Number of earlier messages of the chat whose contexts were restored.
     pub restored: u32,
-    /// Groups of contexts that moved out of the system text into the newest question's message.
+    /// Number of groups of contexts that moved from the system text into the newest user message.
     pub relocated: u32,
-    /// Documents whose number is derived from their words.
+    /// Number of documents whose number was replaced by one derived from their text.
     pub numbered: u32,
-    /// Scores, ranks and distances that moved behind their documents.
+    /// Number of scores, ranks and distances that moved after the documents.
     pub scored: u32,
-    /// Earlier messages left without contexts, since these might be another chat's.
+    /// Number of earlier messages left without contexts, because these might belong to another chat.
     pub doubtful: u32,
-    /// Volatile spans that were not changed: they look like instructions, or there is no room or place for them.
+    /// Number of volatile spans not changed: they look like instructions, lack room, or must not change.
     pub left: u32,
-    /// Texts, lines and tools that were not read because the request has too many of them.
+    /// Number of texts, lines and lists of tools not read because the request has too much of them.
     pub unread: u32,
-    /// Each changed message, span and tool, as a range of the client's body.
+    /// The changed tools, spans and messages, each with a range of the client's body.
     pub changes: Vec<Change>,
 }
 
-/// One change to a head.
+/// One change to a head, applied or proposed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The kind of change, made or proposed.
+    /// The kind of change made to the range, or proposed.
     pub kind: ChangeKind,
-    /// The pattern's name, `learned`, or empty for tools.
+    /// The name of the span's pattern, or `learned` without one; empty for changes to anything but volatile spans.
     pub name: Box<str>,
-    /// The range of the client's body that changed: a whole tool, or a span.
+    /// The changed range of the client's body: a tool, a span, a message's content, contexts, a number or a score.
     pub range: Range<usize>,
 }
 
 /// The kind of change to a range of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// The tool changed place, or its keys changed order.
+    /// The tool moved, or its keys changed order.
     Tool,
-    /// The span moved behind the documents, word for word.
+    /// The span moved, unchanged, behind the documents of the newest user message.
     Moved,
-    /// The conversation's first value replaces the span.
+    /// The span was replaced by its value in the conversation's first request.
     Frozen,
     /// The span was removed from the prompt.
     Dropped,
-    /// The contexts moved out of the system text, with their words, before the newest question.
+    /// The contexts moved, with the words around them, from the system text into the newest user message.
     Context,
-    /// A message's content was replaced by the forwarded one, contexts included.
+    /// The message's content was replaced by the one forwarded earlier, contexts included.
     Restored,
-    /// A document's number was replaced; words after the documents give the original.
+    /// The document's number was replaced; a sentence after the documents gives the original.
     Number,
-    /// A document's score, rank or distance moved behind the documents.
+    /// The document's score, rank or distance moved into a sentence after the documents.
     Score,
 }
 
@@ -80,7 +80,7 @@ impl Change {
 }
 
 impl HeadReport {
-    /// Returns whether there is nothing to report.
+    /// Returns whether the report has no change, and nothing left, doubtful or unread.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.left + self.doubtful + self.unread == 0

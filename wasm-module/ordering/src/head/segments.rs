@@ -6,9 +6,9 @@
 //!                                               "Read:"            "\n"               "Why?"
 //! ```
 //!
-//! Segments are ranges of the body, so they hold no text. The segments of one message tile it without gaps. Only documents
-//! of a `documents` array have another place in the body than in the prompt. Nothing is read twice: the ranges are those of
-//! the parser, and a whole message's hash derives from the one that identifies its chat.
+//! Segments are ranges of the body and hold no text. The segments of one message cover it without gaps. Only documents
+//! of a `documents` array have another place in the body than in the prompt. Nothing is read twice: the ranges are the
+//! parser's, and a whole message's hash derives from the one that identifies its chat.
 
 use crate::body::{FoundDocument, Message, Parsed, Role, offset_in, range_in};
 use crate::config::Config;
@@ -18,20 +18,20 @@ use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 crate::named! {
-    /// The kind of a segment.
+    /// The kind of a segment of a prompt.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum SegmentKind {
-        /// An element of `tools`.
+        /// An element of the body's `tools`.
         Tool = "tools",
-        /// A system message before every other message, or a part of one between documents.
+        /// A system message before all other messages, or its text between documents.
         System = "system",
-        /// A message of the history; in the last user message, the text before its last document.
+        /// Another message, or the text before and between its documents.
         Message = "history",
         /// The rendered text of one document.
         Document = "documents",
-        /// The sentence with the retriever's ranking, if the body already holds one.
+        /// An order hint that the body already contains.
         Hint = "hint",
-        /// The text after the documents in the last message, if a user wrote it.
+        /// The last message if a user wrote it; if it has documents, the text after them.
         Question = "question",
     }
 }
@@ -43,15 +43,15 @@ pub struct Segment {
     pub kind: SegmentKind,
     /// Role of the segment's message; [`Role::Other`] for tools.
     pub role: Role,
-    /// Index of the segment's message, with a `system` field counted as the first one; `None` before all messages.
+    /// Index of its message; a `system` field counts as the first one. `None` for a segment before all messages.
     pub message: Option<u32>,
-    /// The range of the body. A document that a retriever returned is not in the body: its range is empty, at the place
-    /// where it would be written.
+    /// The segment's range of the body. A document that a retriever returned is not in the body: its range is empty, at
+    /// the place where it would be written.
     pub range: Range<usize>,
-    /// Index of the tool or the document within its kind in the request, from 0.
+    /// Index of the tool or the document among those of its kind in the request, from 0; otherwise 0.
     pub index: u32,
-    /// Hash of the bytes; for a document, its fingerprint. Equal bytes in two messages of one role have equal hashes
-    /// if both are whole messages or neither is.
+    /// Hash of the segment's bytes and role; for a document, its fingerprint. Equal bytes in two messages of one role
+    /// have equal hashes if both segments are whole messages or neither is.
     pub hash: u64,
     /// Estimated tokens of the segment.
     pub tokens: u32,
@@ -65,7 +65,7 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Returns the segments of a body. O(segments), besides the hashes of the text between documents.
+    /// Returns the segments of a body. O(segments), plus hashing of the text between documents.
     #[must_use]
     pub fn of(parsed: &Parsed<'_>, config: &Config) -> Self {
         let mut reading = Reading {
@@ -76,7 +76,7 @@ impl Segments {
         };
         reading.tools();
         if let Some(front) = &parsed.front {
-            // It is unknown where the template renders them; before all messages is usual.
+            // Where the template renders these documents is unknown; before all messages is usual.
             for (slot, found) in front.place.slots().iter().zip(&front.found) {
                 reading.document(None, slot.clone(), found);
             }
@@ -90,14 +90,14 @@ impl Segments {
         Self { list: reading.list }
     }
 
-    /// Returns the estimated tokens of all segments.
+    /// Returns the sum of the segments' estimated tokens.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         let tokens = self.list.iter().map(|segment| u64::from(segment.tokens));
         tokens.sum()
     }
 
-    /// Returns the segments before the first document of the last message that holds any, or before the question.
+    /// Returns the segments before the prompt's first document, hint or question; all segments if there is none.
     #[must_use]
     pub fn head(&self) -> &[Segment] {
         let end = self.list.iter().position(|segment| {
@@ -112,40 +112,40 @@ impl Segments {
 }
 
 impl<'a> Parsed<'a> {
-    /// Returns the body's segments; see [`Segments`].
+    /// Returns the body's segments, in the order in which engines render them.
     #[must_use]
     pub fn segments(&self, config: &Config) -> Segments {
         Segments::of(self, config)
     }
 
-    /// Iterates over the fields, other than messages and tools, that a chat template may render, by name and as written:
-    /// `tool_choice`, `response_format`, `reasoning_effort`, `thinking`, `chat_template`, `chat_template_kwargs`.
+    /// Iterates over the fields other than messages and tools that a chat template may render (`tool_choice`,
+    /// `response_format`, `reasoning_effort`, `thinking`, `chat_template`, `chat_template_kwargs`), as name and JSON.
     pub fn parameters(&self) -> impl Iterator<Item = (&'static str, &'a str)> {
         let fields = crate::body::PARAMETERS.into_iter().zip(self.parameters);
         fields.filter_map(|(name, value)| Some((name, value?)))
     }
 
-    /// Returns the content of the message of that index, as written; `None` if there is no such message, or it has
-    /// none.
+    /// Returns the JSON of the content of the message with this index; `None` if there is no such message, or its
+    /// content is absent.
     #[must_use]
     pub fn content(&self, message: u32) -> Option<&'a str> {
         let message = self.messages.get(message as usize)?;
         Some(message.content).filter(|content| !content.is_empty())
     }
 
-    /// Returns the body, as text.
+    /// Returns the body that was parsed.
     #[must_use]
     pub fn text(&self) -> &'a str {
         self.text
     }
 
-    /// Returns the `cache_salt` that the client sent, as written.
+    /// Returns the JSON of the `cache_salt` that the client sent; `None` if it sent none.
     #[must_use]
     pub fn client_salt(&self) -> Option<&'a str> {
         self.salt.given()
     }
 
-    /// Returns the model's name; empty if the body has none.
+    /// Returns the model's name; empty if neither the body nor the path has one.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.model
@@ -228,7 +228,7 @@ impl Reading<'_, '_> {
         self.words(kind, message, at, done..whole.end);
     }
 
-    /// Adds the text of a message in `range`, unless it is empty.
+    /// Adds the text of `range` of a message, unless it is empty.
     fn words(&mut self, kind: SegmentKind, message: &Message<'_>, at: u32, range: Range<usize>) {
         if range.is_empty() {
             return;
@@ -238,7 +238,7 @@ impl Reading<'_, '_> {
         self.text(kind, message, at, range, hash);
     }
 
-    /// Adds the text of a message in `range`, whose bytes have this hash.
+    /// Adds the text of `range` of a message, given the hash of its bytes.
     fn text(
         &mut self,
         kind: SegmentKind,
@@ -277,11 +277,11 @@ impl Reading<'_, '_> {
     }
 }
 
-/// Returns the range of an order hint directly after the documents, if there is one.
+/// Returns the range of an order hint directly after the documents; `None` if there is none.
 fn hint_behind(text: &str, template: &HintTemplate, range: Range<usize>) -> Option<Range<usize>> {
     let rest = text.get(range.clone())?;
     let mut words = rest;
-    // A hint is separated from the documents as in `HintSpot`.
+    // A hint is separated from the documents as `HintSpot` describes.
     words = words.strip_prefix(HINT_BLOCK).unwrap_or(words);
     while let Some(behind) = words.strip_prefix(r"\n") {
         words = behind;
@@ -291,7 +291,7 @@ fn hint_behind(text: &str, template: &HintTemplate, range: Range<usize>) -> Opti
     Some(start..start + length)
 }
 
-/// The opening of a hint after documents that are blocks.
+/// The text that opens a hint after documents that are content blocks.
 const HINT_BLOCK: &str = r#",{"type":"text","text":""#;
 
 fn is_within(text: &str, part: &str) -> bool {

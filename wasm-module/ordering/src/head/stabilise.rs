@@ -1,4 +1,4 @@
-//! Decides the changes to a head.
+//! Decides the changes that make heads begin alike: the order and form of tools, and what happens to volatile spans.
 //!
 //! ```text
 //!   tools   ─▶ order, form ────────────▶ edits
@@ -7,8 +7,8 @@
 //!                                                  drop ▶ removed
 //! ```
 //!
-//! The body is not written here: a [`Decision`] consists of ranges of it. The hashes that identify chats and scopes are
-//! computed without the head's volatile spans ([`Parsed::rebase`]), so that later requests still match them.
+//! The body is not written here: a [`Decision`] consists of ranges and replacements. The hashes that identify chats and
+//! scopes are computed without the volatile spans ([`Parsed::rebase`]), so that later requests still match them.
 
 use super::config::{Head, HeadMode, Upstream};
 use super::decision::{Decision, Form, Frozen, Moved, merged};
@@ -28,14 +28,14 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(crate) struct Heads {
     tools: Tools,
     learned: Learned,
-    /// Matches of patterns in a line, cached by the line's hash.
+    /// Matches of patterns in lines, cached by the line's hash.
     lines: Lru<u64, Box<[Match]>>,
-    /// Hashes of prompt heads (tools, system text) that needed no change, with the versions of `learned` and `tools` then.
+    /// Hashes of heads (tools, system text) that needed no change, with the versions of `learned` and `tools` then.
     settled: Lru<u64, (u64, u64)>,
 }
 
 impl Heads {
-    /// Decides the changes to the head of `parsed`. O(new bytes) for tools, lines and templates.
+    /// Decides the changes to a request's head, and learns from it. O(new bytes) for tools, lines and templates.
     pub(crate) fn decide<'a>(&mut self, config: &Head, parsed: &Parsed<'a>) -> Decision<'a> {
         let mut decision = Decision::default();
         if config.raw.mode == HeadMode::Off {
@@ -53,7 +53,7 @@ impl Heads {
         if config.raw.upstream == Upstream::Anthropic
             && opening.any(|message| has_billing_line(message.content))
         {
-            // The line has a checksum of the client's own body, so nothing is changed.
+            // The line has a checksum of the client's body, so nothing may change.
             decision.report.left += 1;
             return decision;
         }
@@ -82,24 +82,24 @@ impl Heads {
         decision
     }
 
-    /// Takes the forms of tools first seen here since the last call, for other workers.
+    /// Takes the forms of tools that this worker has recorded first since the last call, to be sent to other workers.
     pub(crate) fn take_told(&mut self) -> Vec<Form> {
         self.tools.take_told()
     }
 
-    /// Applies a form that another worker has seen.
+    /// Records a form from another worker.
     pub(crate) fn learn(&mut self, form: &Form) {
         self.tools.learn(form);
     }
 
-    /// Plans what moves out of the system text.
+    /// Decides which spans of the system text are moved, frozen or removed.
     fn system<'a>(&mut self, config: &Head, parsed: &Parsed<'a>, decision: &mut Decision<'a>) {
         if config.patterns.is_empty() && !config.raw.volatile.learn {
             return;
         }
         let SystemTexts { texts, unread } = SystemTexts::of(parsed);
         decision.report.unread += unread;
-        // Bytes that patterns may be matched against for the first time in this request.
+        // Bytes of lines not in the cache that patterns may be matched against in this request.
         let mut budget = LEAST_MATCHED_BYTES + parsed.text.len() / MATCHED_SHARE;
         let mut found: Vec<Vec<PatternMatch>> = Vec::with_capacity(texts.len());
         for text in &texts {
@@ -119,7 +119,7 @@ impl Heads {
             let report = &mut decision.report;
             let mut gone = vec![false; text.units.len()];
             let mut cut: Vec<Range<usize>> = Vec::new();
-            // The pattern that moves each unit, by the unit's index.
+            // For each unit, the name of the pattern by which it moves.
             let mut names: Vec<Option<&str>> = vec![None; text.units.len()];
             for found in found {
                 let Some(pattern) = config.patterns.get(found.pattern) else {
@@ -164,7 +164,7 @@ impl Heads {
             }
             let named = names.iter().enumerate();
             let named = named.filter_map(|(at, name)| Some((at, (*name)?)));
-            // A slot moves as a whole or not at all: a remainder would still break the prefix.
+            // A slot moves as a whole or not at all: what stayed would still break the prefix.
             let mut is_data = |at: usize| {
                 let unit = text.units.get(at);
                 let words = unit.and_then(|unit| text.text.plain.get(unit.range.clone()));
@@ -207,7 +207,7 @@ impl Heads {
                 }
                 moved.push((words, unit.hash));
             }
-            // A line that is removed completely takes its line break with it.
+            // A line that is removed completely loses its line break too.
             for range in &mut cut {
                 let next = (text.units).partition_point(|unit| unit.line.end <= range.start);
                 let line = text.units.get(next).map(|unit| unit.line.clone());
@@ -252,8 +252,8 @@ impl Heads {
         });
     }
 
-    /// Returns the matches of the patterns in a text, in order. Lines that are not cached take their bytes from `budget`; a
-    /// line that exceeds it is counted in `unread` and has no matches.
+    /// Returns the matches of the patterns in a text, in order. Lines that are not cached take their bytes from
+    /// `budget`; a line that exceeds it has no matches and is counted in `unread`.
     fn found(
         &mut self,
         config: &Head,
@@ -299,7 +299,7 @@ impl Heads {
                 .map(|found| &**found)
                 .unwrap_or_default();
             for found in found {
-                // After a hash collision, a cached match may not be a range of this line.
+                // After a hash collision, a cached match may not be a valid range of this line.
                 let range = unit.line.start + found.range.start..unit.line.start + found.range.end;
                 if range.end <= unit.line.end && plain.get(range.clone()).is_some() {
                     all.push(PatternMatch {
@@ -312,7 +312,7 @@ impl Heads {
         all
     }
 
-    /// Returns for each text which of its units are in a volatile slot.
+    /// Returns for each unit of each text whether it is in a volatile slot. The templates learn from the texts.
     fn volatile(
         &mut self,
         config: &Head,
@@ -323,7 +323,7 @@ impl Heads {
             let pattern = config.patterns.get(hit.pattern);
             pattern.is_some_and(|pattern| pattern.class != Class::Leave)
         };
-        // A span that a pattern matches is not a slot.
+        // Text that a pattern matches is left out of the templates.
         let covered = texts.iter().zip(found).map(|(text, hits)| {
             let mut covered = vec![false; text.units.len()];
             for hit in hits.iter().filter(acts) {
@@ -349,7 +349,7 @@ impl Heads {
     }
 }
 
-/// A match of a pattern in a plain text.
+/// A match of a pattern in the plain text of a system message.
 struct PatternMatch {
     range: Range<usize>,
     pattern: usize,
@@ -362,7 +362,7 @@ fn overlapping(units: &[Unit], range: &Range<usize>) -> Range<usize> {
     start..end.max(start)
 }
 
-/// Returns whether a line of a message begins as a billing line does; a string's line breaks are escaped.
+/// Returns whether a line of a message begins as a billing line does; line breaks are escaped in a JSON string.
 fn has_billing_line(content: &str) -> bool {
     let mut found = content.match_indices(BILLING);
     found.any(|(at, _)| {
@@ -371,7 +371,7 @@ fn has_billing_line(content: &str) -> bool {
     })
 }
 
-/// Returns the message for moved words: the last user message that is not a tool's result.
+/// Returns the index of the message for moved spans: the last user message that is no tool's result.
 fn target(parsed: &Parsed<'_>) -> Option<u32> {
     let target = parsed.messages.iter().rposition(|message| {
         message.entry.is_some() && !message.content.contains("\"tool_result\"")
@@ -379,8 +379,8 @@ fn target(parsed: &Parsed<'_>) -> Option<u32> {
     target.and_then(|at| u32::try_from(at).ok())
 }
 
-/// Returns a key of everything that the decision depends on, except learned state; `None` if existing hashes do not cover
-/// it.
+/// Returns a hash of everything that the decision depends on, except learned state; `None` if a system message has
+/// documents, which the hash would not cover.
 fn key_of(parsed: &Parsed<'_>) -> Option<u64> {
     let mut opening = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
     opening.try_fold(parsed.start.before, |key, message| {
@@ -391,21 +391,21 @@ fn key_of(parsed: &Parsed<'_>) -> Option<u64> {
     })
 }
 
-/// The name of spans that no pattern matches.
+/// The name reported for spans that no pattern matches.
 const LEARNED: &str = "learned";
 
-/// The tag in which Claude Code, opencode and Cline write the date.
+/// The element in which Claude Code, opencode and Cline write the date.
 const ENVIRONMENT: &str = "<env>";
 
 /// Longest line that patterns are matched against, in bytes.
 const MAX_LINE_BYTES: usize = 2_048;
 
-/// Patterns are matched against at most this share of a request's bytes anew, plus a minimum: a regular expression takes a
-/// hundred times as long per byte as everything else. Spans in other lines stay in place until a later request.
+/// Patterns are matched anew against at most one byte in this many of a request, plus a minimum: a regular expression
+/// takes a hundred times as long per byte as everything else. Spans in other lines stay in place until a later request.
 const MATCHED_SHARE: usize = 9;
 const LEAST_MATCHED_BYTES: usize = 1_024;
 
-/// Most units of a request that are classified as data or instruction; others are not moved.
+/// Most units of a request that are classified as data or instruction; the others are not moved.
 const MAX_JUDGED: usize = 256;
 
 /// Most lines cached.

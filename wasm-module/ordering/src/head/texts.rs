@@ -1,12 +1,12 @@
-//! The system text as texts, lines and sentences.
+//! Divides the system messages at a prompt's beginning into texts, lines and sentences.
 //!
 //! ```text
 //!   "You are Ada.\nBe brief. Today is Monday.\n"        a text, as between quotes
 //!    └── unit ──┘  └ unit ─┘ └──── unit ────┘           a line, or the sentences of a line
 //! ```
 //!
-//! A unit can be removed so that the rest reads as if it had never existed: a whole line goes with its line break, a
-//! sentence with the spaces before or after it.
+//! A unit can be removed as if it had never been there: a whole line is removed with its line break, a sentence with
+//! the spaces before or after it.
 
 use super::decision::merged;
 use crate::body::scan::fields;
@@ -15,33 +15,33 @@ use crate::body::{Message, Parsed, Role, inner_of, offset_in, range_in};
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A text of the system messages that open a prompt.
+/// One text of the system messages at a prompt's beginning.
 pub(super) struct SystemText<'a> {
-    /// Offset of the text in the body, after its opening quote.
+    /// Offset in the body of the text's first byte, after its opening quote.
     pub(super) start: usize,
     pub(super) source: &'a str,
-    /// The part of the message's content with the text, if the content has parts.
+    /// The content part that holds the text; `None` if the content is a single string.
     pub(super) part: Option<&'a str>,
     pub(super) text: Text<'a>,
-    /// Whether the client marked this text, or a later one, as the end of a cached prefix: nothing in it moves.
+    /// Whether this text or a later one has a cache marker: then nothing in it moves or is frozen.
     pub(super) is_marked: bool,
     pub(super) units: Vec<Unit>,
 }
 
-/// A line, or a sentence of a line.
+/// A line, or a sentence of a line: the smallest part that can be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
     /// Range of the line or sentence in the plain text, without surrounding spaces.
     pub(super) range: Range<usize>,
-    /// The line with the unit, line break included.
+    /// Range of the unit's line in the plain text, line break included.
     pub(super) line: Range<usize>,
-    /// Hash of the unit's words.
+    /// Hash of the unit's text; 0 if it holds documents.
     pub(super) hash: u64,
-    /// Whether the unit holds documents: then it stays and is not searched.
+    /// Whether the unit holds documents. Then it is neither searched nor removed.
     pub(super) is_barrier: bool,
 }
 
-/// The texts of the system messages that open a prompt, as far as they are read.
+/// The texts of the system messages at a prompt's beginning, as far as they are read.
 pub(super) struct SystemTexts<'a> {
     pub(super) texts: Vec<SystemText<'a>>,
     /// Number of texts not read to their end because the request has too many texts or units.
@@ -49,7 +49,7 @@ pub(super) struct SystemTexts<'a> {
 }
 
 impl<'a> SystemTexts<'a> {
-    /// Reads the system messages that open a prompt, up to [`MAX_TEXTS`] texts and [`MAX_UNITS`] units. O(bytes).
+    /// Reads the system messages before all others, up to [`MAX_TEXTS`] texts and [`MAX_UNITS`] units. O(bytes).
     pub(super) fn of(parsed: &Parsed<'a>) -> Self {
         let opening = (parsed.messages.iter()).take_while(|message| message.role == Role::System);
         let mut read = Self {
@@ -118,12 +118,12 @@ impl<'a> SystemText<'a> {
         self.start + source.start..self.start + source.end
     }
 
-    /// Returns a range of the plain text as written in the body.
+    /// Returns the bytes of the body for a range of the plain text.
     pub(super) fn raw(&self, range: &Range<usize>) -> &'a str {
         self.source.get(self.text.source(range)).unwrap_or_default()
     }
 
-    /// Returns the ranges of the plain text to remove so that the units marked in `gone` disappear.
+    /// Returns the ranges of the plain text whose removal removes the units marked in `gone`.
     pub(super) fn without(&self, gone: &[bool]) -> Vec<Range<usize>> {
         let mut out: Vec<Range<usize>> = Vec::new();
         let units: Vec<(&Unit, bool)> = self.units.iter().zip(gone.iter().copied()).collect();
@@ -137,7 +137,7 @@ impl<'a> SystemText<'a> {
                 out.push(line.start - usize::from(is_open && line.start > 0)..line.end);
                 continue;
             }
-            // Units go with the spaces before them, those that begin a line with the spaces after them.
+            // Units are removed with the spaces before them, those that begin a line with the spaces after them.
             let (mut kept, mut opening) = (None, None);
             for run in units.chunk_by(|(_, one), (_, next)| one == next) {
                 let (Some((first, is_gone)), Some((last, _))) = (run.first(), run.last()) else {
@@ -157,13 +157,13 @@ impl<'a> SystemText<'a> {
     }
 }
 
-/// Ranges of a message's documents in the body, text between them included, in order.
+/// Returns the ranges of the body from the first to the last document of each group in a message, sorted.
 fn documents_of(message: &Message<'_>) -> Vec<Range<usize>> {
     let groups = message.groups.iter();
     merged(groups.filter_map(|group| group.place.hull()).collect())
 }
 
-/// Returns the first `most` units of a text, and whether these are all. `documents` are in order.
+/// Returns the first `most` units of a text, and whether these are all. `documents` are sorted ranges of the body.
 fn units(
     text: &Text<'_>,
     start: usize,
@@ -179,7 +179,7 @@ fn units(
         for sentence in sentences(line) {
             let range = whole.start + sentence.start..whole.start + sentence.end;
             if units.len() >= most {
-                // A line that is not read to its end is dropped, since it could not be removed as a whole.
+                // If the limit is reached inside a line, that line is left out: it could not be removed as a whole.
                 let is_other = |unit: &Unit| unit.line != whole;
                 units.truncate(units.iter().rposition(is_other).map_or(0, |last| last + 1));
                 return (units, false);
@@ -207,7 +207,7 @@ fn units(
     (units, true)
 }
 
-/// The sentences of a line, without the spaces between them.
+/// Returns the ranges of a line's sentences, without the spaces between them.
 fn sentences(line: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let end = line.trim_end().len();
@@ -219,7 +219,7 @@ fn sentences(line: &str) -> Vec<Range<usize>> {
     let byte = |at: usize| bytes.get(at).copied().unwrap_or_default();
     let first = start;
     for at in first..end {
-        // No space follows these marks.
+        // No space follows these ends of sentences.
         let behind = at + IDEOGRAPHIC_BYTES;
         let mark = bytes.get(at..behind).unwrap_or_default();
         let is_lead = matches!(byte(at), 0xe3 | 0xef);
@@ -246,7 +246,7 @@ fn sentences(line: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// Returns the range of an array's element in `body`, with the comma that would be left over; `None` if it is the only
+/// Returns the range of an array's element in `body` with the comma that would be left over; `None` if it is the only
 /// element.
 pub(super) fn element_in(body: &str, element: &str) -> Option<Range<usize>> {
     let range = range_in(body, element);

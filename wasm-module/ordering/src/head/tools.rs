@@ -1,4 +1,4 @@
-//! Puts the tools of a request into an order and a form that do not depend on the client.
+//! Gives the tools of a request an order and a form that do not depend on the client.
 //!
 //! ```text
 //!   request 1   search {"name", "parameters"}   weather {…}      first seen: recorded as the form
@@ -8,14 +8,14 @@
 //!
 //! If requests have different tools, [`super::toolsets`] decides the order.
 //!
-//! A **layout** is the result of parsing a tool: its objects and set-like arrays, their members as ranges, and the order of
-//! these. Sorted by key, tools of equal content have equal layouts. So a **form** is only the order of each list's members,
-//! and applying it moves ranges of the client's own bytes: nothing is printed, and no hash collision can put another tool's
-//! words into a request.
+//! A **layout** is a parsed tool: its objects and set-like arrays, their members as ranges, and the order of the
+//! members. Tools of equal content have equal layouts once members are sorted by key. So a **form** is only the order
+//! of each list's members, and applying it moves ranges of the client's own bytes: nothing is printed, and no hash
+//! collision can put another tool's text into a request.
 //!
-//! May be reordered: the keys of objects, the array `required`, and the members of `dependentRequired`. May not: any other
-//! array (`enum`, `oneOf`, `anyOf`, `allOf`, `prefixItems`), and anything in `enum`, `const`, `default` and examples, which
-//! are values that the model may copy. A tool with a duplicate key, or an escape in a key, is not changed. If a tool has
+//! Reordered are the keys of objects, the array `required`, and the members of `dependentRequired`. Not reordered is
+//! any other array (`enum`, `oneOf`, `anyOf`, `allOf`, `prefixItems`), nor `const`, `default` and examples, which are
+//! values that the model may copy. A tool with a duplicate key, or an escape in a key, is not changed. If a tool has
 //! `cache_control`, or a `cachePoint` is among them, no tool is changed: the client defined where its prefix ends.
 
 use super::config::RawHeadTools;
@@ -29,23 +29,23 @@ use std::borrow::Cow;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The state of one tenant's and model's tools.
+/// The recorded forms and orders of the tools of one tenant and model.
 #[derive(Debug, Default)]
 pub(crate) struct Tools {
-    /// The first form of each tool, by its canonical hash; and the order of each set, by the set's hash.
+    /// The form in which each tool is forwarded, by its canonical hash; and the order of each set of tools, by its key.
     forms: Forms,
-    /// Parsed tools, by the hash of their bytes.
+    /// Parsed tools, by the hash of their JSON.
     known: Lru<u64, Known>,
-    /// The orders of sets of tools.
+    /// The sets of tools with their orders.
     sets: ToolSets,
-    /// The forms (a tool's bytes, as sent) first seen here that other workers have not received yet.
+    /// Forms that this worker recorded first and that other workers have not received yet.
     told: Vec<Form>,
-    /// Increases with every new form.
+    /// Increases whenever a form is recorded.
     pub(crate) version: u64,
 }
 
-/// Forms by hash. Most take a few dozen bytes, and products with many tool lists have thousands of them, so large forms are
-/// in a list with a separate bound. The two lists together take half a megabyte at most.
+/// Forms by hash. Most take a few dozen bytes, and products with many tool lists have thousands of them, so large forms
+/// are in a separate list with a bound of its own. Together the two lists take at most half a megabyte.
 #[derive(Debug, Default)]
 struct Forms {
     small: Lru<u64, Box<[u8]>>,
@@ -70,32 +70,32 @@ impl Forms {
     }
 }
 
-/// A parsed tool.
+/// The properties of a tool that was parsed before.
 #[derive(Debug)]
 struct Known {
-    /// Range of the tool's name, between the quotes; empty if it has none.
+    /// Range of the tool's name, without quotes; empty if it has none.
     name: Range<usize>,
-    /// Canonical hash of the tool; `None` if the tool must not be changed.
+    /// Hash of the tool, independent of the order of its members; `None` if the tool must not be changed.
     canonical: Option<u64>,
-    /// Hash of the current order of the tool's members.
+    /// Hash of the order of the tool's members in this JSON.
     order: u64,
     marked: bool,
 }
 
-/// The tools to forward.
+/// The tools to forward, if they differ from the client's.
 #[derive(Debug, Default)]
 pub(crate) struct Arranged<'a> {
-    /// The tools in the order sent, each with its index in the client's list and its bytes.
+    /// The tools in the order sent, each with its index in the client's list and its JSON.
     pub(crate) tools: Vec<(usize, Cow<'a, str>)>,
     /// Number of tools that changed position.
     pub(crate) moved: u32,
-    /// Tools whose keys changed order.
+    /// Number of tools whose keys changed order.
     pub(crate) reformed: u32,
 }
 
 impl Tools {
-    /// Returns the tools to forward; `None` for the client's tools, also if there are more than [`MAX_TOOLS`]. O(bytes of
-    /// the tools that are new) + O(tools log tools).
+    /// Returns the tools to forward; `None` if they are the client's, unchanged (also with more than [`MAX_TOOLS`]).
+    /// O(bytes of the tools not seen before) + O(tools log tools).
     pub(crate) fn arrange<'a>(
         &mut self,
         tools: &[&'a str],
@@ -146,7 +146,7 @@ impl Tools {
             if is_certain {
                 names = self.in_set_order(names, &ids);
             } else {
-                // With duplicate or missing names, the meaning may depend on the order.
+                // With duplicate or missing names, the order may have a meaning.
                 sort_by_key(&mut names, |(_, at)| *at);
             }
         }
@@ -163,7 +163,7 @@ impl Tools {
         Some(arranged)
     }
 
-    /// Returns tools, given by name with their indices in `ids`, in the order of their set.
+    /// Returns tools, sorted by name and each with its index in `ids`, in the order of their set.
     fn in_set_order<'a>(
         &mut self,
         names: Vec<(&'a str, usize)>,
@@ -190,7 +190,7 @@ impl Tools {
             .collect()
     }
 
-    /// Records a tool's form first seen here, for other workers too.
+    /// Records a form that this worker is the first to see, for other workers too.
     fn tell(&mut self, form: Form) {
         self.version += 1;
         self.forms.insert(form.canonical, form.order.clone());
@@ -198,13 +198,13 @@ impl Tools {
         self.told.push(form);
     }
 
-    /// Returns the tools' forms first seen here since the last call.
+    /// Takes the forms recorded first by this worker since the last call; at most 64.
     pub(crate) fn take_told(&mut self) -> Vec<Form> {
         std::mem::take(&mut self.told)
     }
 
-    /// Records a form that another worker has seen. Of two forms of one tool, all workers use the one whose order is
-    /// smaller, whichever they saw first.
+    /// Records a form from another worker. Of two forms of one tool, every worker keeps the smaller one by byte order,
+    /// so all agree whichever they saw first.
     pub(crate) fn learn(&mut self, form: &Form) {
         if form.order.len() > MAX_FORM_BYTES {
             return;
@@ -216,7 +216,7 @@ impl Tools {
         }
     }
 
-    /// Returns the record of a tool with that layout; the first tool of its kind defines the form.
+    /// Returns the record of a tool. The first tool with its canonical hash defines the form.
     fn read(&mut self, tool: &str, layout: Option<&Layout>) -> Known {
         let marked = ["\"cache_control\"", "\"cachePoint\""];
         let marked = marked.into_iter().any(|mark| tool.contains(mark));
@@ -248,7 +248,7 @@ impl Tools {
     }
 }
 
-/// Returns a tool's name, as between quotes: `function.name` (OpenAI), `toolSpec.name` (Bedrock), `name` (Responses,
+/// Returns a tool's name, without quotes: `function.name` (OpenAI), `toolSpec.name` (Bedrock), `name` (Responses,
 /// Anthropic, Cohere, Gemini's functions), else its `type`, which names a provider's own tools.
 pub(crate) fn name_of(tool: &str) -> Option<&str> {
     let names = ["function", "toolSpec", "name", "type"];
@@ -261,10 +261,10 @@ pub(crate) fn name_of(tool: &str) -> Option<&str> {
     name.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// A parsed tool.
+/// A tool's JSON as nested lists of members.
 struct Layout {
     canonical: u64,
-    /// The tool's object, as a list of one.
+    /// A list of one: the tool's object.
     lists: Vec<List>,
     /// Number of lists, nested ones included.
     count: usize,
@@ -272,9 +272,9 @@ struct Layout {
 
 /// An object or a set-like array.
 struct List {
-    /// A number below [`Layout::count`].
+    /// The list's number, from 0 up to [`Layout::count`].
     number: usize,
-    /// Each member, key included, in the current order.
+    /// The members, keys included, in the order of the JSON.
     members: Vec<Member>,
     /// Indices into `members`, sorted by key.
     sorted: SmallVec<[u8; 8]>,
@@ -282,7 +282,7 @@ struct List {
 
 struct Member {
     range: Range<usize>,
-    /// The objects and set-like arrays in the member's value, without those nested in them.
+    /// The outermost objects and set-like arrays in the member's value.
     lists: Vec<List>,
 }
 
@@ -306,7 +306,7 @@ impl Layout {
         })
     }
 
-    /// Returns a tool's text with the members of its lists in the order of `form`; `None` if the form does not fit.
+    /// Returns a tool's JSON with the members of its lists in the order of `form`; `None` if the form does not fit.
     fn reformed(&self, tool: &str, form: &[u8]) -> Option<String> {
         let mut orders: Vec<&[u8]> = vec![&[]; self.count];
         let mut rest = form;
@@ -325,7 +325,7 @@ impl Layout {
         (out.len() == tool.len()).then_some(out)
     }
 
-    /// The current order of each list's members, as their ranks by key.
+    /// Returns the form of this JSON: for each list, the rank by key of each member. `None` if a rank exceeds a byte.
     fn order(&self) -> Option<Vec<u8>> {
         let mut order = Vec::new();
         visit(&self.lists, &mut |list| {
@@ -340,7 +340,7 @@ impl Layout {
     }
 }
 
-/// Visits the lists of two members or more in their canonical order: each before those in its members, these by key.
+/// Visits lists of two or more members in canonical order: each list before those in its members, these by key.
 fn visit<'l>(lists: &'l [List], each: &mut dyn FnMut(&'l List) -> Option<()>) -> Option<()> {
     for list in lists {
         if list.sorted.len() > 1 {
@@ -353,7 +353,7 @@ fn visit<'l>(lists: &'l [List], each: &mut dyn FnMut(&'l List) -> Option<()>) ->
     Some(())
 }
 
-/// Writes `range` of the tool, which contains `lists`, with the lists' members in these orders.
+/// Writes `range` of a tool, which contains `lists`, with the members of each list in its order.
 fn write(
     tool: &str,
     range: Range<usize>,
@@ -379,23 +379,23 @@ fn write(
     Some(())
 }
 
-/// The meaning of an object's keys.
+/// The interpretation of an object's keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Context {
-    /// Keywords of JSON schema, or of a tool.
+    /// As keywords of JSON schema or of a tool.
     Schema,
-    /// Names of schemas, such as the keys of `properties`.
+    /// As names of schemas, such as the keys of `properties`.
     Names,
-    /// Names whose values are set-like arrays.
+    /// As names whose values are set-like arrays.
     Sets,
 }
 
-/// How a key's value is parsed.
+/// The way in which the value of a key is parsed.
 enum Reads {
     As(Context),
-    /// Parses an array as a set-like one, and any other value as bytes.
+    /// As a set-like array; any value other than an array as usual.
     Set,
-    /// As bytes.
+    /// As bytes without structure.
     Raw,
 }
 
@@ -425,9 +425,9 @@ impl Context {
 struct Reading<'a> {
     text: &'a str,
     scan: Scan<'a>,
-    /// The lists of the current value that are complete.
+    /// The complete lists in the current value.
     lists: Vec<List>,
-    /// Number of lists so far.
+    /// Number of lists so far, nested ones included.
     count: usize,
 }
 
@@ -483,7 +483,7 @@ impl Reading<'_> {
         self.close(2, members, &keys)
     }
 
-    /// Parses an array whose elements keep their places.
+    /// Parses an array whose elements keep their order.
     fn array(&mut self, context: Context, depth: usize) -> Option<u64> {
         self.scan.expect(b'[').ok()?;
         let mut hash = 3;
@@ -499,13 +499,13 @@ impl Reading<'_> {
         Some(hash)
     }
 
-    /// Parses an array whose order has no meaning, if all elements are distinct strings; any other value as usual.
+    /// Parses an array whose order has no meaning if all elements are distinct strings, and any other value as usual.
     fn set(&mut self, depth: usize) -> Option<u64> {
         let start = self.scan.next();
         let mut ahead = Scan::new(self.text.get(start..)?);
         let is_array = self.text.as_bytes().get(start) == Some(&b'[');
         let elements = if is_array {
-            // The elements are few and short, so scanning them twice costs little.
+            // Elements are few and short, so scanning them twice costs little.
             ahead.elements().unwrap_or_default()
         } else {
             Vec::new()
@@ -535,7 +535,7 @@ impl Reading<'_> {
         self.close(4, members, &keys)
     }
 
-    /// Adds the list and returns its canonical hash; `keys` are the members' keys.
+    /// Adds a list, given its members and the key and value's hash of each, and returns its canonical hash.
     fn close(&mut self, kind: u64, members: Vec<Member>, keys: &[(&str, u64)]) -> Option<u64> {
         // A rank must fit into a byte.
         let count = u8::try_from(keys.len()).ok()?;
@@ -566,29 +566,29 @@ impl Reading<'_> {
 /// Deepest nesting of a tool that is parsed.
 const MAX_DEPTH: usize = 48;
 
-/// Most forms of up to [`MAX_SMALL_FORM_BYTES`] for one tenant and model; the least recently used are evicted.
+/// Most small forms for one tenant and model; the least recently used are evicted.
 const MAX_SMALL_FORMS: usize = 4_096;
 
 /// Longest small form, in bytes.
 const MAX_SMALL_FORM_BYTES: usize = 128;
 
-/// Most forms longer than [`MAX_SMALL_FORM_BYTES`] for one tenant and model; the least recently used are evicted.
+/// Most larger forms for one tenant and model; the least recently used are evicted.
 const MAX_LARGE_FORMS: usize = 256;
 
-/// Longest form, in bytes: one for each member of a list of two members or more.
+/// Longest form that is recorded, in bytes: one byte for each member of a list of two or more members.
 const MAX_FORM_BYTES: usize = 2_048;
 
 /// Most tools of a request; with more, the tools are not changed.
 pub(super) const MAX_TOOLS: usize = 1_024;
 
-/// Most members of a list in a layout: a rank is a byte.
+/// Most members of a list, since a rank takes one byte.
 const MAX_MEMBERS: usize = 255;
 
-/// Most tools of a set whose order is learned: a rank is a byte. Larger sets are sorted by name.
+/// Most tools of a set with a recorded order, since a rank takes one byte. Larger sets are sorted by name.
 const MAX_SET_TOOLS: usize = 255;
 
 /// Most parsed tools of one tenant and model.
 const MAX_KNOWN: usize = 2_048;
 
-/// Most forms that wait to be sent to other workers.
+/// Most forms that wait to be sent to other workers, without the newest one.
 const MAX_TOLD: usize = 63;

@@ -1,4 +1,4 @@
-//! Orders tools when requests have different ones.
+//! Chooses the order of tools when requests offer different sets of them.
 //!
 //! ```text
 //!   offered             by name                 learned
@@ -8,10 +8,10 @@
 //!   a core1 core2 e     a core1 core2 e         a core1 core2 e        begins like the first
 //! ```
 //!
-//! An engine shares tools only from the first one on. Sorted by name, one rare tool costs all tools after it. So the first
+//! Engines share tools only from the first one on. Sorted by name, one rare tool costs all tools after it. So the first
 //! set is sorted by name, and a new set begins like the known set with which it shares most bytes from the start; the
-//! remaining tools follow, those in most known sets first. A set keeps its order, since otherwise the chats that use it
-//! would lose their prefixes.
+//! remaining tools follow, those in most known sets first. A set keeps its order, since a change would cost the chats
+//! that use it their prefixes.
 
 use crate::sort::sort_by_key;
 use fxhash::{FxHashMap, FxHashSet};
@@ -19,14 +19,14 @@ use smallvec::SmallVec;
 use std::cmp::Reverse;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The orders of one tenant's and model's tool sets. Beyond [`MAX_SETS`], or [`MAX_PLACES`] tools in all of them, the least
-/// recently used is evicted.
+/// The orders of the tool sets of one tenant and model. Beyond [`MAX_SETS`] sets or [`MAX_PLACES`] tools in all, the
+/// least recently used set is evicted.
 #[derive(Debug, Default)]
 pub(super) struct ToolSets {
     sets: Vec<ToolSet>,
     /// For each tool, the number of sets that contain it.
     offered: FxHashMap<u64, u32>,
-    /// The sum of the sets' lengths.
+    /// Number of tools in all sets.
     places: usize,
     now: u64,
 }
@@ -39,15 +39,15 @@ struct ToolSet {
     last_used: u64,
 }
 
-/// A tool of a set.
+/// A tool of a set, as far as the order depends on it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SetTool {
-    /// Hash of the tool, independent of its form.
+    /// Hash of the tool, independent of the order of its keys.
     pub(super) id: u64,
     pub(super) bytes: usize,
 }
 
-/// The key of a set of tools, which are given in the order of their names.
+/// Returns the key of a set of tools, given sorted by name.
 pub(super) fn key_of(tools: &[SetTool]) -> u64 {
     let seed = 22;
     (tools.iter()).fold(seed, |hash, tool| {
@@ -56,9 +56,9 @@ pub(super) fn key_of(tools: &[SetTool]) -> u64 {
 }
 
 impl ToolSets {
-    /// Returns the order of a set of at most 255 tools, given in the order of their names: for each place, the tool's rank
-    /// by name. `told` is the set's order from another worker, if known. O(tools) for a known set, and O(known sets +
-    /// tools) for another, unless many begin alike.
+    /// Returns the order of a set of at most 255 tools, given sorted by name: for each position, the tool's rank by
+    /// name. `told` is an order already recorded for the set (such as another worker's), which is used if valid.
+    /// O(tools) for a known set; O(known sets + tools) for a new one, unless many begin alike.
     pub(super) fn order(
         &mut self,
         key: u64,
@@ -74,7 +74,7 @@ impl ToolSets {
         let ids = || (order.iter()).filter_map(|rank| Some(tools.get(usize::from(*rank))?.id));
         if let Some(set) = self.sets.iter_mut().find(|set| set.key == key) {
             set.last_used = self.now;
-            // Another worker's order may have replaced this one's.
+            // Another worker's order may have replaced the recorded one.
             if !set.sequence.iter().copied().eq(ids()) {
                 set.sequence = ids().collect();
             }
@@ -112,7 +112,7 @@ impl ToolSets {
         }
     }
 
-    /// Chooses the order of a new set.
+    /// Chooses the order of a new set: the beginning of a known set, then the other tools.
     fn choose(&self, tools: &[SetTool]) -> SmallVec<[u8; 32]> {
         let ranks: FxHashMap<u64, u8> = tools.iter().map(|tool| tool.id).zip(0..).collect();
         let bytes = |rank: &u8| tools.get(usize::from(*rank)).map_or(0, |tool| tool.bytes);
@@ -138,7 +138,7 @@ impl ToolSets {
     }
 }
 
-/// Returns whether `order` contains each of `count` ranks once.
+/// Returns whether `order` contains each rank below `count` exactly once.
 pub(super) fn is_permutation(order: &[u8], count: usize) -> bool {
     let mut seen = [false; 256];
     order.len() == count
@@ -152,7 +152,7 @@ pub(super) fn is_permutation(order: &[u8], count: usize) -> bool {
 /// Most sets of one tenant and model with a recorded order.
 const MAX_SETS: usize = 256;
 
-/// Most tools in all recorded sets.
+/// Most tools in all recorded sets together.
 const MAX_PLACES: usize = 8_192;
 
 #[cfg(test)]

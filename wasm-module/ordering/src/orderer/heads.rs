@@ -1,5 +1,5 @@
 //! The state of heads by tenant and model. It is separate from the state of documents: most chats with a head bring no
-//! documents and so must not take the place of a tree.
+//! documents, and must not evict a tree.
 
 use crate::config::Config;
 use crate::head::stabilise::Heads;
@@ -20,8 +20,8 @@ struct Entry {
 }
 
 impl HeadKeep {
-    /// Returns the state of a tenant's and model's heads. If there is none, creates one; when full, it replaces the least
-    /// recently used state of the tenant with the most.
+    /// Returns the state of the heads of a tenant and model; creates it if there is none. When full, this replaces the
+    /// least recently used state of the tenant that has the most.
     pub(super) fn of(
         &mut self,
         config: &Config,
@@ -45,7 +45,7 @@ impl HeadKeep {
         &mut entry.heads
     }
 
-    /// Returns the state of a tenant's and model's heads, if there is one.
+    /// Returns the state of the heads of a tenant and model; `None` if there is none.
     pub(super) fn get_mut(&mut self, tenant: Tenant<'_>, model: &str) -> Option<&mut Heads> {
         let entry = self.all.get_mut(&key_of(tenant, model))?;
         Some(&mut entry.heads)

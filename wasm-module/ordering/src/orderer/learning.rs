@@ -1,4 +1,4 @@
-//! Applies knowledge from others: the requests of other orderers, an engine's feed, and an engine's responses.
+//! Applies what others report: requests of other orderers, events of an engine's feed, and cached tokens in responses.
 
 use super::Orderer;
 use crate::conversation::memory::Path;
@@ -10,10 +10,10 @@ use crate::tenant::Tenant;
 use crate::tree::ResidencyEvent;
 
 impl Orderer {
-    /// Applies another orderer's update, as if this one had forwarded the request or read the feed itself.
+    /// Applies an update from another orderer or a feed, as if this one had forwarded the request or read the feed.
     ///
-    /// Known turns of a chat are not changed. A continuation of an unknown turn is ignored. A [`RemoteRecord`] adds only
-    /// paths.
+    /// Recorded messages of a chat are not changed. A continuation of an unknown message is ignored. A [`RemoteRecord`]
+    /// only adds paths to trees.
     ///
     /// [`RemoteRecord`]: crate::RemoteRecord
     pub fn learn(&mut self, update: &PeerUpdate) {
@@ -70,12 +70,12 @@ impl Orderer {
 
     /// Applies an event of an engine's feed.
     ///
-    /// A feed identifies tenants by their keys, and the model by the engine's name for it. A request that leaves the model
-    /// to the engine need not use that name.
+    /// A feed identifies a tenant by its key and the model by the engine's name for it. Requests without a model name
+    /// have a state with an empty model, which every event concerns.
     ///
-    /// A cleared cache without a model name applies to every model.
+    /// A cleared cache without a model name concerns every model.
     ///
-    /// A path stored without a key may belong to any tenant, so named tenants ignore it.
+    /// A path stored without a key may belong to any tenant, so states of named tenants without a key ignore it.
     fn learn_event(&mut self, engine: EngineId, model: &str, event: &Event) {
         let change = match event.change() {
             Change::Forget => ResidencyEvent::Cleared,

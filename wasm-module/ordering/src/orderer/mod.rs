@@ -1,4 +1,4 @@
-//! The state of every tenant and model, and the call that uses it: from a request's body to the forwarded body.
+//! The entry point of the core: from a request's body to the forwarded body, with the state of every tenant and model.
 //!
 //! ```text
 //!   body ─▶ parse ─▶ state: trees · policy · memory of chats ─▶ rewriting ─▶ body, report, record
@@ -32,26 +32,26 @@ use crate::standalone::{self, StandaloneDocument, StandaloneOrder};
 use crate::tenant::Tenant;
 use crate::tree::ViewedNode;
 
-/// Orders requests. Holds a policy, a memory of chats and a knowledge tree per engine, for every tenant and model.
+/// Orders requests. For every tenant and model it holds a policy, a memory of chats and a knowledge tree per engine.
 ///
 /// A tenant's decisions depend only on its own requests while at most `tree.max_trees` tenants and models are in use.
-/// Beyond that they also depend on the number of tenants, since each keeps its share of the trees. Memory is bounded by the
-/// configuration: at most `tree.max_trees` times `conversation.max_bytes`, and `tree.max_nodes` for each engine.
+/// Beyond that, states are evicted, so decisions also depend on how many other tenants there are. Memory is bounded by
+/// the configuration: at most `tree.max_trees` times `conversation.max_bytes`, and `tree.max_nodes` for each engine.
 pub struct Orderer {
     config: Config,
     tenants: TenantStore,
-    /// State of heads, by tenant and model.
+    /// State of the prompts' heads, by tenant and model.
     heads: HeadKeep,
-    /// Questions that clients sent without contexts.
+    /// Questions that clients sent without contexts, as a filter of hashes.
     bare: BareQuestions,
     /// The head report of the last request; see [`Orderer::last_head`].
     head: HeadReport,
-    /// Number of requests so far; the trees' clock.
+    /// Number of requests so far, those learnt from other orderers included. States are evicted by this time.
     now: u64,
 }
 
 impl Orderer {
-    /// Returns an orderer without any history.
+    /// Returns an orderer without state.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -66,20 +66,20 @@ impl Orderer {
 
     /// Orders the documents of `body`, a chat request of `tenant`, for a gateway with one engine.
     ///
-    /// Messages of a known chat are replayed as they were forwarded before.
+    /// Messages of a known chat are replayed: their documents are arranged as when they were first forwarded.
     ///
     /// # Errors
     /// Returns [`Skip`], the reason why the original body must be forwarded. Nothing is recorded then, except with
-    /// [`Skip::NoDocuments`]: that a chat continued without documents.
+    /// [`Skip::NoDocuments`]: the chat's continuation, and what its head shows.
     pub fn rewrite(&mut self, tenant: Tenant<'_>, body: &[u8]) -> Result<Rewrite, Skip> {
         self.rewrite_on(&RewriteOptions::default(), tenant, body)
     }
 
-    /// Like [`Orderer::rewrite`], with options for this request. With a salt, [`Tenant::key`] is that salt's key. Without a
-    /// salt and without a key, the key is derived from the client's salt if the options have a function for it.
+    /// Like [`Orderer::rewrite`], with options for this request. If the options have a salt, [`Tenant::key`] must be
+    /// its key. With neither salt nor key, `key_of` (if given) derives the key from the client's salt.
     ///
     /// # Errors
-    /// As [`Orderer::rewrite`]. The body is not salted then; use [`salted`](crate::salted).
+    /// As [`Orderer::rewrite`]. Then the body has no salt yet; use [`salted`](crate::salted).
     pub fn rewrite_on(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -90,10 +90,10 @@ impl Orderer {
         self.rewrite_parsed(options, tenant, &mut parsed)
     }
 
-    /// Like [`Orderer::rewrite_on`] for a body that was parsed with this orderer's configuration.
+    /// Like [`Orderer::rewrite_on`], for a body that was already parsed with this orderer's configuration.
     ///
     /// # Errors
-    /// Returns [`Skip::NoDocuments`] if the body has none.
+    /// Returns [`Skip::NoDocuments`] if the body has no documents and its head is not changed.
     pub fn rewrite_parsed(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -112,18 +112,18 @@ impl Orderer {
             let arm = self.settle(options, tenant, parsed, &decision);
             return self.rewrite_as(options, tenant, parsed, decision, arm);
         };
-        // If the plan is only reported and none of it recorded, the body that it would make is not parsed.
+        // If the plan is neither applied nor recorded, the body that it would make is not parsed.
         let is_read = self.config.head.mode() == HeadMode::Apply || self.config.pin.is_some();
         let read_on = (is_read && !plan.is_empty()).then(|| plan.body(parsed.text));
         let read = read_on.as_ref();
         let read = read.map(|text| {
             let mut read = body::parse(text.as_bytes(), &self.config)?;
-            // The path may have named the model.
+            // The model may have come from the request's path instead of its body.
             read.for_model(&parsed.model)?;
             Ok::<_, Skip>(read)
         });
-        // It may exceed the limit of documents, or hold text that no longer parses as a document after the move: then the
-        // original body is forwarded.
+        // The rebuilt body may exceed the limit of documents, or hold text that no longer parses as a document after
+        // the move. Then the plan is dropped.
         let read = read.transpose().ok();
         let read = read.filter(|read| read.as_ref().is_none_or(|read| plan.is_whole(read)));
         let Some(mut read) = read else {
@@ -188,8 +188,8 @@ impl Orderer {
         rewrite
     }
 
-    /// Returns the chat's arm, and whether the decision is applied. If it is, `parsed` is rehashed without the removed
-    /// bytes.
+    /// Returns the chat's arm in an experiment, and whether the head's changes are applied. If they are, the hashes in
+    /// `parsed` are recomputed without the removed bytes.
     fn settle(
         &self,
         options: &RewriteOptions<'_>,
@@ -212,7 +212,7 @@ impl Orderer {
         (arm, applies)
     }
 
-    /// Rewrites a body after all decisions; `decision` belongs to that body.
+    /// Rewrites `parsed`, with the head's changes if they apply; offsets in `decision` are offsets in that body.
     fn rewrite_as(
         &mut self,
         options: &RewriteOptions<'_>,
@@ -226,7 +226,7 @@ impl Orderer {
         self.head.clone_from(&report);
         let writes = applies && decision.writes();
         if !parsed.has_groups() && !writes && self.tenants.get(tenant, &parsed.model).is_none() {
-            // A tenant that never sends documents takes no other tenant's place.
+            // A request without documents creates no state, which might evict another tenant's.
             return Err(Skip::NoDocuments);
         }
         let state = (self.tenants).of(&self.config, self.now, tenant, &parsed.model);
@@ -247,7 +247,7 @@ impl Orderer {
         Ok(rewrite)
     }
 
-    /// Returns the plan for restoring earlier contexts; `None` if the configuration does not enable it or nothing applies.
+    /// Returns the plan for restoring earlier contexts; `None` in a dry run, or if none of it is enabled.
     fn plan<'a>(
         &self,
         options: &RewriteOptions<'_>,
@@ -267,14 +267,14 @@ impl Orderer {
         )
     }
 
-    /// Returns the report on the last request's head: changes made, or those that would be, whatever became of its
-    /// documents.
+    /// Returns the report on the head of the last request: its changes, or in mode `report` those that would be made.
+    /// It is set even if the request was skipped.
     #[must_use]
     pub fn last_head(&self) -> &HeadReport {
         &self.head
     }
 
-    /// Decides the changes to a head. A request without a head leaves no state.
+    /// Decides the changes to a head. A request with neither tools nor a leading system message creates no state.
     fn decide<'a>(&mut self, tenant: Tenant<'_>, parsed: &Parsed<'a>) -> Decision<'a> {
         let config = &self.config.head;
         let opens = (parsed.messages.first()).is_some_and(|first| first.role == Role::System);
@@ -285,8 +285,8 @@ impl Orderer {
         heads.decide(config, parsed)
     }
 
-    /// Orders documents without a body, for a caller that writes its prompts itself. The caller is expected to send them in
-    /// that order after `before`. For chats, location hints and bodies use [`Orderer::rewrite`].
+    /// Orders documents without a body, for a caller that writes its own prompts. The caller must send them in the
+    /// returned order after the text `before`. For chats, location hints and bodies use [`Orderer::rewrite`].
     ///
     /// # Errors
     /// Returns [`Skip::TooManyDocuments`], [`Skip::LongModelName`] or [`Skip::NoDocuments`]; nothing is recorded then.
@@ -309,28 +309,28 @@ impl Orderer {
         ))
     }
 
-    /// Returns the `limit` most recently used nodes of a tenant's tree for a model and the first engine; see
-    /// [`view`](crate::tree::KnowledgeTree::view).
+    /// Returns the `limit` most recently used nodes of the tree of a tenant, a model and the first engine, as
+    /// [`view`](crate::tree::KnowledgeTree::view) does; empty if there is no tree.
     #[must_use]
     pub fn view(&self, tenant: Tenant<'_>, model: &str, limit: usize) -> Vec<ViewedNode> {
         let state = self.tenants.any(tenant, model);
         state.map_or_else(Vec::new, |state| state.trees.first().view(limit))
     }
 
-    /// Returns the configuration.
+    /// Returns the configuration with which the orderer was built.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Drops all state, as is right after a restart of the engine.
+    /// Drops all state. Call it after the engine restarts with an empty cache.
     pub fn clear(&mut self) {
         self.tenants = TenantStore::default();
         self.heads = HeadKeep::default();
         self.bare = BareQuestions::default();
     }
 
-    /// Returns the number of trees.
+    /// Returns the number of pairs of tenant and model with state; each pair has one tree per engine.
     #[must_use]
     pub fn trees(&self) -> usize {
         self.tenants.len()
@@ -342,7 +342,7 @@ impl Orderer {
         self.tenants.iter().map(|state| state.trees.nodes()).sum()
     }
 
-    /// Returns the size of the memory of all chats.
+    /// Returns the size of the memory of chats, over all tenants and models.
     #[must_use]
     pub fn remembered(&self) -> Remembered {
         let memories = || self.tenants.iter().map(|state| &state.memory);

@@ -11,28 +11,28 @@ use crate::request::Report;
 /// The options for one request, in addition to the configuration.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RewriteOptions<'a> {
-    /// The salt to write as the body's `cache_salt`, replacing the client's; `None` leaves the client's.
+    /// The salt to write as the body's `cache_salt` in place of the client's; `None` leaves the client's salt.
     pub salt: Option<&'a str>,
-    /// The function from the client's salt to a tenant's key: [`TenantKey::of`]. `None`: the client's salt does not
-    /// separate tenants. It is a function so that the browser's module, which knows no tenants, contains no SHA-256.
+    /// Derives a tenant's key from the client's salt: [`TenantKey::of`], or `None` if the client's salt does not
+    /// separate tenants. A function, so that the browser's module, which knows no tenants, contains no SHA-256.
     pub key_of: Option<fn(&str) -> TenantKey>,
     /// Whether this request is a dry run or part of an experiment.
     pub trial: Trial<'a>,
-    /// The engines that the request may go to; see [`EngineCandidate`]. Those above [`MAX_ENGINES`](crate::MAX_ENGINES) are
-    /// ignored. If the list is empty, the request goes to the first engine.
+    /// The engines that the request may go to. Those whose id is not below [`MAX_ENGINES`](crate::MAX_ENGINES) are
+    /// ignored. If none is left, the request goes to the first engine.
     pub choices: &'a [EngineCandidate],
 }
 
-/// Whether the order is applied, only computed, or part of an experiment.
+/// Whether a request's order is applied, only computed, or assigned by an experiment.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Trial<'a> {
-    /// The order is applied.
+    /// The order is applied to every request.
     #[default]
     None,
-    /// The order is computed and reported, but the original body is forwarded and recorded. An array that would have been
-    /// rendered is recorded as if rendered in the client's order.
+    /// The order is computed and reported, but the original body is forwarded and recorded. A `documents` array that
+    /// would have been rendered is recorded as rendered in the client's order.
     DryRun,
-    /// Some of the chats keep the client's order.
+    /// Chats in the experiment's control arm keep the client's order; in the others the order is applied.
     Experiment(&'a Experiment),
 }
 
@@ -41,30 +41,30 @@ pub enum Trial<'a> {
 pub struct Rewrite {
     /// The body to forward; `None` for the original body.
     pub body: Option<Vec<u8>>,
-    /// Whether more than the salt changed: documents moved, or words were added.
+    /// Whether anything changed in addition to the salt.
     pub ordered: bool,
-    /// The changes; in a dry run, those that would have been made.
+    /// The changes to documents; in a dry run, those that would have been made.
     pub report: Report,
-    /// The forwarded documents, as recorded in the tree.
+    /// The forwarded documents, as recorded in the tree; empty in a dry run.
     pub path: SentPath,
-    /// The chat's arm in an experiment.
+    /// The chat's arm; `None` outside an experiment.
     pub arm: Option<Arm>,
-    /// In a dry run, the report on the forwarded body: nothing changed, and this much matched.
+    /// In a dry run, the report on the forwarded original body, with the tokens that it matched; otherwise `None`.
     pub as_sent: Option<Report>,
-    /// The changes to the head, made or only proposed.
+    /// The changes to the head, either made or (in mode `report`) proposed.
     pub head: HeadReport,
     /// The record of this request for other orderers.
     pub record: OrderingRecord,
 }
 
-/// The size of the memory of chats.
+/// The size of the memory of chats, over all tenants and models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remembered {
-    /// Number of messages; without pinning, only those that hold documents or end a request.
+    /// Number of recorded messages. Without pinning, only those with documents or changes, and each request's last.
     pub messages: u64,
     /// Estimated bytes of the messages in `messages`.
     pub bytes: u64,
-    /// Number of messages with contexts that their clients may later omit. They have separate bounds.
+    /// Number of messages with contexts that their clients may later omit. They are counted and bounded separately.
     pub contexts: u64,
     /// Estimated bytes of the messages in `contexts`.
     pub context_bytes: u64,

@@ -8,8 +8,8 @@
 //!     └─ the known messages of the chat, and its previous engine
 //! ```
 //!
-//! Ordering returns a record, which is then applied: another worker, a dry run and an experiment's control arm differ in
-//! the record applied, not in the decision.
+//! Arranging a request returns a record, and only this record changes state. Another worker, a dry run and an
+//! experiment's control arm apply other records of the same kind.
 
 use super::options::{Rewrite, RewriteOptions, Trial};
 use super::tenants::TenantState;
@@ -37,16 +37,16 @@ pub(super) struct Rewriting<'r> {
     pub(super) options: &'r RewriteOptions<'r>,
     pub(super) tenant: Tenant<'r>,
     pub(super) parsed: &'r Parsed<'r>,
-    /// The changes to the head; `None` for none.
+    /// The changes to the head; `None` if none are made.
     pub(super) head: Option<&'r Decision<'r>>,
     pub(super) arm: Option<Arm>,
 }
 
-/// The report and the documents that a dry run would have forwarded.
+/// The report and the documents that would have been forwarded without the dry run; `None` if the request is none.
 type DryRunResult = Option<(Report, Vec<SentRun>)>;
 
 impl<'r> Rewriting<'r> {
-    /// Returns the chat's arm in an experiment.
+    /// Returns the chat's arm; `None` outside an experiment.
     pub(super) fn arm(
         options: &RewriteOptions<'_>,
         tenant: Tenant<'_>,
@@ -58,10 +58,10 @@ impl<'r> Rewriting<'r> {
         }
     }
 
-    /// Rewrites the request.
+    /// Arranges the request for the best engine, writes the body and records both in `state`.
     ///
     /// # Errors
-    /// Returns [`Skip::NoDocuments`] if there is nothing to write.
+    /// Returns [`Skip::NoDocuments`] without documents and other changes; the chat is recorded anyway.
     pub(super) fn run(&self, state: &mut TenantState) -> Result<Rewrite, Skip> {
         let path = self.recall(&state.memory);
         let choices = self.choices(&state.memory, &path);
@@ -97,7 +97,7 @@ impl<'r> Rewriting<'r> {
         let body = self.write(edits);
 
         let chat = self.remember(&mut state.memory, &path, added, engine);
-        // Documents considered only for other engines are in no path.
+        // Documents interned for other engines or the dry run are in no path there: release their ids.
         for other in choices.iter().filter(|other| other.engine != engine) {
             let documents = runs.iter().flat_map(|run| &run.documents);
             state.trees.of(other.engine).discard(documents);
@@ -145,10 +145,10 @@ impl<'r> Rewriting<'r> {
         })
     }
 
-    /// Returns the chat's known messages.
+    /// Returns the chat's known messages; empty if documents keep the client's order.
     fn recall(&self, memory: &Memory) -> Path {
         if self.keeps_client_order() {
-            // The client's order excludes the way earlier turns were forwarded.
+            // The client's order must not depend on how earlier turns were forwarded.
             return Path::default();
         }
         let written = self.parsed.rendered.as_ref().and_then(|(message, group)| {
@@ -160,7 +160,7 @@ impl<'r> Rewriting<'r> {
         let chains = self.parsed.messages.iter().map(|message| message.chain);
         let moved = self.head.and_then(|head| head.moved.as_ref());
         let moving = moved.map_or(Moving::default(), |moved| {
-            // Only if the request ends with the target message do the spans determine what was written there.
+            // Only if the target message is the request's last one do the spans determine what was written there.
             let is_last = moved.message as usize + 1 == self.parsed.messages.len();
             Moving {
                 hash: if is_last { moved.hash } else { 0 },
@@ -170,15 +170,15 @@ impl<'r> Rewriting<'r> {
         memory.find(chains, written, moving)
     }
 
-    /// Returns the engines that the request may go to; a continued chat stays with its engine.
+    /// Returns the engines to choose from; for a chat that continues, only the engine of its earlier turns.
     fn choices(&self, memory: &Memory, path: &Path) -> SmallVec<[EngineCandidate; 4]> {
-        // The same question asked again does not continue a chat.
+        // Sending the same messages again does not continue a chat.
         let last = self.parsed.messages.len().saturating_sub(1);
         let last = u32::try_from(last).unwrap_or(u32::MAX);
         engines::choices(self.options.choices, memory.engine(path, last))
     }
 
-    /// Returns the request as arranged for one engine.
+    /// Returns the request as arranged for this engine.
     fn send<'a>(
         &'a self,
         trees: &mut Trees,
@@ -197,7 +197,7 @@ impl<'r> Rewriting<'r> {
         request::arrange(config, parsed, head, tree, policy, memory, path, mode)
     }
 
-    /// Returns the engine with the lowest cost (the first on a tie), and the request as arranged for it.
+    /// Returns the engine with the lowest cost (on a tie the first) and the request arranged for it.
     fn choose<'a>(
         &self,
         choices: &[EngineCandidate],
@@ -222,7 +222,7 @@ impl<'r> Rewriting<'r> {
         best.map(|(_, engine, sent)| (engine, sent))
     }
 
-    /// Returns the new body; `None` for the original body.
+    /// Returns the new body with its salt; `None` if the original body is forwarded.
     fn write<'e>(&'e self, mut edits: Vec<Edit<'e>>) -> Option<Vec<u8>> {
         let text = self.parsed.text;
         if self.parsed.has_groups() || !edits.is_empty() {
@@ -232,7 +232,7 @@ impl<'r> Rewriting<'r> {
         (!edits.is_empty()).then(|| edit::apply(text, edits))
     }
 
-    /// Records the chat's continuation in the memory, and returns it for other orderers.
+    /// Records the chat's new messages in the memory. Returns them for other orderers, `None` if there are none.
     fn remember(
         &self,
         memory: &mut Memory,
@@ -244,8 +244,8 @@ impl<'r> Rewriting<'r> {
             added.clear();
         }
         let chat = ChatContinuation::within_limit(memory.place(path), &added);
-        // A chat without documents is recorded if chats with the same beginning may have pinned documents: they must not be
-        // confused.
+        // Where documents may be pinned, a chat without documents is recorded too, so that it is not taken for one with
+        // the same beginning that has some.
         let keeps = |added: &AddedMessage| added.sent.kept.is_some();
         let is_head_kept = added.iter().any(keeps) || !path.is_empty() && self.head.is_some();
         if !self.parsed.has_groups() && !self.config.pins() && !is_head_kept {
@@ -255,7 +255,7 @@ impl<'r> Rewriting<'r> {
         chat
     }
 
-    /// Returns whether the documents keep the client's order.
+    /// Returns whether documents keep the client's order: in a dry run and in an experiment's control arm.
     fn keeps_client_order(&self) -> bool {
         matches!(self.options.trial, Trial::DryRun) || self.arm == Some(Arm::Control)
     }

@@ -1,4 +1,4 @@
-//! The state of each tenant and model, and which one is evicted when the store is full.
+//! The states of tenants and models, and the choice of the state to evict when there are too many.
 
 use crate::client_order::ClientOrder;
 use crate::config::Config;
@@ -37,14 +37,14 @@ pub(super) struct TenantState {
     /// Messages with contexts that their clients omit later.
     pub(super) contexts: ContextMemory,
     last_used: u64,
-    /// Whether a request of this proxy used the state. If not, it is known only from a feed or another gateway, and holds
-    /// only paths.
+    /// Whether a request through this process used the state. If not, its tenant and model are known only from a feed
+    /// or another gateway, and it holds only paths.
     is_own: bool,
 }
 
 impl TenantStore {
-    /// Returns the state of a tenant and model, and marks it as used at `now`. If there is none, creates one; it replaces
-    /// another when the store is full.
+    /// Returns the state of a tenant and model for a request at time `now`; creates it if there is none. When the store
+    /// is full, this evicts another state.
     pub(super) fn of(
         &mut self,
         config: &Config,
@@ -66,9 +66,9 @@ impl TenantStore {
         state
     }
 
-    /// Returns the state of a tenant and model known from a feed or another gateway. If there is none, creates one, unless
-    /// the store is full and has no other such state to evict. Such a state never evicts one that requests have used, since
-    /// chats' documents are recorded there.
+    /// Returns the state of a tenant and model for an update from a feed or another gateway; creates it if there is
+    /// none. When the store is full, this evicts only a state that no request has used, since the others hold chats'
+    /// documents; `None` if there is no such state.
     pub(super) fn heard(
         &mut self,
         config: &Config,
@@ -89,7 +89,7 @@ impl TenantStore {
         Some(state)
     }
 
-    /// Returns the state of a tenant and model, if requests have used one, without marking it as used.
+    /// Returns the state of a tenant and model without marking it as used; `None` if no request has used one.
     pub(super) fn get(&self, tenant: Tenant<'_>, model: &str) -> Option<&TenantState> {
         self.any(tenant, model).filter(|state| state.is_own)
     }
@@ -99,7 +99,7 @@ impl TenantStore {
         self.any_mut(tenant, model).filter(|state| state.is_own)
     }
 
-    /// Returns the state of a tenant and model, even if it is known only from a feed or another gateway.
+    /// Returns the state of a tenant and model, even if only a feed or another gateway has used it.
     pub(super) fn any(&self, tenant: Tenant<'_>, model: &str) -> Option<&TenantState> {
         self.all.get(&key_of(tenant, model))
     }
@@ -132,10 +132,10 @@ impl TenantStore {
         oldest.map(|(key, _)| key.clone())
     }
 
-    /// Returns the key of the state to evict for a new one of `tenant`: the least recently used state of the tenant that
-    /// has the most. It is the tenant's own unless another has more than it would have then. So each of n tenants in use
-    /// keeps its share, an n-th of `tree.max_trees`, however many models another one names. O(trees), once for each new
-    /// tree.
+    /// Returns the key of the state to evict for a new one of `tenant`: the least recently used state of the tenant
+    /// that has the most. Counting the new state, `tenant` itself gives one up unless another tenant still has more. So
+    /// each of n tenants in use keeps its share, an n-th of `tree.max_trees`, however many models another one names.
+    /// O(states), once for each new state.
     fn eviction_candidate(&self, tenant: &str) -> Option<String> {
         let mut counts: FxHashMap<&str, u32> = FxHashMap::default();
         for state in self.all.values() {
@@ -173,8 +173,8 @@ impl TenantState {
         }
     }
 
-    /// Records that a message was sent with contexts. If the same words may have been sent without contexts, they are
-    /// contested and belong to no chat.
+    /// Records a message that was sent with contexts. If the same text may also have been sent without contexts, the
+    /// message is contested: its contexts are restored in no chat.
     pub(super) fn record_contexts(&mut self, bare: &BareQuestions, message: ContextMessage) {
         let key = message.key;
         let owner = hash_of(self.tenant(), &self.model);
@@ -191,7 +191,7 @@ impl TenantState {
         }
     }
 
-    /// Records documents that another orderer forwarded.
+    /// Records documents that another orderer forwarded, also in the clients' order.
     pub(super) fn learn(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {
@@ -201,7 +201,7 @@ impl TenantState {
         self.take(engine, runs);
     }
 
-    /// Records forwarded documents: the engine is expected to hold them, and the policy learns their order.
+    /// Records forwarded documents: the engine's tree holds them from now on, and the policy learns their order.
     pub(super) fn take(&mut self, engine: EngineId, runs: &[SentRun]) {
         for run in runs {
             if let Some(order) = &run.order {
@@ -223,7 +223,7 @@ impl TenantState {
         self.policy.evicted(tree.take_evicted());
     }
 
-    /// Applies a change of an engine's cache, reported by the engine or derived from its response.
+    /// Applies a change of an engine's cache, as its feed reports it or as a response's cached tokens show it.
     pub(super) fn apply(&mut self, engine: EngineId, event: ResidencyEvent<'_>) {
         let tree = self.trees.of(engine);
         tree.apply(event);
@@ -231,7 +231,7 @@ impl TenantState {
     }
 }
 
-/// Returns the hash of [`key_of`].
+/// Returns a 128-bit hash of [`key_of`] for a tenant and model.
 pub(super) fn hash_of(tenant: Tenant<'_>, model: &str) -> u128 {
     xxhash_rust::xxh3::xxh3_128(key_of(tenant, model).as_bytes())
 }

@@ -1,4 +1,4 @@
-//! Finds where a request's documents end in the prompt that an engine rendered from its body.
+//! Finds the ends of a request's documents in the prompt that an engine rendered from its body.
 //!
 //! ```text
 //!   header   9f3c… = 0a1b…, 77de…           which documents, in which order
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Nothing here is trusted: a fingerprint without a block, or a block that is not in the prompt, ends its run. The
-//! documents found before that still form a path. So a gateway with another configuration, or a proxy that rewrites bodies,
-//! costs marks and nothing else.
+//! documents found before that still form a path. So a gateway with another configuration, or a proxy that rewrites
+//! bodies, costs boundaries in the cache and nothing else.
 
 use super::{Run, SentPath};
 use crate::body::{self, FoundDocument, Skip, Source};
@@ -21,19 +21,19 @@ use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Finds documents in prompts. Its tags must be those of the gateway. Documents that the gateway renders from a `documents`
-/// array are always found if `document` is one of the tags.
+/// Finds documents in prompts. It needs the gateway's configuration of tags. Documents that the gateway renders from a
+/// `documents` array are found if `document` is one of the tags.
 #[derive(Clone)]
 pub struct Locator(Config);
 
-/// Adjacent documents in a prompt, as far as they were found.
+/// A run of adjacent documents in a prompt, as far as it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// Scope of the documents.
+    /// Scope of the run, as the gateway sent it.
     pub scope: Scope,
-    /// The byte of the prompt at which the first document begins.
+    /// Offset in the prompt at which the first document begins.
     pub start: usize,
-    /// The documents, at least one, in the order of the prompt, each with the byte of the prompt at which it ends.
+    /// The documents that were found, at least one, each with the offset in the prompt at which it ends.
     pub documents: Vec<(Fingerprint, usize)>,
 }
 
@@ -47,9 +47,9 @@ impl Locator {
         Self(config)
     }
 
-    /// Returns the ends of the documents of `path` in `prompt`, which was rendered from `body`. Runs without any document
-    /// found are left out. O(bytes of body and prompt): a prompt that does not match the path is abandoned after
-    /// `MAX_PASSES` passes over it.
+    /// Returns the ends of the documents of `path` in `prompt`, which was rendered from `body`. Runs of which no
+    /// document was found are left out. O(bytes of body and prompt): the search ends after `MAX_PASSES` passes over the
+    /// prompt.
     ///
     /// # Errors
     /// Returns [`Skip`] if a gateway would not have parsed the body.
@@ -66,26 +66,26 @@ impl Locator {
     }
 }
 
-/// Most passes over a prompt in search of one path's documents. If every block is found, one pass suffices, and one more
-/// for each run that the template puts before the messages.
+/// Most passes over a prompt in search of one path's documents. If every block is found, one pass suffices, and one
+/// more for each run that the template puts before the messages.
 const MAX_PASSES: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PromptPart {
-    /// The place where the template puts the `documents` array.
+    /// The part where the template puts the `documents` array.
     Front,
     Message,
 }
 
 struct Search<'a, 'p> {
-    /// Blocks in the order of the prompt, those of the front first.
+    /// The body's blocks in the order of the prompt, those of the array first.
     blocks: Vec<(PromptPart, &'p FoundDocument<'a>)>,
-    /// Indices of the blocks by fingerprint, in their order.
+    /// Indices of the blocks by fingerprint, in ascending order.
     known: FxHashMap<Fingerprint, SmallVec<[usize; 1]>>,
     prompt: &'p str,
-    /// Index of the first block that is not used yet.
+    /// Index of the first block after those already found.
     next: usize,
-    /// The position in the prompt after the last block of a message.
+    /// Offset in the prompt after the last block found in a message.
     message_at: usize,
     /// Bytes of the prompt that may still be searched.
     left: usize,
@@ -118,7 +118,7 @@ impl<'a, 'p> Search<'a, 'p> {
             start: 0,
             documents: Vec::with_capacity(run.documents.len()),
         };
-        // The template may put the front's documents anywhere, so the search starts at the beginning.
+        // The template may put the array's documents anywhere, so their search starts at the prompt's beginning.
         let mut front_at = 0;
         for &fingerprint in &run.documents {
             let Some((index, place, found)) = self.block(fingerprint) else {
@@ -144,7 +144,7 @@ impl<'a, 'p> Search<'a, 'p> {
         located
     }
 
-    /// Returns the first unused block of that fingerprint.
+    /// Returns the first block with this fingerprint after those already found.
     fn block(
         &self,
         fingerprint: Fingerprint,
@@ -156,7 +156,7 @@ impl<'a, 'p> Search<'a, 'p> {
         Some((index, *place, *found))
     }
 
-    /// Finds `block` in the prompt, from `at` on.
+    /// Returns the range of `block` in the prompt at or after `at`; `None` if it is absent or the search too long.
     fn find(&mut self, block: &str, at: usize) -> Option<Range<usize>> {
         let rest = self.prompt.get(at..)?;
         if rest.len() > self.left {
@@ -171,8 +171,8 @@ impl<'a, 'p> Search<'a, 'p> {
     }
 }
 
-/// Iterates over the gateway's possible fingerprints of this document: as written, and as an element of a `documents` array
-/// before it was rendered.
+/// Iterates over the fingerprints that the gateway may have for this document: of its block as it is, and of the
+/// element of a `documents` array from which it may have been rendered.
 fn fingerprints(found: &FoundDocument<'_>) -> impl Iterator<Item = Fingerprint> {
     let parts = match found.source {
         Source::Whole(whole) => body::render::parts_of_block(whole),
@@ -185,7 +185,7 @@ fn fingerprints(found: &FoundDocument<'_>) -> impl Iterator<Item = Fingerprint> 
     std::iter::once(found.fingerprint).chain(parts)
 }
 
-/// Returns the document's text as a template prints it; `None` for a rendered document.
+/// Returns the document's text as a template prints it; `None` for a document that is yet to be rendered.
 fn plain<'a>(found: &FoundDocument<'a>) -> Option<Cow<'a, str>> {
     match found.source {
         Source::Whole(whole) if whole.starts_with(['{', '"']) => body::element_text(whole),

@@ -1,4 +1,4 @@
-//! The path chosen for a request, as one header for the engine.
+//! The documents of a request in the order chosen, as one header for the engine.
 //!
 //! ```text
 //!   1;9f3c61d2a0b4e587=0a1b2c3d4e5f6071,77de…;51c0…=e3a9…
@@ -6,13 +6,13 @@
 //!   └ version
 //! ```
 //!
-//! An engine that knows the path can mark in its cache where each document ends. It can then report residency as paths of
-//! the knowledge tree ([`crate::feed`]) instead of as tokens.
+//! An engine that knows the path can mark in its cache where each document ends. It can then report residency as paths
+//! of documents ([`crate::feed`]) instead of tokens.
 //!
-//! The header holds hashes and no text of a document, but the hashes are not keyed: anyone who has a document can recognise
-//! it in a header. That reveals nothing to the engine, which reads the documents in the body. It would to a third party, so
-//! the header must go to the engine only, like the body. The feed repeats the fingerprints to others, so it requires a
-//! token and separates tenants.
+//! The header has hashes and no text of a document, but the hashes are not keyed: anyone who has a document can
+//! recognise it in a header. That reveals nothing to the engine, which reads the documents in the body. It would to a
+//! third party, so the header must be sent to the engine only, like the body. The feed repeats the fingerprints to
+//! others, so it requires a token and separates tenants.
 
 mod locate;
 
@@ -22,44 +22,44 @@ use crate::document::Fingerprint;
 use crate::hexadecimal;
 use crate::tree::Scope;
 
-/// The paths of one request, in the order of the prompt, one for each group of documents.
+/// The documents of one request in the order of the prompt, in runs of adjacent ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SentPath {
-    /// The runs; none is empty.
+    /// The runs; each has at least one document.
     pub runs: Vec<Run>,
 }
 
-/// Adjacent documents in a prompt.
+/// A run of adjacent documents in a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The scope of the documents in the knowledge tree.
+    /// The scope under which the knowledge tree has these documents.
     pub scope: Scope,
     /// The documents, in the order sent.
     pub documents: Vec<Fingerprint>,
 }
 
-/// Why a header is not a path.
+/// The reason why a header is not a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPath {
-    /// The header begins with another version than `1;`.
+    /// The header does not begin with the version, `1;`.
     #[error("the path's version is not 1")]
     Version,
-    /// A scope or a fingerprint is not 16 hexadecimal digits.
+    /// A scope or a fingerprint does not have 16 hexadecimal digits.
     #[error("the path has something other than 16 hexadecimal digits at byte {at}")]
     Hash {
-        /// Byte position of the scope or fingerprint.
+        /// Offset of the scope or the fingerprint in the header.
         at: usize,
     },
-    /// A scope has no documents.
+    /// A scope has no `=` and documents after it.
     #[error("the path has a scope without documents at byte {at}")]
     Empty {
-        /// Byte position of the scope.
+        /// Offset of the scope in the header.
         at: usize,
     },
     /// The header is longer than [`MAX_PATH_BYTES`].
     #[error("the path has {bytes} bytes, more than the limit of {MAX_PATH_BYTES}")]
     Long {
-        /// Length of the header.
+        /// Length of the header, in bytes.
         bytes: usize,
     },
 }
@@ -67,7 +67,7 @@ pub enum BadPath {
 /// Number of hexadecimal digits of a hash.
 const DIGITS: usize = 16;
 
-/// Longest header: 240 documents of one scope. Proxies and servers accept headers of 8 KiB or more.
+/// Longest header, in bytes: 239 documents of one scope. Proxies and servers accept headers of 8 KiB or more.
 pub const MAX_PATH_BYTES: usize = 4096;
 
 const VERSION: &str = "1";
@@ -79,8 +79,8 @@ impl SentPath {
         self.runs.is_empty()
     }
 
-    /// Returns the header's value; `None` without documents. It is truncated to [`MAX_PATH_BYTES`]: the beginning of a path
-    /// is a path.
+    /// Returns the header's value; `None` without documents. It is truncated to [`MAX_PATH_BYTES`] after a whole
+    /// document, since the beginning of a path is a path.
     #[must_use]
     pub fn to_header(&self) -> Option<String> {
         let hashes = self.runs.iter().map(|run| 1 + run.documents.len());
@@ -106,10 +106,10 @@ impl SentPath {
         (text.len() > VERSION.len()).then_some(text)
     }
 
-    /// Reads the path in a header.
+    /// Parses a header's value.
     ///
     /// # Errors
-    /// Returns [`BadPath`]; nothing in the header is usable then.
+    /// Returns [`BadPath`] for the first problem in the header.
     pub fn from_header(header: &str) -> Result<Self, BadPath> {
         if header.len() > MAX_PATH_BYTES {
             return Err(BadPath::Long {

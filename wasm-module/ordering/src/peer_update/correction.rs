@@ -1,4 +1,4 @@
-//! Derives from an engine's response how much less it held than was believed.
+//! Corrects the trees when an engine's response shows that it had fewer tokens cached than expected.
 
 use crate::bytes::{BadBytes, Reader, Writer};
 use crate::document::Fingerprint;
@@ -7,7 +7,7 @@ use crate::feed::TenantKey;
 use crate::tenant::Tenant;
 use crate::tree::{ResidencyEvent, Scope};
 
-/// An engine's token counts for a prompt, from `usage` in its response.
+/// The token counts for a prompt in the `usage` of an engine's response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the whole prompt.
@@ -16,8 +16,8 @@ pub struct Usage {
     pub cached_tokens: u64,
 }
 
-/// The update that an engine held less of a request's documents than was believed.
-/// [`OrderingRecord::judged`](super::OrderingRecord::judged) creates it.
+/// An update: for a request, an engine had fewer document tokens cached than expected. Created by
+/// [`OrderingRecord::judged`](super::OrderingRecord::judged).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Correction {
     pub(crate) tenant: Box<str>,
@@ -27,7 +27,7 @@ pub struct Correction {
     pub(crate) runs: Vec<Corrected>,
 }
 
-/// One path of which the engine held less. Token counts are estimates.
+/// One run of documents of which fewer tokens were cached than expected. Token counts are estimates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Corrected {
     pub(crate) scope: Scope,

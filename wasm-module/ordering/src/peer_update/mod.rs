@@ -1,4 +1,4 @@
-//! Updates that orderers send to each other, so that all share one state.
+//! Updates that orderers send to each other, so that all have the same state.
 //!
 //! ```text
 //!   worker A   rewrite(body) ──▶ new body, OrderingRecord ──▶ bytes ─┐
@@ -6,10 +6,10 @@
 //!                                                                       forwarded this one
 //! ```
 //!
-//! - [`OrderingRecord`]: one request's record. Its own orderer applies it in the same way as all others of its proxy.
-//! - [`RemoteRecord`]: the part of it for gateways of other proxies, without any text of the request.
+//! - [`OrderingRecord`]: the record of one request. The orderer that made it applies it as all others of its proxy do.
+//! - [`RemoteRecord`]: the part of it for gateways of other proxies, which has no text of the request.
 //! - [`Residency`]: events of an engine's feed.
-//! - [`Correction`]: the difference, if an engine's response shows that it held less than was believed.
+//! - [`Correction`]: the difference, if an engine's response shows that fewer tokens were cached than expected.
 
 mod correction;
 mod record;
@@ -26,21 +26,21 @@ use crate::bytes::{BadBytes, Reader, Writer};
 use crate::engines::EngineId;
 use crate::feed::Event;
 
-/// An update for other orderers of the same requests.
+/// An update for the other orderers that serve the same engines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerUpdate {
-    /// The record of a request of this proxy.
+    /// The record of a request through this proxy.
     OrderingRecord(OrderingRecord),
-    /// The documents of a request of another proxy's gateway.
+    /// The documents of a request through another proxy.
     Remote(RemoteRecord),
     /// Events of an engine's feed.
     Residency(Residency),
-    /// A correction from an engine's response.
+    /// A correction derived from an engine's response.
     Correction(Correction),
 }
 
 impl PeerUpdate {
-    /// Returns the update as bytes for [`PeerUpdate::decode`].
+    /// Encodes the update for other orderers of this proxy, which read it with [`PeerUpdate::decode`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
@@ -51,7 +51,7 @@ impl PeerUpdate {
         }
     }
 
-    /// Returns the engine that the update is about.
+    /// Returns the engine that the update concerns.
     #[must_use]
     pub fn engine(&self) -> EngineId {
         match self {
@@ -62,7 +62,7 @@ impl PeerUpdate {
         }
     }
 
-    /// Returns the update with the id by which this orderer knows the engine.
+    /// Returns the update with another id for its engine, since ids differ between gateways.
     #[must_use]
     pub fn about(mut self, engine: EngineId) -> Self {
         match &mut self {
@@ -74,7 +74,7 @@ impl PeerUpdate {
         self
     }
 
-    /// Returns the update as bytes for gateways of other proxies, for [`PeerUpdate::decode_remote`].
+    /// Encodes the update, without texts, for gateways of other proxies; see [`PeerUpdate::decode_remote`].
     #[must_use]
     pub fn encode_remote(&self) -> Vec<u8> {
         match self {
@@ -83,10 +83,10 @@ impl PeerUpdate {
         }
     }
 
-    /// Reads an update from all of `bytes`.
+    /// Decodes an update, which must take up all of `bytes`.
     ///
     /// # Errors
-    /// Returns [`BadBytes`]; nothing in the bytes is usable then.
+    /// Returns [`BadBytes`] if the bytes are not an encoded update.
     pub fn decode(bytes: &[u8]) -> Result<Self, BadBytes> {
         let mut from = Reader::new(bytes);
         if from.byte()? != VERSION {
@@ -103,11 +103,11 @@ impl PeerUpdate {
         Ok(update)
     }
 
-    /// Reads another gateway's update from all of `bytes`. It must be of a kind that gateways exchange, with only hashes
-    /// and counts: a remote record, removals, or a correction.
+    /// Decodes another gateway's update, which must take up all of `bytes` and have only hashes and counts: a remote
+    /// record, a residency update with only removals, or a correction.
     ///
     /// # Errors
-    /// Returns [`BadBytes`] for other kinds too, above all for an [`OrderingRecord`], which may hold texts.
+    /// Returns [`BadBytes`] for any other bytes, above all for an [`OrderingRecord`], which may have texts.
     pub fn decode_remote(bytes: &[u8]) -> Result<Self, BadBytes> {
         let update = Self::decode(bytes)?;
         let is_removed = |event: &Event| matches!(event, Event::Removed { .. });
@@ -122,13 +122,13 @@ impl PeerUpdate {
 }
 
 impl OrderingRecord {
-    /// Returns the same bytes as [`PeerUpdate::encode`].
+    /// Encodes the record as [`PeerUpdate::encode`] does.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         encoded(RECORD, |to| self.write(to))
     }
 
-    /// Returns the same bytes as [`PeerUpdate::encode_remote`].
+    /// Encodes the part of the record for gateways of other proxies as [`PeerUpdate::encode_remote`] does.
     #[must_use]
     pub fn encode_remote(&self) -> Vec<u8> {
         PeerUpdate::Remote(self.into()).encode()

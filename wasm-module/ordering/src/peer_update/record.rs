@@ -1,9 +1,9 @@
-//! The record of one request: the paths that it forwarded, and the messages that it added to its chat.
+//! The record of one request: the documents that were forwarded, and the messages that were added to its chat.
 //!
-//! A record holds hashes, counts and places, and the tenant's and the model's names. It holds no text of documents,
-//! questions or answers, with one exception: documents that the chat keeps although its client does not send them again.
-//! Another worker can continue the chat only with these. A message that holds them is recorded whole, question included. A
-//! record takes about eleven bytes for each document, plus these texts.
+//! A record has hashes, counts and positions, and the names of tenant and model. It has no text of documents, questions
+//! or answers, with one exception: documents that stay in the chat although its client does not send them again.
+//! Another worker needs these to continue the chat. A message with such documents is recorded whole, question included.
+//! A record takes about eleven bytes for each document, plus these texts.
 //!
 //! ```text
 //!   record     text tenant, key, text model, engine, tokens, list of runs, option of chat, list of forms, list of claims,
@@ -46,37 +46,37 @@ pub struct OrderingRecord {
     /// Estimated tokens of the forwarded body.
     pub(crate) tokens: u32,
     pub(crate) runs: Vec<SentRun>,
-    /// The chat's continuation; `None` if it is not shared.
+    /// The chat's new messages; `None` if there are none to share.
     pub(crate) chat: Option<ChatContinuation>,
-    /// The order of JSON keys in each tool that was first seen in this request.
+    /// The order of keys in each tool, and of tools in each set, that was recorded first in this request.
     pub(crate) forms: Vec<Form>,
-    /// The messages whose earlier contexts were restored.
+    /// The continuations after messages whose contexts this request restored.
     pub(crate) claims: Vec<Claim>,
-    /// The newest message, if its client may omit its contexts later.
+    /// The newest message if it has contexts that its client may omit later; otherwise `None`.
     pub(crate) context: Option<ContextMessage>,
 }
 
-/// Documents that were forwarded one after another.
+/// A run of documents that were forwarded one after another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SentRun {
-    /// Scope of the documents.
+    /// Scope of the run: hash of the prompt before it.
     pub(crate) scope: Scope,
-    /// Estimated tokens of the body before the documents.
+    /// Estimated tokens of the body before the run.
     pub(crate) before: u32,
-    /// Estimated tokens of the documents that the engine was believed to hold.
+    /// Estimated tokens at the run's beginning that the engine was believed to hold.
     pub(crate) matched: u32,
-    /// The documents in the order sent, with their estimated tokens. Not empty.
+    /// The documents in the order sent, with their estimated tokens; at least one.
     pub(crate) documents: Vec<(Fingerprint, u32)>,
-    /// The rank of each document, a permutation, if the policy decided the order. `None` if the order was replayed.
+    /// The rank of each document in the order sent, a permutation. `None` if the policy did not decide the order now.
     pub(crate) order: Option<Vec<u16>>,
     /// True if the client sent the documents best first; false for formats without ranks (`rank.unranked`).
     pub(crate) is_ranked: bool,
 }
 
-/// The continuation of a chat.
+/// The messages that a request added to its chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChatContinuation {
-    /// The last message that was known before; `None` if none was.
+    /// The last message of the chat that was known before; `None` if none was.
     pub(crate) after: Option<MessageKey>,
     pub(crate) added: Vec<AddedMessage>,
 }
@@ -91,14 +91,14 @@ impl OrderingRecord {
         }
     }
 
-    /// Returns the engine that the request was meant for.
+    /// Returns the engine that the request was sent to.
     #[must_use]
     pub fn engine(&self) -> EngineId {
         self.engine
     }
 
-    /// Returns the update for a request that the engine did not take: it does not hold the documents that only this request
-    /// would have added.
+    /// Returns the update for a request that the engine did not accept: it removes the documents that were recorded for
+    /// this request alone.
     #[must_use]
     pub fn undone(&self) -> Residency {
         let events = self.runs.iter().filter_map(|run| {
@@ -122,29 +122,29 @@ impl OrderingRecord {
         }
     }
 
-    /// Changes the record for a request that went to another engine than the chosen one.
+    /// Changes the record for a request that was sent to another engine than the chosen one.
     pub fn redirect(&mut self, engine: EngineId) {
         self.engine = engine;
-        // The match on that engine is unknown, and the order was not decided for it.
+        // The match on that engine is unknown, and the order was decided for the chosen one.
         for run in &mut self.runs {
             run.matched = 0;
             run.order = None;
         }
     }
 
-    /// Returns the estimated tokens that the engine had to compute.
+    /// Returns the estimated tokens of the forwarded body, without the documents that the engine was believed to hold.
     #[must_use]
     pub fn uncached(&self) -> u64 {
         let matched = self.runs.iter().map(|run| u64::from(run.matched));
         u64::from(self.tokens).saturating_sub(matched.sum())
     }
 
-    /// Compares the engine's own count with the expected match; `None` if it held as much.
+    /// Compares the engine's count of cached tokens with the expected match; `None` if no run needs a correction.
     ///
-    /// The engine counts its own tokens over the whole prompt, while documents have estimates. So its count is scaled by
-    /// the ratio of the prompt's estimate to the engine's count, and the tokens before a run are subtracted. Engines hold
-    /// whole pages and estimates err, so a run is corrected only if more than 128 tokens and a sixteenth of everything up
-    /// to its expected end are missing.
+    /// The engine counts its own tokens over the whole prompt, while documents have estimates. So its count is scaled
+    /// by the ratio of the estimated prompt to the engine's prompt tokens, and the tokens before a run are subtracted.
+    /// Engines cache whole pages and estimates err, so a run is corrected only if more than 128 tokens and a sixteenth
+    /// of everything up to its expected end are missing.
     #[must_use]
     pub fn judged(&self, usage: Usage) -> Option<Correction> {
         if usage.prompt_tokens == 0 {
@@ -246,7 +246,7 @@ impl OrderingRecord {
 }
 
 impl SentRun {
-    /// Returns the documents without their tokens.
+    /// Returns the run's documents without their tokens.
     pub(crate) fn path(&self) -> Run {
         Run {
             scope: self.scope,
@@ -267,7 +267,7 @@ impl SentRun {
         }
     }
 
-    /// Returns the documents in the order of their ranks, as the policy received them.
+    /// Returns the documents in rank order, given the rank of each in the order sent.
     pub(crate) fn ranked(&self, order: &[u16]) -> Vec<(Fingerprint, u32)> {
         let mut ranked = self.documents.clone();
         for (rank, document) in order.iter().zip(&self.documents) {
@@ -280,9 +280,9 @@ impl SentRun {
 }
 
 impl ChatContinuation {
-    /// Returns the part of a chat's continuation that fits into an update: everything up to the first pinned text that does
-    /// not fit. Later messages are dropped too, since a worker that knew them without the text would forward the chat
-    /// without it.
+    /// Returns the part of a chat's continuation that fits into an update: everything before the first pinned text that
+    /// does not fit; `None` if nothing is left. Later messages are dropped too, since a worker that knew them without
+    /// the text would forward the chat without it.
     pub(crate) fn within_limit(after: Option<MessageKey>, added: &[AddedMessage]) -> Option<Self> {
         let mut room = PINNED_BYTES;
         let has_room = |added: &&AddedMessage| {
@@ -403,7 +403,7 @@ impl Reader<'_> {
                 },
             })
         })?;
-        // Messages are chained in order.
+        // A chat's messages are recorded in their order.
         if added.is_sorted_by(|one, next| one.message < next.message) {
             Ok(ChatContinuation { after, added })
         } else {
@@ -510,7 +510,7 @@ impl Reader<'_> {
 }
 
 impl OrderingRecord {
-    /// Adds the contexts by which the chat's next request is recognised; a text that exceeds the limit is left out.
+    /// Adds the messages with contexts that identify the chat's next request, unless their text exceeds the limit.
     pub(crate) fn tell_contexts(&mut self, claims: Vec<Claim>, context: Option<&ContextMessage>) {
         let added = self.chat.iter().flat_map(|chat| &chat.added);
         let pinned = added.filter(|added| holds_texts(added));
@@ -523,14 +523,13 @@ impl OrderingRecord {
     }
 }
 
-/// Whether the update holds texts of a message.
+/// Returns whether a message's record has texts.
 fn holds_texts(added: &AddedMessage) -> bool {
     added.sent.pin().is_some() || added.sent.kept.is_some()
 }
 
-/// Most bytes of texts in one record (pinned turns, or its message with contexts): about five documents of 300 words, or
-/// twenty passages.
+/// Most bytes of texts in one record: about five documents of 300 words, or twenty passages.
 const PINNED_BYTES: u64 = 12 << 10;
 
-/// Tolerated missing tokens: one page, of the largest size.
+/// Missing tokens that are tolerated: one page, of the largest size.
 const SLACK: u64 = 128;

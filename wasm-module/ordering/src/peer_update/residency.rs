@@ -6,12 +6,12 @@ use crate::engines::EngineId;
 use crate::feed::{Event, TenantKey};
 use crate::tree::Scope;
 
-/// Consecutive events of an engine's cache, or a full snapshot.
+/// An update: consecutive events of an engine's feed, or a full snapshot of its cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Residency {
-    /// The engine that sent the events.
+    /// The engine whose cache changed.
     pub engine: EngineId,
-    /// Name of the engine's model.
+    /// The name that the engine has for its model.
     pub model: Box<str>,
     /// The events, in order.
     pub events: Vec<Event>,

@@ -1,25 +1,25 @@
-//! Constrains a policy by the configuration: favoured documents have their place, and no other document moves for a match shorter
-//! than a block of the engine's cache (528 to 8,320 tokens for hybrid models).
+//! Constrains another policy as configured: favoured documents get their place, and a match shorter than a block of the
+//! engine's cache counts as none (blocks have 528 to 8,320 tokens for hybrid models).
 
 use super::stability::RankStability;
 use super::{Order, Place, Placement, Policy, SentDocuments, Start, match_of, ranks};
 use crate::document::{Candidate, Fingerprint};
 use crate::tree::{Bounds, KnowledgeTree};
 
-/// Takes the order of the shared part from another policy, with the leading favoured documents before it. If the match is
-/// shorter than a block, it calls the policy again with an empty tree.
+/// A policy that takes the order of the shared part from another one, which sees it behind the leading favoured
+/// documents. If the match is shorter than a block, the other policy is called again with an empty tree.
 pub(super) struct Constrained {
     policy: Box<dyn Policy>,
     placement: Placement,
-    /// With [`Place::Auto`], whether documents are moved at all.
+    /// For [`Place::Auto`], measures whether documents should stay in rank order; `None` for any other place.
     stability: Option<RankStability>,
     block_tokens: u64,
-    /// An empty tree.
+    /// A tree without nodes, in which nothing matches.
     empty: KnowledgeTree,
 }
 
 impl Constrained {
-    /// Returns `policy` within these constraints; `policy` itself if no document is favoured and any match counts.
+    /// Returns `policy` with these constraints; `policy` itself if no document is favoured and any match counts.
     pub(super) fn of(
         policy: Box<dyn Policy>,
         placement: Placement,
@@ -48,7 +48,7 @@ impl Constrained {
     }
 }
 
-/// Returns the order of `policy` with the favoured documents in their place.
+/// Returns the order of `policy` for the shared part, with the favoured documents in their place.
 fn placed(
     policy: &mut dyn Policy,
     placement: Placement,
@@ -93,7 +93,7 @@ impl Policy for Constrained {
         placed(policy, placement, candidates, start.in_empty(&self.empty))
     }
 
-    /// The policy learns all documents: one that is favoured in one request is in the shared part of others.
+    /// The inner policy learns all documents: those favoured in one request are in the shared part of others.
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         if let Some(stability) = &mut self.stability {
             stability.observe(ranked, self.placement.documents);

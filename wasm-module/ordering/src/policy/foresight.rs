@@ -1,7 +1,7 @@
-//! Our own policy: after the heaviest resident path, the other documents are ordered so that later requests can match them.
+//! The default policy: after the heaviest resident path, the other documents are ordered for later requests to match.
 //!
-//! The path after the match is new to the engine, so its order is free: a later request can match whatever comes first
-//! there. Recent requests serve as the sample of later ones.
+//! After the match, the path is new to the engine, so its order is free, and later requests can match its beginning.
+//! Recent requests serve as the sample of later ones.
 //!
 //! ```text
 //!   request {a b c d e}, resident path [c]  recent requests with c: {c a b} {c a x} {c b a} {c e y}
@@ -9,22 +9,22 @@
 //! ```
 //!
 //! **Skewed traffic** (some documents are requested far more than others): the next document is the one with the
-//! greatest expected gain. The gain is the document's tokens times a sum, over the recent requests that hold it and
-//! the whole path so far, of the tokens that such a request shares beyond the path. The sum prefers documents that
-//! lead on to more; the tokens prefer long documents, which gain more when they match.
+//! greatest expected gain. The gain is the document's tokens times a sum, over the recent requests that contain it and
+//! the whole path so far, of the tokens that such a request shares beyond the path. The sum prefers documents that lead
+//! to longer shared paths; the factor prefers long documents, which gain more when they match.
 //!
 //! **Even traffic** (documents of a topic are requested alike): counts differ by chance alone, and only show which
 //! combinations were cached lately, in one order or another. So the next document is the one seen *least* often with the
 //! path in the last [`EVEN_AGE`] requests, and the tree collects more combinations.
 //!
-//! The kind of traffic is measured ([`Skew`]): under skew, the same documents are frequent in the older and in the newer
-//! half of the window. Chance does not repeat itself.
+//! The kind of traffic is measured ([`Skew`]): under skew, the same documents are frequent in the older and in the
+//! newer half of the window, while differences by chance are not the same in both halves.
 //!
-//! The cost is the postings of the candidates in the window, then each recent request that holds the path, once for every
-//! step that it shares. The bench `policies` has times and reuse.
+//! The cost is the postings of the candidates in the window, then each recent request that contains the path, once for
+//! every step that it shares. The bench `policies` has times and reuse.
 //!
 //! This is the default policy: it reuses a tenth to two thirds more than `longest` where topics recur, and as much
-//! elsewhere, for two more microseconds (`benches/results/ordering.md`). All workers learn from all requests.
+//! elsewhere, for two more microseconds (`benches/results/ordering.md`). It learns from the requests of all workers.
 
 use super::longest::heaviest_path;
 use super::window::{MAX_DOCUMENTS, Shared, Window};
@@ -33,16 +33,16 @@ use crate::document::{Candidate, Fingerprint};
 use crate::sort::sort_by_key;
 use smallvec::SmallVec;
 
-/// The policy `foresight`: the heaviest resident path first, then the documents that later requests will likely share. It
-/// learns from requests, not from the cache, so its state is valid across scopes and after an engine's restart.
+/// The policy `foresight`: the heaviest resident path first, then the documents that later requests will likely share.
+/// It learns from requests, not from the cache, so its state stays valid across scopes and after an engine's restart.
 pub(super) struct Foresight {
     window: Window,
     skew: Skew,
     allowed: Displacement,
 }
 
-/// In even traffic, the number of recent requests that are counted: combinations of documents in older ones are assumed
-/// to be evicted. From 20 to 300, reuse differs by less than 1 %.
+/// In even traffic, the number of recent requests that count: combinations of documents in older ones are assumed to be
+/// evicted. From 20 to 300, reuse differs by less than 1 %.
 const EVEN_AGE: u16 = 100;
 
 impl Foresight {
@@ -82,7 +82,7 @@ impl Policy for Foresight {
             let allowed = (open.iter())
                 .enumerate()
                 .filter(|(_, open)| self.allowed.next(&path, open.rank));
-            // On a tie the best-ranked one.
+            // On a tie, the best-ranked document.
             let next = allowed.min_by_key(|(_, open)| {
                 let score = scores.get(open.bit as usize).copied().unwrap_or(0);
                 let gain = u128::from(score) * u128::from(open.tokens);
@@ -110,7 +110,7 @@ impl Policy for Foresight {
     }
 }
 
-/// A candidate that is not placed yet.
+/// A candidate that is not in the path yet.
 struct Open {
     fingerprint: Fingerprint,
     tokens: u32,
@@ -119,7 +119,7 @@ struct Open {
     bit: u32,
 }
 
-/// Returns the candidates that are not in `path`, the best-ranked [`MAX_DOCUMENTS`] of them.
+/// Returns the best-ranked [`MAX_DOCUMENTS`] candidates that are not in `path`.
 fn open_candidates(candidates: &[Candidate<'_>], path: &Order) -> SmallVec<[Open; 16]> {
     let mut placed: SmallVec<[u16; 16]> = path.clone();
     sort_by_key(&mut placed, |rank| *rank);
@@ -137,9 +137,9 @@ fn open_candidates(candidates: &[Candidate<'_>], path: &Order) -> SmallVec<[Open
         .collect()
 }
 
-/// A recent request that holds the whole path so far.
+/// A recent request that contains the whole path so far.
 struct Evidence {
-    /// The open candidates that the request holds.
+    /// The open candidates that the request contains, as bits.
     mask: u64,
     /// Estimated tokens of the candidates in `mask`.
     tokens: u64,
@@ -158,7 +158,7 @@ impl Evidence {
         }
     }
 
-    /// Extends the path by `next`. Returns whether the request holds it, and more open candidates.
+    /// Extends the path by `next`. Returns whether the request contains it and at least one more open candidate.
     fn follow(&mut self, next: &Open) -> bool {
         let held = self.mask >> next.bit & 1 == 1;
         self.mask &= !(1 << next.bit);
@@ -167,8 +167,8 @@ impl Evidence {
     }
 }
 
-/// Returns a score for each bit. Skewed traffic: the tokens shared by the requests that hold it. Even traffic: the number
-/// of these requests.
+/// Returns a score for each bit, over the requests that contain its candidate: under skew, the sum of the tokens that
+/// each shares; in even traffic, their number.
 fn scores(recent: &[Evidence], skewed: bool) -> [u64; MAX_DOCUMENTS] {
     let mut scores = [0_u64; MAX_DOCUMENTS];
     for evidence in recent {
@@ -190,30 +190,30 @@ fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Measures whether frequently requested documents stay frequent: the correlation between documents' counts in the newer
-/// and in the older half of the window, over requests, with exponential decay.
+/// Measures whether frequently requested documents stay frequent: the correlation between documents' counts in the
+/// newer and in the older half of the window, summed over requests with exponential decay.
 ///
-/// Within one half, bursts alone make counts differ, but they do not make the halves agree. It is measured where requests
-/// are recorded, not where they are ordered, since other workers' requests count equally.
+/// Within one half, bursts alone make counts differ, but they do not make the halves agree. The measure is taken where
+/// requests are recorded rather than ordered, so that other workers' requests count equally.
 struct Skew {
-    /// Sums of products of the deviations of documents' counts from their mean, newer half and older half.
+    /// Sum of the products of counts' deviations from their mean in both halves; below, the sums of squares.
     newer_older: f64,
     newer_newer: f64,
     older_older: f64,
 }
 
-/// For each document of a request, the number of requests that held it in the newer and in the older half.
+/// For each document of a request, the number of requests with it in the newer and in the older half of the window.
 type Counts = SmallVec<[[u32; 2]; 16]>;
 
-/// Factor of a request's weight for each later request; half is left after 1,000.
+/// The factor by which older requests lose weight with each new one; half is left after 1,000.
 const DECAY: f64 = 0.9993;
 
-/// Lowest correlation of skewed traffic. The correlation is 0.0 on bursty traces and 0.4 to 0.7 on XQuAD, Zipf topics
-/// and conversations.
+/// The correlation above which traffic counts as skewed. It is 0.0 on bursty traces and 0.4 to 0.7 on XQuAD, Zipf
+/// topics and conversations.
 const SKEWED: f64 = 0.1;
 
 impl Default for Skew {
-    /// Starts as skewed, with the weight of about 50 counts.
+    /// Returns the initial state: skewed, with the weight of about 50 counts.
     fn default() -> Self {
         Self {
             newer_older: 10.0,
@@ -224,7 +224,7 @@ impl Default for Skew {
 }
 
 impl Skew {
-    /// Adds the counts of one request's documents.
+    /// Adds one request, given its documents' counts.
     fn observe(&mut self, counts: &[[u32; 2]]) {
         let documents = counts.len().max(1) as f64;
         let mut means = [0.0; 2];

@@ -1,17 +1,17 @@
-//! RAGCache++ Algorithm 1: from the start, step to the best-ranked candidate among the children, until there is none.
+//! RAGCache++ Algorithm 1: from the start, steps to the best-ranked candidate among the children until there is none.
 
 use super::{Order, Policy, Start, followed_by_rank};
 use crate::document::Candidate;
 
-/// RAGCache++'s greedy policy. It needs at most O(k²) child look-ups and does not look ahead, so a well-ranked document
-/// without children hides a longer path.
+/// The policy `greedy` (RAGCache++ Algorithm 1). It takes at most O(k²) child look-ups for k candidates and does not
+/// look ahead: a well-ranked document without children hides a longer path.
 pub(super) struct Greedy;
 
 impl Policy for Greedy {
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order {
         let mut path = Order::new();
         let mut at = start.node;
-        // A path holds a document once, so a placed document cannot be a child again.
+        // A path contains a document once, so no document is placed twice.
         while let Some((rank, child)) = at.and_then(|node| {
             (0_u16..)
                 .zip(candidates)

@@ -1,5 +1,4 @@
-//! Policies, the rules that order documents: from a request's candidates and the knowledge tree to an order. Each policy
-//! has a module.
+//! Policies: rules that order a request's candidate documents, given the knowledge tree. Each policy has a module.
 
 mod constrained;
 pub mod context_index;
@@ -21,56 +20,56 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, NodeId, Scope};
 use smallvec::SmallVec;
 
-/// Positions in the candidates' slice (their ranks), in the order in which the documents are to be sent.
+/// Indices in the candidates' slice (their ranks), in the order in which the documents are to be sent.
 pub type Order = SmallVec<[u16; 16]>;
 
-/// A rule that orders documents, with its learnt state. There is one value for every tenant and model.
+/// A rule that orders documents, with its learnt state; one value for each tenant and model.
 ///
 /// The order is a permutation of `0..candidates.len()`. A policy is deterministic: the same calls and the same tree give
 /// the same orders, on every platform.
 pub trait Policy: Send {
-    /// Orders `candidates`, which are distinct and in rank order (at most [`MAX_CANDIDATES`]).
+    /// Returns an order of `candidates`, which are distinct and in rank order (at most [`MAX_CANDIDATES`]).
     fn order(&mut self, candidates: &[Candidate<'_>], start: Start<'_>) -> Order;
 
-    /// Learns that the documents `ranked` were sent in `order`. A policy that uses only the tree need not implement it.
+    /// Learns that documents, `ranked` in rank order, were sent in `order`. Policies that use only the tree do nothing.
     fn remember(&mut self, ranked: &[Fingerprint], order: &[u16]) {
         let _ = (ranked, order);
     }
 
-    /// Like `remember`, for documents whose order did not express ranks.
+    /// Like [`Policy::remember`], for documents that the client did not list by rank.
     fn remember_unranked(&mut self, documents: &[Fingerprint], order: &[u16]) {
         self.remember(documents, order);
     }
 
-    /// Learns one request's documents: those that open it, then those of its chat's later turns. A policy that learns only
-    /// orders need not implement it.
+    /// Learns one request's documents: the run at the prompt's beginning, then those of the chat's later turns.
+    /// Policies that learn only orders ignore it.
     fn sent(&mut self, runs: &[SentDocuments<'_>]) {
         let _ = runs;
     }
 
-    /// Returns the placement in force now: [`Place::Auto`] is `Last`, or `First` for all documents.
+    /// Returns the placement now in use. [`Place::Auto`] is returned as `Last`, or as `First` for all documents.
     fn placement(&self) -> Placement {
         Placement::FREE
     }
 
-    /// Learns that the engine evicted `tokens` tokens of documents.
+    /// Learns that documents with `tokens` tokens were removed from the tree.
     fn evicted(&mut self, tokens: u64) {
         let _ = tokens;
     }
 }
 
-/// The place in a tenant's and model's prompts where the documents will be.
+/// The place in the prompts of a tenant and model at which documents are to be sent.
 #[derive(Clone, Copy)]
 pub struct Start<'t> {
     tree: &'t KnowledgeTree,
     scope: Scope,
-    /// The node that the documents follow; `None` if the engine holds nothing that they could continue.
+    /// The tree's node that the documents follow; `None` if the engine holds nothing of this scope.
     node: Option<NodeId>,
     is_ranked: bool,
 }
 
 impl<'t> Start<'t> {
-    /// Returns the place at the beginning of `scope`.
+    /// Returns the place directly after the prompt that `scope` hashes.
     #[must_use]
     pub fn behind(tree: &'t KnowledgeTree, scope: Scope) -> Self {
         Self {
@@ -81,7 +80,7 @@ impl<'t> Start<'t> {
         }
     }
 
-    /// Returns the same place for documents whose order does not express ranks, so that none is favoured.
+    /// Returns the same place for documents that the client did not list by rank, so that none is favoured.
     #[must_use]
     pub fn unranked(self) -> Self {
         Self {
@@ -94,7 +93,7 @@ impl<'t> Start<'t> {
         self.is_ranked
     }
 
-    /// Returns the place after `document`, which is sent here.
+    /// Returns the place after `document` is sent here.
     fn after(self, document: DocumentId) -> Self {
         Self {
             node: self.node.and_then(|node| self.tree.child(node, document)),
@@ -102,7 +101,7 @@ impl<'t> Start<'t> {
         }
     }
 
-    /// Returns the same place in another tree, which is empty.
+    /// Returns the same place in `tree`, which must be empty: nothing matches there.
     fn in_empty<'e>(self, tree: &'e KnowledgeTree) -> Start<'e> {
         Start {
             tree,
@@ -113,72 +112,72 @@ impl<'t> Start<'t> {
     }
 }
 
-/// Documents that a request sent one after another.
+/// A run of documents that a request sent one after another.
 #[derive(Clone, Copy, Debug)]
 pub struct SentDocuments<'a> {
-    /// Scope of the documents.
+    /// Scope of the run: hash of the prompt before it.
     pub scope: Scope,
     /// The documents in the order sent, with their estimated tokens.
     pub documents: &'a [(Fingerprint, u32)],
-    /// The rank of each document, if a policy decided the order; `None` if the order was replayed.
+    /// The rank of each document, in the order sent, if a policy decided that order; `None` if it was replayed.
     pub order: Option<&'a [u16]>,
 }
 
-/// Most documents that a policy orders at once.
+/// Most documents that a policy orders at once; ranks fit into 12 bits.
 pub const MAX_CANDIDATES: u32 = 4096;
 
 crate::named! {
-    /// A policy that orders the documents of a request.
+    /// The policies, by their names in the configuration.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum PolicyKind {
-        /// The retriever's order.
+        /// Keeps the retriever's order.
         Retrieval = "retrieval",
-        /// A random order.
+        /// Orders documents at random.
         Random = "random",
-        /// The order of the clients' ids.
+        /// Sorts documents by the clients' ids.
         Sorted = "sorted",
-        /// The most recently seen documents first.
+        /// Puts the most recently used documents first.
         Recency = "recency",
-        /// RAGCache++'s Algorithm 1.
+        /// Follows the tree by the best-ranked child (RAGCache++ Algorithm 1).
         Greedy = "greedy",
-        /// RAGBoost's context index.
+        /// Orders documents by the path of the most similar context (RAGBoost's context index).
         ContextIndex = "context-index",
-        /// The heaviest resident path first, found exactly.
+        /// Puts the heaviest resident path first, found exactly.
         Longest = "longest",
-        /// The heaviest resident path first, then the documents that the next requests will likely open with.
+        /// Puts the heaviest resident path first, then the documents that later requests will likely share.
         Foresight = "foresight",
     }
 }
 
-/// Validated options; each policy uses those that concern it.
+/// The validated options of policies; each policy uses those that concern it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyOptions {
     /// The seed of the `random` policy.
     pub seed: u64,
     /// Number of recent requests that `foresight` learns from.
     pub window: u16,
-    /// Number of places that `foresight` may move a document, up or down; `None`: any number.
+    /// Number of places that `foresight` may move a document, up or down; unlimited if `None`.
     pub max_displacement: Option<u16>,
     /// Number of contexts that `context-index` keeps.
     pub max_contexts: u32,
     /// Whether `context-index` removes contexts that the engine evicted, as RAGBoost does.
     pub forget_evicted: bool,
-    /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` move no document for a shorter match.
-    /// With 1 any match counts.
+    /// Tokens in a block of the engine's cache: `greedy`, `longest` and `foresight` count a shorter match as none. With
+    /// 1, any match counts.
     pub block_tokens: u32,
-    /// The documents whose places follow from their ranks, whatever the policy; `retrieval` moves none.
+    /// The number and place of the favoured documents, for every policy except `retrieval`, which moves none.
     pub placement: Placement,
 }
 
 impl PolicyOptions {
-    /// Returns `policy` with the placement of favoured documents.
+    /// Returns `policy` constrained by the placement of favoured documents, without a minimum match.
     pub(crate) fn place(&self, policy: Box<dyn Policy>) -> Box<dyn Policy> {
         constrained::Constrained::of(policy, self.placement, 1)
     }
 }
 
 impl PolicyKind {
-    /// Returns a policy without learnt state.
+    /// Returns the policy with these options and without learnt state.
     #[must_use]
     pub fn build(self, options: &PolicyOptions) -> Box<dyn Policy> {
         let placed = |policy| options.place(policy);
@@ -200,15 +199,15 @@ impl PolicyKind {
     }
 }
 
-/// The limit on how far a document may stand from its rank.
+/// The limit on how far a document may be moved from its rank; unlimited if `None`.
 #[derive(Clone, Copy, Debug)]
 struct Displacement(Option<u16>);
 
 impl Displacement {
     const ANY: Self = Self(None);
 
-    /// Returns whether `rank` may follow `path`, which was built by this rule. At least one rank always may: each place is
-    /// the last allowed one of at most one document, and the best-ranked open document may always be next.
+    /// Returns whether `rank` may follow `path`, which was built by this rule. At least one rank always may: each
+    /// position is the last allowed one for at most one document, or else the best-ranked open document may be next.
     fn next(self, path: &[u16], rank: u16) -> bool {
         let Self(Some(most)) = self else { return true };
         let (rank, place, most) = (usize::from(rank), path.len(), usize::from(most));
@@ -219,7 +218,7 @@ impl Displacement {
     }
 }
 
-/// The resident prefix of an order.
+/// The part of an order, from its beginning, that is resident.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// Number of matched documents.
@@ -228,7 +227,7 @@ pub struct Match {
     pub tokens: u64,
 }
 
-/// Returns the resident prefix of `candidates` in `order`.
+/// Returns the resident part of `candidates` in `order`, from `start` on.
 #[must_use]
 pub fn match_of(candidates: &[Candidate<'_>], order: &Order, start: Start<'_>) -> Match {
     let mut found = Match::default();
@@ -253,12 +252,12 @@ pub fn fingerprints(candidates: &[Candidate<'_>]) -> SmallVec<[Fingerprint; 16]>
     fingerprints.collect()
 }
 
-/// Returns `0..count`: rank order.
+/// Returns rank order, `0..count`.
 fn ranks(count: usize) -> Order {
     (0..u16::try_from(count).unwrap_or(u16::MAX)).collect()
 }
 
-/// Returns `head`, followed by the other candidates in rank order (RAGCache++ Algorithm 1, line 12).
+/// Returns `head` followed by the remaining candidates in rank order (RAGCache++ Algorithm 1, line 12).
 fn followed_by_rank(head: Order, count: usize) -> Order {
     let mut order = head;
     let mut placed: SmallVec<[bool; 32]> = SmallVec::from_elem(false, count);
@@ -276,7 +275,7 @@ fn followed_by_rank(head: Order, count: usize) -> Order {
     order
 }
 
-/// Finds candidates by document id.
+/// An index of candidates by document id.
 struct Lookup {
     /// Pairs of `(document, rank)`, sorted.
     ranks: SmallVec<[(DocumentId, u16); 32]>,

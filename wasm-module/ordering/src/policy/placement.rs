@@ -1,11 +1,11 @@
-//! Rank-aware placement: the retriever's best documents keep a place where the model reads well; a policy orders the others
-//! for reuse. With [`Place::Auto`] documents stay where they are if that finds as much in the cache.
+//! Rank-aware placement: the retriever's best documents get a fixed place where the model reads well, and a policy
+//! orders the others for reuse. With [`Place::Auto`], all documents stay in rank order where this matches as much.
 
 use super::Order;
 use serde::{Deserialize, Serialize};
 
 crate::named! {
-    /// The place of the favoured documents, which are the retriever's best.
+    /// The place of the favoured documents, which are the retriever's best ones.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Place {
@@ -17,8 +17,8 @@ crate::named! {
         First = "first",
         /// The best one last, the second best first, the third best second to last, and so on.
         Ends = "ends",
-        /// Like `Last`, but all documents stay in rank order if that matches cached tokens, and no fewer, or while recent
-        /// requests of the tenant and model share longer beginnings in rank order.
+        /// Like `Last`, but all documents stay in rank order if this matches some cached tokens and no fewer, or while
+        /// recent requests of the tenant and model share more in rank order.
         Auto = "auto",
     }
 }
@@ -33,16 +33,16 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// No document is favoured.
+    /// The placement in which no document is favoured.
     pub const FREE: Self = Self {
         place: Place::Free,
         documents: 0,
     };
 
-    /// All documents in rank order.
+    /// The placement in which all documents stay in rank order.
     pub(super) const RANKS: Self = Self::of(Place::First, u16::MAX);
 
-    /// The placements that tools compare, those with the most freedom first.
+    /// The placements that tools compare, from the most freedom to the least.
     pub const COMPARED: [Self; 9] = [
         Self::FREE,
         Self::of(Place::Last, 1),
@@ -65,7 +65,7 @@ impl Placement {
         self.place == Place::Free || self.documents == 0
     }
 
-    /// Divides `count` documents into favoured and shared ones; `Auto` as `Last`.
+    /// Divides `count` documents into favoured and shared ones; [`Place::Auto`] counts as `Last`.
     #[must_use]
     pub fn split(self, count: usize) -> Split {
         let count = u16::try_from(count).unwrap_or(u16::MAX);
@@ -89,19 +89,19 @@ impl Placement {
     }
 }
 
-/// A request's documents, divided. Documents are given by rank.
+/// A request's documents, divided into favoured and shared ones. Documents are given by rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// The favoured documents before the others, in order.
+    /// The favoured documents before the shared part, in the order sent.
     pub leading: Order,
-    /// The best rank that is not favoured: the shared part is `shared..count`.
+    /// Rank of the best document that is not favoured: the shared part is `shared..count`.
     pub shared: u16,
-    /// The favoured documents after the others, in order.
+    /// The favoured documents after the shared part, in the order sent.
     pub trailing: Order,
 }
 
 impl Split {
-    /// Returns the whole order, given the shared part's order with ranks counted from its best.
+    /// Returns the whole order, given an order of the shared part with ranks counted from its best document.
     #[must_use]
     pub fn with(self, shared: &[u16]) -> Order {
         let mut order = self.leading;

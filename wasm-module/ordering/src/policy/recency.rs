@@ -5,7 +5,7 @@ use crate::document::Candidate;
 use crate::sort::sort_by_key;
 use std::cmp::Reverse;
 
-/// Sorts by last use, then by retrieval rank; unseen documents come last.
+/// The policy `recency`: sorts by last use in the tree, then by rank; documents in no path come last.
 pub(super) struct Recency;
 
 impl Policy for Recency {

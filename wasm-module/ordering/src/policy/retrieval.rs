@@ -3,7 +3,7 @@
 use super::{Order, Placement, Policy, Start, ranks};
 use crate::document::Candidate;
 
-/// Keeps the retriever's order.
+/// The policy `retrieval`: keeps rank order.
 pub(super) struct Retrieval;
 
 impl Policy for Retrieval {

@@ -1,12 +1,12 @@
-//! One order for all requests, whatever the cache holds (RAGCache++'s baseline `APC+Sorted`).
+//! One order for all requests, independent of the cache (RAGCache++'s baseline `APC+Sorted`).
 //!
-//! It gives many short matches: any document that sorts early and is absent breaks the prefix (section 4.3).
+//! Matches are many but short: any absent document that sorts early breaks the prefix (section 4.3).
 
 use super::{Order, Policy, Start, ranks};
 use crate::document::Candidate;
 use crate::sort::sort_by_key;
 
-/// Sorts by the clients' ids; documents without one come last, in retrieval order.
+/// The policy `sorted`: sorts by the clients' ids; documents without one come last, in rank order.
 pub(super) struct Sorted;
 
 impl Policy for Sorted {

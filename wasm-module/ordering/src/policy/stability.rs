@@ -1,29 +1,29 @@
-//! Measures whether requests share more by their beginnings in rank order than they would with their best documents last,
-//! for [`Place::Auto`](super::Place::Auto).
+//! Measures whether requests share more documents in rank order than with their best documents last, for
+//! [`Place::Auto`](super::Place::Auto).
 //!
 //! ```text
 //!   request 1 2 3 4 5, an earlier one 1 2 3 6 7        shared in rank order: 3, with the best document last: 2
 //!   request 1 2 3 4 5, an earlier one 2 1 3 6 7        shared in rank order: 0, with the best document last: 1
 //! ```
 //!
-//! Both are counted for each request, against the recent request that shares most, whatever order was sent. So the measure
-//! does not depend on the order in use. In rank order a request shares the beginning that both have. With the best document
-//! last, it shares all other documents that both have, provided that both open with them.
+//! Both numbers are computed for each request, against the recent request that shares most, independent of the order
+//! sent. In rank order, a request shares the beginning that both requests have. With the best document last, it shares
+//! all other documents that both have, provided that both begin with them.
 
 use super::window::Window;
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 use std::iter::once;
 
-/// Measures whether recent requests would have shared more documents in rank order than with their best ones last.
+/// Measures whether recent requests would have shared more documents in rank order than with their favoured ones last.
 pub(super) struct RankStability {
     /// Recent requests, each as a fingerprint of its favoured documents and its other documents.
     recent: Window,
     /// Recent requests, each as the fingerprints of its beginnings in rank order.
     beginnings: Window,
-    /// Decayed sum of the documents that each request would share with a recent one in rank order.
+    /// Documents that each request shares with a recent one in rank order, summed with exponential decay.
     ranked: f64,
-    /// Shared documents with the favoured ones last, with exponential decay.
+    /// Documents that each request shares with a recent one with its favoured ones last, summed with exponential decay.
     last: f64,
     is_stable: bool,
 }
@@ -31,15 +31,15 @@ pub(super) struct RankStability {
 /// Number of recent requests that a request is compared with.
 const RECENT: u16 = 128;
 
-/// Factor of a request's weight for each later request; half is left after 70.
+/// The factor by which older requests lose weight with each new one; half is left after 70.
 const DECAY: f64 = 0.99;
 
-/// The ratio of both measures from which ranks are stable, and the one from which they no longer are.
+/// The ratio of `ranked` to `last` from which ranks count as stable, and the one below which they no longer do.
 const STABLE: f64 = 1.0;
 const UNSTABLE: f64 = 0.95;
 
 impl Default for RankStability {
-    /// Starts as not stable, with the weight of some requests.
+    /// Returns the initial state: not stable, with the weight of some requests.
     fn default() -> Self {
         Self {
             recent: Window::new(RECENT),
@@ -52,7 +52,7 @@ impl Default for RankStability {
 }
 
 impl RankStability {
-    /// Adds one request's documents in rank order, of which the first `favoured` ones keep a place.
+    /// Adds one request, given its documents in rank order, of which the first `favoured` ones are favoured.
     pub(super) fn observe(&mut self, ranked: &[Fingerprint], favoured: u16) {
         let favoured = usize::from(favoured).min(ranked.len());
         let mut hash = 1;
@@ -75,18 +75,18 @@ impl RankStability {
             last = last.max(others_shared + if is_whole { favoured } else { 0 });
         }
         self.recent.push(members());
-        // A request that has a beginning has all shorter ones too.
+        // A request with a given beginning has all shorter ones too, so the bits count its documents.
         let shared = self.beginnings.sharing(&[], &beginnings);
         let shared = shared.iter().map(|shared| shared.mask.count_ones()).max();
         self.beginnings.push(beginnings.into_iter());
         self.ranked = self.ranked * DECAY + f64::from(shared.unwrap_or_default());
         self.last = self.last * DECAY + last as f64;
         let least = if self.is_stable { UNSTABLE } else { STABLE };
-        // One document is little to go by.
+        // `+ 1`: rank order must be ahead by a document.
         self.is_stable = self.ranked > (self.last + 1.0) * least;
     }
 
-    /// Returns whether no document should be moved.
+    /// Returns whether all documents should stay in rank order.
     pub(super) fn is_stable(&self) -> bool {
         self.is_stable
     }

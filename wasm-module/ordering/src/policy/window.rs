@@ -6,27 +6,27 @@
 //! ```
 //!
 //! A query names some documents, and only requests that share one of them are visited: the cost is the sum of the
-//! documents' postings. The window knows nothing of trees, scopes or orders.
+//! documents' postings. The window has no access to trees, scopes or orders.
 
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// Most documents stored for a request, the first ones: the bits of a mask.
+/// Most documents stored for a request, from the first on: the bits of a mask.
 pub(super) const MAX_DOCUMENTS: usize = 64;
 
-/// The document sets of the most recent requests, indexed by document.
+/// The document sets of the most recent requests, with an index by document.
 #[derive(Debug)]
 pub(super) struct Window {
     slots: Vec<SmallVec<[Fingerprint; 8]>>,
     postings: FxHashMap<Fingerprint, VecDeque<u16>>,
-    /// The slot that the next request takes.
+    /// The slot that the next request takes, a ring index.
     next: u16,
     size: u16,
-    /// For each slot, the running result of the current query; blank between queries.
+    /// For each slot, the intermediate result of the current query; blank between queries.
     marks: Vec<Mark>,
-    /// Slots whose marks are not blank.
+    /// Slots with a mark that is not blank.
     marked: Vec<u16>,
 }
 
@@ -36,12 +36,12 @@ struct Mark {
     shared: u64,
 }
 
-/// The overlap of a recent request with the documents of a query.
+/// A recent request's overlap with the documents of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shared {
-    /// Bit `i` is set if the request held `optional[i]`. Not 0.
+    /// Bit `i` is set if the request contains `optional[i]`; at least one bit is set.
     pub(super) mask: u64,
-    /// Age in requests: 1 is the latest one.
+    /// Age in requests, where the latest one has age 1.
     pub(super) age: u16,
 }
 
@@ -58,7 +58,7 @@ impl Window {
         }
     }
 
-    /// Adds a request of distinct `documents`; replaces the oldest one when the window is full.
+    /// Adds a request, given its distinct documents; replaces the oldest one if the window is full.
     pub(super) fn push(&mut self, documents: impl Iterator<Item = Fingerprint>) {
         let documents: SmallVec<[Fingerprint; 8]> = documents.take(MAX_DOCUMENTS).collect();
         for &document in &documents {
@@ -85,35 +85,35 @@ impl Window {
         self.next = (self.next + 1) % self.size;
     }
 
-    /// Returns the number of documents stored for the request of this age, from 1.
+    /// Returns the number of documents stored for the request of this age; 1 is the latest.
     pub(super) fn documents(&self, age: u16) -> usize {
         let slot = (self.next + self.size - age % self.size) % self.size;
         self.slots.get(usize::from(slot)).map_or(0, SmallVec::len)
     }
 
-    /// Returns the number of requests held.
+    /// Returns the number of requests in the window.
     pub(super) fn len(&self) -> u16 {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
     }
 
-    /// Returns how many requests held a document: of the `newer` latest ones, and of all earlier ones.
+    /// Returns the number of requests that contain a document: among the `newer` latest, and among all earlier ones.
     pub(super) fn counts(&self, document: Fingerprint, newer: u16) -> [u32; 2] {
         let Some(slots) = self.postings.get(&document) else {
             return [0; 2];
         };
-        // Postings are ordered, the oldest first.
+        // Postings are ordered by age, the oldest first.
         let older = slots.partition_point(|&slot| age(slot, self.next, self.size) > newer);
         [slots.len() - older, older].map(|count| u32::try_from(count).unwrap_or(u32::MAX))
     }
 
-    /// Returns the requests that held all of `required` and some of `optional` (its first [`MAX_DOCUMENTS`]), all of
-    /// them distinct. The order is arbitrary, but the same on every platform.
+    /// Returns the requests that contain all of `required` and some of `optional` (its first [`MAX_DOCUMENTS`]); all
+    /// these documents must be distinct. The order is arbitrary, but the same on every platform.
     pub(super) fn sharing(
         &mut self,
         required: &[Fingerprint],
         optional: &[Fingerprint],
     ) -> Vec<Shared> {
-        // No stored request has more documents than that.
+        // No stored request has that many documents besides an optional one.
         if required.len() >= MAX_DOCUMENTS {
             return Vec::new();
         }
@@ -154,8 +154,7 @@ impl Window {
     }
 }
 
-/// Returns the number of requests since the one in a slot of `size`, itself included, when the `next` slot is to be
-/// taken.
+/// Returns the age of the request in `slot` of a ring of `size` slots, where the slot before `next` has age 1.
 fn age(slot: u16, next: u16, size: u16) -> u16 {
     if slot < next {
         next - slot

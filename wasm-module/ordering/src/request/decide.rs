@@ -1,5 +1,5 @@
-//! Decides how to forward one group's documents when no arrangement is recorded: which ones become references, the order of
-//! the others, and whether an order hint follows.
+//! Decides how to forward one group's documents when no arrangement is recorded: which ones location hints replace, the
+//! order of the others, and whether an order hint follows.
 //!
 //! References stay at their ranks, and only new documents are ordered (RAGBoost's layout): text after a chat's history is
 //! not shared with other chats anyway.
@@ -17,16 +17,16 @@ use smallvec::SmallVec;
 /// How one group's documents are forwarded.
 pub(super) struct Decision {
     pub(super) arrangement: Arrangement,
-    /// The policy's order, or the client's if that is kept; `None` if neither was decided now. A policy that learns from
-    /// requests learns from both.
+    /// The policy's order, or the client's if that is kept, as ranks; `None` if the arrangement was replayed or nothing
+    /// was left to order. Policies that learn from requests learn both.
     pub(super) order: Option<Order>,
-    /// The order hint, if there is one.
+    /// The order hint; `None` if the documents need none or cannot have one.
     pub(super) hint: Option<OrderHint>,
 }
 
 impl<'a> Request<'_, 'a> {
-    /// Replays a recorded arrangement. If another document has since taken a reference's name, because an array was written
-    /// into an earlier message, the document itself is sent.
+    /// Replays a recorded arrangement. If a reference's label now belongs to another document too, because an array was
+    /// written into an earlier message, the document itself is sent.
     pub(super) fn again(
         &self,
         known: &Arrangement,
@@ -55,8 +55,8 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Returns whether a recorded arrangement sends exactly the client's documents and refers only to documents in earlier
-    /// turns. It does unless hashes collided; a collision must not lose a document.
+    /// Returns whether a recorded arrangement holds exactly the client's documents and refers only to documents in
+    /// turns before `turn`. It does unless hashes collided; a collision must not lose a document.
     pub(super) fn is_possible(
         &self,
         known: &Arrangement,
@@ -75,7 +75,7 @@ impl<'a> Request<'_, 'a> {
             })
     }
 
-    /// Decides how to forward a group's documents.
+    /// Decides how to forward a group's documents in `turn`, without a recorded arrangement.
     pub(super) fn decide(
         &mut self,
         group: &Group<'a>,
@@ -157,7 +157,7 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Returns for each distinct document whether a location hint replaces it.
+    /// Returns for each distinct document, in the client's order, whether a location hint replaces it.
     fn references(
         &self,
         group: &Group<'a>,
@@ -171,7 +171,7 @@ impl<'a> Request<'_, 'a> {
         if turn == 0 || keeps_repeats(group) {
             return references;
         }
-        // The names of this group's documents, counted only when an earlier turn holds one of them.
+        // Number of this group's documents with each label, counted only if an earlier turn has one of them.
         let mut names: Option<FxHashMap<&str, u32>> = None;
         for (is_reference, &(index, fingerprint)) in references.iter_mut().zip(&listed.distinct) {
             let Some(found) = group.found.get(usize::from(index)) else {
@@ -203,9 +203,9 @@ impl<'a> Request<'_, 'a> {
         references
     }
 
-    /// Returns the replacement of a numbered document that an earlier turn holds under any number: its block with its
-    /// current number, and words that say where the text is. In joined passages, those that an earlier turn holds are
-    /// replaced.
+    /// Returns the replacement of a numbered document that an earlier turn holds under any number: its current number,
+    /// and a hint that says where its text is. In joined passages, only those that an earlier turn holds are replaced.
+    /// `None` if no earlier turn holds any of it, or it has no safe and unique name there.
     pub(super) fn reference_by_number(
         &self,
         found: &FoundDocument<'a>,
@@ -222,7 +222,7 @@ impl<'a> Request<'_, 'a> {
         block.with_words(&words)
     }
 
-    /// The order hint for a group with this arrangement, if it needs one and can have one.
+    /// Returns the order hint for a group in this arrangement; `None` if hints are off or the labels do not allow one.
     fn order_hint(
         &self,
         group: &Group<'a>,

@@ -1,8 +1,8 @@
-//! Arranges one request: from the messages and documents in its body to the edits that make the forwarded body.
+//! Arranges one request: turns the messages and documents of its body into the edits that make the forwarded body.
 //!
-//! Messages are handled in the order of the prompt. A known message is replayed. Any other message is decided now
-//! ([`decide`]), given the prompt before it. This module records nothing and does not change the tree: it returns the
-//! records to its caller.
+//! Messages are handled in the order of the prompt. The documents of a known message are arranged as before; those of
+//! any other message are decided now ([`decide`]), given the prompt before it. This module records nothing: it returns
+//! the records to its caller. In the tree it only interns documents.
 
 mod decide;
 mod report;
@@ -29,44 +29,44 @@ use crate::sort::sort_by_key;
 use crate::tree::{KnowledgeTree, Scope};
 use smallvec::SmallVec;
 
-/// The order of the documents.
+/// The order that the documents get, and its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrderingMode {
     /// The policy's order.
     Ordered,
-    /// The client's order: no document is moved, dropped, replaced by a reference or mentioned in a hint, and no earlier
-    /// turn is used. Only an array is still written into its message.
+    /// The client's order: no document is moved, dropped, replaced by a reference or mentioned in a hint, and no
+    /// earlier turn is used. A `documents` array is still written into its message.
     ClientOrder,
-    /// The policy's order, only for a report.
+    /// The policy's order, computed only for the report of a dry run.
     Trial,
 }
 
 /// Runs of documents in their client's order, each with its scope and the documents' estimated tokens.
 pub(crate) type ClientRuns = Vec<(Scope, SmallVec<[(Fingerprint, u32); 16]>)>;
 
-/// The arranged request.
+/// A request as arranged for one engine, before its edits are applied and its records recorded.
 pub(crate) struct ArrangedRequest<'a> {
     /// The edits of the body; empty if it is forwarded unchanged.
     pub(crate) edits: Vec<Edit<'a>>,
     pub(crate) report: Report,
-    /// The documents sent, as recorded in the tree.
+    /// The documents sent, as the tree and the policy record them.
     pub(crate) runs: Vec<SentRun>,
     /// The same runs in their client's order.
     pub(crate) clients: ClientRuns,
-    /// The messages after the known ones; without pinning, only those that hold documents, and the last one.
+    /// The messages after the known ones; without pinning, only those with documents or head text, and the last one.
     pub(crate) added: Vec<AddedMessage>,
 }
 
-/// Words of the head to write into messages.
+/// Text from the head to write into messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeadWords<'a> {
-    /// Spans that keep their first value.
+    /// Volatile spans that keep their first value.
     pub(crate) frozen: &'a [Frozen<'a>],
-    /// The words that move into the newest user message.
+    /// The volatile spans that move into the newest user message.
     pub(crate) moved: Option<&'a Moved>,
 }
 
-/// Arranges `parsed` in this mode; `path` holds its known messages. The tree only interns the documents.
+/// Arranges a parsed request, with its known messages in `path`. Only interns the documents in `tree`.
 #[allow(
     clippy::too_many_arguments,
     reason = "one call, from the one place that has all of them"
@@ -125,7 +125,7 @@ pub(crate) fn arrange<'a>(
         let moved = head.moved.filter(|moved| is_new && moved.message == at);
         request.is_new = is_new;
         let made = request.message(message, written, turn, moved);
-        // With pinning, every message is recorded: without a record, it would be unclear whether it has pinned documents.
+        // With pinning, every message is recorded; later requests must know that it has no pinned documents.
         if is_new && (at as usize == last || config.pins() || made != SentMessage::default()) {
             added.push(AddedMessage {
                 message: at,
@@ -148,32 +148,32 @@ struct Request<'r, 'a> {
     /// The request's body.
     text: &'a str,
     head: HeadWords<'a>,
-    /// The values of the head's frozen spans.
+    /// The values of the head's frozen spans, as written in this request.
     frozen: Box<[Box<str>]>,
     mode: OrderingMode,
     tree: &'r mut KnowledgeTree,
     policy: &'r mut dyn Policy,
-    /// Number of user messages so far.
+    /// Number of user messages up to the current message.
     question: u32,
-    /// The chat's last turn; no location hint may point into it.
+    /// The turn of the request's last message. In the first turn (0) nothing is collected for location hints.
     last_turn: u32,
-    /// Estimated tokens pinned in the known messages.
+    /// Estimated tokens of the documents pinned in the known messages.
     pinned_tokens: u64,
     shown: PromptDocuments<'a>,
     outputs: Outputs<'a>,
-    /// True if no record says that the current message was forwarded in an earlier request.
+    /// True if the current message comes after all known ones: it was not forwarded before.
     is_new: bool,
     /// Hash of all replacements of the client's documents so far; 0 if there are none.
     sent: u64,
     edits: Vec<Edit<'a>>,
     report: Report,
-    /// The documents recorded so far.
+    /// The runs of documents arranged so far.
     runs: Vec<SentRun>,
     clients: ClientRuns,
 }
 
 impl<'a> Request<'_, 'a> {
-    /// Arranges a message, with the documents of an array `written` into it; replays it if it is `known`.
+    /// Arranges or (if `known`) replays a message, with the array's documents `written` into it; returns its record.
     fn message(
         &mut self,
         message: &Message<'a>,
@@ -199,7 +199,7 @@ impl<'a> Request<'_, 'a> {
             })),
             _ => None,
         };
-        // The words are written once: behind the array's documents, behind the message's own documents, or before the text.
+        // Moved words are written once: behind the array's documents, the message's own documents, or before its text.
         let mut unsaid = moved;
         if let Some(group) = written {
             let known = known.and_then(|turn| turn.written.as_ref());
@@ -239,8 +239,8 @@ impl<'a> Request<'_, 'a> {
         turn
     }
 
-    /// Writes the first values of the head's spans, from the chat's first known message; without one, this request's own
-    /// values.
+    /// Writes the first values of the head's frozen spans, as recorded with the chat's first known message that has
+    /// them. Without such a record, this request's own values are the first.
     fn freeze(&mut self, memory: &'a Memory, path: &Path) {
         let spans = self.head.frozen;
         if spans.is_empty() {
@@ -261,7 +261,7 @@ impl<'a> Request<'_, 'a> {
         self.then(digest);
     }
 
-    /// Writes the documents of an array, followed by `words`.
+    /// Writes the documents of a `documents` array into a message, followed by the moved `words`.
     fn write(
         &mut self,
         group: &Group<'a>,
@@ -288,7 +288,7 @@ impl<'a> Request<'_, 'a> {
         }
     }
 
-    /// Writes the pinned documents of an earlier message again.
+    /// Writes the pinned documents of an earlier message into it again, though the client no longer sends them.
     fn pin(&mut self, pin: &'a Pin, is_hinted: bool, (entry, scope): (Entry, Scope), turn: u32) {
         self.edits.push(Edit::insert(entry.at, &*pin.text));
         let path = pin.documents.iter();
@@ -315,7 +315,7 @@ impl<'a> Request<'_, 'a> {
         self.then(pin.digest);
     }
 
-    /// Arranges a group's documents, as `known` if that is possible, followed by `words`.
+    /// Arranges a group's documents, followed by the moved `words`; replays the arrangement `known` if it is valid.
     fn group(
         &mut self,
         group: &Group<'a>,
@@ -408,8 +408,8 @@ impl<'a> Request<'_, 'a> {
         (arrangement, listed, rendering)
     }
 
-    /// Arranges a tool's whole result: location hints replace lines of earlier turns' results. If it was forwarded whole
-    /// before, as `known` says or as there is no record of it in a known message, it is again.
+    /// Arranges a tool's whole result: location hints replace lines that earlier turns' results hold. A result that was
+    /// already forwarded in full (by its record `known`, or as a known message without one) stays in full.
     fn output(
         &mut self,
         group: &Group<'a>,
@@ -446,8 +446,8 @@ impl<'a> Request<'_, 'a> {
         arrangement
     }
 
-    /// Returns a hint and the moved words, as written behind a group's documents. An element encloses the words: they are
-    /// part of no document, and not of the question that follows.
+    /// Returns the order hint and the moved words as written behind a group's documents. The words get an element of
+    /// their own, so that they belong neither to a document nor to the question that follows.
     fn behind(&self, group: &Group<'_>, hint: Option<String>, words: &str) -> String {
         let mut all = hint.map_or_else(String::new, |hint| hint + r"\n");
         for piece in [MOVED_OPEN, words, MOVED_CLOSE] {
@@ -465,7 +465,7 @@ impl<'a> Request<'_, 'a> {
         all
     }
 
-    /// Returns the replacement for each of the group's slots.
+    /// Returns what is written into each of the group's slots: a document or a location hint.
     fn sent_of<'g>(
         &mut self,
         group: &'g Group<'a>,
@@ -494,9 +494,9 @@ impl<'a> Request<'_, 'a> {
             .collect()
     }
 
-    /// Records a run of documents in the prompt, in this order, from byte `at` of the body on; `references` is the hash of
-    /// the references among them. The second list has the same documents in their client's order. `order` is the policy's,
-    /// if it decided.
+    /// Adds a run of documents to the records, in the order sent and in the client's. It begins at byte `at` of the
+    /// body; `references` is the hash of the references among its documents; `order` is the policy's order, `None` if
+    /// it decided none.
     fn walk(
         &mut self,
         at: usize,
@@ -537,36 +537,36 @@ impl<'a> Request<'_, 'a> {
         });
     }
 
-    /// Returns whether the group is forwarded byte for byte, repeats included.
+    /// Returns whether the group is forwarded byte for byte, with its repeats.
     fn keeps_places(&self, group: &Group<'_>) -> bool {
         self.mode == OrderingMode::ClientOrder && !group.is_rendered()
     }
 
-    /// Returns the index of the first document that the tree cannot represent: after a repeat that is sent, the prompt no
-    /// longer matches the path.
+    /// Returns the index of the first document that the run must leave out: it repeats an earlier one and is sent, but
+    /// a path holds a document only once. `u16::MAX` if there is none.
     fn end_of_path(&self, group: &Group<'_>, listed: &DistinctDocuments) -> u16 {
         let repeat = listed.repeats.first().filter(|_| self.keeps_places(group));
         repeat.copied().unwrap_or(u16::MAX)
     }
 
-    /// Adds `digest` to the hash of replacements.
+    /// Extends the hash of the replacements so far by `digest`.
     fn then(&mut self, digest: u64) {
         self.sent = narrowed(Scope(digest), self.sent).0;
     }
 }
 
-/// The element around words that moved behind documents, escaped as in a JSON string.
+/// The element around moved words behind documents, escaped as in a JSON string.
 const MOVED_OPEN: &str = r"<context>\n";
 const MOVED_CLOSE: &str = r"\n</context>";
 
-/// Returns `words` in their element, or followed by a blank line, to be inserted before a message's text.
+/// Returns moved `words` to insert before a message's text: in an element of their own, or followed by a blank line.
 fn before_text(wrap: Wrap, words: &str) -> String {
     let [open, close] = render::wrapping(wrap);
     let end = if wrap == Wrap::None { r"\n\n" } else { close };
     [open, words, end].concat()
 }
 
-/// Returns the rendered text for pinning; `None` if it is too large.
+/// Returns the record of a `documents` array that was rendered; `None` if an offset exceeds 32 bits.
 fn pin_of(
     group: &Group<'_>,
     listed: &DistinctDocuments,

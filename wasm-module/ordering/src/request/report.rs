@@ -1,40 +1,40 @@
-//! The report on one request, for its sender.
+//! The report on the documents of one request.
 
-/// The changes to a request's documents.
+/// The changes to a request's documents, and how much of them the engine's cache is believed to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Name of the policy.
+    /// Name of the policy that ordered the documents.
     pub policy: &'static str,
     /// Documents found in the body.
     pub documents: u32,
-    /// Documents at the prompt's beginning whose KV state the engine is believed to hold.
+    /// Documents at the beginning of each run whose KV state the engine is believed to hold.
     pub matched: u32,
-    /// Documents that changed place.
+    /// Documents that are sent at another position than in the client's list.
     pub moved: u32,
-    /// Repeats that were dropped because they equal another document of their group byte for byte.
+    /// Repeats that were dropped because an earlier document of their group is the same byte for byte.
     pub dropped: u32,
-    /// Documents replaced by a location hint, because an earlier turn of the chat holds them byte for byte.
+    /// Documents and tools' results that location hints replace, in part or whole, as an earlier turn has the text.
     pub deduplicated: u32,
-    /// Documents of earlier requests that were written again at their first place.
+    /// Documents of earlier requests that were pinned and written into their message again.
     pub pinned: u32,
-    /// Messages with documents that were replayed.
+    /// Messages whose documents were arranged as in an earlier request.
     pub replayed: u32,
     /// Whether an order hint was written.
     pub hinted: bool,
-    /// Whether a hint uses places instead of labels, because a label is not allowed outside its document.
+    /// Whether an order hint uses places instead of labels, because a label is unsafe outside its document.
     pub numbered: bool,
-    /// Estimated tokens of the documents sent, pinned ones included.
+    /// Estimated tokens of the documents sent, including pinned ones.
     pub document_tokens: u64,
     /// Estimated tokens of the matched documents.
     pub matched_tokens: u64,
-    /// Estimated tokens of the documents that would have been matched if every request had been sent in its client's order.
+    /// Estimated tokens of the documents that would have matched if every request had been sent in its client's order.
     pub client_matched_tokens: u64,
-    /// Estimated tokens of the whole body.
+    /// Estimated tokens of the whole forwarded body.
     pub estimated_tokens: u64,
 }
 
 impl Report {
-    /// Returns the report of a request before any change.
+    /// Returns the report with all counts at 0.
     pub(crate) fn new(policy: &'static str) -> Self {
         Self {
             policy,

@@ -5,14 +5,14 @@ use crate::document::DocumentId;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// A node's children: most nodes have one or two, a scope's first node may have thousands.
+/// A node's children: a list, or a map if they are many. Most nodes have one or two, a scope's root thousands.
 #[derive(Debug)]
 pub(super) enum Children {
     Few(SmallVec<[(DocumentId, NodeId); 2]>),
     Many(Box<FxHashMap<DocumentId, NodeId>>),
 }
 
-/// Children up to which a scan beats hashing.
+/// Most children in a list: up to this number, a scan is faster than hashing.
 const FEW: usize = 12;
 
 impl Default for Children {
@@ -69,7 +69,7 @@ impl Children {
             Self::Few(few) => few.retain(|(d, _)| *d != document),
             Self::Many(many) => {
                 many.remove(&document);
-                // Half of FEW, so that a node at the boundary is not rebuilt with every change.
+                // Below half of FEW, so that a node at the boundary is not rebuilt with every change.
                 if many.len() <= FEW / 2 {
                     *self = Self::Few(
                         many.iter()

@@ -6,10 +6,10 @@
 //!         └──── d4
 //! ```
 //!
-//! A node is one document in a path. It is *resident* as long as it is in the tree, since nodes that the engine evicts are
-//! removed. Nodes are in an arena and in one list ordered by last use. Using a path touches its nodes from the leaf up, so
-//! a parent is always more recent than its children. The list's oldest node is therefore a leaf, and evicting it is O(1).
-//! The tree knows nothing of texts, bodies or policies.
+//! A node is one document in a path. It is in the tree as long as it is believed to be *resident*; nodes that the
+//! engine evicts are removed. Nodes are in an arena and in one list ordered by last use. Using a path touches its nodes
+//! from the leaf up, so a parent is always more recent than its children. The list's oldest node is therefore a leaf,
+//! and evicting it is O(1). The tree has no access to texts, bodies or policies.
 
 mod children;
 mod residency;
@@ -25,20 +25,20 @@ use children::Children;
 use fxhash::FxHashMap;
 use smallvec::SmallVec;
 
-/// Hash of the prompt before the documents. Paths of different scopes share nothing.
+/// Hash of the prompt before the documents. Paths of different scopes share no KV state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scope(pub u64);
 
-/// Identifies a node of the tree. Valid until the next insertion.
+/// Identifies a node of the tree. Valid until the tree changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeId(u32);
 
-/// The bounds of a tree. Beyond either, the least recently used leaves are evicted.
+/// The bounds of a tree. Beyond either bound, the least recently used leaves are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Most nodes, scopes included; at least 1.
     pub max_nodes: u32,
-    /// Most tokens in all nodes: the engine's KV capacity. `None`: only `max_nodes` is a bound.
+    /// Most tokens in all nodes: the engine's KV capacity. With `None`, only `max_nodes` limits the tree.
     pub max_tokens: Option<u64>,
 }
 
@@ -55,7 +55,7 @@ pub struct KnowledgeTree {
     recency: Recency,
     /// Number of insertions so far; the tree's clock.
     now: u64,
-    /// Tokens of removed nodes, for [`KnowledgeTree::take_evicted`].
+    /// Tokens of nodes removed since the last call of [`KnowledgeTree::take_evicted`].
     evicted: u64,
 }
 
@@ -70,9 +70,9 @@ struct Node {
 /// The edge that leads to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edge {
-    /// No parent: the node is the first of a scope.
+    /// No document: the node is the root of a scope.
     Scope(Scope),
-    /// A document, from the node's parent.
+    /// The document that the node adds to its parent's path.
     Document(DocumentId),
 }
 
@@ -92,12 +92,12 @@ impl KnowledgeTree {
         }
     }
 
-    /// Returns the document's id in this tree. It stays valid until the next [`KnowledgeTree::insert`].
+    /// Returns the document's id in this tree, if necessary a new one; valid until the next [`KnowledgeTree::insert`].
     pub fn intern(&mut self, fingerprint: Fingerprint) -> DocumentId {
         self.catalog.intern(fingerprint)
     }
 
-    /// Removes interned documents that are in no path.
+    /// Frees the ids of those documents that were interned but are in no path.
     pub(crate) fn discard<'a>(
         &mut self,
         documents: impl IntoIterator<Item = &'a (Fingerprint, u32)>,
@@ -109,38 +109,38 @@ impl KnowledgeTree {
         }
     }
 
-    /// Returns the insertion that last used the document, counted from 1; 0 when it is in no path.
+    /// Returns the number of the insertion that last used the document, counted from 1; 0 if it is in no path.
     #[must_use]
     pub fn last_used(&self, id: DocumentId) -> u64 {
         self.catalog.last_used(id)
     }
 
-    /// Returns the first node of `scope`, if the tree has one.
+    /// Returns the root node of `scope`; `None` if the tree has no path of that scope.
     #[must_use]
     pub fn root(&self, scope: Scope) -> Option<NodeId> {
         self.scopes.get(&scope).copied()
     }
 
-    /// Returns the node that `document` leads to from `node`.
+    /// Returns the child of `node` for `document`; `None` if there is none.
     #[must_use]
     pub fn child(&self, node: NodeId, document: DocumentId) -> Option<NodeId> {
         self.node(node)?.children.get(document)
     }
 
-    /// Returns the number of `node`'s children.
+    /// Returns the number of children of `node`; 0 for an unknown node.
     #[must_use]
     pub fn fan_out(&self, node: NodeId) -> usize {
         self.node(node).map_or(0, |node| node.children.len())
     }
 
-    /// Iterates over `node`'s children, in no particular order.
+    /// Iterates over the children of `node`, in no particular order.
     pub fn children(&self, node: NodeId) -> impl Iterator<Item = (DocumentId, NodeId)> {
         self.node(node)
             .into_iter()
             .flat_map(|node| node.children.iter())
     }
 
-    /// Returns the number of nodes, scopes included.
+    /// Returns the number of nodes, including the roots of scopes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.nodes.len()
@@ -152,15 +152,15 @@ impl KnowledgeTree {
         self.len() == 0
     }
 
-    /// Returns the sum of the nodes' tokens.
+    /// Returns the sum of the nodes' tokens, in estimated tokens.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Records that `path` (distinct documents with their tokens) was sent to the engine under `scope`: its nodes become
-    /// the most recently used ones, and missing ones are created. Then evicts down to the bounds; a path longer than the
-    /// bounds loses its end. O(path length + evictions).
+    /// Records that `path` (distinct documents with their tokens) was sent to the engine under `scope`: its nodes
+    /// become the most recently used ones, and missing ones are created. Then evicts down to the bounds; a path longer
+    /// than the bounds loses its last documents. O(path length + evictions).
     pub fn insert(&mut self, scope: Scope, path: impl IntoIterator<Item = (DocumentId, u32)>) {
         self.now += 1;
         let mut nodes: SmallVec<[NodeId; 32]> = SmallVec::new();
@@ -183,7 +183,7 @@ impl KnowledgeTree {
         self.evict();
     }
 
-    /// Removes every path.
+    /// Removes every path; their tokens count as evicted.
     pub fn clear(&mut self) {
         *self = Self {
             now: self.now,
@@ -192,7 +192,7 @@ impl KnowledgeTree {
         };
     }
 
-    /// Returns the tokens of nodes removed for any reason since the last call.
+    /// Returns the tokens of the nodes removed since the last call, for whatever reason.
     pub fn take_evicted(&mut self) -> u64 {
         std::mem::take(&mut self.evicted)
     }
@@ -269,10 +269,10 @@ impl KnowledgeTree {
         self.nodes.get_mut(id.0)
     }
 
-    /// Walks the whole tree and checks its invariants. For tests.
+    /// Checks the invariants of the whole tree. For tests.
     ///
     /// # Errors
-    /// Describes the first broken invariant.
+    /// Returns a description of the first broken invariant.
     pub fn check(&self) -> Result<(), String> {
         let mut seen = 0_usize;
         let mut tokens = 0_u64;

@@ -1,47 +1,47 @@
 //! Applies the engine's events to the knowledge tree, so that it matches the engine's cache.
 //!
 //! An insertion is an assumption, made when a request is forwarded. A feed of the engine's cache (`Stored`, `Removed`,
-//! `Cleared`) and the `cached_tokens` of its responses (`Reported`) confirm or correct it. A node is in the tree exactly as
-//! long as it is resident. KV state depends on everything before it, so removing a node removes everything below it. Events
-//! name documents by fingerprint, since ids do not outlive an insertion.
+//! `Cleared`) and the `cached_tokens` of its responses (`Reported`) confirm or correct it. KV state depends on
+//! everything before it, so removing a node removes everything below it. Events identify documents by fingerprint,
+//! since ids may change with any insertion.
 
 use super::{KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
 use smallvec::SmallVec;
 
-/// An event that the engine reported. Documents that the tree does not hold, or no longer holds, are not an error.
+/// An event in an engine's cache. It may name documents that are not in the tree: they are ignored or, if stored, added
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResidencyEvent<'a> {
-    /// The engine holds this path: documents with their tokens.
+    /// The engine holds the KV state of this path: documents with their tokens.
     Stored {
         /// Scope of the path.
         scope: Scope,
         /// The path, from its first document on.
         path: &'a [(Fingerprint, u32)],
     },
-    /// The engine evicted the last document of this path, and everything after it.
+    /// The engine evicted the last document of this path, and so everything after it.
     Removed {
         /// Scope of the path.
         scope: Scope,
         /// The path, from its first document on; empty for the whole scope.
         path: &'a [Fingerprint],
     },
-    /// The engine holds nothing.
+    /// The engine's cache is empty.
     Cleared,
-    /// The response to a request that was sent with `path`.
+    /// The engine responded to a request that was sent with `path`.
     ///
-    /// The engine has computed the tokens that it did not hold, so the path itself is resident now. But if the engine held
-    /// less than expected, other branches below the first missing node were not resident either, and are removed. (This
-    /// also removes branches that requests added there in the meantime: the tree then knows less than it might, never
-    /// more.)
+    /// It has computed all tokens that were not cached, so the path itself is resident now. But if it had fewer tokens
+    /// cached than expected, other branches below the first missing node were not resident either: they are removed.
+    /// (So are branches that requests have added there since: the tree may then lack resident nodes, but has none that
+    /// are not.)
     Reported {
         /// Scope of the path.
         scope: Scope,
         /// The path, in the order in which it was sent.
         path: &'a [Fingerprint],
-        /// Document tokens expected to be cached when the request was sent.
+        /// Document tokens that were expected to be cached when the request was sent.
         expected_tokens: u64,
-        /// Document tokens that were cached.
+        /// Document tokens that were cached, by the response.
         cached_tokens: u64,
     },
 }
@@ -78,7 +78,7 @@ impl KnowledgeTree {
         self.insert(scope, path);
     }
 
-    /// Removes branches off `path` at nodes that were expected to be cached and were not.
+    /// Removes the branches off `path` below nodes that were expected to be cached and were not.
     fn correct(&mut self, scope: Scope, path: &[Fingerprint], expected: u64, cached: u64) {
         let Some(mut at) = self.root(scope) else {
             return;

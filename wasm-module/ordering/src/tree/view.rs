@@ -1,31 +1,31 @@
-//! The tree as a list, for drawing it.
+//! The most recently used part of the knowledge tree as a list, for drawing it.
 
 use super::{Edge, KnowledgeTree, NodeId, Scope};
 use crate::document::Fingerprint;
 use fxhash::FxHashMap;
 
-/// A node of the list.
+/// A node in the list that [`KnowledgeTree::view`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ViewedNode {
-    /// The parent's index in the list, before this one; `None` for the first node of a scope.
+    /// Index of the parent in the list, always before this node; `None` for the root of a scope.
     pub parent: Option<u32>,
     /// The edge that leads to the node.
     pub edge: ViewedEdge,
-    /// Tokens of the node's document.
+    /// Estimated tokens of the node's document; 0 for the root of a scope.
     pub tokens: u32,
 }
 
-/// The edge that leads to a node.
+/// The edge that leads to a node of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewedEdge {
     /// The scope of a path: a hash of the prompt before its documents.
     Scope(Scope),
-    /// A document.
+    /// A document, by fingerprint.
     Document(Fingerprint),
 }
 
 impl KnowledgeTree {
-    /// Returns the `limit` most recently used nodes, the most recent first; a node's parent comes before it.
+    /// Returns the `limit` most recently used nodes, the most recent first; a parent always precedes its children.
     #[must_use]
     pub fn view(&self, limit: usize) -> Vec<ViewedNode> {
         let mut places: FxHashMap<NodeId, u32> = FxHashMap::default();

@@ -1,17 +1,17 @@
-//! The memory of one tenant's and model's user messages as they were forwarded, with their contexts.
+//! The memory of user messages with contexts, as they were forwarded, for one tenant and model.
 //!
-//! Requests have no chat id; only a chat's own words identify it. That is not enough to hand out a text: chats with the
-//! same beginning may have received other documents. So a text is restored only where it cannot be another chat's:
+//! Requests have no chat id; only a chat's own text identifies it. That is not enough to give out a text: chats with
+//! the same beginning may have received other documents. So contexts are restored only if they cannot be another's:
 //!
-//! - Each time a message is forwarded, one continuation may take its text. The first one to arrive is recorded and keeps
-//!   it; another continuation with the same words needs the same text to have been forwarded once more.
-//! - If the same words were forwarded with other contexts, without any, or with more than a chat may keep, the text's owner
-//!   is ambiguous. Continuations that took theirs before keep them, and no further one gets any.
-//! - The keys of evicted messages are recorded as ambiguous.
+//! - Each time a message is forwarded, one continuation may claim its contexts. The first one to arrive is recorded and
+//!   keeps them; another continuation with the same text needs the message to have been forwarded once more.
+//! - If the same question was forwarded with other contexts, without any, or with more than a chat may keep, it is
+//!   contested. Continuations recorded before keep their contexts, and no further one gets any.
+//! - A key that was evicted is contested when it is recorded again.
 //! - Questions without contexts are recorded even for tenants without a state ([`BareQuestions`]).
 //!
-//! Other workers receive contexts, but not questions without contexts. A worker that knows only the contexts may give them
-//! to a chat whose bare question went to another worker, if both chats have the same words up to there.
+//! Other workers receive contexts, but not questions without contexts. So a worker that knows only the contexts may
+//! give them to a chat whose bare question went to another worker, if both chats have the same text up to there.
 //!
 //! A client of the tenant that uses the same user id and knows a chat's beginning can be the first to continue it. The
 //! tenant is the boundary, as for pinned documents.
@@ -22,8 +22,8 @@ use crate::head::decision::ContextMessage;
 use crate::lru::Lru;
 use smallvec::SmallVec;
 
-/// The memory of messages with contexts; see the module's documentation. Beyond its bounds the least recently used messages
-/// are evicted, a chat's last ones first.
+/// The memory of messages with contexts; see the module's documentation. Beyond its bounds the least recently used
+/// messages are evicted, of one chat the later ones first.
 #[derive(Debug)]
 pub(crate) struct ContextMemory {
     bounds: Bounds,
@@ -32,20 +32,20 @@ pub(crate) struct ContextMemory {
     forgotten: Forgotten,
 }
 
-/// A message as it was forwarded.
+/// A message with contexts as it was forwarded, and the chats that continued after it.
 #[derive(Debug)]
 pub(crate) struct SentContexts {
     pub(crate) message: ContextMessage,
-    /// Number of times that the message was forwarded without a recorded continuation since.
+    /// Number of times that the message was forwarded and no continuation has claimed yet.
     open: u16,
-    /// The chains of the message's recorded continuations.
+    /// Chains of the continuations that have claimed the message.
     next: SmallVec<[Chain; 1]>,
-    /// Whether the same words were forwarded with other contexts, or without.
+    /// Whether the same question was forwarded with other contexts, or without any.
     is_contested: bool,
 }
 
 impl SentContexts {
-    /// Returns whether this message may be restored in a chat that continues with `next`.
+    /// Returns whether a chat that continues with `next` gets this message's contexts.
     pub(crate) fn continues(&self, next: Chain) -> bool {
         self.next.contains(&next) || self.open > 0 && !self.is_contested
     }
@@ -54,7 +54,7 @@ impl SentContexts {
         self.message.content.len() as u64 + ENTRY_BYTES
     }
 
-    /// Marks the message as ambiguous. Its text is dropped if it has no continuation; `bytes` is the memory's total.
+    /// Marks the message as contested. Without a continuation, its text is dropped; `bytes`: the memory's total.
     fn contest(&mut self, bytes: &mut u64) {
         self.is_contested = true;
         if self.next.is_empty() {
@@ -64,10 +64,10 @@ impl SentContexts {
     }
 }
 
-/// Evicted keys as a Bloom filter in two generations: contains the last thousands of them, with false positives.
+/// The last thousands of added keys, as a Bloom filter in two generations: it has false positives.
 #[derive(Debug, Default)]
 struct Forgotten {
-    /// The newer and the older generation; empty until the first eviction.
+    /// The newer and the older generation; empty before the first key.
     generations: [Vec<u64>; 2],
     /// Number of keys in the newer generation.
     count: u32,
@@ -100,25 +100,25 @@ impl Forgotten {
     }
 }
 
-/// Questions that were sent without contexts, of all tenants and models: the last thousands of them, with false positives.
+/// Questions sent without contexts, of all tenants and models: the last thousands of them, with false positives.
 ///
-/// It is independent of tenants' states: a tenant that has sent no documents has none, and states may be evicted.
+/// Kept outside tenants' states, since a tenant that has sent no documents has no state, and states may be evicted.
 #[derive(Debug, Default)]
 pub(crate) struct BareQuestions(Forgotten);
 
 impl BareQuestions {
-    /// Records that the message `key` was sent without contexts; `owner` is a hash of its tenant and model.
+    /// Records that a question was sent without contexts; `owner` is a hash of its tenant and model.
     pub(crate) fn add(&mut self, owner: u128, key: u128) {
         self.0.add(owner ^ key);
     }
 
-    /// Returns whether the message `key` may have been sent without contexts: true for the last thousands of those added.
+    /// Returns whether a question may have been sent without contexts; true for the last thousands that were.
     pub(crate) fn may_hold(&self, owner: u128, key: u128) -> bool {
         self.0.may_hold(owner ^ key)
     }
 }
 
-/// The words and bits of a key in a generation.
+/// Returns the three bits of a key in a generation, each as a word's index and a mask.
 fn places(key: u128) -> [(usize, u64); 3] {
     [key as u32, (key >> 32) as u32, (key >> 64) as u32].map(|hash| {
         let place = hash as usize % (GENERATION_WORDS * 64);
@@ -126,7 +126,7 @@ fn places(key: u128) -> [(usize, u64); 3] {
     })
 }
 
-/// Size of a generation: 16 KiB; at this many keys, one in 40 other keys is a false positive.
+/// Words of a generation (16 KiB). With [`GENERATION_KEYS`] keys in it, 3 % of other keys are false positives.
 const GENERATION_WORDS: usize = 2_048;
 const GENERATION_KEYS: u32 = 16_384;
 
@@ -141,24 +141,24 @@ impl ContextMemory {
         }
     }
 
-    /// Number of messages.
+    /// Returns the number of recorded messages, contested ones included.
     pub(crate) fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// The messages' estimated bytes.
+    /// Returns the messages' estimated bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the message with this key, unless its text was dropped.
+    /// Returns the message with this key; `None` if it is unknown, or its text was dropped.
     pub(crate) fn get(&self, key: u128) -> Option<&SentContexts> {
         let known = self.messages.peek(&key)?;
         // A dropped text is empty.
         (!known.message.content.is_empty()).then_some(known)
     }
 
-    /// Records a forwarded message. Then evicts down to the bounds. O(1 + evicted).
+    /// Records a forwarded message (contested if known with other contexts), then evicts to the bounds. O(1 + evicted).
     pub(crate) fn record(&mut self, message: ContextMessage) {
         if let Some(known) = self.messages.get(&message.key) {
             if known.message.content == message.content && known.message.text == message.text {
@@ -177,7 +177,7 @@ impl ContextMemory {
         });
     }
 
-    /// Marks the message `key` as ambiguous, whether it is known or not. Then evicts down to the bounds.
+    /// Marks a message as contested, even if it is not recorded yet. Then evicts down to the bounds.
     pub(crate) fn contest(&mut self, key: u128) {
         if let Some(known) = self.messages.get(&key) {
             known.contest(&mut self.bytes);
@@ -208,7 +208,7 @@ impl ContextMemory {
         }
     }
 
-    /// Records that a chat continued with `next` after the message `key`.
+    /// Records that a chat continued with `next` after a message and received its contexts. No effect if it is unknown.
     pub(crate) fn claim(&mut self, key: u128, next: Chain) {
         let Some(known) = self.messages.get(&key) else {
             return;
@@ -223,7 +223,7 @@ impl ContextMemory {
 /// Estimated bytes of a message, without its text.
 const ENTRY_BYTES: u64 = 160;
 
-/// Most continuations of one message; further ones are not restored.
+/// Most continuations recorded for one message; further ones do not reserve its contexts.
 const MAX_CONTINUATIONS: usize = 16;
 
 #[cfg(test)]

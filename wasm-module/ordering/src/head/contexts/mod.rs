@@ -1,5 +1,5 @@
-//! Contexts that wander: documents that a client writes only into the newest request, so that every turn removes them from
-//! the prompt again, and the engine's KV state of everything after them is lost.
+//! Restores contexts that a client writes only into the newest request. Otherwise every turn removes them from the
+//! prompt again, and the engine's KV state of everything after them is lost.
 //!
 //! ```text
 //!   original                                           rebuilt
@@ -8,13 +8,13 @@
 //!   turn 2   S [a c]      q1  answer  q2               S  [a b] q1  answer  [a c] q2       moved, and restored
 //! ```
 //!
-//! This module rebuilds the body that a client which keeps earlier contexts would have sent. All later steps use that body:
-//! its earlier messages are identified by their chains and replayed, its documents are ordered, and documents of earlier
-//! turns become references. Nothing is printed again; a [`Plan`] consists of ranges of the client's body and their
-//! replacements. Documents' numbers and scores move behind them in the same step ([`ranks`]).
+//! This module rebuilds the body that a client which keeps earlier contexts would have sent. All later steps use that
+//! body: its earlier messages are replayed, its documents are ordered, and documents of earlier turns become
+//! references. Nothing is printed again; a [`Plan`] consists of ranges of the client's body and their replacements.
+//! Documents' numbers and scores move behind them in the same step ([`ranks`]).
 //!
-//! A message without its contexts is identified by the chain of the client's earlier messages and by a line of its
-//! question; the rest of its words must equal those forwarded. [`memory`] says when that is not enough.
+//! A message without its contexts is identified by the chain of the client's earlier messages and by one line of its
+//! question; then the rest of its text must equal the forwarded one. [`memory`] describes when that is not enough.
 
 pub(crate) mod memory;
 mod question;
@@ -37,29 +37,29 @@ use std::ops::Range;
 pub(crate) struct Plan<'a> {
     /// Ranges of the client's body and their replacements, in order; no two touch.
     edits: Vec<(Range<usize>, Cow<'a, str>)>,
-    /// The restored messages: the key of each, and the chain of the message that followed.
+    /// For each restored message: its key, and the chain of the message that followed.
     pub(crate) claims: Vec<Claim>,
-    /// Messages that may have had contexts, but ambiguous ones.
+    /// Number of earlier messages left without contexts, because these might belong to another chat.
     pub(crate) doubtful: u32,
     /// Number of groups of contexts that move out of the system text.
     pub(crate) moved: u32,
     /// Number of documents whose number becomes a key.
     pub(crate) numbered: u32,
-    /// Number of scores that move behind their documents.
+    /// Number of scores that move after the documents.
     pub(crate) scored: u32,
     /// Number of documents that move out of the system text.
     documents: usize,
-    /// All documents in messages.
+    /// Number of documents found in messages.
     all_documents: usize,
     changes: Vec<Change>,
-    /// The newest user message, if it ends the body, and the chain before it.
+    /// The newest user message, if it ends the body and contexts are to be restored, and the chain before it.
     target: Option<(usize, Chain)>,
-    /// Estimated tokens of the restored contexts.
+    /// Estimated tokens of the restored messages.
     tokens: u64,
 }
 
-/// The plan for rebuilding `parsed`; `None` if the configuration enables no change. O(messages + documents + bytes of the
-/// messages concerned).
+/// Returns the plan for rebuilding a body; `None` if the configuration enables no change, or if the body has no user
+/// message. O(messages + documents + bytes of the messages concerned).
 pub(crate) fn plan<'a>(
     config: &Config,
     parsed: &Parsed<'a>,
@@ -76,7 +76,7 @@ pub(crate) fn plan<'a>(
     if !is_asked || config.head.mode() == HeadMode::Off {
         return None;
     }
-    // An array's documents are written into their message and pinned there.
+    // Documents of an array are written into their message by the gateway and pinned there.
     let has_array = parsed.rendered.is_some();
     let target = (parsed.messages.iter()).rposition(|message| message.entry.is_some())?;
     let mut plan = Plan::default();
@@ -101,17 +101,17 @@ pub(crate) fn plan<'a>(
     Some(plan)
 }
 
-/// A group's documents without their numbers and scores, and their place.
+/// A group of documents in the body, and the changes that remove its numbers and scores.
 struct UnrankedGroup<'a> {
-    /// Offset in the body of the first document.
+    /// Offset in the body of the group's first document.
     start: usize,
-    /// Offset for the words with the numbers and scores.
+    /// Offset in the body at which the sentences with numbers and scores are inserted.
     behind: usize,
     documents: Unranked<'a>,
 }
 
 impl<'a> Plan<'a> {
-    /// Removes numbers and scores from documents' blocks.
+    /// Collects the changes that remove numbers and scores from documents' blocks, and counts all documents.
     fn unrank(&mut self, config: &Config, parsed: &Parsed<'a>) -> Vec<UnrankedGroup<'a>> {
         let mut all = Vec::new();
         let wanted = config.head.raw.documents;
@@ -141,7 +141,7 @@ impl<'a> Plan<'a> {
         all
     }
 
-    /// Writes the removed numbers and scores behind the documents.
+    /// Adds a group's changes, and inserts the sentences with its numbers and scores after it.
     fn write_behind(&mut self, parsed: &Parsed<'a>, unranked: UnrankedGroup<'a>) {
         let UnrankedGroup {
             behind, documents, ..
@@ -155,7 +155,7 @@ impl<'a> Plan<'a> {
         self.changes.extend(documents.changes);
     }
 
-    /// Moves contexts out of the system text into the message at `target`. Groups that move are taken from `unranked`.
+    /// Moves contexts from the system text into the message at index `target`; takes their groups out of `unranked`.
     fn relocate(
         &mut self,
         parsed: &Parsed<'a>,
@@ -214,7 +214,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Restores the contexts of earlier user messages.
+    /// Restores the contexts of user messages before the message at index `target`.
     fn restore(
         &mut self,
         parsed: &Parsed<'a>,
@@ -268,7 +268,7 @@ impl<'a> Plan<'a> {
         std::mem::take(&mut self.changes)
     }
 
-    /// Returns the rebuilt body.
+    /// Returns the body `text` with the plan applied.
     pub(crate) fn body(&self, text: &str) -> String {
         let edits = self.edits.iter();
         let edits = edits.map(|(range, with)| (range.clone(), &**with));
@@ -308,7 +308,7 @@ impl<'a> Plan<'a> {
         all.into_iter().for_each(&mut shifted);
     }
 
-    /// The record for the newest message of the rebuilt body `sent`.
+    /// Returns how the newest message of the rebuilt body is to be recorded.
     pub(crate) fn newest(&self, config: &Config, sent: &Parsed<'_>) -> Newest {
         let Some((target, prior)) = self.target else {
             return Newest::Known;
@@ -327,7 +327,7 @@ impl<'a> Plan<'a> {
         Newest::Bare([end, start])
     }
 
-    /// The record of the message, if it holds contexts and a chat may keep as many.
+    /// Returns the record of a message with contexts; `None` if it has none, or the chat would keep too many tokens.
     fn with_contexts(
         &self,
         config: &Config,
@@ -359,21 +359,21 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// The record for a request's newest message.
+/// The record to make of a request's newest message.
 #[derive(Debug)]
 pub(crate) enum Newest {
-    /// The message was forwarded before, so it is not new.
+    /// None: the message was forwarded before, or contexts are not restored.
     Known,
-    /// The message holds contexts.
+    /// A message with contexts.
     Contexts(ContextMessage),
-    /// The message holds no contexts, or more than a chat may keep. The keys are those of messages that it might be
-    /// confused with.
+    /// A question without contexts, or with more than a chat may keep. The keys are those under which a message with
+    /// contexts and the same question would be found.
     Bare([Option<u128>; 2]),
 }
 
-/// A message without contexts.
+/// A user message as sent again, without contexts.
 struct Bare<'t> {
-    /// The JSON before and after the message's text, quotes included.
+    /// The JSON of the content before and after the message's text, quotes included.
     around: [&'t str; 2],
     plain: Cow<'t, str>,
 }
@@ -402,8 +402,8 @@ impl ContextMessage {
     }
 }
 
-/// The chat's chain before each message and after the last one. System messages are excluded, since they change with the
-/// contexts.
+/// Returns the chat's chain before each message, and after the last one. System messages are left out, since contexts
+/// in them change at every turn.
 fn chains(parsed: &Parsed<'_>) -> Vec<Chain> {
     let mut chain = parsed.start.chain;
     let mut chains = Vec::with_capacity(parsed.messages.len() + 1);

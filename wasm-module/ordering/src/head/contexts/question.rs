@@ -1,19 +1,19 @@
-//! Finds a question among the contexts that a client wrote around it.
+//! Recognises a question among the contexts that a client wrote around it.
 //!
 //! ```text
 //!   ### Task: …  <context> … </context>          What does it cost?
 //!   Question: What does it cost?                 <source id="1"> … </source>
 //! ```
 //!
-//! The boundary between a template's words and the question is not marked. So a message is looked up by one line of its
-//! text: the last one if words follow the contexts, the first one otherwise, without a label before a colon. The question
-//! in a later request must then be the whole end or beginning of the text, from the start of a line or after a colon.
+//! Nothing marks the boundary between a template's words and the question. So a message is looked up by one line of its
+//! text without its label: the last line if text follows the contexts, otherwise the first one. The question sent later
+//! must then be the whole end or the whole beginning of that text, from the start of a line or after a colon.
 
 use crate::body::{Chain, unescaped};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The key of a text with contexts; `before` and `behind` are the words around the contexts, escaped as in a JSON string.
-/// `None` if it holds no question.
+/// Returns the key of a message with contexts; `before` and `behind` are the texts around the contexts, escaped as in a
+/// JSON string, and `prior` is the chain before the message. `None` if there is no question.
 pub(super) fn key_of(before: &str, behind: &str, prior: Chain) -> Option<u128> {
     let behind = unescaped(behind);
     let behind = without_closing_tags(&behind);
@@ -24,7 +24,7 @@ pub(super) fn key_of(before: &str, behind: &str, prior: Chain) -> Option<u128> {
     first_line(&before).map(|line| hash(prior, AT_START, line))
 }
 
-/// The keys that a text without contexts may have.
+/// Returns the keys that a message without contexts may have been recorded under: by its last line, and by its first.
 pub(super) fn keys(text: &str, prior: Chain) -> [Option<u128>; 2] {
     [
         last_line(text).map(|line| hash(prior, AT_END, line)),
@@ -32,7 +32,7 @@ pub(super) fn keys(text: &str, prior: Chain) -> [Option<u128>; 2] {
     ]
 }
 
-/// Returns whether `text` begins or ends with `question` and has more words.
+/// Returns whether `text` begins or ends with `question` and has more text besides.
 pub(super) fn asks(text: &str, question: &str) -> bool {
     let (text, question) = (text.trim(), question.trim());
     if question.is_empty() || text == question {
@@ -75,11 +75,11 @@ fn first_line(text: &str) -> Option<&str> {
     unlabelled(text.trim_start().lines().next()?)
 }
 
-/// Returns the text after the last colon of a line, without white space; `None` if it is empty.
+/// Returns a line's text after its last `: ` and its last `>`, trimmed; `None` if that is empty.
 fn unlabelled(line: &str) -> Option<&str> {
     let line = line.trim();
     let words = line.rsplit_once(": ").map_or(line, |(_, words)| words);
-    // A tag that opens on the question's line is excluded.
+    // The question may follow an opening tag on its line.
     let words = words.rsplit_once('>').map_or(words, |(_, words)| words);
     Some(words.trim()).filter(|words| !words.is_empty())
 }
@@ -95,7 +95,7 @@ fn hash(prior: Chain, place: u8, line: &str) -> u128 {
 const AT_END: u8 = 1;
 const AT_START: u8 = 2;
 
-/// Longest tag name, in bytes.
+/// Longest name of a closing tag, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 #[cfg(test)]

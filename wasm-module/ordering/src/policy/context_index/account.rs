@@ -1,4 +1,4 @@
-//! Keeps a context index in step with the engine's cache (RAGBoost section 4.1, *Index update*, and section 6).
+//! Records contexts in a context index and removes evicted ones (RAGBoost section 4.1, *Index update*, and section 6).
 //!
 //! ```text
 //!   sent     a new context ──▶ a leaf, with the tokens that it adds      known context ──▶ the most recently used leaf
@@ -6,13 +6,12 @@
 //!   evicted  n tokens      ──▶ taken from the least recently used leaf, then the next; a node without tokens is removed
 //! ```
 //!
-//! A cache reports how many tokens it evicted, not which, so the index removes them where an engine would: a leaf before
-//! its parent, the least recently used leaf first. Tokens are those of documents, as in the knowledge tree, whose evictions
-//! these are.
+//! The knowledge tree reports how many tokens were evicted, not which, so the index removes them where an engine would:
+//! a leaf before its parent, the least recently used leaf first. Only tokens of documents are counted.
 //!
-//! The documents of a chat's later turns follow words that only this chat has, so no other prompt shares that prefix: they
-//! are not contexts of their own. Documents that an earlier turn holds are found by the memory of chats, byte for byte,
-//! before a policy is called; the index does not repeat that.
+//! The documents of a chat's later turns follow text that only this chat has, so no other prompt shares that prefix:
+//! they are not contexts of their own. Documents that an earlier turn holds have already been replaced by references
+//! before a policy is called.
 
 use super::tree::{NodeId, NodeKind, ROOT};
 use super::{ContextIndex, SentDocuments};
@@ -29,7 +28,7 @@ impl ContextIndex {
         };
         let key = key_of(opening.scope, opening.documents);
         let leaf = self.add(key, opening.scope, opening.documents, &opening.ranked());
-        // Runs without an order were counted when their turn was new.
+        // Runs without an order were counted when they were first sent.
         let new = later.iter().filter(|run| run.order.is_some());
         let tokens: u64 = new.flat_map(|run| run.documents).map(tokens).sum();
         if let Some(node) = self.tree.node_mut(leaf) {
@@ -37,8 +36,8 @@ impl ContextIndex {
         }
     }
 
-    /// Adds a context that was forwarded as `sent`, at the place where the search for `ranked` (the same documents by rank)
-    /// ends. A known context becomes the most recently used one. O(documents).
+    /// Adds a context that was forwarded in the order `sent`, at the place where the search for `ranked` (the same
+    /// documents in rank order) ends. A known context becomes the most recently used one. O(documents).
     pub(super) fn add(
         &mut self,
         key: u64,
@@ -76,7 +75,7 @@ impl ContextIndex {
             ),
         };
         let above = self.context(parent);
-        // In the order sent, which is the order in the cache.
+        // In the order sent, since that is the order in the cache.
         let rest: SmallVec<[(Fingerprint, u32); 16]> = (sent.iter().copied())
             .filter(|(document, _)| !above.contains(document))
             .collect();
@@ -94,8 +93,8 @@ impl ContextIndex {
         leaf
     }
 
-    /// Removes `tokens` from the least recently used contexts, and removes contexts without tokens. O(contexts removed,
-    /// times their documents).
+    /// Removes `tokens` from the least recently used contexts; contexts left without tokens are removed. O(contexts
+    /// removed, times their documents).
     pub(super) fn evict(&mut self, mut tokens: u64) {
         while tokens > 0 {
             let remnant = self
@@ -109,8 +108,8 @@ impl ContextIndex {
         }
     }
 
-    /// Removes `tokens` from a leaf. An emptied leaf is deleted, and its parent is next if that is a leaf now. Returns the
-    /// tokens left to remove.
+    /// Removes up to `tokens` from a leaf. If that empties it, removes the leaf and continues with its parent if that
+    /// is a leaf now. Returns the number of tokens still to remove.
     fn shrink(&mut self, node: NodeId, mut tokens: u64) -> u64 {
         let mut at = node;
         loop {
@@ -131,7 +130,7 @@ impl ContextIndex {
         }
     }
 
-    /// Removes a context, and every inner node that has no children after that.
+    /// Removes a context, and its ancestors that have no other child.
     pub(super) fn forget(&mut self, leaf: NodeId) {
         let mut at = self.unhang(leaf);
         while at != ROOT && self.tree.is_childless(at) {
@@ -139,7 +138,7 @@ impl ContextIndex {
         }
     }
 
-    /// Removes a node without children, and returns its parent.
+    /// Removes a node without children, and returns its parent's id.
     fn unhang(&mut self, node: NodeId) -> NodeId {
         let Some(kind) = self.tree.node(node).map(|node| node.kind) else {
             return ROOT;
@@ -160,7 +159,7 @@ impl ContextIndex {
         self.tree.remove(node)
     }
 
-    /// Records that the engine again holds all of a node; `sent` includes its documents.
+    /// Records that the engine holds all of a node again; `sent` gives the tokens of its documents.
     fn refill(&mut self, node: NodeId, sent: &[(Fingerprint, u32)]) {
         if let Some(node) = self.tree.node_mut(node) {
             let tokens = tokens_of(sent, &node.added);
@@ -168,7 +167,7 @@ impl ContextIndex {
         }
     }
 
-    /// Returns the tokens that the engine is believed to hold for all contexts.
+    /// Returns the estimated tokens that the engine is believed to hold for all contexts.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.tree.nodes().map(|node| node.tokens).sum()
@@ -176,7 +175,7 @@ impl ContextIndex {
 }
 
 impl SentDocuments<'_> {
-    /// Returns the documents by rank; in the order sent if no policy decided it.
+    /// Returns the documents in rank order, or in the order sent if no policy decided it.
     fn ranked(&self) -> SmallVec<[(Fingerprint, u32); 16]> {
         let mut ranked: SmallVec<[(Fingerprint, u32); 16]> =
             self.documents.iter().copied().collect();
@@ -189,7 +188,7 @@ impl SentDocuments<'_> {
     }
 }
 
-/// Returns a context's key: hash of its scope and of the documents in the order sent.
+/// Returns a context's key: a hash of its scope and of its documents in the order sent.
 fn key_of(scope: Scope, sent: &[(Fingerprint, u32)]) -> u64 {
     let mut hasher = fxhash::FxHasher::default();
     scope.0.hash(&mut hasher);
@@ -199,7 +198,7 @@ fn key_of(scope: Scope, sent: &[(Fingerprint, u32)]) -> u64 {
     hasher.finish()
 }
 
-/// Returns the tokens of those documents of `request` that `held` names.
+/// Returns the tokens of those documents of `request` that are in `held`.
 fn tokens_of(request: &[(Fingerprint, u32)], held: &[Fingerprint]) -> u64 {
     let shared = (request.iter()).filter(|(document, _)| held.contains(document));
     shared.map(tokens).sum()

@@ -1,10 +1,10 @@
-//! Builds a context index in one pass: the nearest two clusters merge into one that holds their common documents, until no
-//! two share any (RAGBoost section 4.1).
+//! Builds a context index in one pass: the nearest two clusters merge into one with their common documents, until no
+//! two have any in common (RAGBoost section 4.1).
 //!
-//! Only clusters that share a document can be near, and an inverted index finds those. Every cluster is in a heap with its
-//! nearest neighbour at the time of its entry; a neighbour that has merged since is looked up again when the entry is
-//! popped. An entry's distance never exceeds the true one to clusters of its time, and later clusters have entries of their
-//! own. So the least entry whose two clusters both remain is the nearest pair of all.
+//! Only clusters with a common document can be near, and an inverted index finds those. A heap holds each cluster with
+//! its nearest neighbour at the time of entry; if that neighbour has merged when the entry is popped, a new one is
+//! looked up. An entry's distance never exceeds the distance to any cluster that existed then, and later clusters have
+//! entries of their own. So the least entry whose two clusters both remain is the nearest pair of all.
 
 use super::ContextIndex;
 use super::tree::{NodeId, NodeKind, ROOT, count, distance};
@@ -15,17 +15,17 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 struct Cluster {
-    /// The documents that its contexts share, in the order of the first context.
+    /// The documents that the cluster's contexts share, in the order of its first context.
     documents: Vec<Fingerprint>,
-    /// Clusters merged into this one; empty for a single context.
+    /// The clusters that were merged into this one; empty for a single context.
     parts: Vec<u32>,
     is_merged: bool,
 }
 
-/// A cluster and its nearest neighbour, ordered by distance; on a tie the older clusters come first.
+/// A cluster and its nearest neighbour, ordered by distance, then by age.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
-    /// The distance as bits. It is not negative, so its bits are ordered as it is.
+    /// The distance as the bits of an `f64`; since it is not negative, they sort like the number.
     distance: u64,
     cluster: u32,
     other: u32,
@@ -34,15 +34,15 @@ struct Pair {
 #[derive(Default)]
 struct Clusters {
     all: Vec<Cluster>,
-    /// Clusters by document, each with the document's position. Merged clusters are removed lazily.
+    /// For each document, the clusters with it and its position there. Merged clusters are removed lazily.
     postings: FxHashMap<Fingerprint, Vec<(u32, u32)>>,
-    /// For each cluster, the number of documents shared with the current one and the sum of their gaps; zero between
-    /// look-ups.
+    /// For each cluster, the number of documents shared with the cluster being paired, and the sum of their differences
+    /// in position; zero between look-ups.
     shares: Vec<(u32, u32)>,
     heap: BinaryHeap<Reverse<Pair>>,
 }
 
-/// Fills the empty `index`, and returns the leaf of each of `contexts`.
+/// Fills the empty `index` by clustering `contexts`, and returns the leaf of each.
 pub(super) fn build(index: &mut ContextIndex, contexts: &[Vec<Fingerprint>]) -> Vec<NodeId> {
     let mut clusters = Clusters::default();
     for context in contexts {
@@ -88,7 +88,7 @@ impl Clusters {
             .is_some_and(|cluster| !cluster.is_merged)
     }
 
-    /// Pushes `cluster` with its nearest neighbour onto the heap, if it has one.
+    /// Pushes `cluster` with its nearest neighbour onto the heap, unless no cluster has a common document.
     fn pair(&mut self, cluster: u32) {
         let Self {
             all,
@@ -139,7 +139,7 @@ impl Clusters {
     }
 
     fn merge(&mut self, a: u32, b: u32) {
-        // The order is that of the older cluster.
+        // The merged cluster has the order of the older one.
         let (a, b) = (a.min(b), a.max(b));
         let (Some(first), Some(second)) = (self.all.get(a as usize), self.all.get(b as usize))
         else {
@@ -151,7 +151,7 @@ impl Clusters {
             .copied()
             .filter(|document| second.documents.contains(document))
             .collect();
-        // A cluster that consists of the shared documents only is replaced by its parts.
+        // If a cluster has only the shared documents, its parts replace it.
         let parts_of = |id: u32, cluster: &Cluster| {
             if cluster.documents.len() == shared.len() && !cluster.parts.is_empty() {
                 cluster.parts.clone()
@@ -170,7 +170,7 @@ impl Clusters {
         self.pair(cluster);
     }
 
-    /// Attaches the remaining clusters to the root of `index`, and their parts below them.
+    /// Attaches the remaining clusters to the root of `index`, their parts below them; returns each context's leaf.
     fn hang(self, index: &mut ContextIndex, contexts: usize) -> Vec<NodeId> {
         let mut leaves = vec![ROOT; contexts];
         let mut stack: Vec<(u32, NodeId)> = (0..count(self.all.len()))

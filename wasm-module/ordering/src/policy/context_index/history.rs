@@ -1,8 +1,8 @@
-//! The history of a context index in configuration: one text for each context, the fingerprints of its documents, best
-//! first, in 16 hexadecimal digits each.
+//! The contexts of a log in the configuration: for each context one string, with the fingerprints of its documents,
+//! best first, as 16 hexadecimal digits each.
 //!
-//! A fingerprint is that of a document's block, so a history holds no text. It says which documents occur together, not
-//! after which words: it serves every tenant, model and scope.
+//! A fingerprint is a hash of a document's block, so a history holds no text. It records which documents occur
+//! together, independent of the prompt before them: it serves every tenant, model and scope.
 
 use super::ContextIndex;
 use crate::document::Fingerprint;
@@ -14,17 +14,17 @@ use std::sync::Arc;
 /// Most contexts of a history. With 15 documents each they take 1 MB of configuration, and half a second to read in a VM.
 pub const MAX_CONTEXTS: usize = 4096;
 
-/// Returns contexts in the form that the configuration uses.
+/// Returns contexts as strings of the configuration.
 #[must_use]
 pub fn write(contexts: &[Vec<Fingerprint>]) -> Vec<String> {
     let text = |context: &Vec<Fingerprint>| context.iter().map(|d| hash(d.0)).collect();
     contexts.iter().map(text).collect()
 }
 
-/// Builds the index of contexts in the form that the configuration uses; `None` if there are none.
+/// Builds an index from strings of the configuration; `None` if there are none.
 ///
 /// # Errors
-/// Returns the problem: too many contexts, or one that is not fingerprints of distinct documents.
+/// Returns the problem: there are too many contexts, or one is not a list of distinct fingerprints.
 pub(crate) fn read(texts: &[String]) -> Result<Option<Arc<ContextIndex>>, String> {
     if texts.len() > MAX_CONTEXTS {
         let found = texts.len();

@@ -1,5 +1,5 @@
-//! RAGBoost's context index (sections 4 and 5.1): a tree of contexts, that is, of requests' document sets. Its inner
-//! nodes hold what the contexts below them share.
+//! RAGBoost's context index (sections 4 and 5.1): a tree of contexts, that is, of requests' document sets. An inner
+//! node has the documents that the contexts below it share.
 //!
 //! ```text
 //!   {2 1 3} {2 6 1} {4 1 0}  ──▶   {1} ─┬─ +{2} ─┬─ +{3}     a node holds what it adds to its parent;
@@ -7,23 +7,23 @@
 //!                                       └─ +{4 0}            a new one's is the path that it matches, then rank
 //! ```
 //!
-//! The tree is built at once by clustering ([`ContextIndex::build`]), or grows with every request. A request descends from
-//! the root of its scope to the child at the least distance (equation 1), as long as that child holds only documents of the
-//! request. Then it becomes a leaf there. If it shares more with a child, a new inner node is inserted above both. Children
-//! are found by document, so a step costs the postings of the request's documents at that node, not the number of children.
-//! A request that shares nothing with recorded contexts is ordered by the history, an index built from a log
-//! ([`ContextIndex::with_history`]).
+//! The tree is built at once by clustering ([`ContextIndex::build`]), or grows with every request. The search for a
+//! request descends from the root of its scope to the child at the least distance (equation 1), as long as that child
+//! has only documents of the request; the request becomes a leaf there. If it shares more documents with a child, a new
+//! inner node is inserted above both. Children are found by document, so a step costs the postings of the request's
+//! documents at that node, not the number of children. A request that shares nothing with recorded contexts is ordered
+//! by the history, an index built from a log ([`ContextIndex::with_history`]).
 //!
-//! `account` can keep the index in step with the engine's cache (`forget_evicted`). By default a context stays until newer
+//! With `forget_evicted`, `account` removes contexts that the engine evicted. By default a context stays until newer
 //! ones replace it: in a small cache, a removed context returns in another order, which halves the reuse.
 //!
 //! Without a history and without `forget_evicted`, no tokens are counted: all requests share one scope, and each is a
 //! context of its own, a chat's later turns too.
 //!
-//! It departs from the paper in four ways. Inner nodes hold shared documents in the order in which the older context was
-//! sent, not sorted, so that its cached prefix stays usable. An inner node is split as a leaf is. Each scope has a root of
-//! its own, since paths of different scopes share no KV state. A context is found again by a hash of its documents as sent,
-//! in O(1), where the paper walks its search path.
+//! It departs from the paper in four ways. Inner nodes have shared documents in the order in which the older context
+//! was sent, not sorted, so that its cached prefix stays usable. An inner node is split as a leaf is. Each scope has a
+//! root of its own, since paths of different scopes share no KV state. A known context is found in O(1) by a hash of
+//! its documents as sent, where the paper walks its search path.
 
 mod account;
 mod cluster;
@@ -41,7 +41,7 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use tree::{ContextTree, ROOT};
 
-/// RAGBoost's context index: a tree of the document sets of recent requests.
+/// RAGBoost's context index: a tree of the document sets of recent requests, as a policy.
 #[derive(Debug)]
 pub struct ContextIndex {
     tree: ContextTree,
@@ -49,16 +49,16 @@ pub struct ContextIndex {
     recency: Recency,
     /// The leaf of each context, by the [key](account) of its documents as sent.
     leaves: FxHashMap<u64, NodeId>,
-    /// The root of each scope, a child of the root.
+    /// The root node of each scope, a child of the tree's root.
     scopes: FxHashMap<Scope, NodeId>,
-    /// An inner node without children of which the engine still holds a part.
+    /// An inner node without children of which the engine still holds some tokens.
     remnant: Option<NodeId>,
-    /// The index of a log, for requests that share nothing with recorded contexts.
+    /// The index of a log, for requests that share no document with recorded contexts.
     history: Option<Arc<ContextIndex>>,
     max_contexts: u32,
-    /// Whether contexts are removed when the engine evicts them.
+    /// Whether contexts are removed as the engine evicts them.
     forgets: bool,
-    /// The next context's key, if contexts are numbered; `None` if they are identified by scope and documents as sent.
+    /// The key of the next context if contexts are numbered; `None` if keys are hashes of scope and documents as sent.
     next_key: Option<u64>,
 }
 
@@ -89,7 +89,7 @@ impl ContextIndex {
         }
     }
 
-    /// Returns the index with `history`, which orders requests that share nothing with contexts recorded since.
+    /// Returns the index with `history`, which orders requests that share no document with contexts recorded since.
     #[must_use]
     pub fn with_history(mut self, history: Arc<Self>) -> Self {
         self.history = (!history.is_empty()).then_some(history);
@@ -97,8 +97,8 @@ impl ContextIndex {
         self
     }
 
-    /// Builds an index of `contexts` (each of distinct documents, in rank order) by hierarchical clustering, and returns
-    /// the leaf of each. No context is evicted until more are added.
+    /// Builds an index of `contexts` (each of distinct documents, in rank order) by hierarchical clustering. Returns it
+    /// with the leaf of each context. All contexts stay until more are added.
     #[must_use]
     pub fn build(contexts: &[Vec<Fingerprint>]) -> (Self, Vec<NodeId>) {
         let mut index = Self::new(u32::try_from(contexts.len()).unwrap_or(u32::MAX));
@@ -118,7 +118,7 @@ impl ContextIndex {
         self.leaves.is_empty()
     }
 
-    /// Returns the documents of `node`'s path, in order.
+    /// Returns the documents on the path to `node`, in order.
     #[must_use]
     pub fn context(&self, node: NodeId) -> Vec<Fingerprint> {
         let path = self.path(node).into_iter().rev();
@@ -127,7 +127,7 @@ impl ContextIndex {
             .collect()
     }
 
-    /// Returns `node` and its ancestors, up to the root of all.
+    /// Returns `node` and its ancestors, up to the tree's root.
     #[must_use]
     pub fn path(&self, node: NodeId) -> Vec<NodeId> {
         let mut path = vec![node];
@@ -141,14 +141,14 @@ impl ContextIndex {
         path
     }
 
-    /// Returns the number of documents in `node`'s ancestors.
+    /// Returns the number of documents that the ancestors of `node` have in all.
     #[must_use]
     pub fn inherited(&self, node: NodeId) -> usize {
         let node = self.tree.node(node);
         node.map_or(0, |node| node.documents as usize - node.added.len())
     }
 
-    /// Returns the order of `request`, which is in rank order, after `scope`.
+    /// Returns the order of `request`, whose documents are in rank order, in `scope`.
     fn ordered(&self, scope: Scope, request: &[Fingerprint]) -> Order {
         let root = self.scopes.get(&scope);
         let mut path = root.map_or_else(Order::new, |root| self.tree.find(*root, request).path);
@@ -161,7 +161,7 @@ impl ContextIndex {
     }
 }
 
-/// The scope of all requests if scopes are not distinguished.
+/// The scope used for all requests if scopes are not distinguished.
 const ANY_SCOPE: Scope = Scope(0);
 
 impl Policy for ContextIndex {

@@ -1,7 +1,7 @@
-//! The tree of a context index: nodes that hold the documents shared by the contexts below them, found by document. The
-//! parent module describes the search, with a picture.
+//! The tree of a context index: nodes with the documents shared by the contexts below them, found by document. The
+//! parent module has a picture of the search.
 //!
-//! It does not decide which contexts are removed, nor track the engine's cache: module `account` does.
+//! Module `account` decides which contexts are removed and tracks the engine's cache.
 
 use crate::document::Fingerprint;
 use crate::policy::Order;
@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 #[derive(Debug)]
 pub(super) struct ContextTree {
     nodes: Slots<Node>,
-    /// Children of a node by the documents that they add.
+    /// For a node and a document: the node's children that add the document.
     by_document: FxHashMap<(NodeId, Fingerprint), SmallVec<[NodeId; 2]>>,
 }
 
@@ -27,26 +27,26 @@ pub(super) const ROOT: NodeId = NodeId(0);
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) parent: NodeId,
-    /// Children in insertion order, except that the last one takes a removed child's place.
+    /// The children in insertion order, except that the last one takes the place of a removed child.
     pub(super) children: Vec<NodeId>,
-    /// Documents that the node adds to its parent's.
+    /// The documents that the node adds to those of its ancestors.
     pub(super) added: SmallVec<[Fingerprint; 8]>,
-    /// Number of documents of the whole path.
+    /// Number of documents on the path to the node, including its own.
     pub(super) documents: u32,
-    /// Tokens of the documents that the node adds, as far as the engine is believed to hold them; for a leaf, plus those of
-    /// its chat's later turns.
+    /// Estimated tokens of the documents in `added` that the engine is believed to hold; for a leaf, plus those of its
+    /// chat's later turns.
     pub(super) tokens: u64,
     pub(super) kind: NodeKind,
 }
 
-/// The kinds of nodes.
+/// The role of a node in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeKind {
-    /// The root of all, or of a scope.
+    /// The root of the tree (`None`) or of a scope.
     Root(Option<Scope>),
-    /// The common documents of the contexts below it.
+    /// An inner node: the documents that the contexts below it share.
     Shared,
-    /// The documents of one context, a leaf, with the [key](super::account) of the documents as sent.
+    /// A leaf: one context, with its [key](super::account).
     Context(u64),
 }
 
@@ -56,8 +56,8 @@ impl Node {
     }
 }
 
-/// Returns the distance of equation 1: the share of the larger context that is not common, plus a small term for common
-/// documents at different positions. `gaps` is the sum of their differences in position.
+/// Returns the distance of equation 1: the part of the larger context that is not shared, plus a small term for
+/// documents at different positions. `gaps` is the sum of these differences in position.
 pub(super) fn distance(shared: u32, larger: u32, gaps: u32) -> f64 {
     if shared == 0 {
         return 1.0;
@@ -71,13 +71,13 @@ const ALPHA: f64 = 0.005;
 /// A child, the number of its documents that a request shares, and the sum of their differences in position.
 type Share = (NodeId, (u32, u32));
 
-/// The place where a request belongs.
+/// The place at which a request is inserted.
 pub(super) struct Insertion {
-    /// The deepest node that holds only documents of the request.
+    /// The deepest node on whose path are only documents of the request.
     pub(super) node: NodeId,
-    /// A child of the node that shares more documents, but also holds others.
+    /// A child of that node that shares more documents with the request, but also has others.
     pub(super) split: Option<NodeId>,
-    /// Ranks of the documents on the path, and of those shared with `split`.
+    /// Ranks of the documents on the path to `node`, followed by those shared with `split`.
     pub(super) path: Order,
 }
 
@@ -100,7 +100,7 @@ impl ContextTree {
         }
     }
 
-    /// Searches greedily from `start`: descends to the child at the least distance. On a tie it prefers a child that holds
+    /// Searches greedily from `start`: descends to the child at the least distance. On a tie it prefers a child with
     /// only documents of the request, then the older one.
     pub(super) fn find(&self, start: NodeId, request: &[Fingerprint]) -> Insertion {
         let rank_of: FxHashMap<Fingerprint, u16> = request.iter().copied().zip(0..).collect();
@@ -111,7 +111,7 @@ impl ContextTree {
         };
         let mut gaps = 0_u32;
         loop {
-            // Shared documents of each child that shares any more.
+            // For each child that shares further documents: their number, and the sum of their differences in position.
             let mut shares: FxHashMap<NodeId, (u32, u32)> = FxHashMap::default();
             for (&document, rank) in request.iter().zip(0_u32..) {
                 for &child in self
@@ -158,15 +158,15 @@ impl ContextTree {
         }
     }
 
-    /// Returns whether a request cannot be placed below the child, which must be split: the child is a context, and so
-    /// a leaf, or holds documents that the request does not.
+    /// Returns whether a request cannot be placed below the child, which must be split first: the child is a context,
+    /// and so a leaf, or has documents that the request lacks.
     fn adds_more(&self, &(child, (shared, _)): &Share) -> bool {
         self.node(child)
             .is_some_and(|node| node.is_context() || node.added.len() > shared as usize)
     }
 
-    /// Inserts a node between `parent` and `child` with the documents of `child` for which `holds` is true, that is, those
-    /// of a request. The new node takes `weigh` of these documents from the child's tokens.
+    /// Inserts a node between `parent` and `child` with those documents of `child` for which `holds` is true. `weigh`
+    /// gives their tokens, which move from the child to the new node. Returns the new node.
     pub(super) fn split(
         &mut self,
         parent: NodeId,
@@ -200,7 +200,7 @@ impl ContextTree {
         between
     }
 
-    /// Adds a child to `parent`.
+    /// Adds a child with these documents to `parent`, and returns its id.
     pub(super) fn attach(
         &mut self,
         parent: NodeId,
@@ -229,7 +229,7 @@ impl ContextTree {
         id
     }
 
-    /// Removes `child`, which adds `added`, from `parent`'s children.
+    /// Removes `child` from the children of `parent`; `added` are the documents that `child` adds.
     fn detach(&mut self, parent: NodeId, child: NodeId, added: &[Fingerprint]) {
         for &document in added {
             let key = (parent, document);
@@ -247,7 +247,7 @@ impl ContextTree {
         }
     }
 
-    /// Removes a node without children, and returns its parent.
+    /// Removes a node without children, and returns its parent's id.
     pub(super) fn remove(&mut self, id: NodeId) -> NodeId {
         let Some(node) = self.node_mut(id) else {
             return ROOT;
@@ -270,12 +270,12 @@ impl ContextTree {
         self.nodes.get_mut(id.0)
     }
 
-    /// Iterates over the nodes that are not free.
+    /// Iterates over all nodes of the tree.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter()
     }
 
-    /// Returns whether the index of children by document is empty.
+    /// Returns whether no child is indexed by document.
     #[cfg(test)]
     pub(super) fn has_no_documents(&self) -> bool {
         self.by_document.is_empty()
