@@ -1,7 +1,7 @@
 //! Marks: which documents end on which pages.
 //!
 //! A document's mark is on the last page that lies wholly before the document's end. While that page is in the tree, so
-//! is everything before it, and the document is held except for its tokens on the page after.
+//! are all pages before it, and the document is cached except for its tokens on the next page.
 //!
 //! ```text
 //!   tokens      |system prompt        |document 1         |document 2                |question
@@ -53,7 +53,8 @@ impl Route {
     }
 
     /// Advances to the next document that ends within the first `pages` pages or on the page after them. Returns the
-    /// index of its last whole page with the document.
+    /// index of its last whole page with the document, or `None` if there is no such document. Skips documents without
+    /// a whole page.
     pub(super) fn pass(&mut self, pages: u32) -> Option<(usize, PassedDocument)> {
         while let Some(&end) = self.bounds.get(self.passed + 1)
             && end / self.page_tokens <= pages
@@ -71,7 +72,7 @@ impl Route {
         None
     }
 
-    /// Returns whether page `index` begins within the same document as the page before it.
+    /// Returns whether page `index` and the page before it begin within the same document.
     pub(super) fn continues(&self, index: u32) -> bool {
         let part = |index: u32| {
             let token = index * self.page_tokens;

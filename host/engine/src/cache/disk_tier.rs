@@ -60,7 +60,7 @@ pub trait DiskTier: Send + Sync {
     fn clear(&self);
 }
 
-/// Counters of the pages that a tier was given.
+/// Counters of a disk tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCounts {
     /// Number of pages written.
@@ -69,6 +69,6 @@ pub struct DiskCounts {
     pub dropped: u64,
     /// Pages that did not match their sum when they were read.
     pub damaged: u64,
-    /// System calls that failed, for instance because the disk is full. Each lost one page.
+    /// System calls that failed, for instance because the disk is full. A page whose write failed is not stored.
     pub failed: u64,
 }

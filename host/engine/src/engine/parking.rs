@@ -6,8 +6,8 @@
 //!   watchdog         └ too long ago ───┴▶ take given up  the core of any owner
 //! ```
 //!
-//! It knows neither locks nor threads: [`Shared`](super::worker::Shared) has it under its mutex, and the models below let
-//! `loom` try every order of operations of thread and watchdog.
+//! This module uses neither locks nor threads: [`Shared`](super::worker::Shared) keeps a [`Parking`] under its mutex,
+//! and tests let `loom` try every order of operations of thread and watchdog.
 
 use super::Failure;
 use std::time::{Duration, Instant};

@@ -100,7 +100,8 @@ impl Work {
         let mut stores: Vec<Store> = Vec::new();
         for transfer in &self.transfers {
             if let Transfer::Store(store) = transfer {
-                // A host page that is stored to twice was saved or released in between.
+                // Between two stores to one host page the page was saved or released, so the first store must come
+                // first.
                 if stores.iter().any(|earlier| earlier.to == store.to) {
                     backend.store(&std::mem::take(&mut stores))?;
                 }

@@ -74,11 +74,11 @@ struct Inbox {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Losses without a computed step in between after which the device is abandoned. The first call after a loss either finds
-/// a working device, or there is none.
+/// Consecutive device losses after which the thread abandons the device. If the first call after a loss fails too, the
+/// device does not recover.
 const MAX_LOSSES: u32 = 2;
 
-/// Time after which an idle engine looks whether the callers of held guesses have gone.
+/// Interval in which an idle engine checks whether callers have dropped their computed speculative prefills.
 const HELD: Duration = Duration::from_millis(100);
 
 /// Polling interval of a thread whose work cannot run yet.
@@ -360,7 +360,8 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
             continue;
         };
         if shared.wake.wait_for(&mut inbox, wait).timed_out() {
-            // There is no other work: a round of copies to disk, or guesses whose callers have gone.
+            // Idle: the next step only copies pages to disk, or releases speculative prefills whose callers dropped
+            // them.
             return Some(Vec::new());
         }
     }

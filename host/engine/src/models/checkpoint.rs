@@ -22,7 +22,7 @@ pub(crate) struct LayerWeights<'a> {
     pub(crate) qk_norm: Option<[Tensor<'a>; 2]>,
     pub(crate) output: Tensor<'a>,
     pub(crate) output_bias: Option<Tensor<'a>>,
-    /// Norm weights for the outputs of attention and of the feed-forward layer, before they are added.
+    /// Weights of the norms of the outputs of attention and of the feed-forward layer, before the residual addition.
     pub(crate) post_norms: Option<[Tensor<'a>; 2]>,
     pub(crate) mlp_norm: Tensor<'a>,
     /// Gate and up matrices.
@@ -174,7 +174,7 @@ impl Checkpoint {
         self.norm("model.norm.weight", self.config.hidden)
     }
 
-    /// Returns the weights of a norm, `[length]`.
+    /// Returns the weights of a norm, `[length]`; adds 1 if the files store them less one.
     fn norm(&self, name: &str, length: usize) -> Result<Tensor<'_>, CheckpointError> {
         let tensor = self.tensor(name, &[length])?;
         let is_less_one = self.config.norms_less_one && matches!(self.source, Source::Files(..));

@@ -74,13 +74,13 @@ pub struct ModelConfig {
     pub(crate) norms_less_one: bool,
     /// True if token embeddings are multiplied by the square root of the hidden size.
     pub(crate) scaled_embedding: bool,
-    /// The function of the feed-forward layer's gate.
+    /// Activation function of the feed-forward layer's gate.
     pub(crate) activation: Activation,
     /// Whether the output layer is the token embedding.
     pub(crate) tied: bool,
 }
 
-/// The function of a feed-forward layer's gate.
+/// Activation function of a feed-forward layer's gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activation {
     /// `x / (1 + e^-x)`.
@@ -195,7 +195,7 @@ impl ModelConfig {
     }
 
     /// Returns the factor on token embeddings: the square root of their width, rounded to the type that they are stored
-    /// in, because the model was trained with that.
+    /// in, because the model was trained with that. Returns `None` for a model that does not scale them.
     pub(crate) fn embedding_scale(&self, stored: Element) -> Option<f32> {
         let scale = (self.hidden as f32).sqrt();
         self.scaled_embedding.then(|| match stored {

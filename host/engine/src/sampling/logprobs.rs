@@ -20,7 +20,7 @@ impl Logprobs {
     /// Computes log-probabilities as [`Logprobs::of`] does, of a row that may not be a distribution.
     ///
     /// # Errors
-    /// Returns a [`SamplingError`] if a logit is not a number or infinite, or all are minus infinity.
+    /// Returns a [`SamplingError`] if a logit is NaN or plus infinity, or all are minus infinity.
     pub(crate) fn checked(
         logits: &[f32],
         token: TokenId,

@@ -18,7 +18,7 @@ pub struct Decoder<'a> {
     held: Vec<u8>,
     /// Number of spaces that may still be stripped from the beginning of the text.
     strip: usize,
-    /// Whether no token has arrived yet: the beginning of the text is treated specially.
+    /// Whether the next token is the first one of a separate text, whose leading space may be omitted.
     first: bool,
 }
 

@@ -104,7 +104,7 @@ impl Spelling {
         Ok(())
     }
 
-    /// Appends the bytes of a token that is spelt `piece`.
+    /// Appends the bytes of a token that is spelt `piece`; `first` says whether it begins the text.
     pub(super) fn spell(&self, mut piece: String, first: bool, bytes: &mut Vec<u8>) {
         if self.byte_level {
             let known = bytes.len();

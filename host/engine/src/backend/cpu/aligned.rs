@@ -1,5 +1,5 @@
 //! Memory that begins on a cache line, because a vector load that crosses one costs two loads. Large allocations use
-//! large pages where the system has them, because streaming gigabytes through 4 KiB pages spends part of its time on
+//! huge pages where the system has them, because streaming gigabytes through 4 KiB pages spends part of its time on
 //! address translation.
 
 #![allow(
@@ -64,7 +64,7 @@ impl<T: Copy + Default> Aligned<T> {
 #[cfg(not(target_os = "linux"))]
 fn want_large_pages<T>(_: *const T, _: usize) {}
 
-/// Asks Linux to back whole pages of the `length` values from `start` by large ones, where it leaves that to programs.
+/// Asks Linux to back the `length` values from `start` with huge pages, for systems that leave this to programs.
 #[cfg(target_os = "linux")]
 fn want_large_pages<T>(start: *const T, length: usize) {
     /// Fewest bytes that are worth a system call.

@@ -155,7 +155,8 @@ impl Tiles {
         &self.bytes
     }
 
-    /// Returns the tiles of [`Form::Pairs`] from block `block` of their inputs on. Weights are read more often.
+    /// Returns the tiles of [`Form::Pairs`] from block `block` of their inputs on. They are streamed past the
+    /// first-level cache, because weights are read more often.
     pub(super) fn pairs(&self, block: usize) -> Left<'_> {
         debug_assert_eq!(self.form, Form::Pairs);
         Left {

@@ -3,16 +3,17 @@
 //! ```text
 //!  Step ─▶ batch    checks it, lists the work          model     the layers, in order
 //!          pages    layout of keys and values          matrix    weights in panels, products in parallel
-//!          heads, attention, rows, left                kernels   the instructions
+//!          heads, attention, rows, left_operand        kernels   the instructions
 //!                                                      dense     matrix and kernels, for other models
 //! ```
 //!
-//! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32, or less if they are packed.
-//! Sums and activations are f32; for packed weights, activations are rounded to 8 bits. Models with bf16 weights are computed in one of three ways, chosen once ([`Precision`]). Either weights are widened
-//! in registers and everything is f32, or activations are rounded to bf16 for the CPU's bf16 instructions. Attention then
-//! multiplies f32 or, with AMX, two bf16 for each number, which is as exact; or a single one, which halves KV state.
-//! Results do not depend on batch, chunks, page size or number of threads, bit for bit. They do depend on that choice,
-//! and may differ in the last bits between instruction sets.
+//! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32, or less if they are
+//! packed. Sums and activations are f32; for packed weights, activations are rounded to 8 bits. For bf16 weights,
+//! [`Precision`] decides once: either weights are widened in registers and everything is f32, or activations are
+//! rounded to bf16 for the CPU's bf16 instructions. Attention then multiplies f32 or, with AMX, two bf16 for each
+//! number, which is as exact; or, on request, one bf16, which halves KV state. Results do not depend on batch, chunks,
+//! page size or number of threads, bit for bit. They do depend on the precision, and may differ in the last bits
+//! between instruction sets.
 //!
 //! The backend owns the layout of weights and pages, the threads and the arithmetic. It does not know requests,
 //! prefixes or sampling.
@@ -56,7 +57,7 @@ pub struct CpuConfig {
     pub page_tokens: u32,
     /// Worker threads; `None` for one per core.
     pub threads: Option<u32>,
-    /// How a model with bf16 weights is computed.
+    /// The number format in which bf16 and packed weights are multiplied.
     pub precision: Precision,
 }
 
@@ -110,12 +111,14 @@ impl CpuBackend {
         Ok(layout(checkpoint, page_tokens, kernels)?.page_bytes() as u64)
     }
 
-    /// Names the instructions in use, for logs and to distinguish states that were computed with other instructions.
+    /// Returns the name of the instructions in use, for logs and to distinguish KV state that other instructions
+    /// computed.
     pub fn instruction_set(&self) -> &'static str {
         self.model.kernels().name()
     }
 
-    /// Returns whether the CPU multiplies the model's weights in tiles (AMX), several times as fast as without.
+    /// Returns whether attention, and products with weights that are not packed, use the CPU's tiles (AMX), which are
+    /// several times as fast.
     pub fn multiplies_tiles(&self) -> bool {
         self.model.multiplies_tiles()
     }

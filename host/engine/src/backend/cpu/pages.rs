@@ -14,8 +14,8 @@
 //! host page: [layer][kv_head] { the same }, little-endian, one piece to move to a disk and back
 //! ```
 //!
-//! Both serve as operands without conversion. In f32 they are right operands of `queries · keys` and `weights · values`,
-//! in bf16 left operands of the transposed products, `keys · queries` and `values · weights` (see
+//! Strips and rows serve as operands without conversion. In f32 they are right operands of `queries · keys` and
+//! `weights · values`, in bf16 left operands of the transposed products, `keys · queries` and `values · weights` (see
 //! [attention](super::attention)). A row's padding is zero, because products run over it.
 
 use super::aligned::Aligned;
@@ -42,7 +42,7 @@ pub(super) enum KvType {
 }
 
 impl KvType {
-    /// Returns the type that attention in `parts` needs, or in f32 if there are none.
+    /// Returns the type for attention with `parts` bf16 parts of each number; f32 for `None`.
     pub(super) fn of(parts: Option<Parts>) -> Self {
         match parts {
             None => KvType::F32,

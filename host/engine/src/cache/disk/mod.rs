@@ -125,7 +125,8 @@ impl DiskStore {
     /// one; see [`DiskStore::origin`].
     ///
     /// # Errors
-    /// [`DiskError`]; the file is then unchanged.
+    /// [`DiskError`]; an existing file is then unchanged, except if its replacement was created and only the thread
+    /// failed.
     pub fn open(path: &Path, config: &DiskConfig) -> Result<Self, DiskError> {
         let shape = Shape::fit(config.identity, config.page_bytes, config.capacity).ok_or(
             DiskError::TooSmall {

@@ -41,8 +41,8 @@ pub enum EvictionPolicy {
     /// Prefix-aware Greedy-Dual-Size-Frequency, which weighs frequency by the measured cost of computing the page.
     #[default]
     Pgdsf,
-    /// RAGCache's policy, whose time window is replaced by a number of departures: every use counts alike, and documents are
-    /// evicted whole.
+    /// RAGCache's policy: every use counts alike, and documents are evicted whole. Counts of uses outlive an eviction
+    /// until a number of other pages have left the cache, in place of the paper's time window.
     PgdsfPaper,
 }
 
@@ -106,7 +106,7 @@ impl EvictionPolicy {
     /// Returns the number of evicted pages whose usage the policy records, for pools of `pages` pages.
     pub(in crate::cache) fn remembered(self, pages: usize) -> usize {
         match self {
-            // It counts nothing.
+            // `lru` uses no counts.
             Self::Lru => 0,
             Self::Lfu | Self::Gdsf | Self::Pgdsf | Self::PgdsfPaper => pages * REMEMBERED,
         }

@@ -18,7 +18,8 @@ use crate::backend::{Backend, BackendError};
 use crate::engine::{Bounds, Event, Failure};
 
 impl Core {
-    /// Handles an error of the device, which did not compute the prepared work.
+    /// Handles the device's error instead of the results of the prepared work, by the table in the module
+    /// documentation.
     pub(super) fn handle_failure(&mut self, error: &BackendError) {
         let failure = Failure::Device(error.to_string());
         match error {
@@ -87,7 +88,7 @@ impl Core {
         }
     }
 
-    /// Returns all running sequences to the queue, with their leases void.
+    /// Returns all running sequences to the queue, and drops their leases, whose pages are lost.
     fn lose_leases(&mut self, failure: &Failure) {
         self.totals.devices_lost += 1;
         let held = self.held.drain(..).filter(HeldGuess::is_joined);

@@ -1,4 +1,4 @@
-//! Speculative requests: guesses at one and the same later request (RAGCache, section 5.3).
+//! Speculative prefills, called guesses here: prompts that one later request may have (RAGCache, section 5.3).
 //!
 //! While a search for documents continues, the engine already computes the prompt of the documents found so far, under an
 //! id that all guesses share. At most one request of an id is in the engine:
@@ -26,7 +26,7 @@ pub(super) struct HeldGuess {
 }
 
 impl HeldGuess {
-    /// Returns whether the request has come, whose first token the next step chooses.
+    /// Returns whether the anticipated request has arrived; the next step samples its first token.
     pub(super) fn is_joined(&self) -> bool {
         self.active.sequence.kind == Kind::Answer
     }
@@ -36,7 +36,8 @@ impl HeldGuess {
 const MAX_HELD: usize = 8;
 
 impl Core {
-    /// Ends a guess whose prompt is computed, and holds it for its request.
+    /// Reports a guess as finished and keeps its pages and `logits` for the anticipated request, unless [`MAX_HELD`]
+    /// guesses are already kept.
     pub(super) fn hold(&mut self, mut active: Active, logits: &[f32]) {
         if self.held.len() == MAX_HELD {
             return self.finish(active, FinishReason::Prefilled);
@@ -48,7 +49,8 @@ impl Core {
         self.held.push(HeldGuess { active, logits });
     }
 
-    /// Releases the pages of some guesses, whose KV state stays cached. Returns whether there were any.
+    /// Releases the pages of the held guesses for which `which` is true; their KV state stays cached. Returns whether
+    /// there were any.
     pub(super) fn release_held(&mut self, which: impl Fn(&Sequence) -> bool) -> bool {
         let is_meant = |held: &mut HeldGuess| !held.is_joined() && which(&held.active.sequence);
         let released: Vec<HeldGuess> = self.held.extract_if(.., is_meant).collect();
@@ -59,7 +61,7 @@ impl Core {
         is_any
     }
 
-    /// Chooses the first token of the requests that have joined a held guess.
+    /// Samples the first token of each request that has joined a held guess, and continues the request.
     pub(super) fn continue_joined(&mut self) {
         let joined = self.held.extract_if(.., |held| held.is_joined());
         for mut held in joined.collect::<Vec<_>>() {
@@ -67,7 +69,8 @@ impl Core {
         }
     }
 
-    /// Matches a new request with an earlier one of its id. Returns `None` if it has taken the earlier one's place.
+    /// Joins a new request to the earlier one with its id and returns `None`, if their prompts are equal. Otherwise
+    /// ends the earlier one, if there is one, and returns the new request for the queue.
     pub(super) fn join_speculation(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let Some(id) = sequence.speculation else {
             return Some(sequence);

@@ -92,8 +92,9 @@ impl Core {
         })
     }
 
-    /// Starts to read a request's pages that are on disk; [`Core::queue_fetched`] queues the request later. Returns the
-    /// request, which is then not queued, if none of its pages is on disk, or if it does not read the cache.
+    /// Starts to read a request's pages that are on disk, and returns `None`: [`Core::queue_fetched`] queues the
+    /// request later. Returns the request for the caller to queue if none of its pages is on disk or it does not read
+    /// the cache.
     pub(super) fn fetch(&mut self, sequence: Sequence) -> Option<Sequence> {
         if !sequence.cache_use.reads {
             return Some(sequence);
@@ -133,14 +134,14 @@ impl Core {
         gone.map(|waiting| waiting.sequence).collect()
     }
 
-    /// Queues all requests that wait for the disk, so that a search of the queue finds them.
+    /// Queues all requests that wait for the disk, without their pages, so that a search of the queue finds them.
     pub(super) fn stop_fetching(&mut self) {
         for Fetching { sequence, .. } in self.fetching.drain(..) {
             self.waiting.push(sequence.entry(), sequence);
         }
     }
 
-    /// Adds to `work` the transfers that the cache needs before it.
+    /// Adds to `work` the cache's pending transfers between tiers.
     pub(super) fn add_transfers(&mut self, work: &mut Work) {
         work.transfers = self.cache.take_transfers();
         if !work.transfers.is_empty() {

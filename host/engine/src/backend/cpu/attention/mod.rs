@@ -40,10 +40,10 @@ pub(super) fn item_rows(kv_type: KvType) -> usize {
     }
 }
 
-/// The part of attention that all items of a layer share.
+/// The inputs of attention that all items of a layer share.
 pub(super) struct Attention<'a> {
     pub(super) kernels: Kernels,
-    /// The machine for products of pairs, if the pool stores pairs.
+    /// The instructions for bf16 products; `None` if the pool stores f32.
     pub(super) machine: Option<Machine>,
     pub(super) queries: Heads<'a>,
     pub(super) rotary: &'a Rotary,

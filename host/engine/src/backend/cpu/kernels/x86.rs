@@ -147,8 +147,8 @@ pub(super) unsafe fn multiply_avx2<E: Scalar>(product: Checked<'_, E>) {
     }
 }
 
-/// Rows of `b` that are prefetched, where that was measured to pay. Single rows, and few rows of f32, request more than
-/// memory delivers anyway.
+/// How many rows of `b` ahead to prefetch. Not done for single rows and, in f32, for less than a whole tile: without it
+/// these already request more than memory delivers.
 const AHEAD: usize = 16;
 
 #[derive(Clone, Copy)]

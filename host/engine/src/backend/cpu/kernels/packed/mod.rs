@@ -40,10 +40,10 @@ use std::ops::Range;
 
 /// Inputs in a block.
 pub(in super::super) const BLOCK: usize = 32;
-/// Adjacent inputs of an output.
+/// Adjacent inputs that are stored together for each output.
 const GROUP: usize = 4;
 
-/// The sizes of a record.
+/// The sizes of a record of a panel, see the [module](self).
 #[derive(Clone, Copy)]
 struct Layout {
     /// Blocks of 32 inputs.
@@ -78,7 +78,7 @@ impl Layout {
         self.head + self.blocks * self.block
     }
 
-    /// Returns where a panel holds the head of block `block`, and the block.
+    /// Returns the byte offsets, in a panel, of the head that block `block` belongs to and of the block.
     const fn places(self, block: usize) -> (usize, usize) {
         let head = block / self.blocks * self.record();
         (head, head + self.head + block % self.blocks * self.block)
@@ -266,7 +266,7 @@ impl<'a> PackedProduct<'a> {
     }
 }
 
-/// The kernel without intrinsics, and the simplest version to read.
+/// Computes the product without intrinsics.
 pub(super) fn multiply(product: Checked<'_>) {
     let p = product.0;
     for block in p.blocks {

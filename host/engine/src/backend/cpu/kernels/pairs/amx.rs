@@ -21,7 +21,7 @@ impl Amx {
     /// Detects AMX. Returns `None` where the CPU or its kernel does not support it.
     ///
     /// # Errors
-    /// Says why AMX cannot be used although it is present.
+    /// Returns the reason if AMX cannot be used although it is present.
     pub(super) fn detect() -> Result<Option<Self>, String> {
         static FOUND: OnceLock<Result<bool, String>> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
