@@ -52,9 +52,8 @@ impl Route {
         }
     }
 
-    /// Advances to the next document that ends within the first `pages` pages or on the page after them. Returns the
-    /// index of its last whole page with the document, or `None` if there is no such document. Skips documents without
-    /// a whole page.
+    /// Advances to the next document that has a whole page and ends within the first `pages` pages or on the page after
+    /// them. Returns the index of its last whole page with the document; `None` if there is no further document.
     pub(super) fn pass(&mut self, pages: u32) -> Option<(usize, PassedDocument)> {
         while let Some(&end) = self.bounds.get(self.passed + 1)
             && end / self.page_tokens <= pages

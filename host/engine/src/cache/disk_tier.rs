@@ -49,8 +49,7 @@ pub trait DiskTier: Send + Sync {
         DiskCounts::default()
     }
 
-    /// Waits until everything that was requested has been done. Meant for an orderly shutdown, not for a running
-    /// engine.
+    /// Waits until everything that was requested has been done. For an orderly shutdown, not for a running engine.
     fn flush(&self) {}
 
     /// Removes a page, if it is stored.

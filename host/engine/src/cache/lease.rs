@@ -19,8 +19,7 @@ pub struct Lease {
     pub(super) route: Option<Route>,
     /// Number of leading tokens of the sequence that may stay in the cache for others.
     pub(super) kept_tokens: u32,
-    /// Mean cost per token of the part of the prompt that was not cached when the lease was opened: seconds, or 1 if no
-    /// cost is configured.
+    /// Mean cost of a token of the prompt that was not cached at opening: seconds, or 1 if no cost is configured.
     pub(super) seconds_per_token: f64,
 }
 

@@ -41,8 +41,8 @@ impl PrefixCache {
         self.open_as(salt, tokens, documents, CacheUse::default())
     }
 
-    /// Opens a lease as [`PrefixCache::open`] does, for a sequence that may be excluded from reading the cache or staying
-    /// in it.
+    /// Opens a lease as [`PrefixCache::open`] does; `cache_use` may exclude the sequence from reading or filling the
+    /// cache.
     pub fn open_as(
         &mut self,
         salt: &Arc<str>,

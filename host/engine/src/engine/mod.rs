@@ -64,17 +64,16 @@ pub struct EngineConfig {
     pub order: Rule,
     /// Most sequences that run (hold pages and are computed) at the same time.
     pub max_running: u32,
-    /// Most tokens computed in one step, over all its segments; longer prompts are prefilled in chunks. Should be at
-    /// least
-    /// `max_running`: otherwise the youngest sequences wait while the others decode.
+    /// Most tokens computed in one step, over all its segments; longer prompts are prefilled in chunks. With fewer than
+    /// `max_running`, the youngest sequences wait while the others decode.
     pub max_step_tokens: u32,
     /// Limit that replaces `max_step_tokens`, if it is larger, in steps in which no sequence decodes and no request is
     /// a [`Kind::Prefill`]. Such a step delays no decoding sequence, and fewer steps read the weights less often.
     pub max_prefill_step_tokens: Option<u32>,
     /// Most retries of a request after device failures; the next failure ends the request. 0 allows no retry.
     pub max_retries: u32,
-    /// A [`Kind::Prefill`] request is accepted only while fewer requests than this wait (RAGCache, algorithm 2). 0
-    /// accepts none.
+    /// A [`Kind::Prefill`] is accepted only while fewer requests than this wait (RAGCache, algorithm 2). 0 accepts
+    /// none.
     pub max_prefill_batch: u32,
     /// How long a step may take before the device counts as stuck; `None` sets no limit. Choose it longer than the
     /// longest step of a working device.
@@ -112,8 +111,7 @@ pub struct Request {
     pub kind: Kind,
     /// The prompt, at least one token.
     pub prompt: Vec<TokenId>,
-    /// Most tokens to generate. At least one for an answer, unless `prompt_logprobs` is set; ignored for
-    /// [`Kind::Prefill`].
+    /// Most tokens to generate, at least one unless `prompt_logprobs` is set; ignored for [`Kind::Prefill`].
     pub max_tokens: u32,
     /// How tokens are sampled.
     pub sampling: Sampling,
@@ -224,8 +222,7 @@ pub enum SubmitError {
     QueueFull {
         /// The configured [`EngineConfig::max_waiting`].
         limit: u32,
-        /// Suggested wait: the time in which half of these places become free at the recent pace; 1 s if the pace is
-        /// unknown, at most 60 s.
+        /// Suggested wait: the time in which half of these places become free at the recent pace, at most 60 s.
         retry_after: Duration,
     },
     /// Too many requests of this tenant wait; try again later.
@@ -233,8 +230,7 @@ pub enum SubmitError {
     TenantQueueFull {
         /// The configured [`EngineConfig::max_waiting_per_tenant`].
         limit: u32,
-        /// Suggested wait: the time in which half of these places become free at the recent pace; 1 s if the pace is
-        /// unknown, at most 60 s.
+        /// Suggested wait: the time in which half of these places become free at the recent pace, at most 60 s.
         retry_after: Duration,
     },
     /// A [`Kind::Prefill`] was refused because too many requests wait. The anticipated request can still be submitted.
@@ -593,8 +589,7 @@ impl Drop for Generation {
 }
 
 impl Generation {
-    /// Waits for the next event. Returns `None` after the last one, which can take long for a speculative
-    /// [`Kind::Prefill`].
+    /// Waits for the next event; `None` after the last one, which can take long for a speculative [`Kind::Prefill`].
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.events.recv().await;
         self.note(event)

@@ -184,8 +184,7 @@ impl Bench<'_> {
         new.iter().map(|&new| self.seconds(cached, new)).collect()
     }
 
-    /// Returns the seconds to compute `new` tokens after `cached` ones, whose pages may hold anything: their content
-    /// does not change the time.
+    /// Returns the seconds to compute `new` tokens after `cached` ones, whose pages hold whatever was there before.
     fn seconds(&mut self, cached: u32, new: u32) -> Result<f64, BackendError> {
         let vocabulary = self.backend.shape().vocabulary.max(1);
         let page_tokens = self.backend.shape().page_tokens.max(1);
@@ -271,8 +270,7 @@ fn load(path: &Path, key: &ProfileKey) -> Result<StoredProfile, ProfileError> {
     Ok(StoredProfile::Profile(stored.profile))
 }
 
-/// A profile's file under a temporary name, until it is complete and renamed to `path`. Removed when dropped before
-/// that.
+/// A profile's file under a temporary name, until it is complete and renamed to `path`. Dropping it removes the file.
 struct Unfinished<'p> {
     path: &'p Path,
     /// The temporary name: `path` followed by this process's id.

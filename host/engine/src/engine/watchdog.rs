@@ -29,8 +29,7 @@ pub type BackendFactory = Box<dyn FnMut() -> Result<Box<dyn Backend>, String> + 
 /// stuck device still holds memory.
 const MAX_RESTARTS: u32 = 3;
 
-/// Starts the watchdog, which looks for stuck steps if there is a `patience`. The engine ends if the system cannot
-/// create the thread.
+/// Starts the watchdog, which looks for stuck steps if there is a `patience`. If it cannot start, the engine ends.
 pub(super) fn start(
     shared: &Arc<Shared>,
     patience: Option<Duration>,

@@ -100,8 +100,7 @@ impl Work {
         let mut stores: Vec<Store> = Vec::new();
         for transfer in &self.transfers {
             if let Transfer::Store(store) = transfer {
-                // Between two stores to one host page the page was saved or released, so the first store must come
-                // first.
+                // Between two stores to one host page the page was saved or released: keep their order.
                 if stores.iter().any(|earlier| earlier.to == store.to) {
                     backend.store(&std::mem::take(&mut stores))?;
                 }

@@ -74,8 +74,7 @@ struct Inbox {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Consecutive device losses after which the thread abandons the device. If the first call after a loss fails too, the
-/// device does not recover.
+/// Consecutive device losses after which the thread abandons the device, because it does not recover.
 const MAX_LOSSES: u32 = 2;
 
 /// Interval in which an idle engine checks whether callers have dropped their computed speculative prefills.
@@ -360,8 +359,7 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
             continue;
         };
         if shared.wake.wait_for(&mut inbox, wait).timed_out() {
-            // Idle: the next step only copies pages to disk, or releases speculative prefills whose callers dropped
-            // them.
+            // Idle: the next step only copies pages to disk or releases dropped speculative prefills.
             return Some(Vec::new());
         }
     }

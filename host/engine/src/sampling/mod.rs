@@ -105,8 +105,8 @@ impl Sampling {
         }
     }
 
-    /// Returns sampling with OpenAI's ranges: `temperature` 0 to 2 (0 is greedy), `top_p` above 0 to 1. `top_k` 0 means
-    /// no limit.
+    /// Returns sampling with OpenAI's ranges: `temperature` 0 to 2 (0 is greedy), `top_p` above 0 to 1; `top_k` 0: no
+    /// limit.
     ///
     /// # Errors
     /// Returns [`OutOfRange`] for the first parameter out of its range.

@@ -212,8 +212,8 @@ impl<T> Queue<T> {
     /// Returns tickets for up to `most` requests in the order of admission, those that were put back first.
     ///
     /// `look` returns how many tokens of a request are cached, and a detail that is returned with its ticket. `more`
-    /// decides after each ticket whether to continue. Costs `O(waiting + most · log waiting)`, and little more than one
-    /// call of `look` per ticket.
+    /// decides after each ticket whether to continue. Costs `O(waiting + most · log waiting)` and about a `look` a
+    /// ticket.
     pub fn head<D>(
         &mut self,
         most: usize,

@@ -163,8 +163,7 @@ impl ChatTemplate {
     /// Renders the prompt as [`ChatTemplate::render_with`] does, to another ending.
     ///
     /// # Errors
-    /// Returns [`TextError::Template`] when the messages do not fit the template, or the last one does not fit the
-    /// ending.
+    /// Returns [`TextError::Template`] when the messages do not fit the template, or the last one the ending.
     pub fn render_to(
         &self,
         messages: &Json,

@@ -425,7 +425,7 @@ impl Search for Walk<'_> {
     }
 }
 
-/// Orders a heap by score.
+/// A hit, ordered by its score for a heap of the nearest.
 #[derive(Clone, Copy)]
 struct Nearest(Hit);
 

@@ -28,8 +28,7 @@ impl<T: Copy + Default> Aligned<T> {
         Self::over(memory, length)
     }
 
-    /// Returns `length` default values that are all written at once, for memory that is about to be filled, such as
-    /// weights.
+    /// Returns `length` default values, written at once, for memory that is about to be filled, such as weights.
     pub(super) fn touched(length: usize) -> Self {
         let mut memory = Vec::with_capacity(length + LINE / size_of::<T>());
         // Asked before the first touch, because a small page stays small.
@@ -50,8 +49,7 @@ impl<T: Copy + Default> Aligned<T> {
         }
     }
 
-    /// Sets the length to `length` values. Keeps the content where the memory suffices, and loses it where it has to
-    /// grow.
+    /// Sets the length to `length` values. Keeps the content if the memory suffices; loses it if the memory must grow.
     pub(super) fn resize(&mut self, length: usize) {
         if self.start + length > self.memory.len() {
             *self = Self::new(length);

@@ -44,8 +44,7 @@ pub(super) struct Row {
     pub(super) token: TokenId,
     /// Number of the token's row in the step.
     pub(super) number: u32,
-    /// Index of the first item with this token's queries; the items with its further query heads are `next_heads`
-    /// apart.
+    /// Index of the first item with this token's queries; items with its further query heads are `next_heads` apart.
     pub(super) item: u32,
     pub(super) next_heads: u32,
     /// Index of the token among the items' tokens.

@@ -111,8 +111,7 @@ impl CpuBackend {
         Ok(layout(checkpoint, page_tokens, kernels)?.page_bytes() as u64)
     }
 
-    /// Returns the name of the instructions in use, for logs and to distinguish KV state that other instructions
-    /// computed.
+    /// Returns the name of the instructions in use, for logs and to distinguish KV state of other instructions.
     pub fn instruction_set(&self) -> &'static str {
         self.model.kernels().name()
     }

@@ -17,9 +17,9 @@ pub enum Precision {
     /// Keeps packed weights packed on every CPU, and rounds activations to 8 bits where they are multiplied by them. Other
     /// weights as with [`Precision::Auto`].
     Packed,
-    /// Rounds activations to bf16 where they are multiplied by weights, and sums in f32. Attention is as exact as in
-    /// f32: KV state is f32, or with AMX two bf16 for each number. Packed weights are unpacked to bf16. Refused on CPUs
-    /// without bf16 instructions.
+    /// Rounds activations to bf16 for products with weights, summed in f32; refused on CPUs without bf16 instructions.
+    /// Attention is as exact as in f32: KV state is f32, or with AMX two bf16 for each number. Packed weights are
+    /// unpacked to bf16.
     Bf16,
     /// Like [`Precision::Bf16`], and also rounds in attention: KV state is bf16, which takes half the memory and less time.
     /// Logits deviate half as much again.

@@ -25,7 +25,7 @@ use fxhash::FxHashMap;
 /// Memory that a step needs besides weights and pages, for the largest number of rows.
 pub(super) struct Scratch {
     pub(super) words: Array<u32>,
-    /// The content of `words`, as far as it is known.
+    /// The host's copy of the content of `words`; empty if the content is unknown.
     sent: Vec<u32>,
     residual: Array<f32>,
     kept: Array<f32>,
@@ -48,7 +48,7 @@ pub(super) struct Scratch {
     recorded: usize,
 }
 
-/// Everything that a step is computed with and on.
+/// The device, model, pools and plan of one step.
 pub(super) struct Pass<'a> {
     pub(super) device: &'a mut dyn Device,
     pub(super) model: &'a Model,

@@ -66,7 +66,7 @@ pub(super) struct Cut {
     pub(super) splits: Range<usize>,
 }
 
-/// The bucket of a decode-only step. Steps of one bucket share a recording.
+/// The padded dimensions of a step that only decodes. Steps with equal ones share a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Bucket {
     pub(super) rows: usize,
@@ -173,7 +173,7 @@ impl Plan {
         self.cut(step, heads, capacity, &decodes, padding);
     }
 
-    /// Plans the attention of the remaining rows, and which logits are wanted.
+    /// Plans the attention of the rows that do not decode, and which logits are wanted.
     fn cut(
         &mut self,
         step: &Step,
@@ -249,7 +249,7 @@ impl Plan {
     }
 }
 
-/// Returns the padded number of rows of a step that only decodes, so that few buckets serve many numbers.
+/// Returns the padded number of rows of a step that only decodes; padding keeps the number of buckets small.
 fn bucket_rows(rows: usize) -> usize {
     if rows <= 8 {
         rows.next_power_of_two()

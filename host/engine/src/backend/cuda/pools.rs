@@ -19,7 +19,7 @@ pub(super) struct Pools {
     layers: Vec<Array<Bf16>>,
     /// The host pool, if there is one.
     host: Option<Array<u8>>,
-    /// Page pairs of a copy: one list for loads, one for everything else.
+    /// Page pairs of the step's loads; `pairs` has those of all other copies.
     load_pairs: Array<u32>,
     pairs: Array<u32>,
     loads: Vec<Load>,

@@ -40,8 +40,7 @@ pub(super) struct Placed {
 }
 
 impl Index {
-    /// Builds the index of a file with `slots` slots from its records. Of a page that occurs twice, the later record
-    /// counts.
+    /// Builds the index of a file with `slots` slots from its records. Of two records of a page, the later one counts.
     pub(super) fn new(slots: u32, records: impl Iterator<Item = (u32, Record)>) -> Self {
         let mut records: Vec<_> = records.collect();
         records.sort_unstable_by_key(|(_, record)| std::cmp::Reverse(record.stamp));

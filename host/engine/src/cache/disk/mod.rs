@@ -125,8 +125,7 @@ impl DiskStore {
     /// one; see [`DiskStore::origin`].
     ///
     /// # Errors
-    /// [`DiskError`]; an existing file is then unchanged, except if its replacement was created and only the thread
-    /// failed.
+    /// [`DiskError`]; an existing file is then unchanged, unless it was replaced and only the thread failed to start.
     pub fn open(path: &Path, config: &DiskConfig) -> Result<Self, DiskError> {
         let shape = Shape::fit(config.identity, config.page_bytes, config.capacity).ok_or(
             DiskError::TooSmall {

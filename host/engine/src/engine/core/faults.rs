@@ -18,8 +18,7 @@ use crate::backend::{Backend, BackendError};
 use crate::engine::{Bounds, Event, Failure};
 
 impl Core {
-    /// Handles the device's error instead of the results of the prepared work, by the table in the module
-    /// documentation.
+    /// Handles the error that the device returned for the prepared work, by the table in the [module](self).
     pub(super) fn handle_failure(&mut self, error: &BackendError) {
         let failure = Failure::Device(error.to_string());
         match error {

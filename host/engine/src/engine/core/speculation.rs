@@ -49,8 +49,7 @@ impl Core {
         self.held.push(HeldGuess { active, logits });
     }
 
-    /// Releases the pages of the held guesses for which `which` is true; their KV state stays cached. Returns whether
-    /// there were any.
+    /// Releases the pages of held guesses for which `which` is true; their KV state stays cached. Returns whether any was.
     pub(super) fn release_held(&mut self, which: impl Fn(&Sequence) -> bool) -> bool {
         let is_meant = |held: &mut HeldGuess| !held.is_joined() && which(&held.active.sequence);
         let released: Vec<HeldGuess> = self.held.extract_if(.., is_meant).collect();

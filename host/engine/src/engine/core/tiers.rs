@@ -93,8 +93,7 @@ impl Core {
     }
 
     /// Starts to read a request's pages that are on disk, and returns `None`: [`Core::queue_fetched`] queues the
-    /// request later. Returns the request for the caller to queue if none of its pages is on disk or it does not read
-    /// the cache.
+    /// request later. If no page is on disk or the request does not read the cache, returns it for the caller to queue.
     pub(super) fn fetch(&mut self, sequence: Sequence) -> Option<Sequence> {
         if !sequence.cache_use.reads {
             return Some(sequence);

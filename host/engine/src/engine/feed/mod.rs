@@ -136,8 +136,7 @@ impl Feed {
     }
 
     /// Returns at most `limit` events about documents after a position. Without a position, or if events after it are
-    /// no longer stored, returns events that describe all cached documents, without a limit. Costs `O(events
-    /// returned)`.
+    /// no longer stored, returns events that describe all cached documents, however many.
     pub fn documents_since(&self, since: Option<Position>, limit: usize) -> News {
         let state = self.state.lock();
         match state.documents.since(state.epoch, since, limit) {
@@ -199,8 +198,7 @@ impl FeedState {
             }
             CacheEvent::DocumentsRemoved { salt, scope, path } => {
                 if let Some(left) = self.held.remove(&salt, scope, &path) {
-                    // The event names the first document that is no longer cached; the documents after it are not
-                    // cached either.
+                    // The event names the first document that is no longer cached; those after it are not either.
                     let path = path[..=left].into();
                     let event = CacheEvent::DocumentsRemoved { salt, scope, path };
                     self.documents.push(event);

@@ -252,8 +252,7 @@ impl Loop for Queries<'_> {
     }
 }
 
-/// One span of the online softmax: a panel's scores become weights relative to the new maximum, and outputs and totals
-/// are corrected for it.
+/// One span of the online softmax: a panel's scores become weights, and outputs and totals follow the new maximum.
 struct Softmax<'a> {
     panel: &'a mut Panel,
     /// Scores of the span's positions up to the panel's last one, padded to a multiple of [`DEPTH`] positions.

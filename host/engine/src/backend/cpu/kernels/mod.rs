@@ -215,8 +215,7 @@ pub(super) struct Kernels {
     packed: bool,
 }
 
-/// A vector instruction set. An `Avx512` or `Avx2` exists only where the CPU has the instructions, which proves it to
-/// the calls below.
+/// A vector instruction set. An `Avx512` or `Avx2` exists only where the CPU has the instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Isa {
     Avx512(x86::Avx512),

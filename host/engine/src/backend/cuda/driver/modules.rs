@@ -93,7 +93,7 @@ impl Modules {
     }
 }
 
-/// Environment variable that disables the kernels of warpgroups: those of warps then compute the same.
+/// Environment variable that disables the kernels that multiply by warpgroups; kernels that use warps take their place.
 const NO_WARPGROUPS: &str = "FOREWORD_NO_WARPGROUPS";
 
 /// The only architecture with warpgroup instructions: later devices lack them, and code for `sm_90` may not use them.
@@ -152,7 +152,8 @@ fn compiled(architecture: &str) -> Result<Vec<u8>, String> {
     .unwrap_or_else(|_| Err("NVRTC lacks functions of CUDA 13: it is too old".to_owned()))
 }
 
-/// Returns the path of the cached code, which depends on sources, compiler and driver versions.
+/// Returns the path of the cached code, which depends on sources, compiler and driver versions; `None` if there is no
+/// cache folder or a version is unknown.
 fn kept_at(architecture: &str) -> Option<PathBuf> {
     let cache = crate::cache_folder()?;
     let (mut major, mut minor, mut driver) = (0, 0, 0);

@@ -12,8 +12,7 @@ use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-/// Proof that the CPU has AMX with bf16, that the kernel lets this process use it, and that it computed a small product
-/// correctly.
+/// Proof that the CPU has AMX with bf16, that the OS lets this process use it, and that a small product was correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super::super) struct Amx(());
 

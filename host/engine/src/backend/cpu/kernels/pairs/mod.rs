@@ -71,8 +71,7 @@ pub(in super::super) struct Left<'a> {
     pub(in super::super) tile: usize,
     /// Pairs from a number's high part to its low part, if numbers are in two parts.
     pub(in super::super) low: Option<usize>,
-    /// Whether the AMX kernel loads these pairs with a hint not to keep them in the first-level cache, so that `b`
-    /// stays there.
+    /// Whether the AMX kernel loads these pairs with a hint not to keep them in the first-level cache, where `b` is.
     pub(in super::super) streamed: bool,
 }
 
@@ -245,14 +244,12 @@ impl Machine {
         }
     }
 
-    /// Returns whether the CPU multiplies tiles, which is so fast that three products of parts take less time than one in
-    /// f32.
+    /// Returns whether the CPU multiplies tiles, so fast that three products of parts take less time than one in f32.
     pub(in super::super) fn has_tiles(self) -> bool {
         matches!(self, Machine::Amx(_))
     }
 
-    /// Prepares the machine in the calling thread (for AMX: configures the tiles). The thread must have no other
-    /// [`Ready`].
+    /// Prepares the machine in the calling thread, which must have no other [`Ready`]. For AMX: configures the tiles.
     pub(in super::super) fn ready(self) -> Ready {
         match self {
             Machine::Amx(machine) => Ready::Amx(machine.unit()),
