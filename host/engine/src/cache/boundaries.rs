@@ -14,7 +14,7 @@ use super::events::{CacheEvent, EventLog};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The documents of a sequence, and how many of them the lease's pages have reached, apart from a partial last page.
+/// The documents of a sequence, and how many of them the lease's whole pages have reached.
 #[derive(Debug)]
 pub(super) struct Route {
     scope: u64,
@@ -22,7 +22,7 @@ pub(super) struct Route {
     /// Token index of the first document's start, then of each document's end.
     bounds: Vec<u32>,
     page_tokens: u32,
-    /// Number of documents that [`Route::pass`] has passed, from the first on.
+    /// Number of leading documents that [`Route::pass`] has returned or skipped.
     passed: usize,
 }
 

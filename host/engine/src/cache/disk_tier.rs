@@ -64,7 +64,7 @@ pub trait DiskTier: Send + Sync {
 pub struct DiskCounts {
     /// Number of pages written.
     pub written: u64,
-    /// Pages dropped because too many waited to be written.
+    /// Pages dropped because too many waited to be written, or no slot could be freed.
     pub dropped: u64,
     /// Pages that did not match their sum when they were read.
     pub damaged: u64,

@@ -30,7 +30,7 @@ impl Lease {
     }
 }
 
-/// How a sequence uses the cache.
+/// A sequence's use of the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheUse {
     /// Whether the sequence starts from a cached prefix.

@@ -87,7 +87,7 @@ pub(super) struct Sequence {
     pub(super) started: bool,
     /// Number of device failures while the sequence was being computed.
     pub(super) faults: u32,
-    /// The sequence's place in the waiting room, until it runs.
+    /// The sequence's place among the waiting requests; `None` once it has run.
     pub(super) place: Option<WaitingSlot>,
     /// The result of the sequence's last cache lookup.
     pub(super) lookup: Option<CachedLookup>,
@@ -589,7 +589,7 @@ impl Core {
         }
     }
 
-    /// Samples a sequence's next token from the logits of its last one.
+    /// Samples a sequence's next token from the logits of its last one, and continues or ends the sequence.
     fn advance(&mut self, mut active: Active, logits: Option<&mut [f32]>) {
         // Every segment that asks for logits has a row.
         let logits = logits.unwrap_or_default();

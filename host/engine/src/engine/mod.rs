@@ -113,7 +113,7 @@ pub struct Request {
     pub prompt: Vec<TokenId>,
     /// Most tokens to generate, at least one unless `prompt_logprobs` is set; ignored for [`Kind::Prefill`].
     pub max_tokens: u32,
-    /// How tokens are sampled.
+    /// Parameters of sampling.
     pub sampling: Sampling,
     /// Tokens that end the generation; they are not reported.
     pub stop_tokens: Vec<TokenId>,
@@ -128,7 +128,7 @@ pub struct Request {
     pub cache_salt: String,
     /// Where the prompt's documents end, if the caller knows.
     pub documents: Option<DocumentPath>,
-    /// How the request uses the prefix cache.
+    /// The request's use of the prefix cache.
     pub caching: PrefixCaching,
     /// The unit of fairness: all tenants with waiting requests get equal shares of the device.
     pub tenant: Arc<str>,
@@ -140,7 +140,7 @@ pub struct Request {
     pub speculation: Option<SpeculationId>,
 }
 
-/// How a request uses the prefix cache. By default it starts from a cached prefix, and its own pages stay cached. The
+/// A request's use of the prefix cache. By default it starts from a cached prefix, and its own pages stay cached. The
 /// fields follow `GenerateParams` in ADR-011 of the repository ruvnet/RuVector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixCaching {
@@ -363,7 +363,7 @@ struct Handle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bounds {
     vocabulary: u32,
-    /// Tokens in the longest sequence: the smaller of the model's positions and the pool's slots.
+    /// Tokens in the longest sequence: the smaller of the model's positions and the tokens that the page pool holds.
     capacity: u32,
     /// Whether the device can sample tokens.
     draws: bool,
@@ -389,8 +389,8 @@ impl Engine {
 
     /// Starts an engine as [`Engine::start`] does, with a `factory` of replacement devices. When the watchdog of `config`
     /// finds a step stuck, or the device is lost twice without a computed step in between, the engine continues on a fresh
-    /// device. Waiting requests keep waiting, and running ones continue from their tokens. A stuck thread keeps its device
-    /// and is abandoned.
+    /// device. Waiting requests keep waiting, and running ones are computed again from the tokens that they have. A
+    /// stuck thread keeps its device and is abandoned.
     pub fn guarded(
         backend: Box<dyn Backend>,
         factory: BackendFactory,

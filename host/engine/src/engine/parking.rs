@@ -37,7 +37,7 @@ impl<Core, Owner> Default for Parking<Core, Owner> {
 }
 
 impl<Core, Owner: PartialEq> Parking<Core, Owner> {
-    /// Leaves the core while the owner's device computes.
+    /// Stores the core while the owner's device computes.
     pub(super) fn park(&mut self, core: Core, owner: Owner, since: Instant) {
         let state = State::Computing { owner, since };
         self.0 = Some(Parked { core, state });

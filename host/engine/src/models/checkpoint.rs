@@ -311,7 +311,7 @@ fn when<T>(
     if wanted { make().map(Some) } else { Ok(None) }
 }
 
-/// Returns random values: norms near one, everything else near zero. The stream depends on name and seed.
+/// Returns random values: norms around one, everything else around zero. The stream depends on name and seed.
 fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'static> {
     let (rows, columns) = rows_and_columns(shape);
     // FNV-1a, so that a tensor's values do not depend on which others are drawn.

@@ -121,7 +121,7 @@ struct AddedToken {
     rstrip: bool,
 }
 
-/// The beginning of the model; its vocabulary is skipped.
+/// The `model` of a `tokenizer.json`, without its vocabulary.
 #[derive(Deserialize)]
 struct Model {
     #[serde(rename = "type")]

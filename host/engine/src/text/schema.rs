@@ -68,7 +68,7 @@ pub(super) fn check(schema: &Json) -> Result<(), SchemaError> {
     Loads::of(&check, schema)
 }
 
-/// Visits every schema within the schema once, and counts.
+/// Counts of a schema's parts, collected by one visit to every schema within it.
 #[derive(Default)]
 struct Check<'a> {
     /// Every schema by its place, a JSON pointer that begins with `#`.

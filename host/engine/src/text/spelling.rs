@@ -10,7 +10,7 @@
 
 use serde::Deserialize;
 
-/// How a tokenizer's vocabulary spells bytes.
+/// The rules by which a vocabulary's pieces stand for bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Spelling {
     /// Whether each byte is one printable character (GPT-2, Llama 3, Qwen).

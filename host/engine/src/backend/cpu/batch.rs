@@ -7,7 +7,7 @@ use crate::backend::check::{Owners, Write};
 use crate::backend::{BackendError, BackendShape, Load, Output, Step};
 use crate::models::ModelConfig;
 
-/// How attention is cut into items: some tokens of a segment with some query heads that share a key and value head.
+/// The cut of attention into items: some tokens of a segment with some query heads that share a key and value head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     /// Query heads of the model.

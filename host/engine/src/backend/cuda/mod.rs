@@ -63,7 +63,7 @@ pub struct CudaConfig {
     pub max_step_tokens: u32,
 }
 
-/// How the number of pages in the pool is determined.
+/// The size of the page pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PoolSize {
     /// Exactly this many pages.

@@ -75,8 +75,8 @@ impl Pools {
         &mut self.loads
     }
 
-    /// Sends the loads' page pairs and orders the queues. What is computed from now on may overwrite stored pages, and
-    /// loads may overwrite pages that earlier steps computed with.
+    /// Sends the loads' page pairs. Makes computation wait for earlier copies, and loads wait for earlier computation,
+    /// because either may overwrite pages that the other reads.
     pub(super) fn begin_step(&mut self, device: &mut dyn Device) -> Result<(), Fault> {
         if self.busy {
             device.after(Queue::Copy, Queue::Compute)?;

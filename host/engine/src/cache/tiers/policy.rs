@@ -54,7 +54,7 @@ const FIRST_USE: f64 = 0.3;
 /// kilobytes for a small model's page and megabytes for a large one's.
 const REMEMBERED: usize = 16;
 
-/// How a page has been used so far.
+/// A page's uses so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::cache) struct Usage {
     /// Time of the last use, as the cache counts uses.
@@ -112,7 +112,7 @@ impl EvictionPolicy {
         }
     }
 
-    /// Returns whether the policy weighs what a page costs to compute, so that the cost must be measured.
+    /// Returns whether the policy depends on the cost of computing a page, so that the cost must be measured.
     pub fn weighs_cost(self) -> bool {
         matches!(self, Self::Pgdsf | Self::PgdsfPaper)
     }

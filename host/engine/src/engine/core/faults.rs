@@ -50,7 +50,7 @@ impl Core {
     /// Continues on another device, whose pages hold nothing yet. Running sequences return to the queue.
     ///
     /// # Errors
-    /// Returns a message when the requests that were accepted for the old device do not fit the new one.
+    /// Returns a message when the new device's dimensions differ from the old one's.
     pub(in crate::engine) fn replace_device(
         &mut self,
         backend: &dyn Backend,
@@ -99,7 +99,8 @@ impl Core {
         }
     }
 
-    /// Returns a sequence to the queue. The failure counts as a fault of a `suspect` sequence only.
+    /// Returns a sequence to the queue, or ends it after `max_retries` faults. A fault is counted only if it is
+    /// `suspect`.
     fn retry(&mut self, mut sequence: Sequence, suspect: bool, failure: &Failure) {
         sequence.faults += u32::from(suspect);
         if sequence.faults > self.max_retries {

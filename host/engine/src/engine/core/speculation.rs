@@ -49,7 +49,7 @@ impl Core {
         self.held.push(HeldGuess { active, logits });
     }
 
-    /// Releases the pages of held guesses for which `which` is true; their KV state stays cached. Returns whether any was.
+    /// Releases the pages of guesses for which `which` is true; their KV state stays cached. Returns whether any was.
     pub(super) fn release_held(&mut self, which: impl Fn(&Sequence) -> bool) -> bool {
         let is_meant = |held: &mut HeldGuess| !held.is_joined() && which(&held.active.sequence);
         let released: Vec<HeldGuess> = self.held.extract_if(.., is_meant).collect();

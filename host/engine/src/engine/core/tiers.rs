@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Fetching {
     sequence: Sequence,
     fetch: Fetch,
-    /// When the request was first seen waiting.
+    /// Time of the first step at which the request waited for the disk.
     since: Option<Instant>,
 }
 
@@ -78,7 +78,7 @@ impl Core {
         }
     }
 
-    /// Returns how long an idle engine waits before it copies further pages to disk; `None` if there are none.
+    /// Returns how long an idle engine waits before it copies further pages to disk; `None` if it never does.
     pub(in crate::engine) fn replication_wait(&self) -> Option<Duration> {
         if !self.cache.has_replicas_to_write() {
             return None;

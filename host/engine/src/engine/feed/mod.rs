@@ -28,7 +28,7 @@ pub struct Feed {
     progress: watch::Sender<Progress>,
 }
 
-/// How many events the feed has published in the present epoch.
+/// The numbers of events that the feed has published in the present epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Identifies the present epoch of the cache: from its start, or from a loss of events.

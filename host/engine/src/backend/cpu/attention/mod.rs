@@ -91,7 +91,7 @@ impl Attention<'_> {
         item.head as usize / self.cut.group
     }
 
-    /// Returns the rows of an item.
+    /// Returns the number of rows of an item.
     fn rows(&self, item: &Item) -> usize {
         item.tokens as usize * self.cut.item_heads
     }

@@ -76,7 +76,7 @@ pub(super) unsafe fn widen_avx2<E: Scalar>(from: &[E], to: &mut [f32]) {
 }
 
 /// # Safety
-/// Nothing is required beyond the CPU's instructions: the product is checked.
+/// The CPU must have AVX-512 F, BW, DQ and VL, and FMA. The product is checked.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 pub(super) unsafe fn multiply_avx512<E: Scalar>(product: Checked<'_, E>) {
     let p = product.0;
@@ -111,7 +111,7 @@ pub(super) unsafe fn multiply_avx512<E: Scalar>(product: Checked<'_, E>) {
 }
 
 /// # Safety
-/// Nothing is required beyond the CPU's instructions: the product is checked.
+/// The CPU must have AVX2, FMA and F16C. The product is checked.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn multiply_avx2<E: Scalar>(product: Checked<'_, E>) {
     let p = product.0;

@@ -92,7 +92,7 @@ pub(in super::super) fn panel_bytes(packing: Packing, inputs: usize) -> usize {
     inputs / numbers * Layout::of(packing).record()
 }
 
-/// Writes a packed row, the weights of output `output` of `panel`.
+/// Writes the packed matrix row `row` into `panel`, as the weights of output `output`.
 pub(in super::super) fn pack_row(packing: Packing, row: &[u8], output: usize, panel: &mut [u8]) {
     let layout = Layout::of(packing);
     let records = panel.chunks_exact_mut(layout.record());
