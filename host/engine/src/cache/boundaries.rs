@@ -26,7 +26,7 @@ pub(super) struct Route {
     passed: usize,
 }
 
-/// Records that the last document of `path[..documents]` ends on a page.
+/// A mark on a page: the last document of `path[..documents]` ends there or on the page after it.
 struct DocumentBoundary {
     scope: u64,
     path: Arc<[Document]>,
@@ -52,8 +52,8 @@ impl Route {
         }
     }
 
-    /// Advances to the next document that has a whole page and ends within the first `pages` pages or on the page after
-    /// them. Returns the index of its last whole page with the document; `None` if there is no further document.
+    /// Advances to the next document that ends within the first `pages` pages or on the page after them, but not within
+    /// the first page. Returns the index of the last page wholly before its end, and its mark; `None` if there is none.
     pub(super) fn pass(&mut self, pages: u32) -> Option<(usize, PassedDocument)> {
         while let Some(&end) = self.bounds.get(self.passed + 1)
             && end / self.page_tokens <= pages
@@ -82,7 +82,7 @@ impl Route {
     }
 }
 
-/// A document whose pages the lease has passed, ready to be marked.
+/// The mark of a document whose pages the lease has filled, for [`DocumentBoundaries::add`].
 pub(super) struct PassedDocument(DocumentBoundary);
 
 impl DocumentBoundaries {

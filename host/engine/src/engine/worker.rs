@@ -130,7 +130,7 @@ impl Shared {
         Ok(generation)
     }
 
-    /// Returns whether speculative work would be accepted now, as [`Admission::takes_guesses`] does.
+    /// Returns whether a speculative prefill would be accepted now, as [`Admission::takes_guesses`] does.
     pub(super) fn takes_guesses(&self) -> bool {
         self.admission.takes_guesses()
     }

@@ -160,7 +160,7 @@ impl ModelConfig {
         2.0 * (self.layer_matrices() as f64 * new as f64 + head) + attention
     }
 
-    /// Returns the bytes that must be read to decode one token of each of `sequences` sequences with `context` tokens
+    /// Returns how many bytes are read to decode one token of each of `sequences` sequences with `context` tokens
     /// each: every bf16 weight once, and the keys and values of each sequence that its layers attend to.
     pub fn decode_bytes(&self, sequences: u64, context: u64) -> u64 {
         let weights = self.layer_matrices() + self.vocabulary * self.hidden;

@@ -9,10 +9,10 @@
 //! 1. **Decodes first.** Each sequence that needs only its next token gets it in every step, so a long prompt never
 //!    delays the answers that are generated at the same time.
 //! 2. **Pages before everything.** When the decodes of a step need more pages than are available, the youngest sequence
-//!    is preempted ([`Plan::Preempt`]): it releases its pages and is computed again later, from what is still cached. No
-//!    request fails for want of pages. The last running sequence always has room, because a prompt that does not fit
-//!    alone is refused on submission, an answer ends when it fills the pool, and the caller first releases pages that no
-//!    running sequence holds.
+//!    is preempted ([`Plan::Preempt`]): it releases its pages and is computed again later, from what is still cached.
+//!    No request fails for want of pages. The last running sequence always has room, because a prompt that does not
+//!    fit alone is refused on submission, an answer ends when it fills the pool, and the caller first releases pages
+//!    that no running sequence holds.
 //! 3. **Chunked prefill.** The remaining tokens of the step are given to running prompts, oldest first.
 //! 4. **Admission in the queue's order.** Waiting requests are admitted in order while there are tokens left in the
 //!    step, a free slot, pages for all of the request's tokens, and one more page for each running sequence to grow

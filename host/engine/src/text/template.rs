@@ -54,7 +54,7 @@ const STACK: usize = 512 << 20;
 /// Most values that are examined to find the depth of a printed value.
 const MAX_LOOKED_AT: usize = 1 << 20;
 
-/// Names of the templates, as in `transformers`.
+/// Names of the templates for chats and for chats with tools, as in `transformers`.
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 

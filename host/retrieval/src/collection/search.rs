@@ -89,7 +89,7 @@ impl Collection {
         Ok(self.found(&hits)?)
     }
 
-    /// Returns the documents of hits.
+    /// Reads the documents of `hits`, in the same order.
     ///
     /// # Errors
     /// Returns [`FileError::Damaged`] when a record cannot be read.

@@ -98,7 +98,7 @@ impl CpuBackend {
         Ok(backend)
     }
 
-    /// Returns the bytes of KV state in a page of `page_tokens` tokens, for sizing a pool before loading.
+    /// Returns the number of bytes of KV state in a page of `page_tokens` tokens, for sizing a pool before loading.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when the checkpoint is incomplete, or `page_tokens` or `precision` unsupported.

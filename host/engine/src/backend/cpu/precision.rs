@@ -22,6 +22,6 @@ pub enum Precision {
     /// unpacked to bf16.
     Bf16,
     /// Like [`Precision::Bf16`], and also rounds in attention: KV state is bf16, which takes half the memory and less time.
-    /// Logits deviate half as much again.
+    /// Logits deviate 1.5 times as much.
     Bf16Kv,
 }

@@ -85,11 +85,10 @@ pub(super) trait Device: Send {
     /// compute capability 9.0 and code compiled for `sm_90a`.
     fn has_warpgroups(&self) -> bool;
 
-    /// Returns the bytes that could be allocated now.
+    /// Returns the number of bytes that could be allocated now.
     fn free_bytes(&mut self) -> Result<u64, Fault>;
 
-    /// Allocates memory at an address divisible by 16 (256 on real devices). Its content is undefined. Freed with the
-    /// device.
+    /// Allocates memory at an address divisible by 16 (real devices: 256). Content undefined. Freed with the device.
     fn allocate(&mut self, bytes: usize) -> Result<u64, Fault>;
 
     /// Frees allocated memory once no queue uses it any more.

@@ -162,7 +162,7 @@ impl Scratch {
             std::mem::replace(&mut self.words, larger).free(device)?;
             self.sent.clear();
         }
-        // After a fault, nothing is known.
+        // `sent` stays empty if a write fails, because the device's words are then unknown.
         let mut sent = std::mem::take(&mut self.sent);
         for (number, piece) in words.chunks(PIECE).enumerate() {
             let start = number * PIECE;

@@ -146,7 +146,7 @@ impl CudaBackend {
         Self::build(checkpoint, config, Box::new(device), progress)
     }
 
-    /// Returns the bytes of KV state in a page, for sizing a pool before loading.
+    /// Returns the number of bytes of KV state in a page, for sizing a pool before loading.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when the model's configuration cannot be loaded.

@@ -53,7 +53,7 @@ impl Pools {
         })
     }
 
-    /// Returns the bytes of a page over all layers.
+    /// Returns the number of bytes in a page, over all layers.
     pub(super) fn page_bytes(&self) -> usize {
         self.layer_bytes() * self.layers.len()
     }

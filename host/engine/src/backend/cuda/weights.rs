@@ -99,7 +99,7 @@ impl Model {
     }
 }
 
-/// Returns the bytes of all matrices, without norms and biases.
+/// Returns the number of bytes in all matrices, without norms and biases.
 fn bytes_of_weights(c: &ModelConfig) -> u64 {
     let attention = 2 * (c.heads + c.kv_heads) * c.head_dim * c.hidden;
     let layer = attention + 3 * c.intermediate * c.hidden;

@@ -18,7 +18,7 @@
 use super::{Active, Core, Sequence};
 use crate::engine::{Event, Failure, FinishReason, Kind};
 
-/// A guess whose prompt is computed, or the request that has joined it.
+/// A speculative prefill (guess) whose prompt is computed, or the request that has joined it.
 pub(super) struct HeldGuess {
     pub(super) active: Active,
     /// The logits of the prompt's last token.
@@ -32,7 +32,7 @@ impl HeldGuess {
     }
 }
 
-/// Most guesses held at a time; a further one ends when its prompt is computed.
+/// Most computed guesses that keep their pages; a further one ends when its prompt is computed.
 const MAX_HELD: usize = 8;
 
 impl Core {
@@ -49,7 +49,8 @@ impl Core {
         self.held.push(HeldGuess { active, logits });
     }
 
-    /// Releases the pages of guesses for which `which` is true; their KV state stays cached. Returns whether any was.
+    /// Releases the pages of held guesses for which `which` is true; their KV state stays cached. Returns whether there
+    /// was one.
     pub(super) fn release_held(&mut self, which: impl Fn(&Sequence) -> bool) -> bool {
         let is_meant = |held: &mut HeldGuess| !held.is_joined() && which(&held.active.sequence);
         let released: Vec<HeldGuess> = self.held.extract_if(.., is_meant).collect();

@@ -85,7 +85,7 @@ impl Layout {
     }
 }
 
-/// Returns the bytes of a panel with `inputs` inputs, which are whole blocks of `packing`.
+/// Returns the number of bytes in a panel of `inputs` inputs, which are whole blocks of `packing`.
 pub(in super::super) fn panel_bytes(packing: Packing, inputs: usize) -> usize {
     let (numbers, _) = packing.block();
     assert!(inputs.is_multiple_of(numbers), "{inputs} inputs");
