@@ -251,7 +251,7 @@ impl Shared {
     }
 
     /// Ends the engine, also after a panic, and wakes all threads that wait for it. Requests that the thread had not
-    /// received are dropped, which their callers see as the end.
+    /// received are dropped; their callers receive [`Failure::Stopped`].
     pub(super) fn end(&self, reason: &str) {
         let mut inbox = self.inbox.lock();
         inbox.stopping = true;
@@ -286,7 +286,7 @@ pub(super) fn start(shared: &Arc<Shared>, core: Box<Core>, backend: Box<dyn Back
     }
 }
 
-/// Runs until the engine is stopping and idle, or until the core is taken away.
+/// Runs until the engine is stopping and idle, or the core is taken away or given up.
 fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     let mut guard = EndOnExit(Some(shared));
     // Reused across steps for its allocation.

@@ -453,7 +453,7 @@ impl Raw {
         Ok(family)
     }
 
-    /// Refuses a sliding window unless it covers every position, because only then does full attention equal it.
+    /// Refuses a sliding window that is in use, unless it covers every position and so equals full attention.
     fn check_window(&self, family: &Family, positions: u64) -> Result<(), String> {
         let used = self.use_sliding_window.unwrap_or(!family.window_is_opt_in);
         let covers = self.sliding_window.is_none_or(|window| window >= positions);

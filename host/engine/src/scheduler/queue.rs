@@ -400,9 +400,9 @@ impl<T> RankedLane<'_, T> {
     /// Returns the lane's next request: its arrival number, the tokens to compute, and the detail that `look` returned;
     /// `None` after the last.
     ///
-    /// If the first request has lost cached tokens since it was ranked, the whole lane is ranked again, at most
-    /// [`RANKINGS`] times. Later requests, whose ranks follow from those before them, keep their ranks until the next
-    /// step.
+    /// If the first request has lost cached tokens since it was ranked, the whole lane is ranked again, up to
+    /// [`RANKINGS`] rankings in all. Later requests, whose ranks follow from those before them, keep their ranks until
+    /// the next step.
     fn next<D>(
         &mut self,
         rule: Rule,

@@ -53,7 +53,7 @@ pub struct CpuConfig {
     pub pages: u32,
     /// Pages in the host pool, which nothing computes on; 0 for none.
     pub host_pages: u32,
-    /// Tokens in a page, a multiple of 16.
+    /// Tokens in a page, a multiple of 16, at most 65,536.
     pub page_tokens: u32,
     /// Worker threads; `None` for one per core.
     pub threads: Option<u32>,
@@ -285,7 +285,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Checks `page_tokens`; keys are stored in strips of 16 tokens.
+/// Refuses a `page_tokens` other than a multiple of 16 (the tokens in a strip of keys) from 16 to 65,536.
 fn check_page_tokens(page_tokens: u32) -> Result<(), String> {
     if page_tokens == 0 || !page_tokens.is_multiple_of(LANES as u32) || page_tokens > 1 << 16 {
         return Err(format!(

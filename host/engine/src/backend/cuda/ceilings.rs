@@ -92,7 +92,7 @@ pub(super) fn measure(
     })
 }
 
-/// Returns the seconds of the fastest of several runs. A run repeats the work four times to hide launch latency.
+/// Returns the seconds that `work` takes in the fastest of several runs. A run repeats it to hide launch latency.
 fn fastest(
     device: &mut dyn Device,
     mut work: impl FnMut(&mut dyn Device) -> Result<(), Fault>,

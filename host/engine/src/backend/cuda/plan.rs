@@ -53,7 +53,7 @@ pub(super) struct Plan {
     pub(super) order: Vec<u32>,
     /// For each segment that asks for a token, the index of its wanted row, and the draw.
     pub(super) draws: Vec<(u32, Draw)>,
-    /// In a step that only decodes, the number of rows that are not padding.
+    /// In a padded step, which only decodes, the number of rows that are not padding.
     pub(super) decoding: Option<usize>,
 }
 
@@ -82,7 +82,7 @@ impl Plan {
         self.lengths.len()
     }
 
-    /// Returns the bucket of a step that only decodes, and `None` for other steps.
+    /// Returns the bucket of a padded step, which only decodes; `None` for other steps.
     pub(super) fn bucket(&self) -> Option<Bucket> {
         self.decoding.map(|_| Bucket {
             rows: self.rows(),

@@ -78,7 +78,7 @@ impl Model {
         })
     }
 
-    /// Uploads the rotary table for the number of positions that the pool allows.
+    /// Uploads the rotary table of `positions` positions.
     pub(super) fn tabulate(
         &mut self,
         device: &mut dyn Device,

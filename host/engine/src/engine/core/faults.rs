@@ -99,8 +99,7 @@ impl Core {
         }
     }
 
-    /// Returns a sequence to the queue, or ends it after `max_retries` faults. A fault is counted only if it is
-    /// `suspect`.
+    /// Counts a fault if `suspect`, then requeues the sequence, or ends it if it has more than `max_retries` faults.
     fn retry(&mut self, mut sequence: Sequence, suspect: bool, failure: &Failure) {
         sequence.faults += u32::from(suspect);
         if sequence.faults > self.max_retries {

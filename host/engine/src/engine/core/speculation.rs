@@ -69,8 +69,9 @@ impl Core {
         }
     }
 
-    /// Joins a new request to the earlier one with its id and returns `None`, if their prompts are equal. Otherwise
-    /// ends the earlier one, if there is one, and returns the new request for the queue.
+    /// Joins a new request to the earlier one with its id and returns `None`, if their prompts are equal (and, for a
+    /// held guess, if the request can run at once). Otherwise ends the earlier one, if there is one, and returns the
+    /// new request for the queue.
     pub(super) fn join_speculation(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let Some(id) = sequence.speculation else {
             return Some(sequence);

@@ -110,8 +110,8 @@ fn own_architecture(major: u32, minor: u32) -> String {
 /// The architecture whose PTX drivers compile for devices of later major versions.
 const PTX: &str = "compute_90";
 
-/// Returns embedded code that runs on this device, with its architecture: that of exactly this device, or else of the
-/// first device with the same major version, or else PTX.
+/// Returns embedded code that runs on this device, with its architecture: that of exactly this device, else of the
+/// first device with the same major version, else, above major version 9, PTX. `None` if there is no such code.
 pub(super) fn embedded_for(major: u32, minor: u32) -> Option<(&'static str, &'static [u8])> {
     let named = |wanted: &str| embedded::MODULES.iter().find(|(name, _)| *name == wanted);
     named(&own_architecture(major, minor))

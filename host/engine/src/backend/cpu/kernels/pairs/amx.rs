@@ -35,7 +35,7 @@ impl Amx {
         found.clone().map(|usable| usable.then_some(Self(())))
     }
 
-    /// Configures the calling thread's tiles.
+    /// Configures the calling thread's tiles; dropping the result releases them.
     pub(super) fn unit(self) -> TileRegisters {
         // SAFETY: an `Amx` exists.
         unsafe { TileRegisters::configure() }
