@@ -189,7 +189,7 @@ enum Fault {
     Damaged(String),
 }
 
-/// Checks that all parts are within the file and match their checksums. Returns their kinds and ranges.
+/// Checks the header, and that all parts are within the file and match their checksums. Returns their kinds and ranges.
 fn table(file: &[u8]) -> Result<Vec<(u32, Range<usize>)>, Fault> {
     let damaged = |reason: String| Err(Fault::Damaged(reason));
     let Some(header) = file.first_chunk::<HEADER>() else {
