@@ -212,7 +212,7 @@ impl PrefixCache {
     }
 
     /// Schedules writes of at most `pages` pages to disk, and copies of as many for the next call. Returns the number
-    /// of writes scheduled. Does nothing while [`MAX_BACKLOG`] writes wait for the disk.
+    /// of writes scheduled. Does nothing while 4 or more writes wait for the disk.
     pub fn replicate_to_disk(&mut self, pages: u32) -> u32 {
         let Some(disk) = self.disk.clone() else {
             return 0;
