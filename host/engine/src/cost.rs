@@ -32,7 +32,7 @@ struct Table {
     seconds: Vec<f64>,
 }
 
-/// The value that makes a table unusable as a cost profile, as a message.
+/// Why a table is unusable as a cost profile; the message names the value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unusable cost profile: {0}")]
 pub struct CostError(String);
@@ -102,8 +102,8 @@ impl CostProfile {
     /// either kind never cost less.
     ///
     /// Below the first number of new tokens the cost falls in proportion. Beyond the last it rises at the slope between
-    /// the last two. Beyond the last number of cached tokens it rises by a constant for each further pair of a new and
-    /// a cached token, as attention does.
+    /// the last two, or that of a row with fewer cached tokens if it is steeper. Beyond the last number of cached
+    /// tokens it rises by a constant for each further pair of a new and a cached token, as attention does.
     pub fn seconds(&self, cached: u32, new: u32) -> f64 {
         if new == 0 {
             return 0.0;
@@ -165,7 +165,7 @@ impl CostProfile {
         self.seconds[row * self.new.len() + column]
     }
 
-    /// Lowers each point to the least of the points with more tokens, so that seconds decrease along no axis.
+    /// Lowers each point to the least of the points with more tokens, so that seconds never decrease along an axis.
     fn level(&mut self) {
         let width = self.new.len();
         for index in (0..self.seconds.len()).rev() {

@@ -15,8 +15,7 @@ const B: f32 = 0.75;
 /// Longest word in bytes; longer words are truncated.
 const MAX_WORD: usize = 64;
 
-/// The words of all documents, ranked by Okapi BM25 (k1 = 1.2, b = 0.75). Words are runs of letters and digits in lower
-/// case.
+/// The words of all documents, ranked by Okapi BM25 (k1 = 1.2, b = 0.75): lower-case runs of letters and digits.
 #[derive(Default)]
 pub struct Words {
     mapped: Mapped,

@@ -1,6 +1,5 @@
-//! Validation of a step, common to all backends: tokens belong to the vocabulary, positions to the model, and pages to
-//! the pools; page tables are long enough; and no page that the step writes is visible to another segment or at a
-//! second position.
+//! Validation of a step, common to all backends: tokens, positions and pages are in range; page tables are long enough;
+//! and no page that the step writes is visible to another segment or at a second position.
 
 use super::{BackendError, BackendShape, HostPageId, Load, Output, PageId, Step, Store};
 use fxhash::FxHashSet;

@@ -106,13 +106,11 @@ pub struct BackendShape {
     pub page_tokens: u32,
     /// Number of pages in the pool; ids are `0..pages`.
     pub pages: u32,
-    /// Number of pages in the host pool; ids are `0..host_pages`. With 0 there is no host pool, and the calls that use
-    /// it fail.
+    /// Number of pages in the host pool; ids are `0..host_pages`. With 0, calls that use the host pool fail.
     pub host_pages: u32,
     /// Bytes of a page over all layers, in the backend's own format.
     pub page_bytes: usize,
-    /// Whether the backend samples tokens itself ([`Output::Token`]), which saves transferring a row of logits from a
-    /// device.
+    /// Whether the backend samples tokens itself ([`Output::Token`]), which saves the transfer of a row of logits.
     pub draws: bool,
 }
 

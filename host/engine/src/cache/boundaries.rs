@@ -1,7 +1,7 @@
 //! Marks: which documents end on which pages.
 //!
 //! A document's mark is on the last page that lies wholly before the document's end. While that page is in the tree, so
-//! is everything before it, and the document is held except for its tokens on the page after.
+//! are all pages before it, and the document is cached except for its tokens on the next page.
 //!
 //! ```text
 //!   tokens      |system prompt        |document 1         |document 2                |question
@@ -14,7 +14,7 @@ use super::events::{CacheEvent, EventLog};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The documents of a sequence, and how many of them the lease's pages have reached, apart from a partial last page.
+/// The documents of a sequence, and how many of them the lease's whole pages have reached.
 #[derive(Debug)]
 pub(super) struct Route {
     scope: u64,
@@ -22,11 +22,11 @@ pub(super) struct Route {
     /// Token index of the first document's start, then of each document's end.
     bounds: Vec<u32>,
     page_tokens: u32,
-    /// Number of documents that [`Route::pass`] has passed, from the first on.
+    /// Number of leading documents that [`Route::pass`] has returned or skipped.
     passed: usize,
 }
 
-/// Records that the last document of `path[..documents]` ends on a page.
+/// A mark on a page: the last document of `path[..documents]` ends there or on the page after it.
 struct DocumentBoundary {
     scope: u64,
     path: Arc<[Document]>,
@@ -52,8 +52,8 @@ impl Route {
         }
     }
 
-    /// Advances to the next document that ends within the first `pages` pages or on the page after them. Returns the
-    /// index of its last whole page with the document.
+    /// Advances to the next document that ends within the first `pages` pages or on the page after them, but not within
+    /// the first page. Returns the index of the last page wholly before its end, and its mark; `None` if there is none.
     pub(super) fn pass(&mut self, pages: u32) -> Option<(usize, PassedDocument)> {
         while let Some(&end) = self.bounds.get(self.passed + 1)
             && end / self.page_tokens <= pages
@@ -71,7 +71,7 @@ impl Route {
         None
     }
 
-    /// Returns whether page `index` begins within the same document as the page before it.
+    /// Returns whether page `index` and the page before it begin within the same document.
     pub(super) fn continues(&self, index: u32) -> bool {
         let part = |index: u32| {
             let token = index * self.page_tokens;
@@ -82,7 +82,7 @@ impl Route {
     }
 }
 
-/// A document whose pages the lease has passed, ready to be marked.
+/// The mark of a document whose pages the lease has filled, for [`DocumentBoundaries::add`].
 pub(super) struct PassedDocument(DocumentBoundary);
 
 impl DocumentBoundaries {

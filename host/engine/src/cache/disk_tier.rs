@@ -49,8 +49,7 @@ pub trait DiskTier: Send + Sync {
         DiskCounts::default()
     }
 
-    /// Waits until everything that was requested has been done. Meant for an orderly shutdown, not for a running
-    /// engine.
+    /// Waits until everything that was requested has been done. For an orderly shutdown, not for a running engine.
     fn flush(&self) {}
 
     /// Removes a page, if it is stored.
@@ -60,15 +59,15 @@ pub trait DiskTier: Send + Sync {
     fn clear(&self);
 }
 
-/// Counters of the pages that a tier was given.
+/// Counters of a disk tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCounts {
     /// Number of pages written.
     pub written: u64,
-    /// Pages dropped because too many waited to be written.
+    /// Pages dropped because too many waited to be written, or no slot could be freed.
     pub dropped: u64,
     /// Pages that did not match their sum when they were read.
     pub damaged: u64,
-    /// System calls that failed, for instance because the disk is full. Each lost one page.
+    /// System calls that failed, for instance because the disk is full. A page whose write failed is not stored.
     pub failed: u64,
 }

@@ -1,11 +1,11 @@
 //! The documents of a prompt, as announced by the gateway.
 //!
-//! The cache itself works on tokens and does not need documents. But a gateway that orders documents must hear which
-//! *documents* are still cached, and an eviction policy judges better when it knows which pages belong together.
+//! The cache itself works on tokens and does not need documents. But a gateway that orders documents must learn which
+//! *documents* are still cached, and an eviction policy decides better if it knows which pages hold one document.
 
 use std::sync::Arc;
 
-/// The documents of a prompt, in order. They follow each other; tokens between two documents count as the latter's.
+/// The documents of a prompt, in order. Tokens between two documents count as the second one's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DocumentPath {
     /// The gateway's hash of everything that precedes the documents.

@@ -45,7 +45,7 @@ pub enum CacheEvent {
     },
     /// No page is left in device or host memory.
     Cleared,
-    /// The last document of `path` is now held in device or host memory, as are those before it.
+    /// The last document of `path` is now cached in device or host memory, as are those before it.
     DocumentsStored {
         /// Cache salt of the tenant.
         salt: Arc<str>,
@@ -54,7 +54,7 @@ pub enum CacheEvent {
         /// The documents from the first one on, each with its number of tokens.
         path: Arc<[Document]>,
     },
-    /// The last document of `path` is no longer held in device or host memory.
+    /// The last document of `path` is no longer cached in device or host memory.
     DocumentsRemoved {
         /// Cache salt of the tenant.
         salt: Arc<str>,

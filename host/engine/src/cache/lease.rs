@@ -19,7 +19,7 @@ pub struct Lease {
     pub(super) route: Option<Route>,
     /// Number of leading tokens of the sequence that may stay in the cache for others.
     pub(super) kept_tokens: u32,
-    /// Cost per token of the part of the prompt that was not cached when the lease was opened.
+    /// Mean cost of a token of the prompt that was not cached at opening: seconds, or 1 if no cost is configured.
     pub(super) seconds_per_token: f64,
 }
 
@@ -30,7 +30,7 @@ impl Lease {
     }
 }
 
-/// How a sequence uses the cache.
+/// A sequence's use of the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheUse {
     /// Whether the sequence starts from a cached prefix.
@@ -75,7 +75,7 @@ pub struct Opening {
     pub host_tokens: u32,
     /// Loads to carry out before the sequence is computed. The lease must stay open until then.
     pub loads: Vec<Load>,
-    /// A copy that would add further cached tokens.
+    /// A copy that, if carried out, adds further cached tokens.
     pub copy: Option<SlotCopy>,
 }
 

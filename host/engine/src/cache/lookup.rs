@@ -1,8 +1,8 @@
 //! Remembered lookups: the cached prefix of a waiting sequence, looked up again only when it may have changed.
 //!
 //! The queue looks at waiting sequences in every step, and looking up a long prompt descends through hundreds of pages.
-//! But the result changes only at its ends: where a page is added or removed after the last page found, or where a page
-//! moves between device and host at the last one on the device. Comparing two stamps detects that.
+//! But the result changes only at two nodes: after the last page found, where pages are added or removed, and after the
+//! last page on the device, where pages move between device and host. Comparing the stamps of these nodes detects that.
 
 use super::PrefixCache;
 use super::lease::all_but_last;
@@ -39,7 +39,7 @@ impl PrefixCache {
         }
     }
 
-    /// Returns whether another lookup would have the same result. Costs `O(1)`.
+    /// Returns false if another lookup might have a different result. Costs `O(1)`.
     pub fn is_current(&self, lookup: &CachedLookup) -> bool {
         let CachedLookup {
             salt, ends, seen, ..

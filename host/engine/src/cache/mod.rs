@@ -131,13 +131,13 @@ pub struct CacheStats {
     pub replicated: u32,
     /// Pages evicted from host memory so far.
     pub host_evicted: u64,
-    /// Pages in memory that are on disk too, in case the process ends.
+    /// Pages in device or host memory that also have a copy on disk, so that a restarted process finds them.
     pub disk_replicas: u32,
     /// Pages scheduled to be written to disk as replicas so far.
     pub disk_replicated: u64,
     /// Pages read back from disk so far.
     pub fetched: u64,
-    /// Counters of the pages that were given to the disk.
+    /// Counters of the disk tier; all 0 without one.
     pub disk: DiskCounts,
 }
 

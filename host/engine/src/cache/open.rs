@@ -41,8 +41,8 @@ impl PrefixCache {
         self.open_as(salt, tokens, documents, CacheUse::default())
     }
 
-    /// Opens a lease as [`PrefixCache::open`] does, for a sequence that may be excluded from reading the cache or staying
-    /// in it.
+    /// Opens a lease as [`PrefixCache::open`] does; `cache_use` may exclude the sequence from reading or filling the
+    /// cache.
     pub fn open_as(
         &mut self,
         salt: &Arc<str>,
@@ -111,7 +111,7 @@ impl PrefixCache {
         Some(opening)
     }
 
-    /// Returns the most leading tokens of a prompt with these documents that are kept.
+    /// Returns how many leading tokens of a prompt with these documents may stay cached.
     fn kept_tokens(&self, documents: Option<&DocumentPath>) -> u32 {
         let path = documents.map(|documents| &documents.documents[..]);
         match (self.max_documents, path) {
@@ -138,7 +138,7 @@ impl PrefixCache {
                 && let (Some(from), Some(to)) = (self.tree[node].host_page(), free.next())
             {
                 loads.push(Load { from, to });
-                // It stays pinned in host memory until the load has been carried out.
+                // The page stays pinned in host memory until the load has been carried out.
                 self.tree[node].at.loading = true;
                 self.in_flight.loads.push((node, true));
                 self.enter_device(node, to);
@@ -171,7 +171,7 @@ impl PrefixCache {
         }
     }
 
-    /// Protects a node from eviction in the nearest tier that has it: the device, else host memory.
+    /// Protects a node from eviction in the nearest tier that has its page: the device, else host memory.
     fn keep(&mut self, node: NodeId) {
         match self.tree[node].device_page() {
             Some(page) => self.pool.hold(page),

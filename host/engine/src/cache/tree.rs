@@ -49,8 +49,8 @@ pub(super) struct Node<At> {
 
 struct Slot<At> {
     node: Option<Node<At>>,
-    /// The change counter at the slot's last change: the node's insertion or removal, that of a child, or a move of
-    /// either.
+    /// The tree's change counter when the node or one of its children was last inserted, removed or moved to another
+    /// tier.
     changed: u64,
 }
 
@@ -221,7 +221,7 @@ impl<At: Default> Tree<At> {
         Some(removed)
     }
 
-    /// Returns the node of the full page with this hash.
+    /// Returns the node of the full page with this hash; `None` if it is not in the tree.
     pub(super) fn find(&self, hash: PageHash) -> Option<NodeId> {
         self.by_hash.get(&hash).copied()
     }
@@ -270,7 +270,7 @@ impl<At: Default> Tree<At> {
         order
     }
 
-    /// Returns the count of changes that can alter what a walk finds, or in which tier.
+    /// Returns the number of changes so far that could alter which pages a walk finds, or their tiers.
     pub(super) fn changes(&self) -> u64 {
         self.changes
     }

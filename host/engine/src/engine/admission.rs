@@ -29,7 +29,7 @@ struct WaitingCounts {
     left: VecDeque<Instant>,
 }
 
-/// A place in the waiting room, given back when dropped.
+/// A place among the waiting requests that the limits count; freed when dropped.
 pub(super) struct WaitingSlot {
     admission: Arc<Admission>,
     tenant: Arc<str>,
@@ -54,8 +54,7 @@ impl Admission {
         })
     }
 
-    /// Returns whether speculative work would be accepted now. A `false` counts as a refusal, as one of
-    /// [`Admission::enter`] does.
+    /// Returns whether a [`Kind::Prefill`] would be accepted now. Each `false` counts as a refusal.
     pub(super) fn takes_guesses(&self) -> bool {
         let mut counts = self.counts.lock();
         let takes = counts.waiting < self.max_prefill_batch;
@@ -66,8 +65,8 @@ impl Admission {
     /// Takes a place for a request of `tenant`.
     ///
     /// # Errors
-    /// Fails when the room is full, when the tenant's share is full, or, for speculative work, when `max_prefill_batch`
-    /// requests wait.
+    /// Fails when `max_waiting` requests wait, or `max_waiting_per_tenant` of the tenant, or, for a [`Kind::Prefill`],
+    /// `max_prefill_batch` requests.
     pub(super) fn enter(
         self: &Arc<Self>,
         tenant: &Arc<str>,

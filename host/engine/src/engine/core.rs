@@ -38,7 +38,7 @@ pub(super) struct Core {
     fetching: Vec<Fetching>,
     replication: Replication,
     limits: Limits,
-    /// Most tokens of a step in which no answer's token is generated and no request is speculative.
+    /// Most tokens of a step in which no sequence decodes and no request is a [`Kind::Prefill`].
     max_prefill_step_tokens: u32,
     bounds: Bounds,
     /// Most tokens of a step's scored segments, see [`max_scored_tokens`].
@@ -53,7 +53,7 @@ pub(super) struct Core {
     next_deadline: Option<Instant>,
     /// Running sequences in the order of their admission.
     running: Vec<Active>,
-    /// Guesses whose prompts are computed, until their requests come.
+    /// Speculative prefills whose prompts are computed and whose pages wait for the anticipated request.
     held: Vec<HeldGuess>,
     /// Counts the generations that callers have dropped before their end; shared with all generations.
     bell: Arc<AtomicU64>,
@@ -64,7 +64,7 @@ pub(super) struct Core {
     totals: Stats,
 }
 
-/// A request that was accepted.
+/// An accepted request and its tokens so far.
 pub(super) struct Sequence {
     /// The prompt, followed by the generated tokens.
     pub(super) tokens: Vec<TokenId>,
@@ -87,7 +87,7 @@ pub(super) struct Sequence {
     pub(super) started: bool,
     /// Number of device failures while the sequence was being computed.
     pub(super) faults: u32,
-    /// The sequence's place in the waiting room, until it runs.
+    /// The sequence's place among the waiting requests; `None` once it has run.
     pub(super) place: Option<WaitingSlot>,
     /// The result of the sequence's last cache lookup.
     pub(super) lookup: Option<CachedLookup>,
@@ -100,8 +100,8 @@ struct Active {
     computed: u32,
     /// Number of this sequence's tokens in the prepared work.
     share: u32,
-    /// Whether the prepared work writes to the sequence's pages, or the sequence was admitted with that work: the pages
-    /// that it shares may be loaded for another sequence.
+    /// Whether a failure of the prepared work may leave this sequence's pages undefined: the work writes to them, or
+    /// the sequence was admitted with it and may share pages that the work loads.
     touched: bool,
 }
 
@@ -173,7 +173,8 @@ impl Core {
             && self.joined() == 0
     }
 
-    /// Returns whether guesses are held, whose callers may drop them while the engine is idle.
+    /// Returns whether computed speculative prefills hold pages. Their callers may cancel them while the engine is
+    /// idle.
     pub(super) fn holds_guesses(&self) -> bool {
         !self.held.is_empty()
     }
@@ -382,7 +383,7 @@ impl Core {
         (state, tickets)
     }
 
-    /// Checks for some waiting requests whether their last lookup still holds, and repeats it where it does not.
+    /// Checks for some waiting requests whether their last cache lookup is current, and repeats it if it is not.
     fn refresh(&mut self) {
         if self.rule == Rule::Arrival {
             return;
@@ -469,7 +470,7 @@ impl Core {
         active.sequence
     }
 
-    /// Admits a waiting sequence. Returns `false` if there is no room for it.
+    /// Admits a waiting sequence. Returns `false` if there are too few pages or the sequence has left the queue.
     fn admit(&mut self, ticket: &Ticket, work: &mut Work, now: Instant) -> bool {
         let Some(sequence) = self.waiting.get(ticket) else {
             return false;
@@ -574,7 +575,7 @@ impl Core {
                 output: match sequence.kind {
                     _ if scored.is_some() => Output::All,
                     _ if end < sequence.length() => Output::None,
-                    // The first token of the request that the guess is at.
+                    // The anticipated request's first token is sampled from this row.
                     Kind::Prefill if sequence.speculation.is_some() => Output::Last,
                     Kind::Answer if !sequence.is_full() => {
                         let draw = sequence.sampler.draw(sequence.length());
@@ -588,7 +589,7 @@ impl Core {
         }
     }
 
-    /// Samples a sequence's next token from the logits of its last one.
+    /// Samples a sequence's next token from the logits of its last one, and continues or ends the sequence.
     fn advance(&mut self, mut active: Active, logits: Option<&mut [f32]>) {
         // Every segment that asks for logits has a row.
         let logits = logits.unwrap_or_default();
@@ -640,14 +641,14 @@ impl Core {
         }
     }
 
-    /// Returns a sequence to the running ones and shares its full pages with other sequences.
+    /// Puts a sequence back among the running ones and makes its full, computed pages available to other sequences.
     fn keep(&mut self, mut active: Active) {
         self.cache
             .commit(&mut active.lease, &active.sequence.tokens, active.computed);
         self.running.push(active);
     }
 
-    /// Ends a sequence. Its KV state, except that of the newest token, stays cached.
+    /// Ends a sequence. The KV state that was computed for it stays cached.
     fn finish(&mut self, active: Active, reason: FinishReason) {
         let sequence = self.close(active);
         self.end(&sequence, Event::Finished(reason));

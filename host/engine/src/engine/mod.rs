@@ -53,7 +53,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Configuration and bounds of a running engine; a bound of 0 counts as 1 unless its field says otherwise.
+/// Configuration of an engine. A `max_…` field of 0 counts as 1 unless its documentation says otherwise.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// Most waiting requests; one more is refused with [`SubmitError::QueueFull`].
@@ -62,24 +62,25 @@ pub struct EngineConfig {
     pub max_waiting_per_tenant: u32,
     /// The order in which a tenant's waiting requests are admitted.
     pub order: Rule,
-    /// Most requests that are computed concurrently.
+    /// Most sequences that run (hold pages and are computed) at the same time.
     pub max_running: u32,
-    /// Most tokens computed in one step, over all its segments; long prompts are prefilled in chunks of this size. Should
-    /// be at least `max_running`: otherwise the youngest sequences wait while the others decode.
+    /// Most tokens computed in one step, over all its segments; longer prompts are prefilled in chunks. With fewer than
+    /// `max_running`, the youngest sequences wait while the others decode.
     pub max_step_tokens: u32,
-    /// Most tokens of a step in which no answer's token is generated and no request is speculative, if more than
-    /// `max_step_tokens`. Such a step delays no answer's next token, and fewer steps read the weights less often.
+    /// Limit that replaces `max_step_tokens`, if it is larger, in steps in which no sequence decodes and no request is
+    /// a [`Kind::Prefill`]. Such a step delays no decoding sequence, and fewer steps read the weights less often.
     pub max_prefill_step_tokens: Option<u32>,
-    /// Number of retries of a request whose step the device failed; the next failure ends the request.
+    /// Most retries of a request after device failures; the next failure ends the request. 0 allows no retry.
     pub max_retries: u32,
-    /// Speculative work is accepted only while fewer requests than this wait (RAGCache, algorithm 2). 0 accepts none.
+    /// A [`Kind::Prefill`] is accepted only while fewer requests than this wait (RAGCache, algorithm 2). 0 accepts
+    /// none.
     pub max_prefill_batch: u32,
     /// How long a step may take before the device counts as stuck; `None` sets no limit. Choose it longer than the
     /// longest step of a working device.
     pub watchdog: Option<Duration>,
     /// Whether requests start from cached prefixes and leave theirs in the cache. If not, every prompt is computed whole.
     pub prefix_caching: bool,
-    /// How pages are cached after their use.
+    /// Configuration of the prefix cache: eviction policy, host memory and disk.
     pub cache: CacheConfig,
 }
 
@@ -110,9 +111,9 @@ pub struct Request {
     pub kind: Kind,
     /// The prompt, at least one token.
     pub prompt: Vec<TokenId>,
-    /// Most tokens to generate. At least one for an answer, unless `prompt_logprobs` is requested.
+    /// Most tokens to generate, at least one unless `prompt_logprobs` is set; ignored for [`Kind::Prefill`].
     pub max_tokens: u32,
-    /// How tokens are sampled.
+    /// Parameters of sampling.
     pub sampling: Sampling,
     /// Tokens that end the generation; they are not reported.
     pub stop_tokens: Vec<TokenId>,
@@ -121,32 +122,33 @@ pub struct Request {
     /// Number of alternatives whose log-probabilities are reported with each token; `None` for no log-probabilities.
     pub top_logprobs: Option<u32>,
     /// Number of alternatives whose log-probabilities are reported with each token of the prompt; `None` for no
-    /// log-probabilities. Such a request computes its whole prompt, whatever `caching` says, and must not be speculative.
+    /// log-probabilities. If set, the whole prompt is computed, and `caching.reads` and `speculation` are ignored.
     pub prompt_logprobs: Option<u32>,
-    /// Isolates tenants: requests with different salts share no KV state. At most [`MAX_SALT_BYTES`].
+    /// Isolates tenants: requests with different salts share no KV state. At most [`MAX_SALT_BYTES`] bytes.
     pub cache_salt: String,
     /// Where the prompt's documents end, if the caller knows.
     pub documents: Option<DocumentPath>,
-    /// How the request uses the prefix cache.
+    /// The request's use of the prefix cache.
     pub caching: PrefixCaching,
     /// The unit of fairness: all tenants with waiting requests get equal shares of the device.
     pub tenant: Arc<str>,
     /// Time at which the answer becomes useless: the request then ends with [`Failure::Expired`], waiting or running.
     pub deadline: Option<Instant>,
-    /// The later request that this one is a guess at, or that this one is. Of all requests with one id and one salt, only
-    /// the last is computed: a later one supersedes an earlier one once the current step is done, or joins it if its prompt
-    /// is the same.
+    /// Links speculative prefills to the request that they anticipate: they carry the same id and `cache_salt`. Only
+    /// the newest request with an id is computed. If its prompt equals the previous one's, it takes over that request's
+    /// progress; otherwise it supersedes that request once the current step is done.
     pub speculation: Option<SpeculationId>,
 }
 
-/// How a request uses the prefix cache (ADR-011, `GenerateParams`). By default it reads the cache and stays in it.
+/// A request's use of the prefix cache. By default it starts from a cached prefix, and its own pages stay cached. The
+/// fields follow `GenerateParams` in ADR-011 of the repository ruvnet/RuVector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixCaching {
     /// Whether the request starts from a cached prefix.
     pub reads: bool,
-    /// Whether what is computed for the request stays in the cache for others.
+    /// Whether the pages computed for the request stay in the cache for later requests.
     pub keeps: bool,
-    /// Least number of tokens of a prompt that stays in the cache.
+    /// The pages of a prompt with fewer tokens do not stay in the cache, even if `keeps` is true.
     pub min_tokens: u32,
 }
 
@@ -167,12 +169,13 @@ pub enum Kind {
     #[default]
     Answer,
     /// Warms up the cache: only the prompt is computed, and the request ends with [`FinishReason::Prefilled`]. Accepted
-    /// only while few requests wait, see [`EngineConfig::max_prefill_batch`]. If it is speculative, its generation yields
-    /// nothing more after that, not even its end, until its request comes or it is released.
+    /// only while few requests wait, see [`EngineConfig::max_prefill_batch`]. With a [`Request::speculation`], its
+    /// pages stay in use after that until a request with the same id arrives, the generation is dropped, its deadline
+    /// passes or pages run out; until then [`Generation::next`] does not return the final `None`.
     Prefill,
 }
 
-/// Identifies a later request; chosen by the sender of the guesses.
+/// Identifies a request that speculative prefills anticipate; chosen by the caller, see [`Request::speculation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpeculationId(pub u64);
 
@@ -205,7 +208,7 @@ pub enum Event {
 pub enum FinishReason {
     /// A stop token was chosen, or the constraint allows no further token.
     Stop,
-    /// `max_tokens` were generated, or the sequence is as long as the model allows.
+    /// `max_tokens` were generated, or the sequence is as long as the model's positions or the page pool allow.
     Length,
     /// The prompt was computed, and no answer was requested.
     Prefilled,
@@ -219,7 +222,7 @@ pub enum SubmitError {
     QueueFull {
         /// The configured [`EngineConfig::max_waiting`].
         limit: u32,
-        /// Estimated time until a place is free, by the recent pace.
+        /// Suggested wait: the time in which half of these places become free at the recent pace, at most 60 s.
         retry_after: Duration,
     },
     /// Too many requests of this tenant wait; try again later.
@@ -227,10 +230,10 @@ pub enum SubmitError {
     TenantQueueFull {
         /// The configured [`EngineConfig::max_waiting_per_tenant`].
         limit: u32,
-        /// Estimated time until a place is free, by the recent pace.
+        /// Suggested wait: the time in which half of these places become free at the recent pace, at most 60 s.
         retry_after: Duration,
     },
-    /// Too many requests wait for speculative work to be accepted. The later request itself can be submitted all the same.
+    /// A [`Kind::Prefill`] was refused because too many requests wait. The anticipated request can still be submitted.
     #[error("too busy for speculative work: {limit} requests or more are waiting")]
     Busy {
         /// The configured [`EngineConfig::max_prefill_batch`].
@@ -241,7 +244,7 @@ pub enum SubmitError {
     TooLong {
         /// Tokens in the prompt.
         tokens: u32,
-        /// The smaller of the model's positions and the pool's slots, less one for the answer.
+        /// The smaller of the model's positions and the tokens that the page pool holds, less one for the answer.
         limit: u32,
     },
     /// A field has an invalid value; the message names it.
@@ -280,7 +283,7 @@ pub struct Stats {
     pub evicted_pages: u64,
     /// Pages in the device's pool.
     pub pages: u32,
-    /// Device pages held by running requests and by computed guesses now; shared ones count once.
+    /// Device pages held now by running requests and by computed speculative prefills; shared ones count once.
     pub pages_in_use: u32,
     /// Device pages that hold cached prefixes now, in use or not.
     pub pages_cached: u32,
@@ -292,11 +295,11 @@ pub struct Stats {
     pub host_evicted_pages: u64,
     /// Pages read back from disk so far.
     pub fetched_pages: u64,
-    /// Pages in memory that are on disk too now, in case the process ends.
+    /// Pages in device or host memory that also have a copy on disk now, so that a restarted process finds them.
     pub disk_replicas: u32,
-    /// Pages written to disk as replicas so far.
+    /// Writes of such copies scheduled so far, in pages.
     pub disk_replicated_pages: u64,
-    /// Counters of the pages that were given to the disk.
+    /// Counters of the disk tier; all 0 without one.
     pub disk: DiskCounts,
     /// Whether prefixes are cached at all, see [`EngineConfig::prefix_caching`].
     pub prefix_caching: bool,
@@ -308,19 +311,20 @@ pub struct Stats {
     pub preemptions: u64,
     /// Retries so far: a request was queued again because the device failed under it.
     pub retries: u64,
-    /// How often everything on the device was lost so far, replaced devices included.
+    /// How often all device pages were lost so far: the device lost its memory or was replaced.
     pub devices_lost: u64,
     /// Requests whose deadline passed before they were complete, so far.
     pub expired: u64,
-    /// Speculative prefills accepted so far.
+    /// [`Kind::Prefill`] requests accepted so far, except those that joined an earlier request.
     pub speculations_started: u64,
-    /// Speculative prefills refused because too many requests waited, so far.
+    /// [`Kind::Prefill`] requests refused because too many requests waited so far, including negative answers of
+    /// [`Engine::takes_speculations`].
     pub speculations_refused: u64,
-    /// Requests that took over an earlier one's place and progress, so far.
+    /// Requests that took over the progress of an earlier one with the same [`SpeculationId`] and prompt, so far.
     pub speculations_joined: u64,
-    /// Requests superseded by a later one with another prompt, so far.
+    /// Unfinished requests superseded by a later one with the same [`SpeculationId`] and another prompt, so far.
     pub speculations_superseded: u64,
-    /// Speculative prefills that their callers cancelled, so far.
+    /// Unfinished [`Kind::Prefill`] requests that their callers cancelled, so far.
     pub speculations_cancelled: u64,
 }
 
@@ -359,7 +363,7 @@ struct Handle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Bounds {
     vocabulary: u32,
-    /// Tokens in the longest sequence: the smaller of the model's positions and the pool's slots.
+    /// Tokens in the longest sequence: the smaller of the model's positions and the tokens that the page pool holds.
     capacity: u32,
     /// Whether the device can sample tokens.
     draws: bool,
@@ -385,8 +389,8 @@ impl Engine {
 
     /// Starts an engine as [`Engine::start`] does, with a `factory` of replacement devices. When the watchdog of `config`
     /// finds a step stuck, or the device is lost twice without a computed step in between, the engine continues on a fresh
-    /// device. Waiting requests keep waiting, and running ones continue from their tokens. A stuck thread keeps its device
-    /// and is abandoned.
+    /// device. Waiting requests keep waiting, and running ones are computed again from the tokens that they have. A
+    /// stuck thread keeps its device and is abandoned.
     pub fn guarded(
         backend: Box<dyn Backend>,
         factory: BackendFactory,
@@ -432,7 +436,7 @@ impl Engine {
         self.handle.shared.takes_guesses()
     }
 
-    /// Returns whether requests are being served.
+    /// Returns the engine's state, for health checks.
     pub fn health(&self) -> Health {
         self.handle.shared.health()
     }
@@ -448,8 +452,8 @@ impl Engine {
         self.handle.shared.feed()
     }
 
-    /// Evicts every cached prefix that no running request uses, and returns the number of device pages freed. Waits for
-    /// the step in progress. Returns 0 when the engine has stopped.
+    /// Evicts every cached prefix that no running request uses, from every tier, and returns the number of device pages
+    /// freed. Waits for the step in progress. Returns 0 when the engine is stopping or has stopped.
     pub fn clear_cache(&self) -> u32 {
         self.handle.shared.clear_cache()
     }
@@ -585,7 +589,7 @@ impl Drop for Generation {
 }
 
 impl Generation {
-    /// Waits for the next event; `None` after the last. See [`Kind::Prefill`] for one that is held.
+    /// Waits for the next event; `None` after the last one, which can take long for a speculative [`Kind::Prefill`].
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.events.recv().await;
         self.note(event)

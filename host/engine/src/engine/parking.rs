@@ -6,8 +6,8 @@
 //!   watchdog         └ too long ago ───┴▶ take given up  the core of any owner
 //! ```
 //!
-//! It knows neither locks nor threads: [`Shared`](super::worker::Shared) has it under its mutex, and the models below let
-//! `loom` try every order of operations of thread and watchdog.
+//! This module uses neither locks nor threads: [`Shared`](super::worker::Shared) keeps a [`Parking`] under its mutex,
+//! and tests let `loom` try every order of operations of thread and watchdog.
 
 use super::Failure;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ impl<Core, Owner> Default for Parking<Core, Owner> {
 }
 
 impl<Core, Owner: PartialEq> Parking<Core, Owner> {
-    /// Leaves the core while the owner's device computes.
+    /// Stores the core while the owner's device computes.
     pub(super) fn park(&mut self, core: Core, owner: Owner, since: Instant) {
         let state = State::Computing { owner, since };
         self.0 = Some(Parked { core, state });

@@ -33,7 +33,7 @@ pub struct ProfileOptions {
 /// The model and machine that a stored profile is valid for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfileKey {
-    /// Identity of the model, as the disk tier uses it.
+    /// Hash of the model, the backend and the page size; the disk tier uses the same one.
     pub identity: u128,
     /// Description of the machine: kind of backend, threads, sizes of steps.
     pub machine: String,
@@ -71,9 +71,10 @@ pub enum ProfileError {
 }
 
 /// Returns the profile in the file at `path` if it was measured for `key`; otherwise measures one and stores it there.
+/// Without a path, measures one and does not store it.
 ///
 /// # Errors
-/// [`ProfileError`] when the file cannot be read or written, or the backend fails.
+/// [`ProfileError`] when the file cannot be read or written, the backend fails, or the measurements are unusable.
 pub fn load_or_measure(
     path: Option<&Path>,
     key: &ProfileKey,
@@ -95,10 +96,10 @@ pub fn load_or_measure(
     Ok((profile, ProfileOrigin::Measured { discarded }))
 }
 
-/// Measures `backend` by `now`, a monotonic clock.
+/// Measures the seconds that `backend` takes for prefills, by `now`, a monotonic clock. Overwrites the backend's pages.
 ///
 /// # Errors
-/// [`ProfileError`] when the backend fails.
+/// [`ProfileError`] when the backend fails or the measurements are unusable.
 pub fn measure(
     backend: &mut dyn Backend,
     options: &ProfileOptions,
@@ -159,7 +160,8 @@ pub fn measure(
     Ok(CostProfile::new(cached, new, table.concat())?)
 }
 
-/// Returns `start`, then `from` and its fourfold multiples, then `end`: ascending and not above `end`.
+/// Returns the points of an axis, ascending: `start`, then `from`, `4 * from`, `16 * from` and so on below `end`, then
+/// `end`. The first point is included even if it is above `end`.
 fn axis(start: &[u32], from: u32, end: u32) -> Vec<u32> {
     let powers = std::iter::successors(Some(from), |value| value.checked_mul(4));
     let mut axis: Vec<u32> = start.iter().copied().chain(powers.take(16)).collect();
@@ -182,7 +184,7 @@ impl Bench<'_> {
         new.iter().map(|&new| self.seconds(cached, new)).collect()
     }
 
-    /// Returns the seconds that one prompt takes. They do not depend on the content of earlier tokens.
+    /// Returns the seconds to compute `new` tokens after `cached` ones, whose pages hold whatever was there before.
     fn seconds(&mut self, cached: u32, new: u32) -> Result<f64, BackendError> {
         let vocabulary = self.backend.shape().vocabulary.max(1);
         let page_tokens = self.backend.shape().page_tokens.max(1);
@@ -268,10 +270,10 @@ fn load(path: &Path, key: &ProfileKey) -> Result<StoredProfile, ProfileError> {
     Ok(StoredProfile::Profile(stored.profile))
 }
 
-/// A profile's file while it has another name, until it is complete. It is removed when dropped.
+/// A profile's file under a temporary name, until it is complete and renamed to `path`. Dropping it removes the file.
 struct Unfinished<'p> {
     path: &'p Path,
-    /// The other name, which no other process uses.
+    /// The temporary name: `path` followed by this process's id.
     name: PathBuf,
 }
 
@@ -285,7 +287,7 @@ impl<'p> Unfinished<'p> {
         Ok(file)
     }
 
-    /// Writes the profile, and gives the file its own name.
+    /// Writes the profile and renames the file to `path`.
     fn finish(self, key: &ProfileKey, profile: &CostProfile) -> Result<(), ProfileError> {
         let stored = Stored {
             format: FORMAT,

@@ -70,7 +70,7 @@ impl ScoredRows {
     /// Reduces the segment's rows `[tokens, vocabulary]` to log-probabilities.
     ///
     /// # Errors
-    /// Returns a [`SamplingError`] if a row is no distribution.
+    /// Returns a [`SamplingError`] if a row contains NaN or plus infinity, or only minus infinity.
     pub(super) fn score(
         &self,
         rows: &[f32],

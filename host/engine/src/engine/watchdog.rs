@@ -21,14 +21,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Returns a device like the first one, or a message that says why there is none. The stuck device still holds its memory.
+/// Returns a replacement device with the same dimensions, or a message that says why there is none. The memory of a
+/// stuck device is still allocated when this is called.
 pub type BackendFactory = Box<dyn FnMut() -> Result<Box<dyn Backend>, String> + Send>;
 
-/// Most restarts without a computed step in between; after them the engine ends. Every stuck device still holds memory.
+/// Most consecutive restarts between which no step returned, not even with an error; after them the engine ends. Every
+/// stuck device still holds memory.
 const MAX_RESTARTS: u32 = 3;
 
-/// Starts the watchdog, which looks for stuck steps if there is a `patience`. The engine ends if the system cannot
-/// create the thread.
+/// Starts the watchdog, which looks for stuck steps if there is a `patience`. If it cannot start, the engine ends.
 pub(super) fn start(
     shared: &Arc<Shared>,
     patience: Option<Duration>,
@@ -55,9 +56,9 @@ struct Watchdog {
     shared: Arc<Shared>,
     patience: Option<Duration>,
     factory: Option<BackendFactory>,
-    /// Restarts since the last computed step.
+    /// Restarts since the last step that returned.
     restarts: u32,
-    /// Steps that had been computed at the last restart.
+    /// [`Stats::steps`](super::Stats::steps) at the last restart.
     steps: u64,
 }
 

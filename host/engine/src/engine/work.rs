@@ -100,7 +100,7 @@ impl Work {
         let mut stores: Vec<Store> = Vec::new();
         for transfer in &self.transfers {
             if let Transfer::Store(store) = transfer {
-                // A host page that is stored to twice was saved or released in between.
+                // Between two stores to one host page the page was saved or released: keep their order.
                 if stores.iter().any(|earlier| earlier.to == store.to) {
                     backend.store(&std::mem::take(&mut stores))?;
                 }

@@ -74,11 +74,10 @@ struct Inbox {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Losses without a computed step in between after which the device is abandoned. The first call after a loss either finds
-/// a working device, or there is none.
+/// Consecutive device losses after which the thread abandons the device, because it does not recover.
 const MAX_LOSSES: u32 = 2;
 
-/// Time after which an idle engine looks whether the callers of held guesses have gone.
+/// Interval in which an idle engine checks whether callers have dropped their computed speculative prefills.
 const HELD: Duration = Duration::from_millis(100);
 
 /// Polling interval of a thread whose work cannot run yet.
@@ -131,7 +130,7 @@ impl Shared {
         Ok(generation)
     }
 
-    /// Returns whether speculative work would be accepted now, as [`Admission::takes_guesses`] does.
+    /// Returns whether a speculative prefill would be accepted now, as [`Admission::takes_guesses`] does.
     pub(super) fn takes_guesses(&self) -> bool {
         self.admission.takes_guesses()
     }
@@ -252,7 +251,7 @@ impl Shared {
     }
 
     /// Ends the engine, also after a panic, and wakes all threads that wait for it. Requests that the thread had not
-    /// received are dropped, which their callers see as the end.
+    /// received are dropped; their callers receive [`Failure::Stopped`].
     pub(super) fn end(&self, reason: &str) {
         let mut inbox = self.inbox.lock();
         inbox.stopping = true;
@@ -287,7 +286,7 @@ pub(super) fn start(shared: &Arc<Shared>, core: Box<Core>, backend: Box<dyn Back
     }
 }
 
-/// Runs until the engine is stopping and idle, or until the core is taken away.
+/// Runs until the engine is stopping and idle, or the core is taken away or given up.
 fn run(shared: &Shared, mut core: Box<Core>, mut backend: Box<dyn Backend>) {
     let mut guard = EndOnExit(Some(shared));
     // Reused across steps for its allocation.
@@ -360,7 +359,7 @@ fn receive(shared: &Shared, core: &mut Core) -> Option<Vec<SyncSender<u32>>> {
             continue;
         };
         if shared.wake.wait_for(&mut inbox, wait).timed_out() {
-            // There is no other work: a round of copies to disk, or guesses whose callers have gone.
+            // Idle: the next step only copies pages to disk or releases dropped speculative prefills.
             return Some(Vec::new());
         }
     }

@@ -22,7 +22,7 @@ pub(crate) struct LayerWeights<'a> {
     pub(crate) qk_norm: Option<[Tensor<'a>; 2]>,
     pub(crate) output: Tensor<'a>,
     pub(crate) output_bias: Option<Tensor<'a>>,
-    /// Norm weights for the outputs of attention and of the feed-forward layer, before they are added.
+    /// Weights of the norms of the outputs of attention and of the feed-forward layer, before the residual addition.
     pub(crate) post_norms: Option<[Tensor<'a>; 2]>,
     pub(crate) mlp_norm: Tensor<'a>,
     /// Gate and up matrices.
@@ -174,7 +174,7 @@ impl Checkpoint {
         self.norm("model.norm.weight", self.config.hidden)
     }
 
-    /// Returns the weights of a norm, `[length]`.
+    /// Returns the weights of a norm, `[length]`; adds 1 if the files store them less one.
     fn norm(&self, name: &str, length: usize) -> Result<Tensor<'_>, CheckpointError> {
         let tensor = self.tensor(name, &[length])?;
         let is_less_one = self.config.norms_less_one && matches!(self.source, Source::Files(..));
@@ -311,7 +311,7 @@ fn when<T>(
     if wanted { make().map(Some) } else { Ok(None) }
 }
 
-/// Returns random values: norms near one, everything else near zero. The stream depends on name and seed.
+/// Returns random values: norms around one, everything else around zero. The stream depends on name and seed.
 fn random(name: &str, shape: &[usize], element: Element, seed: u64) -> Tensor<'static> {
     let (rows, columns) = rows_and_columns(shape);
     // FNV-1a, so that a tensor's values do not depend on which others are drawn.

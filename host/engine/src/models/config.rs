@@ -74,13 +74,13 @@ pub struct ModelConfig {
     pub(crate) norms_less_one: bool,
     /// True if token embeddings are multiplied by the square root of the hidden size.
     pub(crate) scaled_embedding: bool,
-    /// The function of the feed-forward layer's gate.
+    /// Activation function of the feed-forward layer's gate.
     pub(crate) activation: Activation,
     /// Whether the output layer is the token embedding.
     pub(crate) tied: bool,
 }
 
-/// The function of a feed-forward layer's gate.
+/// Activation function of a feed-forward layer's gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activation {
     /// `x / (1 + e^-x)`.
@@ -160,7 +160,7 @@ impl ModelConfig {
         2.0 * (self.layer_matrices() as f64 * new as f64 + head) + attention
     }
 
-    /// Returns the bytes that must be read to decode one token of each of `sequences` sequences with `context` tokens
+    /// Returns how many bytes are read to decode one token of each of `sequences` sequences with `context` tokens
     /// each: every bf16 weight once, and the keys and values of each sequence that its layers attend to.
     pub fn decode_bytes(&self, sequences: u64, context: u64) -> u64 {
         let weights = self.layer_matrices() + self.vocabulary * self.hidden;
@@ -195,7 +195,7 @@ impl ModelConfig {
     }
 
     /// Returns the factor on token embeddings: the square root of their width, rounded to the type that they are stored
-    /// in, because the model was trained with that.
+    /// in, because the model was trained with that. Returns `None` for a model that does not scale them.
     pub(crate) fn embedding_scale(&self, stored: Element) -> Option<f32> {
         let scale = (self.hidden as f32).sqrt();
         self.scaled_embedding.then(|| match stored {
@@ -453,7 +453,7 @@ impl Raw {
         Ok(family)
     }
 
-    /// Refuses a sliding window unless it covers every position, because only then does full attention equal it.
+    /// Refuses a sliding window that is in use, unless it covers every position and so equals full attention.
     fn check_window(&self, family: &Family, positions: u64) -> Result<(), String> {
         let used = self.use_sliding_window.unwrap_or(!family.window_is_opt_in);
         let covers = self.sliding_window.is_none_or(|window| window >= positions);

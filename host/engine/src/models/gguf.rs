@@ -121,8 +121,8 @@ impl Gguf {
         Ok(config)
     }
 
-    /// Returns the fields that only Gemma 3 has, and its `model_type`. Values that files omit are llama.cpp's
-    /// or, where converters always write them, transformers'.
+    /// Returns the fields that only Gemma 3 has, and its `model_type`. An omitted value gets llama.cpp's default, or,
+    /// if converters always write it, transformers'.
     fn gemma(&self) -> Result<Json, CheckpointError> {
         let number = |name: &str| self.number(&format!("{GEMMA}.{name}"));
         let window = number("attention.sliding_window");
@@ -504,7 +504,7 @@ fn own_name(name: &str, is_gemma: bool) -> Option<String> {
     })
 }
 
-/// Returns the rows of each head with the even ones before the odd ones.
+/// Returns the matrix with each head's rows reordered: the even ones before the odd ones.
 fn halves_apart(data: &[u8], rows: usize, width: usize, heads: usize) -> Vec<u8> {
     let each = rows / heads.max(1);
     let from = |row: usize| {

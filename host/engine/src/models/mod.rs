@@ -38,9 +38,9 @@ use std::path::Path;
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {reason}")]
 pub struct CheckpointError {
-    /// Path of the file.
+    /// Path of the file, or of the folder if a file in it is missing.
     pub file: String,
-    /// What is wrong with the file: the value found and the values supported.
+    /// The fault in the file, with the value found and the values supported.
     pub reason: String,
 }
 

@@ -11,14 +11,14 @@ pub enum Packing {
     Q4_1,
     /// 32 numbers of 8 bits, and a scale.
     Q8_0,
-    /// 256 numbers of 4 bits, with scales and offsets of 32 each.
+    /// 256 numbers of 4 bits, with a scale and an offset for every 32.
     Q4K,
-    /// 256 numbers of 6 bits, with scales of 16 each.
+    /// 256 numbers of 6 bits, with a scale for every 16.
     Q6K,
 }
 
 impl Packing {
-    /// Returns the numbers in a block, and its bytes.
+    /// Returns how many numbers a block has, and how many bytes.
     pub(crate) const fn block(self) -> (usize, usize) {
         match self {
             Self::Q4_0 => (32, 18),
@@ -29,7 +29,7 @@ impl Packing {
         }
     }
 
-    /// Returns the place of a block's scale, an f16. That of offsets, if there are any, follows it.
+    /// Returns the byte offset of a block's scale, an f16. In formats with offsets, their own f16 follows.
     pub(crate) const fn scale(self) -> usize {
         match self {
             Self::Q6K => 208,
@@ -37,7 +37,7 @@ impl Packing {
         }
     }
 
-    /// Returns scale and offset, as integers, of group `group` of 32 numbers in a block of [`Packing::Q4K`].
+    /// Returns the 6-bit scale and offset of the 32 numbers of group `group` in a block of [`Packing::Q4K`].
     pub(crate) fn q4k_scales(block: &[u8], group: usize) -> [u8; 2] {
         let byte = |at: usize| block.get(at).copied().unwrap_or_default();
         if group < 4 {
@@ -60,7 +60,7 @@ impl Packing {
         (low | high << 4).cast_signed() - 32
     }
 
-    /// Writes the numbers of one block.
+    /// Writes the numbers of one block to the beginning of `values`.
     pub(crate) fn unpack(self, block: &[u8], values: &mut [f32; 256]) {
         let byte = |at: usize| block.get(at).copied().unwrap_or_default();
         let half = |at: usize| f16::from_le_bytes([byte(at), byte(at + 1)]).to_f32();

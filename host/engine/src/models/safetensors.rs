@@ -121,7 +121,7 @@ impl TensorFiles {
     }
 }
 
-/// Returns the name that a tensor of the text model has in a checkpoint without a vision tower.
+/// Removes from a tensor's name the prefix that text models have in checkpoints with a vision tower.
 fn text_name(name: String) -> String {
     let rest = ["language_model.model.", "model.language_model."];
     let rest = rest.iter().find_map(|prefix| name.strip_prefix(prefix));

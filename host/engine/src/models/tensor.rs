@@ -19,7 +19,7 @@ pub enum Element {
 }
 
 impl Element {
-    /// Returns the numbers in a block, and its bytes. Numbers that are not packed are blocks of one.
+    /// Returns how many numbers a block has, and how many bytes. A block of an unpacked type is one number.
     pub(crate) const fn block(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),

@@ -20,7 +20,7 @@ impl Logprobs {
     /// Computes log-probabilities as [`Logprobs::of`] does, of a row that may not be a distribution.
     ///
     /// # Errors
-    /// Returns a [`SamplingError`] if a logit is not a number or infinite, or all are minus infinity.
+    /// Returns a [`SamplingError`] if a logit is NaN or plus infinity, or all are minus infinity.
     pub(crate) fn checked(
         logits: &[f32],
         token: TokenId,
@@ -30,8 +30,8 @@ impl Logprobs {
         Ok(Self::of(logits, token, count))
     }
 
-    /// Computes the log-probabilities of `token` and the `count` most likely tokens in `logits`, which must not contain
-    /// NaN. Costs `O(vocabulary)`.
+    /// Computes the log-probabilities of `token` and the `count` most likely tokens in `logits`, of which none may be
+    /// NaN or plus infinity, and one must be finite. Costs `O(vocabulary)`.
     pub(super) fn of(logits: &[f32], token: TokenId, count: u32) -> Self {
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         // Relative to the largest, so that nothing overflows.

@@ -66,7 +66,7 @@ impl OutOfRange {
 /// Why no token could be chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SamplingError {
-    /// A logit is NaN or infinite: the model overflowed, or its weights are damaged.
+    /// A logit is NaN or plus infinity: the model overflowed, or its weights are damaged.
     #[error("the model's logit for token {token} is not a number or infinite")]
     NotFinite {
         /// The first such token.
@@ -78,7 +78,7 @@ pub enum SamplingError {
         /// Width of the row.
         tokens: u32,
     },
-    /// The grammar's parser failed: the mask of this step costs more than the bound on one step.
+    /// The grammar's parser failed, normally because the mask of this step exceeds the bound on a step's work.
     #[error("the answer's grammar failed: {reason}")]
     Constraint {
         /// The parser's own message, which contains nothing of the answer.
@@ -105,7 +105,8 @@ impl Sampling {
         }
     }
 
-    /// Returns sampling with OpenAI's meaning of the values. Temperature 0 is greedy, and `top_k` 0 means no limit.
+    /// Returns sampling with OpenAI's ranges: `temperature` 0 to 2 (0 is greedy), `top_p` above 0 to 1; `top_k` 0: no
+    /// limit.
     ///
     /// # Errors
     /// Returns [`OutOfRange`] for the first parameter out of its range.
@@ -151,8 +152,7 @@ impl Sampling {
         Ok(Self { penalties, ..self })
     }
 
-    /// Returns the same sampling for the choice with this index, among several for one prompt: a different seed, except
-    /// for index 0.
+    /// Returns the sampling for choice `index` of several answers to one prompt: the seed differs, except for index 0.
     #[must_use]
     pub fn for_choice(self, index: u32) -> Self {
         let seed = match index {

@@ -9,9 +9,10 @@
 //! 1. **Decodes first.** Each sequence that needs only its next token gets it in every step, so a long prompt never
 //!    delays the answers that are generated at the same time.
 //! 2. **Pages before everything.** When the decodes of a step need more pages than are available, the youngest sequence
-//!    is preempted ([`Plan::Preempt`]): it releases its pages and is computed again later, from what is still cached. No
-//!    request fails for want of pages. The last running sequence always has room, because a prompt that does not fit
-//!    alone is refused on submission, an answer ends where the pool does, and the caller releases what it holds besides.
+//!    is preempted ([`Plan::Preempt`]): it releases its pages and is computed again later, from what is still cached.
+//!    No request fails for want of pages. The last running sequence always has room, because a prompt that does not
+//!    fit alone is refused on submission, an answer ends when it fills the pool, and the caller first releases pages
+//!    that no running sequence holds.
 //! 3. **Chunked prefill.** The remaining tokens of the step are given to running prompts, oldest first.
 //! 4. **Admission in the queue's order.** Waiting requests are admitted in order while there are tokens left in the
 //!    step, a free slot, pages for all of the request's tokens, and one more page for each running sequence to grow
@@ -71,9 +72,9 @@ pub struct Waiting {
 pub enum Plan {
     /// Release the pages of the running sequence with this index, put it at the head of the queue, and plan again.
     Preempt(usize),
-    /// The plan is to compute one step.
+    /// Compute one step.
     Compute {
-        /// Tokens to compute for each running sequence; one with 0 sits this step out.
+        /// Tokens to compute for each running sequence; 0 for a sequence that is not part of the step.
         running: Vec<u32>,
         /// Tokens to compute for each admitted sequence, from the head of the queue; at least one each.
         admitted: Vec<u32>,

@@ -105,8 +105,8 @@ impl Begun {
     }
 }
 
-/// Most prefixes in [`Begun`], about those of a dozen requests. With 4,096, a small cache has evicted most of them, and
-/// finding that out uses up the rankings of a step.
+/// Most prefixes in [`Begun`]: those of about a dozen requests. With 4,096, a small cache has evicted most of them, and
+/// the corrections use up the [`RANKINGS`] of a step.
 const MOST_BEGUN: usize = 64;
 
 /// Hash of the documents that a prompt begins with, in order, up to one of them. A collision leads to a wrong rank and has
@@ -126,7 +126,7 @@ struct Waiter<T> {
     overtaken: u32,
 }
 
-/// Identifies a request in the queue until the queue changes. Take the tickets of one [`Queue::head`] in their order.
+/// Identifies a request in the queue until the queue changes. Take the requests of one [`Queue::head`] in its order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ticket(QueuePosition);
 
@@ -140,8 +140,8 @@ enum QueuePosition {
     },
 }
 
-/// Most rankings of a tenant's requests in one call of [`Queue::head`]. Each follows a first request whose cached prefix
-/// turned out to be evicted.
+/// Most rankings of a tenant's requests in one call of [`Queue::head`]. They are ranked again when the cached prefix of
+/// the first one turns out to be evicted.
 const RANKINGS: u32 = 4;
 
 impl<T> Queue<T> {
@@ -168,7 +168,7 @@ impl<T> Queue<T> {
         self.len() == 0
     }
 
-    /// Adds a newly arrived request at the end of its tenant's lane.
+    /// Adds a newly arrived request behind its tenant's other waiting requests.
     pub fn push(&mut self, entry: Entry, item: T) {
         self.shares.arrive(&entry.tenant);
         self.arrivals += 1;
@@ -212,8 +212,8 @@ impl<T> Queue<T> {
     /// Returns tickets for up to `most` requests in the order of admission, those that were put back first.
     ///
     /// `look` returns how many tokens of a request are cached, and a detail that is returned with its ticket. `more`
-    /// decides after each ticket whether to continue. Costs `O(waiting + most · log waiting)`, and hardly more than one
-    /// look a ticket.
+    /// decides after each ticket whether to continue. Costs `O(waiting + most · log waiting)` and about a `look` a
+    /// ticket.
     pub fn head<D>(
         &mut self,
         most: usize,
@@ -275,8 +275,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Removes the request with this ticket for admission and counts it as having overtaken the earlier ones of its
-    /// tenant.
+    /// Removes and returns the request with this ticket, and counts it as having overtaken the earlier ones of its
+    /// tenant. Returns `None` if it has left the queue.
     pub fn take(&mut self, Ticket(place): &Ticket) -> Option<T> {
         match place {
             QueuePosition::Returned => self.returned.pop_front(),
@@ -296,9 +296,9 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Looks up the next `most` arrived requests and stores how many tokens `look` finds cached; `None` leaves the stored
-    /// number. Successive calls visit the lanes in turn, so `len / most` calls look at each request once. Requests that
-    /// were put back are skipped.
+    /// Calls `look` for the next `most` requests and stores how many tokens it finds cached; `None` leaves the stored
+    /// number. Successive calls visit the tenants in turn, so `len / most` calls look at each request once. Requests
+    /// that were put back are skipped.
     pub fn sweep(&mut self, most: usize, mut look: impl FnMut(&mut T) -> Option<u32>) {
         for _ in 0..most.min(self.arrived) {
             let (tenant, after) = &self.swept;
@@ -397,11 +397,12 @@ struct RankedLane<'q, T> {
 }
 
 impl<T> RankedLane<'_, T> {
-    /// Returns the lane's next request: its arrival number, the tokens to compute, and the detail that `look` returned.
+    /// Returns the lane's next request: its arrival number, the tokens to compute, and the detail that `look` returned;
+    /// `None` after the last.
     ///
-    /// If the first request has lost cached tokens since it was ranked, the whole lane is ranked again, at most
-    /// [`RANKINGS`] times. Later requests, whose ranks follow from those before them, keep their ranks until the next
-    /// step.
+    /// If the first request has lost cached tokens since it was ranked, the whole lane is ranked again, up to
+    /// [`RANKINGS`] rankings in all. Later requests, whose ranks follow from those before them, keep their ranks until
+    /// the next step.
     fn next<D>(
         &mut self,
         rule: Rule,

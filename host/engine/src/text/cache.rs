@@ -53,7 +53,7 @@ struct Entry {
 
 impl TokenCache {
     /// Returns a cache of at most `limit_bytes` for `tokenizer`. The cache is off (everything is tokenised) if the
-    /// tokenizer's texts cannot be cut, or if cutting the probes changed their tokens.
+    /// limit is 0, the tokenizer's texts cannot be cut, or cutting the probes changed their tokens.
     pub fn new(tokenizer: &Tokenizer, limit_bytes: usize) -> Self {
         let cuts = tokenizer.cuts().filter(|cuts| holds(tokenizer, *cuts));
         Self {

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Formats `time`, in UTC, by `format`. Supports the directives that depend only on the C locale and UTC.
 ///
 /// # Errors
-/// Names the first other directive.
+/// Returns a message that names the first unsupported directive.
 pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, String> {
     // A time before 1970 means that the clock was never set.
     let seconds = time

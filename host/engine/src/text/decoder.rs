@@ -10,15 +10,14 @@
 use super::tokenizer::Tokenizer;
 use crate::TokenId;
 
-/// Decodes tokens to text as they arrive. Bytes of an unfinished UTF-8 character are held back. Special tokens are
-/// skipped.
+/// Decodes tokens to text as they arrive. Holds back bytes of an unfinished UTF-8 character; skips special tokens.
 pub struct Decoder<'a> {
     tokenizer: &'a Tokenizer,
     /// The beginning of an unfinished character: at most three bytes between calls.
     held: Vec<u8>,
     /// Number of spaces that may still be stripped from the beginning of the text.
     strip: usize,
-    /// Whether no token has arrived yet: the beginning of the text is treated specially.
+    /// Whether the next token is the first one of a separate text, whose leading space may be omitted.
     first: bool,
 }
 
@@ -117,8 +116,7 @@ impl Tokenizer {
         Decoder::new(self, true)
     }
 
-    /// Returns a decoder for a generation that continues its prompt. A leading space separates it from the prompt and
-    /// is kept.
+    /// Returns a decoder for a generation that continues its prompt: a leading space is kept.
     pub fn continuation(&self) -> Decoder<'_> {
         Decoder::new(self, false)
     }

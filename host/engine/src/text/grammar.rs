@@ -20,8 +20,8 @@ use std::sync::Arc;
 pub struct Grammars(ParserFactory);
 
 impl Grammars {
-    /// Spells the vocabulary of a model whose rows of logits are `vocabulary` wide. Takes some tenths of a second for a
-    /// large one.
+    /// Builds a trie of all tokens' bytes, for a model whose rows of logits are `vocabulary` wide. Takes some tenths of
+    /// a second for a large vocabulary.
     ///
     /// # Errors
     /// [`TextError::Grammar`] when the vocabulary cannot be used.
@@ -61,8 +61,9 @@ impl Grammars {
         self.json_schema(&json!({"type": "object"}))
     }
 
-    /// Returns the constraint for JSON that `schema` describes: its properties in the schema's order, with one space after
-    /// each `:` and `,` between its tokens and no other white space. Takes milliseconds; not for the engine's thread.
+    /// Returns the constraint for JSON that `schema` describes: properties in the schema's order, one space after each
+    /// `:` and
+    /// `,`, and no other white space between JSON tokens. Takes milliseconds; not for the engine's thread.
     ///
     /// # Errors
     /// [`SchemaError`] names the part of the schema that is unsupported or exceeds a bound.
@@ -159,7 +160,7 @@ pub struct GrammarWork {
     pub fuel: u64,
     /// States of the lexer.
     pub states: usize,
-    /// Bytes of the lexer.
+    /// Bytes of memory that the lexer takes.
     pub bytes: usize,
 }
 

@@ -43,7 +43,7 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
         depth: 0,
     };
     writer.value(value)?;
-    // Not marked as safe: a prompt is never escaped, and must not become so by joining.
+    // Not marked as safe: minijinja's `join` could then escape the other strings, and a prompt is never escaped.
     Ok(Value::from(writer.text))
 }
 

@@ -44,7 +44,7 @@ pub enum TextError {
     Checkpoint {
         /// Path of the file.
         file: String,
-        /// What is wrong with the file.
+        /// The fault in the file.
         reason: String,
     },
     /// The messages do not fit the model's chat template; contains the template's own message.

@@ -21,12 +21,12 @@
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-/// The newlines that are cuts, if a character that is not white space follows them.
+/// The rule for where to cut a text: after certain newlines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cuts {
     /// Every newline followed by a character that is not white space.
     EveryNewline,
-    /// Only newlines after a character that is not white space.
+    /// Only newlines between two characters that are not white space.
     LoneNewlines,
 }
 
@@ -121,7 +121,7 @@ struct AddedToken {
     rstrip: bool,
 }
 
-/// The beginning of the model; its vocabulary is skipped.
+/// The `model` of a `tokenizer.json`, without its vocabulary.
 #[derive(Deserialize)]
 struct Model {
     #[serde(rename = "type")]

@@ -68,7 +68,7 @@ pub(super) fn check(schema: &Json) -> Result<(), SchemaError> {
     Loads::of(&check, schema)
 }
 
-/// Visits every schema within the schema once, and counts.
+/// Counts of a schema's parts, collected by one visit to every schema within it.
 #[derive(Default)]
 struct Check<'a> {
     /// Every schema by its place, a JSON pointer that begins with `#`.
@@ -487,7 +487,7 @@ fn multiple_of(value: &Json, place: &str) -> Result<(), SchemaError> {
     ))
 }
 
-/// Returns a whole number, which may be written 2.0.
+/// Returns a whole number, which may be written 2.0; `None` for any other value.
 fn count(value: &Json) -> Option<usize> {
     match (value.as_u64(), value.as_f64()) {
         (Some(count), _) => Some(usize::try_from(count).unwrap_or(usize::MAX)),

@@ -10,7 +10,7 @@
 
 use serde::Deserialize;
 
-/// How a tokenizer's vocabulary spells bytes.
+/// The rules by which a vocabulary's pieces stand for bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Spelling {
     /// Whether each byte is one printable character (GPT-2, Llama 3, Qwen).
@@ -104,7 +104,7 @@ impl Spelling {
         Ok(())
     }
 
-    /// Appends the bytes of a token that is spelt `piece`.
+    /// Appends the bytes of a token that is spelt `piece`; `first` says whether it begins the text.
     pub(super) fn spell(&self, mut piece: String, first: bool, bytes: &mut Vec<u8>) {
         if self.byte_level {
             let known = bytes.len();

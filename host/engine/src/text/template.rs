@@ -36,7 +36,7 @@ pub struct ChatTemplate {
     reads_parts: bool,
     /// Whether the template shows the model tool calls in the format of [`super::ToolCalls`].
     tags_tool_calls: bool,
-    /// Whether the template handles the role `developer`.
+    /// Whether the template's source mentions the role `developer`.
     knows_developer: bool,
 }
 
@@ -54,7 +54,7 @@ const STACK: usize = 512 << 20;
 /// Most values that are examined to find the depth of a printed value.
 const MAX_LOOKED_AT: usize = 1 << 20;
 
-/// Names of the templates, as in `transformers`.
+/// Names of the templates for chats and for chats with tools, as in `transformers`.
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
@@ -163,8 +163,7 @@ impl ChatTemplate {
     /// Renders the prompt as [`ChatTemplate::render_with`] does, to another ending.
     ///
     /// # Errors
-    /// Returns [`TextError::Template`] when the messages do not fit the template, or the last one does not fit the
-    /// ending.
+    /// Returns [`TextError::Template`] when the messages do not fit the template, or the last one the ending.
     pub fn render_to(
         &self,
         messages: &Json,
@@ -195,8 +194,8 @@ impl ChatTemplate {
         self.tags_tool_calls
     }
 
-    /// Returns whether the template handles the role `developer`. A template that does not name it drops its messages,
-    /// refuses them, or writes a role that is unknown to the model.
+    /// Returns whether the template's source mentions the role `developer`. A template that does not drops that role's
+    /// messages, refuses them, or writes a role that is unknown to the model.
     pub fn knows_developer(&self) -> bool {
         self.knows_developer
     }
@@ -309,7 +308,7 @@ impl ChatTemplate {
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
-    /// Checks the assumptions of every template, and joins text parts for templates that expect strings.
+    /// Checks that every message has a role and only text parts, and joins the parts for templates that expect strings.
     fn messages<'a>(&self, messages: &'a Json) -> Result<Cow<'a, Json>, String> {
         let list = messages.as_array().ok_or("messages is not an array")?;
         let mut joined: Option<Vec<Json>> = None;

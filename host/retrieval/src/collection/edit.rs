@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub struct Editor {
     collection: Collection,
     ids: FxHashMap<String, Slot>,
-    /// Number of documents when the index was built.
+    /// Number of documents when the edit began.
     built: usize,
 }
 
@@ -58,7 +58,7 @@ impl Editor {
         self.ids.keys().map(String::as_str)
     }
 
-    /// Adds a document with its vector, and replaces the one with its id.
+    /// Adds a document with its vector, and deletes an earlier document with the same id.
     ///
     /// # Errors
     /// Returns [`Refused`] when the vector is unusable; the collection is then unchanged.
@@ -92,7 +92,7 @@ impl Editor {
     }
 
     /// Returns the edited collection. The collection is rebuilt when more than a quarter of its slots are deleted, and
-    /// an IVF index when it was built for less than half of the documents.
+    /// an IVF index when this edit has more than doubled the number of documents.
     ///
     /// # Errors
     /// Returns [`FileError::Damaged`] when a record cannot be read.

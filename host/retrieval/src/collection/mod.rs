@@ -33,7 +33,7 @@ use std::sync::Arc;
 pub struct Spec {
     /// Number of components of each vector.
     pub dimensions: u32,
-    /// How vectors are compared.
+    /// The measure of similarity between vectors.
     pub metric: Metric,
     /// The kind of index that finds near vectors.
     pub kind: Kind,

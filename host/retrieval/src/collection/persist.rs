@@ -29,7 +29,7 @@ impl Collection {
     /// Writes the collection to `path`, replacing any file there.
     ///
     /// # Errors
-    /// Returns [`FileError::Io`] when it cannot be written; the previous file at `path` is then still there.
+    /// Returns [`FileError::Io`] when it cannot be written, as [`crate::file::write`] does.
     pub fn save(&self, path: &Path) -> Result<(), FileError> {
         let slots = self.vectors.len() as u32;
         let description = Description {

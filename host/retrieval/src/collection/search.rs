@@ -50,7 +50,7 @@ impl Collection {
     /// so far and may end the search there.
     ///
     /// # Errors
-    /// Returns [`Refused`] when the vector does not belong to this collection.
+    /// Returns [`Refused`] when the vector has another length than the collection's or unusable components.
     pub fn search(
         &self,
         query: &Query<'_>,
@@ -89,7 +89,7 @@ impl Collection {
         Ok(self.found(&hits)?)
     }
 
-    /// Returns the documents of hits.
+    /// Reads the documents of `hits`, in the same order.
     ///
     /// # Errors
     /// Returns [`FileError::Damaged`] when a record cannot be read.

@@ -30,7 +30,7 @@ pub struct MiniLm {
 pub struct LoadError {
     /// The file, or the folder.
     pub file: PathBuf,
-    /// What is wrong with it.
+    /// The fault that was found.
     pub reason: String,
 }
 

@@ -189,7 +189,7 @@ enum Fault {
     Damaged(String),
 }
 
-/// Checks that all parts are within the file and match their checksums. Returns their kinds and ranges.
+/// Checks the header, and that all parts are within the file and match their checksums. Returns their kinds and ranges.
 fn table(file: &[u8]) -> Result<Vec<(u32, Range<usize>)>, Fault> {
     let damaged = |reason: String| Err(Fault::Damaged(reason));
     let Some(header) = file.first_chunk::<HEADER>() else {
@@ -241,7 +241,8 @@ fn table(file: &[u8]) -> Result<Vec<(u32, Range<usize>)>, Fault> {
 /// Writes a file of these parts next to `path`, syncs it to disk and renames it to `path`, replacing any file there.
 ///
 /// # Errors
-/// Returns [`FileError::Io`] when it cannot be written; the previous file at `path` is then still there.
+/// Returns [`FileError::Io`] when it cannot be written; the previous file at `path` is then still there, unless only
+/// the folder could not be synced.
 pub fn write(path: &Path, parts: &[(Part, Vec<u8>)]) -> Result<(), FileError> {
     let beside = path.with_file_name(format!(
         "{}.new-{}",

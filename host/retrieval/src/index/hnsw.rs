@@ -65,7 +65,7 @@ pub struct Hnsw {
 
 /// Visits in one stage.
 const VISITS: usize = 4;
-/// Highest level; a higher one would not pay for any number of slots that fits 32 bits.
+/// Highest level. With eight links or more, hardly any of 2^32 slots would reach a higher one.
 const MAX_LEVEL: usize = 12;
 
 impl Hnsw {
@@ -187,7 +187,7 @@ impl Hnsw {
         self.upper.get(&slot.0).map_or(0, Vec::len)
     }
 
-    /// Follows links on `level` from `from` to nearer nodes. Returns the node without a nearer neighbour.
+    /// Walks on `level` from `from` to ever nearer nodes, and returns the one that has no neighbour nearer to `query`.
     fn descend(&self, vectors: &Vectors, query: &[f32], mut from: Hit, level: usize) -> Hit {
         loop {
             let near = self.links(from.slot, level).iter().map(|&slot| Hit {
@@ -425,7 +425,7 @@ impl Search for Walk<'_> {
     }
 }
 
-/// Orders a heap by score.
+/// A hit, ordered by its score for a heap of the nearest.
 #[derive(Clone, Copy)]
 struct Nearest(Hit);
 

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub struct IvfOptions {
     /// Number of clusters, at least one.
     pub clusters: u32,
-    /// Number of clusters that a search visits.
+    /// Number of clusters that a search visits; more if they yield fewer than `k` hits.
     pub probes: u32,
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Metric {
-    /// The cosine of the angle between them, from -1 to 1.
+    /// The cosine of the angle between the vectors, from -1 to 1.
     #[default]
     Cosine,
     /// The inner product.
@@ -82,7 +82,7 @@ impl Vectors {
         self.dimensions
     }
 
-    /// Returns how the vectors are compared.
+    /// Returns the measure of similarity between the vectors.
     #[must_use]
     pub fn metric(&self) -> Metric {
         self.metric
@@ -185,8 +185,7 @@ impl Metric {
     }
 }
 
-/// Adds up `term` in sixteen partial sums, so that the compiler can use vector instructions, with the same bits
-/// everywhere.
+/// Adds up `term` in sixteen partial sums: vector instructions can compute them, with the same bits everywhere.
 #[inline(always)]
 fn sum(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
     const LANES: usize = 16;

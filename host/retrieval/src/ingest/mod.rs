@@ -73,7 +73,7 @@ const BATCH: usize = 32;
 /// receives the number of documents done and the total.
 ///
 /// # Errors
-/// Returns an [`IngestError`] when the collection cannot be read or a document cannot be embedded.
+/// Returns an [`IngestError`] when the collection has another embedder or cannot be read, or a document has no vector.
 pub fn mirror(
     collection: Collection,
     documents: &[Document],

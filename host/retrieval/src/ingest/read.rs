@@ -24,7 +24,7 @@ pub enum ReadError {
         path: PathBuf,
         /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with the line.
+        /// The fault in the line.
         reason: String,
     },
     /// Two documents have the same id.

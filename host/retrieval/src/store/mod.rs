@@ -39,7 +39,7 @@ pub struct Ask {
 /// Why a store did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The store is missing or incomplete. The next request may find it.
+    /// The store cannot be reached or read, or failed. A later request may succeed.
     #[error("{0}")]
     Unavailable(String),
     /// The store refused the request as invalid.
@@ -65,21 +65,21 @@ pub type Stage<'s> = dyn FnMut(&[ScoredDocument]) -> ControlFlow<()> + 's;
 
 /// A store of documents. Its calls block.
 pub trait Store: Send + Sync {
-    /// Returns the best documents, best first. `stage` receives the best so far whenever they change, and finally the
-    /// returned ones.
+    /// Returns the best documents, best first. `stage` receives the best so far whenever these are other documents or
+    /// in another order; if any are found, its last call receives the returned ones.
     ///
     /// # Errors
     /// Returns a [`StoreError`] when the store is unavailable or refuses the request.
     fn search(&self, ask: &Ask, stage: &mut Stage<'_>) -> Result<Vec<ScoredDocument>, StoreError>;
 
-    /// Returns a version that changes whenever the same question may find other documents, for callers that cache
-    /// results.
+    /// Returns a version that changes when the store reports changed documents, for callers that cache results. Not
+    /// every store reports every change.
     ///
     /// # Errors
     /// Returns [`StoreError::Unavailable`] when the store cannot be reached.
     fn version(&self) -> Result<String, StoreError>;
 
-    /// Returns the name of the embedder that made the store's vectors, if the store knows it.
+    /// Returns the name of the embedder that made the store's vectors; `None` if the store does not record it.
     ///
     /// # Errors
     /// Returns [`StoreError::Unavailable`] when the store cannot be reached.

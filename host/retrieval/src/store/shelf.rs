@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// A store for the index file at a path; it follows replacements of the file.
+/// A store for the index file at a path, which it opens again when the file has been replaced.
 pub struct Shelf {
     path: PathBuf,
     open: Mutex<Option<Open>>,

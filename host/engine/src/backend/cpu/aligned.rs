@@ -1,5 +1,5 @@
 //! Memory that begins on a cache line, because a vector load that crosses one costs two loads. Large allocations use
-//! large pages where the system has them, because streaming gigabytes through 4 KiB pages spends part of its time on
+//! huge pages where the system has them, because streaming gigabytes through 4 KiB pages spends part of its time on
 //! address translation.
 
 #![allow(
@@ -28,8 +28,7 @@ impl<T: Copy + Default> Aligned<T> {
         Self::over(memory, length)
     }
 
-    /// Returns `length` default values that are all written at once, for memory that is about to be filled, such as
-    /// weights.
+    /// Returns `length` default values, written at once, for memory that is about to be filled, such as weights.
     pub(super) fn touched(length: usize) -> Self {
         let mut memory = Vec::with_capacity(length + LINE / size_of::<T>());
         // Asked before the first touch, because a small page stays small.
@@ -50,8 +49,7 @@ impl<T: Copy + Default> Aligned<T> {
         }
     }
 
-    /// Sets the length to `length` values. Keeps the content where the memory suffices, and loses it where it has to
-    /// grow.
+    /// Sets the length to `length` values. Keeps the content if the memory suffices; loses it if the memory must grow.
     pub(super) fn resize(&mut self, length: usize) {
         if self.start + length > self.memory.len() {
             *self = Self::new(length);
@@ -64,7 +62,7 @@ impl<T: Copy + Default> Aligned<T> {
 #[cfg(not(target_os = "linux"))]
 fn want_large_pages<T>(_: *const T, _: usize) {}
 
-/// Asks Linux to back whole pages of the `length` values from `start` by large ones, where it leaves that to programs.
+/// Asks Linux to back the `length` values from `start` with huge pages, for systems that leave this to programs.
 #[cfg(target_os = "linux")]
 fn want_large_pages<T>(start: *const T, length: usize) {
     /// Fewest bytes that are worth a system call.

@@ -7,7 +7,7 @@ use crate::backend::check::{Owners, Write};
 use crate::backend::{BackendError, BackendShape, Load, Output, Step};
 use crate::models::ModelConfig;
 
-/// How attention is cut into items: some tokens of a segment with some query heads that share a key and value head.
+/// The cut of attention into items: some tokens of a segment with some query heads that share a key and value head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     /// Query heads of the model.
@@ -23,7 +23,7 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Cuts for attention whose items have at most `item_rows` rows.
+    /// Returns the cut of `model`'s attention into items of at most `item_rows` rows.
     pub(super) fn new(model: &ModelConfig, item_rows: usize) -> Self {
         let group = model.group();
         let divides = |heads: &usize| group.is_multiple_of(*heads);
@@ -44,7 +44,7 @@ pub(super) struct Row {
     pub(super) token: TokenId,
     /// Number of the token's row in the step.
     pub(super) number: u32,
-    /// Index of the first item with this token's queries, and the distance to the item with its next query heads.
+    /// Index of the first item with this token's queries; items with its further query heads are `next_heads` apart.
     pub(super) item: u32,
     pub(super) next_heads: u32,
     /// Index of the token among the items' tokens.
@@ -86,7 +86,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Checks `step` and replaces the batch by it.
+    /// Checks `step` and replaces the batch's lists by those of the step.
     pub(super) fn plan(
         &mut self,
         step: &Step,

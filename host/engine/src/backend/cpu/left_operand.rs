@@ -23,7 +23,7 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Returns the rows in a tile.
+    /// Returns the number of rows in a tile.
     pub(super) fn tile_rows(self) -> usize {
         match self {
             Form::Wide => TILE_ROWS,
@@ -92,12 +92,12 @@ impl Tiles {
         self.columns
     }
 
-    /// Returns the rows in a tile.
+    /// Returns the number of rows in a tile.
     pub(super) fn tile_rows(&self) -> usize {
         self.form.tile_rows()
     }
 
-    /// Returns the elements in a tile, floats or pairs.
+    /// Returns the number of elements, floats or pairs, in a tile.
     pub(super) fn tile_length(&self) -> usize {
         match self.form {
             Form::Wide => self.columns.div_ceil(BLOCK) * TILE_BLOCK,
@@ -105,7 +105,7 @@ impl Tiles {
         }
     }
 
-    /// Returns the bytes of a tile, for both forms.
+    /// Returns the number of bytes in a tile, for both forms.
     pub(super) fn tile_bytes(&self) -> usize {
         self.tile_length() * size_of::<f32>()
     }
@@ -155,7 +155,8 @@ impl Tiles {
         &self.bytes
     }
 
-    /// Returns the tiles of [`Form::Pairs`] from block `block` of their inputs on. Weights are read more often.
+    /// Returns the tiles of [`Form::Pairs`] from block `block` of their inputs on. They are streamed past the
+    /// first-level cache, because weights are read more often.
     pub(super) fn pairs(&self, block: usize) -> Left<'_> {
         debug_assert_eq!(self.form, Form::Pairs);
         Left {

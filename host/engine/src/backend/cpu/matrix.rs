@@ -1,7 +1,7 @@
 //! Matrix products over whole layers: weights in panels, activations in tiles, sums in blocks.
 //!
 //! ```text
-//!  Tiles  (left)   see `left`                                      read by the kernel row by row
+//!  Tiles  (left)   see `left_operand`                              read by the kernel row by row
 //!  Panels (right)  [output / 32][input][32]                        one stream per panel, in the checkpoint's type;
 //!                  [output / 32][input / 2][32][2]                 bf16 that is multiplied by bf16
 //!                  [output / 32], then see `kernels::packed`       packed
@@ -136,9 +136,9 @@ enum Data {
 }
 
 impl Panels {
-    /// Lays out matrices `[outputs, inputs]` with the same inputs for products by `kernels`. They keep their type if
-    /// they share it or are all packed, and are widened to f32 otherwise. Packed ones that `kernels` do not multiply are
-    /// unpacked to bf16 before.
+    /// Lays out matrices `[outputs, inputs]` with the same inputs for products by `kernels`. Packed ones stay packed if
+    /// all are and `kernels` multiply them; otherwise they are unpacked to bf16 first. Unpacked ones keep their type if
+    /// they share it, and are widened to f32 otherwise.
     pub(super) fn pack(parts: &[&Tensor<'_>], kernels: Kernels) -> Self {
         let inputs = parts[0].columns;
         assert!(
@@ -212,8 +212,8 @@ impl Panels {
         }
     }
 
-    /// Computes `sums = tiles · weights`. The tiles must have the weights' inputs and form. For packed weights they are
-    /// rounded to 8 bits.
+    /// Computes `sums = tiles · weights`. The tiles must have the weights' inputs and form. For packed weights the
+    /// tiles are first rounded to 8 bits.
     pub(super) fn multiply(&self, kernels: Kernels, tiles: &mut Tiles, sums: &mut Sums) {
         assert_eq!(
             tiles.columns(),

@@ -3,16 +3,17 @@
 //! ```text
 //!  Step ─▶ batch    checks it, lists the work          model     the layers, in order
 //!          pages    layout of keys and values          matrix    weights in panels, products in parallel
-//!          heads, attention, rows, left                kernels   the instructions
+//!          heads, attention, rows, left_operand        kernels   the instructions
 //!                                                      dense     matrix and kernels, for other models
 //! ```
 //!
-//! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32, or less if they are packed.
-//! Sums and activations are f32; for packed weights, activations are rounded to 8 bits. Models with bf16 weights are computed in one of three ways, chosen once ([`Precision`]). Either weights are widened
-//! in registers and everything is f32, or activations are rounded to bf16 for the CPU's bf16 instructions. Attention then
-//! multiplies f32 or, with AMX, two bf16 for each number, which is as exact; or a single one, which halves KV state.
-//! Results do not depend on batch, chunks, page size or number of threads, bit for bit. They do depend on that choice,
-//! and may differ in the last bits between instruction sets.
+//! Weights keep the checkpoint's type in memory, so that decode streams half the bytes of f32, or less if they are
+//! packed. Sums and activations are f32; for packed weights, activations are rounded to 8 bits. For bf16 weights,
+//! [`Precision`] decides once: either weights are widened in registers and everything is f32, or activations are
+//! rounded to bf16 for the CPU's bf16 instructions. Attention then multiplies f32 or, with AMX, two bf16 for each
+//! number, which is as exact; or, on request, one bf16, which halves KV state. Results do not depend on batch, chunks,
+//! page size or number of threads, bit for bit. They do depend on the precision, and may differ in the last bits
+//! between instruction sets.
 //!
 //! The backend owns the layout of weights and pages, the threads and the arithmetic. It does not know requests,
 //! prefixes or sampling.
@@ -52,11 +53,11 @@ pub struct CpuConfig {
     pub pages: u32,
     /// Pages in the host pool, which nothing computes on; 0 for none.
     pub host_pages: u32,
-    /// Tokens in a page, a multiple of 16.
+    /// Tokens in a page, a multiple of 16, at most 65,536.
     pub page_tokens: u32,
     /// Worker threads; `None` for one per core.
     pub threads: Option<u32>,
-    /// How a model with bf16 weights is computed.
+    /// The number format in which bf16 and packed weights are multiplied.
     pub precision: Precision,
 }
 
@@ -97,7 +98,7 @@ impl CpuBackend {
         Ok(backend)
     }
 
-    /// Returns the bytes of KV state in a page of `page_tokens` tokens, for sizing a pool before loading.
+    /// Returns the number of bytes of KV state in a page of `page_tokens` tokens, for sizing a pool before loading.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when the checkpoint is incomplete, or `page_tokens` or `precision` unsupported.
@@ -110,12 +111,13 @@ impl CpuBackend {
         Ok(layout(checkpoint, page_tokens, kernels)?.page_bytes() as u64)
     }
 
-    /// Names the instructions in use, for logs and to distinguish states that were computed with other instructions.
+    /// Returns the name of the instructions in use, for logs and to distinguish KV state of other instructions.
     pub fn instruction_set(&self) -> &'static str {
         self.model.kernels().name()
     }
 
-    /// Returns whether the CPU multiplies the model's weights in tiles (AMX), several times as fast as without.
+    /// Returns whether attention, and products with weights that are not packed, use the CPU's tiles (AMX), which are
+    /// several times as fast.
     pub fn multiplies_tiles(&self) -> bool {
         self.model.multiplies_tiles()
     }
@@ -283,7 +285,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// Checks `page_tokens`; keys are stored in strips of 16 tokens.
+/// Refuses a `page_tokens` other than a multiple of 16 (the tokens in a strip of keys) from 16 to 65,536.
 fn check_page_tokens(page_tokens: u32) -> Result<(), String> {
     if page_tokens == 0 || !page_tokens.is_multiple_of(LANES as u32) || page_tokens > 1 << 16 {
         return Err(format!(

@@ -26,8 +26,8 @@ use crate::backend::check::Write;
 use crate::models::{Checkpoint, CheckpointError, Element, LayerWeights, ModelConfig, Tensor};
 use rayon::prelude::*;
 
-/// Returns the machine for attention's products of pairs (`None` if attention is f32) and the type of keys and values. As
-/// with weights, the checkpoint's type decides: bf16 is for models that were trained with it, or packed since.
+/// Returns the machine for attention's products of pairs (`None` if attention is f32) and the type of keys and values.
+/// Attention multiplies bf16 only if the checkpoint's weights are bf16 or packed.
 pub(super) fn attention_pairs(
     checkpoint: &Checkpoint,
     kernels: Kernels,
@@ -47,7 +47,7 @@ pub(super) struct Model {
     attention: Option<Machine>,
     cut: Cut,
     rotary: Rotary,
-    /// Rotations of the layers with a sliding window, if there are such.
+    /// Rotations of the layers with a sliding window, if any layer has one.
     sliding_rotary: Option<Rotary>,
     embedding: Panels,
     /// Factor on token embeddings.
@@ -69,7 +69,7 @@ struct Layer {
     window: Option<usize>,
     output: Panels,
     output_bias: Option<Vec<f32>>,
-    /// Norm weights for the outputs of attention and of the feed-forward layer, before they are added.
+    /// Weights of the norms of the outputs of attention and of the feed-forward layer, before the residual addition.
     post_norms: Option<[Vec<f32>; 2]>,
     mlp_norm: Vec<f32>,
     gate_up: Panels,

@@ -14,8 +14,8 @@
 //! host page: [layer][kv_head] { the same }, little-endian, one piece to move to a disk and back
 //! ```
 //!
-//! Both serve as operands without conversion. In f32 they are right operands of `queries · keys` and `weights · values`,
-//! in bf16 left operands of the transposed products, `keys · queries` and `values · weights` (see
+//! Strips and rows serve as operands without conversion. In f32 they are right operands of `queries · keys` and
+//! `weights · values`, in bf16 left operands of the transposed products, `keys · queries` and `values · weights` (see
 //! [attention](super::attention)). A row's padding is zero, because products run over it.
 
 use super::aligned::Aligned;
@@ -42,7 +42,7 @@ pub(super) enum KvType {
 }
 
 impl KvType {
-    /// Returns the type that attention in `parts` needs, or in f32 if there are none.
+    /// Returns the type for attention with `parts` bf16 parts of each number; f32 for `None`.
     pub(super) fn of(parts: Option<Parts>) -> Self {
         match parts {
             None => KvType::F32,
@@ -74,12 +74,12 @@ impl Layout {
         }
     }
 
-    /// Returns the elements of a head, padded to whole vectors.
+    /// Returns the width of a head in elements, padded to whole vectors.
     pub(super) fn padded_head(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
     }
 
-    /// Returns the elements of one token in a strip.
+    /// Returns the number of elements of one token in a strip.
     pub(super) fn depth(&self) -> usize {
         match self.kv_type {
             KvType::F32 => self.head_dim,
@@ -88,7 +88,7 @@ impl Layout {
         }
     }
 
-    /// Returns the elements of a row.
+    /// Returns the number of elements in a row.
     pub(super) fn width(&self) -> usize {
         match self.kv_type {
             KvType::F32 => self.padded_head(),
@@ -102,7 +102,7 @@ impl Layout {
         self.head_dim.next_multiple_of(pairs::DEPTH)
     }
 
-    /// Returns the words that `elements` take.
+    /// Returns the number of words that `elements` elements take.
     fn words(&self, elements: usize) -> usize {
         match self.kv_type {
             KvType::F32 => elements,
@@ -110,22 +110,22 @@ impl Layout {
         }
     }
 
-    /// Returns the words of one head's keys and values in one layer.
+    /// Returns the number of words of one head's keys and values, in one layer's piece of a page.
     fn head_words(&self) -> usize {
         self.words(self.page_tokens * (self.depth() + self.width()))
     }
 
-    /// Returns the words of one layer's piece of a page.
+    /// Returns the number of words in one layer's piece of a page.
     fn piece_words(&self) -> usize {
         self.kv_heads * self.head_words()
     }
 
-    /// Returns the bytes of one layer's piece of a host page.
+    /// Returns the number of bytes in one layer's piece of a host page.
     pub(super) fn piece_bytes(&self) -> usize {
         self.piece_words() * size_of::<Word>()
     }
 
-    /// Returns the bytes of a page with all its pieces, which are those of a host page.
+    /// Returns the number of bytes in a page with all its pieces, or in a host page.
     pub(super) fn page_bytes(&self) -> usize {
         self.layers * self.piece_bytes()
     }

@@ -5,7 +5,7 @@
 ///
 /// Rounding activations to bf16 costs accuracy: logits deviate by one or two percent of their standard deviation, where
 /// f32 deviates by less than a hundredth of one percent. Models with bf16 weights were trained with that rounding.
-/// Rounding them to 8 bits for packed weights costs about five percent.
+/// Rounding activations to 8 bits, for packed weights, costs about five percent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
     /// Chooses [`Precision::Bf16`] where the CPU's instructions make it faster than f32: AMX, or AVX512-BF16 on AMD.
@@ -17,10 +17,11 @@ pub enum Precision {
     /// Keeps packed weights packed on every CPU, and rounds activations to 8 bits where they are multiplied by them. Other
     /// weights as with [`Precision::Auto`].
     Packed,
-    /// Rounds activations to bf16 where they are multiplied by weights, and sums in f32. Attention is as exact as in f32:
-    /// KV state is f32, or with AMX two bf16 for each number. Packed weights are unpacked to bf16.
+    /// Rounds activations to bf16 for products with weights, summed in f32; refused on CPUs without bf16 instructions.
+    /// Attention is as exact as in f32: KV state is f32, or with AMX two bf16 for each number. Packed weights are
+    /// unpacked to bf16.
     Bf16,
     /// Like [`Precision::Bf16`], and also rounds in attention: KV state is bf16, which takes half the memory and less time.
-    /// Logits deviate half as much again.
+    /// Logits deviate 1.5 times as much.
     Bf16Kv,
 }

@@ -92,8 +92,7 @@ pub(super) fn measure(
     })
 }
 
-/// Returns the seconds that the fastest of several runs takes. Each run repeats the work four times, so that launch
-/// latency hardly counts.
+/// Returns the seconds that `work` takes in the fastest of several runs. A run repeats it to hide launch latency.
 fn fastest(
     device: &mut dyn Device,
     mut work: impl FnMut(&mut dyn Device) -> Result<(), Fault>,

@@ -21,10 +21,10 @@ pub(super) enum Queue {
     Copy,
 }
 
-/// Why a device did not do what it was asked to do.
+/// Why a call of a device failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
-    /// The device refused; its memory is unchanged.
+    /// The device refused a call; it keeps its memory and may accept other calls.
     #[error("{0}")]
     Refused(String),
     /// The device is lost, with everything in its memory.
@@ -85,11 +85,10 @@ pub(super) trait Device: Send {
     /// compute capability 9.0 and code compiled for `sm_90a`.
     fn has_warpgroups(&self) -> bool;
 
-    /// Returns the bytes that could be allocated now.
+    /// Returns the number of bytes that could be allocated now.
     fn free_bytes(&mut self) -> Result<u64, Fault>;
 
-    /// Allocates memory at an address divisible by 16 (256 on real devices). Its content is undefined. Freed with the
-    /// device.
+    /// Allocates memory at an address divisible by 16 (real devices: 256). Content undefined. Freed with the device.
     fn allocate(&mut self, bytes: usize) -> Result<u64, Fault>;
 
     /// Frees allocated memory once no queue uses it any more.
@@ -135,14 +134,14 @@ pub(super) trait Device: Send {
     /// Ends the recording and returns its number.
     fn end_recording(&mut self) -> Result<usize, Fault>;
 
-    /// Queues everything of a recording in `Compute`.
+    /// Queues the work of a recording in `Compute`.
     fn repeat(&mut self, recording: usize) -> Result<(), Fault>;
 
     /// Deletes all recordings.
     fn forget_recordings(&mut self) -> Result<(), Fault>;
 }
 
-/// A number with the same representation on devices and on this machine.
+/// A number, or a struct of numbers without padding, with the same representation on devices and on this machine.
 pub(super) trait Plain: Copy + Send + 'static {}
 
 impl Plain for u8 {}
@@ -150,7 +149,7 @@ impl Plain for u32 {}
 impl Plain for f32 {}
 impl Plain for Bf16 {}
 
-/// [`half::bf16`] under the name of its format.
+/// The bf16 of the `half` crate.
 pub(super) type Bf16 = half::bf16;
 
 /// A typed array in a device's memory. Freed with the device, or by [`Array::free`].

@@ -25,7 +25,7 @@ use fxhash::FxHashMap;
 /// Memory that a step needs besides weights and pages, for the largest number of rows.
 pub(super) struct Scratch {
     pub(super) words: Array<u32>,
-    /// The content of `words`, as far as it is known.
+    /// The host's copy of the content of `words`; empty if the content is unknown.
     sent: Vec<u32>,
     residual: Array<f32>,
     kept: Array<f32>,
@@ -48,7 +48,7 @@ pub(super) struct Scratch {
     recorded: usize,
 }
 
-/// Everything that a step is computed with and on.
+/// The device, model, pools and plan of one step.
 pub(super) struct Pass<'a> {
     pub(super) device: &'a mut dyn Device,
     pub(super) model: &'a Model,
@@ -162,7 +162,7 @@ impl Scratch {
             std::mem::replace(&mut self.words, larger).free(device)?;
             self.sent.clear();
         }
-        // After a fault, nothing is known.
+        // `sent` stays empty if a write fails, because the device's words are then unknown.
         let mut sent = std::mem::take(&mut self.sent);
         for (number, piece) in words.chunks(PIECE).enumerate() {
             let start = number * PIECE;

@@ -63,7 +63,7 @@ pub struct CudaConfig {
     pub max_step_tokens: u32,
 }
 
-/// How the number of pages in the pool is determined.
+/// The size of the page pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PoolSize {
     /// Exactly this many pages.
@@ -124,7 +124,7 @@ pub struct CudaBackend {
     device: Box<dyn Device>,
 }
 
-/// Returns why no CUDA device computes a model of this kind, or `None` if one may.
+/// Returns the reason why the CUDA backend does not support this kind of model; `None` if it supports the kind.
 pub fn refuses(model: &ModelConfig) -> Option<&'static str> {
     let reason = "Gemma 3 is computed on the CPU only, its sliding windows have no kernels";
     model.sliding.is_some().then_some(reason)
@@ -146,7 +146,7 @@ impl CudaBackend {
         Self::build(checkpoint, config, Box::new(device), progress)
     }
 
-    /// Returns the bytes of KV state in a page, for sizing a pool before loading.
+    /// Returns the number of bytes of KV state in a page, for sizing a pool before loading.
     ///
     /// # Errors
     /// Returns a [`CheckpointError`] when the model's configuration cannot be loaded.
@@ -155,8 +155,7 @@ impl CudaBackend {
         Ok((heads(&model, page_tokens).page() * model.layers * 2) as u64)
     }
 
-    /// Returns the device's name and architecture, for logs and to distinguish states that were computed by other
-    /// devices.
+    /// Returns the device's name and architecture, for logs and to distinguish KV state of other devices.
     pub fn device_name(&self) -> &str {
         self.device.name()
     }
@@ -278,11 +277,10 @@ impl CudaBackend {
     }
 }
 
-/// Number of steps in a row that a device may refuse before it counts as lost: health checks and the engine's restart
-/// follow from that alone.
+/// Number of consecutive refused steps at which a device counts as lost, so that the engine replaces it.
 const MAX_REFUSED: u32 = 5;
 
-/// Most rows that decode in one step; further ones attend as prompts do.
+/// Most rows of a step that the decode kernel computes; the prefill kernel computes the attention of further ones.
 const DECODE_ROWS: usize = 256;
 
 /// Version of the host page format. Changed whenever the bytes of a host page change their meaning or their values.

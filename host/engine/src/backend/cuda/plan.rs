@@ -53,7 +53,7 @@ pub(super) struct Plan {
     pub(super) order: Vec<u32>,
     /// For each segment that asks for a token, the index of its wanted row, and the draw.
     pub(super) draws: Vec<(u32, Draw)>,
-    /// In a step that only decodes, the number of rows that are not padding.
+    /// In a padded step, which only decodes, the number of rows that are not padding.
     pub(super) decoding: Option<usize>,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Cut {
     pub(super) splits: Range<usize>,
 }
 
-/// The bucket of a decode-only step. Steps of one bucket share a recording.
+/// The padded dimensions of a step that only decodes. Steps with equal ones share a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Bucket {
     pub(super) rows: usize,
@@ -82,7 +82,7 @@ impl Plan {
         self.lengths.len()
     }
 
-    /// Returns the bucket of a step that only decodes, and `None` for other steps.
+    /// Returns the bucket of a padded step, which only decodes; `None` for other steps.
     pub(super) fn bucket(&self) -> Option<Bucket> {
         self.decoding.map(|_| Bucket {
             rows: self.rows(),
@@ -173,7 +173,7 @@ impl Plan {
         self.cut(step, heads, capacity, &decodes, padding);
     }
 
-    /// Plans the attention of the remaining rows, and which logits are wanted.
+    /// Plans the attention of the rows that do not decode, and which logits are wanted.
     fn cut(
         &mut self,
         step: &Step,
@@ -249,7 +249,7 @@ impl Plan {
     }
 }
 
-/// Returns the padded number of rows of a step that only decodes, so that few buckets serve many numbers.
+/// Returns the padded number of rows of a step that only decodes; padding keeps the number of buckets small.
 fn bucket_rows(rows: usize) -> usize {
     if rows <= 8 {
         rows.next_power_of_two()

@@ -19,7 +19,7 @@ pub(super) struct Pools {
     layers: Vec<Array<Bf16>>,
     /// The host pool, if there is one.
     host: Option<Array<u8>>,
-    /// Page pairs of a copy: one list for loads, one for everything else.
+    /// Page pairs of the step's loads; `pairs` has those of all other copies.
     load_pairs: Array<u32>,
     pairs: Array<u32>,
     loads: Vec<Load>,
@@ -53,7 +53,7 @@ impl Pools {
         })
     }
 
-    /// Returns the bytes of a page over all layers.
+    /// Returns the number of bytes in a page, over all layers.
     pub(super) fn page_bytes(&self) -> usize {
         self.layer_bytes() * self.layers.len()
     }
@@ -75,8 +75,8 @@ impl Pools {
         &mut self.loads
     }
 
-    /// Sends the loads' page pairs and orders the queues. What is computed from now on may overwrite stored pages, and
-    /// loads may overwrite pages that earlier steps computed with.
+    /// Sends the loads' page pairs. Makes computation wait for earlier copies, and loads wait for earlier computation,
+    /// because either may overwrite pages that the other reads.
     pub(super) fn begin_step(&mut self, device: &mut dyn Device) -> Result<(), Fault> {
         if self.busy {
             device.after(Queue::Copy, Queue::Compute)?;

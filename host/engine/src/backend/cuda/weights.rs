@@ -1,4 +1,5 @@
-//! Weights on a device, uploaded tensor by tensor and rounded to bf16 where they are wider or packed.
+//! Weights on a device, uploaded tensor by tensor: matrices as bf16, rounded if wider or packed; norms and biases as
+//! f32.
 //!
 //! Matrices that multiply the same rows are stacked: queries, keys and values; gate and up.
 
@@ -40,7 +41,7 @@ pub(super) struct Layer {
 }
 
 impl Model {
-    /// Uploads the weights of `checkpoint` tensor by tensor, rounded to bf16 where they are wider.
+    /// Uploads the weights of `checkpoint` tensor by tensor: matrices as bf16, norms and biases as f32.
     pub(super) fn load(
         device: &mut dyn Device,
         checkpoint: &Checkpoint,
@@ -77,7 +78,7 @@ impl Model {
         })
     }
 
-    /// Uploads the rotary table for the number of positions that the pool allows.
+    /// Uploads the rotary table of `positions` positions.
     pub(super) fn tabulate(
         &mut self,
         device: &mut dyn Device,
@@ -92,13 +93,13 @@ impl Model {
         &self.heads
     }
 
-    /// Returns the elements of a row of queries, keys and values.
+    /// Returns the number of elements in a row of queries, keys and values.
     pub(super) fn qkv_width(&self) -> usize {
         (self.heads.heads + 2 * self.heads.kv_heads) * self.heads.head_dim
     }
 }
 
-/// Returns the bytes of all matrices, without norms and biases.
+/// Returns the number of bytes in all matrices, without norms and biases.
 fn bytes_of_weights(c: &ModelConfig) -> u64 {
     let attention = 2 * (c.heads + c.kv_heads) * c.head_dim * c.hidden;
     let layer = attention + 3 * c.intermediate * c.hidden;

@@ -198,8 +198,8 @@ fn hold(file: &File, path: &Path) -> Result<(), DiskError> {
     }
 }
 
-/// Refuses a file unless it is a regular one of this process's user, with mode 0600. Another user could read the pages in
-/// it, or could have put another of our files here.
+/// Refuses a file unless it is a regular one of this process's user with mode 0600, so that no other user can read or
+/// write it.
 fn ours(file: &File, path: &Path) -> Result<(), DiskError> {
     let refused = |reason: String| DiskError::Refused {
         path: path.to_owned(),

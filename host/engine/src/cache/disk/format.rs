@@ -19,8 +19,7 @@ const VERSION: u32 = 1;
 const BLOCK: u64 = 4096;
 pub(super) const HEADER_BYTES: usize = 64;
 pub(super) const RECORD_BYTES: usize = 64;
-/// Largest valid stamp. No file has seen so many writes; a larger stamp would leave no room for the clock that continues
-/// from it.
+/// Largest valid stamp, which no number of writes reaches; above it the clock that continues from it could overflow.
 const MAX_STAMP: u64 = u64::MAX >> 1;
 /// Offset of the sum in a header or record: at its end.
 const SUMMED: usize = 56;

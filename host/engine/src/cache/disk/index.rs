@@ -1,8 +1,7 @@
 //! The index: which page is in which slot, and which page is evicted when room is needed.
 //!
 //! The least recently used page is evicted first, but never before pages that follow it, as in the tiers above: a page
-//! without its predecessor is of no use. A predecessor may never have been on disk; its followers are counted all the
-//! same.
+//! without its predecessor is of no use. Followers are counted even for a predecessor that is not on disk.
 
 use super::format::Record;
 use crate::cache::PageHash;
@@ -12,7 +11,7 @@ use std::collections::hash_map::Entry as MapEntry;
 
 pub(super) struct Index {
     pages: FxHashMap<PageHash, Entry>,
-    /// Number of pages that follow a page or root, whether or not it is here itself; no entry means none.
+    /// Number of stored pages that follow a page or a root, even one that is not stored itself; no entry means none.
     followers: FxHashMap<PageHash, u32>,
     /// Pages without followers, least recently used first.
     leaves: BTreeSet<(u64, PageHash)>,
@@ -41,8 +40,7 @@ pub(super) struct Placed {
 }
 
 impl Index {
-    /// Builds the index of a file with `slots` slots from its records. Of a page that occurs twice, the later record
-    /// counts.
+    /// Builds the index of a file with `slots` slots from its records. Of two records of a page, the later one counts.
     pub(super) fn new(slots: u32, records: impl Iterator<Item = (u32, Record)>) -> Self {
         let mut records: Vec<_> = records.collect();
         records.sort_unstable_by_key(|(_, record)| std::cmp::Reverse(record.stamp));

@@ -76,7 +76,7 @@ pub struct DiskStats {
     pub read: u64,
     /// Number of pages written to the file.
     pub written: u64,
-    /// Pages dropped because too many waited to be written.
+    /// Pages dropped because too many waited to be written, or no slot could be freed.
     pub dropped: u64,
     /// Pages evicted to make room for others.
     pub evicted: u64,
@@ -102,7 +102,7 @@ pub enum DiskError {
     /// Another process uses the file.
     #[error("{}: it is in use by another process", .0.display())]
     InUse(PathBuf),
-    /// The existing file was not created by this tier for its user alone.
+    /// The existing file is not a regular file of this process's user with mode 0600.
     #[error("{}: {reason}; remove it or name another file", path.display())]
     Refused {
         /// Path of the file.
@@ -125,7 +125,7 @@ impl DiskStore {
     /// one; see [`DiskStore::origin`].
     ///
     /// # Errors
-    /// [`DiskError`]; the file is then unchanged.
+    /// [`DiskError`]; an existing file is then unchanged, unless it was replaced and only the thread failed to start.
     pub fn open(path: &Path, config: &DiskConfig) -> Result<Self, DiskError> {
         let shape = Shape::fit(config.identity, config.page_bytes, config.capacity).ok_or(
             DiskError::TooSmall {

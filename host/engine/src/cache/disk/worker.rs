@@ -42,7 +42,7 @@ pub(super) struct WorkerState {
     writes: usize,
     /// Buffers of finished writes, for reuse.
     spare: Vec<Vec<u8>>,
-    /// Most pages that may wait in either direction.
+    /// Most pages that may wait to be written, and most pages read that may wait to be fetched.
     limit: usize,
     busy: bool,
     stopping: bool,

@@ -1,8 +1,8 @@
 //! Replicas on disk: copies of the most used pages, written while the engine runs, so that a restarted process finds
 //! them even if the last one was killed (RAGCache §6).
 //!
-//! RAGCache keeps its replicas in host memory, which outlives a GPU failure. An error that CUDA calls sticky does not
-//! leave a process its memory: only a file is still there afterwards.
+//! RAGCache keeps its replicas in host memory, which outlives a GPU failure. But after an error that CUDA calls sticky
+//! the process must be restarted: its memory is lost, and only a file remains.
 //!
 //! ```text
 //!   a request uses a page a second time ─▶ due: the most used first, upper levels first
@@ -10,10 +10,11 @@
 //!      on the device alone ─▶ copied to a passage in this step ───▶ saved in the next ──▶ kept
 //! ```
 //!
-//! The caller says how many pages a call may write, which bounds the rate. A page is written only when the page before
-//! it is on disk, because a page without its predecessors is never found. The number of pages kept is bounded: when the
-//! bound is reached, a page replaces the least used one if it is used at least twice as often. A page that is no longer
-//! kept stays in the file until others need its slot.
+//! A *passage* is a host page reserved for such copies. The caller says how many pages a call may write, which bounds
+//! the rate. A page is written only when the page before it is on disk, because a page without its predecessors is
+//! never found. The number of pages kept is bounded: when the bound is reached, a page replaces the least used one of a
+//! lower level (levels are powers of two of uses). A page that is no longer kept stays in the file until others need
+//! its slot.
 
 use super::transfers::Transfer;
 use crate::backend::{HostPageId, Store};
@@ -26,10 +27,10 @@ use std::collections::{BTreeSet, VecDeque};
 /// Uses after which a page is worth a replica.
 const USED_OFTEN: u32 = 2;
 
-/// Most writes waiting for the disk while replication continues; evicted pages are written first.
+/// Replication pauses while this many writes wait for the disk: evicted pages are written first.
 const MAX_BACKLOG: usize = 4;
 
-/// Most host pages that are reserved as passages.
+/// Most host pages that are reserved for copying device pages to disk.
 const MAX_PASSAGES: u32 = 8;
 
 /// Pages in memory that have been or are to be written to disk.
@@ -40,7 +41,7 @@ pub(in crate::cache) struct DiskReplicas {
     due: BTreeSet<Standing>,
     /// Pages in memory that are also on disk; the first one is dropped to make room.
     kept: BTreeSet<Standing>,
-    /// Host pages that are reserved for copies and are free now.
+    /// Host pages that are reserved for copying device pages to disk and are free now.
     passages: Vec<HostPageId>,
     /// Copies that earlier steps made, to be saved, predecessors first.
     copied: VecDeque<Copied>,
@@ -51,7 +52,8 @@ pub(in crate::cache) struct DiskReplicas {
     written: u64,
 }
 
-/// A page's place among the others: by uses in powers of two, then the page that became due first.
+/// A page's rank for replication: by the base-2 logarithm of its uses, rounded down, then the page that became due
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Standing {
     level: u32,
@@ -59,7 +61,7 @@ struct Standing {
     node: NodeId,
 }
 
-/// A page whose content is in a passage.
+/// A device page that has been copied to the reserved host page `passage`.
 struct Copied {
     passage: HostPageId,
     hash: PageHash,
@@ -87,7 +89,7 @@ impl DiskReplicas {
         }
     }
 
-    /// Returns how many of `host_pages` are to be reserved as passages.
+    /// Returns how many of `host_pages` host pages to reserve for copying device pages to disk.
     pub(in crate::cache) fn passages_of(host_pages: u32) -> u32 {
         match host_pages {
             0 | 1 => 0,
@@ -210,7 +212,7 @@ impl PrefixCache {
     }
 
     /// Schedules writes of at most `pages` pages to disk, and copies of as many for the next call. Returns the number
-    /// of writes scheduled. Does nothing while evicted pages wait for the disk.
+    /// of writes scheduled. Does nothing while 4 or more writes wait for the disk.
     pub fn replicate_to_disk(&mut self, pages: u32) -> u32 {
         let Some(disk) = self.disk.clone() else {
             return 0;

@@ -6,8 +6,8 @@
 //! can find them by hash.
 //!
 //! Replicas are copies in host memory that are made before eviction: of the most used pages, from the top of the tree
-//! down, within a share of the host's pages. When the device loses its memory, the rest of the tree depends on them
-//! (RAGCache §6).
+//! down, within a share of the host's pages. When the device loses its memory, a page in host memory survives only if
+//! all pages before it are there too, for instance as replicas (RAGCache §6).
 
 use super::transfers::Transfer;
 use crate::backend::{HostPageId, PageId, Store};
@@ -100,7 +100,7 @@ impl PrefixCache {
         self.host_pool.take()
     }
 
-    /// Returns the page before this one if they are one document's and the policy evicts documents whole.
+    /// Returns the page before this one if both begin within one document and the policy evicts documents whole.
     fn same_document(&self, id: NodeId) -> Option<NodeId> {
         let node = &self.tree[id];
         node.parent

@@ -140,8 +140,8 @@ impl PrefixCache {
         hashes.take_while(|&hash| disk.contains(hash)).collect()
     }
 
-    /// Schedules a write to disk of everything that is held in memory, beginnings of sequences first, for an orderly
-    /// shutdown. Pages that only the device holds pass through one page of host memory.
+    /// Schedules a write to disk of every full page in memory, beginnings of sequences first, for an orderly shutdown.
+    /// Pages that only the device holds pass through one page of host memory; without one they are not written.
     pub fn save_all(&mut self) {
         if self.disk.is_none() {
             return;

@@ -41,8 +41,8 @@ pub enum EvictionPolicy {
     /// Prefix-aware Greedy-Dual-Size-Frequency, which weighs frequency by the measured cost of computing the page.
     #[default]
     Pgdsf,
-    /// RAGCache's policy, whose time window is replaced by a number of departures: every use counts alike, and documents are
-    /// evicted whole.
+    /// RAGCache's policy: every use counts alike, and documents are evicted whole. Counts of uses outlive an eviction
+    /// until a number of other pages have left the cache, in place of the paper's time window.
     PgdsfPaper,
 }
 
@@ -54,7 +54,7 @@ const FIRST_USE: f64 = 0.3;
 /// kilobytes for a small model's page and megabytes for a large one's.
 const REMEMBERED: usize = 16;
 
-/// How a page has been used so far.
+/// A page's uses so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::cache) struct Usage {
     /// Time of the last use, as the cache counts uses.
@@ -106,13 +106,13 @@ impl EvictionPolicy {
     /// Returns the number of evicted pages whose usage the policy records, for pools of `pages` pages.
     pub(in crate::cache) fn remembered(self, pages: usize) -> usize {
         match self {
-            // It counts nothing.
+            // `lru` uses no counts.
             Self::Lru => 0,
             Self::Lfu | Self::Gdsf | Self::Pgdsf | Self::PgdsfPaper => pages * REMEMBERED,
         }
     }
 
-    /// Returns whether the policy weighs what a page costs to compute, so that the cost must be measured.
+    /// Returns whether the policy depends on the cost of computing a page, so that the cost must be measured.
     pub fn weighs_cost(self) -> bool {
         matches!(self, Self::Pgdsf | Self::PgdsfPaper)
     }

@@ -29,15 +29,14 @@ pub(in crate::cache) type Node = tree::Node<Residence>;
 pub(in crate::cache) struct Residence {
     pub(in crate::cache) device: Option<Copy<PageId>>,
     pub(in crate::cache) host: Option<Copy<HostPageId>>,
-    /// Numbers of children whose pages are on the device and in host memory.
+    /// Number of children whose pages are on the device. `host_children`: those in host memory.
     pub(in crate::cache) device_children: u32,
     pub(in crate::cache) host_children: u32,
-    /// True while a load from another tier into the device's page is planned but not done.
+    /// True while a load from host memory into the device's page is planned but not done.
     pub(in crate::cache) loading: bool,
-    /// Number of loads from the host's page that have not been carried out.
+    /// Number of reasons to keep the host's page: loads from it that have not been carried out, and calls in progress.
     pub(in crate::cache) pins: u32,
-    /// Whether the host's page was made for fault tolerance alone. It counts as a replica while the device has the page
-    /// too.
+    /// Whether the host's page is a replica: a copy made before eviction, while the device still has the page.
     pub(in crate::cache) replica: bool,
     /// The state of the page's copy on disk.
     pub(in crate::cache) disk_copy: DiskCopy,
@@ -168,7 +167,7 @@ impl PrefixCache {
         self.tell_removed(id, Tier::Host);
     }
 
-    /// Removes a node that neither tier holds from the tree.
+    /// Removes the node from the tree if neither the device nor host memory has its page.
     pub(in crate::cache) fn forget_if_gone(&mut self, id: NodeId) {
         let at = &self.tree[id].at;
         if at.device.is_some() || at.host.is_some() {
@@ -189,7 +188,7 @@ impl PrefixCache {
         self.file(id, |_, _, rank| rank);
     }
 
-    /// Ranks a node anew as used now. The pages of a sequence are touched last page first.
+    /// Records that a node's page was used now, and ranks it anew. Call it for a sequence's last page first.
     pub(in crate::cache) fn touch(&mut self, id: NodeId) {
         self.now += 1;
         self.tree[id].at.usage.last = self.now;
@@ -216,8 +215,8 @@ impl PrefixCache {
         }
     }
 
-    /// Returns which tiers may evict the node. A node is evictable if it is a leaf there, is not held and is not being
-    /// loaded.
+    /// Returns which tiers may evict the node's page: those in which no child's page is, no lease or load uses the
+    /// node's page, and it is not being loaded.
     pub(in crate::cache) fn evictable(&self, id: NodeId) -> Evictable {
         let at = &self.tree[id].at;
         Evictable {

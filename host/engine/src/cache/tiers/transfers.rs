@@ -43,8 +43,8 @@ pub(in crate::cache) struct InFlight {
 }
 
 impl PrefixCache {
-    /// Returns and removes the transfers to carry out before anything that the cache returned since the last call is
-    /// relied upon.
+    /// Returns and removes the pending transfers. Carry them out, in order, before the copies, loads and pages that the
+    /// cache has returned since the last call are used.
     pub fn take_transfers(&mut self) -> Vec<Transfer> {
         std::mem::take(&mut self.transfers)
     }
@@ -106,8 +106,8 @@ impl PrefixCache {
         }
     }
 
-    /// Removes a node that neither device nor host memory holds, and its descendants, which only host memory holds; their
-    /// pages are saved to disk if there is one.
+    /// If neither the device nor host memory has the node's page, removes the node and its descendants, whose pages
+    /// only host memory has; these are saved to disk if there is one.
     pub(in crate::cache) fn cut_off_if_gone(&mut self, id: NodeId) {
         let at = &self.tree[id].at;
         if at.device.is_some() || at.host.is_some() {

@@ -18,7 +18,7 @@ use crate::backend::{Backend, BackendError};
 use crate::engine::{Bounds, Event, Failure};
 
 impl Core {
-    /// Handles an error of the device, which did not compute the prepared work.
+    /// Handles the error that the device returned for the prepared work, by the table in the [module](self).
     pub(super) fn handle_failure(&mut self, error: &BackendError) {
         let failure = Failure::Device(error.to_string());
         match error {
@@ -50,7 +50,7 @@ impl Core {
     /// Continues on another device, whose pages hold nothing yet. Running sequences return to the queue.
     ///
     /// # Errors
-    /// Returns a message when the requests that were accepted for the old device do not fit the new one.
+    /// Returns a message when the new device's dimensions differ from the old one's.
     pub(in crate::engine) fn replace_device(
         &mut self,
         backend: &dyn Backend,
@@ -85,7 +85,7 @@ impl Core {
         }
     }
 
-    /// Returns all running sequences to the queue, with their leases void.
+    /// Returns all running sequences to the queue, and drops their leases, whose pages are lost.
     fn lose_leases(&mut self, failure: &Failure) {
         self.totals.devices_lost += 1;
         for active in self.take_all().into_iter().rev() {
@@ -93,7 +93,7 @@ impl Core {
         }
     }
 
-    /// Returns a sequence to the queue. The failure counts as a fault of a `suspect` sequence only.
+    /// Counts a fault if `suspect`, then requeues the sequence, or ends it if it has more than `max_retries` faults.
     fn retry(&mut self, mut sequence: Sequence, suspect: bool, failure: &Failure) {
         sequence.faults += u32::from(suspect);
         if sequence.faults > self.max_retries {

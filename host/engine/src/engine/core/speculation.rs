@@ -1,4 +1,4 @@
-//! Speculative requests: guesses at one and the same later request (RAGCache, section 5.3).
+//! Speculative prefills, called guesses here: prompts that one later request may have (RAGCache, section 5.3).
 //!
 //! While a search for documents continues, the engine already computes the prompt of the documents found so far, under an
 //! id that all guesses share. At most one request of an id is in the engine:
@@ -18,7 +18,7 @@
 use super::{Active, Core, Sequence};
 use crate::engine::{Event, Failure, FinishReason, Kind};
 
-/// A guess whose prompt is computed, or the request that has joined it.
+/// A speculative prefill (guess) whose prompt is computed, or the request that has joined it.
 pub(super) struct HeldGuess {
     pub(super) active: Active,
     /// The logits of the prompt's last token.
@@ -26,17 +26,18 @@ pub(super) struct HeldGuess {
 }
 
 impl HeldGuess {
-    /// Returns whether the request has come, whose first token the next step chooses.
+    /// Returns whether the anticipated request has arrived; the next step samples its first token.
     pub(super) fn is_joined(&self) -> bool {
         self.active.sequence.kind == Kind::Answer
     }
 }
 
-/// Most guesses held at a time; a further one ends when its prompt is computed.
+/// Most computed guesses that keep their pages; a further one ends when its prompt is computed.
 const MAX_HELD: usize = 8;
 
 impl Core {
-    /// Ends a guess whose prompt is computed, and holds it for its request.
+    /// Reports a guess as finished and keeps its pages and `logits` for the anticipated request, unless [`MAX_HELD`]
+    /// guesses are already kept.
     pub(super) fn hold(&mut self, mut active: Active, logits: &[f32]) {
         if self.held.len() == MAX_HELD {
             return self.finish(active, FinishReason::Prefilled);
@@ -48,7 +49,8 @@ impl Core {
         self.held.push(HeldGuess { active, logits });
     }
 
-    /// Releases the pages of some guesses, whose KV state stays cached. Returns whether there were any.
+    /// Releases the pages of held guesses for which `which` is true; their KV state stays cached. Returns whether there
+    /// was one.
     pub(super) fn release_held(&mut self, which: impl Fn(&Sequence) -> bool) -> bool {
         let is_meant = |held: &mut HeldGuess| !held.is_joined() && which(&held.active.sequence);
         let released: Vec<HeldGuess> = self.held.extract_if(.., is_meant).collect();
@@ -64,7 +66,7 @@ impl Core {
         self.held.iter().filter(|held| held.is_joined()).count()
     }
 
-    /// Chooses the first token of the requests that have joined a held guess.
+    /// Samples the first token of each request that has joined a held guess, and continues the request.
     pub(super) fn continue_joined(&mut self) {
         let joined = self.held.extract_if(.., |held| held.is_joined());
         for mut held in joined.collect::<Vec<_>>() {
@@ -72,7 +74,9 @@ impl Core {
         }
     }
 
-    /// Matches a new request with an earlier one of its id. Returns `None` if it has taken the earlier one's place.
+    /// Joins a new request to the earlier one with its id and returns `None`, if their prompts are equal (and, for a
+    /// held guess, if the request can run at once). Otherwise ends the earlier one, if there is one, and returns the
+    /// new request for the queue.
     pub(super) fn join_speculation(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let Some(id) = sequence.speculation else {
             return Some(sequence);

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Fetching {
     sequence: Sequence,
     fetch: Fetch,
-    /// When the request was first seen waiting.
+    /// Time of the first step at which the request waited for the disk.
     since: Option<Instant>,
 }
 
@@ -78,7 +78,7 @@ impl Core {
         }
     }
 
-    /// Returns how long an idle engine waits before it copies further pages to disk; `None` if there are none.
+    /// Returns how long an idle engine waits before it copies further pages to disk; `None` if it never does.
     pub(in crate::engine) fn replication_wait(&self) -> Option<Duration> {
         if !self.cache.has_replicas_to_write() {
             return None;
@@ -92,8 +92,8 @@ impl Core {
         })
     }
 
-    /// Starts to read a request's pages that are on disk; [`Core::queue_fetched`] queues the request later. Returns the
-    /// request, which is then not queued, if none of its pages is on disk, or if it does not read the cache.
+    /// Starts to read a request's pages that are on disk, and returns `None`: [`Core::queue_fetched`] queues the
+    /// request later. If no page is on disk or the request does not read the cache, returns it for the caller to queue.
     pub(super) fn fetch(&mut self, sequence: Sequence) -> Option<Sequence> {
         if !sequence.cache_use.reads {
             return Some(sequence);
@@ -133,14 +133,14 @@ impl Core {
         gone.map(|waiting| waiting.sequence).collect()
     }
 
-    /// Queues all requests that wait for the disk, so that a search of the queue finds them.
+    /// Queues all requests that wait for the disk, without their pages, so that a search of the queue finds them.
     pub(super) fn stop_fetching(&mut self) {
         for Fetching { sequence, .. } in self.fetching.drain(..) {
             self.waiting.push(sequence.entry(), sequence);
         }
     }
 
-    /// Adds to `work` the transfers that the cache needs before it.
+    /// Adds to `work` the cache's pending transfers between tiers.
     pub(super) fn add_transfers(&mut self, work: &mut Work) {
         work.transfers = self.cache.take_transfers();
         if !work.transfers.is_empty() {

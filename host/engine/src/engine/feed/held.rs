@@ -1,14 +1,14 @@
-//! The documents that a cache holds now, derived from its events: a trie of paths for every tenant and scope.
+//! The documents that are cached now, derived from the cache's events: a trie of paths for every tenant and scope.
 //!
-//! The cache reports marks: a document's mark is on a page and is removed with it. A document may have several marks (the
-//! same path with different text between its documents) or none (it ends within the first page). All documents with a mark,
-//! and the documents before them, are held.
+//! The cache reports marks: a document's mark is on a page and is removed with it. A document may have several marks
+//! (the same path with different text between its documents) or none (it ends within the first page). A document counts
+//! as cached if it has a mark or a document after it on the path has one.
 
 use crate::cache::{CacheEvent, Document};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// The paths of documents that a cache holds. Bounded by the cache's content: each leaf has a mark on a page.
+/// The paths of cached documents. Bounded by the cache's content: each leaf has a mark on a page.
 #[derive(Debug, Default)]
 pub(super) struct HeldDocuments {
     roots: BTreeMap<(Arc<str>, u64), Children>,
@@ -24,7 +24,7 @@ struct Node {
 }
 
 impl HeldDocuments {
-    /// Adds a mark to the last document of this path. Returns whether that document was not held before.
+    /// Adds a mark to the last document of this path. Returns true if that document was not cached before.
     pub(super) fn store(&mut self, salt: &Arc<str>, scope: u64, path: &[Document]) -> bool {
         if path.is_empty() {
             return false;
@@ -42,8 +42,8 @@ impl HeldDocuments {
         is_new
     }
 
-    /// Removes a mark from the last document of this path. If that changes what is held, returns how many leading
-    /// documents of the path still are.
+    /// Removes a mark from the last document of this path. Returns how many leading documents of the path are still
+    /// cached, or `None` if all of them are, or there was no such mark.
     pub(super) fn remove(
         &mut self,
         salt: &Arc<str>,
@@ -59,8 +59,8 @@ impl HeldDocuments {
         (left < path.len()).then_some(left)
     }
 
-    /// Returns events that describe all that is held: a [`CacheEvent::DocumentsStored`] for each path that is not the
-    /// beginning of a longer one.
+    /// Returns events that describe all cached documents: a [`CacheEvent::DocumentsStored`] for each path that is not
+    /// the beginning of a longer one.
     pub(super) fn events(&self) -> Vec<CacheEvent> {
         let mut events = Vec::new();
         for ((salt, scope), children) in &self.roots {

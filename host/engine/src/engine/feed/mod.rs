@@ -4,7 +4,7 @@
 //!   engine's thread                                          readers, any number
 //!   publish(events), once a step ──▶ documents, a ring ────▶ documents_since(position)
 //!                                ├─▶ pages, a ring ────────▶ pages_since(position)
-//!                                └─▶ held: the documents now, for readers that fell behind
+//!                                └─▶ the documents cached now, for readers that fell behind
 //! ```
 //!
 //! The engine appends under a short lock and waits for no reader. A reader that falls behind by more than a ring must start
@@ -28,7 +28,7 @@ pub struct Feed {
     progress: watch::Sender<Progress>,
 }
 
-/// How many events the feed has published in the present epoch.
+/// The numbers of events that the feed has published in the present epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Identifies the present epoch of the cache: from its start, or from a loss of events.
@@ -57,10 +57,10 @@ pub struct News {
     pub from: u64,
     /// Position from which to read next.
     pub next: u64,
-    /// Whether the reader missed events and must discard its state. News of documents then contain everything that is held;
-    /// news of pages begin with the oldest stored event.
+    /// Whether the reader missed events and must discard its state. `events` then describe all cached documents, or,
+    /// for pages, begin with the oldest stored event.
     pub reset: bool,
-    /// Numbers of pages in the cache now.
+    /// Numbers of pages cached now, by tier.
     pub held: HeldPages,
     /// The events, oldest first.
     pub events: Vec<CacheEvent>,
@@ -73,7 +73,7 @@ pub struct HeldPages {
     pub device: u64,
     /// Pages in host memory.
     pub host: u64,
-    /// Number of pages on disk.
+    /// Pages on disk: 0 for our own cache, which reports no events of its disk tier.
     pub disk: u64,
 }
 
@@ -104,7 +104,7 @@ impl Default for Feed {
 }
 
 impl Feed {
-    /// Returns a feed of a cache that holds nothing.
+    /// Returns the feed of an empty cache.
     pub fn new() -> Self {
         let state = FeedState::new();
         Self {
@@ -113,8 +113,8 @@ impl Feed {
         }
     }
 
-    /// Publishes the cache's events since the last call. If events were lost before that ([`CacheEvent::Gap`]), a new
-    /// epoch begins, in which only what is stored from then on counts as held: readers may know less than the cache
+    /// Publishes the cache's events since the last call. At a [`CacheEvent::Gap`], which reports lost events, a new
+    /// epoch begins, in which only pages stored from then on count as cached: readers may know less than the cache
     /// holds, never more. Costs `O(events)`.
     pub fn publish(&self, events: Vec<CacheEvent>) {
         if events.is_empty() {
@@ -130,13 +130,13 @@ impl Feed {
         self.progress.send_replace(progress);
     }
 
-    /// Begins a new epoch for a new cache, which holds nothing.
+    /// Begins a new epoch, for a new and empty cache.
     pub fn restart(&self) {
         self.publish(vec![CacheEvent::Gap { events: 0 }]);
     }
 
-    /// Returns at most `limit` events about documents after a position. Without a position, or if its events are no longer
-    /// stored, returns everything that is held. Costs as much as it returns.
+    /// Returns at most `limit` events about documents after a position. Without a position, or if events after it are
+    /// no longer stored, returns events that describe all cached documents, however many.
     pub fn documents_since(&self, since: Option<Position>, limit: usize) -> News {
         let state = self.state.lock();
         match state.documents.since(state.epoch, since, limit) {
@@ -148,8 +148,8 @@ impl Feed {
         }
     }
 
-    /// Returns at most `limit` events about pages after a position. Without a position, or if its events are no longer
-    /// stored, begins with the oldest stored event.
+    /// Returns at most `limit` events about pages after a position. Without a position, or if events after it are no
+    /// longer stored, begins with the oldest stored event.
     pub fn pages_since(&self, since: Option<Position>, limit: usize) -> News {
         let state = self.state.lock();
         let known = state.pages.since(state.epoch, since, limit);
@@ -158,14 +158,14 @@ impl Feed {
         state.news(from, events, reset)
     }
 
-    /// Returns a receiver that is notified of progress. A slow one sees only the latest.
+    /// Returns a receiver of the feed's progress. A slow receiver sees only the latest value.
     pub fn watch(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
     }
 }
 
 impl FeedState {
-    /// Returns the state for a cache that holds nothing, in a new epoch.
+    /// Returns the state for an empty cache, in a new epoch.
     fn new() -> Self {
         Self {
             epoch: random(),
@@ -198,7 +198,7 @@ impl FeedState {
             }
             CacheEvent::DocumentsRemoved { salt, scope, path } => {
                 if let Some(left) = self.held.remove(&salt, scope, &path) {
-                    // The event names the first document that is no longer held; everything after it is not held either.
+                    // The event names the first document that is no longer cached; those after it are not either.
                     let path = path[..=left].into();
                     let event = CacheEvent::DocumentsRemoved { salt, scope, path };
                     self.documents.push(event);
@@ -266,7 +266,8 @@ impl Ring {
         (self.first, events.collect())
     }
 
-    /// Returns at most `limit` events after the position, or `None` if some of them are no longer stored.
+    /// Returns the position's number and at most `limit` events after it. Returns `None` without a position, for one of
+    /// another epoch, and if some events after it are no longer stored.
     fn since(
         &self,
         epoch: u64,

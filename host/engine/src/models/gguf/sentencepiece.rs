@@ -11,7 +11,8 @@ const MAX_TOKEN: usize = 256;
 /// Most merges; Gemma 3 has about half a million.
 const MAX_MERGES: usize = 1 << 22;
 
-/// Returns the pairs that make up each token for which `is_joined` holds, the pairs to merge first before the others.
+/// Returns the merges of an equal BPE, in order of priority: every pair of tokens that forms a token for which
+/// `is_joined` is true.
 pub(super) fn merges<'a>(
     tokens: &[&'a str],
     scores: &[f64],

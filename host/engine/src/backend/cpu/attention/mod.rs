@@ -40,10 +40,10 @@ pub(super) fn item_rows(kv_type: KvType) -> usize {
     }
 }
 
-/// The part of attention that all items of a layer share.
+/// The inputs of attention that all items of a layer share.
 pub(super) struct Attention<'a> {
     pub(super) kernels: Kernels,
-    /// The machine for products of pairs, if the pool stores pairs.
+    /// The instructions for bf16 products; `None` if the pool stores f32.
     pub(super) machine: Option<Machine>,
     pub(super) queries: Heads<'a>,
     pub(super) rotary: &'a Rotary,
@@ -91,7 +91,7 @@ impl Attention<'_> {
         item.head as usize / self.cut.group
     }
 
-    /// Returns the rows of an item.
+    /// Returns the number of rows of an item.
     fn rows(&self, item: &Item) -> usize {
         item.tokens as usize * self.cut.item_heads
     }

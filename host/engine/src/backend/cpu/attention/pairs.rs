@@ -15,10 +15,10 @@
 //! Scores, maxima, totals and outputs are f32. Queries, keys, values and weights are bf16, in one part or two, as the
 //! pool's keys and values are. Queries are multiplied by log₂ e too, so that weights are powers of two.
 //!
-//! A span's keys and values are copied together first, which serves all rows of the item.
+//! A span's keys and values are first copied from their pages into one buffer, which all rows of the item read.
 //!
-//! Two parts are as exact as f32. One part (`bf16-kv`) strays beyond the default's bound, two hundredths of a
-//! deviation, and so is no default.
+//! Two parts are as exact as f32. With one part (`bf16-kv`) logits deviate by more than two hundredths of their
+//! standard deviation, the bound for defaults, so one part is never chosen by default.
 
 use super::Attention;
 use crate::backend::PageId;
@@ -35,7 +35,7 @@ use std::ops::Range;
 const SPAN: usize = 64;
 /// Panels of rows in an item. More panels read each key and value less often, but leave fewer items for threads.
 const PANELS: usize = 4;
-/// Most parts of a number.
+/// Most bf16 parts of one number.
 const PARTS: usize = 2;
 /// Most rows in an item.
 pub(super) const ITEM_ROWS: usize = PANELS * PANEL;
@@ -70,7 +70,7 @@ struct Panel {
     out: [[f32; PANEL]; MAX_HEAD],
     maxima: [f32; PANEL],
     totals: [f32; PANEL],
-    /// The first positions that the rows see, and the rows' own.
+    /// The first position that each row attends to; `positions` has each row's own.
     lowest: [i32; PANEL],
     positions: [i32; PANEL],
 }
@@ -252,13 +252,12 @@ impl Loop for Queries<'_> {
     }
 }
 
-/// One span of the online softmax: a panel's scores become weights relative to the new maximum, and outputs and totals
-/// are corrected for it.
+/// One span of the online softmax: a panel's scores become weights, and outputs and totals follow the new maximum.
 struct Softmax<'a> {
     panel: &'a mut Panel,
-    /// Scores of the span's positions up to the panel's last, and of some more up to a step of a product.
+    /// Scores of the span's positions up to the panel's last one, padded to a multiple of [`DEPTH`] positions.
     scores: &'a mut [[f32; PANEL]],
-    /// High parts of the weights of as many positions, and then low parts if there are `two`.
+    /// High parts of the weights of as many positions, two in a word, and then low parts, unused unless `two`.
     weights: &'a mut [[u32; PANEL]],
     two: bool,
     /// Rows of the panel, rounded up to whole vectors.
@@ -382,7 +381,7 @@ impl Softmax<'_> {
     }
 }
 
-/// Copies a span's keys and values together.
+/// Copies a span's keys and values from their pages into one buffer.
 struct Gather<'a> {
     pool: &'a LayerPool,
     pages: &'a [PageId],
@@ -395,7 +394,7 @@ struct Gather<'a> {
 impl Loop for Gather<'_> {
     #[inline(always)]
     fn run<const FMA: bool>(self) {
-        /// A strip's positions of one element.
+        /// One element of a strip, at its 16 positions.
         type Row = [Pair; LANES / 2];
         let layout = &self.pool.layout;
         let (page_tokens, pairs) = (layout.page_tokens, layout.width() / 2);

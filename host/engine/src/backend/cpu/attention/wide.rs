@@ -195,8 +195,7 @@ impl Loop for Queries<'_> {
     }
 }
 
-/// One span of the online softmax: scores become weights relative to the new maximum, and outputs and totals are
-/// corrected for it.
+/// One span of the online softmax: scores become weights, and outputs and totals follow the new maximum.
 struct Softmax<'a> {
     attention: &'a Attention<'a>,
     /// Scores `[rows][STRIDE]`, replaced by weights.

@@ -189,7 +189,7 @@ impl<'a, E> Product<'a, E> {
     }
 }
 
-/// Returns the index after the last of `width` values after `count` strides. Saturates, so it is never too small.
+/// Returns `count * stride + width`: the index after the last value read. Saturates, so it is never too small.
 fn extent(count: usize, stride: usize, width: usize) -> usize {
     count.saturating_mul(stride).saturating_add(width)
 }
@@ -208,14 +208,14 @@ pub(super) struct Kernels {
     isa: Isa,
     /// The instructions that multiply bf16 activations by bf16 weights; `None` if activations are multiplied as f32.
     pairs: Option<pairs::Machine>,
-    /// The machine for attention of models with bf16 weights, and the parts of a number there. `None` if attention is f32.
+    /// The instructions for attention of models with bf16 weights, and the number of bf16 parts of each number. `None`
+    /// if attention is f32.
     attention: Option<(pairs::Machine, Parts)>,
     /// True if packed weights are multiplied as they are, by 8-bit activations. Otherwise they are unpacked to bf16.
     packed: bool,
 }
 
-/// A vector instruction set. An `Avx512` or `Avx2` exists only where the CPU has the instructions, which proves it to
-/// the calls below.
+/// A vector instruction set. An `Avx512` or `Avx2` exists only where the CPU has the instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Isa {
     Avx512(x86::Avx512),
@@ -252,7 +252,8 @@ impl Kernels {
                 .filter(|machine| machine.has_tiles())
                 .map(|machine| (machine, Parts::Two)),
         };
-        // Neither packed weights beside bf16 instructions nor the portable kernel was ever measured.
+        // Packed weights on CPUs with fast bf16 instructions and the portable packed kernel were not measured, so
+        // `Auto` chooses neither.
         let packed = match precision {
             Precision::Packed => true,
             Precision::Auto => pairs.is_none() && !matches!(isa, Isa::Portable),
@@ -308,8 +309,8 @@ impl Kernels {
         self.pairs
     }
 
-    /// Returns the machine for attention's products of bf16 by bf16 and the parts of a number, or `None` if attention is
-    /// f32.
+    /// Returns the machine for attention's products of bf16 by bf16 and the number of bf16 parts of each number, or
+    /// `None` if attention is f32.
     pub(super) fn attention(self) -> Option<(pairs::Machine, Parts)> {
         self.attention
     }

@@ -1,5 +1,4 @@
-//! The microkernel without intrinsics, for CPUs without supported vector instructions, and as the simplest version to
-//! read.
+//! The microkernel without intrinsics, for CPUs without supported vector instructions, and the simplest to read.
 //!
 //! The loops have constant bounds, so that the compiler vectorises them with what the target has. The fused
 //! multiply-add is used only where the target has it as an instruction (aarch64), because emulating it is far slower

@@ -76,7 +76,7 @@ pub(super) unsafe fn widen_avx2<E: Scalar>(from: &[E], to: &mut [f32]) {
 }
 
 /// # Safety
-/// Nothing is required beyond the CPU's instructions: the product is checked.
+/// The CPU must have AVX-512 F, BW, DQ and VL, and FMA. The product is checked.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 pub(super) unsafe fn multiply_avx512<E: Scalar>(product: Checked<'_, E>) {
     let p = product.0;
@@ -111,7 +111,7 @@ pub(super) unsafe fn multiply_avx512<E: Scalar>(product: Checked<'_, E>) {
 }
 
 /// # Safety
-/// Nothing is required beyond the CPU's instructions: the product is checked.
+/// The CPU must have AVX2, FMA and F16C. The product is checked.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn multiply_avx2<E: Scalar>(product: Checked<'_, E>) {
     let p = product.0;
@@ -147,8 +147,8 @@ pub(super) unsafe fn multiply_avx2<E: Scalar>(product: Checked<'_, E>) {
     }
 }
 
-/// Rows of `b` that are prefetched, where that was measured to pay. Single rows, and few rows of f32, request more than
-/// memory delivers anyway.
+/// How many rows of `b` ahead to prefetch. Not done for single rows and, in f32, for less than a whole tile: without it
+/// these already request more than memory delivers.
 const AHEAD: usize = 16;
 
 #[derive(Clone, Copy)]

@@ -26,12 +26,12 @@ pub struct Unavailable {
     pub reason: String,
 }
 
-/// Returns why device `ordinal` cannot be used, or `None` if nothing prevents it as far as can be seen without opening it.
+/// Returns the reason why device `ordinal` cannot be used, or `None` if the checks that do not open it find none.
 pub fn unavailable(ordinal: u32) -> Option<Unavailable> {
     find(ordinal).err()
 }
 
-/// A device that nothing known prevents from being used.
+/// A device for which [`find`] found a driver, libraries and kernels.
 struct Found {
     handle: sys::CUdevice,
     /// Compute capability: major and minor version.

@@ -93,7 +93,7 @@ impl Modules {
     }
 }
 
-/// Environment variable that disables the kernels of warpgroups: those of warps then compute the same.
+/// Environment variable that disables the kernels that multiply by warpgroups; kernels that use warps take their place.
 const NO_WARPGROUPS: &str = "FOREWORD_NO_WARPGROUPS";
 
 /// The only architecture with warpgroup instructions: later devices lack them, and code for `sm_90` may not use them.
@@ -110,8 +110,8 @@ fn own_architecture(major: u32, minor: u32) -> String {
 /// The architecture whose PTX drivers compile for devices of later major versions.
 const PTX: &str = "compute_90";
 
-/// Returns embedded code that runs on this device, with its architecture: that of exactly this device, or else of the
-/// first device with the same major version, or else PTX.
+/// Returns embedded code that runs on this device, with its architecture: that of exactly this device, else of the
+/// first device with the same major version, else, above major version 9, PTX. `None` if there is no such code.
 pub(super) fn embedded_for(major: u32, minor: u32) -> Option<(&'static str, &'static [u8])> {
     let named = |wanted: &str| embedded::MODULES.iter().find(|(name, _)| *name == wanted);
     named(&own_architecture(major, minor))
@@ -152,7 +152,8 @@ fn compiled(architecture: &str) -> Result<Vec<u8>, String> {
     .unwrap_or_else(|_| Err("NVRTC lacks functions of CUDA 13: it is too old".to_owned()))
 }
 
-/// Returns the path of the cached code, which depends on sources, compiler and driver versions.
+/// Returns the path of the cached code, which depends on sources, compiler and driver versions; `None` if there is no
+/// cache folder or a version is unknown.
 fn kept_at(architecture: &str) -> Option<PathBuf> {
     let cache = crate::cache_folder()?;
     let (mut major, mut minor, mut driver) = (0, 0, 0);

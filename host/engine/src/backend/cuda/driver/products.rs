@@ -84,7 +84,7 @@ impl Products {
             kind,
         })?;
         let (one, beta) = (1.0f32, if kind == Kind::Add { 1.0f32 } else { 0.0 });
-        // SAFETY: the operands have the shapes that the way was made for, as `kernels::multiply` has checked.
+        // SAFETY: the operands have the shapes that `way` was made for, as `kernels::multiply` has checked.
         let outcome = unsafe {
             result::matmul(
                 self.handle,

@@ -11,10 +11,10 @@ const DECODE_BLOCK_KEYS: u32 = 32;
 const DECODE_WARPS: u32 = 4;
 /// Keys in a block of prefill, and as many values.
 const BLOCK_KEYS: u32 = 64;
-/// Keys in a block of prefill by warpgroups, which holds two blocks of keys and two of values.
+/// Keys in a block of prefill by warpgroups; shared memory holds two blocks of keys and two of values.
 const WIDE_BLOCK_KEYS: u32 = 128;
 
-/// Some tokens of a segment, with some of the positions that they see.
+/// A unit of prefill attention: some tokens of a segment, and a range of the positions that they attend to.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::backend::cuda) struct Item {
@@ -91,8 +91,7 @@ pub(in crate::backend::cuda) struct HeadWeights<'a> {
 #[derive(Clone, Copy)]
 pub(in crate::backend::cuda) struct Places<'a> {
     pub(in crate::backend::cuda) positions: Part<'a, u32>,
-    /// The pool's slot for each row's key and value, counted over all pages; [`NO_SLOT`](super::NO_SLOT) for padding
-    /// rows.
+    /// The slot of each row's key and value, counted over all pages; [`NO_SLOT`](super::NO_SLOT) for padding rows.
     pub(in crate::backend::cuda) slots: Part<'a, u32>,
 }
 
@@ -286,7 +285,7 @@ pub(in crate::backend::cuda) fn decode(
     combine(device, heads, None, Some(lengths), output, partials, rows)
 }
 
-/// Returns the splits of the longest sequence of a step, which `split_length` in `decode.cu` cuts.
+/// Returns the number of splits of a sequence of `longest` positions, as `split_length` in `decode.cu` cuts it.
 pub(in crate::backend::cuda) fn decode_splits(longest: u32) -> u32 {
     let mut split = u64::from(DECODE_SPLIT);
     while split * u64::from(MAX_SPLITS) < u64::from(longest) {

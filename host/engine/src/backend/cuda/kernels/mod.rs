@@ -50,12 +50,12 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    /// Returns the elements of one layer's page.
+    /// Returns the number of elements in one layer's part of a page.
     pub(super) fn page(&self) -> usize {
         2 * self.kv_heads * self.page_tokens * self.head_dim
     }
 
-    /// Returns the elements in a row of queries.
+    /// Returns the number of elements in a row of queries.
     pub(super) fn queries(&self) -> usize {
         self.heads * self.head_dim
     }

@@ -37,7 +37,7 @@ impl SamplingParameters {
 }
 
 /// Samples `chosen [rows][kind, token]` from `logits [rows][vocabulary]`. Kind 0: `token` was chosen. Kind 1: its logit
-/// is NaN or infinite. Kind 2: no token is left.
+/// is NaN or plus infinity. Kind 2: no token is left.
 pub(in crate::backend::cuda) fn sample_rows(
     device: &mut dyn Device,
     logits: Part<'_, f32>,

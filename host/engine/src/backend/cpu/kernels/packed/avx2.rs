@@ -45,7 +45,7 @@ macro_rules! formats {
 formats!(Q4_0 Q4_1 Q8_0 Q4K Q6K);
 
 /// # Safety
-/// Nothing is required beyond the CPU's instructions: the product is checked.
+/// The CPU must have AVX2, FMA and F16C. The product is checked.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) unsafe fn multiply(product: Checked<'_>) {
     // SAFETY: as above.
@@ -61,7 +61,7 @@ pub(in super::super) unsafe fn multiply(product: Checked<'_>) {
 }
 
 /// # Safety
-/// Nothing is required beyond the CPU's instructions: the product is checked.
+/// The CPU must have AVX2, FMA and F16C. The product is checked.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn rows<F: Format>(product: Checked<'_>) {
     let p = product.0;
@@ -242,7 +242,7 @@ unsafe fn weight_scales<F: Format>(
 /// Returns eight f16 from number `at` on, widened.
 ///
 /// # Safety
-/// They are readable.
+/// The sixteen bytes of these numbers are readable.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn half(from: *const u8, at: usize) -> __m256 {

@@ -40,10 +40,10 @@ use std::ops::Range;
 
 /// Inputs in a block.
 pub(in super::super) const BLOCK: usize = 32;
-/// Adjacent inputs of an output.
+/// Adjacent inputs that are stored together for each output.
 const GROUP: usize = 4;
 
-/// The sizes of a record.
+/// The sizes of a record of a panel, see the [module](self).
 #[derive(Clone, Copy)]
 struct Layout {
     /// Blocks of 32 inputs.
@@ -78,21 +78,21 @@ impl Layout {
         self.head + self.blocks * self.block
     }
 
-    /// Returns where a panel holds the head of block `block`, and the block.
+    /// Returns the byte offsets, in a panel, of the head that block `block` belongs to and of the block.
     const fn places(self, block: usize) -> (usize, usize) {
         let head = block / self.blocks * self.record();
         (head, head + self.head + block % self.blocks * self.block)
     }
 }
 
-/// Returns the bytes of a panel with `inputs` inputs, which are whole blocks of `packing`.
+/// Returns the number of bytes in a panel of `inputs` inputs, which are whole blocks of `packing`.
 pub(in super::super) fn panel_bytes(packing: Packing, inputs: usize) -> usize {
     let (numbers, _) = packing.block();
     assert!(inputs.is_multiple_of(numbers), "{inputs} inputs");
     inputs / numbers * Layout::of(packing).record()
 }
 
-/// Writes a packed row, the weights of output `output` of `panel`.
+/// Writes the packed matrix row `row` into `panel`, as the weights of output `output`.
 pub(in super::super) fn pack_row(packing: Packing, row: &[u8], output: usize, panel: &mut [u8]) {
     let layout = Layout::of(packing);
     let records = panel.chunks_exact_mut(layout.record());
@@ -266,7 +266,7 @@ impl<'a> PackedProduct<'a> {
     }
 }
 
-/// The kernel without intrinsics, and the simplest version to read.
+/// Computes the product without intrinsics.
 pub(super) fn multiply(product: Checked<'_>) {
     let p = product.0;
     for block in p.blocks {

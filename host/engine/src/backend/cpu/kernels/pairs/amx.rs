@@ -12,8 +12,7 @@ use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-/// Proof that the CPU has AMX with bf16, that the kernel lets this process use it, and that it computed a small product
-/// correctly.
+/// Proof that the CPU has AMX with bf16, that the OS lets this process use it, and that a small product was correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super::super) struct Amx(());
 
@@ -21,7 +20,7 @@ impl Amx {
     /// Detects AMX. Returns `None` where the CPU or its kernel does not support it.
     ///
     /// # Errors
-    /// Says why AMX cannot be used although it is present.
+    /// Returns the reason if AMX cannot be used although it is present.
     pub(super) fn detect() -> Result<Option<Self>, String> {
         static FOUND: OnceLock<Result<bool, String>> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
@@ -36,7 +35,7 @@ impl Amx {
         found.clone().map(|usable| usable.then_some(Self(())))
     }
 
-    /// Configures the calling thread's tiles.
+    /// Configures the calling thread's tiles; dropping the result releases them.
     pub(super) fn unit(self) -> TileRegisters {
         // SAFETY: an `Amx` exists.
         unsafe { TileRegisters::configure() }

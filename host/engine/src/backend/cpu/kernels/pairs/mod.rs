@@ -28,7 +28,7 @@
 //! Both instructions treat subnormal numbers as zero. Whether rounding activations to bf16 is worth its error is
 //! decided elsewhere, by [`Precision`](super::Precision).
 //!
-//! bf16 by bf16 takes half the time of f32; logits stray by one or two hundredths of their deviation.
+//! bf16 by bf16 takes half the time of f32; logits deviate by one or two hundredths of their standard deviation.
 
 mod tiles;
 
@@ -71,7 +71,7 @@ pub(in super::super) struct Left<'a> {
     pub(in super::super) tile: usize,
     /// Pairs from a number's high part to its low part, if numbers are in two parts.
     pub(in super::super) low: Option<usize>,
-    /// Whether AMX's kernel leaves the first-level cache to `b`, which it reads again for every two tiles.
+    /// Whether the AMX kernel loads these pairs with a hint not to keep them in the first-level cache, where `b` is.
     pub(in super::super) streamed: bool,
 }
 
@@ -171,7 +171,7 @@ pub(in super::super) enum Parts {
     Two,
 }
 
-/// A way of multiplying pairs. A value exists only where the CPU supports it.
+/// Instructions that multiply pairs of bf16. A value exists only where the CPU has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Machine {
     Amx(amx::Amx),
@@ -244,13 +244,12 @@ impl Machine {
         }
     }
 
-    /// Returns whether the CPU multiplies tiles, which is so fast that three products of parts take less time than one in
-    /// f32.
+    /// Returns whether the CPU multiplies tiles, so fast that three products of parts take less time than one in f32.
     pub(in super::super) fn has_tiles(self) -> bool {
         matches!(self, Machine::Amx(_))
     }
 
-    /// Makes the machine ready in the calling thread, which must not have it ready already.
+    /// Prepares the machine in the calling thread, which must have no other [`Ready`]. For AMX: configures the tiles.
     pub(in super::super) fn ready(self) -> Ready {
         match self {
             Machine::Amx(machine) => Ready::Amx(machine.unit()),
