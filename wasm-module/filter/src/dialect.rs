@@ -1,7 +1,7 @@
 //! The format of error responses, by API.
 //!
-//! A client's library reads an error in its provider's format and shows "unknown error" for any other. The path determines
-//! the provider. Only errors depend on it: bodies of all APIs are read alike ([`foreword_ordering`]).
+//! A client's library reads an error in its provider's format and shows "unknown error" for any other. The path
+//! determines the provider. Otherwise it decides only whether answers are restored (`restore` in `exchange`).
 //!
 //! | path ends in | like | shape |
 //! | --- | --- | --- |
@@ -38,7 +38,7 @@ impl Dialect {
         }
     }
 
-    /// Guesses the dialect of a path that is not a route from the words in it. It affects only the format of a refusal.
+    /// Guesses the dialect of a path that is not a route, from the words in it. Used only for the format of an error.
     pub(crate) fn guessed(path: &[u8]) -> Self {
         let words = path.split(|byte| !byte.is_ascii_alphanumeric());
         let mut last = None;
@@ -54,7 +54,7 @@ impl Dialect {
         }
     }
 
-    /// Returns an error's body. `code` is one of the words that name counters.
+    /// Returns the JSON body of an error. `code` is the reason in one word; only OpenAI's format contains it.
     pub(crate) fn error(self, status: u16, message: &str, code: &str) -> Vec<u8> {
         let body = match self {
             Self::OpenAi => serde_json::to_vec(&OpenAi {

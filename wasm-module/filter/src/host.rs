@@ -13,7 +13,7 @@ use thiserror::Error;
 pub struct EnginePool {
     /// The pool's engines. Each keeps its id while it is in the pool.
     pub engines: Vec<PoolEngine>,
-    /// Most fallback addresses after the chosen one.
+    /// Most addresses to send after the chosen engine's, as fallbacks for Envoy's retries.
     pub fallbacks: usize,
 }
 
@@ -93,11 +93,11 @@ pub trait Host {
     /// Returns a variable of the proxy's environment, if the filter may read it.
     fn environment(&self, name: &str) -> Option<String>;
 
-    /// Writes names and values for access logs, as `foreword.<name>`. If another Foreword in the chain has already written
-    /// the first one, nothing is changed. Called once, when the request is over.
+    /// Writes names and values for access logs, as `foreword.<name>`. Does nothing if another Foreword in the filter
+    /// chain has already written the first name. Called once, when the request is over.
     fn set_log_fields(&self, fields: &[(&str, String)]) -> Result<(), HostError>;
 
-    /// Returns the shared data under `key`, and its compare-and-swap number; `None` if there is none.
+    /// Returns the value of `key` in shared data, and its compare-and-swap number; `None` if there is no value.
     ///
     /// Shared data belongs to the whole proxy, all worker threads, and outlives plugins. A compare-and-swap works only on
     /// an existing value.
@@ -136,8 +136,8 @@ pub trait Host {
         limit_ms: u64,
     ) -> Result<u64, HostError>;
 
-    /// Returns the shell's pool of engines, as seen by the current request; `None` if the configuration lists the engines.
-    /// A shell has a pool from the plugin's loading on, or never.
+    /// Returns the shell's pool of engines, as seen by the current request. `None` if the shell has no pool: the
+    /// engines are those of the configuration. Whether a shell has a pool must not change after the plugin is loaded.
     fn pool(&self) -> Option<EnginePool> {
         None
     }
@@ -158,8 +158,7 @@ pub trait Host {
         resumer();
     }
 
-    /// Returns the bytes of memory that belong only to this filter and never shrink: a VM's. `None` if it uses the proxy's
-    /// memory.
+    /// Returns the size of the VM's linear memory, in bytes; `None` if the filter runs in the proxy's own memory.
     fn memory_bytes(&self) -> Option<u64>;
 
     /// Defines a counter, or returns the existing one of that name.
@@ -174,7 +173,7 @@ pub trait Host {
     /// Records one sample in a histogram, at once or with a delay.
     fn record(&self, histogram: MetricId, value: u64) -> Result<(), HostError>;
 
-    /// Returns nanoseconds since some fixed moment; the difference of two readings measures a duration.
+    /// Returns nanoseconds since a fixed moment, to measure durations: the wall clock, which may be set back.
     fn now_ns(&self) -> u64;
 
     /// Returns the same clock in milliseconds.
@@ -186,7 +185,7 @@ pub trait Host {
     fn log(&self, level: LogLevel, message: &str);
 }
 
-/// Resumes a held request, whichever thread calls it.
+/// A function that resumes a held request. Any thread may call it.
 pub type Resumer = Box<dyn FnOnce() + Send>;
 
 /// Identifies a counter or histogram within one plugin.
@@ -196,7 +195,7 @@ pub struct MetricId(pub u32);
 /// The severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogLevel {
-    /// A plugin was loaded, or a feed is back.
+    /// A plugin was loaded, or a feed can be followed again.
     Info,
     /// A call to the proxy, a feed or an exchange between gateways failed.
     Warn,

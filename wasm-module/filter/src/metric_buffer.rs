@@ -1,7 +1,7 @@
 //! Buffers counts and samples in the VM until its next tick.
 //!
-//! A call from a VM into the proxy costs about a microsecond, and a request adds to about ten counters. Written one by one,
-//! they would be a fifth of all calls that a client waits for. So they are summed here and written ten times a second.
+//! A call from a VM into the proxy costs about a microsecond, and a request adds to about ten counters. Written one by
+//! one, they would be a fifth of a request's host calls. So they are summed here and written ten times a second.
 //!
 //! Counters are written in reverse order of their definition. So a reader that sees a change in an early-defined total also
 //! sees everything that was counted with it.
@@ -45,7 +45,7 @@ impl MetricBuffer {
         has_room
     }
 
-    /// Writes and clears all samples and sums.
+    /// Passes all samples to `record` and then all sums to `add`, and clears the buffer.
     pub(crate) fn tell(
         &mut self,
         mut record: impl FnMut(MetricId, u64),
@@ -60,7 +60,7 @@ impl MetricBuffer {
     }
 }
 
-/// Most samples between two ticks: those of about 300 requests, which a tick writes in a third of a millisecond.
+/// Most samples buffered: those of about 300 requests, which a tick writes in a third of a millisecond.
 const MAX_SAMPLES: usize = 1024;
 
 #[cfg(test)]

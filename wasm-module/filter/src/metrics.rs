@@ -7,7 +7,7 @@
 //! Envoy shows them as `wasmcustom.<name>`, at most a tick later. Errors in defining or writing a metric are ignored, since
 //! counting must not fail a request.
 //!
-//! No metric is kept by tenant: its readers see all tenants as one, and tenants must not read it.
+//! Metrics are sums over all tenants, so tenants must not be able to read them.
 
 use foreword_ordering::cuts::Cut;
 use foreword_ordering::head::{Diagnosis, HeadReport};
@@ -40,19 +40,19 @@ pub(crate) struct Metrics {
     numbered_hints: Counter,
     document_tokens: Counter,
     matched_tokens: Counter,
-    /// Tokens that the clients' order matched, or would have matched.
+    /// Document tokens that the clients' order matches or would have matched.
     client_matched_tokens: Counter,
     arms: [(Arm, ArmCounters); 2],
     /// Passed requests by reason. The reasons are words in the source, so their number is bounded.
     passed: Vec<(&'static str, Counter)>,
-    /// Requests whose heads were changed; the next counter: would have been changed.
+    /// Requests whose heads were changed; in `heads_reported`, those for which changes were only proposed.
     heads_applied: Counter,
     heads_reported: Counter,
     /// Sums of the counts in heads' reports, in the order of [`head_counts`].
     heads: [Counter; HEAD_COUNTS],
     /// Sums of the counts of prompts' cache markers, in the order of [`cut_counts`].
     cuts: [Counter; 6],
-    /// Requests and tokens lost, in the order of [`misses::COUNTED`].
+    /// Requests and lost tokens, for each cause in the order of [`misses::COUNTED`].
     misses: Vec<[Counter; 2]>,
     engine_prompt_tokens: Counter,
     engine_cached_tokens: Counter,
@@ -66,14 +66,14 @@ pub(crate) struct Metrics {
     sent_updates: Counter,
     received_updates: Counter,
     lost_updates: Counter,
-    /// Requests that others may wait for, that are held, that would be held, and that are not held for want of room.
+    /// Requests that lead, that are held, that would be held (mode `report`), and that are forwarded for want of room.
     bursts: [Counter; 4],
-    /// Requests that were held, in the order of [`RELEASES`].
+    /// Held requests that were forwarded, by reason in the order of [`RELEASES`].
     releases: [Counter; 3],
     /// Held requests whose clients disconnected.
     left: Counter,
     held_milliseconds: Option<MetricId>,
-    /// Answers kept, and messages of requests that were restored by them.
+    /// Answers stored, and messages of later requests that were restored from them.
     answers: [Counter; 2],
     ordering_microseconds: Option<MetricId>,
     documents_per_request: Option<MetricId>,
@@ -315,7 +315,7 @@ impl Metrics {
         self.lost_entries.add(host, learnt.lost);
     }
 
-    /// Counts a request that was not published to other workers.
+    /// Counts an update that was not published to other workers.
     pub(crate) fn untold(&self, host: &impl Host) {
         self.untold_requests.add(host, 1);
     }
@@ -345,7 +345,7 @@ impl Metrics {
         restored.add(host, messages);
     }
 
-    /// Counts a request that leads or follows; `holds` if followers are held.
+    /// Counts a request that leads or follows in a burst. `holds` is false if followers are only counted.
     pub(crate) fn entered(&self, host: &impl Host, entry: Entry, holds: bool) {
         let [led, held, reported, unheld] = self.bursts;
         let counter = match entry {
@@ -358,7 +358,7 @@ impl Metrics {
         counter.add(host, 1);
     }
 
-    /// Counts a held request that is forwarded.
+    /// Counts a held request that is forwarded after `held_ms` milliseconds.
     pub(crate) fn released(&self, host: &impl Host, why: Release, held_ms: u64) {
         let mut counters = RELEASES.iter().zip(&self.releases);
         if let Some((_, counter)) = counters.find(|((known, _), _)| *known == why) {
@@ -367,7 +367,7 @@ impl Metrics {
         record(host, self.held_milliseconds, held_ms);
     }
 
-    /// Counts a request that ended while it was held, if it was.
+    /// Counts a request that ended, if it was held.
     pub(crate) fn left(&self, host: &impl Host, was_held: bool) {
         self.left.add(host, was_held.into());
     }

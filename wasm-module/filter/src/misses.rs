@@ -8,17 +8,17 @@
 //!
 //! No request waits for its diagnosis: it is read before it is forwarded, and diagnosed later, in order of arrival.
 //!
-//! Each worker compares only with requests that it handled itself. An index holds hashes and counts of a bounded number of
-//! requests and pieces; the least recently used tenant's is evicted first. Until a request is diagnosed, its texts that are
-//! new to the index are stored too, within bounds. Names and shapes, which the core can report, are left out here, so no
-//! report contains text of a request.
+//! Each worker compares only with requests that it handled itself. An index holds hashes and counts of a bounded number
+//! of requests and pieces; of too many indexes, the least recently used tenant's is evicted. Until a request is
+//! diagnosed, texts that are new to the index are stored too, within bounds. The core can also report names and shapes
+//! of changed text; these are left out here, so no report contains text of a request.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use foreword_ordering::head::{Cause, Diagnosis, Index, Limits, PendingPrompt, SegmentKind};
 use foreword_ordering::{Config as Ordering, Parsed, Rewrite, Tenant};
 
-/// The indexes of one plugin, and the requests that wait for their diagnosis.
+/// Indexes of recent requests, one for each tenant, and the requests that wait for their diagnosis.
 #[derive(Debug)]
 pub(crate) struct Misses {
     limits: Limits,
@@ -28,7 +28,7 @@ pub(crate) struct Misses {
     waiting: VecDeque<Waiting>,
     /// Bytes of text stored for waiting requests.
     waiting_bytes: usize,
-    /// Diagnoses that their requests have not collected yet.
+    /// Diagnoses that their requests have not collected yet; `None` for a body that cannot be read.
     explained: BTreeMap<Ticket, Option<Diagnosis>>,
 }
 
@@ -36,20 +36,20 @@ pub(crate) struct Misses {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
-/// A request to diagnose.
+/// A forwarded request to diagnose.
 pub(crate) struct Sent<'r, 'b> {
     pub(crate) tenant: Tenant<'r>,
     /// Name of the engine that receives the request; empty if there is only one or it is unknown.
     pub(crate) engine: &'r str,
     pub(crate) parsed: &'r Parsed<'b>,
     pub(crate) rewritten: Option<&'r Rewrite>,
-    /// The rewritten body, if it was parsed.
+    /// The rewritten body, if it was parsed again.
     pub(crate) again: Option<&'r Parsed<'b>>,
     /// Document tokens that the engine is believed to hold, according to its feed; `None` without a feed.
     pub(crate) believed: Option<u64>,
 }
 
-/// The recent requests of one tenant, as hashes.
+/// One tenant's index of recent requests.
 #[derive(Debug)]
 struct Seen {
     tenant: Box<str>,
@@ -71,7 +71,7 @@ struct Waiting {
 enum Prompt {
     /// A prompt that the index has read.
     Read(Box<PendingPrompt>),
-    /// A body whose head was changed; it is parsed later.
+    /// A body whose head was changed; it is parsed when it is diagnosed.
     Body { body: Box<[u8]>, engine: Box<str> },
 }
 
@@ -103,8 +103,8 @@ impl Misses {
         }
     }
 
-    /// Reads a request that is about to be forwarded, and returns the ticket for its diagnosis; `None` if diagnoses are
-    /// off.
+    /// Queues a request that is about to be forwarded, and returns the ticket for its diagnosis; `None` if diagnoses
+    /// are off.
     pub(crate) fn take(&mut self, sent: &Sent<'_, '_>, ordering: &Ordering) -> Option<Ticket> {
         if self.limits.requests == 0 {
             return None;
@@ -152,8 +152,8 @@ impl Misses {
         Some(ticket)
     }
 
-    /// Diagnoses a request, after those that arrived before it, unless that is done. `None` if its body cannot be read, or
-    /// its diagnosis was evicted.
+    /// Returns a request's diagnosis, making it first if it is still waiting, after those of earlier requests. `None`
+    /// if its body cannot be read, or its diagnosis was evicted.
     pub(crate) fn explain(&mut self, ticket: Ticket, ordering: &Ordering) -> Option<Diagnosis> {
         while self
             .waiting
@@ -202,7 +202,7 @@ impl Misses {
     }
 
     /// Returns the index of a tenant that sends a request. A new tenant may replace the least recently used one, whose
-    /// waiting requests are diagnosed first: so a tenant with waiting requests has an index.
+    /// waiting requests are diagnosed first: so every waiting request finds its tenant's index.
     fn index_for(&mut self, tenant: &str, ordering: &Ordering) -> Option<&mut Index> {
         let known = self.tenants.iter().position(|seen| *seen.tenant == *tenant);
         let at = match known {
@@ -230,20 +230,20 @@ impl Misses {
     }
 }
 
-/// Most waiting requests. One more makes the current request diagnose the oldest.
+/// Most waiting requests. With one more, the current request's callback diagnoses the oldest.
 const MAX_WAITING: usize = 64;
 
-/// Most bytes of text stored for them, except for the newest one.
+/// Most bytes of text stored for waiting requests; the newest one alone may exceed this.
 const MAX_WAITING_BYTES: usize = 2 << 20;
 
-/// Most diagnoses stored for requests that are not over; the oldest is dropped first.
+/// Most diagnoses stored until their requests are over; the oldest is dropped first.
 const MAX_EXPLAINED: usize = 4_096;
 
 /// Most tenants with an index.
 const MAX_TENANTS: usize = 16;
 
-/// The causes counted, with the segments in which they occur; `None` for a cause outside the prompt. A cause in any other
-/// segment is counted with the last pair of that cause.
+/// The counted causes, each with the segment in which it occurs; `None` for a cause outside the prompt. A cause in any
+/// other segment is counted with the last pair of that cause.
 pub(crate) const COUNTED: [(Cause, Option<SegmentKind>); 36] = [
     (Cause::ToolOrder, Some(SegmentKind::Tool)),
     (Cause::ToolSet, Some(SegmentKind::Tool)),

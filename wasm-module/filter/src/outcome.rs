@@ -1,5 +1,5 @@
-//! The outcome of a request and its report: to the operator in a response header and in the access log, and to a refused
-//! client as words that [`crate::dialect`] formats.
+//! The outcome of a request, and its report: for the operator in a response header and in the access log, for a refused
+//! client as a message that [`crate::dialect`] formats.
 //!
 //! No text contains anything of a document, a question or a tenant, only counts and fixed words.
 
@@ -14,7 +14,7 @@ use crate::exchange::listed::Unlisted;
 use crate::host::HostError;
 use crate::retrieval::Reason;
 
-/// The outcome of a request. If salts are on, "original body" means except for the salt, which is always the gateway's.
+/// The outcome of a request. If salts are on, even an "original body" carries the gateway's salt.
 #[derive(Debug)]
 pub enum RequestOutcome {
     /// A new body was forwarded.
@@ -24,7 +24,7 @@ pub enum RequestOutcome {
         /// The chat's arm in an experiment.
         arm: Option<Arm>,
     },
-    /// The request was processed and the original body forwarded: its documents were already in order.
+    /// The core processed the request and changed no text or order; cache markers may have been added.
     Unchanged {
         /// The report.
         report: Report,
@@ -45,7 +45,7 @@ pub enum RequestOutcome {
 }
 
 impl RequestOutcome {
-    /// Returns the outcome as one word for the header and the log.
+    /// Returns the outcome in one word, for the header and the log.
     fn word(&self) -> &'static str {
         match self {
             Self::Ordered { .. } => "ordered",
@@ -108,7 +108,7 @@ impl fmt::Display for RequestOutcome {
         if report.numbered {
             f.write_str("; labels=numbered")?;
         }
-        // Only chats have these.
+        // Only requests that continue a chat have these counts.
         if report.deduplicated > 0 {
             write!(f, "; deduplicated={}", report.deduplicated)?;
         }
@@ -135,10 +135,10 @@ pub(crate) fn head_fields(head: &HeadReport) -> Vec<(&'static str, String)> {
     fields
 }
 
-/// Number of counts in the report on a head, see [`head_counts`].
+/// Number of counts in a head's report: see [`head_counts`].
 pub(crate) const HEAD_COUNTS: usize = 13;
 
-/// Returns the fields for a prompt's markers, for header and log: non-zero counts.
+/// Returns the non-zero counts of a prompt's cache markers, for header and log.
 pub(crate) fn cut_fields(cut: &Cut) -> Vec<(&'static str, String)> {
     let counts = cut_counts(cut).into_iter();
     let counts = counts.filter(|(_, count)| *count > 0);
@@ -147,7 +147,7 @@ pub(crate) fn cut_fields(cut: &Cut) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// Returns the counts of a prompt's markers, by their names in header, log and metrics.
+/// Returns the counts of a prompt's cache markers, with their names in header, log and metrics.
 pub(crate) fn cut_counts(cut: &Cut) -> [(&'static str, u64); 6] {
     [
         ("cut_markers", cut.markers.into()),
@@ -159,7 +159,7 @@ pub(crate) fn cut_counts(cut: &Cut) -> [(&'static str, u64); 6] {
     ]
 }
 
-/// Returns the counts of a head's report, by their names in header and log.
+/// Returns the counts of a head's report, with their names in header, log and metrics.
 pub(crate) fn head_counts(head: &HeadReport) -> [(&'static str, u32); HEAD_COUNTS] {
     [
         ("head_tools", head.tools_moved),
@@ -186,7 +186,7 @@ pub(crate) mod reason {
     pub(crate) const BUSY: &str = "busy";
     /// The request has the bypass header.
     pub(crate) const BYPASS: &str = "bypass";
-    /// With salts: the body has a field that names KV state.
+    /// With salts: the body has a field with which a client could name KV state.
     pub(crate) const CACHE_FIELD: &str = "cache-field";
     /// The request has no body.
     pub(crate) const EMPTY_BODY: &str = "empty-body";
@@ -284,8 +284,8 @@ impl Fault {
 
     /// Returns the status of the error response; `None` if the request is forwarded.
     ///
-    /// If salts are on, a body that the filter cannot write a salt into may hold one of the client's own. So it is refused,
-    /// whatever `on_failure` says. A body that can be read is forwarded with its salt.
+    /// If salts are on, a body that cannot be parsed is refused whatever `on_failure` says: the filter cannot write its
+    /// salt, and the body may contain one of the client's own. A body that can be parsed is forwarded with the salt.
     pub(crate) fn refusal_status(&self, on_failure: OnFailure, salted: bool) -> Option<u16> {
         let refuses = on_failure == OnFailure::Refuse;
         let (status, is_refused) = match self {
@@ -293,7 +293,7 @@ impl Fault {
             Self::Skip(Skip::InvalidUtf8 { .. } | Skip::InvalidJson { .. }) => {
                 (400, refuses || salted)
             }
-            // Not the client's fault.
+            // Nothing to order is no fault of the client's.
             Self::Skip(Skip::NoDocuments | Skip::NoUserMessage) | Self::EmptyBody => (400, false),
             Self::Skip(_) => (400, refuses),
             Self::NoTenant | Self::BadTenant { .. } => (403, salted),

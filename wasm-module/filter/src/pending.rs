@@ -15,17 +15,17 @@ pub(crate) struct PendingResponse {
     record: Option<OrderingRecord>,
     /// The chat's arm in an experiment.
     arm: Option<Arm>,
-    /// The request in flight; `None` if it is settled, or there is only one engine.
+    /// The request in flight; `None` once its result is recorded.
     dispatch: Option<Dispatch>,
-    /// The reader of the response's usage; `None` if there is nothing more to read.
+    /// The reader of the response's usage; `None` unless the response's status is 200, and after its end.
     usage_reader: Option<UsageReader>,
-    /// The chat whose answer is kept, if it is.
+    /// The chat to which the answer is added; `None` if it is not kept.
     chat: Option<ChatKey>,
-    /// The reader of that answer.
+    /// The reader of the answer; `None` unless it is kept, and the response can be read (status 200, uncompressed).
     answer: Option<AnswerReader>,
     /// The usage that the response reports.
     counted: Option<PromptUsage>,
-    /// The tenant and the responding engine, if there are several engines.
+    /// The tenant and the responding engine, for a response that the engine may store; `None` with a single engine.
     asked: Option<(Box<str>, EngineId)>,
     /// Whether usage and answer are read from the response; false if the filter did not read the request's body.
     is_read: bool,
@@ -66,7 +66,7 @@ impl PendingResponse {
         self
     }
 
-    /// Adds the chat whose answer is kept, if it is.
+    /// Sets the chat to which the answer is added; `None` if it is not kept.
     pub(crate) fn of_chat(&mut self, chat: Option<ChatKey>) {
         self.chat = chat;
     }
@@ -140,7 +140,7 @@ impl PendingResponse {
             && let Some(chunk) = logged(host, host.response_body(0, size))
         {
             answer.take(&chunk);
-            // A stream's answer is kept before its client reads the end, and may go on.
+            // A stream's answer is stored before its client has read the end and can send the next request.
             match answer.is_over() {
                 true => plugin.keep(host, answer),
                 false => self.answer = Some(answer),
@@ -179,7 +179,7 @@ impl PendingResponse {
     }
 }
 
-/// Returns the engine that sent the response, if there are several.
+/// Returns the engine that sent the response; `None` if there is only one, or it is unknown.
 fn served_by(host: &impl Host, plugin: &Plugin) -> Option<EngineId> {
     let engines = plugin.engines();
     let address = (engines.are_several()).then(|| host.property(&["upstream", "address"]));

@@ -1,18 +1,18 @@
 //! The filter in a real proxy: callbacks of the proxy-wasm SDK in, host calls out. Compiled for Wasm only.
 //!
 //! The SDK panics on any status that it does not expect, in its trait methods and in most of `hostcalls`, and a panic
-//! here is a trap. So each call is made only where Envoy cannot return anything else (read in Envoy's
-//! `source/extensions/common/wasm/context.cc` and proxy-wasm-cpp-host's `src/exports.cc`):
+//! here is a trap. So each call is made only where Envoy can return no status but those that are handled (read in
+//! Envoy's `source/extensions/common/wasm/context.cc` and proxy-wasm-cpp-host's `src/exports.cc`):
 //!
-//! | call | Envoy's other answer | why it cannot come |
+//! | call | Envoy's statuses other than `Ok` | why they do not occur |
 //! | --- | --- | --- |
-//! | read or change request headers | BadArgument, headers let go | [`Exchange`] asks only from the request-headers callback on and until a request callback returns `Continue` (with released headers: within that first callback); Envoy keeps them that long |
-//! | read or change response headers | BadArgument, headers let go | only in the response-headers callback |
+//! | read or change request headers | BadArgument, headers released | [`Exchange`] asks only from the request-headers callback on and until a request callback returns `Continue` (with released headers: within that first callback); Envoy keeps them that long |
+//! | read or change response headers | BadArgument, headers released | only in the response-headers callback |
 //! | read a body | BadArgument, range overflows | the range lies within what Envoy announced; no buffer is `NotFound`, which is handled |
 //! | call a cluster | BadArgument, InternalFailure, handled by the SDK | |
-//! | let a held request go | none | |
-//! | run another request's call | BadArgument, the context is gone; handled by the SDK | Envoy resumes the request after the callback, and restores the context |
-//! | read the answer's status | BadArgument, no headers | only if Envoy announced headers |
+//! | resume a held request | none | |
+//! | set the effective context, to resume another request | BadArgument, the context is gone; handled by the SDK | Envoy resumes the request after the callback, and restores the context |
+//! | read a call's response status | BadArgument, no headers | only if Envoy announced headers |
 //! | change the body | NotFound, no buffer | only after Envoy announced a body of more than zero bytes |
 //! | read, write shared data | CasMismatch, handled by the SDK | |
 //! | set the tick | none | |
@@ -57,10 +57,10 @@ impl Context for Root {
         plugin.on_answer(&self.proxy, call, status, body.as_deref());
     }
 
-    /// Handles the end of the configuration, after its last request.
+    /// Handles the plugin's removal, after its last request.
     fn on_done(&mut self) -> bool {
         tell_counts();
-        // Envoy would keep the timer running, and a request may just have requested a tick.
+        // Stop the timer: Envoy would keep it running, and a request may just have requested a tick.
         set_tick(Duration::ZERO);
         true
     }
@@ -112,7 +112,7 @@ impl RootContext for Root {
     }
 }
 
-/// Sets the interval of the running context's root.
+/// Sets the tick interval of the running context's root context; zero stops ticks.
 fn set_tick(interval: Duration) {
     let _ = hostcalls::set_tick_period(interval);
 }
@@ -184,7 +184,7 @@ impl HttpContext for Stream {
     }
 }
 
-/// Returns the status and body of a response, and no body if it is longer than `limit`.
+/// Returns the status of a cluster call's response (`None` if it failed) and its body (`None` beyond `limit` bytes).
 fn answer(headers: usize, size: usize, limit: usize) -> (Option<u16>, Option<Vec<u8>>) {
     // A failed call's response has no headers, and reading one would trap.
     let status = (headers > 0)
@@ -342,7 +342,7 @@ impl Host for Proxy {
     fn resumer(&self) -> Option<Resumer> {
         let context = self.0;
         Some(Box::new(move || {
-            // A context that is gone is an error.
+            // Setting the context is an error if the request is over.
             if hostcalls::set_effective_context(context).is_ok() {
                 let _ = hostcalls::resume_http_request();
             }
@@ -404,12 +404,12 @@ impl Host for Proxy {
 }
 
 thread_local! {
-    /// The counts of all plugins of this VM, which has one thread. While it is borrowed, only metric calls are made, and
-    /// these cause no callbacks.
+    /// Buffered metrics of all plugins of this VM, which has one thread. While they are borrowed, only metric host
+    /// calls are made, and these cause no callbacks.
     static TALLY: RefCell<MetricBuffer> = const { RefCell::new(MetricBuffer::new()) };
 }
 
-/// Writes the counts. Errors are ignored, since counting must not fail a request.
+/// Writes the buffered metrics to the proxy. Errors are ignored, since counting must not fail a request.
 fn tell_counts() {
     TALLY.with_borrow_mut(|metric_buffer| {
         metric_buffer.tell(

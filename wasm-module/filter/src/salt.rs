@@ -57,7 +57,7 @@ impl Identity {
         self.salt.as_deref()
     }
 
-    /// Returns the tenant for the core.
+    /// Returns the tenant as the core identifies it: by name and, if salts are on, by a key derived from the salt.
     pub(crate) fn tenant(&self) -> Tenant<'_> {
         Tenant {
             name: &self.name,

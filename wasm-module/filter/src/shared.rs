@@ -15,12 +15,12 @@ impl<T> Shared<T> {
         Self(Mutex::new(value))
     }
 
-    /// Locks the value. `None` if the current thread already holds it, which no known proxy can cause. After a panic the
-    /// value may be half changed: `renew` repairs it.
+    /// Locks the value, waiting for other threads. `None` in a VM, which has one thread, if an outer callback holds it;
+    /// no known proxy causes that. After a panic the value may be half changed: `renew` repairs it.
     pub(crate) fn lock(&self, renew: impl FnOnce(&mut T)) -> Option<MutexGuard<'_, T>> {
         let poisoned = match self.0.try_lock() {
             Ok(value) => return Some(value),
-            // The only thread would wait for itself, and trap.
+            // The only thread would wait for itself.
             Err(TryLockError::WouldBlock) if cfg!(target_arch = "wasm32") => return None,
             Err(TryLockError::WouldBlock) => match self.0.lock() {
                 Ok(value) => return Some(value),
@@ -34,7 +34,7 @@ impl<T> Shared<T> {
         Some(value)
     }
 
-    /// Locks the value; `None` if it is in use. After a panic the value is returned as it is.
+    /// Locks the value without waiting; `None` if it is locked. After a panic the value is returned unrepaired.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(value) => Some(value),

@@ -1,7 +1,7 @@
 //! Shared data for shells in a process of their own: a key-value store, like Envoy's for its VMs.
 //!
-//! Workers that share a plugin need no store to share updates. But a plugin that replaces another one, when the
-//! configuration changes, reads the other's updates from shared data.
+//! Workers that share a plugin need no store to share updates. But when the configuration changes, the new plugin reads
+//! the old one's updates from here.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,12 +18,13 @@ impl SharedData {
         Self(Mutex::new(None))
     }
 
-    /// Returns the value of a key, and the number of its last change.
+    /// Returns the value of a key and the number of its last change; `None` if the key was never set.
     pub fn get(&self, key: &str) -> Option<(Vec<u8>, u32)> {
         self.lock().as_ref()?.get(key).cloned()
     }
 
-    /// Sets a value; with `unchanged_since`, only if that is the number of its last change. Returns whether it was set.
+    /// Sets a value; with `unchanged_since`, only if that is its last change's number (0 if unset). Returns whether it
+    /// did.
     pub fn set(&self, key: &str, value: &[u8], unchanged_since: Option<u32>) -> bool {
         let mut data = self.lock();
         let data = data.get_or_insert_default();

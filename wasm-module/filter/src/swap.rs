@@ -1,6 +1,7 @@
-//! Changes of shared data by several workers: compare-and-swap, retried when another worker was faster.
+//! Changes shared data that several workers change: compare-and-swap, retried if another worker was faster.
 //!
-//! Compare-and-swap cannot guard the creation of a key: keys are created while the plugin loads, on Envoy's main thread first.
+//! Compare-and-swap cannot guard the creation of a key: keys are created while a plugin loads, first on Envoy's main
+//! thread.
 
 use crate::host::{Host, HostError};
 
@@ -12,9 +13,9 @@ pub(crate) fn create(host: &impl Host, key: &str, value: &[u8]) -> Result<(), Ho
     Ok(())
 }
 
-/// Replaces a value, as returned by `read`, with `next` of it. If another worker changed it meanwhile, it is read and
-/// computed again. Returns the old value; `None` if others were faster at every attempt. With `seen`, the value and its
-/// number, the first read is saved.
+/// Replaces the value under `key` by `next(value)`, retrying if another worker changed it meanwhile. `read` returns a
+/// value and its compare-and-swap number; `seen`, if both are known, saves the first read. Returns the old value;
+/// `None` if other workers were faster at all [`ATTEMPTS`].
 pub(crate) fn change<H: Host, T>(
     host: &H,
     key: &str,
@@ -34,5 +35,5 @@ pub(crate) fn change<H: Host, T>(
     Ok(None)
 }
 
-/// Most attempts. A lost race costs a microsecond, and the winner has made its change.
+/// Most attempts of a change. A lost race costs a microsecond, and means that another worker's change was made.
 const ATTEMPTS: u32 = 16;

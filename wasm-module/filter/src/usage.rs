@@ -15,8 +15,8 @@
 //! | Bedrock Converse | `inputTokens` and both `cache…InputTokens` | `cacheReadInputTokens` |
 //! | Gemini | `promptTokenCount` | `cachedContentTokenCount` |
 //!
-//! A response is forwarded chunk by chunk; its first and last bytes are copied on the way, and parsed when it has ended.
-//! Text that a model wrote cannot be mistaken for usage, since its quotation marks are escaped there.
+//! A response is forwarded chunk by chunk; its first and last bytes are copied on the way, and parsed when it has
+//! ended. Text that a model wrote cannot be mistaken for usage, since quotation marks in JSON strings are escaped.
 
 use serde::Deserialize;
 
@@ -37,7 +37,7 @@ pub(crate) struct PromptUsage {
 }
 
 impl UsageReader {
-    /// Copies the needed bytes of a chunk of `size` bytes; `read` returns a number of its bytes from a position on.
+    /// Copies the needed bytes of a chunk of `size` bytes; `read(from, size)` returns a part of the chunk.
     pub(crate) fn take<E>(
         &mut self,
         size: usize,
@@ -59,7 +59,7 @@ impl UsageReader {
         Ok(())
     }
 
-    /// Returns the id under which a Responses API stores the response (`resp_…`), if it is one.
+    /// Returns the id of a response of OpenAI's Responses API (`resp_…`); `None` for another API's response.
     pub(crate) fn response_id(&self) -> Option<&str> {
         const NAME: &[u8] = br#""id""#;
         let starts = self.first.windows(NAME.len()).enumerate();
@@ -77,7 +77,7 @@ impl UsageReader {
         })
     }
 
-    /// Returns the last usage report in the response.
+    /// Returns the last usage report in the copied bytes; `None` if there is none.
     pub(crate) fn counted(&self) -> Option<PromptUsage> {
         last_count(&self.last).or_else(|| last_count(&self.first))
     }
@@ -90,7 +90,7 @@ fn last_count(bytes: &[u8]) -> Option<PromptUsage> {
     starts.into_iter().rev().find_map(|at| count_at(bytes, at))
 }
 
-/// Returns the usage in the object after the key at `at`.
+/// Returns the usage after the key at `at`; `None` if the key is in a string, or no prompt tokens follow.
 fn count_at(bytes: &[u8], at: usize) -> Option<PromptUsage> {
     let escaped = at
         .checked_sub(1)
@@ -112,8 +112,8 @@ struct Usage {
     #[serde(alias = "promptTokenCount")]
     prompt_tokens: Option<u64>,
     prompt_tokens_details: Option<Details>,
-    /// Anthropic and Bedrock: tokens neither read from the cache nor written to it. With details: Responses, where it
-    /// counts all tokens.
+    /// Anthropic and Bedrock: prompt tokens neither read from the cache nor written to it. OpenAI Responses, which has
+    /// `input_tokens_details`: all prompt tokens.
     #[serde(alias = "inputTokens")]
     input_tokens: Option<u64>,
     input_tokens_details: Option<Details>,
@@ -156,9 +156,9 @@ impl Usage {
     }
 }
 
-/// The common beginning of the keys.
+/// The beginning of both keys, `usage` and `usageMetadata`.
 const KEY: &[u8] = br#""usage"#;
-/// The rest of Gemini's key.
+/// The rest of Gemini's key, `usageMetadata`.
 const GEMINIS: &[u8] = b"Metadata";
 
 /// Longest response id, in bytes.

@@ -68,7 +68,7 @@ pub struct Config {
     pub open_paths: Vec<String>,
     /// With salts: routes whose requests are refused, since an engine may not separate salts there.
     pub unsalted_routes: Vec<String>,
-    /// The treatment of a request that cannot be ordered because of the client.
+    /// Whether a request whose body cannot be ordered is forwarded or refused.
     pub on_failure: OnFailure,
     /// Lower-case name of the response header with the report.
     pub report_header: Option<String>,
@@ -125,7 +125,7 @@ pub struct PathHeader {
     pub enabled: bool,
 }
 
-/// The treatment of a request that cannot be ordered because of the client.
+/// What happens to a request whose body cannot be ordered, or whose documents cannot be retrieved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
     /// The original body is forwarded.

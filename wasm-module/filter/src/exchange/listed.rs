@@ -32,9 +32,9 @@ pub(super) struct Asked<'h> {
 /// A request that may be forwarded.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Listed<'c> {
-    /// The request is processed under this route's rules.
+    /// A `POST` to this route: it is read, and forwarded with the salt.
     Watched(&'c str),
-    /// The request has no body and its path carries no prompt.
+    /// The request has no body, so it carries no prompt.
     WithoutPrompt,
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum Unlisted {
         /// The value of the response header `allow`.
         allowed: &'static str,
     },
-    /// An engine may not separate tenants' caches on this path.
+    /// An engine is not known to separate tenants' caches on this path.
     #[error(
         "the gateway does not serve this path: the engine is not known to keep tenants' caches apart there (`engines[].salts` says where)"
     )]

@@ -12,10 +12,10 @@
 //!               └─► no documents: Searching ─ responses ─┘
 //! ```
 //!
-//! The headers are held until the body is complete, because `content-length` must change with it (Envoy hangs on a stale
-//! one) and the chosen path becomes a header. If the proxy cannot hold them ([`RequestHeaders::Release`]), they are
-//! forwarded at once, without either. Response headers get the report. Response bodies are forwarded unchanged, and the
-//! reported usage is read from them ([`crate::usage`]).
+//! The headers are held until the body is complete, because `content-length` must change with it (Envoy hangs on a
+//! stale one) and the chosen path becomes a header. If the proxy cannot hold them ([`RequestHeaders::Release`]), they
+//! are forwarded at once, without `content-length` and path. The report is a response header. Response bodies are
+//! forwarded unchanged, and the reported usage is read from them ([`crate::usage`]).
 
 pub(crate) mod listed;
 mod route;
@@ -49,37 +49,37 @@ pub struct Exchange {
     phase: Phase,
     /// The format of errors for this client.
     dialect: Dialect,
-    /// The model in the request's path.
+    /// The model named in the request's path, if the route has `{model}`.
     model: Option<String>,
-    /// The pending response, once one of our requests is forwarded.
+    /// The response to wait for; `None` until an engine is chosen for the request.
     pending: Option<PendingResponse>,
-    /// The search for documents, if one was needed.
+    /// The search for documents; `None` if none was started.
     search: Option<Box<Search>>,
     /// The report of the finished search.
     ended: Option<SearchReport>,
-    /// The changes to the prompt before its documents, made or only proposed.
+    /// The changes to the head (tools, system text, history), made or only proposed; `None` if there are none.
     head: Option<HeadReport>,
-    /// The markers set, if the engine's cache has markers.
+    /// The cache markers written into the body; `None` if the engine's cache has no markers.
     cut: Option<Cut>,
     /// The ticket for the diagnosis of this request, if diagnoses are on.
     miss: Option<Ticket>,
     /// The request's role in a burst, if it has one.
     burst: Option<Burst>,
-    /// The chat whose answer is kept, if it is.
+    /// The chat to which the answer will be added; `None` if answers are not kept.
     chat: Option<ChatKey>,
-    /// Number of messages to which lost parts of the model's answers were restored.
+    /// Number of the request's messages in which lost parts of the model's answers were restored.
     restored: u64,
 }
 
-/// A request's role in a burst: requests at the same time whose prompts begin with the same documents. One leads, and
-/// the others are held until its response begins, so that the engine computes the documents once.
+/// A request's role in a burst: simultaneous requests whose prompts begin with the same documents. One leads, and the
+/// others are held until its response begins, so that the engine computes the documents only once.
 #[derive(Clone, Copy)]
 struct Burst {
     /// The role's name in access logs: `leads`, `held` or `follows` (not held).
     name: &'static str,
     /// The ticket, until the response has begun or failed; `None` for a request that follows without being held.
     ticket: Option<BurstTicket>,
-    /// Whether the request is paused until another one's response begins.
+    /// Whether the request is paused until the leader's response begins.
     is_held: bool,
     /// Whether the response's status is 2xx.
     succeeds: bool,
@@ -90,14 +90,14 @@ struct Burst {
 pub enum Flow {
     /// The request continues to the next filter.
     Continue,
-    /// The request stays buffered, or was answered here.
+    /// The request stays buffered, or the filter has responded to it.
     Hold,
 }
 
 enum Phase {
     Bystander,
     Holding(BufferedRequest),
-    /// The body is complete; the request waits for documents.
+    /// The body is complete, and the search for documents is not.
     Searching(BufferedRequest),
     Settled(RequestOutcome),
 }
@@ -105,13 +105,13 @@ enum Phase {
 /// State of a request whose body is still being buffered.
 struct BufferedRequest {
     identity: Identity,
-    /// Whether documents must not move, and only the salt is written.
+    /// Whether the client asked to bypass ordering: then only the salt is written.
     bypassed: bool,
     /// Whether the held headers have a `content-length`, which must match the body.
     sized: bool,
     /// Number of bytes buffered so far.
     received: usize,
-    /// The question's embedding from the client's header.
+    /// The question's embedding, from the client's header.
     embedding: Option<Vec<u8>>,
     /// The range of the body's `retrieval` field, which is not forwarded. Set once the body is complete.
     cut: Option<Range<usize>>,
@@ -119,7 +119,7 @@ struct BufferedRequest {
 
 /// Whether documents must be retrieved for a body.
 enum RetrievalNeed<'b> {
-    /// No; with the documents that the body holds.
+    /// No search is needed. What is known of the body's documents is reused.
     None(RequestDocuments<'b>),
     Search(SearchStep),
 }
@@ -138,7 +138,7 @@ impl BufferedRequest {
 #[derive(Default)]
 struct Noted {
     head: Option<HeadReport>,
-    /// The cut that was made in the request's body, if any.
+    /// The cache markers written into the body, if any.
     cut: Option<Cut>,
     miss: Option<Ticket>,
 }
@@ -147,7 +147,7 @@ struct Noted {
 struct ForwardedRequest {
     /// The new body; `None` for the original body.
     body: Option<Vec<u8>>,
-    /// The path header for the engine.
+    /// Value of the path header; `None` if the header is not sent.
     path: Option<String>,
     outcome: RequestOutcome,
 }
@@ -177,8 +177,8 @@ impl Exchange {
         (self.dialect).error(500, "the gateway failed", "gateway_failed")
     }
 
-    /// Returns the body of an error with which the shell itself responds, after the request's headers. `code` is a word in
-    /// kebab case.
+    /// Returns the body of an error with which the shell itself responds, in the format of the request's path. Call it
+    /// after the request's headers have arrived. `code` is the reason in kebab case.
     pub fn refusal(&self, host: &impl Host, status: u16, message: &str, code: &str) -> Vec<u8> {
         let path = host.request_header(":path").ok().flatten();
         let path = path.unwrap_or_default();
@@ -253,24 +253,25 @@ impl Exchange {
         }
     }
 
-    /// Returns whether the request's body is still needed. A shell that forwards headers before the body cannot tell from
-    /// [`Flow`].
+    /// Returns whether the request's body is still needed. [`Flow`] does not say so to a shell that has already
+    /// forwarded the headers.
     pub fn wants_request_body(&self) -> bool {
         matches!(self.phase, Phase::Holding(_))
     }
 
-    /// Returns whether the request waits for a response to a [`Host::call_for_request`], or for another request.
+    /// Returns whether the request waits for a response to a [`Host::call_for_request`], or for another request in a
+    /// burst.
     pub fn waits_for_answer(&self) -> bool {
         matches!(self.phase, Phase::Searching(_)) || self.is_held()
     }
 
-    /// Returns whether the request waits until another one's response begins. A shell that asks this later must call
-    /// [`Exchange::on_resumed`] when its [`Host::resumer`] is called.
+    /// Returns whether the request is held until another one's response begins. A shell that also uses this after the
+    /// wait must call [`Exchange::on_resumed`] when the function from [`Host::resumer`] is called.
     pub fn is_held(&self) -> bool {
         self.burst.is_some_and(|burst| burst.is_held)
     }
 
-    /// Returns the longest time that the request is held, in milliseconds.
+    /// Returns the longest time for which a burst holds a request, in milliseconds; 0 if `bursts` is off.
     pub fn max_wait_ms(&self) -> u64 {
         self.plugin.max_wait_ms()
     }
@@ -288,7 +289,7 @@ impl Exchange {
         self.pending.is_some() || is_reported && matches!(self.phase, Phase::Settled(_))
     }
 
-    /// Returns whether the response's body must be read. Valid after the response's headers were handled.
+    /// Returns whether the response's body must be read. Call it after the response's headers were handled.
     pub fn wants_response_body(&self) -> bool {
         self.pending
             .as_ref()
@@ -317,14 +318,14 @@ impl Exchange {
         }
     }
 
-    /// Returns the longest response to a [`Host::call_for_request`] to read, in bytes.
+    /// Returns the longest response to a [`Host::call_for_request`] that is read, in bytes; 0 without retrieval.
     pub fn max_answer_bytes(&self) -> usize {
         let retrieval = self.plugin.retrieval();
         retrieval.map_or(0, |retrieval| retrieval.config().retriever.max_answer_bytes)
     }
 
-    /// Handles the response to a [`Host::call_for_request`]: its status, if there was a response, and its body, unless it
-    /// exceeds [`Exchange::max_answer_bytes`]. A request that waited for it is forwarded.
+    /// Handles the response to a [`Host::call_for_request`]: its status, if there was a response, and its body, unless
+    /// it exceeds [`Exchange::max_answer_bytes`]. If that ends the search, the request is forwarded, held or refused.
     pub fn on_answer(
         &mut self,
         host: &impl Host,
@@ -379,7 +380,7 @@ impl Exchange {
 
     /// Handles the end of request and response, however they ended.
     pub fn on_done(&mut self, host: &impl Host) {
-        // The response did not begin, although its headers may have come.
+        // A response whose body has not begun counts as failed, even if its headers have arrived.
         if let Some(burst) = &mut self.burst {
             burst.succeeds = false;
         }
@@ -388,7 +389,7 @@ impl Exchange {
         let counted = pending.and_then(|pending| pending.on_done(host, &self.plugin));
         let miss = self.miss.take();
         let miss = miss.and_then(|ticket| self.plugin.missed(host, ticket, counted));
-        // Ends a search whose request is over, and frees its warm-up slot.
+        // Drops an unfinished search, which frees its warm-up slot.
         self.search = None;
         let phase = std::mem::replace(&mut self.phase, Phase::Bystander);
         if let Phase::Settled(outcome) = phase
@@ -443,8 +444,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Returns the dialect of a request to process; `None` for any other. With salts, any other request carries no prompt
-    /// or is refused.
+    /// Returns the dialect of a request to process; `None` for a request to forward unread. With salts, such a request
+    /// carries no prompt, and all others are refused.
     fn dialect_if_ours(
         &mut self,
         host: &impl Host,
@@ -603,7 +604,7 @@ impl Exchange {
         }
     }
 
-    /// Restores what the client changed in the model's earlier answers. Returns the body as if the client had sent it so.
+    /// Restores kept answers that the client changed, and returns the body: the original one if there are none.
     fn restore(
         &mut self,
         host: &impl Host,
@@ -631,7 +632,7 @@ impl Exchange {
         Ok(body)
     }
 
-    /// Starts the search for documents, if it is needed.
+    /// Starts the search for documents if retrieval is on and the body has none.
     fn search<'b>(
         &mut self,
         host: &impl Host,
@@ -664,7 +665,7 @@ impl Exchange {
         }
     }
 
-    /// Handles the end of the search for documents.
+    /// Handles the end of the search: the request continues with the documents found, without any, or is refused.
     fn answered(
         &mut self,
         host: &impl Host,
@@ -693,7 +694,7 @@ impl Exchange {
         }
     }
 
-    /// Rewrites the original body `came`. Then the request is forwarded, or held as part of a burst.
+    /// Rewrites the body `came`. Then the request is forwarded, held as part of a burst, or refused.
     fn go_on(
         &mut self,
         host: &impl Host,
@@ -719,7 +720,7 @@ impl Exchange {
         }
     }
 
-    /// Holds a request that is ready to be forwarded if another one is computing its documents.
+    /// Holds a request that is ready to be forwarded while another one computes its documents; else lets it continue.
     fn enter_burst(&mut self, host: &impl Host) -> Flow {
         let decided = self.pending.as_ref().map(PendingResponse::decided);
         let (record, arm) = decided.unwrap_or_default();
@@ -753,9 +754,8 @@ impl Exchange {
         }
     }
 
-    /// Rewrites the original body `came`, and replaces body and headers in the proxy; the caller lets the request
-    /// continue. Sets `pending` as soon as an engine is chosen, even if an error follows. `noted` receives parts of the
-    /// report.
+    /// Rewrites the body `came`, and replaces body and headers in the proxy; the caller lets the request continue. Sets
+    /// `pending` as soon as an engine is chosen, even if an error follows. `noted` receives parts of the report.
     fn send(
         &self,
         host: &impl Host,
@@ -825,7 +825,7 @@ impl Exchange {
         if let Some(new) = new
             && let Err(error) = replace(host, held, came, new)
         {
-            // The path does not match the old body. An engine that receives it anyway finds out by itself.
+            // The path describes a body that is not sent.
             if sent.path.is_some() {
                 host.remove_request_header(name)?;
             }
@@ -866,7 +866,7 @@ impl Exchange {
         }
     }
 
-    /// Chooses an engine for a request whose body is not read. Only with a pool, which needs an engine for every request.
+    /// Chooses an engine for a request whose body is not read, if there is a pool, which needs one for every request.
     fn direct_unread(&mut self, host: &impl Host) {
         if self.pending.is_some() || host.pool().is_none() {
             return;
@@ -891,7 +891,7 @@ impl Exchange {
         let mut outcome = RequestOutcome::Refused(fault.reason());
         let report = self.report(&outcome);
         let mut headers = vec![("content-type", "application/json")];
-        // Not every proxy shows a filter the headers of the filter's own response.
+        // Set here, since not every proxy passes the filter's own response through its response callbacks.
         if let Some(name) = &self.plugin.config().report_header {
             headers.push((name, &report));
         }
@@ -915,7 +915,7 @@ impl Exchange {
         self.phase = Phase::Settled(outcome);
     }
 
-    /// Returns the value of the response header.
+    /// Returns the value of the report header.
     fn report(&self, outcome: &RequestOutcome) -> String {
         let mut report = outcome.to_string();
         for (name, value) in self.head.iter().flat_map(outcome::head_fields) {
@@ -952,7 +952,7 @@ fn retrieved<'d>(plugin: &'d Plugin, documents: &'d str) -> Retrieved<'d> {
     }
 }
 
-/// Writes the header from which Envoy takes the chosen engine.
+/// Writes the header from which Envoy takes the chosen engine, if there is a choice.
 fn direct(host: &impl Host, route: &Route) -> Result<(), HostError> {
     match &route.destinations {
         Some(destinations) => host.set_request_header(DESTINATION_HEADER, destinations),
@@ -960,7 +960,7 @@ fn direct(host: &impl Host, route: &Route) -> Result<(), HostError> {
     }
 }
 
-/// Returns the body with only its salt written, if there is one.
+/// Returns the original body with only the tenant's salt written; unchanged if salts are off.
 fn salted(
     body: &[u8],
     held: &BufferedRequest,

@@ -1,7 +1,7 @@
 //! Matches a request's path to a route if salts are off, and extracts the model from it.
 //!
-//! Many engines decode `%` escapes before they compare a path, so escapes are decoded here too. A path that is missed is
-//! only not ordered; if salts are on, [`listed`](super::listed) decides.
+//! Many engines decode `%` escapes before they compare a path, so escapes are decoded here too. A path that matches no
+//! route is merely not ordered; if salts are on, [`listed`](super::listed) decides instead.
 //!
 //! ```text
 //!   route   /model/{model}/converse              /v1beta/models/{model}:generateContent
@@ -23,7 +23,7 @@ pub(super) fn route_of<'c>(
         .find_map(|route| Some((route, matched(path, route)?)))
 }
 
-/// Returns the model in the path (if the route has `{model}`); `None` if the path does not match the route.
+/// Returns the text that matched `{model}`, if the route has it; the outer `None` if the path does not match the route.
 fn matched(path: &[u8], route: &str) -> Option<Option<String>> {
     if !route.contains('{') {
         return (*decoded(path)? == *route.as_bytes()).then_some(None);

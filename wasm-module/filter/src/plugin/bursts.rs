@@ -1,4 +1,4 @@
-//! Leaders and followers among the requests of one plugin: in Wasm those of one worker, in other shells all.
+//! Holds requests of one plugin while another one computes their documents: in Wasm those of one worker, else all.
 
 use std::collections::VecDeque;
 use std::sync::MutexGuard;
@@ -27,7 +27,7 @@ impl InFlight {
         }
     }
 
-    /// After a panic, all held requests are resumed.
+    /// Locks the bursts. After a panic in another thread, all held requests are resumed first.
     fn lock(&self) -> Option<MutexGuard<'_, Bursts<Resumer>>> {
         self.bursts.lock(|bursts| self.resume(bursts.abandon()))
     }
@@ -40,8 +40,8 @@ impl InFlight {
 }
 
 impl Plugin {
-    /// Decides whether a request that is ready to be forwarded is held for one that computes the same documents. A dry run
-    /// delays nothing, and the control arm of an experiment is untouched.
+    /// Decides whether a request that is ready to be forwarded is held while another one computes the same documents. A
+    /// dry run delays nothing, and the control arm of an experiment is untouched.
     pub(crate) fn enter(
         &self,
         host: &impl Host,
@@ -80,9 +80,9 @@ impl Plugin {
         self.metrics.left(host, was_held);
     }
 
-    /// Releases requests that have waited long enough, and resumes some of those released. Envoy may answer a request that is
-    /// resumed at once, and runs that one's callbacks within its own; so few are resumed at a tick, and none in a request's
-    /// callback.
+    /// Releases requests that have waited long enough, and resumes some of the released ones. Envoy may run a resumed
+    /// request's callbacks, up to its response, inside the call that resumes it. So few are resumed at a tick, and none
+    /// in a request's callback.
     pub(super) fn resume_released(&self, host: &impl Host) {
         self.release(host, Bursts::expire);
         let in_flight = self.in_flight.as_ref();
@@ -97,7 +97,7 @@ impl Plugin {
         self.clock.wake();
     }
 
-    /// Releases requests; the next ticks resume them.
+    /// Applies `change` to the bursts, and counts the requests that it releases; the next ticks resume them.
     fn release(
         &self,
         host: &impl Host,
@@ -119,7 +119,7 @@ impl Plugin {
         self.clock.wake();
     }
 
-    /// Returns whether requests may be held, which only ticks resume.
+    /// Returns whether requests may be held. Held requests are resumed only at ticks, so the shell must trigger these.
     pub fn holds_requests(&self) -> bool {
         self.in_flight.as_ref().is_some_and(|it| it.config.holds)
     }
@@ -129,12 +129,12 @@ impl Plugin {
         self.has_feeds() || self.in_flight.is_some()
     }
 
-    /// Returns the longest wait of a held request, in milliseconds.
+    /// Returns the longest wait of a held request, in milliseconds; 0 if `bursts` is off.
     pub(crate) fn max_wait_ms(&self) -> u64 {
         let limits = self.in_flight.as_ref().map(|it| it.config.limits);
         limits.map_or(0, |limits| limits.max_wait_ms.into())
     }
 }
 
-/// Requests resumed at a tick, which comes a millisecond later if there are more.
+/// Most requests resumed at a tick; if more are due, another tick follows a millisecond later.
 const RESUMED_AT_A_TICK: usize = 8;

@@ -1,7 +1,7 @@
-//! A plugin's ticks: every [`Plugin::TICK_MS`], and earlier if it has something to push.
+//! A plugin's ticks: every [`Plugin::TICK_MS`], and earlier if it has updates to push or requests to resume.
 //!
-//! A shell triggers ticks in its own way, and sets a [waker](Plugin::wake_with) for an additional tick, which comes
-//! [`Plugin::WOKEN`] later: so there are at most a thousand a second. Without a waker, pushes wait for the next tick.
+//! A shell triggers ticks in its own way, and sets a [waker](Plugin::wake_with) for additional ones, [`Plugin::WOKEN`]
+//! after each request for one: at most a thousand a second. Without a waker, that work waits for the next tick.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,19 +13,19 @@ use crate::host::Host;
 /// The kind of a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tick {
-    /// All periodic work was done.
+    /// A periodic tick: all work was done.
     Full,
-    /// Only urgent work was done: pushes to gateways of other proxies, and calls to them.
+    /// An additional tick: only gateways of other proxies were served, and held requests resumed.
     Short,
 }
 
-/// The clock of a plugin.
+/// The state of a plugin's ticks.
 #[derive(Default)]
 pub(super) struct Clock {
-    /// Time of the next full tick.
+    /// Time of the next full tick, in milliseconds.
     next_full_ms: AtomicU64,
     waker: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Whether a tick was requested that has not come.
+    /// Whether an additional tick is requested and has not come yet.
     is_woken: AtomicBool,
 }
 
@@ -44,13 +44,13 @@ impl Clock {
         Tick::Full
     }
 
-    /// Returns the time until the next full tick.
+    /// Returns the milliseconds until the next full tick, at least 1.
     fn left_ms(&self, now_ms: u64) -> u64 {
         let next_ms = self.next_full_ms.load(Ordering::Relaxed);
         next_ms.saturating_sub(now_ms).clamp(1, Plugin::TICK_MS)
     }
 
-    /// Requests a tick, unless one is already requested.
+    /// Requests an additional tick, unless one is already requested.
     pub(super) fn wake(&self) {
         if !self.is_woken.swap(true, Ordering::AcqRel)
             && let Some(wake) = self.waker.get()
@@ -61,30 +61,30 @@ impl Clock {
 }
 
 impl Plugin {
-    /// The interval of [`Plugin::on_tick`].
+    /// The interval of full ticks, in milliseconds.
     pub const TICK_MS: u64 = 100;
 
-    /// The time until a requested tick.
+    /// The time from a request for a tick to that tick.
     pub const WOKEN: Duration = Duration::from_millis(1);
 
-    /// Sets the function that requests a tick from the shell. Any thread calls it, in the middle of a callback, at most
-    /// once before each tick. Only the first function set is used.
+    /// Sets the function that requests a tick from the shell. Any thread may call it, in the middle of a callback, at
+    /// most once before each tick. Later calls of `wake_with` have no effect.
     pub fn wake_with(&self, wake: impl Fn() + Send + Sync + 'static) {
         let _ = self.clock.waker.set(Box::new(wake));
     }
 
-    /// Returns whether a tick was requested that has not come.
+    /// Returns whether an additional tick is requested and has not come yet.
     pub fn is_woken(&self) -> bool {
         self.clock.is_woken.load(Ordering::Acquire)
     }
 
-    /// Returns the time until the next full tick, which a shell triggers without a request.
+    /// Returns the time until the next full tick, which the shell triggers by itself.
     pub fn until_tick(&self, host: &impl Host) -> Duration {
         Duration::from_millis(self.clock.left_ms(host.now_ms()))
     }
 }
 
-/// Tolerance for a shell's timer that fires early.
+/// How much earlier than due a tick may come and still be a full one, in milliseconds.
 const EARLY_MS: u64 = 10;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A plugin's exchange with gateways of other proxies; see [`crate::feed`] for the protocol.
+//! A plugin's exchange of updates with gateways of other proxies; see [`crate::feed`] for the protocol.
 
 use foreword_ordering::EngineId;
 use foreword_ordering::feed::GatewayId;
@@ -10,7 +10,8 @@ use crate::host::{CallResponse, Host, HostError};
 use crate::swap;
 
 impl Plugin {
-    /// Adds to the outbox if updates are exchanged; `note` returns whether a gateway listens.
+    /// If gateways exchange updates, calls `note` to queue one, and requests a tick if it returns true: a gateway
+    /// listens.
     pub(super) fn note(&self, note: impl FnOnce(&mut Outbox) -> bool) {
         if self.config.exchanges()
             && let Some(mut outbox) = self.outbox.lock(|outbox| *outbox = Outbox::default())
@@ -20,8 +21,8 @@ impl Plugin {
         }
     }
 
-    /// Records for gateways of other proxies that an engine's outstanding tokens changed. With one engine no choice depends
-    /// on them, so nothing is recorded.
+    /// Records for gateways of other proxies that an engine's outstanding tokens changed. Does nothing with one engine,
+    /// since no choice depends on its load.
     pub(super) fn note_load(&self, engine: EngineId) {
         if self.engines.are_several() {
             self.note(|outbox| outbox.add_load(engine));
@@ -53,7 +54,7 @@ impl Plugin {
         }
     }
 
-    /// Handles the response to a call of the exchange; returns whether it was one.
+    /// Handles the response to a call of the exchange; returns false if the call is another's.
     pub(super) fn receive(
         &self,
         host: &impl Host,
@@ -99,8 +100,8 @@ impl Plugin {
     }
 }
 
-/// Returns the id of this gateway, shared by all workers in agreement under `ring`. Keys are created here: see
-/// [`crate::agreement`] on who may create keys.
+/// Returns the id of this gateway, shared by all workers in agreement under `ring`. Creates its key in shared data: see
+/// [`crate::swap`] on when that is safe.
 pub(super) fn gateway_id(host: &impl Host, ring: &str) -> Result<GatewayId, HostError> {
     let key = format!("foreword/gateway/{LAYOUT}/{ring}");
     let random = RandomState::new().build_hasher().finish();
@@ -114,7 +115,7 @@ pub(super) fn gateway_id(host: &impl Host, ring: &str) -> Result<GatewayId, Host
     Ok(GatewayId(u64::from_le_bytes(bytes)))
 }
 
-/// Version of the id's format.
+/// Version of the id's layout in shared data.
 const LAYOUT: &str = "1";
 /// Status for an id that is missing or malformed.
 const NO_ID: u32 = 205;

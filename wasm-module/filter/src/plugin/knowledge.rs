@@ -1,4 +1,4 @@
-//! The state that a plugin's requests share: the orderer, and the worker's part in the agreement ([`crate::agreement`]).
+//! The state that a plugin's requests share: the orderer, and the worker's part in the ring ([`crate::agreement`]).
 
 use foreword_ordering::cuts::Cutter;
 use foreword_ordering::{Orderer, OrderingRecord, PeerUpdate};
@@ -10,19 +10,19 @@ use crate::metrics::Metrics;
 
 pub(super) struct Knowledge {
     pub(super) orderer: Orderer,
-    /// The history of marked prompts, for upstreams that cache only up to markers.
+    /// The recent prompts' cache markers, for upstreams that cache only up to markers.
     pub(super) cutter: Cutter,
     /// The worker's part in the ring; `None` if updates are not shared.
     pub(super) agreement: Option<Agreement>,
-    /// One bit for each engine: whether any of its responses reported cached tokens. From then on, a response without them
-    /// means none.
+    /// One bit for each engine: whether any of its responses reported cached tokens. From then on, a response without a
+    /// report means that none were cached.
     pub(super) reporting: u64,
     /// Number of requests so far.
     pub(super) request_number: u64,
 }
 
 impl Knowledge {
-    /// Returns empty state without an agreement.
+    /// Returns empty state that shares no updates yet.
     pub(super) fn new(config: &Config) -> Self {
         Self {
             orderer: Orderer::new(config.ordering.clone()),
@@ -33,7 +33,7 @@ impl Knowledge {
         }
     }
 
-    /// Resets the state after a panic, which may have left it half changed.
+    /// Drops orderer and cutter, which a panic may have left half changed, and rereads the published updates.
     pub(super) fn begin_anew(&mut self, config: &Config) {
         self.orderer = Orderer::new(config.ordering.clone());
         self.cutter = Cutter::new();
@@ -42,7 +42,7 @@ impl Knowledge {
         }
     }
 
-    /// Applies entries that others have published, at most `limit`.
+    /// Applies updates that other workers have published, at most `limit`.
     pub(super) fn catch_up(&mut self, host: &impl Host, metrics: &Metrics, limit: u64) {
         let Self {
             orderer, agreement, ..
@@ -54,7 +54,7 @@ impl Knowledge {
         }
     }
 
-    /// Applies an update and publishes it.
+    /// Applies an update and publishes it to the other workers.
     pub(super) fn take(&mut self, host: &impl Host, metrics: &Metrics, update: &PeerUpdate) {
         self.orderer.learn(update);
         self.tell(host, metrics, &update.encode());

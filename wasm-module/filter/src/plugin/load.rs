@@ -1,4 +1,4 @@
-//! Loads a plugin: validates the configuration, joins the workers' agreement and derives the salts.
+//! Loads a plugin: validates the configuration, joins the ring that workers share, and derives the salts.
 
 use foreword_ordering::EngineId;
 use foreword_ordering::document::Fingerprint;
@@ -22,8 +22,8 @@ use crate::salt::Salts;
 use crate::shared::Shared;
 
 impl Plugin {
-    /// Validates the configuration, defines the metrics, and reads the entries that other workers, or this one before a
-    /// reload, have published.
+    /// Validates the configuration, defines the metrics, and applies the updates that other workers, or this one before
+    /// a reload, have published.
     pub fn load(host: &impl Host, configuration: &[u8]) -> Result<Self, ConfigError> {
         let mut config = Config::from_json(configuration)?;
         if host.pool().is_some() {
@@ -78,8 +78,8 @@ impl Plugin {
     }
 }
 
-/// Returns the name of the ring through which workers agree on orders, and this worker's part in it, or `None` if it is
-/// disabled. In a proxy without shared data, each worker orders alone.
+/// Returns the name of the ring through which workers share updates, and this worker's part in it (`None` if
+/// `agreement.entries` is 0). An error in a proxy without shared data, where each worker orders alone.
 fn ring(host: &impl Host, config: &Config) -> Result<(String, Option<Agreement>), HostError> {
     let wanted = &config.agreement;
     let name = match &wanted.ring {
@@ -117,7 +117,7 @@ fn feeds(host: &impl Host, config: &Config, keys: Vec<Option<FeedKey>>, ring: &s
     feeds.collect()
 }
 
-/// Returns the key of each engine's feed, if it has one.
+/// Returns for each engine the key of its feed; `None` if the feed has no key.
 fn feed_keys(host: &impl Host, config: &Config) -> Result<Vec<Option<FeedKey>>, ConfigError> {
     let keys = config.engines.iter().map(|engine| {
         let key = engine.feed.as_ref().and_then(|feed| feed.key.as_ref());
@@ -137,7 +137,7 @@ fn salts_of(host: &impl Host, key: &SaltKey) -> Result<Salts, ConfigError> {
     })
 }
 
-/// Returns a secret's bytes; `field` is the field that may name an environment variable.
+/// Returns a key's bytes, from the configuration or the environment. `field` names the field in an error.
 fn secret(host: &impl Host, field: &'static str, key: &SaltKey) -> Result<Vec<u8>, ConfigError> {
     let key = match key {
         SaltKey::Bytes(bytes) => Some(bytes.clone()),
@@ -154,7 +154,7 @@ fn secret(host: &impl Host, field: &'static str, key: &SaltKey) -> Result<Vec<u8
     })
 }
 
-/// Returns one line for the log, as `name=value` pairs.
+/// Returns the log line on a loaded configuration, as `name=value` pairs.
 fn loaded(config: &Config) -> String {
     let tenants = match config.tenant {
         None => "off",

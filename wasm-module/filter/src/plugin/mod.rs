@@ -4,9 +4,9 @@
 //! | --- | --- |
 //! | `load` | loading a plugin |
 //! | `knowledge` | the state that requests share |
-//! | `gateways` | the exchange with gateways of other proxies |
+//! | `gateways` | the exchange of updates with gateways of other proxies |
 //! | `clock` | ticks |
-//! | `bursts` | leaders and followers |
+//! | `bursts` | holds requests that wait for another one's documents |
 //! | this file | the methods for requests |
 
 mod bursts;
@@ -42,7 +42,7 @@ use crate::salt::{Identity, Salts};
 use crate::shared::Shared;
 use crate::usage::PromptUsage;
 
-/// The plugin with one loaded configuration.
+/// One loaded configuration, with the state that its requests share.
 pub struct Plugin {
     config: Config,
     engines: Engines,
@@ -58,16 +58,16 @@ pub struct Plugin {
     salts: Option<Salts>,
     /// The retrieval of documents; `None` if it is not configured.
     retrieval: Option<Retrieval>,
-    /// The requests in flight that others may wait for; `None` if none may.
+    /// The requests in flight that others may wait for; `None` if `bursts` is not configured.
     in_flight: Option<InFlight>,
-    /// The answers whose lost parts are restored; `None` if none are.
+    /// The stored answers, from which later requests are restored; `None` if they are not configured.
     answers: Option<Answers>,
 }
 
-/// The route of a request.
+/// The engine chosen for a request, and the fallbacks.
 pub(crate) struct Route {
     pub(crate) dispatch: Dispatch,
-    /// The value of [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER); `None` if there is one engine.
+    /// The value of [`DESTINATION_HEADER`](crate::engines::DESTINATION_HEADER); `None` if there is no choice.
     pub(crate) destinations: Option<String>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Rewritten {
     pub(crate) route: Route,
     /// The changes to the body's head, made or only proposed.
     pub(crate) head: HeadReport,
-    /// The markers and the body with them; `None` if the engine's cache has none, or the body cannot be read.
+    /// The cache markers, with the body; `None` if the engine's cache has none, or the body cannot be read.
     pub(crate) cut: Option<Cut>,
     /// The ticket for the request's diagnosis; `None` if diagnoses are off, or the body cannot be read.
     pub(crate) miss: Option<Ticket>,
@@ -86,7 +86,7 @@ pub(crate) struct Rewritten {
 /// A body's documents, as known before it is rewritten.
 pub(crate) enum RequestDocuments<'b> {
     Nothing,
-    /// The parsed body, which brings documents.
+    /// The body, already parsed.
     Parsed(Box<Parsed<'b>>),
     /// Documents retrieved for the body.
     Retrieved(Retrieved<'b>),
@@ -109,8 +109,8 @@ impl Plugin {
     }
 
     /// Handles a tick, every [`Plugin::TICK_MS`] and when the plugin has requested one: pushes its requests' updates to
-    /// gateways of other proxies. At full ticks it also applies other workers' updates, so that the next request has few to
-    /// apply, diagnoses forwarded requests, and follows engines' feeds.
+    /// gateways of other proxies, and resumes released requests. At full ticks it also applies other workers' updates,
+    /// so that the next request has few to apply, diagnoses forwarded requests, and follows engines' feeds.
     pub fn on_tick(&self, host: &impl Host) -> Tick {
         let now_ms = host.now_ms();
         let tick = self.clock.tick(now_ms);
@@ -156,7 +156,7 @@ impl Plugin {
         let (Some(said), Some(mut knowledge)) = (said, self.knowledge()) else {
             return;
         };
-        // Entries published earlier are applied first.
+        // Updates that other workers published earlier are applied first.
         knowledge.catch_up(host, &self.metrics, LEARNT_AT_A_TICK);
         for residency in said.messages {
             let update = PeerUpdate::Residency(residency);
@@ -178,7 +178,7 @@ impl Plugin {
         self.retrieval.as_ref()
     }
 
-    /// Returns the kept answers; `None` if no request is changed, or answers are not kept.
+    /// Returns the stored answers; `None` in a dry run, or if answers are not kept.
     pub(crate) fn answers(&self) -> Option<&Answers> {
         (self.answers.as_ref()).filter(|_| self.config.mode == Mode::Order)
     }
@@ -190,7 +190,7 @@ impl Plugin {
         }
     }
 
-    /// Keeps an answer whose response has ended.
+    /// Stores an answer that was read to its end, and counts it.
     pub(crate) fn keep(&self, host: &impl Host, answer: AnswerReader) {
         let kept = self
             .answers
@@ -208,14 +208,14 @@ impl Plugin {
         Identity::new(name, self.salts.as_ref())
     }
 
-    /// Returns whether every request must carry a salt of the gateway, or be refused.
+    /// Returns whether salts are on: a request with a prompt then carries the gateway's salt, or is refused.
     pub(crate) fn is_salted(&self) -> bool {
         self.salts.is_some()
     }
 
-    /// Calls the core for the model in the request's path and records the elapsed time, including lock waits. Other
-    /// workers' updates are applied before, and its own is published afterwards. `None` if the current thread is already
-    /// using the orderer, which no known proxy can cause.
+    /// Calls the core and records the elapsed time, including lock waits. `model` is the one named in the request's
+    /// path. Applies other workers' updates before, and publishes its own afterwards. `None` only if the orderer is
+    /// locked by an outer callback, which no known proxy causes.
     pub(crate) fn rewrite<'b>(
         &self,
         host: &impl Host,
@@ -224,7 +224,7 @@ impl Plugin {
         known: RequestDocuments<'b>,
         model: Option<&str>,
     ) -> Option<Rewritten> {
-        // A body is parsed before anything is locked: in a shell whose requests share a plugin, several are parsed at once.
+        // The body is parsed before anything is locked: shells whose requests share a plugin parse several at once.
         let start = host.now_ns();
         let parsed = known.parsed(body, &self.config.ordering);
         let parsed = parsed.and_then(|parsed| for_model(parsed, model));
@@ -381,7 +381,7 @@ impl Plugin {
         self.settle(host, dispatch, DispatchResult::Answered);
     }
 
-    /// Returns the time for judging engines' health. With one engine it is not needed, so the proxy is not called.
+    /// Returns the time for judging engines' health; 0 with one engine, to save the host call.
     fn now_ms(&self, host: &impl Host) -> u64 {
         if self.engines.are_several() {
             host.now_ms()
@@ -401,7 +401,7 @@ impl Plugin {
         }
     }
 
-    /// Records that another engine than the chosen one received the request, and so holds the documents now.
+    /// Records that another engine than the chosen one received the request, and so computed its documents.
     pub(crate) fn went_to(&self, host: &impl Host, record: &mut OrderingRecord, engine: EngineId) {
         record.redirect(engine);
         if let Some(mut knowledge) = self.knowledge() {
@@ -410,7 +410,7 @@ impl Plugin {
         }
     }
 
-    /// Applies an engine's usage report of a prompt; `record` is that of the core's decision, if there was one.
+    /// Applies an engine's usage report of a prompt; `record` is `None` if the core did not process the request.
     pub(crate) fn counted(
         &self,
         host: &impl Host,
@@ -445,7 +445,7 @@ impl Plugin {
         self.note(|outbox| outbox.add(update));
     }
 
-    /// Locks the feeds; `None` if they are in use. Ticks and responses come on one thread, so that is a nested call.
+    /// Locks the feeds; `None` in a nested callback: ticks and responses to calls come on one thread.
     fn feeds(&self) -> Option<MutexGuard<'_, Vec<Feed>>> {
         self.feeds.try_lock()
     }
@@ -459,7 +459,7 @@ impl Plugin {
         self.misses.lock(|misses| *misses = misses_of(&self.config))
     }
 
-    /// Diagnoses a request that is over, with the engine's usage report, and counts the diagnosis.
+    /// Diagnoses a request that is over, using the engine's usage report, and counts the diagnosis.
     pub(crate) fn missed(
         &self,
         host: &impl Host,
@@ -508,9 +508,9 @@ fn misses_of(config: &Config) -> Misses {
     Misses::new(config.explain, config.ordering.block_tokens())
 }
 
-/// Most entries applied while a request waits, at about three microseconds each.
+/// Most updates applied while a request waits, at about three microseconds each.
 const LEARNT_AT_A_REQUEST: u64 = 256;
-/// Most entries applied at a tick, so that the worker soon returns to its streams.
+/// Most updates applied at a tick, so that the worker soon returns to its streams.
 const LEARNT_AT_A_TICK: u64 = 2048;
 /// Most requests diagnosed at a tick.
 const EXPLAINED_AT_A_TICK: usize = 16;
